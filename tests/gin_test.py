@@ -18,7 +18,7 @@ from palm_mtf.accounting.memory import device_bytes, parameter_slices
 from palm_mtf.checkpoints.writer import removable
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.command_table import COMMANDS
-from palm_mtf.cli.gin_folder import defaults_file, gin_folder, header
+from palm_mtf.cli.gin_folder import defaults_file, gin_folder, read_header
 from palm_mtf.cli.gin_statements import read_file
 from palm_mtf.config import mesh_layout
 from palm_mtf.config.macros import macros_of
@@ -273,7 +273,7 @@ def test_the_paper_recipes_have_the_paper_sizes_batches_and_tokens(
 
 @pytest.mark.parametrize("command", CONFIGURED)
 def test_the_header_of_a_defaults_file_speaks_of_its_command(command):
-  text = "\n".join(header(defaults_file(command)))
+  text = "\n".join(read_header(defaults_file(command)))
   assert f"`palm_mtf {command}`" in text
   assert f"palm_mtf {command} --gin_file=" in text
   required = "what a recipe sets" if command == "plan" else "MODEL_DIR"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import pytest
 
-from palm_mtf.cli.gin_files import loader_of_runs
+from palm_mtf.cli.gin_files import make_run_loader
 from palm_mtf.cli.gin_folder import find_gin_file
 from palm_mtf.cli.gin_statements import read_file as read_gin
 from palm_mtf.data.sources.text_files import TextFiles
@@ -370,7 +370,7 @@ def test_a_dash_is_stdin(path, stdin):
 def test_a_sweep_reads_its_gin_files_for_each_run_and_takes_no_pipe():
   with pipe(b"TRAIN_STEPS = 7\n") as path:
     with pytest.raises(UserError) as info:
-      loader_of_runs([path], [])
+      make_run_loader([path], [])
     assert str(info.value) == (
       f"--gin_file={path}: is a pipe, and a sweep reads its gin files for "
       "every run; write it to a file."

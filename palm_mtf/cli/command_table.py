@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of `palm_mtf`.
 
-A name has one word or two: `data cache` is in the group `data`. The table holds
-only names, so that help imports nothing.
+A command's name has one or two words: `data cache` is in the group `data`. The
+table names functions instead of importing them, so that help imports nothing.
 """
 
 import itertools
@@ -14,30 +14,31 @@ from palm_mtf.errors import UserError, did_you_mean
 
 
 class Command(NamedTuple):
-  """What a command is called with.
+  """A command, its flags and its configuration.
 
   Attributes:
     summary: one line for `palm_mtf --help`.
-    entry_point: dotted path of the function that runs it, by keywords.
-    config: class in palm_mtf.config that gin's macros fill, "" for a command
-      that has only flags. The entry point takes `model_dir` and `config`; its
-      help and its own defaults are in gin/defaults/<name>.gin, where "_" stands
-      for a space.
-    leaves_out: parts of the class that keep their defaults.
+    entry_point: dotted path of the function that runs the command. All its
+      arguments are keywords.
+    config: class in palm_mtf.config that gin's macros fill; "" for a command
+      that has only flags. The entry point takes `model_dir` and `config`. The
+      command's help and defaults are in gin/defaults/<name>.gin, where "_"
+      replaces a space.
+    leaves_out: fields of the class that keep their defaults.
     has_results: whether the entry point takes `as_json`, bool: print results as
       JSON, one object per line.
-    keeps_config: whether the entry point takes `config_files`. It calls this
-      function with the macros that it resolved, and writes what it returns,
-      {file name: text}, into MODEL_DIR.
+    keeps_config: whether the entry point takes `config_files`. The entry point
+      calls this function with the macros that it resolved, and writes the
+      returned {file name: text} into MODEL_DIR.
     starts_runs: whether the entry point takes `load_run`, which makes the
-      settings of a run (gin_files.loader_of_runs).
-    takes_model_dir: whether --model_dir stands for the config.gin in that
-      folder.
-    flags: {flag: keywords of argparse}; one without dashes is positional. The
-      entry point takes each as a keyword.
-    standalone: {flag: (dotted path, help)} of flags that need no configuration.
-      The function takes `hardware_of`, which returns the rates of a CHIP, and
-      `as_json`.
+      settings of a run (gin_files.make_run_loader).
+    takes_model_dir: whether the command has --model_dir, which reads the
+      config.gin in that folder.
+    flags: {flag: keywords for argparse}; a flag without dashes is positional.
+      The entry point takes each flag as a keyword.
+    standalone: {flag: (dotted path, help)} for flags that need no
+      configuration. The function at the path takes `hardware_of`, which returns
+      the rates of a CHIP, and `as_json`.
   """
 
   summary: str
@@ -55,12 +56,12 @@ class Command(NamedTuple):
 def _flag(
   metavar: str | None, description: str, **keywords: Any
 ) -> dict[str, Any]:
-  """Returns keywords of argparse for a flag with a value."""
+  """Returns keywords for argparse: a flag with a value."""
   return {"metavar": metavar, "help": description, **keywords}
 
 
 def _switch(description: str, **keywords: Any) -> dict[str, Any]:
-  """Returns keywords of argparse for a flag without a value."""
+  """Returns keywords for argparse: a flag without a value."""
   return {"action": "store_true", "help": description, **keywords}
 
 
@@ -69,7 +70,7 @@ _ALLOW_ANY_ADDRESS = _switch("permit 0.0.0.0, every address of this host")
 _SERVE_FLAGS = {
   "--listen": _flag(
     "ADDRESS:PORT",
-    "of this host; port 0 is any that is free (default: 127.0.0.1:8000)",
+    "of this host; port 0 selects a free port (default: 127.0.0.1:8000)",
     default="127.0.0.1:8000",
   ),
   "--follow": _switch(
@@ -89,7 +90,7 @@ _SERVE_FLAGS = {
   ),
   "--most_secs": _flag(
     "SECS",
-    "that a request may take; its text ends there (default: 300)",
+    "that a request may take before its text is cut off (default: 300)",
     type=int,
     default=300,
   ),
@@ -98,8 +99,8 @@ _SERVE_FLAGS = {
   ),
   "--allowed_host": _flag(
     "NAME",
-    "answer requests with this name in the header Host too, which "
-    "a proxy sends; may be repeated",
+    "also answer requests that have this name, such as a proxy's, in the "
+    "header Host; may be repeated",
     dest="allowed_hosts",
     action="append",
     default=[],
@@ -130,7 +131,7 @@ COMMANDS = {
     "train a model, or resume its training",
     entry_point="palm_mtf.commands.train.train",
     config="Config",
-    # Its config.gin leaves these to the commands that read it.
+    # Commands that read the run's config.gin set decoding themselves.
     leaves_out=["decode"],
     keeps_config=True,
   ),
@@ -165,12 +166,12 @@ COMMANDS = {
     standalone={
       "--calibrate": (
         "palm_mtf.commands.plan.calibrate",
-        "measure this machine, some seconds, and keep its rates for CHIP = "
+        "measure this machine for some seconds, and store its rates for CHIP = "
         '"measured"',
       ),
       "--table3": (
         "palm_mtf.commands.plan.print_table3",
-        "print PaLM's Table 3, worked out again",
+        "print PaLM's Table 3, recomputed",
       ),
     },
   ),
@@ -203,11 +204,11 @@ COMMANDS = {
       ),
       "--input": _flag(
         "FILE",
-        "prompts, one a line; of a .jsonl file the field prompt",
+        "prompts, one per line; in a .jsonl file, the field prompt",
         dest="input_file",
       ),
       "--interactive": _switch(
-        "ask for prompts; a terminal without prompts asks anyway"
+        "ask for prompts; the default if none is given and stdin is a terminal"
       ),
     },
   ),
@@ -254,8 +255,8 @@ COMMANDS = {
       ),
       "--output": _flag(
         "FOLDER",
-        "what to make: a file of gguf, else a folder; saved_model "
-        "makes one in it for its step",
+        "the path to make: a file for gguf, else a folder; saved_model "
+        "makes a folder in it, named after the step",
         required=True,
       ),
       "--dtype": _flag(
@@ -278,21 +279,20 @@ COMMANDS = {
       ),
       "--vocabulary": _flag(
         "PATH",
-        "the SentencePiece model of its ids (default: "
+        "the model's vocabulary, for SentencePiece (default: "
         "FOLDER/vocabulary.model, which export writes)",
         dest="vocabulary_path",
       ),
     },
   ),
   "data cache": Command(
-    "encode the documents of a run, for all runs",
+    "encode the documents of a run, to be shared by runs",
     entry_point="palm_mtf.commands.data_cache.data_cache",
     config="CorpusConfig",
     has_results=True,
     flags={
       "--verify": _switch(
-        "compare every byte that is there with its hash; encode "
-        "again what is damaged"
+        "compare every stored byte with its hash; encode damaged shards again"
       ),
     },
   ),
@@ -321,7 +321,7 @@ COMMANDS = {
     flags={"model_dir": _MODEL_DIR},
   ),
   "checkpoints compare": Command(
-    "print in what two checkpoints differ",
+    "print how two checkpoints differ",
     has_results=True,
     entry_point="palm_mtf.commands.checkpoints.compare",
     flags={
@@ -343,12 +343,12 @@ COMMANDS = {
         "N", "how many of the newest stay", type=int, required=True
       ),
       "--keep_every_steps": _flag(
-        "M", "those whose step is a multiple of M stay too", type=int
+        "M", "also keep steps that are multiples of M", type=int
       ),
     },
   ),
   "vocab": Command(
-    "train a vocabulary of your own",
+    "train a vocabulary on your text",
     has_results=True,
     entry_point="palm_mtf.commands.vocab.vocab",
     flags={
@@ -367,7 +367,7 @@ COMMANDS = {
       "--sample_characters": _flag(
         "N",
         "characters of the text to learn from, chosen by a hash "
-        "(default: 4,096 a piece, from 8 to 67 million, or as many as need "
+        "(default: 4,096 per piece, from 8 to 67 million, or as many as need "
         "4 GB of memory)",
         type=int,
       ),
@@ -391,7 +391,7 @@ COMMANDS = {
     flags={
       "--listen": _flag(
         "ADDRESS:PORT",
-        "of this host; port 0 is any that is free (default: 127.0.0.1:0)",
+        "of this host; port 0 selects a free port (default: 127.0.0.1:0)",
         default="127.0.0.1:0",
       ),
       "--devices": _flag(
@@ -399,19 +399,19 @@ COMMANDS = {
       ),
       "--threads": _flag(
         "N",
-        "that share an operation's work, as many in all servers "
-        "(default: one for each core)",
+        "that share an operation's work; must be the same in all servers "
+        "(default: one per core)",
         type=int,
       ),
       "--allow_any_address": _ALLOW_ANY_ADDRESS,
     },
   ),
   "report": Command(
-    "draw what runs logged: one HTML page, of one run or several",
+    "draw what one run or several logged, as one HTML page",
     entry_point="palm_mtf.commands.report.report",
     flags={
       "model_dirs": _flag(
-        "MODEL_DIR", "of a run; several are compared", nargs="+"
+        "MODEL_DIR", "of a run; give several to compare them", nargs="+"
       ),
       "--output": _flag(
         "FILE", "the page to write (default: report.html in MODEL_DIR)"
@@ -419,12 +419,12 @@ COMMANDS = {
     },
   ),
   "doctor": Command(
-    "print versions and devices, and what to mend",
+    "print versions, devices, and problems with their fixes",
     has_results=True,
     entry_point="palm_mtf.cli.doctor.main",
     flags={
       "--measure": _switch(
-        "measure the rates of products and of memory, some seconds"
+        "measure the rates of matrix products and memory for some seconds"
       ),
     },
   ),
@@ -432,14 +432,14 @@ COMMANDS = {
 
 
 def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
-  """Splits the name of a command, or of a group, from what follows it.
+  """Splits the name of a command, or of a group, from the other arguments.
 
-  The name is "" where the first argument is a flag.
+  The name is "" if the first argument is a flag.
 
   Raises:
-    UserError: no command has this name; names the nearest one.
+    UserError: if no command has this name; suggests the nearest name.
   """
-  # At most two words before the first flag can be a name.
+  # A name has at most two words, before the first flag.
   words = list(
     itertools.takewhile(lambda x: not x.startswith("-"), arguments[:2])
   )
@@ -447,15 +447,15 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   if not words or name in COMMANDS or commands_in(name):
     return name, list(arguments[len(words) :])
   group = words[0]
-  # In a known group only its commands can be meant.
+  # If the group exists, suggest only its commands.
   known = commands_in(group) if len(words) == 2 else {}
   if not known:
-    if group in COMMANDS:  # a wrong argument follows, not a wrong name
+    if group in COMMANDS:  # the second word is an argument, not part of a name
       return group, list(arguments[1:])
     known = COMMANDS
     if not did_you_mean(name, (x for x in COMMANDS if " " in x)):
       name = group
-  # The names of groups can be near to a misspelt first word.
+  # A misspelt first word may be near to the name of a group.
   names = dict.fromkeys([*known, *(each.split(" ")[0] for each in known)])
   raise UserError(
     f'unknown command "{name}"{did_you_mean(name, names)}. '
@@ -464,7 +464,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def commands_in(group: str) -> dict[str, Command]:
-  """Returns the commands of two words whose first is `group`, or all for ""."""
+  """Returns the two-word commands in `group`, or all commands if it is ""."""
   return {
     name: command
     for name, command in COMMANDS.items()

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What makes gin strict: a setting that would have no effect is an error.
+"""Makes gin strict: a setting that would have no effect is an error.
 
-Names are followed without importing anything. Code outside palm_mtf may call
-its own functions where no gin file shows it, so bindings to it always count as
-used.
+The checks resolve names without importing modules. Code outside palm_mtf may
+call functions that no gin file mentions, so a binding to such code always
+counts as used.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from palm_mtf.cli.gin_statements import (
 from palm_mtf.config.macros import MISSING
 from palm_mtf.errors import UserError, did_you_mean
 
-# The parameter of tasks/code.py that permits programs that a model writes.
+# The parameter of tasks/code.py that permits running programs of the model.
 _PERMISSION = ".programs"
 
 
 def is_own(path: str) -> bool:
-  """Whether a dotted path lies in palm_mtf; its tasks count as outside code."""
+  """Whether a dotted path is in palm_mtf, but not in palm_mtf.tasks."""
   return f"{path}.".startswith("palm_mtf.") and not (
     f"{path}.".startswith("palm_mtf.tasks.")
   )
@@ -43,15 +43,15 @@ def split(
   `AdafactorConfig.learning_rate = 0.01` sets the macro LEARNING_RATE.
 
   Args:
-    statements: statements of all files in their order, and the command line.
+    statements: statements of all files and of the command line, in order.
     known: every macro of every command.
 
   Returns:
     {macro: its last setting}, and the last setting of each parameter.
 
   Raises:
-    UserError: no macro stands for a parameter of ours, or no import provides
-      a name.
+    UserError: if a parameter of palm_mtf has no macro, or no import provides a
+      name.
   """
   statements = list(statements)
   paths = _read_imports(statements)
@@ -79,19 +79,19 @@ def split(
     elif not path:  # "NAME = value" sets a macro
       macros[each.name] = each
     elif not _is_of_an_earlier_version(each, paths):
-      setting = _as_macro(each, path, known)
+      setting = _make_macro_setting(each, path, known)
       macros[setting.name] = setting
   return macros, tuple(bindings.values())
 
 
 def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
-  """Returns the dotted path of each name that the imports of all files bind."""
+  """Returns {name that an import in any file binds: its dotted path}."""
   imports: dict[str, Import] = {}
   for new in statements:
     if not isinstance(new, Import):
       continue
     old = imports.setdefault(new.name, new)
-    # Runs of earlier versions import our modules by earlier paths.
+    # config.gin of earlier versions may import our modules by their old paths.
     if old.path != new.path and not (is_own(old.path) and is_own(new.path)):
       raise UserError(
         f'{new.origin}: {new.statement}: "{new.name}" is already {old.path} '
@@ -103,7 +103,7 @@ def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
 def _find_path(selector: str, paths: Mapping[str, str]) -> str:
   """Returns the dotted path that `selector` stands for in any file, or ""."""
   root, dot, rest = selector.partition(".")
-  if root == "gin":  # gin.singleton and its like
+  if root == "gin":  # such as gin.singleton
     return selector
   if root in paths:
     return paths[root] + dot + rest
@@ -114,7 +114,7 @@ def _find_path(selector: str, paths: Mapping[str, str]) -> str:
 
 @functools.cache
 def _classes_of_settings() -> dict[str, frozenset[str]]:
-  """Returns the names of the macros that each class of settings reads."""
+  """Returns {class of settings: the macros that it reads}."""
 
   def walk(settings: type) -> Iterator[tuple[str, frozenset[str]]]:
     fields = dataclasses.fields(settings)
@@ -129,8 +129,10 @@ def _classes_of_settings() -> dict[str, frozenset[str]]:
   return dict(walk(config.ConfigOfSweep))
 
 
-def _as_macro(setting: Setting, path: str, known: Collection[str]) -> Setting:
-  """Returns the setting of the macro that a parameter of ours stands for."""
+def _make_macro_setting(
+  setting: Setting, path: str, known: Collection[str]
+) -> Setting:
+  """Turns the setting of a parameter of palm_mtf into that of its macro."""
   macro = setting.name.upper()
   classes = _classes_of_settings()
   readers = [name for name, macros in classes.items() if macro in macros]
@@ -149,10 +151,11 @@ def _as_macro(setting: Setting, path: str, known: Collection[str]) -> Setting:
 def _is_of_an_earlier_version(
   setting: Setting, paths: Mapping[str, str]
 ) -> bool:
-  """Whether a run's config.gin had this line when macros were bound in gin.
+  """Whether earlier versions wrote this line to a run's config.gin.
 
-  Its macro says the same today: `config.PalmConfig.d_ff = %D_FF`, or
-  `train.train.model = @config.PalmConfig()`.
+  Such a line only passes on a macro, for example
+  `config.PalmConfig.d_ff = %D_FF` or `train.train.model =
+  @config.PalmConfig()`, so it has no effect today.
   """
   value = setting.value
   if isinstance(value, Reference):
@@ -161,24 +164,24 @@ def _is_of_an_earlier_version(
 
 
 def _advise(setting: Setting, known: Collection[str]) -> str:
-  """Returns what to write instead of a parameter of ours."""
+  """Returns advice: what to write instead of a parameter of palm_mtf."""
   macro = setting.name.upper()
   if setting.selector and macro in known:
     return f"set {macro} = {format_value(setting.value)} instead"
-  # A reference stands for a part of ours, which no macro replaces.
+  # A reference makes an object of palm_mtf, which no macro replaces.
   is_value = setting.selector and not isinstance(setting.value, Reference)
   return "set a macro instead" + (did_you_mean(macro, known) * bool(is_value))
 
 
 def check_runs_no_code(statements: Iterable[Statement]) -> None:
-  """Raises UserError unless a run's config.gin is data.
+  """Raises UserError unless a run's config.gin is only data.
 
-  It may set macros, and parameters of palm_mtf.tasks, to literals. An import
-  runs a module, a reference calls a function of any module, and a parameter
-  permits programs that the model writes.
+  The file may set macros, and parameters of palm_mtf.tasks, to literals. But an
+  import runs a module, a reference calls a function of any module, and one
+  parameter permits running programs that the model writes.
 
   Args:
-    statements: statements of the file, which may be a stranger's.
+    statements: statements of the file, which a stranger may have written.
   """
   statements = list(statements)
   paths = _read_imports(statements)
@@ -197,8 +200,8 @@ def check_runs_no_code(statements: Iterable[Statement]) -> None:
         is_data &= not path.endswith(_PERMISSION)
     if not is_data:
       raise UserError(
-        f"{each.origin}: {what}: runs or permits code of whoever wrote this "
-        "run; if you trust them, add --trust_config."
+        f"{each.origin}: {what}: runs or permits code from the author of this "
+        "run; if you trust the author, add --trust_config."
       )
 
 
@@ -211,10 +214,10 @@ def check_known(
 
   Args:
     macros: the macros that are set.
-    settings: whatever may refer to a macro.
+    settings: settings whose values may refer to macros.
     known: every macro of every command.
   """
-  # A macro of the user's own is known where something refers to it.
+  # A macro that the user defines is known if a setting refers to it.
   asked = set(known)
   for setting in settings:
     names = list(names_in(setting.value))
@@ -234,13 +237,13 @@ def check_known(
       )
 
 
-def reached(
+def find_reached(
   settings: Iterable[Setting], macros: Mapping[str, Setting]
 ) -> dict[str, Setting]:
-  """Returns the macros that the values of `settings` refer to.
+  """Returns the macros that the values of `settings` refer to, at any depth.
 
   Raises:
-    UserError: a macro is not set, or macros refer to each other in a circle.
+    UserError: if a macro is not set, or macros refer to each other in a circle.
   """
   found: dict[str, Setting] = {}
 
@@ -256,19 +259,19 @@ def reached(
       if each.name not in macros:
         raise UserError(
           f"{setting.cited}: {each.name} is not set"
-          f"{did_you_mean(each.name, macros)}; pass {_flag(each.name)}"
+          f"{did_you_mean(each.name, macros)}; pass {_format_flag(each.name)}"
         )
       found[each.name] = macros[each.name]
       follow(macros[each.name], (*circle, each.name))
 
-  # Depth first: `circle` is the path from the setting that asked.
+  # The search is depth first; `circle` is the path from the current setting.
   for setting in settings:
     follow(setting, () if setting.selector else (setting.name,))
   return found
 
 
 def check_required(macros: Mapping[str, Setting]) -> None:
-  """Raises UserError for macros without a default that nothing sets."""
+  """Raises UserError for macros that have no default and are not set."""
   unset = [name for name, x in macros.items() if x.value is MISSING]
   if len(unset) > 3:
     raise UserError(
@@ -278,10 +281,10 @@ def check_required(macros: Mapping[str, Setting]) -> None:
   if unset:
     raise UserError(
       f"{' and '.join(unset)} {'are' if len(unset) > 1 else 'is'} not set; "
-      f"pass {' '.join(map(_flag, unset))}"
+      f"pass {' '.join(map(_format_flag, unset))}"
     )
 
 
-def _flag(macro: str) -> str:
+def _format_flag(macro: str) -> str:
   is_text = macro.endswith(("_DIR", "_FILES"))
   return f"--gin.{macro}=" + ("'\"...\"'" if is_text else "...")

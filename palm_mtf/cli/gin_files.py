@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strict gin: one effective configuration with the origin of every value.
 
-Every field of `config.Config` is a macro. Its value is, later over earlier: the
-field's default, what defaults/<command>.gin sets, the user's files in their
-order, the command line. Whatever would have no effect is an error
-(gin_checks.py). The result is one flat text: `--print_config` prints it, the
-run keeps it as MODEL_DIR/config.gin, and it is a `--gin_file` that gives the
-same again, to every command. How single files are read is in gin_statements.py.
+Every field of `config.Config` is a macro. Its value comes from the last of
+these that sets it: the field's default, defaults/<command>.gin, the user's
+files in order, the command line. A setting without an effect is an error
+(gin_checks.py). The result is one flat gin file: `--print_config` prints it, a
+run stores it as MODEL_DIR/config.gin, and passing it as `--gin_file` to any
+command gives the same configuration. gin_statements.py reads single files.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from palm_mtf.cli.gin_statements import (
 )
 from palm_mtf.cli.user_values import (
   check_characters,
-  computed_data,
+  convert_to_data,
   import_modules,
 )
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
@@ -52,16 +52,16 @@ DEFAULT = "default"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Configuration:
-  """What one command will do: read and checked by `load`, not yet built.
+  """The settings of one command, which `load` has read and checked.
 
   Attributes:
     config_class: class in palm_mtf.config that the command takes.
-    leaves_out: its parts that keep their defaults.
-    imports: the user's modules, in order.
-    macros: every macro that the command uses, by name.
-    bindings: parameters of the user's own functions.
-    asked: the command line, for the head of the text.
-    implied: macros that follow from CHIP, which the user did not set.
+    leaves_out: fields of the class that keep their defaults.
+    imports: imports of the user's modules, in order.
+    macros: {name: setting} of every macro that the command uses.
+    bindings: settings of parameters of the user's own functions.
+    asked: the command line, for the first line of config.gin.
+    implied: macros that the user did not set and that follow from CHIP.
   """
 
   config_class: type
@@ -72,19 +72,20 @@ class Configuration:
   asked: str
   implied: Collection[str]
 
-  def effective_text(self) -> str:
-    """Returns one gin file that gives the same configuration again."""
-    lines = [f"# {self.asked}".replace("\n", " "), *self._imports()]
-    # Macros first: gin resolves names in any order, people read from the top.
+  def format_effective(self) -> str:
+    """Returns the text of one gin file that gives the same configuration."""
+    lines = [f"# {self.asked}".replace("\n", " "), *self._format_imports()]
+    # Macros come first for human readers; gin accepts any order.
     for group in (self.macros.values(), self.bindings):
       lines.append("")
       for each in group:
-        # A comment: with another CHIP the file gives what follows from that.
+        # Comment out what follows from CHIP, so that a user who changes CHIP in
+        # the file gets the other chip's values.
         mark = "# " if each.name in self.implied else ""
         lines.append(f"{mark}{each}  # {each.origin}")
     return "\n".join(lines).rstrip() + "\n"
 
-  def _imports(self) -> list[str]:
+  def _format_imports(self) -> list[str]:
     statements = dict.fromkeys(each.statement for each in self.imports)
     return ["from __gin__ import dynamic_registration", *statements]
 
@@ -92,23 +93,23 @@ class Configuration:
     """Imports the user's modules; returns MODEL_DIR and the configuration.
 
     Raises:
-      UserError: an import, a name or a value in the user's files is wrong.
+      UserError: if an import, a name or a value in the user's files is wrong.
     """
-    values = self._values()
+    values = self._compute_values()
     return values["MODEL_DIR"], from_macros(
       self.config_class, values, self.leaves_out
     )
 
   def config_files(self, **resolved: object) -> dict[str, str]:
-    """What MODEL_DIR keeps of the configuration: file name -> text.
+    """Returns {name: text} of the gin files that training writes to MODEL_DIR.
 
-    `config.gin` is what was asked. `operative_config.gin` has values in place
-    of references to macros, and of "auto".
+    `config.gin` has the values as the user gave them. In `operative_config.gin`
+    references to macros and "auto" are replaced by values.
 
     Args:
       **resolved: values that the command chose for macros that were "auto".
     """
-    operative = self._operative()
+    operative = self._make_operative()
     macros = dict(operative.macros)
     for name, value in resolved.items():
       if macros[name].value != value:
@@ -116,116 +117,123 @@ class Configuration:
         macros[name] = Setting(name=name, value=value, origin=origin)
     operative = dataclasses.replace(operative, macros=macros)
     return {
-      "config.gin": self.effective_text(),
-      "operative_config.gin": operative.effective_text(),
+      "config.gin": self.format_effective(),
+      "operative_config.gin": operative.format_effective(),
     }
 
-  def values_text(self) -> str:
-    """Returns a gin file of the values alone, without where they were set."""
+  def format_values(self) -> str:
+    """Returns the text of a gin file with values, without their origins."""
     settings = [
-      x for x in self._operative().macros.values() if x.name not in self.implied
+      x
+      for x in self._make_operative().macros.values()
+      if x.name not in self.implied
     ]
-    lines = [*self._imports(), *map(str, [*settings, *self.bindings])]
+    lines = [*self._format_imports(), *map(str, [*settings, *self.bindings])]
     return "\n".join(lines) + "\n"
 
-  def _operative(self) -> "Configuration":
-    """Returns the same with values in the places of references to macros."""
+  def _make_operative(self) -> "Configuration":
+    """Returns a copy whose references to macros are replaced by values."""
     macros = {
-      name: dataclasses.replace(setting, value=self._literal(setting.value))
+      name: dataclasses.replace(
+        setting, value=self._resolve_macros(setting.value)
+      )
       for name, setting in self.macros.items()
     }
     return dataclasses.replace(self, macros=macros)
 
-  def located(self, message: str) -> str:
-    """Adds where a macro was set to a message that begins "MACRO = "."""
+  def add_location(self, message: str) -> str:
+    """Adds to a message that begins "MACRO = " where the macro is set."""
     setting = self.macros.get(message.partition(" = ")[0])
     if (
       not setting
       or setting.origin == DEFAULT
-      or message.startswith(setting.cited)  # and says so itself
+      or message.startswith(setting.cited)  # which includes the place
     ):
       return message
     return f"{message} ({setting.name} is set {setting.place})"
 
   def check_values(self) -> None:
-    """Computes the values that the user's own functions give, if any do.
+    """Calls the user's own functions, if the configuration refers to any.
 
     Raises:
-      UserError: an import, a name or a function in the user's files is wrong.
+      UserError: if an import, a name or a function in the user's files is
+        wrong.
     """
     if self._needs_gin:
-      self._values()
+      self._compute_values()
 
   @property
   def _needs_gin(self) -> bool:
-    # Only the user's own functions and constants are left to gin.
-    return any(names_in([*self._literals().values()]))
+    # gin resolves only references to the user's functions and constants.
+    return any(names_in([*self._resolve_all().values()]))
 
-  def _values(self) -> dict[str, object]:
-    """Returns the value of every macro."""
-    values = self._literals()
+  def _compute_values(self) -> dict[str, object]:
+    """Returns {macro: its value}."""
+    values = self._resolve_all()
     parts = {x.name for x in dataclasses.fields(self.config_class)}
     reads_data = "data" in parts
     if self._needs_gin or reads_data:
-      import_modules(self.imports)  # which makes tasks known, too
+      import_modules(self.imports)  # this also registers SeqIO tasks
     if self._needs_gin or (reads_data and self.bindings):
       self._bind()
-      computed = self._computed(values)
+      computed = self._call_functions(values)
       values |= computed
-      if "CHIP" in computed:  # which `load` did not know
-        chip = chip_settings(computed["CHIP"])
+      if "CHIP" in computed:  # `load` did not know the chip
+        chip = read_chip(computed["CHIP"])
         values |= {x: chip[x].value for x in chip.keys() & self.implied}
     for name, value in values.items():
       check_characters(self.macros[name], value)
     return values
 
-  def _literals(self) -> dict[str, object]:
-    """Returns every macro's value with those of other macros in their places.
+  def _resolve_all(self) -> dict[str, object]:
+    """Returns {macro: value}, with references to macros replaced.
 
-    References and constants in it stay, for gin.
+    References to functions and constants stay; gin resolves them.
     """
     literals = {}
     for name, setting in self.macros.items():
       try:
-        literals[name] = self._literal(setting.value)
-      except TypeError:  # {%NAME: 1}, where NAME is a list
+        literals[name] = self._resolve_macros(setting.value)
+      except TypeError:  # {%NAME: 1} if NAME is a list
         raise UserError(
           f"{setting.cited}: a list or a dict cannot be the key of a dict."
         ) from None
     return literals
 
-  def _literal(self, value: object) -> object:
-    """Returns a value with the values of macros in their places."""
+  def _resolve_macros(self, value: object) -> object:
+    """Returns a value in which references to macros are replaced."""
     if isinstance(value, Macro) and value.name in self.macros:
-      return self._literal(self.macros[value.name].value)
+      return self._resolve_macros(self.macros[value.name].value)
     if isinstance(value, dict):
       pairs = value.items()
-      return {self._literal(k): self._literal(v) for k, v in pairs}
+      return {
+        self._resolve_macros(k): self._resolve_macros(v) for k, v in pairs
+      }
     if isinstance(value, (list, tuple)):
-      return type(value)(self._literal(each) for each in value)
+      return type(value)(self._resolve_macros(each) for each in value)
     return value
 
   def _bind(self) -> None:
-    """Lets gin read the configuration, in which it looks up every name."""
+    """Passes the configuration to gin, which looks up every name."""
     import gin
 
-    # gin's state is the process's: what an earlier command bound goes.
+    # gin's state is global, so clear the bindings of an earlier command.
     gin.clear_config()
     for setting in [*self.macros.values(), *self.bindings]:
       if setting.name not in self.implied:
         with user_code(setting.cited):
-          # gin looks up names among the imports of the same text.
-          gin.parse_config([*self._imports(), str(setting)])
+          # gin finds only names that the same text imports.
+          gin.parse_config([*self._format_imports(), str(setting)])
 
-  def _computed(self, values: Mapping[str, object]) -> dict[str, object]:
-    """Lets gin call the user's functions; returns the values that need it."""
+  def _call_functions(self, values: Mapping[str, object]) -> dict[str, object]:
+    """Has gin call the user's functions; returns {macro: value} for these."""
     import gin
 
     computed, macro = {}, gin.get_configurable("gin.macro")
     fields = {"MODEL_DIR", *macros_of(self.config_class, self.leaves_out)}
     left = [self.macros[name] for name, x in values.items() if any(names_in(x))]
-    # A macro with a function comes before macros that refer to it, so that an
-    # error names the former.
+    # Compute macros that call functions before macros that refer to them, so
+    # that an error names the macro that calls the function.
     left.sort(
       key=lambda x: all(isinstance(y, Macro) for y in names_in(x.value))
     )
@@ -234,7 +242,7 @@ class Configuration:
       with user_code(setting.cited), gin.config_scope(setting.name):
         value = macro()
       if setting.name in fields:
-        value = computed_data(setting, value)
+        value = convert_to_data(setting, value)
       computed[setting.name] = value
     return computed
 
@@ -253,18 +261,18 @@ def load(
 
   Args:
     command: name of a command that gin configures, such as "data cache".
-    gin_files: the user's files, later over earlier.
-    bindings: "NAME=VALUE" texts over all files, later over earlier.
-    asked: the command line, to be kept at the head of the text.
-    model_dir: MODEL_DIR of a training run, whose config.gin comes before
+    gin_files: the user's files; a later file overrides an earlier one.
+    bindings: "NAME=VALUE" texts, which override all files.
+    asked: the command line, for the first line of config.gin.
+    model_dir: MODEL_DIR of a training run, whose config.gin is read before
       `gin_files`; None for no run.
     trust_config: whether the run's config.gin may run code; otherwise it has to
       be data (gin_checks.check_runs_no_code).
-    over: settings over all of these, such as the settings of one run of a
-      sweep.
+    over: settings that override all of these, such as the settings of one run
+      of a sweep.
 
   Raises:
-    UserError: the first thing that is wrong, in one line.
+    UserError: if anything is wrong; the message is about the first fault.
   """
   statements = read_file(defaults_file(command))
   if model_dir:
@@ -272,34 +280,34 @@ def load(
     if not trust_config:
       gin_checks.check_runs_no_code(of_run)
     statements += of_run
-    # The folder may have moved; the prompts were for the end of training.
+    # The folder may have moved, and PROMPTS is for the end of training.
     bindings = [f"MODEL_DIR={model_dir!r}", "PROMPTS=[]", *bindings]
   for name in gin_files:
     statements += read_file(find_gin_file(name))
   statements += read_command_line(bindings)
   statements += over
   defaults = {"MODEL_DIR": MISSING, **macros_of(config.ConfigOfSweep)}
-  # Every macro of every command is known: a file may serve several commands.
+  # Accept the macros of every command, because commands may share a file.
   given, foreign = gin_checks.split(statements, defaults)
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
   chip = Macro("CHIP")
-  for _ in given:  # no more steps than macros: macros may refer in a circle
+  for _ in given:  # not "while", because macros may refer in a circle
     if isinstance(chip, Macro) and chip.name in given:
       chip = given[chip.name].value
-  given = chip_settings(chip) | given
+  given = read_chip(chip) | given
   config_class = getattr(config, COMMANDS[command].config)
   leaves_out = COMMANDS[command].leaves_out
   fields = macros_of(config_class, leaves_out)
   used = _add_defaults(given, {"MODEL_DIR": MISSING, **fields})
   gin_checks.check_required(used)
-  # What their values refer to is used too.
+  # Macros that these values refer to are used too.
   every = given | {
     name: setting
     for name, setting in _add_defaults(given, defaults).items()
     if setting.value is not MISSING
   }
-  used |= gin_checks.reached([*used.values(), *foreign], every)
+  used |= gin_checks.find_reached([*used.values(), *foreign], every)
   return Configuration(
     config_class=config_class,
     leaves_out=leaves_out,
@@ -318,7 +326,7 @@ def load(
 def _add_defaults(
   given: Mapping[str, Setting], defaults: Mapping[str, object]
 ) -> dict[str, Setting]:
-  """Returns the setting of each macro of `defaults`: given, or the default."""
+  """Returns, for each macro of `defaults`, the given or the default setting."""
   return {
     name: given.get(name, Setting(name=name, value=value, origin=DEFAULT))
     for name, value in defaults.items()
@@ -326,7 +334,6 @@ def _add_defaults(
 
 
 def _read_run(model_dir: str) -> list[Statement]:
-  """Reads the config.gin of a training run."""
   file = ModelDir(model_dir).config
   if not os.path.isfile(file):
     raise UserError(
@@ -349,11 +356,11 @@ def load_run(
   Args:
     command: name of the command.
     model_dir: MODEL_DIR of a training run.
-    macros: values over the values of the run, by macro.
+    macros: {macro: value} that override the run's values.
     trust_config: whether the run's config.gin may run code.
 
   Raises:
-    UserError: the first thing that is wrong, in one line.
+    UserError: if anything is wrong; the message is about the first fault.
   """
   model_dir, settings = load(
     command,
@@ -365,23 +372,23 @@ def load_run(
   return model_dir, dataclasses.replace(settings, model=model)
 
 
-def loader_of_runs(
+def make_run_loader(
   files: Sequence[str], bindings: Sequence[str]
 ) -> Callable[[str, Mapping[str, object]], tuple[config.Config, str]]:
   """Returns a function that makes the settings of one run of a sweep.
 
   Args:
-    files: gin files of the sweep, later over earlier.
-    bindings: "NAME=VALUE" texts over all files.
+    files: gin files of the sweep; a later file overrides an earlier one.
+    bindings: "NAME=VALUE" texts, which override all files.
 
   Returns:
-    A function of the place where macros were set, for messages, and of
-    {macro: value} over the values of the sweep. It returns the settings of a
-    training run, and a gin file that gives them again; it raises UserError
-    where they do not fit together.
+    A function with two arguments: the place where macros were set, for
+    messages, and {macro: value} that override the sweep's values. The function
+    returns the settings of a training run and the text of a gin file with the
+    same settings. It raises UserError if the settings do not fit together.
 
   Raises:
-    UserError: a file is a pipe, which only one of the runs could read.
+    UserError: if a file is a pipe, which only one of the runs could read.
   """
   for name in files:
     if not os.path.isfile(find_gin_file(name)):
@@ -405,25 +412,25 @@ def loader_of_runs(
     try:
       _, settings = configuration.build()
     except UserError as error:
-      raise UserError(configuration.located(str(error))) from error
-    return settings, configuration.values_text()
+      raise UserError(configuration.add_location(str(error))) from error
+    return settings, configuration.format_values()
 
   return load_one
 
 
-def chip_settings(chip: object) -> dict[str, Setting]:
-  """Returns the settings of a CHIP's file by macro, {} without a file."""
+def read_chip(chip: object) -> dict[str, Setting]:
+  """Returns {macro: setting} from the file of a CHIP; {} if it has no file."""
   if chip == "measured":
-    return _measured_settings()
+    return _read_measured_chip()
   path = gin_folder() / "hardware" / f"{chip}.gin"
-  # CHIP may be any value that a gin file can hold, also a path.
+  # CHIP may be any value that a gin file can hold, including a path.
   is_name = isinstance(chip, str) and re.fullmatch(r"\w{1,50}", chip)
   if not is_name or not path.is_file():
     return {}
   return {x.name: x for x in read_file(path) if isinstance(x, Setting)}
 
 
-def _measured_settings() -> dict[str, Setting]:
+def _read_measured_chip() -> dict[str, Setting]:
   path = measured_hardware()
   content = read_cached(path)
   if content is None:
@@ -440,6 +447,6 @@ def _measured_settings() -> dict[str, Setting]:
 
 
 def hardware_of(chip: str) -> config.HardwareConfig:
-  """Returns the rates of a chip of gin/hardware."""
-  settings = chip_settings(chip).values()
+  """Returns the rates of a chip, which a file in gin/hardware sets."""
+  settings = read_chip(chip).values()
   return config.HardwareConfig(**{x.name.lower(): x.value for x in settings})

@@ -1,10 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What gin files and the command line say, statement by statement.
+"""Parses gin files and the command line into statements.
 
-gin's own parser reads them, but nothing is imported, bound or called: a
-reference stays a name, and every statement keeps its origin, "file:line" or
-"command line". Includes are read in place. gin_files.py merges and judges.
+gin's own parser reads the text, but nothing is imported, bound or called: a
+reference stays a name. Every statement keeps its origin, "file:line" or
+"command line". An included file is read in place. gin_files.py merges and
+checks the statements.
 """
 
 import ast
@@ -17,12 +18,12 @@ from pathlib import Path
 
 from gin import config_parser
 
-from palm_mtf.cli.gin_folder import find_include, shown
+from palm_mtf.cli.gin_folder import find_include, shorten_path
 from palm_mtf.errors import UserError
 from palm_mtf.user_text import read_text
 
 COMMAND_LINE = "command line"
-_MOST_SHOWN = 200  # characters of a line
+_MOST_SHOWN = 200  # characters of a line that an error quotes
 _GINS_FUNCTIONS = {"constant", "macro", "singleton"}
 _GINS_MACROS = {"gin.constant", "gin.macro"}  # @NAME/gin.macro() is %NAME
 _PYTHON_WORDS = {"true": "True", "false": "False", "none": "None"}
@@ -30,7 +31,7 @@ _PYTHON_WORDS = {"true": "True", "false": "False", "none": "None"}
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """`@scope/selector` or, called, `@scope/selector()`."""
+  """`@scope/selector`, or `@scope/selector()` if `called`."""
 
   scope: str
   selector: str
@@ -63,19 +64,19 @@ class Setting:
 
   @property
   def key(self) -> str:
-    """The left-hand side, as it was written."""
+    """The left-hand side, as in the file."""
     name = f"{self.selector}.{self.name}" if self.selector else self.name
     return f"{self.scope}/{name}" if self.scope else name
 
   @property
   def place(self) -> str:
-    """The origin, in a sentence."""
+    """The origin with a preposition, for a message."""
     line = self.origin == COMMAND_LINE
     return "on the command line" if line else f"in {self.origin}"
 
   @property
   def cited(self) -> str:
-    """The setting and its origin, to begin an error."""
+    """The setting and its origin, for the beginning of an error message."""
     return f"{self} ({self.origin})"
 
   def __str__(self):
@@ -97,14 +98,14 @@ Statement = Setting | Import
 
 
 class _Names(config_parser.ParserDelegate):
-  """Keeps references and macros as names."""
+  """Tells gin's parser to keep references and macros as names."""
 
   def configurable_reference(self, scoped_configurable_name, evaluate):
     scope, selector = config_parser.parse_scoped_selector(
       scoped_configurable_name
     )
-    selector = _whole_selector(selector)
-    if selector in _GINS_MACROS and evaluate:  # the same at length
+    selector = _complete_selector(selector)
+    if selector in _GINS_MACROS and evaluate:  # the long form of %NAME
       return Macro(scope)
     return Reference(scope, selector, evaluate)
 
@@ -113,7 +114,7 @@ class _Names(config_parser.ParserDelegate):
 
 
 class _Parser(config_parser.ConfigParser):
-  """gin's parser, but -%NAME is an error, where gin reads it as %NAME."""
+  """gin's parser, except that -%NAME is an error; gin reads it as %NAME."""
 
   def parse_value(self):
     first = self.current_token
@@ -124,13 +125,13 @@ class _Parser(config_parser.ConfigParser):
     return value
 
 
-def _whole_selector(selector: str) -> str:
-  """Returns a selector with the module of gin's own functions."""
+def _complete_selector(selector: str) -> str:
+  """Adds the module "gin" to the name of one of gin's own functions."""
   return f"gin.{selector}" if selector in _GINS_FUNCTIONS else selector
 
 
 def format_value(value: object) -> str:
-  """Writes a value as gin reads it, with double quotes where that is easy."""
+  """Formats a value for a gin file, with double quotes if possible."""
   if isinstance(value, (list, tuple)):
     inner = ", ".join(map(format_value, value))
     if isinstance(value, list):
@@ -158,60 +159,59 @@ def names_in(value: object) -> Iterator[Reference | Macro]:
 
 
 def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
-  """Reads a gin file and, in place, everything that it includes."""
-  # gin itself would recurse without end.
+  """Reads a gin file and, in place, the files that it includes."""
+  # gin itself would recurse endlessly.
   if path in including:
-    circle = " -> ".join(shown(p) for p in (*including, path))
+    circle = " -> ".join(shorten_path(p) for p in (*including, path))
     raise UserError(f"{circle}: gin files include each other in a circle.")
-  text = read_text(str(path), shown(path), needed=None)
-  # Lines end as in Python's own files, whose grammar gin has.
+  text = read_text(str(path), shorten_path(path), needed=None)
+  # Accept the same line ends as Python, because gin's grammar is Python's.
   text = text.replace("\r\n", "\n").replace("\r", "\n")
   text = text.replace("\n\ufeff", "\n")
   statements: list[Statement] = []
-  for statement in _parse(text, lambda line: f"{shown(path)}:{line}"):
+  for statement in _parse(text, lambda line: f"{shorten_path(path)}:{line}"):
     if isinstance(statement, config_parser.IncludeStatement):
       line = statement.location.line_num
       included = find_include(statement.filename, path, line)
       statements += read_file(included, (*including, path))
     else:
-      origin = f"{shown(path)}:{statement.location.line_num}"
-      statements += _converted(statement, origin)
+      origin = f"{shorten_path(path)}:{statement.location.line_num}"
+      statements += _convert(statement, origin)
   return statements
 
 
 def read_statements(text: str, name: str) -> list[Statement]:
-  """Reads the text of a gin file that includes no other.
+  """Reads the text of a gin file that has no includes.
 
   Args:
-    text: all of the file.
+    text: content of the file.
     name: name of the file, for origins and messages.
   """
   return [
     each
     for statement in _parse(text, lambda line: f"{name}:{line}")
-    for each in _converted(statement, f"{name}:{statement.location.line_num}")
+    for each in _convert(statement, f"{name}:{statement.location.line_num}")
   ]
 
 
 def read_command_line(bindings: Iterable[str]) -> list[Setting]:
-  """Reads "NAME=VALUE" texts, as they follow "--gin."."""
+  """Reads "NAME=VALUE" texts, which follow "--gin." on the command line."""
   settings: list[Setting] = []
   for binding in bindings:
     name, equals, value = binding.partition("=")
     if not equals or not re.fullmatch(r"[\w./]+", name):
       raise UserError(f"--gin.{binding}: write --gin.NAME=VALUE.")
-    # The line as a file would have it, so that both read values alike.
+    # Parse a line of a gin file, so that files and flags read values alike.
     statements = _parse(f"{name} = {value}", lambda _: COMMAND_LINE, binding)
     if len(statements) != 1:
       raise UserError(f"--gin.{binding}: give one value.")
-    settings += _converted(statements[0], COMMAND_LINE)
+    settings += _convert(statements[0], COMMAND_LINE)
   return settings
 
 
 def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
-  """Parses `text`; the error for a bad line names the line and the fix."""
+  """Parses `text`; an error quotes the bad line and says how to fix it."""
   try:
-    # gin's own grammar; the delegate keeps names where gin would resolve them.
     parser = _Parser(io.StringIO(text), _Names())
     statements = []
     while (statement := parser.parse_statement()) is not None:
@@ -233,7 +233,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
   lines = text.split("\n")
   content = lines[min(line, len(lines)) - 1].strip()[:_MOST_SHOWN]
   _check_unquoted(content, binding, origin_of(line))
-  # gin quotes the token; its own words would send the user to its source.
+  # Keep only the token that gin quotes: gin's message refers to gin's source.
   token = re.search("Failed to parse token '(.*)'", message)
   message = (
     f"{token[1]} is not a Python value"
@@ -249,7 +249,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
 
 
 def _check_unquoted(content: str, binding: str, origin: str) -> None:
-  """Raises the right error if the value is a word that lacks its quotes."""
+  """Raises UserError if the value is a word without quotes."""
   content = re.sub(r"\s+#.*", "", content)
   name, equals, value = (part.strip() for part in content.partition("="))
   if not equals or not re.fullmatch(r"[\w./]+", name):
@@ -258,10 +258,10 @@ def _check_unquoted(content: str, binding: str, origin: str) -> None:
     return
   try:
     ast.literal_eval(value)
-    return  # the value is right; something else in the line is not
+    return  # the value is a Python value, so the fault is elsewhere in the line
   except (SyntaxError, ValueError):
     pass
-  # The likeliest slips: a text without quotes, and true for True.
+  # The likeliest mistakes: a text without quotes, and true for True.
   right = _PYTHON_WORDS.get(value.lower(), f'"{value}"')
   if binding:
     quoted = f"'{right}'" if right.startswith('"') else right
@@ -274,18 +274,18 @@ def _check_unquoted(content: str, binding: str, origin: str) -> None:
   )
 
 
-def _converted(statement, origin: str) -> list[Statement]:
-  """Turns one of gin's statements into none or one of ours."""
+def _convert(statement, origin: str) -> list[Statement]:
+  """Turns one of gin's statements into a list of no or one `Statement`."""
   if isinstance(statement, config_parser.BindingStatement):
     scope, selector, name, value, _ = statement
-    if not name:  # NAME = value; a macro's scope is part of its name
+    if not name:  # NAME = value; gin splits a/NAME, a macro's name, at "/"
       name, scope, selector = f"{scope}/{selector}".lstrip("/"), "", ""
-    elif (_whole_selector(selector), name) == ("gin.macro", "value"):
-      name, scope, selector = scope, "", ""  # the same at length
+    elif (_complete_selector(selector), name) == ("gin.macro", "value"):
+      name, scope, selector = scope, "", ""  # NAME/macro.value = value
     return [
       Setting(
         scope=scope,
-        selector=_whole_selector(selector),
+        selector=_complete_selector(selector),
         name=name,
         value=value,
         origin=origin,
@@ -293,7 +293,7 @@ def _converted(statement, origin: str) -> list[Statement]:
     ]
   if isinstance(statement, config_parser.ImportStatement):
     if statement.module == "__gin__.dynamic_registration":
-      return []  # always on
+      return []  # palm_mtf always turns it on
     if statement.module.startswith("__gin__") or (
       statement.bound_name() == "gin"
     ):
@@ -301,11 +301,13 @@ def _converted(statement, origin: str) -> list[Statement]:
         f"{origin}: {statement.format()}: the name is gin's own; import it as "
         "another."
       )
-    return [_import(statement, origin)]
-  return []  # a block's head; its bindings follow as statements of their own
+    return [_convert_import(statement, origin)]
+  return []  # the head of a block, whose bindings follow as separate statements
 
 
-def _import(statement: config_parser.ImportStatement, origin: str) -> Import:
+def _convert_import(
+  statement: config_parser.ImportStatement, origin: str
+) -> Import:
   name = statement.bound_name()
   is_whole = statement.is_from or statement.alias
   return Import(

@@ -1,15 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The command `palm_mtf`: its name, gin files, and macros over them.
+"""The command line `palm_mtf COMMAND [gin files] [macros] [flags]`.
 
   palm_mtf train --gin_file=recipes/quickstart.gin \
     --gin.MODEL_DIR='"runs/first"' --gin.TRAIN_STEPS=300
 
-Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the
-user's error (one line, no traceback), 1 ours, 128 + the signal's number when
-stopped: 129 after SIGHUP, 130 after SIGINT, 143 after SIGTERM. Nothing heavier
-than argparse is imported before a command needs it. command_table.py lists the
-commands; gin_files.py makes the configuration.
+Results go to stdout, everything else to stderr. Exit codes: 0 for success, 2
+for an error of the user (one line, no traceback), 1 for a bug, 128 + the
+signal's number after a signal: 129 for SIGHUP, 130 for SIGINT, 143 for SIGTERM.
+Modules heavier than argparse are imported only when a command needs them.
+command_table.py lists the commands; gin_files.py makes the configuration.
 """
 
 import argparse
@@ -44,21 +44,22 @@ def run_command(run: Callable[[], int]) -> int:
   """Returns the exit code of `run`; a UserError is one line on stderr."""
   configure_logging()
   with results_on_stdout():
-    return _exit_code(run)
+    return _run_for_exit_code(run)
 
 
-def _exit_code(run: Callable[[], int]) -> int:
+def _run_for_exit_code(run: Callable[[], int]) -> int:
   try:
     code = run()
-    # Not at Python's exit, where a closed pipe is no longer caught.
+    # Flush here, because at Python's exit the error of a closed pipe cannot be
+    # caught.
     sys.stdout.flush()
     return code
   except UserError as error:
-    # The message may quote several lines of the user.
+    # The message may quote a text of several lines.
     message = escaped(str(error).replace("\n", "\\n"))
     print(f"palm_mtf: {message}", file=sys.stderr)
     return 2
-  except StoppedError as stopped:  # it has logged why
+  except StoppedError as stopped:  # the command has logged the reason
     return stopped.exit_code
   except KeyboardInterrupt:
     print("palm_mtf: interrupted", file=sys.stderr)
@@ -66,11 +67,11 @@ def _exit_code(run: Callable[[], int]) -> int:
   except BrokenPipeError:
     if not _stdout_is_closed():
       raise
-    return 0  # the program that reads the results has read enough
+    return 0  # the reader of the pipe, such as `head`, has read enough
 
 
 class FlagParser(argparse.ArgumentParser):
-  """A parser whose errors are UserErrors, in one line."""
+  """An argparse parser that raises one-line UserErrors."""
 
   def error(self, message: str) -> NoReturn:
     """Raises UserError for wrong flags."""
@@ -89,13 +90,12 @@ def _run(arguments: list[str]) -> int:
   if command.config:
     _add_gin_flags(parser, name, rest)
   own = ["as_json"] if command.has_results else []
-  # The table holds the keywords of argparse as they are.
   for flag, keywords in command.flags.items():
     own.append(parser.add_argument(flag, **keywords).dest)
   for flag, (_, text) in command.standalone.items():
     parser.add_argument(flag, action="store_true", help=text)
   if command.config:
-    # argparse cannot know the names that follow "--gin.": gin reads them.
+    # Hide "--gin.NAME" from argparse, which cannot know the names.
     flags = [x for x in rest if not x.startswith("--gin.")]
     _run_configured(name, rest, parse_flags(parser, flags), own)
     return 0
@@ -105,8 +105,8 @@ def _run(arguments: list[str]) -> int:
   return entry_point(**{x: getattr(options, x) for x in own}) or 0
 
 
-def _ready_for_tensorflow() -> None:
-  """Makes the settings of a process that TensorFlow reads at its import."""
+def _prepare_for_tensorflow() -> None:
+  """Sets up this process before the import of TensorFlow, which reads it."""
   keep_compiled_code()
   own_process()
 
@@ -126,8 +126,8 @@ def _run_configured(
 
   Args:
     name: name of the command.
-    arguments: what follows the name on the command line.
-    options: flags among `arguments`, parsed.
+    arguments: the command line after the name.
+    options: the parsed flags in `arguments`.
     own: names of the flags that the command's function takes.
   """
   from palm_mtf.cli import gin_files
@@ -135,7 +135,7 @@ def _run_configured(
   command = COMMANDS[name]
   for flag, (path, _) in command.standalone.items():
     if getattr(options, flag.removeprefix("--")):
-      _ready_for_tensorflow()
+      _prepare_for_tensorflow()
       _import_function(path)(
         hardware_of=gin_files.hardware_of, as_json=options.as_json
       )
@@ -152,10 +152,10 @@ def _run_configured(
     model_dir=getattr(options, "model_dir", None),
     trust_config=getattr(options, "trust_config", False),
   )
-  _ready_for_tensorflow()  # the user's modules may import it
+  _prepare_for_tensorflow()  # the user's modules may import it
   if options.print_config:
     configuration.check_values()
-    print(configuration.effective_text(), end="")
+    print(configuration.format_effective(), end="")
     return
   try:
     model_dir, settings = configuration.build()
@@ -163,27 +163,27 @@ def _run_configured(
     if command.keeps_config:
       keywords["config_files"] = configuration.config_files
     if command.starts_runs:
-      keywords["load_run"] = gin_files.loader_of_runs(
+      keywords["load_run"] = gin_files.make_run_loader(
         options.gin_file, bindings
       )
     entry_point = _import_function(command.entry_point)
     entry_point(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
-    # Checks know macros by name; only this place knows where a macro was set.
-    raise UserError(configuration.located(str(error))) from error
+    # Checks know only the names of macros, so add where the macro was set.
+    raise UserError(configuration.add_location(str(error))) from error
 
 
 def _run_without_command(group: str, arguments: list[str]) -> int:
-  """Answers flags without a command; `group` is its first word, if any."""
+  """Handles flags that follow no command; `group` is a command's first word."""
   within = commands_in(group)
   program = f"palm_mtf {group}".rstrip()
   parser = FlagParser(
     prog=program,
     usage=f"{program} COMMAND [flags]",
-    description="PaLM-style language models on Mesh TensorFlow, configured by "
-    "gin files alone.",
+    description="PaLM-style language models on Mesh TensorFlow, configured "
+    "only by gin files.",
     epilog=_list_commands(within)
-    + "\npalm_mtf COMMAND --help says what a command needs.",
+    + "\npalm_mtf COMMAND --help explains a command.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
@@ -214,13 +214,12 @@ def _make_parser(name: str) -> FlagParser:
       "--json",
       dest="as_json",
       action="store_true",
-      help="print one JSON object a line",
+      help="print one JSON object per line",
     )
   return parser
 
 
 def _list_commands(commands: Mapping[str, Command]) -> str:
-  """Returns the lines of a help that list `commands`."""
   width = max(map(len, commands), default=0) + 2
   lines = [f"  {x:{width}}{each.summary}\n" for x, each in commands.items()]
   return "".join(["commands:\n", *lines]) if lines else ""
@@ -229,20 +228,20 @@ def _list_commands(commands: Mapping[str, Command]) -> str:
 def _add_gin_flags(
   parser: FlagParser, command: str, arguments: Sequence[str]
 ) -> None:
-  """Adds gin's flags, and to the help the header of the defaults file."""
+  """Adds gin's flags; adds the header of the defaults file to the help."""
   parser.usage = f"{parser.prog} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
   parser.add_argument(
     "--gin_file",
     action="append",
     default=[],
     metavar="FILE",
-    help="a gin file, searched here and then in the package's gin folder; "
-    "may be repeated, later over earlier",
+    help="a gin file, in the current folder or the package's gin folder; "
+    "may be repeated: a later file overrides an earlier one",
   )
   parser.add_argument(
     "--gin.NAME",
     metavar="VALUE",
-    help="a macro's value over all files, a Python literal: "
+    help="a macro's value, a Python literal, which overrides all files: "
     "--gin.TRAIN_STEPS=300 or --gin.MODEL_DIR='\"runs/first\"'",
   )
   parser.add_argument(
@@ -254,7 +253,7 @@ def _add_gin_flags(
     parser.add_argument(
       "--model_dir",
       metavar="PATH",
-      help="of a training run: its config.gin, without its PROMPTS",
+      help="of a training run, whose config.gin is used, without its PROMPTS",
     )
     parser.add_argument(
       "--trust_config",
@@ -262,9 +261,9 @@ def _add_gin_flags(
       help="run the modules and functions that this config.gin names",
     )
   if "--help" in arguments or "-h" in arguments:
-    from palm_mtf.cli.gin_folder import defaults_file, header
+    from palm_mtf.cli.gin_folder import defaults_file, read_header
 
-    parser.epilog = "\n".join(header(defaults_file(command)))
+    parser.epilog = "\n".join(read_header(defaults_file(command)))
 
 
 def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
@@ -273,8 +272,8 @@ def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
   # argparse has no public list of the flags that it knows.
   flags = parser._option_string_actions
   for flag in (each.partition("=")[0] for each in arguments):
-    # First, because argparse would call a misspelt required flag missing; "-"
-    # is stdin.
+    # Check before argparse does, which would say of a misspelt required flag
+    # that it is missing. "-" is stdin.
     if flag.startswith("-") and flag not in (*flags, "-"):
       guess = did_you_mean(flag, (x for x in flags if x.startswith("--")))
       raise UserError(f"unknown flag {flag}{guess}{see}")
@@ -291,11 +290,11 @@ def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
 
 
 def _stdout_is_closed() -> bool:
-  """Whether nobody reads stdout any more; keeps Python's exit quiet if so."""
+  """Whether stdout has no reader; if so, silences Python's flush at exit."""
   try:
     sys.stdout.flush()
     # POLLERR and POLLHUP are reported without being asked for.
-    poll = select.poll()  # where stdout has no buffer that could fail again
+    poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     closed = bool(poll.poll(0))
   except BrokenPipeError:

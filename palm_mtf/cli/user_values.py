@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of the user's own modules, which gin files name."""
+"""Imports the user's modules that gin files name, and checks their values."""
 
 import contextlib
 import importlib
@@ -23,11 +23,11 @@ def import_modules(imports: Iterable[Import]) -> None:
   """Imports modules in their order.
 
   Raises:
-    UserError: a module is not there, or raises an exception.
+    UserError: if a module does not exist, or raises an exception.
   """
-  # `palm_mtf` as an installed script lacks the folder that `python -m` adds.
+  # `python -m palm_mtf` adds the current folder; the script `palm_mtf` doesn't.
   if str(Path.cwd()) not in sys.path:
-    sys.path.append(str(Path.cwd()))  # where the user's own modules lie
+    sys.path.append(str(Path.cwd()))
   for each in imports:
     where = f"{each.origin}: {each.statement}"
     with user_code(where), _quiet_tensorflow():
@@ -39,7 +39,7 @@ def import_modules(imports: Iterable[Import]) -> None:
 
 @contextlib.contextmanager
 def _quiet_tensorflow() -> Iterator[None]:
-  """Imports TensorFlow as our own modules do, if the body is the first."""
+  """If the body is the first to import TensorFlow, imports it as _tf does."""
   if not is_owned() or "tensorflow" in sys.modules:
     yield
     return
@@ -52,21 +52,20 @@ def _quiet_tensorflow() -> Iterator[None]:
 
 
 class _TensorFlowFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Imports TensorFlow as palm_mtf._tf does, without its notices.
+  """Imports TensorFlow as palm_mtf._tf does, without TensorFlow's notices.
 
-  palm_mtf._tf itself is not imported here, because it may be the module that
-  imports TensorFlow just now, as Mesh TensorFlow may.
+  The finder does not import palm_mtf._tf, because the import that it handles
+  may come from palm_mtf._tf itself.
   """
 
   def remove(self) -> None:
-    """Leaves TensorFlow to others."""
     if self in sys.meta_path:
       sys.meta_path.remove(self)
 
   def find_spec(
     self, name: str, path: object = None, target: object = None
   ) -> importlib.machinery.ModuleSpec | None:
-    """Returns where TensorFlow is, with this loader."""
+    """Returns TensorFlow's spec with this object as its loader."""
     if name != "tensorflow":
       return None
     self.remove()
@@ -76,24 +75,24 @@ class _TensorFlowFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     return spec
 
   def exec_module(self, module: types.ModuleType) -> None:
-    """Runs the module with its own loader, which the module keeps."""
+    """Runs the module with the original loader, and restores that loader."""
     module.__loader__ = module.__spec__.loader = self._loader
     with lean_import():
       self._loader.exec_module(module)
 
 
-def computed_data(setting: Setting, value: Any) -> Any:
+def convert_to_data(setting: Setting, value: Any) -> Any:
   """Returns the value of a macro as Python's own numbers, texts and lists.
 
   Arrays and numbers of NumPy, TensorFlow, JAX and PyTorch become lists and
-  numbers, and paths texts.
+  numbers. Paths become texts.
 
   Args:
     setting: the macro, for messages.
-    value: value that a function or a constant of the user has.
+    value: result of a function of the user, or a constant of the user.
 
   Raises:
-    UserError: the value is, or contains, anything else.
+    UserError: if the value is, or contains, anything else.
   """
   reference = setting.value
   if isinstance(reference, Reference) and not reference.called:
@@ -103,7 +102,7 @@ def computed_data(setting: Setting, value: Any) -> Any:
     )
   with user_code(setting.cited):
     try:
-      return _data(value)
+      return _convert(value)
     except _NoDataError as error:
       raise UserError(
         f"{setting.cited}: gives a {error}; return a number, a text, None, or "
@@ -114,7 +113,7 @@ def computed_data(setting: Setting, value: Any) -> Any:
 
 
 def check_characters(setting: Setting, value: Any) -> None:
-  """Raises UserError if a text in the value can be neither a path nor UTF-8."""
+  """Raises UserError if a text in the value cannot be a path or UTF-8."""
   if isinstance(value, str):
     try:
       bad = "\0" in value
@@ -135,10 +134,10 @@ def check_characters(setting: Setting, value: Any) -> None:
 
 
 class _NoDataError(Exception):
-  """A value is no data; the argument is the name of its type."""
+  """A value that is not data; the argument is the name of its type."""
 
 
-def _data(value: Any) -> Any:
+def _convert(value: Any) -> Any:
   if hasattr(value, "numpy"):  # a tensor of TensorFlow or PyTorch
     value = value.numpy()
   if hasattr(value, "tolist"):  # an array or a number of any library
@@ -146,14 +145,14 @@ def _data(value: Any) -> Any:
   if value is None or type(value) in (bool, int, float, str):
     return value
   if isinstance(value, os.PathLike):
-    return _data(os.fspath(value))
+    return _convert(os.fspath(value))
   if isinstance(value, dict):
-    return {_data(k): _data(x) for k, x in value.items()}
+    return {_convert(k): _convert(x) for k, x in value.items()}
   if isinstance(value, tuple):
-    return tuple(map(_data, value))
+    return tuple(map(_convert, value))
   if isinstance(value, list):
-    return [*map(_data, value)]
-  for kind in (int, float, str):  # an IntEnum, for one
+    return [*map(_convert, value)]
+  for kind in (int, float, str):  # subclasses, such as an IntEnum
     if isinstance(value, kind):
       return kind(value)
   raise _NoDataError(type(value).__name__)

@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from palm_mtf.cli.gin_files import chip_settings, load, load_run
+from palm_mtf.cli.gin_files import load, load_run, read_chip
 from palm_mtf.cli.main import main
 from palm_mtf.config import Config
 from palm_mtf.config.macros import macros_of
@@ -47,7 +47,7 @@ def origins(configuration) -> dict[str, str]:
 
 def without_origins(configuration) -> list[str]:
   """The text's statements, without its first line and the origins."""
-  lines = configuration.effective_text().splitlines()[1:]
+  lines = configuration.format_effective().splitlines()[1:]
   return [line.partition("  # ")[0] for line in lines]
 
 
@@ -113,7 +113,7 @@ def test_a_command_needs_only_the_macros_that_it_uses(here):
 def test_the_effective_text_begins_as_gin_needs_it_and_shows_origins():
   text = load(
     "train", [RECIPE], [DIR], asked="palm_mtf train x"
-  ).effective_text()
+  ).format_effective()
   lines = text.splitlines()
   assert lines[:4] == [
     "# palm_mtf train x",
@@ -128,7 +128,7 @@ def test_the_effective_text_begins_as_gin_needs_it_and_shows_origins():
 
 def test_plain_gin_reads_the_effective_text():
   config = importlib.import_module("gin.config")
-  text = load("train", [RECIPE], [DIR]).effective_text()
+  text = load("train", [RECIPE], [DIR]).format_effective()
   config.clear_config()
   config.parse_config(text)
   assert config.query_parameter("%D_FF") == 512
@@ -141,7 +141,7 @@ def test_the_effective_text_gives_the_same_configuration_again(here, command):
   first = load(
     command, [RECIPE], [DIR, f"PROMPTS={prompts}", "D_MODEL=%D_FF", "D_FF=64"]
   )
-  name = write(here, "config.gin", first.effective_text())
+  name = write(here, "config.gin", first.format_effective())
   second = load(command, [name])
   assert without_origins(second) == without_origins(first)
   assert values(second) == values(first)
@@ -155,7 +155,7 @@ def test_the_effective_text_gives_the_same_configuration_again(here, command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_text_of_a_training_run_configures_every_command(here, command):
-  text = load("train", [RECIPE], [DIR]).effective_text()
+  text = load("train", [RECIPE], [DIR]).format_effective()
   name = write(here, "config.gin", text)
   assert without_origins(load(command, [name])) == without_origins(
     load(command, [RECIPE], [DIR])
@@ -172,7 +172,7 @@ def test_own_macros_functions_and_imports_stay_in_the_text(here):
     "their.models.depth.most = %DEPTH\nDEPTH = 9\n"
     "their_data.mixture.rate = 2.0\nD_MODEL = %DEPTH\n",
   )
-  lines = load("train", [RECIPE, mine], [DIR]).effective_text().splitlines()
+  lines = load("train", [RECIPE, mine], [DIR]).format_effective().splitlines()
   for line in (
     "import their.models",
     "import tasks_of_mine",
@@ -219,7 +219,7 @@ def test_a_parameter_of_a_class_of_settings_sets_its_macro(
   mine = write(here, "mine.gin", line)
   configuration = load("train", [RECIPE, mine], [DIR])
   assert configuration.build()[1].optimizer.learning_rate == 0.5
-  assert "\nLEARNING_RATE = " in configuration.effective_text()
+  assert "\nLEARNING_RATE = " in configuration.format_effective()
   assert origins(configuration)["LEARNING_RATE"].startswith("mine.gin:")
   # The last setting of either form holds.
   bindings = [DIR, "LEARNING_RATE=0.25"]
@@ -382,13 +382,13 @@ def test_many_macros_that_are_not_set_are_counted():
 
 def test_only_a_message_about_a_macro_says_where_it_was_set():
   configuration = load("train", [RECIPE], [DIR, "D_KV=7"])
-  assert configuration.located("D_KV = 7: no.") == (
+  assert configuration.add_location("D_KV = 7: no.") == (
     "D_KV = 7: no. (D_KV is set on the command line)"
   )
-  assert configuration.located("D_FF = 1: no.") == (
+  assert configuration.add_location("D_FF = 1: no.") == (
     "D_FF = 1: no. (D_FF is set in models/palm_tiny.gin:7)"
   )
-  assert configuration.located("no space left") == "no space left"
+  assert configuration.add_location("no space left") == "no space left"
 
 
 def test_a_command_has_defaults_of_its_own_unless_the_user_sets_them(here):
@@ -402,7 +402,7 @@ def test_a_command_has_defaults_of_its_own_unless_the_user_sets_them(here):
   # Training leaves it to the commands that read its config.gin.
   train = load("train", [RECIPE, mine], [DIR])
   assert "TEMPERATURE" not in values(train)
-  kept = write(here, "kept.gin", train.effective_text())
+  kept = write(here, "kept.gin", train.format_effective())
   assert without_origins(load("evaluate", [kept])) == without_origins(plain)
 
 
@@ -422,7 +422,7 @@ def test_a_chip_brings_its_rates_and_the_user_has_the_last_word():
 
 def test_another_chip_over_a_runs_config_brings_its_own_rates(tmp_path):
   """What followed from the first is a comment in config.gin."""
-  text = loaded('CHIP="tpu_v4"', "CHIP_WATTS=500").effective_text()
+  text = loaded('CHIP="tpu_v4"', "CHIP_WATTS=500").format_effective()
   file = tmp_path / "config.gin"
   file.write_text(text)
   again = load("train", [str(file)], ['CHIP="a100"']).build()[1]
@@ -433,7 +433,7 @@ def test_another_chip_over_a_runs_config_brings_its_own_rates(tmp_path):
 
 @pytest.mark.parametrize("chip", ["../models/palm_8b", "nochip", 3, None, ""])
 def test_what_names_no_file_brings_nothing(chip):
-  assert chip_settings(chip) == {}
+  assert read_chip(chip) == {}
 
 
 @pytest.fixture
@@ -473,9 +473,9 @@ def test_rates_that_others_may_write_are_not_read(measured, caplog):
 
 _READS = """
 import os, sys
-from palm_mtf.cli.gin_files import chip_settings
+from palm_mtf.cli.gin_files import read_chip
 os.setuid(65534)
-print(chip_settings("measured"))
+print(read_chip("measured"))
 """
 
 

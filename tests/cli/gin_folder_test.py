@@ -13,8 +13,8 @@ from palm_mtf.cli.gin_folder import (
   find_gin_file,
   find_include,
   gin_folder,
-  header,
-  shown,
+  read_header,
+  shorten_path,
 )
 from palm_mtf.errors import UserError
 
@@ -142,11 +142,14 @@ def test_a_folder_is_not_a_gin_file():
 
 
 def test_a_path_is_shown_as_short_as_it_can_be(here):
-  assert shown(gin_folder() / "defaults" / "train.gin") == "defaults/train.gin"
-  assert shown(here / "a" / "b.gin") == "a/b.gin"
-  assert shown(here.parent / "b.gin") == str(here.parent / "b.gin")
+  assert (
+    shorten_path(gin_folder() / "defaults" / "train.gin")
+    == "defaults/train.gin"
+  )
+  assert shorten_path(here / "a" / "b.gin") == "a/b.gin"
+  assert shorten_path(here.parent / "b.gin") == str(here.parent / "b.gin")
 
 
 def test_the_header_is_the_comment_at_the_top(here):
   (here / "a.gin").write_text("# One.\n#\n#   two\nA = 1\n# not this\n")
-  assert header(here / "a.gin") == ["One.", "", "  two"]
+  assert read_header(here / "a.gin") == ["One.", "", "  two"]

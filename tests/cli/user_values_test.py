@@ -153,7 +153,7 @@ def refusal(here, *lines):
   with pytest.raises(UserError) as error:
     configuration.build()
   # As the command says it, which knows where macros were set.
-  message = configuration.located(str(error.value))
+  message = configuration.add_location(str(error.value))
   assert "\n" not in message
   return message
 

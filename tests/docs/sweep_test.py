@@ -10,7 +10,7 @@ import re
 import pytest
 
 from palm_mtf.cli import gin_files
-from palm_mtf.cli.gin_files import loader_of_runs
+from palm_mtf.cli.gin_files import make_run_loader
 from palm_mtf.model_dir.layout import SweepDir
 from palm_mtf.sweep.results import table_text
 from palm_mtf.sweep.runs import make_runs
@@ -27,7 +27,7 @@ def runs_of_command(words):
   bindings = [x.removeprefix("--gin.") for x in words if x[:6] == "--gin."]
   configuration = gin_files.load("sweep", files, bindings)
   model_dir, config = configuration.build()
-  load = loader_of_runs(files, bindings)
+  load = make_run_loader(files, bindings)
   return config, make_runs(config.sweep, config, SweepDir(model_dir), load)
 
 
