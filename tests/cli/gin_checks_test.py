@@ -98,8 +98,8 @@ def test_whatever_could_run_code_is_refused_by_its_line(tmp_path, lines, bad):
   with pytest.raises(UserError) as info:
     check(tmp_path, "SEED = 3", *lines)
   assert str(info.value) == (
-    f"{tmp_path}/config.gin:{1 + len(lines)}: {bad}: runs or permits code of "
-    "whoever wrote this run; if you trust them, add --trust_config."
+    f"{tmp_path}/config.gin:{1 + len(lines)}: {bad}: runs or permits code from "
+    "the author of this run; if you trust the author, add --trust_config."
   )
 
 

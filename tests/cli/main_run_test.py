@@ -94,8 +94,8 @@ def test_a_model_dir_with_code_needs_trust(palm_mtf, tmp_path):
   done = palm_mtf("evaluate", "--model_dir=x")
   assert (done.returncode, done.stdout) == (2, "")
   assert done.stderr == (
-    "palm_mtf: x/config.gin:1: import my_tasks: runs or permits code of "
-    "whoever wrote this run; if you trust them, add --trust_config.\n"
+    "palm_mtf: x/config.gin:1: import my_tasks: runs or permits code from "
+    "the author of this run; if you trust the author, add --trust_config.\n"
   )
   done = palm_mtf("evaluate", "--model_dir=x", "--trust_config")
   # What the user's module prints is no result.

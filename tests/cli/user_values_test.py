@@ -178,7 +178,7 @@ def test_numbers_arrays_and_paths_of_libraries_are_taken(
   here, macro, function, read
 ):
   configuration = configured(here, f"{macro} = @own.{function}()")
-  value = configuration._values()[macro]
+  value = configuration._compute_values()[macro]
   assert (value, type(value)) == (read, type(read))
   configuration.build()
 
