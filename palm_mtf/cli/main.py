@@ -100,7 +100,7 @@ def _run(arguments: list[str]) -> int:
     _run_configured(name, rest, parse_flags(parser, flags), own)
     return 0
   options = parse_flags(parser, rest)
-  _ready_for_tensorflow()
+  _prepare_for_tensorflow()
   entry_point = _import_function(command.entry_point)
   return entry_point(**{x: getattr(options, x) for x in own}) or 0
 
