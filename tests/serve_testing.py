@@ -26,7 +26,7 @@ def start(model_dir, *flags):
   )
 
 
-def url_of(process):
+def make_url(process):
   line = process.stdout.readline()
   assert line, process.communicate()[1]
   return re.search(r"http://([\d.:]+)/v1", line)[1]

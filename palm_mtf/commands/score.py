@@ -14,7 +14,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.score_inputs import (
   ScoreItem,
-  given_texts,
+  make_text_items,
   read_items,
 )
 from palm_mtf.json_text import json_text
@@ -52,7 +52,7 @@ def score(
     raise UserError(
       "nothing to score: give at least one --text TEXT, or --input FILE."
     )
-  items = given_texts(texts or [])
+  items = make_text_items(texts or [])
   for path in input_files or []:
     items += read_items(path)
   shapes = parameter_shapes(model)

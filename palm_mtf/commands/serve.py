@@ -102,7 +102,7 @@ def serve(
   with listening.listen(
     listen, allow_any_address=allow_any_address, has_keys=bool(keys)
   ) as listener:
-    hosts = access.allowed_hosts(
+    hosts = access.find_allowed_hosts(
       split_address("--listen", listen)[0],
       is_loopback=listening.is_on_loopback(listener),
       allowed=allowed_hosts,
@@ -180,7 +180,7 @@ def _serve(
   # Importing TensorFlow takes seconds, so it comes after every check.
   from palm_mtf.generation.inference.sessions import step_session_config
   from palm_mtf.generation.serving.batcher import Batcher, Counters
-  from palm_mtf.generation.serving.listening import url_of
+  from palm_mtf.generation.serving.listening import make_url
   from palm_mtf.generation.serving.served_model import ServedModel
   from palm_mtf.generation.serving.served_weights import ServedWeights
   from palm_mtf.generation.serving.server import Server
@@ -222,7 +222,7 @@ def _serve(
           batcher.replace_weights(functools.partial(weights.replace, found))
 
     def announce() -> None:
-      where = f"{url_of(listener)}/v1"
+      where = f"{make_url(listener)}/v1"
       print(f"serving {name}, step {weights.step:,}, on {where}", flush=True)
 
     async def run() -> str:

@@ -18,13 +18,13 @@ from tests import processes
 from tests.serve_testing import (
   ask,
   complete,
+  make_url,
   metrics,
   refused,
   request_under_way,
   skip_without_library,
   start,
   streamed,
-  url_of,
 )
 
 PROMPTS = ["one two", "7", "three four five", "ten", "two", "nine one"]
@@ -38,7 +38,7 @@ def library():
 @pytest.fixture(scope="module")
 def server(finished):
   with start(finished, "--most_waiting=4") as process:
-    yield url_of(process)
+    yield make_url(process)
     process.terminate()
     _, error = process.communicate(timeout=60)
     assert process.returncode == 143, error
@@ -206,12 +206,12 @@ def test_a_text_ends_before_a_stop_string(server, generated):
   [
     ({}, 400, "prompt is missing: give a text to continue."),
     ({"prompt": 7}, 400, "prompt: give a text, a list of token ids, or"),
-    ({"prompt": [999]}, 400, "prompt: ids of tokens are from 0 to"),
+    ({"prompt": [999]}, 400, "prompt: token ids are from 0 to"),
     ({"prompt": "one " * 40}, 400, "together more than SEQUENCE_LENGTH = 32"),
     ({"prompt": "a", "max_tokens": 32}, 400, "together more than SEQUENCE_LEN"),
     ({"prompt": "\ud800"}, 400, "surrogate"),
     ({"prompt": "a", "n": 9}, 400, "9 completions (prompts times n): give at"),
-    ({"prompt": "a", "model": "b"}, 404, "no model 'b' is here: give "),
+    ({"prompt": "a", "model": "b"}, 404, "there is no model 'b': give "),
   ],
 )
 def test_a_wrong_body_is_answered_by_one_line(server, body, status, message):
@@ -280,7 +280,7 @@ def long_server(finished, tmp_path):
   shutil.copytree(finished, tmp_path / "run")
   flags = ["--gin.SEQUENCE_LENGTH=1024", "--slots=1", "--most_waiting=1"]
   with start(tmp_path / "run", *flags) as process:
-    yield process, url_of(process)
+    yield process, make_url(process)
     process.kill()
 
 
@@ -325,7 +325,7 @@ def test_a_newer_checkpoint_is_followed_and_drops_no_request(
   newest.rename(tmp_path / "newest")
   flags = ["--follow", "--gin.SEQUENCE_LENGTH=1024", "--slots=2"]
   with start(model_dir, *flags) as process:
-    server = url_of(process)
+    server = make_url(process)
 
     def step():
       (model,) = ask(server, "/v1/models")[1]["data"]
@@ -389,7 +389,7 @@ def test_a_second_signal_gives_up_what_is_under_way(long_server):
       while True:
         ask(server, "/health")
     process.send_signal(signal.SIGTERM)
-    assert b"this server stops" in events.read()
+    assert b"this server is stopping" in events.read()
     _, error = process.communicate(timeout=60)
   assert process.returncode == 130, error
   assert "Traceback" not in error, error

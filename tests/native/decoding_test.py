@@ -7,7 +7,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.forward import prefill
-from palm_mtf.generation.decode.sampling import SamplingSettings, next_tokens
+from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 from palm_mtf.generation.decode.step import NativeStep
 from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.native.decoding import Texts
@@ -55,7 +55,7 @@ def test_rows_with_settings_of_their_own_draw_the_tokens_of_tensorflow():
     )
     (logits,), (chosen,) = found.logits.tensor_list, found.chosen.tensor_list
     settings = SamplingSettings(texts.temperature, texts.top_k, texts.top_p)
-    expected = next_tokens(
+    expected = choose_tokens(
       logits,
       tf.constant(False),
       texts.keys,

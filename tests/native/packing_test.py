@@ -36,7 +36,7 @@ def multiply(x, w, dtype, parts=1):
     return session.run(product(xs, kernel, packed=True))
 
 
-def rounded_to_int8(x, axis):
+def round_to_int8(x, axis):
   scale = np.abs(x).max(axis, keepdims=True).astype(np.float64) / 127
   scale[scale == 0] = 1
   return np.round(x / scale) * scale
@@ -49,7 +49,7 @@ def exact(x, w, dtype):
   if dtype == "bfloat16":
     return x.astype(np.float64) @ w.astype(ml_dtypes.bfloat16).astype(float)
   assert dtype == "int8"
-  return rounded_to_int8(x, 1) @ rounded_to_int8(w, 0)
+  return round_to_int8(x, 1) @ round_to_int8(w, 0)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 400])
@@ -134,7 +134,7 @@ def test_int4_products_are_sums_of_the_quantized_numbers():
   x, w = random(0, 7, INNER), random(1, INNER, OUTER)
   weights = quantized_to_int4(w)
   y = multiply(x, w, "int4")
-  expected = rounded_to_int8(x, 1) @ weights.astype(np.float64)
+  expected = round_to_int8(x, 1) @ weights.astype(np.float64)
   np.testing.assert_allclose(y, expected, atol=2e-4, rtol=1e-5)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search: the likeliest of the texts that NUM_BEAMS prefixes reach.
+"""Beam search: looks for the best text with NUM_BEAMS prefixes at a time.
 
   score = log p(tokens) / ((5 + length) / 6) ** LENGTH_PENALTY
 
@@ -15,12 +15,12 @@ from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.ops.xla import fused
 
 # Each search has NUM_BEAMS living prefixes and the best NUM_BEAMS ended texts.
-# log p of a prefix or text that does not exist: less than any text has.
+# Log p of a prefix or text that does not exist: less than any text has.
 _NEVER = -1e30
 
 
 @fused
-def _log_probabilities(logits, num_tokens):
+def _compute_log_probabilities(logits, num_tokens):
   return tf.nn.log_softmax(mask_logits(logits, num_tokens))
 
 
@@ -28,7 +28,7 @@ def _pick(x, index):
   return tf.gather(x, index, batch_dims=1)
 
 
-def _put(tokens, token, place):
+def _put_token(tokens, token, place):
   # token [prompts, n], tokens [prompts, n, max_tokens]
   at = tf.equal(tf.range(tokens.shape[-1]), place)
   return tf.where_v2(at, token[..., tf.newaxis], tokens)
@@ -38,21 +38,24 @@ def _put(tokens, token, place):
 class BeamSearch:
   """One search per prompt, with these constants.
 
-  The state of the searches is: whether each is over, [prompts] bool; log p of
-  living prefixes, [prompts, beams] float32, and their tokens, [prompts, beams,
-  max_tokens] int32; scores of ended texts and their tokens, of the same shapes.
+  The state of the searches is a list of:
+    whether each search is over, [prompts] bool;
+    log p of living prefixes, [prompts, beams] float32;
+    tokens of living prefixes, [prompts, beams, max_tokens] int32;
+    scores of ended texts, [prompts, beams] float32;
+    tokens of ended texts, [prompts, beams, max_tokens] int32.
   """
 
-  num_beams: int  # prefixes of a prompt that live at once
+  num_beams: int  # living prefixes per prompt
   length_penalty: float  # exponent of the length, 0 for none
-  max_tokens: int  # of a text
+  max_tokens: int  # in a text
   eod_id: int  # token that ends a text
-  num_tokens: int  # pieces of the vocabulary
+  num_tokens: int  # pieces in the vocabulary
 
   def first_state(self, num_prompts: int) -> list[tf.Tensor]:
     """Returns the state before the first token."""
     shape = [num_prompts, self.num_beams]
-    # All beams are the same prompt: only one of them lives.
+    # All beams are the same prompt, so only the first one lives.
     living = tf.where_v2(tf.equal(tf.range(shape[1]), 0), 0.0, _NEVER)
     tokens = tf.fill([*shape, self.max_tokens], self.eod_id)
     return [
@@ -69,8 +72,8 @@ class BeamSearch:
     """Adds one token to every living prefix.
 
     Args:
-      state: the state before.
-      logits: [prompts * beams, vocab], of the token at `place`.
+      state: the state before this token.
+      logits: [prompts * beams, vocab], for the token at `place`.
       place: number of the token, [] int32.
 
     Returns:
@@ -81,34 +84,36 @@ class BeamSearch:
     prompts, beams = living.shape
     vocab = logits.shape[-1]
     log_p = tf.reshape(
-      _log_probabilities(logits, self.num_tokens), [prompts, beams, -1]
+      _compute_log_probabilities(logits, self.num_tokens), [prompts, beams, -1]
     )
     log_p = tf.reshape(
       log_p + living[..., tf.newaxis], [prompts, beams * vocab]
     )
-    # The likeliest 2 NUM_BEAMS of all continuations: if NUM_BEAMS of them end,
-    # as many continuations still live.
+    # Take the 2 NUM_BEAMS likeliest continuations, so that NUM_BEAMS still live
+    # if NUM_BEAMS end.
     best, index = tf.math.top_k(log_p, min(2 * beams, beams * vocab))
     parent, token = index // vocab, index % vocab
-    longer = _put(_pick(tokens, parent), token, place)
+    longer = _put_token(_pick(tokens, parent), token, place)
     ends = tf.equal(token, self.eod_id) | tf.equal(place + 1, self.max_tokens)
     ends &= best > _NEVER / 2
-    # Continuations that end compete with the texts that ended before.
-    new_scores = tf.where_v2(ends, best / self._divisor(place + 1), _NEVER)
+    # Continuations that end now compete with texts that ended earlier.
+    new_scores = tf.where_v2(
+      ends, best / self._compute_divisor(place + 1), _NEVER
+    )
     new_scores = tf.where_v2(is_over[:, tf.newaxis], _NEVER, new_scores)
     scores, kept = tf.math.top_k(tf.concat([scores, new_scores], 1), beams)
     ended = _pick(tf.concat([ended, longer], 1), kept)
     living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
-    # A search is over when no living prefix could still reach the worst ended
-    # text: log p only falls, and the greatest length has the greatest divisor.
-    within_reach = living[:, 0] / self._divisor(self.max_tokens)
+    # A search is over when no living prefix can reach the score of the worst
+    # ended text: log p only falls, and the greatest length has the largest
+    # divisor.
+    within_reach = living[:, 0] / self._compute_divisor(self.max_tokens)
     is_over |= scores[:, -1] >= within_reach
     first_row = tf.range(prompts)[:, tf.newaxis] * beams
     rows = tf.reshape(_pick(parent, kept) + first_row, [-1])
     state = [is_over, living, _pick(longer, kept), scores, ended]
     return state, tf.reshape(_pick(token, kept), [-1]), rows
 
-  def _divisor(self, length):
-    # The length penalty of a text, which divides its log p.
+  def _compute_divisor(self, length):
     length = tf.cast(length, tf.float32)
     return ((5.0 + length) / 6.0) ** self.length_penalty

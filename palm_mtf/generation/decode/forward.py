@@ -18,10 +18,11 @@ from palm_mtf.model.weights import GATES, logits_dtype, positions_of
 from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a separate Mesh TensorFlow graph, lowered into the
-# TensorFlow graph of a program. Kernels go in, and keys and values come out, as
-# they lie on the devices: nothing is copied or gathered on the way.
+# TensorFlow graph of a program. Kernels enter it, and keys and values leave it,
+# as slices on the devices, so that nothing is copied or gathered.
 
-# Rows of the cache that fill vector registers are read twice as fast.
+# The cache's number of positions is a multiple of this, because positions that
+# fill vector registers are read twice as fast.
 _ALIGNMENT = 64
 
 
@@ -35,14 +36,14 @@ class _OnSlices(mtf.Operation):
     shapes: Sequence[mtf.Shape] = (),
     dtype: tf.DType | None = None,
   ):
-    # The outputs have `shapes`, and `dtype` or else that of the first input.
+    # The outputs have `shapes`, and `dtype` or else the first input's dtype.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
     dtype = dtype or inputs[0].dtype
     self._outputs = [mtf.Tensor(self, shape, dtype) for shape in shapes]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to what the function builds."""
+    """Calls the function on the lowered inputs."""
     inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
     for output, value in zip(self.outputs, self._fn(*inputs), strict=True):
       lowering.set_tensor_lowering(output, value)
@@ -55,8 +56,8 @@ class JoinedWeights:
     self.mesh = mesh
     self._impl, self._dims = model.placement, model.dims
     self._model = model
-    # Many rows at once hide the cost of unpacked kernels: oneDNN keeps no
-    # second copy of the kernels.
+    # With many rows at once, unpacked kernels are as fast, and save the memory
+    # of oneDNN's packed copies.
     self._products = Products(model, packed=False)
     self._dtype = tf.as_dtype(model.config.activation_dtype)
 
@@ -82,7 +83,7 @@ class JoinedWeights:
     parts: Sequence[str],
     angles: Sequence[mtf.Tensor] = (),
   ) -> list[mtf.Tensor]:
-    """Multiplies by one joined kernel; see `Weights`."""
+    """Multiplies x by one joined kernel; see `Weights`."""
     names = tuple(f"{layer}/{part}" for part in parts)
     shapes = self._products.shapes(names)
     is_gated = parts[-1] == GATES[-1]
@@ -109,39 +110,40 @@ class JoinedWeights:
     ).outputs
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-    """Adds up products; see `Weights`."""
+    """Returns the sum of the branches' products; see `Weights`."""
 
     def project(*xs: LaidOut) -> LaidOut:
       return self._products.project_out(dict(zip(branches, xs, strict=True)))
 
-    return self._of_rows(
+    return self._apply_to_rows(
       project, list(branches.values()), self._dims.d_model, self._dtype
     )
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Multiplies by the transposed table; see `Weights`."""
-    return self._of_rows(
+    """Multiplies x by the transposed table; see `Weights`."""
+    return self._apply_to_rows(
       self._products.unembed,
       [x],
       self._dims.vocab,
       logits_dtype(self._model.config),
     )
 
-  def _of_rows(
+  def _apply_to_rows(
     self,
     fn: Callable[..., LaidOut],
     xs: list[mtf.Tensor],
     output: mtf.Dimension,
     dtype: tf.DType,
   ) -> mtf.Tensor:
-    # `fn` takes rows, [batch * length, inputs], and returns [rows, output].
+    # Calls `fn`, which maps [batch * length, inputs] to [batch * length,
+    # output].
     def apply(*xs: LaidOut) -> list[LaidOut]:
       batch, length = xs[0].slice_shape[:2]
 
-      def flat(x):
+      def flatten(x):
         return tf.reshape(x, [batch * length, -1])
 
-      rows = fn(*(self._impl.slicewise(flat, x) for x in xs))
+      rows = fn(*(self._impl.slicewise(flatten, x) for x in xs))
       return [
         self._impl.slicewise(lambda y: tf.reshape(y, [batch, length, -1]), rows)
       ]
@@ -153,7 +155,7 @@ class JoinedWeights:
 def build_palm(
   model: DecodeModel, num_rows: int, length: int
 ) -> tuple[mtf.Mesh, mtf.Shape, Palm]:
-  """Returns a mesh, the shape of tokens on it, and the forward pass over them.
+  """Returns a mesh, the shape of token ids on it, and the forward pass.
 
   Args:
     model: weights.
@@ -167,17 +169,18 @@ def build_palm(
     length=mtf.Dimension("length", length),
     memory_length=mtf.Dimension("memory_length", length),
   )
-  # Without a backward pass nothing is recomputed.
+  # Without a backward pass, REMAT has no effect.
   config = dataclasses.replace(model.config, remat="none")
   palm = Palm(config, dims, JoinedWeights(mesh, model))
   return mesh, mtf.Shape([dims.batch, dims.length]), palm
 
 
-def one_prefix(prefix: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
+def make_prefix_masks(prefix: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
   """Returns `segments` and `prefix` of `Palm` for one document per row.
 
   Args:
-    prefix: [batch, length], int32: 1 where tokens are given, else 0.
+    prefix: [batch, length], int32: 1 for inputs, which attend to one another in
+      both directions, else 0.
   """
   return mtf.zeros_like(prefix), prefix
 
@@ -188,41 +191,41 @@ def prefill(
   lengths: LaidOut,
   num_positions: int,
 ) -> Cache:
-  """Returns keys and values of prompts, by one forward pass.
+  """Returns the keys and values of prompts, by one forward pass.
 
-  The first step afterwards reads the last token of a prompt once more, for its
-  logits.
+  The first step afterwards reads the last token of a prompt again, to compute
+  its logits.
 
   Args:
     model: weights.
-    prompts: [batch, length], int32, each from the left.
-    lengths: [batch], int32: tokens of each prompt, laid out.
-    num_positions: positions that the cache has at least; not below `length`.
+    prompts: [batch, length], int32, left-aligned.
+    lengths: [batch], int32: number of tokens per prompt, laid out.
+    num_positions: least number of positions in the cache; not below `length`.
   """
   impl, (num_rows, length) = model.placement, prompts.shape
   memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT
   mesh, shape, palm = build_palm(model, num_rows, length)
   masks = [None, None]
-  if model.config.has_prefix:  # prompts are inputs
+  if model.config.has_prefix:  # a prompt is the inputs of an example
     prefix = impl.slicewise(
       lambda n: tf.sequence_mask(n, length, tf.int32), lengths
     )
-    masks = one_prefix(mtf.import_laid_out_tensor(mesh, prefix, shape))
+    masks = make_prefix_masks(mtf.import_laid_out_tensor(mesh, prefix, shape))
   keys_and_values: KeysAndValues = []
   palm.hidden(
     mtf.import_tf_tensor(mesh, prompts, shape), *masks, keys_and_values
   )
-  # Mesh TensorFlow exports whole tensors; these stay in slices.
+  # Mesh TensorFlow's export would gather whole tensors; this keeps the slices.
   laid_out: list[LaidOut] = []
   _OnSlices(
     lambda *xs: laid_out.extend(xs) or [], [*itertools.chain(*keys_and_values)]
   )
   lower({mesh: impl}, {})
 
-  # Positions after a prompt have keys and values too: no position of the prompt
-  # sees them, and steps overwrite them.
+  # The padding after a prompt has keys and values too. No position of the
+  # prompt attends to it, and steps overwrite it.
   def store(x):
-    if x.shape.rank == 4:  # multi-head: a step multiplies by each head apart
+    if x.shape.rank == 4:  # multi-head: a step has one product per head
       x = tf.transpose(x, [0, 2, 1, 3])
     before = [[0, 0]] * (x.shape.rank - 2)
     return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])

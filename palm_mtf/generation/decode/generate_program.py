@@ -22,11 +22,11 @@ from palm_mtf.generation.decode.step import make_step, repeat_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts
 
-# `start` reads the prompts of a batch. `advance` reads their last tokens once
-# more and continues, token by token, to a given length or until every row has
-# ended. In between the state lies in variables, so that tokens can be shown
-# before the last token is there. Rows of one prompt, NUM_SAMPLES or NUM_BEAMS
-# of them, are neighbours.
+# `start` reads the prompts of a batch. `advance` reads the last token of each
+# prompt again and continues, token by token, up to a given length or until
+# every row has ended. Variables keep the state between calls, so that tokens
+# can be shown before the text is complete. The NUM_SAMPLES or NUM_BEAMS rows of
+# one prompt are neighbours.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +34,9 @@ class PromptBatch:
   """Sizes of one batch of prompts."""
 
   num_prompts: int  # divisible by the mesh axis of `batch`
-  prompt_tokens: int  # of the longest prompt, with the start token
-  max_tokens: int  # of a continuation
-  num_tokens: int  # pieces of the vocabulary
+  prompt_tokens: int  # in the longest prompt, with the start token
+  max_tokens: int  # in a continuation
+  num_tokens: int  # pieces in the vocabulary
   eod_id: int  # token that ends a continuation
 
 
@@ -45,17 +45,17 @@ class DecodeProgram:
   """Continues a batch of prompts.
 
   Attributes:
-    prompts: feed [prompts, prompt_tokens], int32, each from the left.
-    lengths: feed [prompts], int32: tokens of each prompt.
-    keys: feed [prompts, rows, 2], int32: keys of each row's draws.
+    prompts: feed [prompts, prompt_tokens], int32, left-aligned.
+    lengths: feed [prompts], int32: number of tokens per prompt.
+    keys: feed [prompts, rows, 2], int32: random key of each row.
     start: prefills.
-    limit: feed [], int32: number of tokens that `advance` continues to.
+    limit: feed [], int32: `advance` continues up to this number of tokens.
     advance: samples tokens.
-    tokens: [prompts, rows, max_tokens], int32: [eod] after the end. Tokens of a
-      beam search are there after its last step, best first.
-    num_done: [], int32: number of tokens that each row has.
+    tokens: [prompts, rows, max_tokens], int32: [eod] after the end. A beam
+      search has its texts here only after its last step, best first.
+    num_done: [], int32: number of tokens per row so far.
     is_over: [prompts, rows], bool: whether a row, or a search, has ended.
-    scores: [prompts, beams], float32, of beam search; else None.
+    scores: [prompts, beams], float32, for beam search; else None.
   """
 
   prompts: tf.Tensor
@@ -109,8 +109,8 @@ def build_decode_program(
 class _Continuations:
   """State of one program, in variables, and the operations that change it.
 
-  A subclass has the state of its strategy: tensors of each device. The first
-  says which rows have ended, the second has the last token of each row.
+  A subclass defines the state of its strategy, a list of laid-out tensors. The
+  first one says which rows have ended, the second one is the rows' last tokens.
   """
 
   def __init__(
@@ -120,7 +120,8 @@ class _Continuations:
     self._step = make_step(model)
     self._decode, self._sizes = decode, sizes
     self.place = make_variable(tf.constant(0), "place")
-    # `start` sets these: lengths and keys; the strategy's state; the cache.
+    # `start` makes these variables: lengths and keys; the strategy's state; the
+    # cache.
     self._fixed: list[LaidOut] = []
     self._state: list[LaidOut] = []
     self._cache: Cache = []
@@ -128,7 +129,7 @@ class _Continuations:
   def start(
     self, prompts: tf.Tensor, lengths: tf.Tensor, keys: tf.Tensor
   ) -> tf.Operation:
-    """Builds prefill; makes the variables of the state."""
+    """Builds prefill, and makes the variables of the state."""
     rows = self._decode.rows_per_prompt
     lengths, keys = (split_rows(self._impl, x) for x in (lengths, keys))
     # The last token of a continuation is never read.
@@ -137,7 +138,7 @@ class _Continuations:
     state = self._impl.slicewise(
       self._first_state, split_rows(self._impl, prompts), lengths
     )
-    # One prefill serves all rows of a prompt: its cache is repeated for them.
+    # A prompt is prefilled once; its rows get copies of its cache.
     lengths, *cache = (
       self._impl.slicewise(lambda x: repeat(x, rows), x)
       for x in (lengths, *cache)
@@ -154,7 +155,7 @@ class _Continuations:
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds steps up to `limit` tokens or the end of all rows."""
+    """Builds steps up to `limit` tokens, or until all rows have ended."""
     place = self.place.read_value()
     fixed, state, cache = (
       read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)
@@ -166,7 +167,7 @@ class _Continuations:
     )
 
   def results(self) -> list[tf.Tensor]:
-    """Returns tokens and whether rows have ended; of beam search scores too."""
+    """Returns tokens, whether rows have ended, and a beam search's scores."""
     state = read_all(self._impl, self._state)
     found = self._impl.slicewise(self._read_results, *state)
     return [join_rows(self._impl, x) for x in found]
@@ -181,10 +182,10 @@ class _Continuations:
 
 
 class _Samples(_Continuations):
-  """Samples tokens of independent rows (sampling.py), greedy too."""
+  """Samples tokens of independent rows (sampling.py); includes greedy."""
 
-  # State: whether rows have ended; last tokens; tokens [rows, max_tokens]; with
-  # a repetition penalty the tokens that each row has, [rows, vocab] bool.
+  # State: whether rows have ended; last tokens; tokens [rows, max_tokens]; and,
+  # with a repetition penalty, which tokens each row has, [rows, vocab] bool.
 
   def _first_state(self, prompts, lengths):
     num_prompts, length = prompts.shape
@@ -244,7 +245,8 @@ class _Samples(_Continuations):
 class _Searches(_Continuations):
   """Runs a beam search for each prompt (beam_search.py)."""
 
-  # State: whether searches are over; last tokens; the rest of a search's state.
+  # State: whether searches are over; last tokens; the rest of BeamSearch's
+  # state.
 
   def __init__(
     self, model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
@@ -281,8 +283,8 @@ class _Searches(_Continuations):
       *state, rows = self._impl.slicewise(
         lambda logits, *x: choose(logits, place, *x), logits, is_over, *search
       )
-      # A prefix may die and another have two continuations: its row's cache
-      # becomes that of both.
+      # A prefix may die, and another may have two continuations, which both
+      # copy its row of the cache.
       cache = [self._impl.slicewise(tf.gather, x, rows) for x in cache]
       return [*state, *cache]
 

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products with constant weights on one device.
 
-Int8 weights have a scale for each output channel, as in PaLM's published
-inference code, int4 weights one for each 32 inner indices of a channel. The
+Int8 weights have one scale per output channel, as in PaLM's published inference
+code; int4 weights have one scale per channel and 32 inner indices. The C++
 operations of `native` multiply them by rows that they quantize to int8. Other
-products multiply, in a float dtype, by numbers that are rounded in the same
-way.
+devices multiply, in a float dtype, by weights that are rounded in the same way.
 """
 
 import dataclasses
@@ -19,9 +18,9 @@ from palm_mtf.native.decoding import GROUP, PackedKernel
 from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
 
 _LARGEST = 127.0
-# Scales to try for a group of 4-bit numbers, as shares of the scale at which no
-# number is clipped: a smaller scale clips the largest number, and rounds the
-# other numbers less.
+# Scales to try for a group of 4-bit numbers, relative to the scale that clips
+# no number. A smaller scale clips the largest number, but rounds the other
+# numbers less.
 _INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
@@ -55,33 +54,35 @@ def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
     name: name of the variable.
   """
   numbers = tf.cast(w, dtype)
-  # Cast once here, not at each product (ops/matmul.py).
+  # Cast once here, not in each product (ops/matmul.py).
   if is_emulated(numbers):
     numbers = tf.cast(numbers, tf.float32)
   kept = make_variable(numbers, name)
   return Kernel(kept.value(), kept.initializer)
 
 
-def largest_numbers(w: tf.Tensor) -> tf.Tensor:
-  """Returns max |w| of each column of [inner, outer], [1, outer]."""
+def find_largest(w: tf.Tensor) -> tf.Tensor:
+  """Returns max |w| of each column of w [inner, outer], [1, outer]."""
   return tf.reduce_max(tf.abs(w), 0, keepdims=True)
 
 
-def rounded_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
-  """Returns w [inner, outer], float32, with each number rounded to int8.
+def round_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
+  """Returns w [inner, outer], float32, rounded to multiples of its scale.
 
   Args:
     w: part of a matrix, float32.
-    largest: `largest_numbers` of the whole matrix, which become -127 or 127.
+    largest: `find_largest` of the whole matrix: 127 times the scale.
   """
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
   return tf.round(w / scale) * scale
 
 
 def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Quantizes w [inner, outer] to numbers from -8 to 7, int8.
+  """Quantizes w [inner, outer].
 
-  Their scales are [inner / GROUP, rounded up; outer], bfloat16.
+  Returns:
+    Numbers from -8 to 7, [inner, outer] int8; and their scales, [ceil(inner /
+    GROUP), outer] bfloat16.
   """
   inner, outer = w.shape
   w = tf.pad(tf.cast(w, tf.float32), [[0, -inner % GROUP], [0, 0]])
@@ -90,8 +91,8 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   # The largest number becomes -8, which has no positive counterpart.
   extreme = tf.where_v2(high > -low, high, low)
 
-  def rounded(share):
-    """Returns numbers, their scales, and each group's squared error."""
+  def round_groups(share):
+    # Returns numbers, scales, and each group's squared error.
     scale = tf.cast(extreme * share, tf.bfloat16)
     divisor = tf.cast(scale, tf.float32)[:, tf.newaxis]
     divisor = tf.where_v2(divisor == 0, 1.0, divisor)
@@ -99,8 +100,8 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     error = tf.reduce_sum(tf.square(numbers * divisor - groups), 1)
     return numbers, scale, error
 
-  def better(i, numbers, scale, error):
-    other_numbers, other_scale, other_error = rounded(shares[i])
+  def keep_better(i, numbers, scale, error):
+    other_numbers, other_scale, other_error = round_groups(shares[i])
     is_better = other_error < error
     return (
       i + 1,
@@ -110,46 +111,48 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     )
 
   shares = tf.constant([share / -8.0 for share in _INT4_SHARES])
-  # One after the other: all scales at once would take six times the memory.
+  # The loop tries one scale at a time; all at once would take six times the
+  # memory.
   _, numbers, scale, _ = tf.while_loop(
     lambda i, *unused: i < len(_INT4_SHARES),
-    better,
-    [tf.constant(1), *rounded(shares[0])],
+    keep_better,
+    [tf.constant(1), *round_groups(shares[0])],
     parallel_iterations=1,
     back_prop=False,
   )
   return tf.cast(tf.reshape(numbers, [-1, outer])[:inner], tf.int8), scale
 
 
-def rounded_to_int4(w: tf.Tensor) -> tf.Tensor:
-  """Returns w [inner, outer], float32, as `to_int4` rounds it."""
+def round_to_int4(w: tf.Tensor) -> tf.Tensor:
+  """Returns w [inner, outer], float32, rounded by `to_int4`."""
   numbers, scale = to_int4(w)
   scale = tf.repeat(tf.cast(scale, tf.float32), GROUP, 0)
   return tf.cast(numbers, tf.float32) * scale[: w.shape[0]]
 
 
-def product(
+def multiply(
   xs: Sequence[tf.Tensor], kernel: Kernel, *, packed: bool
 ) -> tf.Tensor:
   """Multiplies rows by a kernel on the same device.
 
   Args:
-    xs: [rows, inner], activation dtype; in parts of some columns each for a
-      kernel of `native`, otherwise one tensor.
+    xs: rows [rows, inner], activation dtype: one tensor, or for a packed kernel
+      several tensors, split along `inner`.
     kernel: [inner, outer].
-    packed: whether oneDNN keeps a packed copy of the kernel, for many products.
+    packed: whether oneDNN keeps a packed copy of the kernel, which pays for
+      many products with few rows.
   """
   w, dtype = kernel.weights, xs[0].dtype
   if isinstance(w, PackedKernel):
     return decoding.product(xs, w, dtype)
   (x,) = xs
-  return tf.cast(_float_product(tf.cast(x, w.dtype), w, packed), dtype)
+  return tf.cast(_multiply_floats(tf.cast(x, w.dtype), w, packed), dtype)
 
 
-def _float_product(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
-  # A step reads every weight for a handful of multiplications: reading takes
+def _multiply_floats(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
+  # A step does only a few multiplications per weight, so reading weights takes
   # the time, and oneDNN packs the weights into one stream of bytes. Only a
-  # product of one float32 row is as fast without packing.
+  # product with one float32 row is as fast without packing.
   packed = packed and (w.dtype != tf.float32 or x.shape[0] > 1)
   # oneDNN runs only on CPUs.
   on_cpu = "gpu" not in x.device.lower()

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.generation.decode.kernels import product
+from palm_mtf.generation.decode.kernels import multiply
 from palm_mtf.generation.decode.rows import LaidOut
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.weights import logits_dtype
@@ -20,26 +20,26 @@ class Products:
   """
 
   def __init__(self, model: DecodeModel, *, packed: bool):
-    """Keeps the weights.
+    """Takes the weights.
 
     Args:
       model: kernels to multiply by.
-      packed: whether oneDNN keeps packed copies of the kernels, for many
-        products.
+      packed: whether oneDNN keeps packed copies of the kernels, which pays for
+        many products with few rows.
     """
     self._impl = model.placement
     self._model = model
     self._packed = packed
 
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
-    """Returns each part's shape in a row on a device: [heads, d_kv] of q."""
+    """Returns each part's shape per row on a device: [heads, d_kv] for q."""
     dims = self._model.kernels[tuple(names)].dims
     return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
 
   def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
-    """Multiplies rows, as `product` takes them, by each device's `Kernel`."""
+    """Calls kernels.multiply with the rows and the `Kernel` of each device."""
     return self._impl.slicewise(
-      lambda kernel, *xs: product(xs, kernel, packed=self._packed), kernel, *xs
+      lambda kernel, *xs: multiply(xs, kernel, packed=self._packed), kernel, *xs
     )
 
   def project_in(self, x: LaidOut, names: Sequence[str]) -> LaidOut:
@@ -47,7 +47,7 @@ class Products:
     return self.multiply([x], self._model.kernels[tuple(names)].kernel)
 
   def project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
-    """Returns the sum of products, [rows, d_model], whole on every device.
+    """Returns the sum of products, [rows, d_model], unsplit.
 
     Args:
       branches: [rows, inputs] by kernel name.
@@ -60,14 +60,14 @@ class Products:
       joined = kernels[name,]
       axis = tuple(split_axes(self._impl, joined.dims[0]))
       sums.setdefault(axis, []).append(self.multiply([x], joined.kernel))
-    # Products that are summed over the same axes are added first, so that one
-    # all-reduce of [rows, d_model], over the axes of heads and d_ff, is enough.
-    return self._sum(
-      self._impl.allreduce(self._sum(some), axis, "SUM")
+    # Products with the same mesh axes are added before the all-reduce of [rows,
+    # d_model], so that each set of axes takes one all-reduce.
+    return self._add(
+      self._impl.allreduce(self._add(some), axis, "SUM")
       for axis, some in sums.items()
     )
 
-  def _sum(self, xs: Iterable[LaidOut]) -> LaidOut:
+  def _add(self, xs: Iterable[LaidOut]) -> LaidOut:
     return functools.reduce(lambda x, y: self._impl.slicewise(tf.add, x, y), xs)
 
   def unembed(self, y: LaidOut) -> LaidOut:
@@ -76,14 +76,14 @@ class Products:
     y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
     return self.multiply([y], self._model.to_logits)
 
-  def logits(self, y: LaidOut) -> LaidOut:
-    """Returns the logits of y [rows, d_model], whole on every device."""
+  def compute_logits(self, y: LaidOut) -> LaidOut:
+    """Returns the logits of y [rows, d_model], unsplit along vocab."""
     logits = self.unembed(y)
     for axis in split_axes(self._impl, [self._model.dims.vocab]):
-      # all-gather of [rows, vocab]: every device draws from all logits
+      # all-gather of [rows, vocab]: every device samples from all logits
       logits = self._impl.allconcat(logits, axis, 1)
     vocab_size = self._model.config.vocab_size
     if self._model.dims.vocab.size == vocab_size:
       return logits
-    # Rows that pad the embedding have logits too, after those of all tokens.
+    # The rows that pad the embedding also have logits: the last columns.
     return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)

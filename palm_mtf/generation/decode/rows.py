@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a batch, and what is kept of each row, on the devices of a mesh."""
+"""Tensors and variables with the rows of a batch, on the devices of a mesh."""
 
 from collections.abc import Sequence
 
@@ -8,35 +8,35 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
-# Rotated keys and values of each layer, one after the other.
+# Rotated keys and values, alternating, layer after layer.
 Cache = list[LaidOut]
 
 
 # Where a layout splits `batch`, a device holds a slice of the rows, otherwise
-# all rows. No other dimension is split; its size does not matter here.
-def _shape_of_rows(rows: int, others: list[int | None]) -> mtf.Shape:
+# all rows. No other dimension is split, so an unknown size may be 1 here.
+def _make_shape(rows: int, others: list[int | None]) -> mtf.Shape:
   dims = [mtf.Dimension(f"unsplit_{i}", n or 1) for i, n in enumerate(others)]
   return mtf.Shape([mtf.Dimension("batch", rows), *dims])
 
 
 def split_rows(placement: CpuGpuPlacement, x: tf.Tensor) -> LaidOut:
-  """Returns [batch, ...] on the devices of a mesh."""
+  """Lays out a tensor [batch, ...] on the devices of a mesh."""
   rows, *others = x.shape.as_list()
-  shape = _shape_of_rows(rows, others)
+  shape = _make_shape(rows, others)
   return placement.LaidOutTensor(placement.make_slices(x, shape))
 
 
 def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
-  """Returns [batch, ...] from the devices of a mesh."""
+  """Returns the whole tensor [batch, ...] of a laid-out one."""
   rows, *others = x.tensor_list[0].shape.as_list()
   axis = placement.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 1))
   slices = 1 if axis is None else placement.shape[axis].size
-  shape = _shape_of_rows(rows * slices, others)
+  shape = _make_shape(rows * slices, others)
   return placement.combine_slices(x.tensor_list, shape)
 
 
 def repeat(x: tf.Tensor, times: int) -> tf.Tensor:
-  """Repeats each row, with its copies side by side."""
+  """Repeats each row; the copies of a row are neighbours."""
   return x if times == 1 else tf.repeat(x, times, axis=0)
 
 

@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling of the next token of each row, from its logits.
+"""Samples the next token of each row from its logits.
 
-1. REPETITION_PENALTY: a logit above 0 of a token that the row has already is
-   divided by it, one below 0 multiplied (Keskar et al. 2019, CTRL).
-2. TEMPERATURE divides all logits; at 0 the largest one is taken.
+1. REPETITION_PENALTY applies to tokens that the row already has: it divides a
+   logit above 0 and multiplies a logit below 0 (Keskar et al. 2019, CTRL).
+2. TEMPERATURE divides all logits; 0 takes the largest logit.
 3. TOP_K keeps the k likeliest tokens.
-4. TOP_P keeps the fewest likeliest tokens that together have this share of
-   the probability left (Holtzman et al. 2020).
+4. TOP_P keeps the fewest likeliest tokens whose probabilities sum to TOP_P of
+   what TOP_K kept (Holtzman et al. 2020).
 """
 
 from typing import NamedTuple
@@ -17,20 +17,20 @@ from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
-_ONE_BITS = 0x3F800000  # of float32 1.0
+_ONE_BITS = 0x3F800000  # the bits of float32 1.0
 
 
 class SamplingSettings(NamedTuple):
   """Settings of sampling: each is one number for all rows, or a tensor [rows].
 
-  A number of all rows saves the passes over the vocabulary that it makes
-  needless.
+  One number for all rows that turns a filter off saves the filter's passes over
+  the vocabulary.
 
   Attributes:
     temperature: float32; 0 takes the likeliest token.
     top_k: int32, from 1; the size of the vocabulary, or None, keeps all tokens.
     top_p: float32, above 0; 1 keeps all tokens.
-    repetition_penalty: one number for all rows; 1 is none.
+    repetition_penalty: one number for all rows; 1 for no penalty.
   """
 
   temperature: float | tf.Tensor
@@ -39,14 +39,15 @@ class SamplingSettings(NamedTuple):
   repetition_penalty: float = 1.0
 
 
-def _column(setting):
+def _to_column(setting):
   return setting[:, tf.newaxis] if tf.is_tensor(setting) else setting
 
 
-def _least_kept(shares, weights, wanted):
-  # The largest t [rows, 1] for which weights of shares >= t sum to `wanted`.
-  # Nothing is sorted: bisection over the bits of a float32 takes 31 passes over
-  # the vocabulary. Floats that are not negative are ordered as their bits are.
+def _find_least_kept(shares, weights, wanted):
+  # Returns the largest t, [rows, 1], such that the weights of tokens with share
+  # >= t sum to at least `wanted`. Instead of sorting, it bisects over the bits
+  # of float32 in 31 passes over the vocabulary: floats that are not negative
+  # have the order of their bits.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):
@@ -70,24 +71,26 @@ def _least_kept(shares, weights, wanted):
 
 
 def _keep_likely(shares, top_k, top_p):
-  # Tokens that tie with the last token kept are kept.
+  # Tokens that tie with the last kept token are kept too.
   rows, vocab = shares.shape
   if tf.is_tensor(top_k) or (top_k or vocab) < vocab:
-    wanted = tf.cast(tf.broadcast_to(_column(top_k), [rows, 1]), tf.float32)
-    least = _least_kept(shares, tf.ones_like(shares), wanted)
+    wanted = tf.cast(tf.broadcast_to(_to_column(top_k), [rows, 1]), tf.float32)
+    least = _find_least_kept(shares, tf.ones_like(shares), wanted)
     shares = tf.where_v2(shares >= least, shares, 0.0)
   if tf.is_tensor(top_p) or top_p < 1:
-    top_p = _column(top_p)
+    top_p = _to_column(top_p)
     wanted = top_p * tf.reduce_sum(shares, -1, keepdims=True)
-    least = _least_kept(shares, shares, wanted)
-    # A row that keeps all tokens keeps the bits of their shares.
+    least = _find_least_kept(shares, shares, wanted)
+    # A row with TOP_P = 1 keeps all shares, whatever the sums round to.
     shares = tf.where_v2((shares >= least) | (top_p >= 1), shares, 0.0)
   return shares
 
 
 def mask_logits(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:
-  """Returns logits [rows, vocab] in float32, masked from `num_tokens` on."""
-  # The embedding may have more rows than the vocabulary has pieces.
+  """Casts logits [rows, vocab] to float32, and masks ids from `num_tokens` on.
+
+  The embedding may have more rows than the vocabulary has pieces.
+  """
   logits = tf.cast(logits, tf.float32)
   exists = tf.range(logits.shape[-1]) < num_tokens
   return tf.where_v2(exists, logits, logits.dtype.min)
@@ -105,15 +108,16 @@ _fused_penalize = fused(_penalize)
 
 
 @fused
-def _token_shares(logits, seen, settings, num_tokens):
+def _compute_shares(logits, seen, settings, num_tokens):
+  # Returns the tokens' shares: probabilities up to a factor, [rows, vocab].
   logits = _penalize(logits, seen, settings.repetition_penalty, num_tokens)
-  logits /= _column(settings.temperature)
+  logits /= _to_column(settings.temperature)
   shares = tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))
   return _keep_likely(shares, settings.top_k, settings.top_p)
 
 
 def _find_likeliest(logits, seen, penalty, num_tokens):
-  # Outside of XLA, whose argmax on a CPU takes two to three times as long.
+  # Not compiled by XLA, whose argmax takes two to three times as long on a CPU.
   if penalty == 1:
     logits = tf.cast(logits[:, :num_tokens], tf.float32)
   else:
@@ -123,30 +127,30 @@ def _find_likeliest(logits, seen, penalty, num_tokens):
 
 @fused
 def _draw_uniform(key, place):
-  # A number in [0, 1) for each key, [rows] float32: a hash of key and place,
-  # which is one number for all rows, [], or one per row, [rows].
+  # Returns a number in [0, 1) per row, [rows] float32: a hash of the row's key,
+  # [rows, 2], and of `place`, [] or [rows].
   key = tf.cast(key, tf.uint32)
   counter = [
     tf.broadcast_to(tf.cast(each, tf.uint32), key.shape[:1])
     for each in (place, 0)
   ]
   bits, _ = threefry(tf.unstack(key, axis=1), counter)
-  # 23 bits after a leading 1: in [1, 2), and 1 - 2 ** -23 at most is left.
+  # 23 random bits after the leading 1 make a float in [1, 2); then subtract 1.
   bits = tf.bitwise.right_shift(bits, tf.constant(9, tf.uint32))
   return tf.bitcast(tf.cast(bits, tf.int32) + _ONE_BITS, tf.float32) - 1.0
 
 
 def _draw(shares, key, place):
-  # By inversion: each row's own uniform number falls into one of the intervals
-  # that the shares make. No row's text depends on another row.
-  # Outside of XLA, whose cumulative sums on a CPU are slow.
+  # Inverse transform sampling: a row's uniform number falls into the interval
+  # of one token. No row's text depends on another row.
+  # Not compiled by XLA, whose cumulative sums are slow on a CPU.
   upto = tf.cumsum(shares, axis=-1)
   at = _draw_uniform(key, place)[:, tf.newaxis] * upto[:, -1:]
-  # A token without a share has no interval that a number could fall into.
+  # A token with share 0 has an empty interval, so it is never drawn.
   return tf.searchsorted(upto, at, side="right")[:, 0]
 
 
-def next_tokens(
+def choose_tokens(
   logits: tf.Tensor,
   seen: tf.Tensor,
   key: tf.Tensor,
@@ -158,25 +162,27 @@ def next_tokens(
 
   Args:
     logits: [rows, vocab], any float dtype.
-    seen: [rows, vocab], bool: tokens that the row has; any tensor where
+    seen: [rows, vocab], bool: tokens that the row has; any tensor if
       REPETITION_PENALTY is 1.
     key: [rows, 2], int32: hash of (SEED, prompt, sample).
     place: number of tokens that the row has drawn before, [] or [rows] int32.
     settings: settings of sampling.
-    num_tokens: pieces of the vocabulary.
+    num_tokens: number of pieces in the vocabulary.
   """
   temperature, penalty = settings.temperature, settings.repetition_penalty
   is_greedy = temperature <= MOST_GREEDY
   if not tf.is_tensor(is_greedy):
     if is_greedy:
       return _find_likeliest(logits, seen, penalty, num_tokens)
-    return _draw(_token_shares(logits, seen, settings, num_tokens), key, place)
-  # Rows of both kinds.
+    return _draw(
+      _compute_shares(logits, seen, settings, num_tokens), key, place
+    )
+  # Compute both for all rows, because some rows may be greedy and others not.
   settings = settings._replace(
     temperature=tf.where_v2(is_greedy, 1.0, temperature)
   )
   return tf.where_v2(
     is_greedy,
     _find_likeliest(logits, seen, penalty, num_tokens),
-    _draw(_token_shares(logits, seen, settings, num_tokens), key, place),
+    _draw(_compute_shares(logits, seen, settings, num_tokens), key, place),
   )

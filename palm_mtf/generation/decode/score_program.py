@@ -1,16 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Graph that scores: -log p of each token of some rows."""
+"""Graph that scores rows: -log p of each token."""
 
 import dataclasses
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.generation.decode.forward import build_palm, one_prefix
+from palm_mtf.generation.decode.forward import build_palm, make_prefix_masks
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.placement import lower
 from palm_mtf.model.loss import cross_entropy
 
-NUM_LIKELIEST = 5  # tokens at each place whose log p is returned
+NUM_LIKELIEST = 5  # tokens per place whose log p is returned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +20,13 @@ class ScoreProgram:
   Attributes:
     inputs: feed [rows, length], int32: the tokens before `targets`.
     targets: feed [rows, length], int32.
-    num_given: feed [rows], int32: how many of `inputs` attend to one another in
-      both directions; read only if the OBJECTIVE has such inputs.
+    num_given: feed [rows], int32: the first `num_given` inputs attend to one
+      another in both directions; read only if the OBJECTIVE has such inputs.
     token_loss: [rows, length], float32: -log p of each target.
     is_likeliest: [rows, length], bool: whether no token is likelier than the
       target.
     likeliest: [rows, length, k], int32: the likeliest tokens at each place.
-    likeliest_loss: [rows, length, k], float32: -log p of these.
+    likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
   """
 
   inputs: tf.Tensor
@@ -41,7 +41,7 @@ class ScoreProgram:
 def build_score_program(
   model: DecodeModel, num_rows: int, length: int
 ) -> ScoreProgram:
-  """Builds the program for one size in the current tf.Graph.
+  """Builds the program for one shape of rows in the current tf.Graph.
 
   Args:
     model: weights.
@@ -53,18 +53,18 @@ def build_score_program(
     for name in ("inputs", "targets")
   )
   num_given = tf.placeholder(tf.int32, [num_rows], "num_given")
-  # The weights are those of decoding, so that a process that scores and
-  # continues texts holds one copy of them.
+  # Scoring uses the decoding weights, so that a process that scores and
+  # continues texts holds one copy of the weights.
   mesh, shape, palm = build_palm(model, num_rows, length)
   masks = [None, None]
   if model.config.has_prefix:
     prefix = tf.sequence_mask(num_given, length, tf.int32)
-    masks = one_prefix(mtf.import_tf_tensor(mesh, prefix, shape))
+    masks = make_prefix_masks(mtf.import_tf_tensor(mesh, prefix, shape))
   logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape), *masks)
   wanted = mtf.import_tf_tensor(mesh, targets, shape)
   token_loss, log_z = cross_entropy(logits, wanted)
-  # A tensor that is not fetched costs nothing. The sum over the vocabulary has
-  # one term that is not 0, the target's logit.
+  # A tensor that is not fetched is not computed. The sum over the vocabulary
+  # has one term that is not 0, the target's logit.
   vocab = logits.shape.dims[-1]
   is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
   is_likeliest = mtf.greater_equal(

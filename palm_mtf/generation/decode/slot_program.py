@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph that continues texts which begin and end at different times.
 
-Each text has a slot, a row of a cache that is kept in variables: one program
-prefills a slot while the others wait, another gives all slots more tokens.
-Where a layout splits `batch` over n devices, slot i is row i // n of the
-cache's slice on device i % n; the first slots are then the first rows of every
-slice, and a step may leave out the others.
+Each text has a slot, a row of the decoding batch, whose cache is kept in
+variables. One program prefills a slot while the other slots wait; another
+program gives all slots more tokens. Where a layout splits `batch` over n
+devices, slot i is row i // n of the cache's slice on device i % n. The first
+slots are thus the first rows of every slice, and a step may leave out the last
+slots.
 """
 
 import dataclasses
@@ -33,13 +34,13 @@ from palm_mtf.native.decoding import Texts
 
 @dataclasses.dataclass(frozen=True)
 class InsertProgram:
-  """Prefills slots, at most one on each device that holds a slice of the rows.
+  """Prefills slots, at most one per slice of the rows.
 
   Attributes:
-    prompts: feed [slices, prompt_tokens], int32, each from the left.
-    lengths: feed [slices], int32: tokens of each prompt.
-    rows: feed [slices], int32: row of each slice that becomes the prompt's; -1
-      leaves the slice as it is.
+    prompts: feed [slices, prompt_tokens], int32, left-aligned.
+    lengths: feed [slices], int32: number of tokens per prompt.
+    rows: feed [slices], int32: the row of each slice to prefill; -1 leaves the
+      slice as it is.
     insert: prefills.
   """
 
@@ -50,12 +51,12 @@ class InsertProgram:
 
 
 class LogProbs(NamedTuple):
-  """How likely tokens are, as `score` says it.
+  """Log p of tokens under the plain softmax, without settings of sampling.
 
   Attributes:
     of_chosen: log p of the chosen tokens, [rows] float32.
     likeliest: the likeliest tokens, [rows, NUM_LIKELIEST] int32.
-    of_likeliest: log p of the likeliest, [rows, NUM_LIKELIEST] float32.
+    of_likeliest: log p of `likeliest`, [rows, NUM_LIKELIEST] float32.
   """
 
   of_chosen: tf.Tensor
@@ -65,16 +66,16 @@ class LogProbs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
-  """Reads the last token of each of the first slots and chooses the next ones.
+  """Reads the last token of each of the first slots, and chooses next tokens.
 
   Attributes:
     count: feed [], int32: number of tokens to choose; 1 with log p.
-    texts: feed [rows, 6], int32, of each text: last token and its position,
-      from 0; tokens drawn before; key of the draws, two numbers; TOP_K.
-    shares: feed [rows, 2], float32, of each text: TEMPERATURE and TOP_P.
+    texts: feed [rows, 6], int32, per text: last token; its position, from 0;
+      number of tokens drawn before; random key, two numbers; TOP_K.
+    shares: feed [rows, 2], float32, per text: TEMPERATURE and TOP_P.
     chosen: next tokens, [rows, count] int32.
     log_probs: log p of the tokens; None if it is not wanted.
-    update: keeps the cache; to be run with every fetch.
+    update: stores the cache; run it with every fetch.
   """
 
   count: tf.Tensor
@@ -89,7 +90,7 @@ class SlotPrograms:
   """Builds programs over one cache in the current tf.Graph.
 
   Attributes:
-    initialize: makes the cache; to be run before every program.
+    initialize: initializes the cache; run it before all programs.
   """
 
   def __init__(self, model: DecodeModel, num_slots: int, num_slices: int):
@@ -97,15 +98,15 @@ class SlotPrograms:
 
     Args:
       model: weights.
-      num_slots: number of texts at once, divisible by `num_slices`.
+      num_slots: number of slots, divisible by `num_slices`.
       num_slices: parts that the layout splits `batch` into.
     """
     self._model, self._impl = model, model.placement
     self._num_slices = num_slices
     self._step = make_step(model)
-    # The first value is a prefill of one token, repeated for all rows, not
-    # tf.zeros: equal zeros would become one shared constant, and all variables
-    # of the cache would be written in the memory of that constant.
+    # The first value is a prefill of one token, repeated for all rows, because
+    # equal tf.zeros would become one shared constant, and all variables of the
+    # cache would use the memory of that constant.
     prompts = tf.zeros([num_slices, 1], tf.int32)
     lengths = split_rows(self._impl, tf.ones([num_slices], tf.int32))
     self._cache = [
@@ -145,15 +146,15 @@ class SlotPrograms:
     """Builds steps of the first slots.
 
     Args:
-      num_rows: number of slots, divisible by `num_slices`. Row i is that of
+      num_rows: number of slots, divisible by `num_slices`. Row i belongs to
         slot `i % n * num_slices + i // n` where n is num_rows / num_slices.
-      num_tokens: pieces of the vocabulary.
+      num_tokens: number of pieces in the vocabulary.
       is_greedy: whether all texts take the likeliest token.
-      has_limits: whether TOP_K and TOP_P are read, at 31 passes over the logits
-        each.
-      wants_log_probs: whether to compute log p, of one token of each text.
+      has_limits: whether TOP_K and TOP_P are read; each takes 31 passes over
+        the logits.
+      wants_log_probs: whether to compute log p, for one token per text.
     """
-    # Few feeds: each costs a twentieth of the step of a small model.
+    # Few feeds, because each one costs a twentieth of a small model's step.
     count = tf.placeholder(tf.int32, [], "count")
     texts = tf.placeholder(tf.int32, [num_rows, 6], "texts")
     shares = tf.placeholder(tf.float32, [num_rows, 2], "shares")
@@ -176,7 +177,7 @@ class SlotPrograms:
       ),
       read_all(self._impl, self._cache),
       num_tokens=num_tokens,
-      eod_id=-1,  # whoever reads the texts knows their ends
+      eod_id=-1,  # the caller finds the end of each text
       keeps_logits=wants_log_probs,
     )
     chosen, log_probs = join_rows(self._impl, steps.chosen), None
@@ -207,8 +208,8 @@ def _find_log_probs(logits, chosen, num_tokens):
 
 
 def _replace_row(cache, new, at):
-  # In place, as a step writes its token: other slots cost nothing. Where the
-  # prompt belongs to another device, a row is replaced by itself.
+  # Updates in place, so that other slots cost nothing. On a device whose slice
+  # gets no prompt (`at` is -1), row 0 is replaced by itself.
   row = tf.maximum(at, 0)
   is_here = tf.reshape(at >= 0, [-1, *[1] * (cache.shape.rank - 1)])
   value = tf.where_v2(is_here, new, tf.gather(cache, row))

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The decoding step: one more token of every row, against cached keys, values.
+"""The decoding step: one more token per row, with cached keys and values.
 
   keys, values   [batch, memory_length, d_kv]          multi-query
                  [batch, heads, memory_length, d_kv]   multi-head
 
-In multi-query attention these are 2 num_layers d_kv numbers per position. Rows
-may stand at different positions.
+A multi-query cache has 2 num_layers d_kv numbers per row and position. Rows may
+be at different positions.
 
 The protocol `Step` has two implementations: C++ (native/decoding.py), and
 TensorFlow's operations. `make_step` chooses between them.
@@ -20,7 +20,7 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.architecture import layer_name
 from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import Cache, LaidOut
-from palm_mtf.generation.decode.sampling import SamplingSettings, next_tokens
+from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.attention import visible_softmax
@@ -43,10 +43,10 @@ from palm_mtf.ops.xla import fused
 
 
 class Step(Protocol):
-  """Builds decoding steps of one model; keeps no state.
+  """Builds the operations of decoding steps; keeps no state.
 
-  To make a `Step` builds operations that all its steps share: make it outside
-  of a loop over steps.
+  Make a `Step` outside of a loop over steps, because its constructor builds
+  operations that all steps share.
   """
 
   def read(
@@ -57,13 +57,13 @@ class Step(Protocol):
     Args:
       tokens: [batch], int32.
       positions: [batch], int32: position of each token, from 0.
-      cache: keys and values of the tokens before, of each layer in turn;
-        overwritten. It may have more rows than there are tokens: the rows
-        beyond are left as they are.
+      cache: keys and values of earlier tokens, layer after layer; overwritten.
+        The cache may have more rows than `tokens`: the further rows stay as
+        they are.
 
     Returns:
-      Logits of the next token, [batch, vocab], whole on every device that has
-      the row; and the cache with this token.
+      Logits of the next token, [batch, vocab], unsplit along vocab; and the
+      cache with this token.
     """
 
   def advance(
@@ -77,25 +77,25 @@ class Step(Protocol):
     repetition_penalty: float = 1.0,
     keeps_logits: bool = False,
   ) -> TextSteps:
-    """Continues texts by `count` steps, or until all of them have ended.
+    """Continues texts by `count` steps, or until all texts have ended.
 
     Args:
       count: number of steps, [] int32; 1 if `keeps_logits`.
-      texts: texts before; each tensor is laid out. A setting of sampling may be
-        one number for all rows (sampling.py).
+      texts: state of the texts before the steps; each tensor is laid out. A
+        sampling setting may be one number for all rows (sampling.py).
       cache: see `read`.
-      num_tokens: pieces of the vocabulary.
-      eod_id: token that ends a text; -1 if none does.
+      num_tokens: number of pieces in the vocabulary.
+      eod_id: token that ends a text; -1 if no token does.
       repetition_penalty: REPETITION_PENALTY of all texts.
       keeps_logits: whether to return the logits of the last step.
 
     Returns:
-      Laid-out tensors, without logits that pad the vocabulary.
+      Laid-out tensors; the logits have no padding along the vocabulary.
     """
 
 
 def make_step(model: DecodeModel) -> Step:
-  """Returns the implementation that serves the weights of a model."""
+  """Returns the `Step` for a model's kind of weights."""
   return (NativeStep if model.is_packed else TensorflowStep)(model)
 
 
@@ -106,13 +106,12 @@ def repeat_step(
   first: tf.Tensor,
   limit: tf.Tensor,
 ) -> tuple[tf.Tensor, list[LaidOut]]:
-  """Repeats a step, for places from `first` to `limit`, or until all rows end.
+  """Repeats a step for places from `first` to `limit`, or until all rows end.
 
   Args:
     placement: devices.
-    step: returns the state after the step of a place, given the place and the
-      state before.
-    state: the first of its tensors says which rows have ended, [rows] bool.
+    step: maps a place and the state before the step to the state after it.
+    state: tensors; the first one says which rows have ended, [rows] bool.
     first: [] int32.
     limit: [] int32.
 
@@ -121,8 +120,8 @@ def repeat_step(
   """
   size = placement.size
 
-  # The loop carries the cache as plain tensors: each step overwrites the keys
-  # and values of the one before in place.
+  # The loop carries the cache as plain tensors, so that each step overwrites
+  # the keys and values of the step before in place.
   def flatten(state):
     return [part for x in state for part in x.tensor_list]
 
@@ -133,8 +132,8 @@ def repeat_step(
     ]
 
   def has_more(place, *flat):
-    # Devices hold different rows, and every device takes part in all-reduces:
-    # no device ends before all have.
+    # Every device takes part in all-reduces, so no device may leave the loop
+    # before the rows of all devices have ended.
     over = tf.stack([tf.reduce_all(x) for x in flat[:size]])
     return (place < limit) & ~tf.reduce_all(over)
 
@@ -153,7 +152,7 @@ class NativeStep:
   """`Step` of packed weights on one CPU device: one operation for all steps."""
 
   def __init__(self, model: DecodeModel):
-    """Readies weights for steps."""
+    """Collects the weights in the order of a step."""
     self._impl, self._config = model.placement, model.config
     norms = ["norm", "mlp_norm"][: 1 + (self._config.block == "serial")]
     scales = [
@@ -161,8 +160,8 @@ class NativeStep:
       for layer in range(self._config.num_layers)
       for norm in norms
     ]
-    scales.append(model.last_scale())
-    # A dict keeps its order: a layer's products, as a step has them, in turn.
+    scales.append(model.make_last_scale())
+    # `model.kernels` is in the order in which a step multiplies.
     kernels = [x.kernel for x in model.kernels.values()]
     (self._table,) = model.table.tensor_list
     self._scales = [x.tensor_list[0] for x in scales]
@@ -220,15 +219,15 @@ class NativeStep:
     )
 
   def _without_padding(self, logits):
-    # Rows that pad the embedding have logits too, after those of all tokens.
+    # The rows that pad the embedding also have logits: the last columns.
     return logits[:, : self._config.vocab_size]
 
 
 # --- By TensorFlow's operations ----------------------------------------------
 
 
-# With one token per row, a step costs its products and the number of calls
-# between them: each `fused` function is one call, and one pass over memory.
+# With one token per row, the time of a step is in its products and in the calls
+# between products. A `fused` function is one call, and one pass over memory.
 
 
 @fused
@@ -246,11 +245,11 @@ def _softmax(scores, positions, scale):
 
 
 def _attend(q, keys, values, positions):
-  # Attends from one token of each row, q [rows, heads, d_kv], to itself and
-  # the tokens before it; returns [rows, heads * d_kv].
+  # Attends from one token per row, q [rows, heads, d_kv], to this token and the
+  # tokens before it; returns [rows, heads * d_kv].
   scale = q.shape[-1] ** -0.5
-  # In multi-query attention all heads meet the same keys: they are the rows of
-  # one product. A head with its own keys makes a product of one row.
+  # In multi-query attention all heads share the keys, so the heads are the rows
+  # of one product. Otherwise each head is a separate product with one row.
   if keys.shape.rank == 4:
     q = q[:, :, tf.newaxis]
   weights = _softmax(matmul(q, keys, transpose_b=True), positions, scale)
@@ -258,8 +257,8 @@ def _attend(q, keys, values, positions):
 
 
 def _find_cache_rows(positions, shape):
-  # Returns the row of each token in a flat cache of `shape`, [rows * heads]
-  # int32, in [0, rows * heads * memory_length).
+  # Returns where each token goes in a cache of `shape` that is reshaped to
+  # [rows * heads * memory_length, d_kv]: [rows * heads] int32.
   *rows, memory_length, _ = shape
   first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
   at = tf.reshape(positions, [-1, *[1] * (len(rows) - 1)])
@@ -267,11 +266,11 @@ def _find_cache_rows(positions, shape):
 
 
 def _write(cache, at, x):
-  # Writes one token of every row, x [rows, (heads,) d_kv], into a cache.
+  # Writes one token per row, x [rows, (heads,) d_kv], into a cache.
   d_kv = cache.shape[-1]
   # TensorFlow's scatter would copy all positions, which costs more than the
-  # rest of a step. Nothing reads the cache of the step before any more, so
-  # overwriting it is safe.
+  # rest of a step. Overwriting is safe, because nothing else reads the cache of
+  # the step before.
   flat = tf.raw_ops.InplaceUpdate(
     x=tf.reshape(cache, [-1, d_kv]), i=at, v=tf.reshape(x, [-1, d_kv])
   )
@@ -281,16 +280,17 @@ def _write(cache, at, x):
 class TensorflowStep:
   """`Step` on any devices: the block of model/palm.py for one position.
 
-  The block is written a second time because there is so little work in it:
-  Mesh TensorFlow's operations would be several calls where this is one call.
+  The block is written a second time for speed: with one position, the time is
+  in the number of calls, and Mesh TensorFlow's operations are several calls
+  where this class has one.
   """
 
   def __init__(self, model: DecodeModel):
-    """Readies weights for steps."""
+    """Builds the operations that all steps share."""
     self._impl, self._config = model.placement, model.config
     self._model = model
     self._products = Products(model, packed=True)
-    self._last_scale = model.last_scale()
+    self._last_scale = model.make_last_scale()
 
   def read(
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
@@ -300,7 +300,7 @@ class TensorflowStep:
     num_rows = tokens.slice_shape[0]
     shape = [num_rows, *shape[1:]]
     tables = sines_and_cosines(shape[-2], self._config.d_kv)
-    # All layers rotate by the same angles and write to the same rows.
+    # All layers rotate by the same angles and write to the same positions.
     places = impl.slicewise(
       lambda p: (
         *(p, _find_cache_rows(p, shape)),
@@ -316,7 +316,7 @@ class TensorflowStep:
       def read(keys, values, positions, at, sin, cos, wide):
         q, k, v, *hidden = columns.read(wide, sin.shape[:1], (sin, cos))
         keys, values = _write(keys, at, k), _write(values, at, v)
-        # The first rows of a tensor are a view of it: nothing is copied.
+        # A slice of the first rows is a view, so nothing is copied.
         seen = [
           x if x.shape[0] == num_rows else x[:num_rows] for x in (keys, values)
         ]
@@ -332,7 +332,7 @@ class TensorflowStep:
     x, y = self._add_and_norm(self._embed(tokens), {}, f"{layer_name(0)}/norm")
     for layer in range(self._config.num_layers):
       x, y = self._block(layer, x, y, attend)
-    return self._products.logits(y), after
+    return self._products.compute_logits(y), after
 
   def advance(
     self,
@@ -351,7 +351,7 @@ class TensorflowStep:
 
     def choose(i, logits, is_over, chosen, places, keys, *rest):
       *settings, seen = *rest[:3], rest[3:]
-      token = next_tokens(
+      token = choose_tokens(
         logits,
         seen[0] if seen else tf.constant(False),
         keys,
@@ -402,16 +402,16 @@ class TensorflowStep:
     y: LaidOut,
     attend: Callable[..., list[LaidOut]],
   ) -> tuple[LaidOut, LaidOut]:
-    # x is the residual stream and y its norm, [rows, d_model] each, before the
-    # block; the results are both after the block. A norm is computed with the
-    # addition before it, in one call.
+    # Maps the residual stream x and its norm y, [rows, d_model] each, to x and
+    # y after the block. One call adds the branches to x and computes the next
+    # norm.
     name = layer_name(layer)
     qkv = [f"{name}/attention/{part}" for part in "qkv"]
     gates = [f"{name}/mlp/wi_gate", f"{name}/mlp/wi"]
     is_last = layer == self._config.num_layers - 1
     following = "final_norm" if is_last else f"{layer_name(layer + 1)}/norm"
     if self._config.block == "parallel":
-      # One product of five kernels, and SwiGLU in the call that rotates q.
+      # One product joins five kernels; one call rotates q and applies SwiGLU.
       heads, hidden = attend(layer, y, [*qkv, *gates])
       branches = {f"{name}/attention/o": heads, f"{name}/mlp/wo": hidden}
       return self._add_and_norm(x, branches, following)
@@ -436,8 +436,8 @@ class TensorflowStep:
       self._model.table,
       tokens,
     )
-    # all-reduce of [rows, d_model] where a layout splits vocab: one slice has
-    # the row of a token, the others have zeros.
+    # all-reduce of [rows, d_model] where a layout splits vocab: one slice of
+    # the table has a token's row, the other slices give zeros.
     return self._impl.allreduce(x, split_axes(self._impl, [vocab]), "SUM")
 
   def _add_and_norm(

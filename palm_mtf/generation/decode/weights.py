@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a model for decoding, on every device of a mesh."""
+"""Weights for decoding, on every device of a mesh."""
 
 import collections
 import dataclasses
@@ -15,11 +15,11 @@ from palm_mtf.accounting.architecture import (
 )
 from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.generation.decode.kernels import (
-  largest_numbers,
+  find_largest,
   make_kernel,
   make_packed_kernel,
-  rounded_to_int4,
-  rounded_to_int8,
+  round_to_int4,
+  round_to_int8,
 )
 from palm_mtf.generation.decode.rows import LaidOut, make_variable
 from palm_mtf.machine.processors import bfloat16_flags
@@ -34,13 +34,13 @@ from palm_mtf.ops.slicewise import split_axes
 
 # The weights are made once from a checkpoint's float32 variables: cast to the
 # activation dtype or quantized, and joined where one product replaces several.
-# Norms and the embedding's rows are never quantized. The weights of a layer are
-# made only of the layer's own variables, so that no two layers of a checkpoint
-# need to be in memory at once.
+# Norm scales and the embedding's rows are never quantized. A layer's weights
+# depend only on the layer's own variables, so that no two layers of a
+# checkpoint need to be in memory at once.
 
-# Kernels of a layer that read one input: always one product.
+# Kernels of a layer that multiply the same input: always joined.
 _INPUTS = {"parallel": [(*QKV, *GATES)], "serial": [QKV, GATES]}
-# Kernels of a layer whose products are summed: one product where that is free.
+# Kernels of a layer whose products are summed: joined where that is free.
 _OUTPUTS = {
   "parallel": [("attention/o", "mlp/wo")],
   "serial": [("attention/o",), ("mlp/wo",)],
@@ -49,19 +49,19 @@ _OUTPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class JoinedKernel:
-  """Kernels of one product."""
+  """Kernels joined into one matrix."""
 
-  kernel: LaidOut  # `Kernel` [inner, outer] of each device
-  dims: list[list[mtf.Dimension]]  # of each part, without d_model
+  kernel: LaidOut  # a `Kernel` [inner, outer] per device
+  dims: list[list[mtf.Dimension]]  # dimensions of each part, without d_model
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerWeights:
-  """How weights are made: of one layer, or the weights outside of all layers.
+  """Makes the weights of one layer, or the weights outside of all layers.
 
   Attributes:
     slices: slices of a checkpoint's variables, by name.
-    prepare: makes the weights of the slices, and frees the slices.
+    prepare: makes the weights from the slices, and frees the slices.
   """
 
   slices: Mapping[str, Sequence[Slice]]
@@ -70,21 +70,24 @@ class LayerWeights:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeModel:
-  """Weights of one model on one mesh; to be loaded before they are read."""
+  """Weights of one model on one mesh; load them before programs run.
+
+  `LoadedDecoder` (inference/sessions.py) loads them.
+  """
 
   placement: CpuGpuPlacement  # devices and layout
   config: PalmConfig
   dims: Dims  # batch and length are placeholders, which nothing reads
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
-  to_logits: LaidOut  # `Kernel` [d_model, vocab] of each device: its transpose
+  to_logits: LaidOut  # a `Kernel` per device: the transposed table
   scales: dict[str, LaidOut]  # [d_model] float32, by checkpoint name
   kernels: dict[tuple[str, ...], JoinedKernel]  # by names of their parts
   is_packed: bool  # whether kernels are packed for the operations of `native`
   layers: Sequence[LayerWeights]
 
-  def last_scale(self) -> LaidOut:
+  def make_last_scale(self) -> LaidOut:
     """Returns the scale of the last norm times 1/sqrt(d_model), [d_model]."""
-    # The factor is that of the logits, as in model/palm.py.
+    # model/palm.py scales the logits by this factor.
     return self.placement.slicewise(
       lambda scale: scale * self.config.d_model**-0.5,
       self.scales["final_norm/scale"],
@@ -94,7 +97,7 @@ class DecodeModel:
 def build_decode_model(
   config: PalmConfig, mesh_layout: MeshLayout, weight_dtype: str
 ) -> DecodeModel:
-  """Makes variables and weights in the current tf.Graph.
+  """Builds variables and weights in the current tf.Graph.
 
   Args:
     config: the architecture.
@@ -103,8 +106,8 @@ def build_decode_model(
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = model_dims(config, 1, mesh_layout)
-  # Each device holds all of d_model, whatever the layout: to gather weights for
-  # each token would cost more than the rest of a step.
+  # Each device holds all of d_model, whatever the layout, because gathering
+  # weights for each token would cost more than the rest of a step.
   dims = dataclasses.replace(
     dims, d_model_stored=dims.d_model, d_model_residual=dims.d_model
   )
@@ -115,12 +118,14 @@ def build_decode_model(
   maker = _Maker(placement, config, dims, slices, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
   is_quantized = weight_dtype != "activation"
-  # The product of the logits is the largest one: in the activation dtype it
-  # would be half the bytes of a step with int4.
+  # The logits' kernel is the largest one. With int4 weights it is int8: in the
+  # activation dtype it would be half the bytes that a step reads.
   of_logits = dtype if is_packed else logits_dtype(config)
-  table = maker.laid_out("embedding")
+  table = maker.read_variable("embedding")
   scales = {
-    name: maker.laid_out(name) for name in slices if parse_name(name).is_scale
+    name: maker.read_variable(name)
+    for name in slices
+    if parse_name(name).is_scale
   }
   if config.final_norm_scale == "none":
     scales["final_norm/scale"] = placement.slicewise(
@@ -130,27 +135,27 @@ def build_decode_model(
     placement=placement,
     config=config,
     dims=dims,
-    table=maker.constant("table", dtype, table),
-    to_logits=maker.to_logits(is_quantized, of_logits, table),
+    table=maker.make_constant("table", dtype, table),
+    to_logits=maker.make_logits_kernel(is_quantized, of_logits, table),
     scales={
-      name: maker.constant(name, tf.float32, value)
+      name: maker.make_constant(name, tf.float32, value)
       for name, value in scales.items()
     },
-    kernels=dict(maker.joined_kernels()),
+    kernels=dict(maker.make_joined_kernels()),
     is_packed=is_packed,
-    layers=maker.layers(),
+    layers=maker.make_layers(),
   )
 
 
 def _serves_natively(
   placement: CpuGpuPlacement, config: PalmConfig, weight_dtype: str
 ) -> bool:
-  """Returns whether the operations of `native` serve these weights."""
+  """Returns whether the C++ operations of `native` use these weights."""
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
   if config.norm not in IS_CENTERED:
     return False
-  # AMX multiplies the many rows of a prompt faster than these operations do.
+  # AMX multiplies the many rows of a prompt faster than the C++ operations do.
   is_bfloat16 = (weight_dtype, config.activation_dtype) == (
     "activation",
     "bfloat16",
@@ -161,7 +166,7 @@ def _serves_natively(
 
 
 class _Maker:
-  """Makes weights of variables, and collects what initializes the weights."""
+  """Makes weights from variables, and collects the weights' initializers."""
 
   def __init__(self, placement, config, dims, slices, weight_dtype, is_packed):
     self._impl = placement
@@ -178,13 +183,13 @@ class _Maker:
     # By layer (`ParameterName.layer`).
     self._initializers = collections.defaultdict(list)
 
-  def laid_out(self, name):
+  def read_variable(self, name):
     """Returns a variable of the checkpoint."""
     values = [part.variable.value() for part in self._slices[name]]
     return self._impl.LaidOutTensor(values)
 
-  def constant(self, name, dtype, value):
-    """Returns the content of a variable whose first value is `value`."""
+  def make_constant(self, name, dtype, value):
+    """Makes a variable whose first value is `value`; returns its content."""
 
     def make(value):
       kept = make_variable(tf.cast(value, dtype), f"decode/{name}")
@@ -193,8 +198,8 @@ class _Maker:
 
     return self._impl.slicewise(make, value)
 
-  def _kernel(self, name, make, *values):
-    # Returns the kernel that `make` makes of its values and a name.
+  def _make_kernel(self, name, make, *values):
+    # Calls make(*values, name=...) on each device; returns the kernels.
     def make_and_keep(*values):
       kernel = make(*values, name=f"decode/{name}")
       self._initializers[parse_name(name).layer].append(kernel.initialize)
@@ -202,12 +207,12 @@ class _Maker:
 
     return self._impl.slicewise(make_and_keep, *values)
 
-  def to_logits(self, is_quantized, dtype, table):
-    """Returns the kernel of the logits, the transposed table."""
-    # The kernel is rounded as the table is, also where its product is not.
+  def make_logits_kernel(self, is_quantized, dtype, table):
+    """Makes the kernel of the logits: the transposed table."""
+    # Its numbers are rounded like the table's, even if `dtype` is wider.
     rounded_to = tf.as_dtype(self._config.activation_dtype)
 
-    def packed(x, name):
+    def pack_kernel(x, name):
       is_rounded = rounded_to == tf.bfloat16
       packed_dtype = tf.int8 if is_quantized else dtype
       panels = pack(
@@ -215,17 +220,19 @@ class _Maker:
       )
       return make_packed_kernel(panels, name)
 
-    def plain(x, name):
+    def keep_plain(x, name):
       w = tf.cast(tf.transpose(x), rounded_to)
       if is_quantized:
         w = tf.cast(w, tf.float32)
-        w = rounded_to_int8(w, largest_numbers(w))
+        w = round_to_int8(w, find_largest(w))
       return make_kernel(w, dtype, name)
 
-    make = packed if self._is_packed else plain
-    return self._kernel("to_logits", make, table)
+    make = pack_kernel if self._is_packed else keep_plain
+    return self._make_kernel("to_logits", make, table)
 
-  def joined_kernels(self) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
+  def make_joined_kernels(
+    self,
+  ) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
     """Yields the kernels of all layers, by the names of their parts."""
     block = self._config.block
     for layer in range(self._config.num_layers):
@@ -234,17 +241,17 @@ class _Maker:
           tuple(f"{layer_name(layer)}/{part}" for part in parts)
           for parts in (inputs, outputs)
         )
-        yield inputs, self._joined(inputs)
+        yield inputs, self._join(inputs)
         rounds = self._dtype == tf.int8 and not self._is_packed
-        largest = [self._largest(names)] if rounds else []
-        # Packed kernels read their inputs in parts. To join the inputs of other
-        # kernels costs more than a second product.
+        largest = [self._find_largest(names)] if rounds else []
+        # Packed kernels read inputs in several tensors. For other kernels,
+        # joining the inputs costs more than a second product.
         joins = self._is_packed
         for some in [names] if joins else [(name,) for name in names]:
-          yield some, self._joined(some, *largest)
+          yield some, self._join(some, *largest)
 
-  def layers(self) -> list[LayerWeights]:
-    """Returns how all weights are made; call it after they are all built."""
+  def make_layers(self) -> list[LayerWeights]:
+    """Returns the makers of all weights; call it after all are built."""
     by_layer = collections.defaultdict(dict)
     for name, parts in self._slices.items():
       by_layer[parse_name(name).layer][name] = parts
@@ -253,51 +260,52 @@ class _Maker:
       for layer, some in by_layer.items()
     ]
 
-  def _joined(self, names, *largest):
-    reads, axis = self._beside_d_model(names[0])
+  def _join(self, names, *largest):
+    reads, axis = self._find_other_dims(names[0])
 
-    def packed(*parts, name):
+    def pack_kernel(*parts, name):
       panels = pack(parts, self._dtype, joins_rows=axis == 0)
       return make_packed_kernel(panels, name)
 
-    def plain(*parts, name):
+    def keep_plain(*parts, name):
       parts, largest = parts[: len(names)], parts[len(names) :]
       whole = tf.concat(parts, axis)
-      # TensorFlow has no products with int8 or int4: round to their numbers.
+      # A product with float weights that are rounded to int8 or int4.
       if self._dtype == INT4:
-        whole = rounded_to_int4(whole)
+        whole = round_to_int4(whole)
       elif self._dtype == tf.int8:
-        whole = rounded_to_int8(whole, *(largest or [largest_numbers(whole)]))
+        whole = round_to_int8(whole, *(largest or [find_largest(whole)]))
       return make_kernel(whole, self._config.activation_dtype, name)
 
-    make = packed if self._is_packed else plain
-    matrices = [self._matrix(name) for name in names]
+    make = pack_kernel if self._is_packed else keep_plain
+    matrices = [self._make_matrix(name) for name in names]
     return JoinedKernel(
-      self._kernel(names[0], make, *matrices, *largest),
+      self._make_kernel(names[0], make, *matrices, *largest),
       [self._dims[name][reads] for name in names],
     )
 
-  def _beside_d_model(self, name):
-    # q is [d_model, heads, d_kv], a matrix [d_model, the rest]; o is [heads,
-    # d_kv, d_model], a matrix [the rest, d_model]. Returns where the rest is,
-    # in the kernel and in the matrix.
+  def _find_other_dims(self, name):
+    # Returns the places of all dimensions but d_model: in the parameter (a
+    # slice) and in its matrix (an axis). q is [d_model, heads, d_kv], a matrix
+    # [d_model, heads * d_kv]; o is [heads, d_kv, d_model], a matrix [heads *
+    # d_kv, d_model].
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
 
-  def _matrix(self, name):
-    _, axis = self._beside_d_model(name)
+  def _make_matrix(self, name):
+    _, axis = self._find_other_dims(name)
 
-    def matrix(x):
+    def flatten(x):
       return tf.reshape(x, [x.shape[0], -1] if axis else [-1, x.shape[-1]])
 
-    return self._impl.slicewise(matrix, self.laid_out(name))
+    return self._impl.slicewise(flatten, self.read_variable(name))
 
-  def _largest(self, names):
-    # Kernels whose products are summed share a scale per output, as in
-    # `native`, so that no layout changes the numbers.
+  def _find_largest(self, names):
+    # Kernels whose products are summed share one scale per output, as in
+    # `native`, so that the numbers do not depend on the layout.
     found = []
     for name in names:
-      largest = self._impl.slicewise(largest_numbers, self._matrix(name))
+      largest = self._impl.slicewise(find_largest, self._make_matrix(name))
       axes = split_axes(self._impl, self._dims[name])
       found.append(self._impl.allreduce(largest, axes, "MAX"))
     return self._impl.slicewise(
@@ -308,7 +316,6 @@ class _Maker:
 def _free_after(
   operations: Sequence[tf.Operation], slices: Mapping[str, Sequence[Slice]]
 ) -> tf.Operation:
-  """Returns an operation that runs operations, and then frees variables."""
   with tf.control_dependencies(operations):
     return tf.group(
       [

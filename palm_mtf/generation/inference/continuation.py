@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text of a continuation: token ids up to [eod] or one of STOP_STRINGS."""
+"""Text of a continuation, from its token ids up to [eod] or a stop string."""
 
 import dataclasses
 import hashlib
@@ -17,21 +17,22 @@ class Continuation:
   """Continuation of a prompt."""
 
   text: str  # without [eod] or the stop string
-  num_tokens: int  # tokens that begin in the text
-  ended: str  # "eod", "stop" (a stop string), "length"; "" while tokens come
-  score: float | None = None  # of beam search (decode/beam_search.py)
+  num_tokens: int  # tokens whose first character is in the text
+  ended: str  # "eod", "stop" (a stop string), "length"; "" if unfinished
+  score: float | None = None  # from beam search (decode/beam_search.py)
 
 
 class ContinuationReader:
-  """Reads the tokens of one continuation as they come.
+  """Reads the tokens of one continuation one after the other.
 
-  The text is what the tokens add to that of the prompt: with a vocabulary that
-  begins texts with a space, a continuation keeps the space of its first word.
+  The text is what the tokens add to the prompt's text. A vocabulary that begins
+  each text with a space drops that space, but a continuation keeps the space of
+  its first word.
 
   Attributes:
     ids: tokens up to the token that ended the text: [eod], or the token that
       completed a stop string.
-    places: place in the text of the first character of each of `ids`.
+    places: for each of `ids`, the place of its first character in the text.
     ended: "eod", "stop", or "" while the text may continue.
   """
 
@@ -46,8 +47,8 @@ class ContinuationReader:
     Args:
       vocabulary: vocabulary of the model.
       stop_strings: a continuation ends before the first of these texts.
-      prompt: tokens before the continuation, without the start token. Leave it
-        out where targets are encoded apart from inputs, because such targets
+      prompt: tokens before the continuation, without the start token; () if
+        inputs and targets are encoded separately, because the targets then
         begin a text.
     """
     self._eod_id = vocabulary.eod_id
@@ -83,11 +84,13 @@ class ContinuationReader:
     return self._reader.token_text(token)
 
   def sure_text(self) -> str:
-    """Returns the beginning of the text that no further token changes."""
+    """Returns the part of the text that no further token can change."""
     text = self._reader.text
     if self.ended:
       return self.continuation(is_over=True).text
-    unsure = max((begun_stop(text, x) for x in self._stop_strings), default=0)
+    unsure = max(
+      (measure_begun_stop(text, x) for x in self._stop_strings), default=0
+    )
     return text[: len(text) - unsure]
 
   def continuation(
@@ -109,18 +112,18 @@ class ContinuationReader:
     return Continuation(text, num_tokens, ended, score)
 
 
-def begun_stop(text: str, stop: str) -> int:
-  """Returns the length of the longest end of `text` that begins `stop`.
+def measure_begun_stop(text: str, stop: str) -> int:
+  """Returns the length of the longest suffix of `text` that begins `stop`.
 
   The time is linear in the length of the shorter text.
 
   Args:
-    text: text that does not hold `stop`.
+    text: text that does not contain `stop`.
     stop: text that is not empty.
   """
   end = text[max(0, len(text) - len(stop) + 1) :]
   # Knuth, Morris and Pratt (1977): borders[i] is the length of the longest
-  # text that both begins and ends stop[: i + 1] and is shorter than it.
+  # proper prefix of stop[: i + 1] that is also its suffix.
   borders = [0]
   for character in stop[1 : len(end)]:
     length = borders[-1]
@@ -136,7 +139,7 @@ def begun_stop(text: str, stop: str) -> int:
 
 
 def sampling_key(seed: int, sample: int, prompt: str) -> np.ndarray:
-  """Returns the key of a text's draws, [2] int32: its batch is not in it."""
+  """Returns the random key of a text, [2] int32, the same in every batch."""
   text = f"{seed}/{sample}/{prompt}".encode()
   digest = hashlib.blake2b(text, digest_size=8).digest()
   return np.frombuffer(digest, "<i4")

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Generation of texts: prompts to batches, tokens to text, STOP_STRINGS."""
+"""Generates texts: batches of prompts, and texts up to STOP_STRINGS."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,8 +20,8 @@ from palm_mtf.generation.inference.continuation import (
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
-# More rows make several batches: with so many rows in a batch, reading the
-# weights costs little compared with the arithmetic.
+# Rows per batch at most. With this many rows, reading the weights costs little
+# compared with the arithmetic.
 _MOST_ROWS = 64
 # Tokens between fetches, to look for stop strings or to show a text.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
@@ -42,14 +42,14 @@ class Generator:
     seed: int,
     start_id: int = 0,
   ):
-    """Readies generation; programs are built when they are needed.
+    """Takes the weights; programs are built at their first use.
 
     Args:
-      loaded: weights, of `decode.weight_dtype`.
+      loaded: weights in `decode.weight_dtype`.
       vocabulary: vocabulary of the model.
       decode: settings of sampling or beam search.
       sample_tokens: length of the longest continuation, in tokens.
-      seed: seed of the draws.
+      seed: random seed.
       start_id: input before the first token of a text (packing.document_start).
     """
     self._loaded = loaded
@@ -64,7 +64,7 @@ class Generator:
 
   @property
   def activation_dtype(self) -> str:
-    """The dtype that the model computes in."""
+    """ACTIVATION_DTYPE of the model."""
     return self._loaded.model.config.activation_dtype
 
   def continuations(
@@ -79,11 +79,11 @@ class Generator:
     """Yields the continuations of each prompt, in order.
 
     Args:
-      prompts: token ids without the start token, short enough for a
-        continuation after them.
+      prompts: token ids without the start token; each leaves room for
+        SAMPLE_TOKENS.
       are_inputs: whether the prompts are inputs of examples, whose targets are
-        encoded apart. The continuations are then decoded apart too: a space
-        that the vocabulary puts before each text is dropped.
+        encoded separately. The continuations are then decoded separately too,
+        without the space that the vocabulary puts before each text.
     """
     slices = self._loaded.num_slices
     most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
@@ -120,8 +120,8 @@ class Generator:
     step: int | None,
   ) -> Iterator[list[list[_Row]]]:
     # Yields the texts so far every `step` tokens and at the end; if `step` is
-    # None, only at the end. Rows that fill up the batch copy the first prompt,
-    # so that they end with it. `before` has the tokens before each text.
+    # None, only at the end. Rows that pad the batch copy the first prompt, so
+    # that they end when its rows end. `before` has the tokens before each text.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
@@ -184,8 +184,8 @@ class Generator:
     return rows
 
   def _get_program(self, size: int, prompt_tokens: int) -> DecodeProgram:
-    # Prompts are padded to a power of two of tokens, so that few programs serve
-    # all lengths: the first run of each compiles.
+    # Prompts are padded to a power of two, so that few programs serve all
+    # lengths, because the first run of a program compiles it.
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
     if (size, room) not in self._programs:
       sizes = PromptBatch(
@@ -201,7 +201,6 @@ class Generator:
     return self._programs[size, room]
 
   def _make_keys(self, prompt: Sequence[int]) -> np.ndarray:
-    # A key for each sample, [samples, 2] int32.
     text = self._vocabulary.decode(prompt)
     samples = range(self._decode.rows_per_prompt)
     return np.stack([sampling_key(self._seed, i, text) for i in samples])

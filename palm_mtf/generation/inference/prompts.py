@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts: read from a file, checked for room, and continued."""
+"""Reads, checks and continues prompts."""
 
 import contextlib
 import logging
@@ -57,7 +57,7 @@ def check_prompts(
 def warn_of_spaces(
   prompts: Sequence[str], vocabulary: Vocabulary, origin: str = "PROMPTS"
 ) -> None:
-  """Warns of prompts that end in the space before a word.
+  """Warns about prompts that end in the space before a word.
 
   Args:
     prompts: texts to continue.
@@ -65,12 +65,13 @@ def warn_of_spaces(
     origin: name of the prompts in the message.
   """
   for prompt in prompts:
-    # Such a vocabulary has " word" as one token: training has never seen a
-    # space at the end of a text.
+    # A vocabulary with tokens such as " word" never ends a text of training
+    # with a space.
     if prompt.endswith(" ") and vocabulary.joins_spaces():
       _logger.warning(
-        f"{origin}: {prompt[-40:]!r} ends in a space, with which this "
-        "vocabulary begins a word: leave it out, or a word may not follow"
+        f"{origin}: {prompt[-40:]!r} ends in a space, which this vocabulary "
+        "keeps at the start of the next word: leave it out, because no word may "
+        "follow otherwise"
       )
 
 
@@ -83,12 +84,11 @@ def check_room(model: PalmConfig, run: RunConfig) -> None:
     )
 
 
-def with_start(ids: Sequence[int], start_id: int) -> list[int]:
-  """Returns the ids of a prompt, with the start token before them once.
+def add_start(ids: Sequence[int], start_id: int) -> list[int]:
+  """Returns the ids of a prompt with exactly one start token before them.
 
-  Ids from a tokenizer that adds the start token, as an exported tokenizer does,
-  have it already. A text never has it: the text "[eod]" has the ids of its
-  characters.
+  Ids from an exported tokenizer already begin with the start token. Encoding a
+  text never gives the start token: "[eod]" in a text becomes its characters.
 
   Args:
     ids: token ids of a prompt.
@@ -106,11 +106,13 @@ def read_prompts(path: str) -> list[str]:
       with the field "prompt"; "-" is stdin.
 
   Raises:
-    UserError: the file cannot be read, is empty, or a line is no prompt.
+    UserError: if the file cannot be read, is empty, or a line is not a prompt.
   """
   prompts = []
   # In JSON a prompt may have several lines.
-  read = _json_prompts if format_of(path) == ".jsonl" else _plain_prompts
+  read = (
+    _read_json_prompts if format_of(path) == ".jsonl" else _read_plain_prompts
+  )
   for where, prompt in read(path, f"--input = {path!r}"):
     if not prompt:
       raise UserError(f"{where} is empty; there has to be a text to continue.")
@@ -118,12 +120,12 @@ def read_prompts(path: str) -> list[str]:
   return prompts
 
 
-def _plain_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
+def _read_plain_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
   for _, where, line in read_lines(path, what, "write one prompt per line"):
     yield where, line
 
 
-def _json_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
+def _read_json_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
   lines = read_json_lines(path, what, _FORM, needed="write one prompt per line")
   for _, where, fields in lines:
     if _FIELD not in fields:
@@ -137,7 +139,7 @@ def _json_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
 def continue_prompts(
   checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
 ) -> list[str]:
-  """Returns the model's continuation of each of PROMPTS."""
+  """Returns one continuation for each of PROMPTS."""
   prompts = config.run.prompts
   # Without prompts, do not even import TensorFlow.
   if not prompts:

@@ -1,15 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts to score, from the command line or a file.
+"""Reads texts to score, from the command line or a file.
 
-a file, --text        a document: how likely is it
-FILE.tsv              a line: inputs, a tab, targets; or several targets, with
-                      tabs between them: options
-FILE.jsonl            a line: {"text": ...}, {"inputs": ..., "targets": ...}
+--text, other files   a document
+FILE.tsv              per line: inputs, a tab, and targets; or several targets
+                      (options), with tabs between them
+FILE.jsonl            per line: {"text": ...}, {"inputs": ..., "targets": ...}
                       or {"inputs": ..., "options": [...]}
 
-user_text.py says how files are read. A document is scored byte for byte, as
-TEXT_FILES trains it: a byte order mark at its beginning is part of it.
+user_text.py reads the files. A document is scored byte for byte, as TEXT_FILES
+trains it, including a byte order mark at its beginning.
 """
 
 import dataclasses
@@ -32,16 +32,16 @@ _FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class ScoreItem:
-  """Text to score: a document, targets given inputs, or options."""
+  """What to score: a document, targets given inputs, or options."""
 
   origin: str  # file and line, for messages
-  inputs: str  # "" of a document
-  targets: tuple[str, ...]  # one, or the options
+  inputs: str  # "" for a document
+  targets: tuple[str, ...]  # one text, or the options
   kind: str  # "text", "targets" or "options"
 
 
-def given_texts(texts: Sequence[str]) -> list[ScoreItem]:
-  """Returns the documents of --text; raises UserError where one is empty."""
+def make_text_items(texts: Sequence[str]) -> list[ScoreItem]:
+  """Makes items from --text; raises UserError if a text is empty."""
   if not all(texts):
     raise UserError("--text = '': is empty; there has to be a text to score.")
   return [
@@ -57,38 +57,38 @@ def read_items(path: str) -> list[ScoreItem]:
     path: path of a .jsonl or .tsv file, or else of a document; "-" is stdin.
 
   Raises:
-    UserError: the file cannot be read, is empty, or a line is no item.
+    UserError: if the file cannot be read, is empty, or a line is not an item.
   """
   what, needed = f"--input = {path!r}", "there has to be a text to score"
-  # A newline or a tab in a text takes JSON.
+  # A text with a newline or a tab can only be given as JSON.
   if format_of(path) == ".jsonl":
     lines = read_json_lines(path, what, _FORMS, needed=needed)
-    return [_json_item(line, at, f"{path}:{n}") for n, at, line in lines]
+    return [_read_json_item(line, at, f"{path}:{n}") for n, at, line in lines]
   if format_of(path) == ".tsv":
     lines = read_lines(path, what, needed)
-    return [_tsv_item(line, at, f"{path}:{n}") for n, at, line in lines]
+    return [_read_tsv_item(line, at, f"{path}:{n}") for n, at, line in lines]
   document = read_text(path, what, needed, keeps_mark=True)
   return [ScoreItem(path, "", (document,), "text")]
 
 
-def _tsv_item(line: str, what: str, origin: str) -> ScoreItem:
+def _read_tsv_item(line: str, what: str, origin: str) -> ScoreItem:
   inputs, *targets = line.split("\t")
   if not targets:
     raise UserError(
       f"{what} has no tab; write inputs, a tab and targets, or options with "
       "tabs between them."
     )
-  return _example(inputs, targets, len(targets) > 1, what, origin)
+  return _make_item(inputs, targets, len(targets) > 1, what, origin)
 
 
-def _json_item(
+def _read_json_item(
   fields: Mapping[str, object], what: str, origin: str
 ) -> ScoreItem:
   named = {"text", "inputs", "targets", "options"} & set(fields)
   if named not in ({"text"}, {"inputs", "targets"}, {"inputs", "options"}):
     raise UserError(f"{what} has the fields {sorted(fields)}; {_FORMS}.")
   if "options" in named and not isinstance(fields["options"], list):
-    raise UserError(f"{what}: 'options' is no list of texts; {_FORMS}.")
+    raise UserError(f"{what}: 'options' is not a list of texts; {_FORMS}.")
   for name in sorted(named):
     value = fields[name]
     for text in value if name == "options" else [value]:
@@ -99,10 +99,10 @@ def _json_item(
     return ScoreItem(origin, "", (fields["text"],), "text")
   has_options = "options" in named
   targets = fields["options"] if has_options else [fields["targets"]]
-  return _example(fields["inputs"], targets, has_options, what, origin)
+  return _make_item(fields["inputs"], targets, has_options, what, origin)
 
 
-def _example(
+def _make_item(
   inputs: str,
   targets: Sequence[str],
   has_options: bool,

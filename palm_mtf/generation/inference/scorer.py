@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-likelihood of texts: the sum of log p of their tokens, in nats.
 
-A long text is scored in windows, each token exactly once. With SEQUENCE_LENGTH
-= 4 and STRIDE = 2; scored tokens are in brackets:
+A long text is scored in windows, each token exactly once. An example with
+SEQUENCE_LENGTH = 4 and STRIDE = 2; the scored tokens are in brackets:
 
   [t0 t1 t2 t3]
          t2 t3 [t4 t5]
@@ -24,20 +24,22 @@ from palm_mtf.generation.decode.score_program import (
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
 
-# Rows have few lengths, so that few programs serve all of them and a short text
-# costs less than a long one. The number of rows that are scored at once depends
-# only on their length, so that a text's score depends only on the text.
+# Row lengths are powers of two, so that few programs serve all texts and a
+# short text costs less than a long one. The number of rows in a batch depends
+# only on the length of the rows, so that a text's score depends only on the
+# text.
 _SHORTEST_ROW = 32
-# Enough that reading the weights costs little compared with the arithmetic.
+# Tokens per batch: with this many, reading the weights costs little compared
+# with the arithmetic.
 _TOKENS_AT_ONCE = 2048
 
 
 class Window(NamedTuple):
-  """One row of a text, as places in the text."""
+  """One row to score, as places in its text."""
 
   start: int  # first token that is read
   first: int  # first token that is scored
-  stop: int  # after the last token that is read and scored
+  stop: int  # end of the tokens that are read and scored
 
 
 def find_windows(
@@ -46,14 +48,14 @@ def find_windows(
   """Returns the windows that score the tokens from `first` on, in order.
 
   Args:
-    num_tokens: number of tokens of inputs and targets.
-    first: number of tokens of the inputs.
+    num_tokens: number of tokens in inputs and targets.
+    first: number of tokens in the inputs.
     length: tokens in a row at most.
-    stride: new tokens in a further row, at most `length`.
+    stride: new tokens in each row after the first, at most `length`.
   """
-  # Where inputs and targets are too long together, the beginning of the inputs
-  # is left out; targets that are too long by themselves are scored as a text
-  # without inputs. A token sees all tokens before it, or at least length -
+  # If inputs and targets together are too long for a row, the beginning of the
+  # inputs is left out. Targets that are too long without inputs are scored as a
+  # text without inputs. A token sees all earlier tokens, or at least length -
   # stride of them.
   start = max(0, min(first, num_tokens - length))
   stop = min(start + length, num_tokens)
@@ -64,14 +66,14 @@ def find_windows(
   return found
 
 
-def row_length(num_tokens: int, length: int) -> int:
+def choose_row_length(num_tokens: int, length: int) -> int:
   """Returns the length of a row for `num_tokens`, at most `length`."""
   enough = max(_SHORTEST_ROW, 1 << (num_tokens - 1).bit_length())
   return min(enough, length)
 
 
-def rows_at_once(length: int, slices: int) -> int:
-  """Returns the number of rows of a length in one batch of `slices` parts."""
+def count_rows_at_once(length: int, slices: int) -> int:
+  """Returns the batch size for rows of a length, a multiple of `slices`."""
   return -(-max(_TOKENS_AT_ONCE // length, 1) // slices) * slices
 
 
@@ -95,11 +97,11 @@ class Scorer:
   def __init__(
     self, loaded: LoadedDecoder, stride: int | None = None, start_id: int = 0
   ):
-    """Readies scoring; programs are built when they are needed.
+    """Takes the weights; programs are built at their first use.
 
     Args:
       loaded: weights of the model.
-      stride: tokens between windows; None for half of the sequence length.
+      stride: new tokens per window; None for half of the sequence length.
       start_id: input before the first token of a text (packing.document_start).
     """
     self._loaded = loaded
@@ -111,28 +113,32 @@ class Scorer:
   def log_likelihoods(
     self, examples: Sequence[Example]
   ) -> Iterator[tuple[int, float]]:
-    """Yields the place of each example, and log p of its targets."""
+    """Yields the index of each example, and log p of its targets."""
     for index, parts in self._score(examples, ["token_loss"]):
       yield index, -math.fsum(x for (loss,) in parts for x in loss.tolist())
 
   def scores(self, examples: Sequence[Example]) -> Iterator[tuple[int, Score]]:
-    """Yields the place of each example, and its score."""
+    """Yields the index of each example, and its score."""
     for index, parts in self._score(examples, ["token_loss", "is_likeliest"]):
       losses, likeliest = (np.concatenate(x) for x in zip(*parts, strict=True))
       score = Score(-math.fsum(losses.tolist()), bool(likeliest.all()))
       yield index, score
 
   def score_prompt(self, ids: Sequence[int]) -> list[Chosen]:
-    """Returns the tokens after the first, as if they had been chosen.
+    """Returns the tokens after the first one with their log p, as `Chosen`.
 
     Args:
       ids: at least two tokens; at most SEQUENCE_LENGTH after the first.
     """
     count = len(ids) - 1
-    size, length = self._loaded.num_slices, row_length(count, self._length)
+    size, length = (
+      self._loaded.num_slices,
+      choose_row_length(count, self._length),
+    )
     inputs, targets = np.zeros([2, size, length], np.int32)
     inputs[:, :count], targets[:, :count] = ids[:-1], ids[1:]
-    # Any of these tokens could have been chosen: only the first is given.
+    # Only the first token counts as given, because sampling could have chosen
+    # any later one.
     losses, likeliest, their_losses = (
       x[0, :count].tolist()
       for x in self._run(
@@ -150,9 +156,9 @@ class Scorer:
   def _score(
     self, examples: Sequence[Example], names: Sequence[str]
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
-    # Yields the place of each example, and for each of its windows the tensors
-    # of ScoreProgram with these names, for the window's scored tokens.
-    rows = collections.defaultdict(list)  # by their length
+    # Yields the index of each example and, for each of its windows, the tensors
+    # `names` of ScoreProgram at the window's scored tokens.
+    rows = collections.defaultdict(list)  # by length
     missing = []
     for index, (inputs, targets) in enumerate(examples):
       first = len(inputs)
@@ -161,12 +167,12 @@ class Scorer:
       )
       missing.append(len(found))
       for window in found:
-        needed = row_length(window.stop - window.start, self._length)
+        needed = choose_row_length(window.stop - window.start, self._length)
         rows[needed].append((index, window))
     parts = collections.defaultdict(list)
-    # The shortest rows come first, so that results come early.
+    # Score the shortest rows first, so that the first results come early.
     for length in sorted(rows):
-      size = rows_at_once(length, self._loaded.num_slices)
+      size = count_rows_at_once(length, self._loaded.num_slices)
       for start in range(0, len(rows[length]), size):
         some = rows[length][start : start + size]
         found = self._score_rows(examples, some, length, size, names)
@@ -183,18 +189,19 @@ class Scorer:
     size: int,
     names: Sequence[str],
   ) -> list[list[np.ndarray]]:
-    # Returns the tensors of each row's scored tokens. An input stands before
-    # each token, also before the first.
+    # Returns, for each row, the tensors `names` at its scored tokens. The input
+    # at each place is the token before the target.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):
       ids = [*examples[index].inputs, *examples[index].targets]
       ids = ids[window.start : window.stop]
       targets[row, : len(ids)] = ids
-      if window.start == 0:  # others begin within the text: 0, as in training
+      # A window that begins within the text has input 0 first, as in training.
+      if window.start == 0:
         inputs[row, 0] = self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
-      # All tokens before the first scored one, in further windows too.
+      # Given are all tokens before the first scored one, in every window.
       num_given[row] = 1 + window.first - window.start
     values = self._run(names, inputs, targets, num_given)
     return [

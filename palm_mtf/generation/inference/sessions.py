@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions with the weights of a checkpoint: for decoding, and for the loss."""
+"""Sessions with a checkpoint's weights, for decoding or for the loss."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ def step_session_config(
 ) -> tf.ConfigProto:
   """Returns the configuration of a session that runs decoding steps."""
   # One device gets as many threads as a step can use; several devices of a host
-  # share all threads. A process keeps the threads of its first session.
+  # share all threads. All sessions of a process use the threads of the first.
   session = session_config(mesh.num_devices)
   if mesh.num_devices == 1:
     cores = len(os.sched_getaffinity(0))
@@ -45,17 +45,17 @@ def load_weights(
 
   Args:
     session: session of the model's graph.
-    model: its weights.
-    restore: assigns slices of variables, which it takes by checkpoint name.
+    model: weights to make.
+    restore: assigns a checkpoint's values to slices, given by checkpoint name.
   """
-  # A checkpoint is float32, up to eight times as large as the weights: only one
-  # layer of it is ever in memory.
+  # A checkpoint is float32, up to eight times as large as the weights, so only
+  # one layer of the checkpoint is in memory at a time.
   for i, layer in enumerate(model.layers):
     restore(layer.slices)
     session.run(layer.prepare)
-    if i == 0:  # the other layers need less code than building the first took
+    if i == 0:  # later layers use few of the code pages read so far
       release_file_pages()
-  # Compiling the first token's program, which comes next, takes most memory.
+  # The next step, compiling the first token's program, takes the most memory.
   free_garbage()
   release_file_pages()
 
@@ -64,8 +64,8 @@ class LoadedDecoder:
   """Weights in a session, as a context manager that closes the session.
 
   Attributes:
-    graph: graph that programs are built in.
-    session: session that the programs run in.
+    graph: graph to build programs in.
+    session: session to run the programs in.
     model: weights that the programs read.
     mesh: devices and layout rules.
     num_slices: parts that the layout splits `batch` into.
@@ -81,13 +81,13 @@ class LoadedDecoder:
     for_steps: bool = False,
   ):
     # `for_steps`: most of the time will go into steps, not into forward passes.
-    free_garbage()  # such as the decoder of the sample before
+    free_garbage()  # such as an earlier LoadedDecoder
     self.mesh = mesh
     self.num_slices = mesh.axis_size_of("batch")
     self.graph = tf.Graph()
     with self.graph.as_default():
       self.model = build_decode_model(config, mesh, weight_dtype)
-      # Products with packed weights have their own threads.
+      # The C++ products with packed weights have their own threads.
       is_limited = for_steps and not self.model.is_packed
       session = (
         step_session_config(config, mesh, weight_dtype)
@@ -117,12 +117,12 @@ class LoadedModel:
     batch_size: int,
     features: Sequence[str] = REQUIRED_FEATURES,
   ):
-    # `features` are names of the features that every batch has.
+    # `features` names the features of every batch.
     with tf.Graph().as_default():
       program = build_forward_program(
         model, mesh, batch_size=batch_size, features=features
       )
-      # Only weights are in memory: no gradients, and no moments.
+      # Memory holds only weights: no gradients and no optimizer slots.
       self._session = tf.Session(config=session_config(mesh.num_devices))
       restore(self._session, [program.slices], checkpoint.prefix)
     self._features = list(program.features)
@@ -153,6 +153,6 @@ def mean_loss(
     batches: features that `losses` takes.
   """
   pairs = [pair for batch in batches for pair in losses(batch)]
-  # A part counts by its loss weights: a mean of means would not.
+  # A part counts in proportion to its loss weights.
   values, weights = zip(*pairs, strict=True)
   return float(np.average(values, weights=weights))

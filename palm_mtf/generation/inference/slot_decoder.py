@@ -1,6 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding of texts in slots: each text begins and ends at any time."""
+"""Decodes texts that begin and end at different times.
+
+Each text is in a slot, a row of the decoding batch.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,19 +14,19 @@ from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.generation.decode.slot_program import InsertProgram, SlotPrograms
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
-# A step computes as many rows as the last slot in use needs, of few sizes:
-# each is a program that is built at its first use.
+# A step computes the rows up to the last slot in use. Their number grows by
+# this factor, so that few programs are built.
 _ROWS_GROW_BY = 4
 
 
 class SlotText(NamedTuple):
-  """Text in a slot, before steps.
+  """State of a text in a slot before a call of `steps`.
 
   Attributes:
     token: id of the last token, which the first step reads.
-    position: its position, from 0.
-    place: tokens that were drawn before.
-    key: key of the draws, [2] int32.
+    position: position of `token`, from 0.
+    place: number of tokens drawn before.
+    key: random key, [2] int32.
     temperature: 0 takes the likeliest token.
     top_k: tokens that may be drawn; None for all.
     top_p: share of the likeliest tokens that may be drawn.
@@ -43,8 +46,8 @@ class Chosen(NamedTuple):
 
   Attributes:
     token: id of the token.
-    log_prob: log p of the token; None where no step asked for it.
-    likeliest: {id: log p} of the likeliest tokens.
+    log_prob: log p of the token; None if it was not computed.
+    likeliest: {id: log p} for the likeliest tokens.
   """
 
   token: int
@@ -56,7 +59,7 @@ class SlotDecoder:
   """Decodes texts in slots with the weights of one checkpoint.
 
   Attributes:
-    num_slots: texts at once.
+    num_slots: number of slots.
     sequence_length: tokens of a text at most, with its prompt.
   """
 
@@ -65,9 +68,9 @@ class SlotDecoder:
 
     Args:
       loaded: weights.
-      num_tokens: pieces of the vocabulary.
-      num_slots: number of texts at once; rounded up to whole rows of all
-        devices.
+      num_tokens: number of pieces in the vocabulary.
+      num_slots: number of slots; rounded up to a multiple of the slices that
+        the layout splits `batch` into.
     """
     self._loaded, self._num_tokens = loaded, num_tokens
     n = loaded.num_slices
@@ -80,13 +83,13 @@ class SlotDecoder:
     self._calls: dict[tuple[object, ...], Callable] = {}
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
-    """Prefills a slot; the last of the tokens is read again by the next step.
+    """Prefills a slot; the next step reads the last token again.
 
     Args:
       slot: from 0.
       ids: tokens, at least one, at most SEQUENCE_LENGTH.
     """
-    # As the generator does: few programs serve prompts of all lengths.
+    # Pad to a power of two, so that few programs serve all lengths.
     room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
     if room not in self._inserts:
       with self._loaded.graph.as_default():
@@ -106,18 +109,19 @@ class SlotDecoder:
     """Chooses the next tokens of each text.
 
     Args:
-      texts: texts by their slots.
-      count: tokens of each at most; SEQUENCE_LENGTH has room for them.
-      wants_log_probs: whether to compute log p, of all texts: then one token of
-        each is chosen.
+      texts: {slot: text}.
+      count: most tokens per text; SEQUENCE_LENGTH must have room for `count`
+        more tokens in every text.
+      wants_log_probs: whether to compute log p, for all texts; then `count` is
+        ignored, and one token per text is chosen.
 
     Returns:
-      {slot: tokens}, as many of every text, at least one.
+      {slot: tokens}, the same number of tokens for every text, at least one.
     """
     n, num_rows = self._loaded.num_slices, self._count_rows(max(texts))
     places = {slot: slot % n * (num_rows // n) + slot // n for slot in texts}
-    # A row without a text has zeros, and writes a token into a slot that the
-    # next prefill fills again.
+    # A row without a text is fed zeros. The step then writes keys and values
+    # into an unused slot, which the next prefill overwrites.
     numbers = np.zeros([num_rows, 6], np.int32)
     shares = np.zeros([num_rows, 2], np.float32)
     for slot, x in texts.items():
@@ -161,8 +165,7 @@ class SlotDecoder:
     has_limits: bool,
     wants_log_probs: bool,
   ) -> Callable[..., list[np.ndarray]]:
-    # Each program has one callable, because a session prepares a callable only
-    # once.
+    # Keep the callable of each program, because making one takes time.
     key = (num_rows, is_greedy, has_limits, wants_log_probs)
     if key not in self._calls:
       with self._loaded.graph.as_default():

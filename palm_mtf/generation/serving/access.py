@@ -26,46 +26,46 @@ class Access:
   def __init__(
     self, hosts: Collection[str] | None = None, keys: Sequence[str] = ()
   ):
-    """Keeps the conditions that requests must meet.
+    """Takes the conditions that requests must meet.
 
     Args:
       hosts: names that the Host header may have; None allows every name.
-      keys: API keys; a request must have one of them, unless there are none.
+      keys: API keys, of which a request must give one; () needs no key.
     """
-    self._hosts = None if hosts is None else {host_name(x) for x in hosts}
+    self._hosts = None if hosts is None else {normalize_host(x) for x in hosts}
     self._keys = [_hash_key(key) for key in keys]
 
   def check_host(self, request: web.Request) -> None:
     """Raises RefusalError unless a request names this server.
 
-    A page of another site can send requests to a server on loopback under the
-    site's own name, if the site changes the address of that name (DNS
-    rebinding). Browsers then send that name as Host.
+    A page of another site can send requests to a server on loopback if the site
+    resolves its own name to a loopback address (DNS rebinding). The browser
+    then sends the site's name as Host.
     """
     hosts = request.headers.getall("Host", [])
     if len(hosts) != 1:
       raise RefusalError(400, "give the header Host once.")
-    if self._hosts is None or host_name(hosts[0]) in self._hosts:
+    if self._hosts is None or normalize_host(hosts[0]) in self._hosts:
       return
     raise RefusalError(
       403,
-      f"Host: {shown(hosts[0])} is no name of this server, which allows it "
+      f"Host: {shown(hosts[0])} is not a name of this server; add it "
       "with --allowed_host.",
     )
 
-  def client(self, request: web.Request) -> str:
-    """Returns the client that sent a request, by its key or its address.
+  def find_client(self, request: web.Request) -> str:
+    """Returns the client that sent a request, identified by key or address.
 
     Raises:
-      RefusalError: the request has no key, and must have one.
+      RefusalError: if this server has keys and the request gives none of them.
     """
     if not self._keys:
-      return _network_of(request.remote or "")
+      return _find_network(request.remote or "")
     given = request.headers.getall("Authorization", [])
     scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("",) * 3
     digest = _hash_key(key.strip())
-    # Every key is compared, each in constant time, so that the time of the
-    # answer says nothing about the keys.
+    # All keys are compared, each in constant time, so that the response time
+    # reveals nothing about the keys.
     found = [hmac.compare_digest(digest, each) for each in self._keys]
     if scheme.lower() != "bearer" or not any(found):
       raise RefusalError(
@@ -77,8 +77,8 @@ class Access:
 
 
 @functools.lru_cache(256)
-def host_name(host: str) -> str:
-  """Returns the name or address of a Host header in its usual form.
+def normalize_host(host: str) -> str:
+  """Returns the name or address in a Host header in canonical form.
 
   Args:
     host: "NAME", "NAME:PORT", "[IPV6]", "[IPV6]:PORT" or "IPV6".
@@ -91,28 +91,28 @@ def host_name(host: str) -> str:
     return name.lower()
 
 
-def allowed_hosts(
+def find_allowed_hosts(
   listen: str, *, is_loopback: bool, allowed: Sequence[str]
 ) -> set[str] | None:
   """Returns the names that Host may have; None allows every name.
 
   Args:
     listen: host of --listen.
-    is_loopback: whether it is a loopback address.
+    is_loopback: whether `listen` is a loopback address.
     allowed: values of --allowed_host.
 
   Raises:
-    UserError: a value is no name.
+    UserError: if a value of --allowed_host is not a name.
   """
   for name in allowed:
     if not re.fullmatch(r"\[?[\w.:-]+\]?", name) or (
-      host_name(name) != host_name(f"[{name.strip('[]')}]")
+      normalize_host(name) != normalize_host(f"[{name.strip('[]')}]")
     ):
       raise UserError(
         f"--allowed_host = {shown(name)}: give the name of a host or an "
         "address, without a port."
       )
-  # A server on other addresses may be reached by any number of names.
+  # A server on another address may have names that it does not know.
   if not is_loopback and not allowed:
     return None
   return {*_LOOPBACK_NAMES, listen, *allowed}
@@ -122,7 +122,7 @@ def read_keys(path: str) -> list[str]:
   """Returns the API keys of a file, one per line.
 
   Raises:
-    UserError: the file cannot be read, other users can read it, or it holds no
+    UserError: if the file cannot be read, other users can read it, or it has no
       key.
   """
   what = f"--api_key_file = {path!r}"
@@ -139,10 +139,10 @@ def read_keys(path: str) -> list[str]:
   lines = content.decode("utf-8-sig", "replace").splitlines()
   keys = [line.strip() for line in lines if line.strip()]
   for number, line in enumerate(lines, 1):
-    # The message does not show the key itself, because logs keep messages.
+    # The message does not show the key, because messages are logged.
     if not re.fullmatch(r"[!-~]*", line.strip()):
       raise UserError(
-        f"{what}: line {number} is no key; write printable ASCII characters "
+        f"{what}: line {number}is not a key; write printable ASCII characters "
         "without spaces."
       )
   if not keys:
@@ -154,9 +154,9 @@ def _hash_key(key: str) -> bytes:
   return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _network_of(address: str) -> str:
-  """Returns an IPv4 address, or the /64 network of an IPv6 address."""
-  # A host has 2**64 IPv6 addresses to choose from.
+def _find_network(address: str) -> str:
+  # Returns an IPv4 address, or the /64 network of an IPv6 address, because one
+  # host can use 2**64 IPv6 addresses.
   if ":" not in address:
     return address
   ip = address.partition("%")[0]

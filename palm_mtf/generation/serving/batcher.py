@@ -16,24 +16,25 @@ from palm_mtf.generation.serving.served_weights import ServedWeights
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Row:
-  """Text to continue, and what was chosen of it so far.
+  """Text to continue, and its tokens so far.
 
   Attributes:
-    prompt: token ids, with what stands before a text.
+    prompt: token ids, with the start token.
     max_tokens: tokens to choose at most; 0 if the prompt is only scored.
-    key: key of the draws, [2] int32.
+    key: random key, [2] int32.
     temperature: 0 takes the likeliest token.
     top_k: tokens that may be drawn; None for all.
     top_p: share of the likeliest tokens that may be drawn.
     wants_log_probs: whether to compute log p of the tokens.
     scores_prompt: whether to compute log p of the prompt's tokens too.
-    is_watched: whether somebody waits for each token, not only for the last.
+    is_watched: whether `changed` is called after each call of steps, not only
+      at the end of the row.
     deadline: time.monotonic() at which the row ends, in seconds.
-    client: who asked for the row.
-    request: which request of the client asked for it.
-    changed: called, by the batcher's thread, when there are more tokens.
-    prompt_scores: log p of the prompt's tokens, once it is computed.
-    chosen: tokens so far, [eod] among them.
+    client: the client that asked for the row.
+    request: identity of the client's request.
+    changed: called by the batcher's thread when there are more tokens.
+    prompt_scores: log p of the prompt's tokens, once computed.
+    chosen: tokens so far, including [eod].
     ended: "" while the row continues; then "eod", "length", "time",
       "cancelled" or "failed".
   """
@@ -56,29 +57,32 @@ class Row:
   ended: str = ""
 
 
-# Seconds of the steps of one call, between which no row can join: streams look
-# even, nobody waits long, and the work between calls takes a fiftieth of it.
+# Seconds that one call of steps takes at most. No row can join during a call.
+# At this length streams look smooth, new rows wait little, and the work between
+# calls takes a fiftieth of the time.
 _MOST_SECS = 0.02
-# This number of clients may each have as many rows waiting as one client may.
+# The queue has room for this number of clients with full queues of their own.
 _MOST_CLIENTS = 8
 _GAUGES = ("running", "waiting", "checkpoint_step")
 
 
 class FullError(Exception):
-  """No further row may wait."""
+  """The queue is full."""
 
 
 class WaitingRows:
-  """Rows that wait for slots.
+  """Rows that wait for slots (rows of the decoding batch).
 
-  A free slot goes to the client that has the fewest rows in slots, and of its
-  requests to the one that has the fewest. Of several such clients or requests
-  it goes to the one whose last turn is longest ago.
+  A free slot goes to the client with the fewest rows in slots and, among the
+  client's requests, to the request with the fewest rows in slots. If several
+  clients or requests tie, the slot goes to the one that has waited longest
+  since its last turn.
   """
 
   def __init__(self):
     """Begins without rows."""
-    # {client: {request: its rows}}, in the order of their last turns.
+    # {client: {request: rows}}; clients and requests are in the order of their
+    # last turns.
     self._rows: dict[str, dict[object, collections.deque[Row]]] = {}
 
   def __iter__(self) -> Iterator[Row]:
@@ -92,7 +96,7 @@ class WaitingRows:
     return sum(map(self.count, self._rows))
 
   def count(self, client: str) -> int:
-    """Returns the number of rows of a client."""
+    """Returns the number of a client's rows."""
     return sum(map(len, self._rows.get(client, {}).values()))
 
   def add(self, rows: Sequence[Row]) -> None:
@@ -135,18 +139,19 @@ class WaitingRows:
 
 @dataclasses.dataclass
 class Counters:
-  """Counts since the start of a server, and numbers of this moment.
+  """Counts since the start of the server, and current values.
 
   Attributes:
     requests: {HTTP status: number of answers}.
-    prompt_tokens: tokens of prompts that were read.
-    generated_tokens: tokens that were chosen.
-    steps: decoding steps of the batch.
-    cancelled: completions whose client went away, or that a stop string ended.
-    request_secs: seconds of all answers together.
-    running: completions in a slot.
-    waiting: completions that wait for a slot.
-    checkpoint_step: training step of the weights that compute.
+    prompt_tokens: number of prompt tokens that were read.
+    generated_tokens: number of tokens that were chosen.
+    steps: number of decoding steps of the batch.
+    cancelled: number of completions whose client disconnected, or that a stop
+      string ended.
+    request_secs: sum of the seconds that answers took.
+    running: number of completions in slots now.
+    waiting: number of completions that wait for a slot now.
+    checkpoint_step: training step of the current weights.
   """
 
   requests: collections.Counter = dataclasses.field(
@@ -161,7 +166,7 @@ class Counters:
   waiting: int = 0
   checkpoint_step: int = 0
 
-  def page(self) -> str:
+  def format_page(self) -> str:
     """Returns the counts in Prometheus' text format."""
     lines = ["# TYPE palm_mtf_requests_total counter"]
     lines += [
@@ -179,11 +184,11 @@ class Counters:
 
 
 class Batcher:
-  """Runs rows in the slots of a decoder, in a thread that calls `run`.
+  """Runs rows in the slots of a decoder, in the thread that calls `run`.
 
   Attributes:
-    engine: weights that compute.
-    most_rows: rows of a client that run and wait at most.
+    engine: weights.
+    most_rows: rows per client at most, running and waiting.
     failure: exception that ended `run`, or None.
   """
 
@@ -195,13 +200,13 @@ class Batcher:
     eod_id: int,
     most_waiting: int,
   ):
-    """Readies a batch without rows.
+    """Begins without rows.
 
     Args:
       engine: weights.
-      counters: counts to keep.
+      counters: counters to update.
       eod_id: token that ends a text.
-      most_waiting: rows of a client that may wait for a slot.
+      most_waiting: rows per client that may wait for a slot.
     """
     self.engine = engine
     self._counters = counters
@@ -214,17 +219,17 @@ class Batcher:
     self._running: dict[int, Row] = {}
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
-    self._step_secs = _MOST_SECS  # of a step in a call without log p
-    # Seconds of steps that rows are to have before another prompt is read, and
-    # that rows without log p are to have before another call for log p.
+    self._step_secs = _MOST_SECS  # seconds per step in calls without log p
+    # Seconds of steps that are due before the next prompt is read; and seconds
+    # of steps without log p that are due before the next call with log p.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None
 
   def submit(self, rows: Sequence[Row]) -> None:
-    """Lets the rows of one request wait for slots.
+    """Queues the rows of one request.
 
     Raises:
-      FullError: with these rows, too many rows would wait.
+      FullError: if too many rows would wait.
     """
     client = rows[0].client
     with self._changed:
@@ -241,10 +246,10 @@ class Batcher:
       self._changed.notify()
 
   def replace_weights(self, load: Callable[[], None]) -> None:
-    """Calls `load` as soon as no row is in a slot, in the batcher's thread.
+    """Calls `load` in the batcher's thread as soon as all slots are free.
 
-    Rows in slots end with the weights that they began with; rows that wait
-    begin with the new ones.
+    No row gets a slot before, so that each row uses the same weights from its
+    first token to its last.
 
     Args:
       load: replaces the weights of the engine.
@@ -254,7 +259,7 @@ class Batcher:
       self._changed.notify()
 
   def cancel(self, rows: Sequence[Row]) -> None:
-    """Ends rows whose client no longer waits for them."""
+    """Ends rows that the client no longer needs."""
     with self._changed:
       for row in rows:
         if not row.ended:
@@ -263,13 +268,13 @@ class Batcher:
       self._changed.notify()
 
   def stop(self) -> None:
-    """Ends `run` when no row is left."""
+    """Makes `run` return when no row is left."""
     with self._changed:
       self._is_stopping = True
       self._changed.notify()
 
   def give_up(self) -> None:
-    """Ends all rows and `run` now."""
+    """Ends all rows now, so that `run` returns."""
     with self._changed:
       self._is_stopping = True
       for row in [*self._waiting, *self._running.values()]:
@@ -277,24 +282,25 @@ class Batcher:
       self._changed.notify()
 
   def run(self) -> None:
-    """Runs rows until `stop`; sets `failure` where a step fails."""
+    """Runs rows until `stop`; sets `failure` if a step fails."""
     try:
-      while self._turn():
+      while self._take_turn():
         pass
     except BaseException as error:
-      # Any exception at all: a server whose batch has stopped must stop too.
+      # Catch every exception: a server whose batch has stopped must stop too.
       self.failure = error
       self.give_up()
 
-  def _num_rows(self) -> int:
+  def _count_rows(self) -> int:
     return len(self._waiting) + len(self._running)
 
-  def _turn(self) -> bool:
-    """Gives one row a slot, and all rows more tokens; returns False to end."""
+  def _take_turn(self) -> bool:
+    # Gives at most one row a slot, and all rows in slots more tokens. Returns
+    # False if the batcher stops.
     load = row = None
     with self._changed:
-      self._sweep()
-      while not self._num_rows() and (self._is_stopping or not self._load):
+      self._remove_ended()
+      while not self._count_rows() and (self._is_stopping or not self._load):
         if self._is_stopping:
           return False
         self._changed.wait()
@@ -309,7 +315,7 @@ class Batcher:
     if row:
       self._read_prompt(row, slot)
     if self._running:
-      self._steps()
+      self._run_steps()
     return True
 
   def _may_begin(self) -> bool:
@@ -320,7 +326,6 @@ class Batcher:
     return bool(self._waiting) and has_free and not is_kept
 
   def _begin(self) -> int:
-    """Gives a free slot to a row that waits; returns the slot."""
     row = self._waiting.take(self._running.values())
     slots = range(self.engine.decoder.num_slots)
     slot = next(i for i in slots if i not in self._running)
@@ -328,9 +333,9 @@ class Batcher:
     return slot
 
   def _read_prompt(self, row: Row, slot: int) -> None:
-    # Between two calls only one prompt is read, so that other rows do not wait
-    # longer. Then the rows of other clients have steps for as long as the
-    # prompt took; after a prompt that was scored, all rows do.
+    # Only one prompt is read between two calls of steps, so that other rows do
+    # not wait longer. If there are rows of other clients, or if the prompt was
+    # scored, the next prompt is read only after steps that take as long.
     others = [x for x in self._running.values() if x is not row]
     begin = time.monotonic()
     if row.scores_prompt:
@@ -344,22 +349,22 @@ class Batcher:
       self._owed_secs = time.monotonic() - begin
     self._counters.prompt_tokens += len(row.prompt) - 1
 
-  def _steps(self) -> None:
+  def _run_steps(self) -> None:
     rows = {slot: x for slot, x in self._running.items() if x.max_tokens}
     if not rows:
       return
-    telling = {i: x for i, x in rows.items() if x.wants_log_probs}
+    with_log_probs = {i: x for i, x in rows.items() if x.wants_log_probs}
     plain = {i: x for i, x in rows.items() if not x.wants_log_probs}
-    # A call for log p has one step. Between two of these calls the other rows
-    # have calls of several steps, so that each row has its share of the time.
-    is_mixed = bool(plain) and bool(telling)
-    is_plain = not telling or (is_mixed and self._owed_plain_secs > 0)
+    # A call with log p has one step. Between two such calls, rows without log p
+    # get calls of several steps, so that each row gets its share of the time.
+    is_mixed = bool(plain) and bool(with_log_probs)
+    is_plain = not with_log_probs or (is_mixed and self._owed_plain_secs > 0)
     begin = time.monotonic()
-    # A call reads the last token of every row, also of rows that take nothing
-    # from it, because otherwise zeros would overwrite their keys and values.
+    # A call reads the last token of every row, even if the row takes no token
+    # from this call, because zeros would overwrite the row's keys and values.
     found = self.engine.decoder.steps(
-      {slot: _slot_text(row) for slot, row in rows.items()},
-      self._count(plain, telling) if is_plain else 1,
+      {slot: _make_slot_text(row) for slot, row in rows.items()},
+      self._count_steps(plain, with_log_probs) if is_plain else 1,
       wants_log_probs=not is_plain,
     )
     secs = time.monotonic() - begin
@@ -370,11 +375,11 @@ class Batcher:
       self._step_secs = secs / done
       self._owed_plain_secs -= secs
     elif is_mixed:
-      self._owed_plain_secs = secs * len(plain) / len(telling)
+      self._owed_plain_secs = secs * len(plain) / len(with_log_probs)
     for slot, row in (plain if is_plain else rows).items():
-      self._add(row, found[slot])
+      self._append(row, found[slot])
 
-  def _add(self, row: Row, found: Sequence[Chosen]) -> None:
+  def _append(self, row: Row, found: Sequence[Chosen]) -> None:
     tokens = [each.token for each in found]
     ends = self._eod_id in tokens
     count = tokens.index(self._eod_id) + 1 if ends else len(tokens)
@@ -387,22 +392,27 @@ class Batcher:
     elif row.is_watched:
       row.changed()
 
-  def _count(self, plain: Mapping[int, Row], others: Mapping[int, Row]) -> int:
-    """Returns the number of steps of a call without log p."""
+  def _count_steps(
+    self, plain: Mapping[int, Row], others: Mapping[int, Row]
+  ) -> int:
+    # Returns the number of steps in a call without log p.
     secs = _MOST_SECS
     if self._waiting and len(self._running) < self.engine.decoder.num_slots:
-      # Rows wait for free slots: one gets a slot as soon as no time is owed.
+      # A waiting row gets a free slot as soon as no time is owed.
       secs = min(secs, self._owed_secs)
     if others:
       secs = min(secs, self._owed_plain_secs)
-    # Rows of this call stop at their last token; `others` stay in the cache.
+    # The steps must not go beyond max_tokens of any of the `plain` rows, nor
+    # write past the cache of `others`.
     left = min(x.max_tokens - len(x.chosen) for x in plain.values())
     length = self.engine.decoder.sequence_length
-    room = min((length - _position(x) for x in others.values()), default=left)
+    room = min(
+      (length - _find_position(x) for x in others.values()), default=left
+    )
     return max(1, min(int(secs / max(self._step_secs, 1e-6)), left, room))
 
-  def _sweep(self) -> None:
-    # Removes rows that have ended; the caller holds the lock.
+  def _remove_ended(self) -> None:
+    # The caller holds the lock.
     now = time.monotonic()
     for row in [*self._waiting, *self._running.values()]:
       if now > row.deadline:
@@ -417,15 +427,15 @@ class Batcher:
     row.changed()
 
 
-def _position(row: Row) -> int:
-  """Returns the position of the last token of a row."""
+def _find_position(row: Row) -> int:
+  # Returns the position of the last token.
   return len(row.prompt) + len(row.chosen) - 1
 
 
-def _slot_text(row: Row) -> SlotText:
+def _make_slot_text(row: Row) -> SlotText:
   return SlotText(
     token=row.chosen[-1].token if row.chosen else row.prompt[-1],
-    position=_position(row),
+    position=_find_position(row),
     place=len(row.chosen),
     key=row.key,
     temperature=row.temperature,

@@ -12,25 +12,25 @@ from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 
-# Clients know no other reasons: a time limit is reported as "length" too.
+# OpenAI's API has no other reasons, so a time limit is reported as "length".
 _FINISH_REASONS = {"eod": "stop", "stop": "stop", "": None}
 
 
 class _Entry(NamedTuple):
-  """Entry of `logprobs` for one token; the start token has no log p."""
+  """Entry of `logprobs` for one token."""
 
   text: str
-  log_prob: float | None
+  log_prob: float | None  # None for the start token
   likeliest: Mapping[str, float] | None
-  place: int  # of its first character in the text
+  place: int  # place of its first character in the text
 
 
 class Choice:
   """Completion of one prompt, whole or piece by piece.
 
-  `logprobs` has an entry for each token of the prompt, if it is echoed, and for
-  each token that was sampled up to the end of the text, [eod] and the tokens of
-  a stop string included: as many as `num_prompt_tokens` and `num_tokens` count.
+  `logprobs` has an entry for each of `num_prompt_tokens` if the prompt is
+  echoed, and for each of `num_tokens`, which include [eod] and the tokens of a
+  stop string.
   """
 
   def __init__(
@@ -43,16 +43,16 @@ class Choice:
     """Begins a choice whose text is empty.
 
     Args:
-      index: number of the choice in its answer.
-      row: tokens of prompt and text; another thread adds tokens.
+      index: index of the choice in the answer.
+      row: tokens of prompt and text; another thread appends tokens.
       request: the completion that the client asks for.
       vocabulary: vocabulary of the model.
     """
     self.row = row
     self._index, self._request = index, request
     self._vocabulary = vocabulary
-    # Ids that begin with the start token get no second one
-    # (prompts.with_start): the client counts it as part of its prompt.
+    # Whether the client's token ids already begin with the start token
+    # (prompts.add_start), which then counts as part of the prompt.
     given = request.prompts[index // request.n]
     self._gives_start = not isinstance(given, str) and (
       len(given) == len(row.prompt)
@@ -67,28 +67,26 @@ class Choice:
         echoed.add(token)
       self._start = echoed.text
     self._entries: list[_Entry] = []
-    self._num_read = 0  # tokens of the text
-    self._shown = 0  # characters
-    self._shown_entries = 0
+    self._num_read = 0  # tokens of the text that `read` has read
+    self._shown = 0  # characters that `read` has returned
+    self._shown_entries = 0  # `_entries` that `read` has returned
 
   @property
   def num_tokens(self) -> int:
-    """Tokens that were sampled up to the end of the text, so far."""
+    """Number of tokens so far, up to the end of the text."""
     return len(self._reader.ids)
 
   def is_over(self) -> bool:
-    """Returns whether the text has ended; a stop string may have ended it."""
+    """Returns whether the text has ended, maybe by a stop string."""
     if self._request.stop:
-      self._add()
+      self._read_tokens()
     return bool(self.row.ended or self._reader.ended)
 
   def read(self) -> dict | None:
-    """Returns the choice as JSON, of the text since the last call.
-
-    Returns None if there is nothing new.
-    """
-    ended = self.row.ended  # read first: no token comes after an end
-    self._add()
+    """Returns the text since the last call as JSON; None if nothing is new."""
+    # Read `ended` first, because no token comes after the end of a row.
+    ended = self.row.ended
+    self._read_tokens()
     ended = self._reader.ended or ended
     if not ended and self.num_tokens == self._num_read:
       return None
@@ -107,24 +105,24 @@ class Choice:
       "finish_reason": _FINISH_REASONS.get(ended, "length"),
     }
     if self._request.logprobs is not None:
-      choice["logprobs"] = self._log_probs(len(text), is_over=bool(ended))
+      choice["logprobs"] = self._take_log_probs(len(text), is_over=bool(ended))
     self._shown = len(text)
     return choice
 
-  def _add(self) -> None:
-    """Reads the tokens that were chosen since the last call."""
+  def _read_tokens(self) -> None:
+    # Reads the tokens since the last call.
     ended = self.row.ended
     new = self.row.chosen[self.num_tokens :]
     if self._request.logprobs is None:
       self._reader.add(each.token for each in new)
       return
-    # The scores of the prompt are there before a token is chosen.
+    # The prompt's scores are computed before the first token is chosen.
     if self._request.echo and not self._entries and (new or ended):
       self._add_prompt_entries()
     for each in new:
       if self._reader.ended:
         return
-      entry = self._entry(each, self._reader.token_text)
+      entry = self._make_entry(each, self._reader.token_text)
       self._reader.add([each.token])
       place = len(self._start) + self._reader.places[-1]
       self._entries.append(entry._replace(place=place))
@@ -134,24 +132,25 @@ class Choice:
     if self._gives_start:
       self._entries.append(_Entry("", None, None, 0))
     for each in self.row.prompt_scores:
-      entry = self._entry(each, reader.token_text)
+      entry = self._make_entry(each, reader.token_text)
       self._entries.append(entry._replace(place=reader.add(each.token)))
 
-  def _entry(self, chosen: Chosen, text_of: Callable[[int], str]) -> _Entry:
+  def _make_entry(
+    self, chosen: Chosen, text_of: Callable[[int], str]
+  ) -> _Entry:
     text = text_of(chosen.token)
     likeliest: dict[str, float] = {}
     for token, log_prob in [*chosen.likeliest.items()][
       : self._request.logprobs
     ]:
       likeliest.setdefault(text_of(token), log_prob)
-    # The token itself is listed too, as at OpenAI.
+    # As in OpenAI's API, the chosen token is also listed.
     likeliest.setdefault(text, chosen.log_prob)
     return _Entry(text, chosen.log_prob, likeliest, 0)
 
-  def _log_probs(self, length: int, is_over: bool) -> dict:
-    # Returns the entries of tokens that begin within the first `length`
-    # characters, or of all tokens at the end of the text; without the entries
-    # that earlier calls returned.
+  def _take_log_probs(self, length: int, is_over: bool) -> dict:
+    # Returns the new entries of tokens that begin within the first `length`
+    # characters, or of all tokens if the text is over.
     first = self._shown_entries
     while self._shown_entries < len(self._entries) and (
       is_over or self._entries[self._shown_entries].place < length

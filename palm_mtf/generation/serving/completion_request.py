@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Body of a request for completions, read and checked."""
+"""Reads and checks the body of a request for completions."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,10 @@ from palm_mtf.errors import (
   shown,
 )
 
-MOST_LOG_PROBS = 5  # as at OpenAI
-_MOST_STOPS = 4  # as at OpenAI
+MOST_LOG_PROBS = 5  # as in OpenAI's API
+_MOST_STOPS = 4  # as in OpenAI's API
 _MOST_STOP_CHARACTERS = 1000
-# Fields of OpenAI's API that would change a text and are not supported, with
-# the values that change nothing.
+# Unsupported fields of OpenAI's API, with the values that have no effect.
 _WITHOUT_EFFECT = {
   "best_of": (None, 1),
   "frequency_penalty": (None, 0),
@@ -32,7 +31,7 @@ _IGNORED = ("model", "user")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompletionRequest:
-  """What a client asks for, in the form of OpenAI's /v1/completions.
+  """A request in the form of OpenAI's /v1/completions.
 
   Attributes:
     prompts: texts, or lists of token ids.
@@ -40,14 +39,13 @@ class CompletionRequest:
     temperature: 0 takes the likeliest token.
     top_p: share of the likeliest tokens that may be drawn.
     top_k: tokens that may be drawn; None for all.
-    n: completions of each prompt.
+    n: number of completions per prompt.
     stop: a completion ends before the first of these texts.
-    seed: seed of the draws.
-    logprobs: number of likeliest tokens to list for each token; None for no log
-      p at all.
-    echo: whether the prompt stands before its completion.
+    seed: random seed.
+    logprobs: number of likeliest tokens to list per token; None for no log p.
+    echo: whether the answer repeats the prompt before its completion.
     stream: whether the text is sent piece by piece.
-    include_usage: whether a stream ends with the number of its tokens.
+    include_usage: whether a stream ends with its token counts.
   """
 
   prompts: Sequence[str | Sequence[int]]
@@ -65,23 +63,23 @@ class CompletionRequest:
 
   @property
   def num_rows(self) -> int:
-    """Number of completions."""
+    """Number of completions of all prompts."""
     return len(self.prompts) * self.n
 
 
 def read_completion_request(
   body: object, decode: DecodeConfig, *, sample_tokens: int, seed: int
 ) -> CompletionRequest:
-  """Reads the JSON of a body.
+  """Reads the fields of a body.
 
   Args:
-    body: value of the JSON.
-    decode: defaults of sampling.
+    body: the parsed JSON.
+    decode: default settings of sampling.
     sample_tokens: default of max_tokens.
     seed: default of seed.
 
   Raises:
-    UserError: a field is wrong or unknown.
+    UserError: if a field is wrong or unknown.
   """
   if not isinstance(body, Mapping):
     raise UserError('the body is no JSON object: give {"prompt": "..."}.')
@@ -167,7 +165,7 @@ def _check_values(values: Mapping[str, object]) -> None:
 
 
 def _check_stop(stop: object) -> None:
-  # The stop strings of the run are not limited, because no client gives them.
+  # Only a client's stop strings are limited, not the STOP_STRINGS of the run.
   if not (are_texts(stop) or (isinstance(stop, str) and stop)):
     raise UserError(f"stop = {shown(stop)}: give a text, or a list of texts.")
   stops = [stop] if isinstance(stop, str) else stop

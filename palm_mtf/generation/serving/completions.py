@@ -22,25 +22,25 @@ from palm_mtf.generation.serving.messages import (
 from palm_mtf.generation.serving.served_model import ServedModel
 from palm_mtf.json_text import json_text
 
-# Key of a request under which the client that sent it is kept.
+# Key of a request's entry for the client that sent the request.
 CLIENT = web.RequestKey("client", str)
-# Prompts of more characters or ids are encoded in another thread, because that
-# takes longer than other requests should wait.
+# Prompts with more characters or ids are encoded in another thread, because
+# encoding takes longer than other requests should wait.
 _LONG = 10_000
 
 
 class Completions:
-  """Answers requests for completions by the rows of one batcher."""
+  """Answers requests for completions with one batcher."""
 
   def __init__(self, model: ServedModel, batcher: Batcher):
-    """Takes the model, and the batcher that runs it."""
+    """Takes the model and its batcher."""
     self._model, self._batcher = model, batcher
 
   async def answer(self, request: web.Request) -> web.StreamResponse:
     """Answers one request.
 
     Raises:
-      RefusalError: the request is wrong, or cannot be served now.
+      RefusalError: if the request is wrong or cannot be served now.
     """
     body = await read_json(request, self._model.most_secs)
     if isinstance(body, dict) and body.get("model") is not None:
@@ -49,7 +49,7 @@ class Completions:
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()
     begin = functools.partial(
-      self._model.choices,
+      self._model.make_choices,
       asked,
       request[CLIENT],
       lambda: loop.call_soon_threadsafe(changed.set),
@@ -61,15 +61,14 @@ class Completions:
       self._batcher.submit(rows)
     except FullError:
       raise RefusalError(
-        429, "as many completions as may are waiting; try again later."
+        429, "too many completions are waiting; try again later."
       ) from None
     try:
       if asked.stream:
         return await self._stream(request, asked, choices, changed)
       return await self._answer_whole(choices, changed)
     finally:
-      # This also frees the slots of a client that went away. Rows that have
-      # ended stay as they are.
+      # Frees the slots if the client disconnected; ended rows are unchanged.
       self._batcher.cancel(rows)
 
   async def _answer_whole(
@@ -81,13 +80,17 @@ class Completions:
       changed.clear()
       unfinished = [x for x in unfinished if not self._is_over(x)]
     found = [choice.read() for choice in choices]
-    answer = {**self._head(), "choices": found, "usage": _count_tokens(choices)}
+    answer = {
+      **self._make_head(),
+      "choices": found,
+      "usage": _count_tokens(choices),
+    }
     return json_response(answer)
 
   def _is_over(self, choice: Choice) -> bool:
     _check_choice(choice)
     is_over = choice.is_over()
-    if is_over:  # a stop string may have ended it before its last token
+    if is_over:  # a stop string ends the text before the row ends
       self._batcher.cancel([choice.row])
     return is_over
 
@@ -98,14 +101,14 @@ class Completions:
     choices: Sequence[Choice],
     changed: asyncio.Event,
   ) -> web.StreamResponse:
-    head = self._head()
+    head = self._make_head()
     response = web.StreamResponse()
     response.content_type = "text/event-stream"
     response.headers["Cache-Control"] = "no-cache"
 
     async def send(event: str) -> None:
-      # The answer begins with the first event: an error before that has its own
-      # status. A client that does not read counts as gone.
+      # The HTTP status is sent with the first event, so that an earlier error
+      # can still have another status. A client that does not read times out.
       async with asyncio.timeout(self._model.most_secs):
         if not response.prepared:
           await response.prepare(request)
@@ -135,7 +138,7 @@ class Completions:
     await response.write_eof()
     return response
 
-  def _head(self) -> dict:
+  def _make_head(self) -> dict:
     return {
       "id": f"cmpl-{uuid.uuid4().hex}",
       "object": "text_completion",
@@ -148,23 +151,24 @@ def check_name(model: ServedModel, name: object) -> None:
   """Raises RefusalError unless the model has this name."""
   if name != model.name:
     raise RefusalError(
-      404, f"no model {shown(name)} is here: give {model.name!r}."
+      404, f"there is no model {shown(name)}: give {model.name!r}."
     )
 
 
 def _check_choice(choice: Choice) -> None:
-  """Raises RefusalError if a choice has no token, or this server ended it."""
+  # Raises RefusalError if the server stops, or if the time limit passed before
+  # the first token.
   row = choice.row
   if row.ended == "failed":
-    raise RefusalError(503, "this server stops.")
+    raise RefusalError(503, "this server is stopping.")
   if row.ended == "time" and not row.chosen:
     raise RefusalError(
-      503, "its time was over before the first token; try later."
+      503, "the time limit passed before the first token; try again later."
     )
 
 
 def _count_tokens(choices: Sequence[Choice]) -> dict[str, int]:
-  # A prompt is counted once, however many completions it has.
+  # A prompt with several completions is counted once.
   prompts = {id(x.row.prompt): x.num_prompt_tokens for x in choices}
   of_prompts = sum(prompts.values())
   of_texts = sum(choice.num_tokens for choice in choices)

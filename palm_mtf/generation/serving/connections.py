@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of a server: limited in number, and in the time they are idle."""
+"""Limits the number and the idle time of a server's connections."""
 
 import asyncio
 import contextlib
@@ -16,15 +16,14 @@ from palm_mtf.generation.serving.messages import MALFORMED, RefusalError
 
 _logger = logging.getLogger(__name__)
 
-# Each connection may hold a body: 1 GiB for all.
+# Each connection may hold one body of 2 MiB: 1 GiB for all connections.
 _MOST_CONNECTIONS = 512
-# Files that the process opens later: checkpoints, threads, accepted sockets
-# that are refused.
+# Open files for later: checkpoints, threads, sockets that are being refused.
 _SPARE_FILES = 32
 _FEWEST_CONNECTIONS = 4
 
-_HEADER_SECS = 10  # until the headers of the first request have come
-_IDLE_SECS = 75  # between requests: more than the minute of most proxies
+_HEADER_SECS = 10  # from connecting to the end of the first request's headers
+_IDLE_SECS = 75  # between requests; most proxies use 60
 _RETRY_SECS = 1  # after an error in accept()
 
 _FULL = (
@@ -34,9 +33,9 @@ _FULL = (
 
 
 def raise_connection_limit() -> int:
-  """Returns the most connections that the limit of open files permits.
+  """Returns the number of connections that the limit of open files permits.
 
-  Raises the soft limit as far as they need it and the hard limit allows.
+  Raises the soft limit first, as far as needed and the hard limit allows.
   """
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   reserved = len(os.listdir("/proc/self/fd")) + _SPARE_FILES
@@ -53,11 +52,8 @@ def raise_connection_limit() -> int:
 
 
 async def _wait_for_client(listening: socket.socket) -> None:
-  """Waits until a client connects.
-
-  The event loop's own `sock_accept` logs a traceback where a client connects
-  at the moment that it is cancelled.
-  """
+  # The event loop's own `sock_accept` logs a traceback if a client connects
+  # while the call is being cancelled.
   loop = asyncio.get_running_loop()
   connected = asyncio.Event()
   loop.add_reader(listening, connected.set)
@@ -70,16 +66,16 @@ async def _wait_for_client(listening: socket.socket) -> None:
 class Connections:
   """Accepts connections up to a limit.
 
-  A connection is idle while no request of it is being answered. Beyond the
-  limit a new connection takes the place of the one that has been idle longest.
+  A connection is idle while none of its requests is being answered. At the
+  limit, a new connection closes the connection that has been idle longest.
   """
 
   def __init__(self, server: web.Server, counters: Counters, most: int):
     """Takes the server of all connections, and their limit."""
     self._server, self._counters, self._most = server, counters, most
     self._num_open = 0
-    # Idle connections, the longest idle first. A connection that has sent no
-    # request yet has a timer.
+    # Idle connections, the longest idle first. A timer limits how long a
+    # connection may take to send its first request.
     self._idle: dict[asyncio.Protocol, asyncio.TimerHandle | None] = {}
 
   async def accept(self, listening: socket.socket) -> None:
@@ -92,14 +88,14 @@ class Connections:
         accepted, _ = listening.accept()
         accepted.setblocking(False)
         if self._has_room():
-          await loop.connect_accepted_socket(self._connection, accepted)
+          await loop.connect_accepted_socket(self._make_connection, accepted)
         else:
           with contextlib.suppress(OSError), accepted:
             accepted.send(_FULL)
           await asyncio.sleep(0)
       except BlockingIOError:
         await _wait_for_client(listening)
-      except OSError as error:  # such as too many open files of the system
+      except OSError as error:  # such as too many open files in the system
         if error.errno != last_error:
           _logger.warning(f"cannot accept a connection: {error.strerror}")
         last_error = error.errno
@@ -116,7 +112,7 @@ class Connections:
     if isinstance(connection, _Connection) and connection.transport:
       self._idle[connection] = None
 
-  def opened(self, connection: "_Connection") -> None:
+  def add(self, connection: "_Connection") -> None:
     """Counts a new connection."""
     self._num_open += 1
     loop = asyncio.get_running_loop()
@@ -124,16 +120,16 @@ class Connections:
       _HEADER_SECS, self._abort, connection
     )
 
-  def closed(self, connection: "_Connection") -> None:
+  def remove(self, connection: "_Connection") -> None:
     """Stops counting a connection."""
     self._num_open -= 1
     self.begin(connection)
 
-  def malformed(self) -> None:
-    """Counts a request that is no HTTP."""
+  def count_malformed(self) -> None:
+    """Counts a request that is not HTTP."""
     self._counters.requests[400] += 1
 
-  def _connection(self) -> "_Connection":
+  def _make_connection(self) -> "_Connection":
     return _Connection(
       self,
       self._server,
@@ -153,7 +149,7 @@ class Connections:
   def _abort(self, connection: web.RequestHandler) -> None:
     self.begin(connection)
     if connection.transport:
-      # Not close(), which waits for a client that does not read.
+      # close() would wait for a client that does not read.
       connection.transport.abort()
 
 
@@ -170,15 +166,15 @@ class _Connection(web.RequestHandler):
 
   def connection_made(self, transport: asyncio.BaseTransport) -> None:
     super().connection_made(transport)
-    self._connections.opened(self)
+    self._connections.add(self)
 
   def connection_lost(self, exc: BaseException | None) -> None:
     super().connection_lost(exc)
-    self._connections.closed(self)
+    self._connections.remove(self)
 
   def log_exception(self, *args: object, **kw: object) -> None:
-    # No traceback for TLS on this port, HTTP/2, a port scanner, or a body that
-    # cannot be decoded: with them clients could fill the disk.
+    # Log no traceback for TLS on this port, HTTP/2, a port scanner, or a body
+    # that cannot be decoded, because clients could fill the disk with logs.
     if not isinstance(kw.get("exc_info"), MALFORMED):
       super().log_exception(*args, **kw)
 
@@ -191,8 +187,10 @@ class _Connection(web.RequestHandler):
   ) -> web.StreamResponse:
     if not isinstance(exc, MALFORMED):
       return super().handle_error(request, status, exc, message)
-    self._connections.malformed()
+    self._connections.count_malformed()
     why = exc.message.partition("\n")[0][:80]
-    answer = RefusalError(400, f"this is no HTTP/1.1 request: {why}").response()
+    answer = RefusalError(
+      400, f"this is not an HTTP/1.1 request: {why}"
+    ).make_response()
     answer.force_close()
     return answer

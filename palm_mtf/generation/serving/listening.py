@@ -19,12 +19,13 @@ def listen(
 
   Args:
     given: ADDRESS:PORT, or [ADDRESS]:PORT with IPv6.
-    allow_any_address: permit 0.0.0.0 and [::], every address of this host.
+    allow_any_address: whether 0.0.0.0 and [::], which stand for every address
+      of this host, are allowed.
     has_keys: whether requests need an API key.
 
   Raises:
-    UserError: this host cannot listen there, or `given` is every address and
-      not allowed.
+    UserError: if this host cannot listen there, or if `given` is 0.0.0.0 or
+      [::] and not allowed.
   """
   host, port = split_address("--listen", given)
   family, place = _resolve(host, port)
@@ -42,20 +43,20 @@ def listen(
   if not ip.is_loopback:
     lacks = "no encryption" if has_keys else "no API key and no encryption"
     _logger.warning(
-      f"whoever reaches {place[0]} can ask for completions: there is {lacks}; "
-      "put a proxy that has them before it"
+      f"everyone who can reach {place[0]} can ask for completions, because "
+      f"there is {lacks}; put a proxy in front that has them"
     )
   return listening
 
 
-def url_of(listening: socket.socket) -> str:
+def make_url(listening: socket.socket) -> str:
   """Returns the URL of a listening socket."""
   ip, port = listening.getsockname()[:2]
   return f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}"
 
 
 def is_on_loopback(listening: socket.socket) -> bool:
-  """Returns whether only this host reaches a listening socket."""
+  """Returns whether only this host can reach a listening socket."""
   return _parse_ip(listening.getsockname()[0]).is_loopback
 
 
@@ -68,7 +69,7 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
       f'--listen: the name "{host}" has no address on this host; correct it, '
       "add it to /etc/hosts, or give the address itself."
     ) from None
-  # A name such as localhost often has addresses of both kinds.
+  # Prefer IPv4, because names such as localhost often have both.
   family, *_, place = min(found, key=lambda x: x[0] != socket.AF_INET)
   ip = _parse_ip(place[0])
   if family == socket.AF_INET6 and ip.version == 4:  # as in ::ffff:127.0.0.1

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of requests and answers: JSON, among them errors in OpenAI's form."""
+"""JSON bodies of requests and answers, and errors in OpenAI's form."""
 
 import asyncio
 import json
@@ -14,17 +14,17 @@ from palm_mtf.json_text import json_text
 
 MOST_BODY_BYTES = 2**21
 _CODINGS = ("identity", "gzip", "deflate")
-# Errors of requests whose head or body breaks the rules of HTTP.
+# aiohttp's errors for a request whose headers or body are not valid HTTP.
 MALFORMED = (web.RequestPayloadError, http_exceptions.HttpProcessingError)
 
 
 class RefusalError(Exception):
-  """A request that is answered by an error.
+  """The server answers a request with an error.
 
   Attributes:
     status: HTTP status.
-    message: the fault of the request and its fix.
-    kind: type of error, in OpenAI's words.
+    message: what is wrong with the request, and the fix.
+    kind: OpenAI's name for the type of error.
     headers: headers of the answer.
   """
 
@@ -43,7 +43,7 @@ class RefusalError(Exception):
     error = {"message": self.message, "type": self.kind, "code": self.status}
     return {"error": {**error, "param": None}}
 
-  def response(self) -> web.Response:
+  def make_response(self) -> web.Response:
     """Returns the answer."""
     return json_response(self.as_json(), self.status, self.headers)
 
@@ -67,12 +67,13 @@ async def read_json(request: web.Request, most_secs: float) -> object:
     most_secs: seconds within which the body has to arrive.
 
   Raises:
-    RefusalError: the body is no JSON, or did not come in time.
+    RefusalError: if the body is not JSON or does not arrive in time.
   """
-  # A page of another site can send text without asking the server, but no JSON.
+  # Browsers let a page of another site send text, but not JSON, without asking
+  # this server.
   if request.content_type != "application/json":
     raise RefusalError(415, "give the header Content-Type: application/json.")
-  # Python has codecs that take minutes for a megabyte.
+  # Some of Python's codecs take minutes for a megabyte.
   charset = request.charset
   if charset is not None and charset.lower() not in ("utf-8", "utf8"):
     raise RefusalError(
@@ -109,7 +110,7 @@ async def read_json(request: web.Request, most_secs: float) -> object:
     why = f"{error.msg} at character {error.pos:,}"
   except RecursionError:
     why = "it is nested too deep"
-  except ValueError:  # of int()
+  except ValueError:  # from int()
     most = sys.get_int_max_str_digits()
     why = f"a whole number has more than {most:,} digits"
-  raise RefusalError(400, f"the body is no JSON that can be read: {why}.")
+  raise RefusalError(400, f"the body is not valid JSON: {why}.")

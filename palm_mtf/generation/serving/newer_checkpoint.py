@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that training writes while an earlier one is served."""
+"""Finds checkpoints that training writes during serving."""
 
 import logging
 import os
@@ -19,12 +19,12 @@ from palm_mtf.errors import UserError
 
 _logger = logging.getLogger(__name__)
 
-# Names, sizes and times of the files of a folder.
+# (name, size, modification time) of each file in a folder.
 _State = tuple[tuple[str, int, int], ...]
 
 
 class NewerCheckpoint:
-  """Finds the checkpoint that a server which starts now would serve."""
+  """Finds the checkpoint that a server would serve if it started now."""
 
   def __init__(
     self,
@@ -33,28 +33,28 @@ class NewerCheckpoint:
     shapes: Mapping[str, tuple[int, ...]],
     vocabulary_sha256: str,
   ):
-    """Begins with the checkpoint that is served.
+    """Takes the checkpoint that is served first.
 
     Args:
       model_dir: MODEL_DIR of the run.
-      served: checkpoint that is served.
+      served: checkpoint that is served now.
       shapes: shape of every parameter of the model, by name.
       vocabulary_sha256: hash of the run's SentencePiece model.
     """
     self._model_dir, self._served = model_dir, served.blake2b
     self._shapes, self._vocabulary_sha256 = shapes, vocabulary_sha256
-    # State of each folder that cannot be served: the folder is read, and a
-    # warning is logged, only once per state.
+    # State of each folder that cannot be served, so that a folder is read and
+    # warned about only once per state.
     self._skipped: dict[str, _State] = {}
 
   def find(self) -> Checkpoint | None:
-    """Returns the newest whole checkpoint if it is not the last one returned.
+    """Returns the newest complete checkpoint, or None if it is served already.
 
-    Its files are held open, so that they can be read after training has removed
-    the checkpoint.
+    The files of the checkpoint are held open, so that they can be read even
+    after training has removed the checkpoint.
     """
     for path in reversed(checkpoint_folders(self._model_dir)):
-      state = _state_of(path)
+      state = _read_state(path)
       if self._skipped.get(path) == state:
         continue
       try:
@@ -63,7 +63,7 @@ class NewerCheckpoint:
         found = read_and_hold(path)
         check_same_model(found, self._shapes, self._vocabulary_sha256)
       except RemovedCheckpointError:
-        return None  # the next call finds the checkpoint that is newest then
+        return None  # a newer checkpoint replaced it; the next call finds that
       except (DamagedCheckpointError, UserError) as error:
         self._skipped[path] = state
         _logger.warning(f"{path} is not served: {error}")
@@ -73,7 +73,7 @@ class NewerCheckpoint:
     return None
 
 
-def _state_of(path: str) -> _State:
+def _read_state(path: str) -> _State:
   try:
     with os.scandir(path) as entries:
       found = [(x.name, x.stat()) for x in entries]

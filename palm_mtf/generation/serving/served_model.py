@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The model that a server offers: its name, limits and defaults."""
+"""The model that a server offers: name, limits and defaults."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.continuation import sampling_key
-from palm_mtf.generation.inference.prompts import with_start
+from palm_mtf.generation.inference.prompts import add_start
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.choice import Choice
 from palm_mtf.generation.serving.completion_request import (
@@ -23,18 +23,18 @@ from palm_mtf.generation.serving.completion_request import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedModel:
-  """The limits that requests are checked against, and their defaults.
+  """Limits and defaults of requests.
 
   Attributes:
     name: name that clients give.
     vocabulary: vocabulary of the model.
-    decode: settings of sampling of a request that leaves them out.
+    decode: default settings of sampling.
     activation_dtype: dtype that the model computes in.
-    sample_tokens: max_tokens of a request that leaves it out.
-    seed: seed of a request that leaves it out.
+    sample_tokens: default of max_tokens.
+    seed: default of seed.
     start_id: token before every text.
-    sequence_length: tokens of a prompt and its completion at most.
-    most_rows: completions of a client at once, running and waiting.
+    sequence_length: tokens in a prompt and its completion at most.
+    most_rows: completions per client at once, running and waiting.
     most_secs: seconds that a request may take.
   """
 
@@ -51,13 +51,13 @@ class ServedModel:
 
   @functools.cached_property
   def most_characters(self) -> float:
-    """Characters that SEQUENCE_LENGTH tokens can have."""
-    if not self.vocabulary.has_bytes:  # <unk> is a token of any length
+    """Upper bound on the characters in SEQUENCE_LENGTH tokens."""
+    if not self.vocabulary.has_bytes:  # <unk> stands for any number
       return math.inf
     pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
     return self.sequence_length * max(map(len, pieces))
 
-  def described(self, *, step: int, created: int) -> dict:
+  def describe(self, *, step: int, created: int) -> dict:
     """Returns the model as /v1/models lists it.
 
     Args:
@@ -77,7 +77,7 @@ class ServedModel:
     """Reads the JSON of a request.
 
     Raises:
-      UserError: a field is wrong, or asks for more than there can be.
+      UserError: if a field is wrong or exceeds a limit.
     """
     asked = read_completion_request(
       body, self.decode, sample_tokens=self.sample_tokens, seed=self.seed
@@ -85,23 +85,23 @@ class ServedModel:
     if asked.num_rows > self.most_rows:
       raise UserError(
         f"{asked.num_rows:,} completions (prompts times n): give at most "
-        f"{self.most_rows}, which is what this server holds of a client."
+        f"{self.most_rows}, the limit per client of this server."
       )
     return asked
 
-  def choices(
+  def make_choices(
     self, asked: CompletionRequest, client: str, changed: Callable[[], None]
   ) -> list[Choice]:
-    """Returns the choices of an answer, their rows to be submitted.
+    """Makes the choices of an answer; the caller submits their rows.
 
     Args:
       asked: the completion that the client asks for.
-      client: who asks.
-      changed: called, by another thread, when a row has more tokens.
+      client: the client that asks.
+      changed: called by another thread when a row has more tokens.
 
     Raises:
-      UserError: a prompt leaves no room for its completion, or has an id of no
-        token.
+      UserError: if a prompt leaves no room for its completion, or has an id
+        that is not a token's.
     """
     request = object()
     rows = [
@@ -116,25 +116,25 @@ class ServedModel:
 
   def _encode(self, asked: CompletionRequest) -> list[Sequence[int]]:
     texts = [x for x in asked.prompts if isinstance(x, str)]
-    # Encoding a text of a megabyte takes seconds.
+    # Check first, because encoding a megabyte of text takes seconds.
     longest = max(map(len, texts), default=0)
     if longest > self.most_characters:
       raise UserError(
         f"prompt: is {longest:,} characters, more than SEQUENCE_LENGTH = "
         f"{self.sequence_length:,} tokens can hold: shorten it."
       )
-    # In this thread: starting threads takes longer than encoding a prompt.
+    # Use one thread, because starting threads takes longer than encoding.
     encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
     prompts = [
       [self.start_id, *next(encoded).tolist()]
       if isinstance(x, str)
-      else with_start(x, self.start_id)
+      else add_start(x, self.start_id)
       for x in asked.prompts
     ]
     for _, *ids in prompts:
       if not all(0 <= i < self.vocabulary.size for i in ids):
         raise UserError(
-          f"prompt: ids of tokens are from 0 to {self.vocabulary.size - 1:,}."
+          f"prompt: token ids are from 0 to {self.vocabulary.size - 1:,}."
         )
       if len(ids) + asked.max_tokens > self.sequence_length:
         raise UserError(
@@ -163,7 +163,8 @@ class ServedModel:
       top_p=asked.top_p,
       wants_log_probs=wants_log_probs,
       scores_prompt=wants_log_probs and asked.echo and len(prompt) > 1,
-      # Waking up for every token costs more than a step of a small model.
+      # Waking the event loop for each token costs more than a step of a small
+      # model.
       is_watched=asked.stream or bool(asked.stop),
       deadline=time.monotonic() + self.most_secs,
       client=client,

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that a server computes with, of one checkpoint at a time."""
+"""Weights of the checkpoint that a server serves."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ServedWeights:
-  """Weights of one checkpoint at a time, as a context manager that frees them.
+  """Weights of one checkpoint at a time; a context manager that frees them.
 
   Attributes:
     decoder: decoder of the slots; None before the first checkpoint.
@@ -36,13 +36,13 @@ class ServedWeights:
     num_tokens: int,
     num_slots: int,
   ):
-    """Keeps the settings that all checkpoints share.
+    """Takes the settings that all checkpoints share.
 
     Args:
       model: the architecture.
       mesh: devices and layout rules.
       weight_dtype: WEIGHT_DTYPE.
-      num_tokens: pieces of the vocabulary.
+      num_tokens: number of pieces in the vocabulary.
       num_slots: texts that are computed together.
     """
     self._model, self._mesh, self._weight_dtype = model, mesh, weight_dtype
@@ -60,10 +60,10 @@ class ServedWeights:
     self._free()
 
   def load(self, checkpoint: Checkpoint) -> None:
-    """Loads a checkpoint, after freeing the weights that were there.
+    """Frees the current weights, and loads a checkpoint.
 
     Raises:
-      UserError: there is too little memory for the slots.
+      UserError: if there is too little memory for the slots.
     """
     self._free()
     self._loaded = LoadedDecoder(
@@ -87,7 +87,7 @@ class ServedWeights:
       self.created = int(time.time())
 
   def replace(self, checkpoint: Checkpoint) -> None:
-    """Loads a newer checkpoint; if that fails, loads the one before again."""
+    """Loads a newer checkpoint; if that fails, reloads the current one."""
     before = self._checkpoint
     try:
       self.load(checkpoint)
@@ -98,11 +98,11 @@ class ServedWeights:
     _logger.info(f"serving step {self.step:,}")
 
   def score(self, ids: Sequence[int]) -> list[Chosen]:
-    """Returns log p of the tokens of a prompt, but the first."""
+    """Returns log p of a prompt's tokens, except for the first token."""
     return self._scorer.score_prompt(ids)
 
   def _free(self) -> None:
-    # No reference may remain, so that the weights are freed with the session.
+    # Drop all references, so that closing the session frees the weights.
     if self._loaded:
       self._loaded.session.close()
     self._loaded = self._scorer = self.decoder = None

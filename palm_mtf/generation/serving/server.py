@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP server, in the form that clients of OpenAI's API speak."""
+"""HTTP server for clients of OpenAI's API."""
 
 import asyncio
 import socket
@@ -30,14 +30,14 @@ from palm_mtf.generation.serving.messages import (
 from palm_mtf.generation.serving.served_model import ServedModel
 from palm_mtf.machine.stop_signals import handled_signals
 
-_CLIENT_LEFT = 499  # as nginx logs it
+_CLIENT_LEFT = 499  # nginx's status for a client that disconnected
 _HEALTH = "/health"
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-  """Serves one model until a signal; outside of the main thread forever."""
+  """Serves one model until a signal; without end outside the main thread."""
 
   def __init__(
     self,
@@ -46,12 +46,12 @@ class Server:
     counters: Counters,
     access: Access,
   ):
-    """Readies a server.
+    """Takes the parts of a server.
 
     Args:
-      model: model, limits and defaults.
-      batcher: batch, which the server runs in a thread.
-      counters: counts of the batcher.
+      model: limits and defaults.
+      batcher: batcher, which the server runs in a thread.
+      counters: the batcher's counters.
       access: conditions that requests must meet.
     """
     self._model, self._batcher, self._counters = model, batcher, counters
@@ -66,19 +66,19 @@ class Server:
   ) -> str:
     """Serves until a signal, and then until the last answer is sent.
 
-    A second signal gives up the answers that are unfinished.
+    A second signal aborts unfinished answers.
 
     Args:
       listening: socket that listens.
-      ready: called once, as soon as a signal stops the server in this way.
+      ready: called once, after the signal handlers are set.
 
     Returns:
-      Name of the signal, such as "SIGTERM"; "" where the batch failed.
+      Name of the signal, such as "SIGTERM"; "" if the batch failed.
     """
     loop = asyncio.get_running_loop()
     for number in handled_signals():
       loop.add_signal_handler(number, self.stop, number.name)
-    # A handler whose client went away is cancelled, and its rows with it.
+    # If a client disconnects, its handler is cancelled, which cancels its rows.
     runner = web.AppRunner(
       self._make_app(),
       handler_cancellation=True,
@@ -107,10 +107,10 @@ class Server:
     )
     app.add_routes(
       [
-        web.get(_HEALTH, self._health),
-        web.get("/metrics", self._metrics),
-        web.get("/v1/models", self._models),
-        web.get("/v1/models/{name}", self._model_page),
+        web.get(_HEALTH, self._answer_health),
+        web.get("/metrics", self._answer_metrics),
+        web.get("/v1/models", self._answer_models),
+        web.get("/v1/models/{name}", self._answer_model),
         web.post("/v1/completions", self._completions.answer),
       ]
     )
@@ -122,8 +122,8 @@ class Server:
       loop.call_soon_threadsafe(self._stopped.set)
 
   def stop(self, signal_name: str) -> None:
-    """Stops serving; a second call gives up unfinished answers."""
-    # A terminal that closes may send SIGHUP twice.
+    """Stops serving; a second call aborts unfinished answers."""
+    # A closing terminal may send SIGHUP twice.
     if self._signal and signal_name != "SIGHUP":
       self._batcher.give_up()
     self._signal = self._signal or signal_name
@@ -139,7 +139,7 @@ class Server:
       response = await self._answer(request, handler)
       status = response.status
       return response
-    except Exception:  # our own fault; aiohttp logs it
+    except Exception:  # a bug of this server; aiohttp logs it
       status = 500
       raise
     finally:
@@ -168,30 +168,30 @@ class Server:
       self._access.check_host(request)
       # A program that monitors this server needs no key.
       if request.path != _HEALTH:
-        request[CLIENT] = self._access.client(request)
+        request[CLIENT] = self._access.find_client(request)
       return await handler(request)
     except UserError as error:
-      return RefusalError(400, str(error)).response()
+      return RefusalError(400, str(error)).make_response()
     except RefusalError as refusal:
-      return refusal.response()
-    except web.HTTPException as error:  # no such page, say
-      return RefusalError(error.status, error.reason).response()
+      return refusal.make_response()
+    except web.HTTPException as error:  # such as 404 for an unknown path
+      return RefusalError(error.status, error.reason).make_response()
 
-  async def _health(self, unused_request: web.Request) -> web.Response:
+  async def _answer_health(self, unused_request: web.Request) -> web.Response:
     if self._stopped.is_set():
-      raise RefusalError(503, "this server stops.")
+      raise RefusalError(503, "this server is stopping.")
     return json_response({"status": "ok"})
 
-  async def _metrics(self, unused_request: web.Request) -> web.Response:
-    return web.Response(text=self._counters.page())
+  async def _answer_metrics(self, unused_request: web.Request) -> web.Response:
+    return web.Response(text=self._counters.format_page())
 
-  async def _models(self, unused_request: web.Request) -> web.Response:
+  async def _answer_models(self, unused_request: web.Request) -> web.Response:
     return json_response({"object": "list", "data": [self._describe_model()]})
 
-  async def _model_page(self, request: web.Request) -> web.Response:
+  async def _answer_model(self, request: web.Request) -> web.Response:
     check_name(self._model, request.match_info["name"])
     return json_response(self._describe_model())
 
   def _describe_model(self) -> dict:
     engine = self._batcher.engine
-    return self._model.described(step=engine.step, created=engine.created)
+    return self._model.describe(step=engine.step, created=engine.created)

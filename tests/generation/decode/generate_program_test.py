@@ -11,7 +11,7 @@ from palm_mtf.generation.decode.generate_program import (
   PromptBatch,
   build_decode_program,
 )
-from palm_mtf.generation.decode.sampling import SamplingSettings, next_tokens
+from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 from palm_mtf.generation.decode.slot_program import SlotPrograms
 from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.native.operations import operations
@@ -109,7 +109,7 @@ def recomputed_samples(recomputed, settings):
       *(settings.temperature, settings.top_k, settings.top_p),
       settings.repetition_penalty,
     )
-    token = next_tokens(logits, seen, key, place, given, vocab)
+    token = choose_tokens(logits, seen, key, place, given, vocab)
     draw = session.make_callable(token, [logits, seen, key, place])
     texts = []
     for row, prompt in enumerate(PROMPTS):

@@ -7,11 +7,11 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.kernels import (
-  largest_numbers,
+  find_largest,
   make_kernel,
-  product,
-  rounded_to_int4,
-  rounded_to_int8,
+  multiply,
+  round_to_int4,
+  round_to_int8,
 )
 
 ROWS, INNER, OUTER = 3, 20, 7
@@ -21,12 +21,12 @@ def random(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def multiply(x, w, *, packed):
+def multiply_in_session(x, w, *, packed):
   """Returns two products in one session, as a loop would run them."""
   with tf.Graph().as_default(), tf.Session() as session:
     kernel = make_kernel(tf.constant(w), tf.float32, "w")
     session.run(kernel.initialize)
-    result = product([tf.constant(x)], kernel, packed=packed)
+    result = multiply([tf.constant(x)], kernel, packed=packed)
     first = session.run(result)
     np.testing.assert_array_equal(session.run(result), first)
     return first
@@ -36,7 +36,7 @@ def multiply(x, w, *, packed):
 @pytest.mark.parametrize("num_rows", [1, ROWS])
 def test_float_products_are_numpy_s(packed, num_rows):
   x, w = random(0, num_rows, INNER), random(1, INNER, OUTER)
-  y = multiply(x, w, packed=packed)
+  y = multiply_in_session(x, w, packed=packed)
   np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
 
 
@@ -46,9 +46,9 @@ def test_numbers_are_rounded_to_255_of_a_column():
   scale = np.abs(w).max(0) / 127
   scale[3] = 1
   with tf.Graph().as_default(), tf.Session() as session:
-    largest = largest_numbers(tf.constant(w))
-    whole = rounded_to_int8(tf.constant(w), largest)
-    part = rounded_to_int8(tf.constant(w[:5]), largest)
+    largest = find_largest(tf.constant(w))
+    whole = round_to_int8(tf.constant(w), largest)
+    part = round_to_int8(tf.constant(w[:5]), largest)
     whole, part = session.run([whole, part])
   np.testing.assert_allclose(whole, np.round(w / scale) * scale, rtol=1e-5)
   np.testing.assert_array_equal(part, whole[:5])
@@ -59,7 +59,7 @@ def test_a_group_of_int4_has_the_scale_that_loses_least():
   w[:, 0] = 0
   w[20:] = 0  # what pads the last group
   with tf.Graph().as_default(), tf.Session() as session:
-    found = session.run(rounded_to_int4(tf.constant(w[:20])))
+    found = session.run(round_to_int4(tf.constant(w[:20])))
   extreme = np.where(w.max(0) > -w.min(0), w.max(0), w.min(0))
   losses = []
   for share in (1, 0.95, 0.9, 0.85, 0.8, 0.75):

@@ -7,7 +7,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig
-from palm_mtf.generation.decode.sampling import SamplingSettings, next_tokens
+from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 
 VOCAB, NUM_TOKENS, DRAWS = 12, 10, 4000
 LOGITS = np.random.default_rng(5).normal(size=VOCAB).astype(np.float32) * 2
@@ -20,7 +20,7 @@ def draw(logits, config, *, keys=None, place=0, seen=None):
     keys = np.stack([np.arange(rows), np.zeros(rows)], 1)
   with tf.Graph().as_default(), tf.Session() as session:
     return session.run(
-      next_tokens(
+      choose_tokens(
         tf.constant(logits),
         tf.constant(np.zeros([rows, VOCAB], bool) if seen is None else seen),
         tf.constant(np.asarray(keys, np.int32)),

@@ -8,7 +8,7 @@ import pytest
 
 from palm_mtf.generation.inference.continuation import (
   ContinuationReader,
-  begun_stop,
+  measure_begun_stop,
 )
 from tests.prefixed_vocabulary import train_prefixed
 
@@ -32,14 +32,14 @@ def test_the_longest_end_that_begins_a_stop_string_is_found():
     if stop not in text:
       lengths = range(len(stop))
       expected = max(n for n in lengths if text.endswith(stop[:n]))
-      assert begun_stop(text, stop) == expected, (text, stop)
+      assert measure_begun_stop(text, stop) == expected, (text, stop)
 
 
 def test_a_long_stop_string_costs_no_more_than_the_text_is_long():
   text = "a" * 2000
   for stop in ("a" * 10**6, "a" * 1999 + "b" + "a" * 10**6):
     Compared.count = 0
-    begun_stop(text, Compared(stop))
+    measure_begun_stop(text, Compared(stop))
     assert Compared.count < 10 * len(text)
 
 

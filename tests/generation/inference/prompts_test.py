@@ -5,7 +5,7 @@
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.generation.inference.prompts import read_prompts, with_start
+from palm_mtf.generation.inference.prompts import add_start, read_prompts
 
 
 def test_each_line_is_a_prompt_and_of_json_its_field(tmp_path):
@@ -72,4 +72,4 @@ def test_what_is_no_prompt_is_one_line(tmp_path, name, content, message):
   ],
 )
 def test_ids_begin_with_the_start_token_once(ids, expected):
-  assert with_start(ids, 1) == expected
+  assert add_start(ids, 1) == expected

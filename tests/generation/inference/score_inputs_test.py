@@ -5,7 +5,10 @@
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.generation.inference.score_inputs import given_texts, read_items
+from palm_mtf.generation.inference.score_inputs import (
+  make_text_items,
+  read_items,
+)
 
 
 def read(folder, name, content):
@@ -70,7 +73,7 @@ def test_json_lines_say_what_they_are_by_their_fields(tmp_path):
     (
       "a.jsonl",
       b'{"inputs": "a", "options": "bc"}',
-      ", line 1: 'options' is no list of texts; give {",
+      ", line 1: 'options' is not a list of texts; give {",
     ),
     (
       "a.jsonl",
@@ -100,4 +103,4 @@ def test_what_cannot_be_scored_is_one_line(tmp_path, name, content, message):
 
 def test_an_empty_text_is_one_line():
   with pytest.raises(UserError, match="--text = '': is empty"):
-    given_texts(["a", ""])
+    make_text_items(["a", ""])

@@ -12,9 +12,9 @@ from palm_mtf.generation.inference.scorer import (
   Example,
   Scorer,
   Window,
+  choose_row_length,
+  count_rows_at_once,
   find_windows,
-  row_length,
-  rows_at_once,
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.programs.forward_program import build_forward_program
@@ -200,16 +200,21 @@ def test_targets_stay_together_and_keep_the_end_of_their_inputs(
 
 
 def test_rows_have_few_lengths_and_no_row_is_twice_as_long_as_it_must_be():
-  lengths = [row_length(n, 300) for n in range(1, 301)]
+  lengths = [choose_row_length(n, 300) for n in range(1, 301)]
   assert set(lengths) == {32, 64, 128, 256, 300}
   assert all(n <= length <= 300 for n, length in enumerate(lengths, 1))
   assert all(
     length < 2 * n for n, length in enumerate(lengths, 1) if length > 32
   )
-  assert row_length(3, 20) == 20
+  assert choose_row_length(3, 20) == 20
 
 
 def test_longer_rows_are_fewer_at_once_and_divide_among_slices():
-  assert [rows_at_once(x, 1) for x in (32, 64, 2048, 4096)] == [64, 32, 1, 1]
-  assert rows_at_once(2048, 3) == 3
-  assert rows_at_once(32, 3) % 3 == 0
+  assert [count_rows_at_once(x, 1) for x in (32, 64, 2048, 4096)] == [
+    64,
+    32,
+    1,
+    1,
+  ]
+  assert count_rows_at_once(2048, 3) == 3
+  assert count_rows_at_once(32, 3) % 3 == 0

@@ -14,7 +14,7 @@ pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
 
 from palm_mtf.generation.serving.access import (
   Access,
-  allowed_hosts,
+  find_allowed_hosts,
   read_keys,
 )
 
@@ -36,7 +36,7 @@ def statuses(access, *requests):
 
 
 def of_loopback(*allowed, listen="127.0.0.1"):
-  return Access(allowed_hosts(listen, is_loopback=True, allowed=allowed))
+  return Access(find_allowed_hosts(listen, is_loopback=True, allowed=allowed))
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,10 @@ def test_further_names_are_those_of_the_flags():
 
 
 def test_a_server_on_other_addresses_answers_every_name_until_some_are_given():
-  assert allowed_hosts("10.0.0.1", is_loopback=False, allowed=[]) is None
-  hosts = allowed_hosts("10.0.0.1", is_loopback=False, allowed=["a.example"])
+  assert find_allowed_hosts("10.0.0.1", is_loopback=False, allowed=[]) is None
+  hosts = find_allowed_hosts(
+    "10.0.0.1", is_loopback=False, allowed=["a.example"]
+  )
   found = statuses(
     Access(hosts),
     *(
@@ -116,7 +118,7 @@ def test_a_server_on_other_addresses_answers_every_name_until_some_are_given():
 )
 def test_a_flag_that_is_no_name_is_one_line(name):
   with pytest.raises(UserError, match="give the name of a host or an address"):
-    allowed_hosts("127.0.0.1", is_loopback=True, allowed=[name])
+    find_allowed_hosts("127.0.0.1", is_loopback=True, allowed=[name])
 
 
 def test_a_key_opens_every_page_and_none_but_health_opens_without():
@@ -191,8 +193,8 @@ def test_keys_are_the_lines_of_a_file(tmp_path):
     (b"key\n", 0o644, "other users can read or write it; run chmod 600"),
     (b"key\n", 0o602, "other users can read or write it; run chmod 600"),
     (b"\n \n", 0o600, "holds no key; write one key per line."),
-    (b"key\ntwo words\n", 0o600, "line 2 is no key; write printable ASCII"),
-    (b"\xff\xfe", 0o600, "line 1 is no key; write printable ASCII"),
+    (b"key\ntwo words\n", 0o600, "line 2is not a key; write printable ASCII"),
+    (b"\xff\xfe", 0o600, "line 1is not a key; write printable ASCII"),
     (None, 0o600, "No such file or directory; give a text file."),
   ],
 )

@@ -10,7 +10,7 @@ import pytest
 from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.generation.inference.prompts import with_start
+from palm_mtf.generation.inference.prompts import add_start
 from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.choice import Choice
@@ -36,7 +36,7 @@ def begin(vocabulary, prompt="one", **body):
   row = Row(
     prompt=[0, *vocabulary.encode(prompt)]
     if isinstance(prompt, str)
-    else with_start(prompt, 0),
+    else add_start(prompt, 0),
     max_tokens=99,
     key=np.zeros([2], np.int32),
     temperature=0.0,

@@ -8,7 +8,11 @@ import socket
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.generation.serving.listening import is_on_loopback, listen, url_of
+from palm_mtf.generation.serving.listening import (
+  is_on_loopback,
+  listen,
+  make_url,
+)
 
 
 def begin(given, *, allow_any_address=False, has_keys=False):
@@ -41,7 +45,7 @@ def test_a_loopback_address_is_listened_on_without_a_warning(
   given, url, caplog
 ):
   with begin(given) as listening:
-    assert url_of(listening).startswith(url)
+    assert make_url(listening).startswith(url)
     assert is_on_loopback(listening)
     socket.create_connection(listening.getsockname()[:2]).close()
   assert not caplog.records
