@@ -53,8 +53,8 @@ def test_a_prompt_that_ends_in_the_space_of_the_next_word_is_told(generate):
   assert code == 0 and len(records(out)) == 2
   assert without_stamps(err).splitlines()[1:] == [
     f"palm_mtf: warning: --prompt: {prompt!r} ends in a space, which this "
-    "vocabulary keeps at the start of the next word: leave it out, because no "
-    "word may follow otherwise"
+    "vocabulary keeps at the start of the next word: leave it out, because "
+    "otherwise no word may follow"
     for prompt in ("one two ", "one ")
   ]
   for flag in ("--prompt=one two", "--prompt=one two\n"):

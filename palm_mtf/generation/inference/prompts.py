@@ -70,8 +70,8 @@ def warn_of_spaces(
     if prompt.endswith(" ") and vocabulary.joins_spaces():
       _logger.warning(
         f"{origin}: {prompt[-40:]!r} ends in a space, which this vocabulary "
-        "keeps at the start of the next word: leave it out, because no word may "
-        "follow otherwise"
+        "keeps at the start of the next word: leave it out, because otherwise "
+        "no word may follow"
       )
 
 
