@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations in C++, compiled for this CPU when they are first needed.
+"""Operations in C++ for decoding steps, and for training between products.
 
-They compute decoding steps, and in training the work between matrix products.
+They are compiled for this CPU at their first use.
 """

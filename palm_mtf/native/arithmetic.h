@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arithmetic on one row, in float32; the compiler makes vectors of the loops.
+// Arithmetic on one row, in float32; the compiler vectorizes the loops.
 
 #pragma once
 
@@ -21,7 +21,7 @@ inline T from_float(float x) {
   else return x;
 }
 
-// V is Floats, or float where a row ends.
+// Reads numbers as V: Floats (one register), or float for the rest of a row.
 template <class V, class T>
 inline V get(const T* at) {
   if constexpr (sizeof(V) == sizeof(float)) return to_float(*at);
@@ -35,7 +35,8 @@ inline void put(T* at, V x) {
   else store(at, x);
 }
 
-// Calls use(i, V()) for i from 0 on, a register at a time.
+// Calls use(i, V()) for i from 0 to size: V is Floats, i steps by kLanes; for
+// the rest of the numbers V is float, i steps by 1.
 template <class Use>
 inline void for_vectors(int size, Use use) {
   int i = 0;
@@ -43,7 +44,7 @@ inline void for_vectors(int size, Use use) {
   for (; i < size; ++i) use(i, float());
 }
 
-// Returns the sum of term(i, V()) over i, a register at a time.
+// Returns the sum of term(i, V()) over i; see `for_vectors`.
 template <class Term>
 inline float sum_of(int size, Term term) {
   Floats total = {};
@@ -55,7 +56,7 @@ inline float sum_of(int size, Term term) {
   return sum(total) + rest;
 }
 
-// e^x to a few units in the last place, x in [-87, 87] or made so.
+// Returns e^x to a few units in the last place; clamps x to [-87, 87].
 template <class V>
 inline V exponential(V x) {
   x = x < -87.0f ? V{} - 87.0f : x;
@@ -78,7 +79,7 @@ inline V sigmoid(V x) {
 
 inline float swish(float x) { return x * sigmoid(x); }
 
-// Combines all numbers, one register at a time.
+// Combines all numbers, a register at a time.
 template <class Combine>
 inline float reduce(const float* x, int size, float start, Combine combine) {
   Floats all = splat(start);
@@ -98,10 +99,10 @@ inline float largest(const float* x, int size) {
   return reduce(x, size, x[0], [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// Returns the place of the largest number, the first of equal ones; 0 if none
-// is larger than -infinity.
-inline int largest_place(const float* x, int size) {
-  // A lane keeps the largest of its numbers and where its register began.
+// Returns the index of the largest number, or the first index if several are
+// equal; 0 if no number is larger than -infinity.
+inline int find_largest_place(const float* x, int size) {
+  // Each lane keeps its largest number, and the index of that register.
   Floats most = splat(-INFINITY);
   Ints begin = {};
   int i = 0;
@@ -131,8 +132,8 @@ inline void softmax(float* x, int size, float scale) {
   for (int i = 0; i < size; ++i) x[i] /= sum;
 }
 
-// Writes round(x / scale) + offset, and the sums of 32 of them without the
-// offset; returns scale, max |x| / 127.
+// Writes round(x / scale) + offset to `bytes`, and the sums of round(x / scale)
+// over groups of 32 to `group_sums`. Returns scale = max |x| / 127.
 inline float quantize(const float* x, int size, int offset, uint8_t* bytes,
                       int32_t* group_sums) {
   const float most = reduce(x, size, 0, [](auto a, auto b) {

@@ -14,7 +14,7 @@
 
 namespace palm {
 
-// Memory of calls, which take turns with it.
+// Buffers that all calls share, one call at a time.
 template <class T>
 struct AttentionMemory {
   std::vector<Word<T>> keys, values, key_rows, value_rows;
@@ -23,12 +23,12 @@ struct AttentionMemory {
   std::vector<BlockMemory<T>> of_threads;
 };
 
-// A batch's keys and values, and the groups of heads that read them.
+// Attention of a batch: packs keys and values, and runs groups of query heads.
 template <class T>
 class Attention {
  public:
-  // Reads q, k and v. q is [batch, length, heads, d_kv]; k and v are that, or
-  // [batch, length, d_kv].
+  // Takes the inputs q, k and v. q is [batch, length, heads, d_kv]; k and v
+  // have that shape, or [batch, length, d_kv].
   Attention(Call& call, int num_threads, bool for_gradient,
             AttentionMemory<T>& memory)
       : q(call.next()), k(call.next()), v(call.next()),
@@ -37,8 +37,9 @@ class Attention {
     batch_ = TF_Dim(q, 0);
     sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? heads : 1,
               int(TF_Dim(q, 3))};
-    // So many groups that threads end about together. It is no function of
-    // their number, which changes no sum then.
+    // With at least kEnough groups, threads finish at about the same time. The
+    // number of groups does not depend on the number of threads, so that sums
+    // do not either.
     constexpr int kEnough = 16;
     const int most = heads / sizes_.key_heads;
     while (num_groups() < kEnough && parts_ < most)
@@ -55,7 +56,7 @@ class Attention {
       at_least(num_groups() * part_size(), *each);
   }
 
-  // Reads the masks, segments and a prefix, [batch, length], if there are any.
+  // Reads the masks, if any: segments, then prefix, [batch, length] each.
   void read_masks(Call& call) {
     const int room = padded_columns(sizes_.length);
     for (auto each : {&memory_.segments, &memory_.prefix}) {
@@ -71,8 +72,8 @@ class Attention {
 
   const TF_Tensor *q, *k, *v;
 
-  // Key heads in the batch, and groups of query heads: a group reads one key
-  // head.
+  // Number of key heads in the batch, and of groups of query heads. The heads
+  // of a group share one key head.
   int num_heads() const { return batch_ * sizes_.key_heads; }
   int num_groups() const { return num_heads() * parts_; }
 
@@ -96,7 +97,7 @@ class Attention {
     heads_of(group, thread).attend(data(q) + at, out + at);
   }
 
-  // Writes dq, and to memory the group's part of dk and dv.
+  // Writes dq, and the group's part of dk and dv to `memory`.
   void gradient(int group, int thread, const T* dout, T* dq) const {
     float* dk = &memory_.dk[group * part_size()];
     float* dv = &memory_.dv[group * part_size()];
@@ -107,7 +108,7 @@ class Attention {
       .gradient(data(q) + at, dout + at, dq + at, dk, dv);
   }
 
-  // Adds the parts of a head up.
+  // Sums the parts of dk and dv that the groups of a key head wrote.
   void add_parts(int head, T* dk, T* dv) const {
     add_parts(head, memory_.dk, dk);
     add_parts(head, memory_.dv, dv);
@@ -118,7 +119,7 @@ class Attention {
     return static_cast<const T*>(TF_TensorData(x));
   }
 
-  // Words and numbers of one head in memory.
+  // Sizes of one head's buffers, in words (word_products.h) or floats.
   size_t columns_size() const {
     return size_t(words_of<T>(sizes_.d_kv)) * padded_columns(sizes_.length);
   }
@@ -144,7 +145,7 @@ class Attention {
             rows(memory_.key_rows), rows(memory_.value_rows)};
   }
 
-  // Where a head begins in k, v and their gradients.
+  // Returns where a key head begins in k, v and their gradients.
   template <class X>
   X* of_head(X* x, int head) const {
     const int sequence = head / sizes_.key_heads, own = head % sizes_.key_heads;
@@ -152,7 +153,7 @@ class Attention {
                  sizes_.d_kv;
   }
 
-  // Where the sequence of a group begins in q, out and their gradients.
+  // Returns where a group's sequence begins in q, out and their gradients.
   size_t sequence_of(int group) const {
     const int sequence = group / parts_ / sizes_.key_heads;
     return size_t(sequence) * sizes_.length * sizes_.heads * sizes_.d_kv;
@@ -189,14 +190,15 @@ class Attention {
   }
 
   AttentionSizes sizes_;
-  int batch_, parts_ = 1;  // groups that share a head of keys
+  int batch_;
+  int parts_ = 1;  // groups that share a key head
   const bool for_gradient_;
   AttentionMemory<T>& memory_;
 };
 
 template <class T>
 AttentionMemory<T>& attention_memory() {
-  static auto& it = *new AttentionMemory<T>;  // never freed, as `shared`
+  static auto& it = *new AttentionMemory<T>;  // never freed, see `shared`
   return it;
 }
 
@@ -213,7 +215,7 @@ struct AttentionKernel {
     Attention<T> x(call, threads, false, attention_memory<T>());
     x.read_masks(call);
     T* out = call.allocate_like<T>(0, x.q);
-    Shares heads, groups;
+    WorkQueue heads, groups;
     Team& team = with.team_of(threads, kNoPatience);
     team.run([&](int thread) {
       heads.each(x.num_heads(), [&](int i) { x.pack(i); });
@@ -236,7 +238,7 @@ struct AttentionGradientKernel : AttentionKernel {
     T* dq = call.allocate_like<T>(0, x.q);
     T* dk = call.allocate_like<T>(1, x.k);
     T* dv = call.allocate_like<T>(2, x.v);
-    Shares heads, groups, sums;
+    WorkQueue heads, groups, sums;
     Team& team = with.team_of(threads, kNoPatience);
     team.run([&](int thread) {
       heads.each(x.num_heads(), [&](int i) { x.pack(i); });

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the operations in C++ for this CPU once, and caches the library."""
+"""Compiles the C++ operations for this CPU once, and caches the library."""
 
 import errno
 import hashlib
@@ -30,7 +30,7 @@ from palm_mtf.machine.processors import cpu_flags
 _logger = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).parent / "operations.cc"
-# No option lets the compiler change the order of a sum.
+# No option allows the compiler to reorder a sum.
 _FLAGS = (
   *("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-Wno-psabi"),
   *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
@@ -40,14 +40,14 @@ _LIBRARIES = ("-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512_vnni"}
 _COMPILE_SECS = 300
-_MOST_KEPT = 16  # libraries, for different CPUs, compilers and versions
+_MOST_KEPT = 16  # libraries in the cache, for other CPUs, compilers, versions
 _OUTPUT = "operations.so"
 # Parts of a compiler's message about a full disk or an exceeded quota.
 _NO_SPACE = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _ADVICE = "install g++ 11 or newer, or name it by CXX"
 
 
-def instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
+def choose_instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
   """Returns the compiler's options for a CPU.
 
   Args:
@@ -64,8 +64,8 @@ def instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
   return ["-march=x86-64-v3"] + ["-mavxvnni"] * ("avx_vnni" in cpu)
 
 
-def panel_columns() -> int:
-  """Returns the columns of a panel, kColumns of vectors.h, on this CPU."""
+def count_panel_columns() -> int:
+  """Returns kColumns of vectors.h, the columns per panel, for this CPU."""
   options = _choose_options()
   if "-mavx512vnni" in options:
     return 64
@@ -73,21 +73,21 @@ def panel_columns() -> int:
 
 
 class BuildError(Exception):
-  """The operations cannot be compiled here; says why and what to do."""
+  """The operations cannot be compiled; the message has the reason and a fix."""
 
 
 class _NoSpaceError(BuildError):
-  """There is no disk space for the compiler's files."""
+  """The disk has no space for the compiler's files."""
 
 
-def library() -> bytes:
+def load_library() -> bytes:
   """Returns the library for this CPU; compiles it if necessary.
 
-  CXX names the C++ compiler; the default is `c++`. The cache has a library per
-  compiler. Without a compiler, the library of any compiler is used.
+  CXX names the C++ compiler; the default is `c++`. The cache has one library
+  per compiler. Without a compiler, any cached library is used.
 
   Raises:
-    BuildError: it cannot be compiled here.
+    BuildError: if the library cannot be compiled.
   """
   digest = hashlib.sha256()
   for part in sorted(_SOURCE.parent.glob("*.[ch]*")):
@@ -123,18 +123,18 @@ def library() -> bytes:
   return content
 
 
-def built_with(content: bytes) -> str:
-  """Returns the options and the compiler's version of a library."""
+def read_build_options(content: bytes) -> str:
+  """Returns a library's compiler options and compiler version."""
   match = re.search(rb"palm_mtf was built with ([^\0]*)", content)
   return match[1].decode(errors="replace") if match else ""
 
 
 def _choose_options() -> list[str]:
-  return instruction_flags(cpu_flags(), platform.machine())
+  return choose_instruction_flags(cpu_flags(), platform.machine())
 
 
 def _find_compiler() -> list[str]:
-  """Returns the command of the C++ compiler, such as ["ccache", "g++"]."""
+  # Returns a command, such as ["ccache", "g++"].
   given = os.environ.get("CXX", "").strip() or "c++"
   if shutil.which(given):  # the path of a compiler may have spaces
     words = [given]
@@ -144,17 +144,18 @@ def _find_compiler() -> list[str]:
     except ValueError as error:
       raise BuildError(f"CXX = {given!r}: {error}") from None
   found = shutil.which(words[0])
-  # The compiler runs in another folder.
+  # An absolute path, because the compiler runs in another folder.
   return [os.path.abspath(found) if found else words[0], *words[1:]]
 
 
 def _hash_compiler(command: Sequence[str]) -> str:
-  """Returns a hash that changes with the compiler's files; "" without one."""
+  # Returns a hash that changes with the compiler's files; "" without a
+  # compiler.
   if not shutil.which(command[0]):
     return ""
   parts = []
   for word in command:
-    # Size and time stand for the version, which only a process could tell.
+    # Size and time stand for the version, which would take a process to read.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]
@@ -163,17 +164,12 @@ def _hash_compiler(command: Sequence[str]) -> str:
 
 
 def _compile(command: Sequence[str], folder: str) -> bytes:
-  """Returns the library; compiles it in the cache, or in a temporary folder.
-
-  Args:
-    command: command of the compiler, with its options.
-    folder: path of the cache's folder.
-  """
+  # Compiles in the cache's folder, or if that fails in a temporary folder.
   _logger.info(
     "compiling the operations in C++ for this CPU, once: some 15 seconds"
   )
   try:
-    # The disk of temporary files may be full while the cache's disk is not.
+    # Try the cache first, because the disk of temporary files may be full.
     with open_cache(folder, make=True) as cache:
       return _compile_in(cache.descriptor, command)
   except (CacheError, OSError, _NoSpaceError):
@@ -189,18 +185,11 @@ def _compile(command: Sequence[str], folder: str) -> bytes:
 
 
 def _compile_in(above: int, command: Sequence[str]) -> bytes:
-  """Returns the library, compiled in a new folder.
-
-  Args:
-    above: descriptor of the folder that gets the new folder.
-    command: command of the compiler, with its options.
-
-  Raises:
-    OSError: a new folder cannot be made.
-  """
+  # Compiles in a new folder within the folder with descriptor `above`. Raises
+  # OSError if it cannot make the new folder.
   package = importlib.util.find_spec("tensorflow").submodule_search_locations[0]
   options = [x for x in command if x.startswith("-") and x not in _FLAGS]
-  said = os.memfd_create("said")  # in memory, because a disk may be full
+  said = os.memfd_create("said")  # in memory, because the disk may be full
   try:
     with partial_folder(above) as folder:
       code = _call(
@@ -218,24 +207,19 @@ def _compile_in(above: int, command: Sequence[str]) -> bytes:
       raise _make_error(command[0], code, text.decode(errors="replace"))
   finally:
     os.close(said)
-  if not content or not built_with(content):
+  if not content or not read_build_options(content):
     raise BuildError(f"{command[0]} has made no library; {_ADVICE}")
   return content
 
 
 def _quote(text: str) -> str:
-  """Returns a text as a literal of C++."""
+  # Returns a C++ string literal.
   return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _call(command: Sequence[str], folder: int, said: int) -> int:
-  """Calls the compiler; returns its exit status.
-
-  Args:
-    command: command of the compiler, with all arguments.
-    folder: descriptor of the folder that it runs in.
-    said: descriptor of a file for its output.
-  """
+  # Runs a command in the folder with descriptor `folder`, with its output to
+  # the file with descriptor `said`; returns its exit status.
   try:
     process = subprocess.Popen(
       command,
@@ -262,12 +246,11 @@ def _call(command: Sequence[str], folder: int, said: int) -> int:
 
 
 def _make_error(compiler: str, code: int, said: str) -> BuildError:
-  """Returns the error for the output of a compiler."""
   lines = [x.strip() for x in said.splitlines() if x.strip()]
   full = [x for x in lines if any(reason in x for reason in _NO_SPACE)]
   if full:
     return _NoSpaceError(f"{full[0]}; make room, or set TMPDIR")
-  # A linker's last line says only that it failed.
+  # The last line of a linker says only that the linker failed.
   errors = [x for x in lines if "error" in x.lower()] or lines[-1:]
   reason = errors[0] if errors else f"exit status {code}"
   return BuildError(f"{compiler}: {reason}; {_ADVICE}")

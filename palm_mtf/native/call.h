@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attributes, inputs and outputs of an operation of TensorFlow.
+// Attributes, inputs and outputs of a TensorFlow operation.
 
 #pragma once
 
@@ -59,7 +59,7 @@ constexpr TF_DataType type_of() {
   return sizeof(T) == 2 ? TF_BFLOAT16 : TF_FLOAT;
 }
 
-// A tensor of rows.
+// A tensor [rows, columns].
 template <class T>
 struct Matrix {
   T* data;
@@ -68,7 +68,7 @@ struct Matrix {
   T* row(int i) const { return data + size_t(i) * columns; }
 };
 
-// Tensors are let go with the call.
+// One call of an operation; its destructor releases the tensors.
 class Call {
  public:
   explicit Call(TF_OpKernelContext* context) : context_(context) {}
@@ -82,7 +82,7 @@ class Call {
   int num_inputs() const { return TF_NumInputs(context_); }
   bool has_next() const { return int(inputs_.size()) < num_inputs(); }
 
-  // Inputs, one after the other.
+  // Each call of next* returns the next input.
   TF_Tensor* next() {
     TF_Tensor* tensor = nullptr;
     TF_GetInput(context_, int(inputs_.size()), &tensor, status_);
@@ -106,11 +106,11 @@ class Call {
             int(TF_Dim(tensor, 0)), int(TF_Dim(tensor, 1))};
   }
 
-  // Makes the last input an output as well, of an operation that writes to it.
+  // Returns the last input as an output; the operation writes to it in place.
   void give_last(int output) {
     TF_SetOutput(context_, output, inputs_.back(), status_);
   }
-  // Makes an output that has what the next input has.
+  // Makes an output with a copy of the next input.
   template <class T>
   Matrix<T> copy_next(int output) {
     const TF_Tensor* from = next();

@@ -1,10 +1,11 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// PalmDecodeStep, after which any strategy chooses the next token, and
-// PalmTextSteps, which chooses tokens itself, because TensorFlow's loop between
-// two steps takes a tenth to a quarter of the time of a step, and its sampling
-// as much again.
+// PalmDecodeStep runs one step and returns logits, for any strategy.
+//
+// PalmTextSteps runs several steps and chooses the tokens, because TensorFlow's
+// loop takes a tenth to a quarter of a step's time, and its sampling as much
+// again.
 
 #pragma once
 
@@ -24,7 +25,7 @@ namespace palm {
 struct StepKernel {
   Model model;
   int threads;
-  mutable bool has_huge_pages = false;  // its weights stay where they are
+  mutable bool has_huge_pages = false;  // once is enough: weights do not move
 
   explicit StepKernel(const Attributes& attrs) {
     model.layers = attrs.number("layers");
@@ -53,8 +54,8 @@ struct StepKernel {
     step.run();
   }
 
-  // Reads the inputs from the table on. The cache, which steps write to,
-  // becomes the outputs from `first` on.
+  // Reads the inputs from `table` on. Steps write to the cache in place; its
+  // tensors become the outputs from number `first` on.
   template <class T>
   Step<T> read(Call& call, int num_rows, int first) const {
     Shared& with = shared();
@@ -68,7 +69,7 @@ struct StepKernel {
     step.memory_length = sines.rows;
     step.sines = sines.data;
     step.cosines = call.next_data<float>();
-    const int norms = model.is_serial ? 2 : 1;  // of a layer
+    const int norms = model.is_serial ? 2 : 1;  // per layer
     for (int i = 0; i < norms * model.layers + 1; ++i)
       step.scales.push_back(call.next_data<float>());
     for (int i = 0; i < 2 * norms * model.layers + 1; ++i) {
@@ -85,7 +86,8 @@ struct StepKernel {
     return step;
   }
 
-  // Returns whether the model and its cache have room for `count` steps.
+  // Returns whether tokens are in the vocabulary and the cache has room for
+  // `count` steps; if not, fails the call.
   template <class T>
   static bool fits(Call& call, const Step<T>& step, int count) {
     for (int i = 0; i < step.num_rows; ++i) {
@@ -126,7 +128,8 @@ struct TextKernel : StepKernel {
     const int32_t* top_ks = call.next_data<int32_t>();
     const float* top_ps = call.next_data<float>();
     const int num_rows = tokens.size();
-    // Steps write to it, and a constant may share its memory.
+    // Copy `seen`, because steps write to it and its memory may be a
+    // constant's.
     Matrix<bool> seen = {};
     if (num_seen) seen = call.copy_next<bool>(2);
     Step<T> step = read<T>(call, num_rows, 2 + num_seen);
@@ -141,7 +144,7 @@ struct TextKernel : StepKernel {
     step.logits = keeps_logits ? kept.data : own.data();
     std::vector<int32_t> found(num_rows), chosen;
     step.choose = [&](int row, float* numbers) {
-      thread_local std::vector<float> copy;  // what is drawn from is lost
+      thread_local std::vector<float> copy;  // sampling overwrites its input
       if (keeps_logits) {
         copy.assign(numbers, numbers + num_tokens);
         numbers = copy.data();
@@ -149,13 +152,14 @@ struct TextKernel : StepKernel {
       const Sampling how = {temperatures[row] <= most_greedy, temperatures[row],
                             top_ps[row], repetition_penalty, top_ks[row],
                             num_tokens};
-      found[row] = next_token(how, numbers, num_seen ? seen.row(row) : nullptr,
-                              keys + 2 * row, places[row]);
+      bool* row_seen = num_seen ? seen.row(row) : nullptr;
+      found[row] =
+        choose_token(how, numbers, row_seen, keys + 2 * row, places[row]);
     };
     int done = 0;
     for (; done < count; ++done) {
       if (std::all_of(is_over.begin(), is_over.end(), std::identity())) break;
-      // Others may come between two steps.
+      // Calls of other sessions may run between two steps.
       std::unique_lock lock(shared().mutex);
       step.run();
       lock.unlock();

@@ -1,12 +1,12 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// A decoding step: one more token of every row, on one device.
+// A decoding step: one more token per row, on one device.
 //
-// It is the block of model/palm.py for one position, all layers in one call:
-// what a step costs is reading every weight once, and between the products
-// there is nothing but arithmetic on a few rows. Sums and the residual stream
-// are float32, whatever the weights are.
+// It computes the blocks of model/palm.py for one position, all layers in one
+// call. Its time is the time to read every weight once; between products there
+// is only arithmetic on a few rows. Sums and the residual stream are float32,
+// whatever the dtype of the weights.
 
 #pragma once
 
@@ -22,7 +22,7 @@ namespace palm {
 
 struct Model {
   int layers, heads, key_heads, d_kv, d_ff, d_model, vocab;
-  bool is_serial;    // two norms and four products a layer, else one and two
+  bool is_serial;    // per layer 2 norms and 4 products, else 1 and 2
   bool is_centered;  // LayerNorm, else RMSNorm
   Format format, logits_format;
 };
@@ -31,21 +31,21 @@ template <class T>
 struct Step {
   Model model;
   Team& team;
-  // [num_rows, ...] each: the residual stream, what a product reads, and what
-  // it has written.
+  // Residual stream, inputs of the next product, and outputs of the first
+  // product of a layer, [num_rows, ...] each.
   std::vector<float>& x;
   PreparedRows& inputs;
   std::vector<float>& wide;
-  std::vector<Shares> shares;  // of each product in turn
+  std::vector<WorkQueue> queues;  // one per product
 
   int num_rows, memory_length;
   const int32_t *tokens, *positions;     // [num_rows]
   const T* table;                        // [vocab, d_model]
   const float *sines, *cosines;          // [memory_length, d_kv / 2]
-  std::vector<const float*> scales;      // [d_model], of each norm in turn
-  std::vector<const uint8_t*> kernels;   // panels of each product in turn
-  std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv] of each
-                          // layer's keys and values in turn
+  std::vector<const float*> scales;      // [d_model], one per norm
+  std::vector<const uint8_t*> kernels;   // panels, one per product
+  std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: keys, then
+                          // values of each layer
   float* logits;          // [num_rows, vocab]
   std::function<void(int row, float* logits)> choose;  // or null
 
@@ -58,11 +58,11 @@ struct Step {
     x.resize(size_t(num_rows) * model.d_model);
     wide.resize(size_t(num_rows) * wide_size());
     inputs.resize(num_rows, std::max(model.d_model, q_size() + model.d_ff));
-    shares = std::vector<Shares>(kernels.size());
+    queues = std::vector<WorkQueue>(kernels.size());
     team.run([this](int thread) { steps(thread); });
   }
 
-  // --- Parts of a step, each thread's share ----------------------------------
+  // --- Parts of a step; each thread does its share ---------------------------
 
   void steps(int thread) {
     size_t norm = 0, kernel = 0;
@@ -119,7 +119,7 @@ struct Step {
     team.meet();
   }
 
-  // Writes a product of the norm to columns of `wide`.
+  // Multiplies `inputs` by a kernel; writes columns of `wide` from `first` on.
   void multiply_in(size_t kernel, int first, int outer) {
     multiply(kernel, model.format, model.d_model, outer,
              [&](int row, int column, int count, const float* y) {
@@ -129,7 +129,7 @@ struct Step {
     team.meet();
   }
 
-  // Adds a product of `inputs` to the residual stream.
+  // Adds the product of `inputs` and a kernel to the residual stream.
   void multiply_out(int thread, size_t kernel, int inner) {
     for_rows(thread, [&](int row) { inputs.prepare(row, inner, model.format); });
     team.meet();
@@ -141,7 +141,8 @@ struct Step {
     team.meet();
   }
 
-  // Puts SwiGLU of the gates into `inputs`, rows of `inner`, from `first` on.
+  // Writes SwiGLU to `inputs`, whose rows have `inner` numbers, from `first`
+  // on.
   void gate(int thread, int inner, int first) {
     for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
       const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];
@@ -151,7 +152,7 @@ struct Step {
     });
   }
 
-  // Puts the heads' results into `inputs`, rows of `inner`, from 0 on.
+  // Writes the heads' results to `inputs`, whose rows have `inner` numbers.
   void attend(int thread, int layer, int inner) {
     T *keys = cache[2 * layer], *values = cache[2 * layer + 1];
     const size_t per_head = size_t(memory_length) * model.d_kv;
@@ -160,7 +161,7 @@ struct Step {
       for (int head = 0; head < model.key_heads; ++head, k += model.d_kv) {
         size_t at = (size_t(row) * model.key_heads + head) * per_head +
                     size_t(positions[row]) * model.d_kv;
-        turn(row, k);
+        rotate(row, k);
         for (int i = 0; i < model.d_kv; ++i) {
           keys[at + i] = from_float<T>(k[i]);
           values[at + i] = from_float<T>(k[kv_size() + i]);
@@ -180,7 +181,7 @@ struct Step {
     team.meet();
   }
 
-  // --- Of one row ------------------------------------------------------------
+  // --- Parts of one row ------------------------------------------------------
 
   // Calls use(row, begin, end) for this thread's share of num_rows * size.
   template <class Use>
@@ -195,7 +196,7 @@ struct Step {
     }
   }
 
-  void turn(int row, float* head) {
+  void rotate(int row, float* head) {
     const int half = model.d_kv / 2;
     const float* sin = sines + size_t(positions[row]) * half;
     const float* cos = cosines + size_t(positions[row]) * half;
@@ -210,8 +211,8 @@ struct Step {
     const int d_kv = model.d_kv, count = positions[row] + 1;
     thread_local std::vector<float> weights;
     weights.resize(count);
-    turn(row, q);
-    // The usual sizes are known to the compiler: their sums stay in registers.
+    rotate(row, q);
+    // With a size that the compiler knows, sums stay in registers.
     auto attend = d_kv == 64    ? attend_row<64, T>
                   : d_kv == 128 ? attend_row<128, T>
                   : d_kv == 256 ? attend_row<256, T>
@@ -221,7 +222,7 @@ struct Step {
 
   template <class Use>
   void multiply(size_t kernel, Format format, int inner, int outer, Use use) {
-    inputs.multiply(shares[kernel], team.size(), kernels[kernel], format, inner,
+    inputs.multiply(queues[kernel], team.size(), kernels[kernel], format, inner,
                     outer, use);
   }
 };

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of decoding in C++, on one CPU device, and packed weights."""
+"""Decoding operations in C++, on one CPU device, and packed weights."""
 
 import dataclasses
 import math
@@ -11,10 +11,10 @@ from palm_mtf._tf import tf
 from palm_mtf.config import PalmConfig
 from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.machine.processors import usable_cores
-from palm_mtf.native.build import panel_columns
-from palm_mtf.native.operations import IS_CENTERED, operations, with_shapes
+from palm_mtf.native.build import count_panel_columns
+from palm_mtf.native.operations import IS_CENTERED, operations, set_shapes
 
-# In the order of `Format` in products.h.
+# In the order of `Format` in panels.h.
 INT4 = tf.as_dtype("int4")
 FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4)
 GROUP = 32  # inner indices that share a scale of 4-bit weights
@@ -37,13 +37,13 @@ def pack(
   is_transposed: bool = False,
   is_rounded: bool = False,
 ) -> PackedKernel:
-  """Packs a matrix; memory holds only its parts and its panels.
+  """Packs a matrix; takes memory only for the parts and the panels.
 
   Args:
-    ws: parts of the matrix, [inner, outer] float32, side by side.
-    dtype: one of FORMATS. int8 has a scale for each column, int4 one for each
-      GROUP inner indices of a column.
-    joins_rows: whether the parts are stacked along `inner` instead.
+    ws: parts of the matrix, [inner, outer] float32, joined along `outer`.
+    dtype: one of FORMATS. int8 has one scale per column, int4 one scale per
+      column and GROUP inner indices.
+    joins_rows: whether the parts are joined along `inner` instead.
     is_transposed: whether a part is [outer, inner].
     is_rounded: whether numbers are rounded to bfloat16 first.
   """
@@ -59,13 +59,15 @@ def pack(
     is_rounded=is_rounded,
     threads=usable_cores(),
   )
-  columns = panel_columns()
-  panels.set_shape([-(-outer // columns), _panel_bytes(dtype, inner, columns)])
+  columns = count_panel_columns()
+  panels.set_shape(
+    [-(-outer // columns), _count_panel_bytes(dtype, inner, columns)]
+  )
   return PackedKernel(panels, outer, dtype)
 
 
-def _panel_bytes(dtype, inner, columns):
-  # As panel_bytes of products.h.
+def _count_panel_bytes(dtype, inner, columns):
+  # The same as panel_bytes of panels.h.
   count = -(-inner // GROUP) * GROUP * columns
   if dtype == INT4:
     return count // 2 + count // GROUP * 2
@@ -77,15 +79,15 @@ def _panel_bytes(dtype, inner, columns):
 _BYTES_FOR_A_THREAD = 250_000
 
 
-def product(
+def multiply(
   xs: Sequence[tf.Tensor], kernel: PackedKernel, dtype: tf.DType
 ) -> tf.Tensor:
-  """Multiplies rows by a packed kernel, [rows, outer].
+  """Multiplies rows by a packed kernel; returns [rows, outer].
 
   Args:
-    xs: [rows, inner] in parts of some columns each, float32 or bfloat16.
+    xs: rows [rows, inner], split along `inner`, float32 or bfloat16.
     kernel: [inner, outer].
-    dtype: float32 or bfloat16, that of the product.
+    dtype: dtype of the product, float32 or bfloat16.
   """
   y = operations().palm_product(
     xs=list(xs),
@@ -93,7 +95,7 @@ def product(
     Tout=dtype,
     outer=kernel.outer,
     format=FORMATS.index(kernel.dtype),
-    threads=_threads([kernel]),
+    threads=_count_threads([kernel]),
   )
   y.set_shape([xs[0].shape[0], kernel.outer])
   return y
@@ -107,8 +109,8 @@ class StepWeights:
     config: the architecture.
     tables: embedding, [vocab, d_model], activation dtype; sin and cos of
       rotary embedding, [memory_length, d_kv / 2], float32.
-    scales: scales of the norms in turn, [d_model] float32 each.
-    kernels: kernels of the products in turn, that of the logits last.
+    scales: scale of each norm, in the order of a step, [d_model] float32.
+    kernels: kernel of each product, in the order of a step.
   """
 
   config: PalmConfig
@@ -116,8 +118,8 @@ class StepWeights:
   scales: Sequence[tf.Tensor]
   kernels: Sequence[PackedKernel]
 
-  def arguments(self) -> dict[str, object]:
-    """Returns inputs and attributes of the operations that decode."""
+  def make_arguments(self) -> dict[str, object]:
+    """Returns inputs and attributes of both decoding operations."""
     config, kernels = self.config, self.kernels
     table, sines, cosines = self.tables
     return {
@@ -135,49 +137,49 @@ class StepWeights:
       "is_centered": IS_CENTERED[config.norm],
       "format": FORMATS.index(kernels[0].dtype),
       "logits_format": FORMATS.index(kernels[-1].dtype),
-      "threads": _threads(kernels),
+      "threads": _count_threads(kernels),
     }
 
 
-def decode_step(
+def run_decode_step(
   weights: StepWeights,
   tokens: tf.Tensor,
   positions: tf.Tensor,
   cache: Sequence[tf.Tensor],
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-  """Reads one token per row; see `Decoder.step`.
+  """Reads one token per row; see `Step.read` (generation/decode/step.py).
 
   Args:
     weights: the model.
     tokens: [rows], int32.
-    positions: [rows], int32: place of each token.
-    cache: keys and values of each layer in turn, [rows or more, (heads,)
+    positions: [rows], int32: position of each token.
+    cache: keys and values, layer after layer, [rows or more, (heads,)
       memory_length, d_kv], activation dtype; overwritten.
 
   Returns:
     Logits, [rows, vocab] float32, and the cache with these tokens.
   """
   logits, after = operations().palm_decode_step(
-    tokens=tokens, positions=positions, cache=cache, **weights.arguments()
+    tokens=tokens, positions=positions, cache=cache, **weights.make_arguments()
   )
   logits.set_shape([tokens.shape[0], weights.tables[0].shape[0]])
-  return logits, with_shapes(after, cache)
+  return logits, set_shapes(after, cache)
 
 
 class Texts(NamedTuple):
-  """The texts that steps continue, before the first step.
+  """State of the texts that steps continue, before the first step.
 
   Attributes:
     tokens: last token of each text, [rows] int32.
     positions: position of the last token in its text, [rows] int32.
     places: number of tokens that each text has drawn before, [rows] int32.
     is_over: whether the text has ended, [rows] bool.
-    keys: keys of the draws, hashes of (SEED, prompt, sample), [rows, 2] int32.
-    temperature: TEMPERATURE of each, [rows] float32.
-    top_k: TOP_K of each, [rows] int32; 0 keeps all.
-    top_p: TOP_P of each, [rows] float32.
-    seen: with a repetition penalty, the tokens of each, one tensor [rows,
-      vocab] bool.
+    keys: random keys, hashes of (SEED, prompt, sample), [rows, 2] int32.
+    temperature: TEMPERATURE of each text, [rows] float32.
+    top_k: TOP_K of each text, [rows] int32; 0 keeps all tokens.
+    top_p: TOP_P of each text, [rows] float32.
+    seen: with a repetition penalty, one tensor [rows, vocab] bool: which tokens
+      each text has; else ().
   """
 
   tokens: tf.Tensor
@@ -192,12 +194,12 @@ class Texts(NamedTuple):
 
 
 class TextSteps(NamedTuple):
-  """The results of steps of texts.
+  """Results of steps.
 
   Attributes:
     chosen: tokens, [rows, steps] int32: `eod_id` after the end of a text.
     logits: logits of the last step, [rows, vocab] float32; or [0, vocab].
-    seen: `Texts.seen` with the tokens chosen.
+    seen: `Texts.seen` with the chosen tokens.
     cache: the cache with all tokens except the last.
   """
 
@@ -207,7 +209,7 @@ class TextSteps(NamedTuple):
   cache: list[tf.Tensor]
 
 
-def text_steps(
+def run_text_steps(
   weights: StepWeights,
   count: tf.Tensor,
   texts: Texts,
@@ -223,11 +225,11 @@ def text_steps(
   Args:
     weights: the model.
     count: number of steps, [] int32.
-    texts: last tokens, and how each is sampled.
-    cache: see `decode_step`.
+    texts: state of the texts.
+    cache: see `run_decode_step`.
     num_tokens: number of pieces in the vocabulary.
-    eod_id: token that ends a text; -1 if none does.
-    repetition_penalty: REPETITION_PENALTY of all.
+    eod_id: token that ends a text; -1 if no token does.
+    repetition_penalty: REPETITION_PENALTY of all texts.
     keeps_logits: whether to return the last step's logits.
   """
   chosen, logits, seen_after, cache_after = operations().palm_text_steps(
@@ -239,7 +241,7 @@ def text_steps(
     eod=eod_id,
     repetition_penalty=repetition_penalty,
     keeps_logits=keeps_logits,
-    **weights.arguments(),
+    **weights.make_arguments(),
   )
   rows = texts.tokens.shape[0]
   chosen.set_shape([rows, None])
@@ -248,11 +250,11 @@ def text_steps(
   return TextSteps(
     chosen,
     logits,
-    with_shapes(seen_after, texts.seen),
-    with_shapes(cache_after, cache),
+    set_shapes(seen_after, texts.seen),
+    set_shapes(cache_after, cache),
   )
 
 
-def _threads(kernels: Sequence[PackedKernel]) -> int:
+def _count_threads(kernels: Sequence[PackedKernel]) -> int:
   mean = sum(math.prod(x.panels.shape) for x in kernels) / len(kernels)
   return max(1, min(usable_cores(), int(mean / _BYTES_FOR_A_THREAD)))

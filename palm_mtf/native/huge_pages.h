@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Large pages of memory under weights.
+// Huge pages for the memory of weights.
 
 #pragma once
 
@@ -14,14 +14,13 @@
 
 namespace palm {
 
-// Moves memory into pages of 2 MiB, where Linux has them: a product that reads
-// weights from memory waits for translations of addresses otherwise, once each
-// 4 KiB. What cannot be moved stays as it is.
+// Moves memory into pages of 2 MiB where Linux can, because a product that
+// reads weights would otherwise wait for an address translation every 4 KiB.
 inline void use_huge_pages(const void* at, size_t bytes) {
 #if defined(__linux__)
   constexpr uintptr_t kSize = uintptr_t(1) << 21;
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
-  // Pages that neighbours share are moved as a whole.
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
+  // Includes the first and last page, which other memory may share.
   const uintptr_t begin = uintptr_t(at) & ~(kSize - 1);
   const uintptr_t end = (uintptr_t(at) + bytes + kSize - 1) & ~(kSize - 1);
   for (uintptr_t page = begin; page < end; page += kSize) {

@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of a training step in C++, on one CPU device."""
+"""Operations in C++ for training steps, on one CPU device."""
 
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.native.operations import operations, with_shapes
+from palm_mtf.native.operations import operations, set_shapes
 
 
 def read_product(
@@ -16,19 +16,20 @@ def read_product(
   is_gated: bool,
   threads: int,
 ) -> list[tf.Tensor]:
-  """Splits a product, rotates its q and k, and applies SwiGLU.
+  """Splits a joined product, rotates its q and k, and applies SwiGLU.
 
   Args:
-    wide: product of all rows, [rows, columns], float32 or bfloat16.
+    wide: product of rows with joined kernels, [rows, columns], float32 or
+      bfloat16.
     sizes: number of columns of each kernel.
-    angles: sin and cos, [length, d_kv / 2] float32 each, by which the first two
-      kernels' columns are rotated; () where none are.
+    angles: sin and cos, [length, d_kv / 2] float32 each, which rotate the
+      columns of the first two kernels; () to rotate nothing.
     is_gated: whether the last two kernels are wi_gate and wi.
     threads: number of threads.
 
   Returns:
-    [rows, size] of each kernel; of wi_gate and wi together, swish(x wi_gate) *
-    (x wi).
+    One tensor [rows, size] per kernel; but wi_gate and wi give one tensor,
+    swish(x wi_gate) * (x wi).
   """
   read = sizes[:-1] if is_gated else sizes
   parts = operations().palm_read_product(
@@ -105,7 +106,7 @@ def norm_gradient(
   gradients = operations().palm_norm_gradient(
     x=x, scale=scale, dy=dy, is_centered=is_centered, threads=threads
   )
-  return tuple(with_shapes(gradients, (x, scale)))
+  return tuple(set_shapes(gradients, (x, scale)))
 
 
 def attend(
@@ -116,7 +117,7 @@ def attend(
   *,
   threads: int,
 ) -> tf.Tensor:
-  """Attends from every position to the positions that it sees, [shape of q].
+  """Attends from each position to the positions that it sees; shape of q.
 
   Args:
     q: [batch, length, heads, d_kv], float32 or bfloat16.
@@ -146,17 +147,17 @@ def attend_gradient(
   gradients = operations().palm_attention_gradient(
     q=q, k=k, v=v, dout=dout, masks=list(masks), threads=threads
   )
-  return tuple(with_shapes(gradients, (q, k, v)))
+  return tuple(set_shapes(gradients, (q, k, v)))
 
 
 def sum_logits(
   logits: tf.Tensor, targets: tf.Tensor, *, threads: int
 ) -> list[tf.Tensor]:
-  """Returns the largest logit, the normalizer and the target's logit of rows.
+  """Returns the sums over logits that the cross-entropy needs.
 
   Args:
     logits: [rows, vocab], float32 or bfloat16.
-    targets: [rows], int32; below 0 if these logits lack the row's target.
+    targets: [rows], int32; below 0 if the target is not in this slice of vocab.
     threads: number of threads.
 
   Returns:

@@ -1,8 +1,8 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The norm of a row and its gradients: LayerNorm without bias if centered, else
-// RMSNorm (model/layers.py).
+// The norm of a row and its gradients: LayerNorm without bias if is_centered,
+// else RMSNorm (model/layers.py).
 
 #pragma once
 
@@ -14,8 +14,8 @@ namespace palm {
 
 constexpr float kNormEpsilon = 1e-6f;  // NORM_EPSILON of model/layers.py
 
-// A row x with its mean and 1 / deviation: (x - mean) / deviation has unit mean
-// square. The mean is 0 unless it is centered.
+// A row x with its mean, 0 for RMSNorm, and the factor that gives (x - mean) *
+// factor a mean square of 1.
 template <class T>
 struct NormedRow {
   const T* x;
@@ -55,7 +55,7 @@ template <class T>
 void norm_row_gradient(const T* x, const float* scale, const T* dy, int size,
                        bool is_centered, T* dx, float* dscale) {
   const NormedRow<T> row(x, size, is_centered);
-  // What the norm takes out of scale * dy.
+  // Means of scale * dy * factor: the parts of scale * dy that do not change y.
   auto mean_of_scaled = [&](auto factor) {
     return sum_of(size, [&](int i, auto kind) {
       using V = decltype(kind);

@@ -38,7 +38,7 @@ void register_kernel(const char* op, TF_DataType out = TF_DataType(0)) {
   TF_DeleteStatus(status);
 }
 
-// Registers an operation's kernels of float32 and of bfloat16.
+// Registers an operation's kernels for float32 and for bfloat16.
 template <class Kernel>
 void register_kernels(const char* op, TF_DataType out = TF_DataType(0)) {
   register_kernel<Kernel, float>(op, out);
@@ -97,8 +97,8 @@ void register_attention_operations() {
   register_kernels<AttentionGradientKernel>(back);
 }
 
-// Returns names, followed by the names that both decoding operations share.
-Names followed_by(Names names, const Names& common) {
+// Returns `names` followed by `common`.
+Names append(Names names, const Names& common) {
   names.insert(names.end(), common.begin(), common.end());
   return names;
 }
@@ -115,19 +115,19 @@ void register_decode_operations() {
                        "is_serial: bool", "is_centered: bool", "format: int",
                        "logits_format: int", "threads: int"};
   register_operation(step,
-                     followed_by({"tokens: int32", "positions: int32"}, weights),
+                     append({"tokens: int32", "positions: int32"}, weights),
                      {"logits: float", "cache_after: num_cache * T"}, attrs,
                      true);
   register_operation(
     texts,
-    followed_by({"count: int32", "tokens: int32", "positions: int32",
+    append({"count: int32", "tokens: int32", "positions: int32",
                  "places: int32", "is_over: bool", "keys: int32",
                  "temperature: float", "top_k: int32", "top_p: float",
                  "seen: num_seen * bool"},
                 weights),
     {"chosen: int32", "logits: float", "seen_after: num_seen * bool",
      "cache_after: num_cache * T"},
-    followed_by({"num_seen: int >= 0", "most_greedy: float", "num_tokens: int",
+    append({"num_seen: int >= 0", "most_greedy: float", "num_tokens: int",
                  "eod: int", "repetition_penalty: float",
                  "keeps_logits: bool"},
                 attrs),

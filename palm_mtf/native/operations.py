@@ -12,7 +12,7 @@ from types import ModuleType
 
 from palm_mtf._tf import tf
 from palm_mtf.machine.processors import usable_cores
-from palm_mtf.native.build import BuildError, built_with, library
+from palm_mtf.native.build import BuildError, load_library, read_build_options
 
 _logger = logging.getLogger(__name__)
 
@@ -35,17 +35,17 @@ class _Loaded:
 
 
 @functools.cache
-def _loaded() -> _Loaded:
+def _load() -> _Loaded:
   """Loads the library once; logs a warning if there is none."""
   try:
-    content = library()
-    # In memory, because a change of a file in use would end the process.
+    content = load_library()
+    # In memory, because a change to a mapped file would crash the process.
     file = os.memfd_create("palm_mtf_operations")
     if os.write(file, content) < len(content):  # ulimit -f
       raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    # The file stays open, because TensorFlow refers to this path.
+    # The file stays open, because TensorFlow keeps this path.
     module = tf.load_op_library(f"/proc/self/fd/{file}")
-    return _Loaded(module, built_with(content))
+    return _Loaded(module, read_build_options(content))
   except (BuildError, OSError, tf.errors.OpError) as error:
     reason = str(error).strip().splitlines()[0]
     _logger.warning(
@@ -57,23 +57,23 @@ def _loaded() -> _Loaded:
 
 def operations() -> ModuleType | None:
   """Returns the compiled operations; None, with a warning, without them."""
-  return _loaded().module
+  return _load().module
 
 
 def operations_built_with() -> str:
   """Returns options and version of the operations' compiler, or "none"."""
-  return _loaded().built_with
+  return _load().built_with
 
 
 def threads_here() -> int:
-  """Returns the threads per operation in C++; 0 without such operations."""
+  """Returns the number of threads per C++ operation; 0 without them."""
   return usable_cores() if operations() else 0
 
 
-def with_shapes(
+def set_shapes(
   after: Sequence[tf.Tensor], before: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-  """Returns results of an operation, with their shapes set to `before`'s."""
+  """Gives the tensors `after` the shapes of `before`, and returns them."""
   for x, like in zip(after, before, strict=True):
     x.set_shape(like.shape)
   return list(after)

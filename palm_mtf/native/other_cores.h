@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The cores that a calling thread leaves to others.
+// Keeps a team's threads off the core of the calling thread.
 
 #pragma once
 
@@ -15,15 +15,15 @@
 
 namespace palm {
 
-// If no core has been idle for long, Linux wakes a thread on the core of the
-// calling thread, where it waits, and moves it to an idle core milliseconds
-// later. That is most of the time of an operation between two products.
+// Otherwise, if no core has been idle for long, Linux wakes a thread on the
+// core of the calling thread, and moves it to an idle core only milliseconds
+// later. An operation between two products takes less time than that.
 class OtherCores {
 #if defined(__linux__)
  public:
   OtherCores() { pthread_getaffinity_np(pthread_self(), sizeof(all_), &all_); }
 
-  // Keeps threads off the core that this is called on.
+  // Keeps threads off the caller's core.
   void hold(std::vector<std::thread>& threads) {
     const int core = sched_getcpu();
     if (core < 0 || core == left_) return;
@@ -36,8 +36,8 @@ class OtherCores {
   }
 
  private:
-  cpu_set_t all_;  // that this process may use
-  int left_ = -1;
+  cpu_set_t all_;  // the cores that this process may use
+  int left_ = -1;  // the core that the threads avoid
 #else
  public:
   void hold(std::vector<std::thread>&) {}

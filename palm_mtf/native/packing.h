@@ -1,8 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Weights in panels (products.h), of a matrix in float32: as they are, cast, or
-// quantized.
+// Packs a float32 matrix in panels (panels.h): as it is, cast, or quantized.
 
 #pragma once
 
@@ -13,16 +12,15 @@
 
 namespace palm {
 
-// A part of a matrix: number (i, j) of it is at[i * row_step + j *
-// column_step], and lies at (first_row + i, first_column + j) of the whole.
+// A part of a matrix. Its number (i, j) is at[i * row_step + j * column_step],
+// which is number (first_row + i, first_column + j) of the matrix.
 struct Block {
   const float* at;
   int rows, columns, first_row, first_column;
   size_t row_step, column_step;
 };
 
-// Columns of a panel in float32, [padded(inner), kColumns], with zeros beyond
-// the matrix.
+// Columns of a panel in float32, [padded(inner), kColumns], padded with zeros.
 using Columns32 = std::vector<float>;
 
 inline void read_columns(const std::vector<Block>& blocks, int first, int inner,
@@ -43,15 +41,15 @@ inline void read_columns(const std::vector<Block>& blocks, int first, int inner,
   for (float& x : to) x = from_bfloat16(to_bfloat16(x));
 }
 
-// To the nearest integer, of two the even one; |x| is below 2^22.
+// Rounds to the nearest integer, and ties to even; |x| is below 2^22.
 inline Floats nearest(Floats x) {
-  constexpr float kMagic = 3 << 22;  // floats from here on are integers
+  constexpr float kMagic = 3 << 22;  // larger floats have no fraction bits
   return (x + kMagic) - kMagic;
 }
 
 inline Floats greater(Floats x, Floats y) { return x > y ? x : y; }
 
-// The columns of one register.
+// Returns inner index k of the columns that register `vector` holds.
 inline Floats row_of(const Columns32& x, int k, int vector) {
   return load<Floats>(&x[size_t(k) * kColumns + vector * kLanes]);
 }
@@ -65,7 +63,7 @@ inline void pack_bfloat16(const Columns32& x, uint8_t* panel) {
     }
 }
 
-// A scale for each column: 127 is its largest number.
+// Quantizes with one scale per column: 127 stands for the largest number.
 inline void pack_int8(const Columns32& x, uint8_t* panel) {
   const int length = x.size() / kColumns;
   uint8_t* ends = panel + x.size();
@@ -80,7 +78,7 @@ inline void pack_int8(const Columns32& x, uint8_t* panel) {
     for (int k = 0; k < length; ++k) {
       const Ints numbers = to_ints(nearest(row_of(x, k, v) / scale));
       total += numbers;
-      // Four inner indices of a column lie together.
+      // Four inner indices of a column are adjacent.
       uint8_t* to = panel + (size_t(k / 4) * kColumns + v * kLanes) * 4 + k % 4;
       for (int j = 0; j < kLanes; ++j) to[4 * j] = numbers[j];
     }
@@ -89,9 +87,10 @@ inline void pack_int8(const Columns32& x, uint8_t* panel) {
   }
 }
 
-// Of the scale of a group of 4-bit numbers at which none is cut off: less of it
-// cuts the largest off, and rounds the others less.
-constexpr float kInt4Shares[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
+// Scales to try for a group of 4-bit numbers, relative to the scale that clips
+// no number. A smaller scale clips the largest number, but rounds the other
+// numbers less.
+constexpr float kInt4Factors[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
 
 inline Floats int4_divisor(Halves scale) {
   const Floats divisor = from_bfloat16(&scale);
@@ -104,17 +103,17 @@ inline Floats to_int4(Floats x, Floats divisor) {
   return x > 7.0f ? splat(7.0f) : x;
 }
 
-// Returns the scales with which the columns of a group lose least.
+// Returns the scales with the least squared error, one per column of a group.
 inline Halves int4_scales(const Columns32& x, int group, int v) {
   Floats low = {}, high = {}, best = {}, least = {};
   for (int k = 0; k < kGroup; ++k) {
     const Floats row = row_of(x, group * kGroup + k, v);
     low = row < low ? row : low, high = greater(high, row);
   }
-  // The number that is largest becomes -8: it is the one that is there once.
+  // The largest number becomes -8, which has no positive counterpart.
   const Floats extreme = high > -low ? high : low;
-  for (float share : kInt4Shares) {
-    const Halves scale = to_bfloat16(extreme * (share / -8));
+  for (float factor : kInt4Factors) {
+    const Halves scale = to_bfloat16(extreme * (factor / -8));
     const Floats divisor = int4_divisor(scale);
     Floats error = {};
     for (int k = 0; k < kGroup; ++k) {
@@ -122,14 +121,14 @@ inline Halves int4_scales(const Columns32& x, int group, int v) {
       const Floats lost = to_int4(row, divisor) * divisor - row;
       error += lost * lost;
     }
-    const auto is_better = share == 1 ? error == error : error < least;
+    const auto is_better = factor == 1 ? error == error : error < least;
     least = is_better ? error : least;
     best = is_better ? from_bfloat16(&scale) : best;
   }
   return to_bfloat16(best);
 }
 
-// Numbers from -8 to 7, and a scale for each group of a column.
+// Quantizes to numbers from -8 to 7, with one scale per column and group.
 inline void pack_int4(const Columns32& x, uint8_t* panel) {
   constexpr int kHalf = kGroup / 2;
   const int groups = x.size() / kColumns / kGroup;
@@ -140,7 +139,8 @@ inline void pack_int4(const Columns32& x, uint8_t* panel) {
       store(scales + v * sizeof(Halves), scale);
       const Floats divisor = int4_divisor(scale);
       for (int k = 0; k < kHalf; ++k) {
-        // A byte has index k of the group below and k + 16 above, each plus 8.
+        // The lower half of a byte has index k of the group, the upper half
+        // index k + 16, each plus 8.
         const int at = group * kGroup + k;
         const Ints low = to_ints(to_int4(row_of(x, at, v), divisor)) + 8;
         const Ints high =

@@ -1,10 +1,10 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Weights that are packed in panels, and how products read them.
+// Weights packed in panels, and how products read the panels.
 //
-// A panel holds kColumns columns of a weight matrix, all of the inner
-// dimension, in the order in which a product reads it: one stream of bytes.
+// A panel holds kColumns columns of a weight matrix, in the order in which a
+// product reads the numbers: one stream of bytes.
 
 #pragma once
 
@@ -23,8 +23,8 @@ constexpr int kGroup = 32;  // inner indices that share a scale of 4-bit weights
 // The inner dimension is padded with zeros to a multiple of kGroup.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
 
-// Bytes of a panel: numbers, and the scales of integers. Int8 has a scale and
-// the sum of the numbers for each column, int4 a bfloat16 scale for each group.
+// Returns the bytes of a panel. After the numbers, int8 has a scale and the sum
+// of the numbers per column; int4 has a bfloat16 scale per column and group.
 inline size_t panel_bytes(Format format, int inner) {
   size_t count = size_t(padded(inner)) * kColumns;
   if (format == kFloat32) return 4 * count;
@@ -33,18 +33,19 @@ inline size_t panel_bytes(Format format, int inner) {
   return count / 2 + count / kGroup * 2;
 }
 
-// Rows as a product reads them: [count, padded(inner)] of one kind.
+// Rows as a product reads them, [count, padded(inner)], in the one format that
+// the weights need.
 struct Rows {
   const float* floats;
-  const uint16_t* halves;     // bfloat16, where the CPU multiplies it
-  const uint8_t* bytes;       // int8; for int8 weights plus kByteOffset
-  const float* scales;        // [count], of bytes
-  const int32_t* group_sums;  // [count, padded(inner) / kGroup], of bytes
+  const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16
+  const uint8_t* bytes;       // int8; plus kByteOffset for int8 weights
+  const float* scales;        // of `bytes`, [count]
+  const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };
 
-// What a tile prefetches while it computes, at each step along its panel.
+// A tile (see products.h) prefetches a `Stream` or a `Part` while it computes.
 
-// The panel itself, a little ahead.
+// Prefetches the tile's own panel, a little ahead.
 struct Stream {
   const uint8_t* at;
 
@@ -54,24 +55,23 @@ struct Stream {
   }
 };
 
-// A part of the panel that comes next, evenly over the steps of a tile: where
-// several tiles read one panel, memory has the time of all these tiles to load
-// the next panel.
+// Prefetches a part of the next panel, evenly over the steps of a tile. If
+// several tiles read one panel, the next panel loads during all these tiles.
 struct Part {
   const uint8_t* at;
-  int bytes;  // of a step
+  int bytes;  // per step
 
   void prefetch() {
     constexpr int kLine = 64;
-    // A line may be asked for twice, which costs less than a branch would.
+    // A line may be prefetched twice, which costs less than a branch.
     for (int i = 0; i < bytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
     at += bytes;
   }
 };
 
-// Returns the part of the panel at `panel` that a tile of `rows` of `num_rows`
-// prefetches: as much as its share of the rows.
-inline Part part_of(const uint8_t* panel, size_t bytes, int first, int rows,
+// Returns the part of `panel` that a tile prefetches: in proportion to `rows`,
+// the tile's rows out of `num_rows`.
+inline Part make_part(const uint8_t* panel, size_t bytes, int first, int rows,
                     int num_rows, int steps) {
   const size_t begin = bytes * first / num_rows;
   const size_t end = bytes * (first + rows) / num_rows;

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// PalmPack: weights to panels; and PalmProduct: rows times these.
+// PalmPack packs weights in panels; PalmProduct multiplies rows by panels.
 
 #pragma once
 
@@ -28,7 +28,7 @@ struct PackKernel {
 
   template <class T>
   void compute(Call& call) const {
-    int inner = 0, outer = 0;  // of the parts so far
+    int inner = 0, outer = 0;  // sizes of the parts so far
     std::vector<Block> blocks;
     while (call.has_next()) {
       const Matrix<const T> w = call.next_matrix<const T>();
@@ -46,10 +46,10 @@ struct PackKernel {
       call.allocate<uint8_t>(0, num_panels, panel_bytes(format, inner));
     Shared& with = shared();
     std::lock_guard lock(with.mutex);
-    Shares shares;
+    WorkQueue queue;
     with.team_of(threads, kNoPatience).run([&](int) {
       Columns32 columns;
-      shares.each(num_panels, [&](int i) {
+      queue.each(num_panels, [&](int i) {
         read_columns(blocks, i * kColumns, inner, is_rounded, columns);
         pack(columns, format, panels.row(i));
       });
@@ -67,8 +67,8 @@ struct ProductKernel {
         threads(attrs.number("threads")),
         format(Format(attrs.number("format"))) {}
 
-  // Rows are many, as of a prompt: a part of them at a time, whose readied
-  // numbers stay near the cores.
+  // Multiplies kRows rows at a time, because a prompt has many rows, and the
+  // prepared numbers of kRows rows fit into the CPU's cache.
   template <class T>
   void compute(Call& call) const {
     constexpr int kRows = 192;
@@ -84,11 +84,11 @@ struct ProductKernel {
     const uint8_t* kernel = call.next_data<uint8_t>();
     const Matrix<Out> y = call.allocate<Out>(0, num_rows, outer);
     PreparedRows& inputs = with.inputs;
-    Shares shares;
+    WorkQueue queue;
     for (int first = 0; first < num_rows; first += kRows) {
       const int count = std::min(kRows, num_rows - first);
       inputs.resize(count, inner);
-      shares.begin_again();
+      queue.begin_again();
       team.run([&](int thread) {
         for (int row = thread; row < count; row += team.size()) {
           float* to = inputs.row(row, inner);
@@ -100,7 +100,7 @@ struct ProductKernel {
         }
         team.meet();
         inputs.multiply(
-          shares, team.size(), kernel, format, inner, outer,
+          queue, team.size(), kernel, format, inner, outer,
           [&](int row, int column, int size, const float* numbers) {
             Out* to = y.row(first + row) + column;
             for (int i = 0; i < size; ++i) put(to + i, numbers[i]);

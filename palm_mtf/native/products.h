@@ -1,11 +1,11 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of a few rows with weights that are packed in panels.
+// Products of rows with weights packed in panels.
 //
-// A tile is the product of some rows with a panel, its sums in registers. No
-// sum depends on another row, nor does its order of terms: a row's result is
-// the same bits whatever else is computed with it.
+// A tile is the product of a few rows with a panel, with its sums in registers.
+// Neither a sum nor the order of its terms depends on other rows, so that a
+// row's result has the same bits whatever rows are computed with it.
 
 #pragma once
 
@@ -17,7 +17,8 @@
 
 namespace palm {
 
-// As kTileRows: integers need more registers.
+// Rows of a tile with int4 weights, which need more registers than kTileRows
+// leaves.
 constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
 
 template <Format kFormat, int kRows, class Ahead>
@@ -35,7 +36,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
       }
     }
   } else if constexpr (kFormat == kBfloat16) {
-    // Each word has two inner indices of a column, the lower one first.
+    // Each word has two inner indices of a column, in order.
     for (int k = 0; k < length; k += 2, panel += 4 * kColumns) {
       ahead.prefetch();
       for (int r = 0; r < kRows; ++r)
@@ -68,8 +69,8 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
         sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
                      load<Floats>(ends + v * sizeof(Floats));
   } else {
-    // A byte has index k of a group in its lower half and k + 16 in its upper,
-    // both plus 8.
+    // The lower half of a byte has index k of a group, the upper half index k +
+    // 16, each plus 8.
     const int groups = length / kGroup;
     for (int g = 0; g < groups; ++g) {
       Ints totals[kRows][kVectors];
@@ -115,9 +116,9 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
     tile_of<kFormat, kRows - 1>(rows, x, first, panel, inner, ahead, out);
 }
 
-// Gives `use` the product of all rows with each panel from `begin` to `end`, a
-// tile at a time: use(first row, number of rows, first column, tile). The panel
-// `next` is likely to be read after them.
+// Multiplies all rows by the panels from `begin` to `end`. Calls use(first row,
+// number of rows, first column, numbers) per tile. `next` is the panel that the
+// thread is likely to read afterwards.
 template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
                      int inner, int begin, int end, int next, Use use) {
@@ -125,7 +126,7 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
   alignas(64) float out[kMost][kColumns];
   const size_t bytes = panel_bytes(kFormat, inner);
   const int num_tiles = (num_rows + kMost - 1) / kMost;
-  const int steps = padded(inner) >> kFormat;  // 1, 2, 4 or 8 indices each
+  const int steps = padded(inner) >> kFormat;  // of 1, 2, 4 or 8 indices
   for (int p = begin; p < end; ++p) {
     const uint8_t* panel = panels + p * bytes;
     const uint8_t* following = panels + (p + 1 < end ? p + 1 : next) * bytes;
@@ -144,7 +145,7 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
         tile_of<kFormat, kMost>(rows, x, first, panel, inner, Stream{panel},
                                 out);
       } else {
-        const Part part = part_of(following, bytes, first, rows, num_rows,
+        const Part part = make_part(following, bytes, first, rows, num_rows,
                                   steps);
         tile_of<kFormat, kMost>(rows, x, first, panel, inner, part, out);
       }

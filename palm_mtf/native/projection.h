@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The work between a joined product and the layers that read it, one row at a
-// time: columns q, k, v, wi_gate and wi, of which some may be missing. See
-// model/projection.py.
+// time. The product's columns are q, k, v, wi_gate and wi; some may be missing.
+// See model/projection.py.
 
 #pragma once
 
@@ -15,19 +15,19 @@ namespace palm {
 
 // Columns of a product, and the angles of rotary embedding.
 struct Columns {
-  std::vector<int> sizes;  // of each kernel in turn
+  std::vector<int> sizes;  // columns of each kernel
   bool is_gated;           // the last two are wi_gate and wi
   int d_kv = 0;
-  int length = 0;                                    // rows of a sequence
-  const float *sines = nullptr, *cosines = nullptr;  // [length, d_kv / 2]; null
-                                                     // without angles
+  int length = 0;  // rows per sequence
+  // [length, d_kv / 2]; null if nothing is rotated.
+  const float *sines = nullptr, *cosines = nullptr;
 
-  // What is read of a row: q, k, v and the hidden layer.
+  // Number of results per row: q, k, v and the hidden layer.
   int num_parts() const { return int(sizes.size()) - is_gated; }
 };
 
-// Rotates the heads of a row, each (x1, x2), by the angles of its position, or
-// with sign -1 by the opposite ones.
+// Rotates each head (x1, x2) of a row by the angles of its position, or by the
+// opposite angles if sign is -1.
 template <class T>
 inline void rotate(const T* x, int size, const Columns& columns, int row,
                    float sign, T* y) {
@@ -44,7 +44,8 @@ inline void rotate(const T* x, int size, const Columns& columns, int row,
     });
 }
 
-// Reads a row of the product; `parts` are [rows, columns] each.
+// Splits a row of the product into `parts`, [rows, columns] each; rotates q and
+// k, and applies SwiGLU.
 template <class T>
 void read_row(const T* wide, const Columns& columns, int row,
               const std::vector<T*>& parts) {
@@ -66,8 +67,8 @@ void read_row(const T* wide, const Columns& columns, int row,
   }
 }
 
-// Writes the gradient of a row of the product, of the gradients of what
-// `read_row` wrote.
+// Writes the gradient of a row of the product. `gradients` are the gradients of
+// the parts that `read_row` writes.
 template <class T>
 void read_row_gradient(const T* wide, const Columns& columns, int row,
                        const std::vector<const T*>& gradients, T* to) {

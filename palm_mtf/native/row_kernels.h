@@ -1,8 +1,8 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operations on each row of a training step: PalmNorm, PalmReadProduct, their
-// gradients and PalmSumLogits.
+// Operations on rows in a training step: PalmNorm, PalmReadProduct, their
+// gradients, and PalmSumLogits.
 
 #pragma once
 
@@ -17,27 +17,27 @@
 
 namespace palm {
 
-constexpr int kParts = 64;  // of a matrix, that threads take in turn
+constexpr int kParts = 64;  // parts of a matrix, which threads take in turn
 
-// Calls use(part, first row, row after the last) for parts of a matrix. The
-// parts do not depend on the number of threads.
+// Calls use(part, first row, end of rows) for each part of a matrix. The parts
+// do not depend on the number of threads.
 template <class T, class Use>
 void for_parts(Matrix<const T> x, int threads, Use use) {
-  // To wake a thread takes the time to write some 250 kB.
+  // Waking a thread takes as long as writing about 250 kB.
   const size_t bytes = sizeof(T) * x.rows * x.columns;
   const int size = std::clamp<int>(bytes / 250'000, 1, threads);
   Shared& with = shared();
   std::lock_guard lock(with.mutex);
   const int share = (x.rows + kParts - 1) / kParts;
-  Shares shares;
+  WorkQueue queue;
   with.team_of(size, kNoPatience).run([&](int) {
-    shares.each(kParts, [&](int i) {
+    queue.each(kParts, [&](int i) {
       use(i, std::min(i * share, x.rows), std::min((i + 1) * share, x.rows));
     });
   });
 }
 
-// Calls use(row) for each row of a matrix, by at most so many threads.
+// Calls use(row) for each row of a matrix, in at most `threads` threads.
 template <class T, class Use>
 void for_rows(Matrix<const T> x, int threads, Use use) {
   for_parts(x, threads, [&](int, int begin, int end) {
@@ -76,7 +76,8 @@ struct NormGradientKernel : NormKernel {
     const float* scale = static_cast<float*>(TF_TensorData(scales));
     const Matrix<const T> dy = call.next_matrix<const T>();
     const Matrix<T> dx = call.allocate<T>(0, x.rows, x.columns);
-    // A part of the rows after another, whichever thread has summed it.
+    // Each part has separate sums, which are added in order afterwards, so that
+    // the result does not depend on the threads.
     const int size = x.columns;
     std::vector<float> sums(size_t(kParts) * size);
     for_parts(x, threads, [&](int part, int begin, int end) {
@@ -102,8 +103,8 @@ struct ReadKernel {
     columns.is_gated = attrs.flag("is_gated");
   }
 
-  // Reads the last inputs, the angles of a call, if it has any.
-  Columns with_angles(Call& call, int num_inputs) const {
+  // Returns `columns` with the angles of a call, its last inputs, if any.
+  Columns read_angles(Call& call, int num_inputs) const {
     Columns found = columns;
     if (call.num_inputs() == num_inputs) return found;
     TF_Tensor* sines = call.next();
@@ -120,7 +121,7 @@ struct ReadProductKernel : ReadKernel {
   template <class T>
   void compute(Call& call) const {
     const Matrix<const T> wide = call.next_matrix<const T>();
-    const Columns with = with_angles(call, 1);
+    const Columns with = read_angles(call, 1);
     std::vector<T*> parts;
     for (int i = 0; i < columns.num_parts(); ++i)
       parts.push_back(
@@ -140,7 +141,7 @@ struct ReadProductGradientKernel : ReadKernel {
     std::vector<const T*> gradients;
     for (int i = 0; i < columns.num_parts(); ++i)
       gradients.push_back(call.next_data<T>());
-    const Columns with = with_angles(call, 1 + columns.num_parts());
+    const Columns with = read_angles(call, 1 + columns.num_parts());
     const Matrix<T> gradient = call.allocate<T>(0, wide.rows, wide.columns);
     for_rows(wide, threads, [&](int row) {
       read_row_gradient(wide.row(row), with, row, gradients, gradient.row(row));

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that products read, and a product of them by the threads of a team.
+// Rows that products read, and products of rows by the threads of a team.
 
 #pragma once
 
@@ -14,14 +14,14 @@
 
 namespace palm {
 
-// The panels of one product, which threads take in turn: one whose core is
-// slower takes fewer of them.
-class Shares {
+// Hands out indices, such as panels of a product, to threads. A thread on a
+// slower core takes fewer indices.
+class WorkQueue {
  public:
   int take(int size) { return next_.fetch_add(size, std::memory_order_relaxed); }
   void begin_again() { next_.store(0, std::memory_order_relaxed); }
 
-  // Calls use(i) for each of the `count` that this thread takes.
+  // Calls use(i) for each index below `count` that this thread takes.
   template <class Use>
   void each(int count, Use use) {
     for (int i = take(1); i < count; i = take(1)) use(i);
@@ -33,7 +33,7 @@ class Shares {
 
 class PreparedRows {
  public:
-  // Makes room for rows of at most `inner` numbers; what was there is lost.
+  // Makes room for rows of at most `inner` numbers; drops the content.
   void resize(int num_rows, int inner) {
     num_rows_ = num_rows;
     size_t size = size_t(num_rows) * padded(inner);
@@ -45,12 +45,12 @@ class PreparedRows {
     scales_.resize(num_rows);
   }
 
-  // Where the numbers of a row belong, if rows have `inner` of them.
+  // Returns where to write the numbers of a row, `inner` per row.
   float* row(int row, int inner) {
     return &floats_[size_t(row) * padded(inner)];
   }
 
-  // Readies a row for a product with weights of `format`.
+  // Converts a row for a product with weights of `format`.
   void prepare(int row, int inner, Format format) {
     const int length = padded(inner);
     const size_t at = size_t(row) * length;
@@ -64,10 +64,11 @@ class PreparedRows {
     }
   }
 
-  // Calls use(row, column, count, numbers) for the part of the product with a
-  // kernel [inner, outer] that this thread of `num_threads` takes.
+  // Multiplies by a kernel [inner, outer] in one of `num_threads` threads.
+  // Calls use(row, column, count, numbers) for the columns that this thread
+  // takes.
   template <class Use>
-  void multiply(Shares& shares, int num_threads, const uint8_t* kernel,
+  void multiply(WorkQueue& queue, int num_threads, const uint8_t* kernel,
                 Format format, int inner, int outer, Use use) const {
     const int panels = (outer + kColumns - 1) / kColumns;
     const int size = std::max(1, panels / (8 * num_threads));
@@ -78,9 +79,9 @@ class PreparedRows {
       for (int r = 0; r < count; ++r) use(first + r, column, columns, y[r]);
     };
     auto go = [&](auto constant) {
-      for (int at = shares.take(size); at < panels; at = shares.take(size)) {
+      for (int at = queue.take(size); at < panels; at = queue.take(size)) {
         const int end = std::min(at + size, panels);
-        // Threads that are as fast as each other take turns.
+        // Threads of equal speed take panels in turn.
         const int next = std::min(at + num_threads * size, panels - 1);
         multiply_panels<constant()>(rows, num_rows_, kernel, inner, at, end,
                                     next, each);

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The next token of a row, likeliest or drawn (generation/decode/sampling.py).
+// Chooses the next token of a row, as generation/decode/sampling.py does.
 
 #pragma once
 
@@ -14,12 +14,12 @@ namespace palm {
 struct Sampling {
   bool is_greedy;
   float temperature, top_p, repetition_penalty;
-  int top_k;       // 0 keeps all
-  int num_tokens;  // pieces of the vocabulary
+  int top_k;       // 0 keeps all tokens
+  int num_tokens;  // pieces in the vocabulary
 };
 
-// Threefry-2x32 with 20 rounds (ops/threefry.py): the first of two hashes of
-// the counter (count, 0).
+// Threefry-2x32 with 20 rounds (ops/threefry.py): returns the first word of the
+// hash of the counter (count, 0).
 inline uint32_t threefry(uint32_t first, uint32_t second, uint32_t count) {
   constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const uint32_t keys[3] = {first, second, 0x1BD11BDA ^ first ^ second};
@@ -35,15 +35,15 @@ inline uint32_t threefry(uint32_t first, uint32_t second, uint32_t count) {
   return a;
 }
 
-// In [0, 1), of 23 bits of a hash.
+// Returns a number in [0, 1) from 23 bits of a hash.
 inline float uniform(const int32_t* key, int place) {
   const uint32_t bits =
     threefry(key[0], key[1], place) >> 9 | 0x3f800000;  // in [1, 2)
   return load<float>(&bits) - 1;
 }
 
-// Returns the sum of the shares that are at least `least`, or how many there
-// are.
+// Returns the sum of the shares that are at least `least`; if `counts`, their
+// number. A share is a token's probability up to a factor.
 inline float sum_from(const float* shares, int size, float least,
                       bool counts) {
   return sum_of(size, [&](int i, auto kind) {
@@ -54,11 +54,11 @@ inline float sum_from(const float* shares, int size, float least,
   });
 }
 
-// Zeroes all shares but the fewest largest whose sum, or count, is at least
-// `wanted`; of equal ones all stay. Bits of floats that are not negative are
-// ordered as these are.
+// Keeps the fewest largest shares whose sum (if `counts`, whose number) is at
+// least `wanted`, and zeroes the rest. Shares equal to the least kept one stay.
+// Bisects over bits: floats that are not negative have the order of their bits.
 inline void keep_largest(float* shares, int size, float wanted, bool counts) {
-  int32_t low = 0, high = 0x3f800001;  // beyond 1, the largest share
+  int32_t low = 0, high = 0x3f800001;  // just above 1, the largest share
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     const bool is_enough =
@@ -69,9 +69,9 @@ inline void keep_largest(float* shares, int size, float wanted, bool counts) {
   for (int i = 0; i < size; ++i) shares[i] = shares[i] >= least ? shares[i] : 0;
 }
 
-// Returns the first token at which the sum of the shares exceeds `at`; the last
-// token with a share, if no token does because of rounding.
-inline int token_at(const float* shares, int size, float at) {
+// Returns the first token at which the cumulative sum of the shares exceeds
+// `at`. If rounding keeps all sums below, returns the last token with a share.
+inline int find_token(const float* shares, int size, float at) {
   float upto = 0;
   int last = 0;
   for (int i = 0; i < size; ++i) {
@@ -82,9 +82,9 @@ inline int token_at(const float* shares, int size, float at) {
   return last;
 }
 
-// Chooses a token by logits, [num_tokens], which are lost. `seen` says which
-// tokens the row has; null without a penalty.
-inline int next_token(const Sampling& how, float* logits, const bool* seen,
+// Chooses a token by `logits`, [num_tokens], and overwrites them. `seen` says
+// which tokens the row has; null without a penalty.
+inline int choose_token(const Sampling& how, float* logits, const bool* seen,
                       const int32_t* key, int place) {
   const int size = how.num_tokens;
   if (seen)
@@ -92,8 +92,8 @@ inline int next_token(const Sampling& how, float* logits, const bool* seen,
       if (seen[i])
         logits[i] = logits[i] > 0 ? logits[i] / how.repetition_penalty
                                   : logits[i] * how.repetition_penalty;
-  if (how.is_greedy) return largest_place(logits, size);
-  const float most = logits[largest_place(logits, size)];
+  if (how.is_greedy) return find_largest_place(logits, size);
+  const float most = logits[find_largest_place(logits, size)];
   float* shares = logits;
   for_vectors(size, [&](int i, auto kind) {
     using V = decltype(kind);
@@ -104,7 +104,7 @@ inline int next_token(const Sampling& how, float* logits, const bool* seen,
     keep_largest(shares, size, how.top_k, true);
   if (how.top_p < 1)
     keep_largest(shares, size, how.top_p * total(shares, size), false);
-  return token_at(shares, size, uniform(key, place) * total(shares, size));
+  return find_token(shares, size, uniform(key, place) * total(shares, size));
 }
 
 }  // namespace palm

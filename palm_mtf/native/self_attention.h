@@ -1,12 +1,13 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of a sequence to itself, and its gradients (model/attention.py).
+// Self-attention of a sequence, and its gradients (model/attention.py).
 //
 //   weights = softmax(scores),  scores = q k / sqrt(d_kv);   out = weights v
 //
-// A block of positions follows another, each with all keys that it sees. Its
-// weights stay near the core: none are kept, the gradients compute them again.
+// Computes one block of positions at a time, with all keys that the block sees,
+// so that the block's weights fit into the CPU's cache. Weights are not kept;
+// the gradient recomputes them.
 
 #pragma once
 
@@ -21,13 +22,13 @@ struct AttentionSizes {
   int length, heads, key_heads, d_kv;
 };
 
-// Which positions a position sees: in its own segment, all positions up to it
-// and all of a prefix.
+// Which positions a position sees: the positions of its own segment that are
+// not after it, or that are in the prefix.
 struct Masks {
-  // [length] and a register after it, or null; a prefix needs segments.
+  // [length], padded by at least a register, or null; a prefix needs segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
-  // Returns which of kLanes positions one sees.
+  // Returns which of the kLanes positions from `first` on `position` sees.
   Ints seen_by(int position, int first) const {
     Ints at = splat(first);
     for (int i = 0; i < kLanes; ++i) at[i] += i;
@@ -38,18 +39,19 @@ struct Masks {
   }
 };
 
-// Keys and values of a head, packed for products over d_kv and over positions.
+// Keys and values of a head, packed for products that sum over d_kv (keys,
+// values) and over positions (key_rows, value_rows).
 template <class T>
 struct PackedHead {
   Panels<Word<T>> keys, values, key_rows, value_rows;
 };
 
-// Memory for a block, which a thread uses again.
+// Buffers for a block; each thread reuses its own.
 template <class T>
 struct BlockMemory {
   std::vector<float> scores, dweights, sums;
   std::vector<Word<T>> q, dout, panels;
-  // As left matrices; names with `_t` are read transposed.
+  // Left matrices of products; names with `_t` are read transposed.
   std::vector<Word<T>> weights, weights_t, dscores, dscores_t;
 };
 
@@ -59,9 +61,10 @@ T* at_least(size_t size, std::vector<T>& memory) {
   return memory.data();
 }
 
-// e^(scale (x - most)), x at most `most`; 0 of -infinity. Interpolates 2^y at
-// the zeros of a Chebyshev polynomial, to 3 units in the last place.
-inline Floats weight_of(Floats x, float most, float scale) {
+// Returns e^(scale (x - most)), where x <= most; 0 if x is -infinity.
+// Interpolates 2^y at the zeros of a Chebyshev polynomial, to 3 units in the
+// last place.
+inline Floats compute_weights(Floats x, float most, float scale) {
   constexpr float kLeast = -126;
   Floats y = (x - most) * (scale * 1.44269504f);
   const auto is_less = y < kLeast;
@@ -75,11 +78,11 @@ inline Floats weight_of(Floats x, float most, float scale) {
   return is_less ? Floats{} : power * (Floats)((n + 127) << 23);
 }
 
-// Heads of a sequence that attend to one head of keys.
+// Query heads of a sequence that share a key head.
 template <class T>
 class HeadGroup {
   using W = Word<T>;
-  static constexpr int kRows = kTogether<T>;  // that are in a word
+  static constexpr int kRows = kTogether<T>;  // rows per word
 
  public:
   HeadGroup(const AttentionSizes& sizes, int first, int count, Masks masks,
@@ -88,7 +91,7 @@ class HeadGroup {
         packed_(packed), memory_(memory),
         scale_(1 / std::sqrt(float(sizes.d_kv))) {}
 
-  // q and out are the sequence's, [length, heads, d_kv].
+  // q and out are [length, heads, d_kv], for the whole sequence.
   void attend(const T* q, T* out) {
     for_blocks([&](const Block& block) {
       float* scores = at_least(block.size(), memory_.scores);
@@ -101,7 +104,7 @@ class HeadGroup {
         const float most = largest_seen(block, r, row);
         Floats total = {};
         for (int i = 0; i < block.keys; i += kLanes) {
-          const Floats x = weight_of(load<Floats>(row + i), most, scale_);
+          const Floats x = compute_weights(load<Floats>(row + i), most, scale_);
           put(to + i, x);
           total += x;
         }
@@ -116,8 +119,8 @@ class HeadGroup {
     });
   }
 
-  // q, dout and dq are the sequence's. Adds to dk and dv of the packed head,
-  // [length, padded_columns(d_kv)].
+  // q, dout and dq are [length, heads, d_kv]. Adds to dk and dv of the key
+  // head, [length, padded_columns(d_kv)].
   void gradient(const T* q, const T* dout, T* dq, float* dk, float* dv) {
     for_blocks([&](const Block& block) {
       float* scores = at_least(block.size(), memory_.scores);
@@ -149,9 +152,9 @@ class HeadGroup {
   }
 
  private:
-  // Rows are positions from `begin` on, times the heads of the group.
+  // A row is one position, from `begin` on, and one head of the group.
   struct Block {
-    int begin, rows, keys, width;  // width of a row: `keys` and padding
+    int begin, rows, keys, width;  // `width` is `keys` with padding
 
     size_t size() const { return size_t(rows + 1) * width; }
   };
@@ -178,7 +181,7 @@ class HeadGroup {
                  sizes_.d_kv;
   }
 
-  // Multiplies rows of x by columns, and leaves the rows in `copy`.
+  // Multiplies rows of x by `columns`; writes the packed rows to `copy`.
   void multiply_rows(const T* x, const Block& block, Panels<W> columns,
                      std::vector<W>& copy, float* y) const {
     const int steps = words_of<T>(sizes_.d_kv);
@@ -195,7 +198,7 @@ class HeadGroup {
       });
   }
 
-  // Returns the largest score that a row sees; makes others -infinity.
+  // Returns the largest score that a row sees; sets unseen ones to -infinity.
   float largest_seen(const Block& block, int row, float* scores) const {
     const int position = position_of(block, row);
     Floats most = splat(-INFINITY);
@@ -217,7 +220,7 @@ class HeadGroup {
     return largest;
   }
 
-  // Writes weights and the gradients of scores of the rows that are in a word.
+  // Writes weights and gradients of scores, for the kRows rows of one word.
   void softmax_gradient(const Block& block, int row, float* scores,
                         float* dweights, W* weights_t, W* dscores_t,
                         W* dscores) const {
@@ -227,7 +230,8 @@ class HeadGroup {
       const float most = largest_seen(block, row + j, x);
       Floats total = {}, dot = {};
       for (int i = 0; i < block.keys; i += kLanes) {
-        const Floats weight = weight_of(load<Floats>(x + i), most, scale_);
+        const Floats weight =
+          compute_weights(load<Floats>(x + i), most, scale_);
         store(x + i, weight);
         total += weight, dot += weight * load<Floats>(dx + i);
       }
@@ -245,8 +249,8 @@ class HeadGroup {
         auto rows = reinterpret_cast<uint16_t*>(dscores) + i;
         store(rows, a);
         store(rows + block.width, b);
-        store(dscores_t + i, paired(a, b));
-        store(weights_t + i, paired(to_bfloat16(w[0]), to_bfloat16(w[1])));
+        store(dscores_t + i, join_pairs(a, b));
+        store(weights_t + i, join_pairs(to_bfloat16(w[0]), to_bfloat16(w[1])));
       } else {
         store(weights_t + i, w[0]);
         store(dscores + i, d[0]);
@@ -271,7 +275,7 @@ class HeadGroup {
                       });
   }
 
-  // Writes numbers of a row from `column` on.
+  // Writes sums * factor to a row, from `column` on.
   void write(const Floats* sums, float factor, int column, T* row) const {
     const int size = std::min(kColumns, sizes_.d_kv - column);
     for_vectors(size, [&](int i, auto kind) {

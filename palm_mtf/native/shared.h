@@ -15,14 +15,15 @@
 
 namespace palm {
 
-// The next decoding step is near: between two of them a token is chosen. What
-// follows an operation of a training step needs the cores.
+// How often an idle thread looks for the next job before it sleeps. The next
+// decoding step follows as soon as a token is chosen. After an operation of a
+// training step, TensorFlow's operations need the cores.
 constexpr int kPatience = 20000, kNoPatience = 0;
 
-// Calls of all sessions in a process take turns with its threads and memory.
+// The calls of all sessions in a process use this one after the other.
 struct Shared {
   std::mutex mutex;
-  std::map<std::pair<int, int>, Team> teams;  // one without a job sleeps
+  std::map<std::pair<int, int>, Team> teams;  // by size and patience
   PreparedRows inputs;
   std::vector<float> x, wide;
 
@@ -32,7 +33,7 @@ struct Shared {
 };
 
 inline Shared& shared() {
-  // Never freed: other threads may run when the process ends.
+  // Never freed, because other threads may still run when the process ends.
   static Shared& it = *new Shared;
   return it;
 }

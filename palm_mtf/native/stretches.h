@@ -1,12 +1,12 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of many rows with panels where registers are few.
+// Products of many rows with panels, for CPUs with few registers.
 //
-// AVX2 has registers for the sums of three rows: more rows read a panel often,
-// and unpack bfloat16 as often. So a stretch of the panel is multiplied by all
-// rows while it is in the nearest cache, as float32. Sums have the same terms
-// in the same order, and the same bits.
+// AVX2 has registers for the sums of three rows, so many rows would read a
+// panel often, and unpack bfloat16 as often. Instead, a stretch of the panel is
+// unpacked to float32, and multiplied by all rows while it is in the L1 cache.
+// Sums add the same terms in the same order, and have the same bits.
 
 #pragma once
 
@@ -19,13 +19,13 @@ namespace palm {
 
 constexpr int kStretch = 128;  // inner indices: 16 kB of float32 weights
 
-// With the registers of AVX-512 it is slower, and so is unpacking without AVX2.
+// Stretches are slower with AVX-512, which has more registers, and without
+// AVX2, where unpacking is slow.
 template <Format kFormat>
 constexpr bool kHasStretches =
   kLanes == 8 && (kFormat == kFloat32 || kFormat == kBfloat16);
 
-// Adds to `sums` the product of kRows rows, or fewer, with a stretch of
-// weights.
+// Adds to `sums` the product of at most kRows rows with a stretch of weights.
 template <int kRows = kTileRows>
 void stretch_tile(int rows, const float* x, int length, const float* weights,
                   int count, Part ahead, float sums[][kColumns]) {
@@ -52,14 +52,14 @@ void stretch_tile(int rows, const float* x, int length, const float* weights,
 
 // Returns `count` inner indices of a panel as float32, [count, kColumns].
 template <Format kFormat>
-const float* unpacked(const uint8_t* panel, int count) {
+const float* unpack(const uint8_t* panel, int count) {
   if constexpr (kFormat == kFloat32)
     return reinterpret_cast<const float*>(panel);
   alignas(64) static thread_local float floats[kStretch * kColumns];
   for (float* to = floats; to < floats + count * kColumns;
        to += 2 * kColumns, panel += 4 * kColumns)
     for (int v = 0; v < kVectors; ++v) {
-      // Each word has two inner indices of a column, the lower one first.
+      // Each word has two inner indices of a column, in order.
       const Words w = load<Words>(panel + v * sizeof(Words));
       store(to + v * kLanes, w << 16);
       store(to + kColumns + v * kLanes, w & 0xffff0000);
@@ -80,10 +80,10 @@ void multiply_stretches(const Rows& x, int num_rows, const uint8_t* panel,
   for (int k = 0; k < length; k += kStretch) {
     const int count = std::min(kStretch, length - k);
     const size_t size = panel_bytes(kFormat, count);
-    const float* weights = unpacked<kFormat>(panel, count);
+    const float* weights = unpack<kFormat>(panel, count);
     for (int i = 0; i < num_tiles; ++i) {
       const int first = i * kTileRows, rows = std::min(kTileRows, num_rows - first);
-      const Part ahead = part_of(following, size, first, rows, num_rows, count);
+      const Part ahead = make_part(following, size, first, rows, num_rows, count);
       stretch_tile(rows, x.floats + size_t(first) * length + k, length, weights,
                    count, ahead, sums + first);
     }

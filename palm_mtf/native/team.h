@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads that take the parts of an operation together.
+// Threads that compute an operation together.
 
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace palm {
 
-// A decoding step has some thirty parts that each wait for the one before, some
-// of them microseconds long: threads meet by looking at a number, not by
-// sleeping.
+// A decoding step has some thirty parts, and each part waits for the part
+// before it. Some take only microseconds, so threads wait by polling a number,
+// not by sleeping.
 class Team {
  public:
   // `patience` is how often a thread looks for the next job before it sleeps.
@@ -32,7 +32,7 @@ class Team {
 
   int size() const { return size_; }
 
-  // Calls job(i) for each i in [0, size), each in its own thread.
+  // Calls job(i) for each i in [0, size) in a separate thread.
   void run(const std::function<void(int)>& job) {
     job_ = &job;
     cores_.hold(threads_);
@@ -41,7 +41,7 @@ class Team {
     meet();
   }
 
-  // Returns when all threads of a job have called it.
+  // Returns once all threads of the job have called it.
   void meet() {
     unsigned round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
@@ -55,8 +55,7 @@ class Team {
 
  private:
   static void pause(int i) {
-    // If other programs use the cores, the thread that is waited for needs this
-    // core.
+    // If other programs use the cores, the late thread may need this core.
     if (i % 4096 == 4095) std::this_thread::yield();
 #if defined(__x86_64__)
     __builtin_ia32_pause();

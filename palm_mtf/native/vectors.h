@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Registers of numbers, by the instructions that this is compiled for.
+// Vector registers, for the instruction set that this is compiled for.
 
 #pragma once
 
@@ -23,7 +23,7 @@ constexpr int kLanes = 4;
 #endif
 constexpr int kVectors = 4;  // registers in a row of a panel
 constexpr int kColumns = kVectors * kLanes;
-// Rows of a tile: as many as leave registers for what they are multiplied by.
+// Rows of a tile: the most that leave registers for the weights.
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -38,8 +38,8 @@ inline T load(const void* at) {
   return x;
 }
 
-// Begins to read what a stream of bytes will need soon: the hardware does that
-// by itself within a page, and starts again in the next.
+// Prefetches the bytes that a stream needs soon. The hardware prefetches only
+// within a page, and starts again in the next page.
 inline void prefetch(const uint8_t* at) {
   constexpr int kAhead = 4096, kLine = 64;
   for (int i = 0; i < 4 * kColumns; i += kLine)
@@ -82,7 +82,7 @@ inline float from_bfloat16(uint16_t x) {
   return load<float>(&bits);
 }
 
-// The upper halves of the words of rounded numbers.
+// Rounds the bits of float32 numbers to bfloat16: returns the upper halves.
 template <class Bits>
 inline Bits rounded_halves(Bits bits) {
   Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -119,8 +119,8 @@ inline Floats add_pairs(Floats sum, const uint16_t*, Words) { return sum; }
 
 // --- Bytes -------------------------------------------------------------------
 
-// Adds to each sum the products of 4 unsigned bytes of a with 4 signed ones of
-// b. AVX2 adds pairs of products in 16 bits, where they must fit.
+// Adds to each sum the products of 4 unsigned bytes of a with 4 signed bytes of
+// b. AVX2 adds pairs of products in 16 bits, which must not overflow.
 inline Ints add_bytes(Ints sum, Words a, Words b) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
@@ -136,7 +136,7 @@ inline Ints add_bytes(Ints sum, Words a, Words b) {
 #endif
 }
 
-// The same for signed bytes of `x`, to which kByteOffset has been added.
+// Does the same for signed bytes x, given as x + kByteOffset.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 constexpr int kByteOffset = 0;
 inline Ints add_signed_bytes(Ints sum, Words x, Words w) {
@@ -145,7 +145,7 @@ inline Ints add_signed_bytes(Ints sum, Words x, Words w) {
                    (Words)_mm256_sign_epi8((__m256i)w, (__m256i)x));
 }
 #else
-constexpr int kByteOffset = 128;  // makes signed bytes unsigned
+constexpr int kByteOffset = 128;  // maps signed bytes to unsigned ones
 inline Ints add_signed_bytes(Ints sum, Words x, Words w) {
   return add_bytes(sum, x, w);
 }

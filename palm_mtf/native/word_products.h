@@ -1,12 +1,12 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of two matrices that are both new each time, as in attention.
+// Products of two matrices that both change in each call, as in attention.
 //
-// The inner dimension counts words: a float, or two bfloat16 numbers of
-// neighbouring inner indices. The left matrix is read by strides, so that its
-// transpose is another order of reading; the right one is packed in panels of
-// kColumns columns. Sums are float32.
+// The inner dimension counts words. A word is a float, or two bfloat16 numbers
+// with neighbouring inner indices. The left matrix has strides, so that its
+// transpose needs no copy. The right matrix is packed in panels of kColumns
+// columns. Sums are float32.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace palm {
 
-// Inner indices of a word: two where the CPU multiplies bfloat16.
+// Inner indices per word: two if the CPU multiplies bfloat16.
 template <class T>
 constexpr int kTogether = sizeof(T) == 2 && kMultipliesBfloat16 ? 2 : 1;
 template <class T>
@@ -37,7 +37,7 @@ int words_of(int size) {
 template <class W>
 struct Left {
   const W* at;
-  size_t row, step;  // words from a row to the next one, and from a step
+  size_t row, step;  // words from a row (a word) to the next one
 };
 
 template <class W>
@@ -54,7 +54,7 @@ inline Floats add_product(Floats sum, const uint32_t* x, Words w) {
   return add_pairs(sum, reinterpret_cast<const uint16_t*>(x), w);
 }
 
-// Calls use(row, sums) for each of `rows` rows, at most kRows, times a panel.
+// Multiplies `rows` rows, at most kRows, by a panel; calls use(row, sums).
 template <int kRows, class W, class Use>
 inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
   if constexpr (kRows > 1)
@@ -68,8 +68,8 @@ inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
   for (int r = 0; r < kRows; ++r) use(r, sums[r]);
 }
 
-// Calls use(row, column, sums) for `rows` rows of x times each panel. `sums`
-// has kVectors registers, and the first register begins at `column`.
+// Multiplies `rows` rows of x by each panel; calls use(row, column, sums),
+// where `sums` are the kVectors registers from `column` on.
 template <class W, class Use>
 inline void multiply_words(Left<W> x, int rows, Panels<W> panels, int steps,
                            Use use) {
@@ -84,7 +84,7 @@ inline void multiply_words(Left<W> x, int rows, Panels<W> panels, int steps,
 
 // --- Packing -----------------------------------------------------------------
 
-// The k-th word of a row.
+// Returns the k-th word of a row.
 template <class T>
 inline Word<T> word_at(const T* row, int k) {
   if constexpr (kTogether<T> == 2) return load<uint32_t>(row + 2 * k);
@@ -125,8 +125,8 @@ void pack_rows(const T* x, size_t stride, int count, int size,
     }
 }
 
-// The words of two rows that are inner indices.
-inline Words paired(Halves low, Halves high) {
+// Returns words whose halves are the numbers of two adjacent inner indices.
+inline Words join_pairs(Halves low, Halves high) {
   return __builtin_convertvector(low, Words) |
          __builtin_convertvector(high, Words) << 16;
 }

@@ -37,9 +37,9 @@ def test_no_instruction_is_used_that_the_cpu_lacks(
   flags, options, columns, tmp_path, monkeypatch
 ):
   pretend_cpu(flags, tmp_path, monkeypatch)
-  assert build.instruction_flags(cpu.cpu_flags(), "x86_64") == options
+  assert build.choose_instruction_flags(cpu.cpu_flags(), "x86_64") == options
   monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-  assert build.panel_columns() == columns
+  assert build.count_panel_columns() == columns
 
 
 # A library of the one word that is looked for in it.
@@ -109,7 +109,7 @@ echo "a.s: Fatal error: can't write 9 bytes: 'No space left on device'" >&2
 echo "collect2: error: ld returned 1 exit status" >&2
 exit 1""")
   with pytest.raises(build.BuildError) as error:
-    build.library()
+    build.load_library()
   assert "No space left on device" in str(error.value)
   assert str(error.value).endswith("make room, or set TMPDIR")
   assert "g++" not in str(error.value)  # it is not what is missing
@@ -131,7 +131,7 @@ def test_without_a_cache_it_is_compiled_elsewhere_and_one_line_says_so(
   temporary = tmp_path / "temporary"
   temporary.mkdir()
   monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-  assert build.library().endswith(b"-mword (1)")
+  assert build.load_library().endswith(b"-mword (1)")
   (line,) = (x.message for x in caplog.records if x.levelname == "WARNING")
   assert line.startswith(f"the cache is not used: {caches.parent}")
   assert not [*temporary.iterdir()]
@@ -142,7 +142,7 @@ def test_without_room_in_the_cache_it_is_compiled_elsewhere(caches, compiler):
     f"case $(pwd) in {caches}*) echo No space left on device; exit 1;; esac"
   )
   compiler(full + MADE)
-  assert build.library().endswith(b"-mword (1)")
+  assert build.load_library().endswith(b"-mword (1)")
 
 
 def test_what_is_compiled_is_kept_and_said_before(
@@ -150,15 +150,15 @@ def test_what_is_compiled_is_kept_and_said_before(
 ):
   compiler()
   caplog.set_level("INFO")
-  content = build.library()
+  content = build.load_library()
   assert caplog.messages == [
     "compiling the operations in C++ for this CPU, once: some 15 seconds"
   ]
   for name in ("a-compiler", "no-such-compiler"):
     monkeypatch.setenv("CXX", name)
-    assert build.library() == content
+    assert build.load_library() == content
   assert len(caplog.messages) == 1
-  assert build.built_with(content) == "-mword (1)"
+  assert build.read_build_options(content) == "-mword (1)"
   assert [x.suffix for x in files(caches)] == [".so"]
 
 
@@ -174,22 +174,22 @@ def test_what_is_compiled_is_kept_and_said_before(
 )
 def test_a_damaged_library_is_compiled_again(damage, caches, compiler):
   compiler()
-  content = build.library()
+  content = build.load_library()
   (path,) = files(caches)
   damage(path)
-  assert build.library() == content
+  assert build.load_library() == content
   assert files(caches) == [path]
 
 
 def test_another_compiler_or_a_newer_one_compiles_its_own(caches, compiler):
   path = compiler()
-  build.library()
-  build.library()
+  build.load_library()
+  build.load_library()
   assert len(files(caches)) == 1
   path.write_text(path.read_text() + "# newer")
-  build.library()
+  build.load_library()
   compiler(name="another")
-  build.library()
+  build.load_library()
   assert len(files(caches)) == 3
 
 
@@ -206,12 +206,12 @@ def test_cxx_is_a_command_with_arguments_or_a_name_with_spaces(
 ):
   compiler(name=name)
   monkeypatch.setenv("CXX", given)
-  assert build.library()
+  assert build.load_library()
   monkeypatch.setenv("CXX", "'")
   with pytest.raises(
     build.BuildError, match='CXX = "\'": No closing quotation'
   ):
-    build.library()
+    build.load_library()
 
 
 def is_running(pid):
@@ -228,7 +228,7 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
   compiler(f"sleep 600 & echo $! > {tmp_path}/pid; wait")
   monkeypatch.setattr(build, "_COMPILE_SECS", 0.5)
   with pytest.raises(build.BuildError, match="has not ended in "):
-    build.library()
+    build.load_library()
   # On a slow machine it was ended before it had started one.
   for file in tmp_path.glob("pid"):
     while is_running(file.read_text().strip()):
@@ -239,8 +239,8 @@ def test_a_library_of_another_user_is_not_loaded(
   caches, compiler, monkeypatch, caplog
 ):
   compiler()
-  build.library()
+  build.load_library()
   monkeypatch.setattr(os, "geteuid", lambda: 12345)
   with pytest.raises(build.BuildError):  # no folder is the pretended user's
-    build.library()
+    build.load_library()
   assert f"{caches} belongs to another user" in caplog.text

@@ -11,7 +11,7 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.kernels import (
   make_packed_kernel,
-  product,
+  multiply,
   to_int4,
 )
 from palm_mtf.native.decoding import GROUP, pack
@@ -27,13 +27,13 @@ def random(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def multiply(x, w, dtype, parts=1):
+def multiply_in_session(x, w, dtype, parts=1):
   with tf.Graph().as_default(), tf.Session() as session:
     packed = pack([tf.constant(w)], tf.as_dtype(dtype))
     kernel = make_packed_kernel(packed, "w")
     session.run(kernel.initialize)
     xs = [tf.constant(part) for part in np.array_split(x, parts, 1)]
-    return session.run(product(xs, kernel, packed=True))
+    return session.run(multiply(xs, kernel, packed=True))
 
 
 def round_to_int8(x, axis):
@@ -61,13 +61,13 @@ def test_a_product_is_numpy_s(dtype, rows):
   # bfloat16 rows, as a model of bfloat16 has: a CPU may multiply them so.
   if dtype == "bfloat16":
     x = x.astype(ml_dtypes.bfloat16).astype(np.float32)
-  y = multiply(x, w, dtype)
+  y = multiply_in_session(x, w, dtype)
   np.testing.assert_allclose(y, exact(x, w, dtype), atol=2e-4, rtol=1e-5)
 
 
 def quantized_to_int4(w):
   # Rows that pick one weight each: what a product reads is exact in int8.
-  return multiply(np.eye(INNER, dtype=np.float32), w, "int4")
+  return multiply_in_session(np.eye(INNER, dtype=np.float32), w, "int4")
 
 
 def test_int4_weights_have_16_values_a_group_and_little_is_lost():
@@ -133,7 +133,7 @@ def test_numbers_are_rounded_to_bfloat16_before_they_are_quantized(dtype):
 def test_int4_products_are_sums_of_the_quantized_numbers():
   x, w = random(0, 7, INNER), random(1, INNER, OUTER)
   weights = quantized_to_int4(w)
-  y = multiply(x, w, "int4")
+  y = multiply_in_session(x, w, "int4")
   expected = round_to_int8(x, 1) @ weights.astype(np.float64)
   np.testing.assert_allclose(y, expected, atol=2e-4, rtol=1e-5)
 
@@ -141,16 +141,18 @@ def test_int4_products_are_sums_of_the_quantized_numbers():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_beside_any_others(dtype):
   x, w = random(0, 13, INNER), random(1, INNER, OUTER)
-  whole = multiply(x, w, dtype)
+  whole = multiply_in_session(x, w, dtype)
   for rows in (slice(0, 1), slice(3, 5), slice(6, 13)):
-    np.testing.assert_array_equal(multiply(x[rows], w, dtype), whole[rows])
+    np.testing.assert_array_equal(
+      multiply_in_session(x[rows], w, dtype), whole[rows]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_may_come_in_parts(dtype):
   x, w = random(0, 3, INNER), random(1, INNER, OUTER)
   np.testing.assert_array_equal(
-    multiply(x, w, dtype, parts=2), multiply(x, w, dtype)
+    multiply_in_session(x, w, dtype, parts=2), multiply_in_session(x, w, dtype)
   )
 
 

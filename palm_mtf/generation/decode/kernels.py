@@ -144,7 +144,7 @@ def multiply(
   """
   w, dtype = kernel.weights, xs[0].dtype
   if isinstance(w, PackedKernel):
-    return decoding.product(xs, w, dtype)
+    return decoding.multiply(xs, w, dtype)
   (x,) = xs
   return tf.cast(_multiply_floats(tf.cast(x, w.dtype), w, packed), dtype)
 

@@ -34,8 +34,8 @@ from palm_mtf.native.decoding import (
   StepWeights,
   Texts,
   TextSteps,
-  decode_step,
-  text_steps,
+  run_decode_step,
+  run_text_steps,
 )
 from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.slicewise import slice_offset, split_axes
@@ -176,7 +176,7 @@ class NativeStep:
     weights = self._weights(cache)
 
     def read(tokens, positions, *cache):
-      logits, after = decode_step(weights, tokens, positions, cache)
+      logits, after = run_decode_step(weights, tokens, positions, cache)
       return (self._without_padding(logits), *after)
 
     logits, *after = self._impl.slicewise(read, tokens, positions, *cache)
@@ -194,7 +194,7 @@ class NativeStep:
       return tf.fill(rows, 0 if x is None else x)
 
     *tensors, seen = texts
-    steps = text_steps(
+    steps = run_text_steps(
       self._weights(cache),
       count,
       Texts(*map(unpack, tensors), seen=[*map(unpack, seen)]),
