@@ -31,7 +31,7 @@ from palm_mtf.machine.host_memory import (
   resident_bytes,
 )
 from palm_mtf.machine.process import own_process
-from palm_mtf.native.build import BuildError, library
+from palm_mtf.native.build import BuildError, load_library
 from tests import claims
 
 # As commands do, so that tests see the same stderr as users.
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Compiled before the workers start and any test counts lines on stderr.
 with contextlib.suppress(BuildError):
-  library()
+  load_library()
 
 
 def pytest_collection_finish() -> None:

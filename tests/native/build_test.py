@@ -96,7 +96,7 @@ def test_without_a_library_there_are_no_operations_and_one_warning(
   compiler(script or "")
   if script is None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-  assert operations._loaded.__wrapped__().module is None
+  assert operations._load.__wrapped__().module is None
   (line,) = (x.message for x in caplog.records if x.levelname == "WARNING")
   assert reason in line
   assert line.endswith("; install g++ 11 or newer, or name it by CXX")
