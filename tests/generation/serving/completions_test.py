@@ -91,7 +91,7 @@ def test_requests_beyond_what_may_wait_are_refused(stream):
     async with serving(decoder=decoder) as (server, address):
       decoder.may_step.clear()
       asked = asyncio.create_task(complete(address, {**PROMPT, "n": 8}))
-      await until(lambda: server._batcher._num_rows() == 8)
+      await until(lambda: server._batcher._count_rows() == 8)
       refused = await complete(address, {**PROMPT, "stream": stream})
       decoder.may_step.set()
       return refused, await asked
