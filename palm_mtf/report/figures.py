@@ -31,11 +31,18 @@ _PANELS = (
   Panel("z-loss (nats/token)", ("z_loss",)),
   Panel("Speed (tokens/s)", ("tokens_per_sec",), "/s"),
   Panel("MFU (% of the chips' peak)", ("mfu",), "%"),
+  Panel("HFU (% of the chips' peak)", ("hfu",), "%"),
   Panel("Step time", ("step_secs",), "s"),
   Panel("Data wait per step", ("data_wait_secs",), "s"),
   Panel("Checkpoint wait per line", ("checkpoint_wait_secs",), "s"),
   Panel("Memory of the process", ("host_memory_bytes",), "B"),
 )
+# Beginnings of titles, by the quantity in a field such as "update_rms/mlp".
+_QUANTITIES = {
+  "parameter_rms": "RMS of parameters:",
+  "update_rms": "RMS of updates:",
+  "host_memory_bytes": "Memory of",
+}
 # By position in Panel.fields: text in the legend, and Matplotlib's style. The
 # lines of several runs have the color of their run: training is then lighter.
 _LINE_STYLES = (
@@ -75,8 +82,14 @@ def choose_panels(runs: Sequence[Run]) -> list[Panel]:
     if field not in known and field[:7] != "traced_" and len(numbers) > 1:
       quantity, _, _ = field.partition("/")  # such as host_memory_bytes/pod_0
       unit = {"secs": "s", "bytes": "B"}.get(quantity.rpartition("_")[2], "")
-      found.append(Panel(field, (field,), unit))
+      found.append(Panel(_make_title(field), (field,), unit))
   return found
+
+
+def _make_title(field: str) -> str:
+  """Returns the title of a field such as "update_rms/mlp"."""
+  quantity, _, part = field.partition("/")
+  return f"{_QUANTITIES[quantity]} {part}" if quantity in _QUANTITIES else field
 
 
 def render_image(runs: Sequence[Run], panel: Panel) -> str:
@@ -92,7 +105,7 @@ def draw(runs: Sequence[Run], panel: Panel) -> Any:
   from matplotlib.figure import Figure
 
   is_wide = len(panel.fields) > 1
-  figure = Figure(figsize=(11, 4) if is_wide else (5, 3), layout="constrained")
+  figure = Figure(figsize=(8, 3) if is_wide else (4, 2.5), layout="constrained")
   axes = figure.add_subplot()
   styles = [style for _, style in _LINE_STYLES]
   if len(runs) == 1 and is_wide:

@@ -40,7 +40,11 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem;
 th, td { padding: .3rem 1rem .3rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid #8884; }
 td { overflow-wrap: anywhere; }
-tbody th { font-weight: normal; white-space: nowrap; }
+tbody th { font-weight: normal; }
+.numbers td, .numbers thead th { padding: .3rem 0 .3rem 1rem;
+  text-align: right; overflow-wrap: normal; }
+.numbers.only td { white-space: nowrap; }
+.settings tbody th { white-space: nowrap; }
 p { margin: 1rem 0 .3rem; font-size: .9rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0;
   padding: .6rem .8rem; background: #8881; border-radius: 4px;
@@ -90,7 +94,7 @@ def render_page(runs: Sequence[Run]) -> str:
     *_render_table("Results", runs, [*map(_list_results, runs)]),
     *_render_table("Tasks", runs, [*map(_list_tasks, runs)]),
     *_render_table(
-      "Loss spikes and rewinds", runs, [*map(_list_rewinds, runs)]
+      "Loss spikes and rewinds", runs, [*map(_list_rewinds, runs)], "settings"
     ),
     *_render_samples(runs),
     *_render_settings(runs),
@@ -106,23 +110,32 @@ def _escape(value: object) -> str:
 
 
 def _render_name(runs: Sequence[Run], index: int) -> str:
-  """Returns a run's name, after a piece of its line if there are more runs."""
+  """Returns a run's name after a piece of its line; "" for the only run."""
+  if len(runs) == 1:
+    return ""
   color, dashes = RUN_LINES[index % len(RUN_LINES)]
-  line = f'<i style="border-top: 3px {dashes} {color}"></i> '
-  return (line if len(runs) > 1 else "") + f"<b>{_escape(runs[index].name)}</b>"
+  line = f'<i style="border-top: 3px {dashes} {color}"></i>'
+  return f"{line} <b>{_escape(runs[index].name)}</b> "
 
 
 def _render_table(
-  title: str, runs: Sequence[Run], columns: Sequence[_Column]
+  title: str,
+  runs: Sequence[Run],
+  columns: Sequence[_Column],
+  kind: str = "numbers",
 ) -> Iterator[str]:
   """Yields a table with a column for each run, unless it has no rows."""
   rows = dict.fromkeys(row for column in columns for row in column)
   if not rows:
     return
   heading = f"<h2>{title}</h2>\n" if title else ""
-  yield f'{heading}<div class="table"><table><thead><tr><th></th>'
-  yield from (f"<th>{_render_name(runs, i)}</th>" for i in range(len(runs)))
-  yield "</tr></thead><tbody>"
+  kind += " only" if len(runs) == 1 else ""
+  yield f'{heading}<div class="table"><table class="{kind}">'
+  if len(runs) > 1:
+    yield "<thead><tr><th></th>"
+    yield from (f"<th>{_render_name(runs, i)}</th>" for i in range(len(runs)))
+    yield "</tr></thead>"
+  yield "<tbody>"
   for row in rows:
     yield f"<tr><th>{_escape(row)}</th>"
     for column in columns:
@@ -147,7 +160,8 @@ def _list_results(run: Run) -> _Column:
       column[row] = exact, text
     if field in _PREDICTED and field in run.plan:
       predicted = run.plan[field]
-      column[f"- predicted {field}"] = predicted, form.format(predicted)
+      quantity = row.partition(" (")[0]
+      column[f"{quantity} (predicted)"] = predicted, form.format(predicted)
   return column
 
 
@@ -158,7 +172,10 @@ def _list_tasks(run: Run) -> _Column:
     for metric, value in each["metrics"].items():
       if is_number(value):
         row = f"{each.get('task')} {metric} ({each.get('split')})"
-        column[row] = value, f"{value:,.4g} at step {each['step']:,}"
+        text = f"{value:,.2f}" if abs(value) >= 10 else f"{value:.4g}"
+        # A narrow cell breaks the line only before "at".
+        at_step = f"at\N{NO-BREAK SPACE}step\N{NO-BREAK SPACE}{each['step']:,}"
+        column[row] = value, f"{text} {at_step}"
   return column
 
 
@@ -189,7 +206,7 @@ def _render_samples(runs: Sequence[Run]) -> Iterator[str]:
   if samples:
     yield "<h2>Samples</h2>"
   for prompt, step, i, continuation in sorted(samples):
-    yield f"<p>{_render_name(runs, i)} step {step:,}</p>"
+    yield f"<p>{_render_name(runs, i)}step {step:,}</p>"
     yield f"<pre><b>{_escape(prompt)}</b>{_escape(continuation)}</pre>"
 
 
@@ -198,7 +215,19 @@ def _render_settings(runs: Sequence[Run]) -> Iterator[str]:
   shared = set.intersection(*({*column.items()} for column in columns))
   # A setting that a run of an earlier version lacks differs, too.
   differ = [dict(x for x in y.items() if x not in shared) for y in columns]
-  yield from _render_table("Settings that differ", runs, differ)
-  yield '<details open=""><summary>All settings</summary>'
-  yield from _render_table("", runs, columns)
-  yield "</details>"
+  yield from _render_table("Settings that differ", runs, differ, "settings")
+  chosen = {x for run in runs for x in {*run.settings} - run.defaults}
+  defaults = {x for column in columns for x in column} - chosen
+  for title, attributes, names in (
+    ("Settings", ' open=""', chosen),
+    ("Settings left at their defaults", "", defaults),
+  ):
+    if names:
+      yield f"<details{attributes}><summary>{title}</summary>"
+      yield from _render_table(
+        "",
+        runs,
+        [{k: v for k, v in x.items() if k in names} for x in columns],
+        "settings",
+      )
+      yield "</details>"

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from palm_mtf.errors import UserError, did_you_mean
@@ -30,6 +30,7 @@ class Run:
   samples: Sequence[Mapping[str, Any]]  # step, prompt and continuation
   evaluations: Sequence[Mapping[str, Any]]  # by ascending step
   settings: Mapping[str, Any]  # values of the macros in config.gin
+  defaults: Set[str]  # names of macros that no gin file or flag has set
   plan: Mapping[str, Any]  # numbers of plan.json, {} without one
 
   def points(self, field: str, x_field: str) -> list[tuple[float, float]]:
@@ -87,7 +88,7 @@ def _read_run(path: str, name: str) -> Run:
     [x for x in rewinds if is_number(x.get("to_step"))],
     _lines_with_step(model_dir.samples),
     _evaluations(model_dir.evaluations),
-    _settings(model_dir.config),
+    *_settings(model_dir.config),
     _plan(model_dir.plan),
   )
 
@@ -135,13 +136,16 @@ def _plan(path: str) -> dict[str, Any]:
   return {}
 
 
-def _settings(path: str) -> dict[str, Any]:
+def _settings(path: str) -> tuple[dict[str, Any], Set[str]]:
+  """Returns the values of the macros, and the names of those with a default."""
   settings: dict[str, Any] = {}
   with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
     settings |= _MACRO.findall(file.read().decode())
+  # The comment is the origin of the value (cli/gin_files.py).
+  defaults = {x for x, text in settings.items() if text.endswith("# default")}
   for name, text in settings.items():
     # "3  # recipes/quickstart.gin:10" is 3: Python skips the comment. What is
     # no literal, such as @optimizer, stays text.
     with contextlib.suppress(ValueError, SyntaxError):
       settings[name] = ast.literal_eval(text)
-  return settings
+  return settings, defaults

@@ -21,7 +21,7 @@ LOSS = Panel("Loss", ("loss", "validation_loss", "unigram_entropy"))
 
 
 def a_run(*lines, rewinds=()) -> Run:
-  return Run("a", lines, rewinds, (), (), {}, {})
+  return Run("a", lines, rewinds, (), (), {}, set(), {})
 
 
 def axes_of(runs, panel):
@@ -43,7 +43,7 @@ def test_each_field_with_numbers_has_a_panel():
   # A new field has one if it changes, but for those of traces.
   lines = [
     {"step": x, "same": 1, "rms/mlp": x, "new_secs": x, "traced_secs": x}
-    | {"host_memory_bytes/pod_0": x}
+    | {"update_rms/mlp": x, "host_memory_bytes/pod_0": x}
     for x in (1, 2)
   ]
   assert choose_panels(
@@ -51,7 +51,8 @@ def test_each_field_with_numbers_has_a_panel():
   ) == [
     Panel("rms/mlp", ("rms/mlp",)),
     Panel("new_secs", ("new_secs",), "s"),
-    Panel("host_memory_bytes/pod_0", ("host_memory_bytes/pod_0",), "B"),
+    Panel("RMS of updates: mlp", ("update_rms/mlp",)),
+    Panel("Memory of pod_0", ("host_memory_bytes/pod_0",), "B"),
   ]
 
 

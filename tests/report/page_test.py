@@ -42,14 +42,18 @@ def folders(write_run):
     | {"host_memory_bytes/pod_1": 7000},
   ]
   files = {
-    "config.gin": f"SEED = 3\nLEARNING_RATE = 0.01\nTEXT = {EVIL!r}\n",
+    "config.gin": f"SEED = 3\nLEARNING_RATE = 0.01\nTEXT = {EVIL!r}\n"
+    "BETA1 = 0.9  # default\n",
     "samples.jsonl": [
       {"step": x, "prompt": "a < b", "continuation": EVIL} for x in (2000, 10)
     ],
     "plan.json": '{"mfu": 0.625, "step_secs": "soon", "run": {"secs": 9}}',
     "rewinds.jsonl": [{"step": 15, "to_step": 5, "skipped": [5, 2004]}],
   }
-  config = {"config.gin": "SEED = 4\nLEARNING_RATE = 0.01\n"}
+  config = {
+    "config.gin": "SEED = 4  # default\nLEARNING_RATE = 0.01\n"
+    "BETA1 = 0.9  # default\n"
+  }
   bare = [{"step": 7, "loss": 5.0}, {"step": 8, EVIL: 1}, {"step": 9, EVIL: 2}]
   return [write_run("<i>", lines, files), write_run("bare", bare, config)]
 
@@ -66,7 +70,7 @@ def test_tables_have_the_exact_values_of_the_files(folders):
     "Speed (tokens/s, median)": [("8015.25", "8,015"), NONE],
     "Step time (s, median)": [("0.008", "0.008"), NONE],
     "MFU (median)": [("0.5", "50.0%"), NONE],
-    "- predicted mfu": [("0.625", "62.5%"), NONE],
+    "MFU (predicted)": [("0.625", "62.5%"), NONE],
     "Memory of the process (peak)": [("9000", "8.8 KiB"), NONE],
     "Memory of pod_1 (peak)": [("7000", "6.8 KiB"), NONE],
     "Rewind 1": [(rewind, rewind), NONE],
@@ -85,8 +89,8 @@ def test_tasks_have_what_the_last_evaluated_checkpoint_measured(write_run):
   files = outcome(200, 78.6667) | outcome(50, 1.0)
   found = rows(read(first, write_run("b", [log_line(1)], files)))
   assert found[f"quiz accuracy ({EVIL})"] == [
-    ("25.0", "25 at step 100"),
-    ("78.6667", "78.67 at step 200"),
+    ("25.0", "25.00 at\xa0step\xa0100"),
+    ("78.6667", "78.67 at\xa0step\xa0200"),
   ]
   assert not any("best" in row for row in found)
 
@@ -124,7 +128,18 @@ def test_samples_are_text_in_the_order_of_steps(folders):
 def test_settings_that_differ_are_apart(folders):
   root = read(*folders)
   tables = [texts(table, "th")[3:] for table in root.iter("table")]
-  assert tables[-2:] == [["SEED", "TEXT"], ["SEED", "LEARNING_RATE", "TEXT"]]
+  assert tables[-3:] == [
+    ["SEED", "TEXT"],
+    ["SEED", "LEARNING_RATE", "TEXT"],
+    ["BETA1"],
+  ]
+  assert [x.get("open") for x in root.iter("details")] == ["", None]
   assert rows(root)["SEED"] == [("3", "3"), ("4", "4")]
   assert rows(root)["TEXT"] == [(repr(EVIL), repr(EVIL)), NONE]
   assert "Settings that differ" not in texts(read(folders[0]), "h2")
+
+
+def test_the_page_of_one_run_names_it_once(folders):
+  root = read(folders[0])
+  assert "".join(root.itertext()).count("<i>") == 2  # title and heading
+  assert texts(root, "p") == ["step 10", "step 2,000"]

@@ -20,15 +20,19 @@ def test_every_file_of_a_run_is_read(write_run):
   sample = {"step": 20, "prompt": "p", "continuation": "c"}
   rewind, result = {"step": 10, "to_step": 5}, {"step": 9, "metrics": {"a": 1}}
   files = {
-    "config.gin": 'NAME = "a # b"  # x.gin:3\nSIZE = 3  # x\nmodule.f = 1\n',
+    "config.gin": 'NAME = "a # b"  # x.gin:3\nSIZE = 3  # x\nmodule.f = 1\n'
+    "B = 0  # default\n",
     "samples.jsonl": [sample],
     "rewinds.jsonl": [rewind],
     "eval/step_00000009/quiz-test.json": json.dumps(result),
     "plan.json": '{"mfu": 0.5, "step_secs": null, "run": {"secs": 1}}',
   }
-  lines, settings = [log_line(10), log_line(20)], {"NAME": "a # b", "SIZE": 3}
+  lines, settings = (
+    [log_line(10), log_line(20)],
+    {"NAME": "a # b", "SIZE": 3, "B": 0},
+  )
   assert read(write_run("a", lines, files)) == [
-    Run("a", lines, [rewind], [sample], [result], settings, {"mfu": 0.5})
+    Run("a", lines, [rewind], [sample], [result], settings, {"B"}, {"mfu": 0.5})
   ]
 
 
@@ -39,7 +43,7 @@ def test_metrics_alone_are_enough_and_damaged_files_are_passed_over(write_run):
   (damaged / "config.gin").write_bytes(b"SEED = 1 # \xff")
   (damaged / "plan.json").write_bytes(b"[" * 100_000)
   for run in read(write_run("a", [log_line(1)]), damaged):
-    assert run == Run(run.name, [log_line(1)], [], [], [], {}, {})
+    assert run == Run(run.name, [log_line(1)], [], [], [], {}, set(), {})
 
 
 def test_a_missing_or_infinite_number_is_a_point_less(write_run):
