@@ -17,7 +17,7 @@ import gin
 import numpy as np
 
 from palm_mtf._tf import mtf
-from palm_mtf.cli.gin_checks import reached
+from palm_mtf.cli.gin_checks import find_reached
 from palm_mtf.cli.gin_folder import find_gin_file, gin_folder
 from palm_mtf.cli.gin_statements import (
   Import,
@@ -187,7 +187,7 @@ def _read_settings(
     _check_names(each)
   macros = {x.name: x for x in settings if not x.selector}
   bound = [x for x in settings if x.selector]
-  _check_used(macros, reached(bound, macros))
+  _check_used(macros, find_reached(bound, macros))
   for each in settings:
     with user_code(each.cited):
       gin.parse_config(str(each))
