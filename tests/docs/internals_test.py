@@ -1,0 +1,277 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes of the page work, and a training step runs as it says."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import processes, runs
+from tests.doc_pages import Page
+from tests.source_files import ROOT
+
+PAGE = Page("docs/internals.md")
+slow = pytest.mark.slow
+
+
+def apply_diff(text: str, root: Path) -> None:
+  """Changes files as a diff says; fails unless each place is found once."""
+  for part in re.split(r"^(?=--- )", text, flags=re.M)[1:]:
+    header, *hunks = re.split(r"^@@\n", part, flags=re.M)
+    old, new = re.fullmatch(r"--- (.+)\n\+\+\+ (.+)\n", header).groups()
+    path, is_new = root / new, old == "/dev/null"
+    assert (is_new or old == new) and path.exists() != is_new, new
+    content = "" if is_new else path.read_text("utf-8")
+    for hunk in hunks:
+      lines = hunk.splitlines(keepends=True)
+      assert all(line[0] in " +-" for line in lines), hunk
+      before = "".join(line[1:] for line in lines if line[0] in " -")
+      after = "".join(line[1:] for line in lines if line[0] in " +")
+      # "\n", so that a place begins with a whole line.
+      count = is_new or f"\n{content}".count(f"\n{before}")
+      assert count == 1, f"{new} has {count} times:\n{before}"
+      content = content.replace(before, after) if before else after
+    path.write_text(content, "utf-8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Project:
+  """A copy of the project."""
+
+  root: Path
+
+  def python(self, *arguments: object) -> subprocess.CompletedProcess:
+    """Runs Python in the copy, which it imports."""
+    done = processes.python(
+      *arguments,
+      cwd=self.root,
+      variables={"PYTHONPATH": f"{self.root}:{self.root / 'tools'}"},
+    )
+    return done
+
+  def palm_mtf(self, *arguments: object) -> subprocess.CompletedProcess:
+    """Runs a command of the copy with success."""
+    done = self.python("-m", "palm_mtf", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done
+
+  def pytest(self, *arguments: str) -> None:
+    """Runs some tests of the copy with success."""
+    done = self.python("-m", "pytest", "-q", *arguments)
+    assert done.returncode == 0, done.stdout
+
+  def train(self, corpus: Path, name: str, **macros: object) -> Path:
+    """Trains two steps; returns MODEL_DIR."""
+    model_dir = self.root / name
+    settings = {"TRAIN_STEPS": 2, "LOG_STEPS": 1, "PROMPTS": [], **macros}
+    files = [settings.pop("gin_file")] if "gin_file" in settings else []
+    self.palm_mtf(
+      *runs.arguments("train", corpus, model_dir, **settings),
+      *(f"--gin_file={file}" for file in files),
+    )
+    return model_dir
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+  """A copy of the project, to be changed."""
+  root = tmp_path / "project"
+  for name in ("palm_mtf", "gin", "tasks", "tests"):
+    shutil.copytree(
+      ROOT / name,
+      root / name,
+      symlinks=True,
+      ignore=shutil.ignore_patterns("__pycache__"),
+    )
+  for name in ("pyproject.toml", "README.md", "setup.py"):
+    shutil.copy(ROOT / name, root)
+  # An installation has this name for the folder.
+  (root / "palm_mtf" / "tasks").symlink_to("../tasks")
+  return Project(root)
+
+
+@pytest.fixture
+def changed(block, project: Project) -> Project:
+  """The copy with a block of the page applied, in the style of the project."""
+  apply_diff(block.text, project.root)
+  folders = [project.root / x for x in ("palm_mtf", "tasks", "tests")]
+  for words in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
+    done = project.python("-m", "ruff", *words, *folders)
+    assert done.returncode == 0, done.stdout + done.stderr
+  return project
+
+
+def read_spine(block) -> list[tuple[list[str], list[str]]]:
+  """Returns the functions of each line, and those of the line that calls it.
+
+  A function is "cli/main.py: main".
+  """
+  above: list[list[str]] = [[]]
+  found = []
+  for line in block.text.splitlines():
+    file, _, names = line.strip().partition(": ")
+    functions = [f"{file}: {name}" for name in names.split(", ")]
+    depth = (len(line) - len(line.lstrip())) // 2
+    del above[depth + 1 :]
+    found.append((functions, above[depth]))
+    above.append(functions)
+  return found
+
+
+def list_files(functions: Iterable[str]) -> set[str]:
+  """Returns the files of functions."""
+  return {each.partition(":")[0] for each in functions}
+
+
+@pytest.fixture(scope="module")
+def traced(corpus, tmp_path_factory) -> dict:
+  """What `tests.traced_step` finds in a run of one step."""
+  folder = tmp_path_factory.mktemp("traced")
+  macros = dict.fromkeys(["TRAIN_STEPS", "LOG_STEPS", "CHECKPOINT_STEPS"], 1)
+  flags = runs.arguments("train", corpus, folder / "run", **macros, PROMPTS=[])
+  file = folder / "trace.json"
+  done = processes.python(
+    *("-m", "tests.traced_step", json.dumps(flags), file), cwd=ROOT
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(file.read_text("utf-8"))
+
+
+@PAGE.shows("cli/main.py: main")
+def test_each_function_of_a_step_is_called_by_the_one_above_it(block, traced):
+  for functions, callers in read_spine(block):
+    for function in functions:
+      assert function in traced["callers"], f"{function} does not run"
+      found = set(traced["callers"][function])
+      assert not callers or found & set(callers), f"{function} by {callers}"
+
+
+@PAGE.shows("cli/main.py: main")
+def test_the_spine_has_at_most_18_files_each_with_a_paragraph(block):
+  files = list_files(x for functions, _ in read_spine(block) for x in functions)
+  assert len(files) <= 18
+  told = re.findall(r"^\d+\. `([\w/]+\.py)` ", PAGE.text, re.M)
+  assert len(told) == len(files) and set(told) == files
+
+
+@PAGE.shows("cli/main.py: main")
+def test_every_other_file_of_the_step_is_in_a_folder_of_leaves(block, traced):
+  rows = re.findall(r"^\| (`[\w/]+/`.*?) \|", PAGE.text, re.M)
+  told = {x for row in rows for x in re.findall(r"`([\w/]+)/`", row)}
+  spine = list_files(x for functions, _ in read_spine(block) for x in functions)
+  left = [Path("palm_mtf", x).parts for x in traced["files"] if x not in spine]
+  assert told == {parts[1] if len(parts) > 2 else parts[0] for parts in left}
+
+
+@slow
+@PAGE.shows("--- palm_mtf/config/adafactor.py")
+def test_a_setting_is_a_macro_that_training_reads(block, changed, corpus):
+  flags = runs.arguments("train", corpus, changed.root / "run")
+  shown = changed.palm_mtf(
+    *flags, "--gin.WARMUP_STEPS=4", "--print_config"
+  ).stdout
+  assert re.search(r"^WARMUP_STEPS = 4  # ", shown, re.M)
+  wrong = changed.python("-m", "palm_mtf", *flags, "--gin.WARMUP_STEPS=-1")
+  assert wrong.returncode == 2
+  assert wrong.stderr.startswith("palm_mtf: WARMUP_STEPS = -1: ")
+  lines = runs.read_metrics(changed.train(corpus, "run", WARMUP_STEPS=4))
+  rates = [line["learning_rate"] for line in lines]
+  assert rates == pytest.approx([0.01 * 1 / 4, 0.01 * 2 / 4])
+
+
+@slow
+@PAGE.shows("--- palm_mtf/config/palm.py")
+def test_a_norm_trains_decodes_and_has_the_numbers_of_its_formula(
+  block, changed, corpus
+):
+  # The decoding step and the SavedModel are compared with the forward pass.
+  others = [
+    "tests/generation/decode/step_test.py",
+    "tests/export/saved_model/decoder_test.py",
+  ]
+  for other in others:
+    path = changed.root / other
+    text = path.read_text("utf-8")
+    assert "rms_norm" in text
+    path.write_text(text.replace("rms_norm", "tanh_norm"), "utf-8")
+  changed.pytest("tests/model/palm_test.py", "-k", "tanh_norm and float32")
+  changed.pytest(*others)
+  model_dir = changed.train(corpus, "run", NORM="tanh_norm")
+  losses = [line["loss"] for line in runs.read_metrics(model_dir)]
+  assert len(losses) == 2 and np.isfinite(losses).all()
+  flags = "--model_dir", model_dir
+  assert changed.palm_mtf("generate", *flags, "--prompt", "one two").stdout
+  saved = changed.python(
+    *("-m", "palm_mtf", "export", *flags, "--output", changed.root / "hf")
+  )
+  assert saved.returncode == 2
+  assert "NORM = 'tanh_norm'" in saved.stderr
+
+
+@PAGE.shows("--- palm_mtf/cli/command_table.py")
+def test_a_command_prints(block, changed, finished):
+  done = changed.palm_mtf("checkpoints", "newest", finished)
+  assert done.stdout == f"{finished}/checkpoints/step_00000012\n"
+  empty = changed.python("-m", "palm_mtf", "checkpoints", "newest", "gin")
+  assert (empty.returncode, empty.stderr) == (
+    2,
+    "palm_mtf: gin: has no whole checkpoint; train first.\n",
+  )
+  assert (
+    "checkpoints newest" in changed.palm_mtf("checkpoints", "--help").stdout
+  )
+
+
+@PAGE.shows("--- /dev/null\n+++ palm_mtf/export/raw.py")
+def test_a_format_is_written_and_keeps_to_the_import_table(
+  block, changed, finished
+):
+  output = changed.root / "weights.raw"
+  flags = "--model_dir", finished, "--format=raw", "--output", output
+  done = changed.palm_mtf("export", *flags)
+  assert "a file of float32 numbers" in done.stdout
+  tensors = runs.read_tensors(finished, 12)
+  numbers = np.fromfile(output, np.float32)
+  embedding = tensors["embedding"].ravel()
+  np.testing.assert_array_equal(numbers[: embedding.size], embedding)
+  changed.pytest("tests/architecture_test.py")
+
+
+@slow
+@PAGE.shows("--- /dev/null\n+++ gin/layouts/heads_and_mlp.gin")
+def test_a_layout_trains_on_two_devices_with_the_same_loss(
+  block, changed, corpus
+):
+  one = changed.train(corpus, "one")
+  two = changed.train(corpus, "two", gin_file="layouts/heads_and_mlp.gin")
+  lines = [runs.read_metrics(x) for x in (one, two)]
+  one, two = ([each["loss"] for each in x] for x in lines)
+  assert two == pytest.approx(one, rel=1e-5)
+
+
+@slow
+@PAGE.shows("--- /dev/null\n+++ tasks/spelling.py")
+def test_a_task_is_evaluated(block, changed, finished):
+  done = changed.palm_mtf(
+    *("evaluate", "--model_dir", finished, "--json"),
+    "--gin_file=eval/spelling.gin",
+  )
+  assert "spelling" in done.stdout and "accuracy" in done.stdout
+
+
+@PAGE.shows("--- palm_mtf/training/loop.py")
+def test_an_action_runs_after_its_steps(block, changed, corpus):
+  model_dir = changed.root / "run"
+  flags = runs.arguments("train", corpus, model_dir, TRAIN_STEPS=5, PROMPTS=[])
+  done = changed.palm_mtf(*flags)
+  assert re.findall(r"after step (\d+): [\d,]+ bytes", done.stderr) == [
+    "2",
+    "4",
+  ]
