@@ -127,8 +127,9 @@ def parse_only(monkeypatch):
   """Ends a tool with `_Parsed` before it begins its work."""
   parse_known = argparse.ArgumentParser.parse_known_args
 
-  def parse_known_args(self):  # of the benches: the rest are gin flags
-    _, rest = parse_known(self)
+  # Of commands and benches: the rest are gin flags.
+  def parse_known_args(self, args=None):
+    _, rest = parse_known(self, args)
     assert all(re.match(r"--gin\.\w+=", flag) for flag in rest), rest
     raise _Parsed
 
