@@ -27,7 +27,6 @@ with lean_import() if is_owned() else contextlib.nullcontext():
   from tensorflow.python.eager.polymorphic_function import atomic_function
   from tensorflow.python.framework import kernels, ops
   from tensorflow.python.ops import control_flow_util
-  from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
   from tensorflow.python.tpu.ops import tpu_ops
 
 
@@ -44,7 +43,6 @@ eager_mode = context.eager_mode
 
 
 __all__ = [
-  "BaseResourceVariable",
   "atomic_function",
   "attr_value_pb2",
   "control_flow_util",

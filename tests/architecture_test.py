@@ -99,7 +99,8 @@ IMPORTS = {
   "cluster/addresses cluster/server cluster/client "
   "generation/inference generation/serving evaluation training sweep",
   # Commands are imported by the names in the command table and in gin files.
-  "cli": "__init__ errors user_text console user_code config machine model_dir",
+  "cli": "__init__ errors user_text console user_code config machine _tf "
+  "model_dir",
   "foreign_models": "errors user_code config _tf ops mesh programs "
   "cluster/client training cli",
   "lm_eval": "errors console config machine accounting data/vocabulary "

@@ -17,8 +17,9 @@ import numpy as np
 from tensorflow.python.framework.function_def_to_graph import (
   function_def_to_graph_def,
 )
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
-from palm_mtf._tf import BaseResourceVariable, tf
+from palm_mtf._tf import tf
 
 _CLUSTER = "_tpu_replicate"
 

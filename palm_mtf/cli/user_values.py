@@ -2,24 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports the user's modules that gin files name, and checks their values."""
 
-import contextlib
 import importlib
-import importlib.abc
-import importlib.machinery
 import os
 import sys
-import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from palm_mtf.cli.gin_statements import Import, Reference, Setting
 from palm_mtf.errors import UserError
-from palm_mtf.machine.process import is_owned, lean_import
+from palm_mtf.machine.process import is_owned
 from palm_mtf.user_code import user_code
 
 
-def import_modules(imports: Iterable[Import]) -> None:
+def import_modules(imports: Collection[Import]) -> None:
   """Imports modules in their order.
 
   Raises:
@@ -28,57 +24,17 @@ def import_modules(imports: Iterable[Import]) -> None:
   # `python -m palm_mtf` adds the current folder; the script `palm_mtf` doesn't.
   if str(Path.cwd()) not in sys.path:
     sys.path.append(str(Path.cwd()))
+  if imports and is_owned():
+    # First, because a user's module would import TensorFlow with its notices.
+    import palm_mtf._tf  # noqa: F401
+
   for each in imports:
     where = f"{each.origin}: {each.statement}"
-    with user_code(where), _quiet_tensorflow():
+    with user_code(where):
       try:
         importlib.import_module(each.module)
       except ImportError as error:
         raise UserError(f"{where}: {error}; is it installed?") from error
-
-
-@contextlib.contextmanager
-def _quiet_tensorflow() -> Iterator[None]:
-  """If the body is the first to import TensorFlow, imports it as _tf does."""
-  if not is_owned() or "tensorflow" in sys.modules:
-    yield
-    return
-  finder = _TensorFlowFinder()
-  sys.meta_path.insert(0, finder)
-  try:
-    yield
-  finally:
-    finder.remove()
-
-
-class _TensorFlowFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Imports TensorFlow as palm_mtf._tf does, without TensorFlow's notices.
-
-  The finder does not import palm_mtf._tf, because the import that it handles
-  may come from palm_mtf._tf itself.
-  """
-
-  def remove(self) -> None:
-    if self in sys.meta_path:
-      sys.meta_path.remove(self)
-
-  def find_spec(
-    self, name: str, path: object = None, target: object = None
-  ) -> importlib.machinery.ModuleSpec | None:
-    """Returns TensorFlow's spec with this object as its loader."""
-    if name != "tensorflow":
-      return None
-    self.remove()
-    spec = importlib.machinery.PathFinder.find_spec(name)
-    if spec:
-      self._loader, spec.loader = spec.loader, self
-    return spec
-
-  def exec_module(self, module: types.ModuleType) -> None:
-    """Runs the module with the original loader, and restores that loader."""
-    module.__loader__ = module.__spec__.loader = self._loader
-    with lean_import():
-      self._loader.exec_module(module)
 
 
 def convert_to_data(setting: Setting, value: Any) -> Any:

@@ -9,10 +9,6 @@ import re
 import resource
 
 _MADV_DONTNEED = 4  # of Linux's mman.h
-_M_ARENA_MAX = -8  # of glibc's malloc.h
-_MAX_ARENAS = 2
-# If one of these variables is set, it decides.
-_VARIABLES = ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
 
 
 def resident_bytes() -> int:
@@ -106,16 +102,6 @@ def _unchanged_files() -> list[tuple[int, int]]:
     if inode != "0" and "w" not in permissions and not is_changed:
       found.append((int(begin, 16), int(end, 16)))
   return found
-
-
-def limit_arenas() -> None:
-  """Limits the arenas of glibc's malloc, before this process has threads."""
-  # By default each thread has an arena, up to 8 per core. Memory that one
-  # thread frees serves only threads of the same arena. With many arenas
-  # fragmentation grows: a short `train` takes 4% more memory, and a run that
-  # rewinds, samples and evaluates keeps growing.
-  if not any(name in os.environ for name in _VARIABLES):
-    _call_glibc("mallopt", _M_ARENA_MAX, _MAX_ARENAS)
 
 
 def _call_glibc(name: str, *arguments: int) -> None:

@@ -3,8 +3,8 @@
 """Whether this process belongs to palm_mtf or to a program that imports it.
 
 Commands, server processes and benchmarks own their process: they call
-`own_process` first, and then change its allocator, its garbage collector, the
-log levels of TensorFlow and the packages that TensorFlow imports. A program
+`own_process` first, and then change its garbage collector, the log levels of
+TensorFlow and the packages that TensorFlow imports. A program
 that imports layers or pods of palm_mtf keeps its own settings.
 """
 
@@ -20,7 +20,7 @@ import types
 from collections.abc import Iterator
 
 from palm_mtf.errors import UserError
-from palm_mtf.machine.host_memory import limit_arenas, release_file_pages
+from palm_mtf.machine.host_memory import release_file_pages
 
 _is_owned = False
 
@@ -32,7 +32,6 @@ def own_process() -> None:
   # TensorFlow reads the level when it is imported, perhaps by a module of the
   # user. Errors are Python exceptions anyway.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-  limit_arenas()
 
 
 def is_owned() -> bool:

@@ -32,7 +32,7 @@ from palm_mtf.mesh.slices import (
 )
 from palm_mtf.native.operations import threads_here
 from palm_mtf.ops.matmul import einsum
-from palm_mtf.ops.variables import SlicedVariable, device_variable
+from palm_mtf.ops.variables import SlicedVariable, make_variable
 from palm_mtf.ops.xla import fused_update
 
 
@@ -226,7 +226,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
             name, variable.sizes, region.begin, region.sizes
           )
           value = padded(tf.cast(value, variable.slice_dtype), size)
-          of_device = device_variable(value, f"{name}/slice_{pnum}")
+          of_device = make_variable(value, f"{name}/slice_{pnum}")
         self.slices.append(
           Slice(**vars(region), names=[name], variable=of_device, near=device)
         )

@@ -7,7 +7,7 @@ import pytest
 
 from palm_mtf._tf import eager_mode, tf, tf2
 from palm_mtf.ops import xla as sums
-from palm_mtf.ops.variables import device_variable
+from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import fused_sum, fused_update
 from tests import processes
 
@@ -15,13 +15,13 @@ from tests import processes
 _LARGE = """
 from palm_mtf._tf import tf
 from palm_mtf.machine.host_memory import largest_resident_bytes
-from palm_mtf.ops.variables import device_variable
+from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import fused_update
 from tests.ops.xla_test import summed
 with tf.Graph().as_default(), tf.Session() as session:
   for size in 2**10, 2**25:  # the first one loads the compiler
     like, *variables = every = [
-      device_variable(tf.random.stateless_uniform([size], [0, i]), "x")
+      make_variable(tf.random.stateless_uniform([size], [0, i]), "x")
       for i in range(3)
     ]
     update = fused_update(summed)(variables, like.read_value())
@@ -49,7 +49,7 @@ def summed(values, factor):
 def test_all_variables_are_set_from_the_values_before(fn):
   with tf.Graph().as_default(), tf.Session() as session:
     variables = [
-      device_variable(tf.constant(x), "x") for x in ([1.0, 2.0], [3.0, 4.0])
+      make_variable(tf.constant(x), "x") for x in ([1.0, 2.0], [3.0, 4.0])
     ]
     factor = tf.constant([10.0, 100.0])
     update = fused_update(fn)(variables, factor)

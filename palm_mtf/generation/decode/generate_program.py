@@ -13,7 +13,6 @@ from palm_mtf.generation.decode.rows import (
   LaidOut,
   assign_all,
   join_rows,
-  make_variable,
   read_all,
   repeat,
   split_rows,
@@ -21,6 +20,7 @@ from palm_mtf.generation.decode.rows import (
 from palm_mtf.generation.decode.step import make_step, repeat_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts
+from palm_mtf.ops.variables import make_variable
 
 # `start` reads the prompts of a batch. `advance` reads the last token of each
 # prompt again and continues, token by token, up to a given length or until

@@ -12,10 +12,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.rows import make_variable
 from palm_mtf.native import decoding
 from palm_mtf.native.decoding import GROUP, PackedKernel
 from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
+from palm_mtf.ops.variables import make_variable
 
 _LARGEST = 127.0
 # Scales to try for a group of 4-bit numbers, relative to the scale that clips

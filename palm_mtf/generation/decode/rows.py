@@ -40,11 +40,6 @@ def repeat(x: tf.Tensor, times: int) -> tf.Tensor:
   return x if times == 1 else tf.repeat(x, times, axis=0)
 
 
-def make_variable(value: tf.Tensor, name: str) -> tf.Variable:
-  """Makes a variable that is not trained."""
-  return tf.Variable(value, trainable=False, use_resource=True, name=name)
-
-
 def read_all(
   placement: CpuGpuPlacement, variables: Sequence[LaidOut]
 ) -> list[LaidOut]:

@@ -20,7 +20,6 @@ from palm_mtf.generation.decode.rows import (
   LaidOut,
   assign_all,
   join_rows,
-  make_variable,
   read_all,
   repeat,
   split_rows,
@@ -30,6 +29,7 @@ from palm_mtf.generation.decode.score_program import NUM_LIKELIEST
 from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts
+from palm_mtf.ops.variables import make_variable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from palm_mtf.generation.decode.kernels import (
   round_to_int4,
   round_to_int8,
 )
-from palm_mtf.generation.decode.rows import LaidOut, make_variable
+from palm_mtf.generation.decode.rows import LaidOut
 from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.mesh.placement import lower
@@ -31,6 +31,7 @@ from palm_mtf.model.weights import GATES, QKV, logits_dtype, palm_variables
 from palm_mtf.native.decoding import INT4, pack
 from palm_mtf.native.operations import IS_CENTERED, operations
 from palm_mtf.ops.slicewise import split_axes
+from palm_mtf.ops.variables import make_variable
 
 # The weights are made once from a checkpoint's float32 variables: cast to the
 # activation dtype or quantized, and joined where one product replaces several.

@@ -8,7 +8,7 @@ from typing import TypeVar
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.architecture import parse_name
 from palm_mtf.mesh.slices import Region, Slice, padded, regions_of
-from palm_mtf.ops.variables import Fill, SlicedVariable, device_variable
+from palm_mtf.ops.variables import Fill, SlicedVariable, make_variable
 from palm_mtf.ops.xla import function
 
 # A pod has thousands of devices and a model a hundred layers, and each variable
@@ -71,7 +71,7 @@ class Stack:
     self.slices = []
     for pnum, region in enumerate(regions):
       with tf.device(mesh_impl.devices[pnum]):  # host -> device
-        of_device = device_variable(values[pnum], f"{self.name}/slice_{pnum}")
+        of_device = make_variable(values[pnum], f"{self.name}/slice_{pnum}")
       self.slices.append(
         Slice(**vars(region), names=names, variable=of_device, near=hosts[pnum])
       )
