@@ -180,7 +180,7 @@ def _read_settings(
   """Reads gin files as `parse_gin`; returns their settings in order."""
   files = [find_gin_file(x) for x in gin_files]
   statements = [x for file in files for x in read_file(file)]
-  import_modules(x for x in statements if isinstance(x, Import))
+  import_modules([x for x in statements if isinstance(x, Import)])
   settings = [x for x in statements if isinstance(x, Setting)]
   settings += read_command_line(bindings)
   for each in settings:
