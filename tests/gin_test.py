@@ -25,7 +25,7 @@ from palm_mtf.config.macros import macros_of
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import resolved
-from palm_mtf.model_dir.layout import step_of
+from palm_mtf.model_dir.paths import step_of
 from palm_mtf.programs.train_program import build_train_program
 
 FOLDER = gin_folder()

@@ -28,7 +28,7 @@ from palm_mtf.checkpoints.weight_files import OpenWeights
 from palm_mtf.config import AdafactorConfig, DataConfig, RunConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
-from palm_mtf.model_dir.layout import ModelDir, step_of
+from palm_mtf.model_dir.paths import ModelDir, step_of
 
 _logger = logging.getLogger(__name__)
 

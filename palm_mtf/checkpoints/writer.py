@@ -37,7 +37,7 @@ from palm_mtf.checkpoints.manifest import (
 from palm_mtf.config import RunConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import PARTIAL, new_folder, writing
-from palm_mtf.model_dir.layout import ModelDir, step_of
+from palm_mtf.model_dir.paths import ModelDir, step_of
 
 
 class BackgroundWriter:

@@ -44,7 +44,7 @@ from palm_mtf.machine.cache_folder import (
   read_cached,
   warn_once,
 )
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.user_code import user_code
 
 DEFAULT = "default"

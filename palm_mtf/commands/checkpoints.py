@@ -29,8 +29,8 @@ from palm_mtf.errors import UserError, check_count, did_you_mean
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.json_lines import read_json_lines
-from palm_mtf.model_dir.layout import ModelDir, step_of
 from palm_mtf.model_dir.lock import training_lock
+from palm_mtf.model_dir.paths import ModelDir, step_of
 from palm_mtf.report.runs import is_number
 
 _WHOLE = "whole"

@@ -19,7 +19,7 @@ from palm_mtf.export.huggingface.weights import check_tensors, import_parameters
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import new_folder
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 
 
 def import_model(

@@ -12,8 +12,8 @@ from palm_mtf.data.tokens.cache import cache_stores
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
-from palm_mtf.model_dir.layout import SweepDir
 from palm_mtf.model_dir.lock import training_lock
+from palm_mtf.model_dir.paths import SweepDir
 from palm_mtf.sweep.results import table_csv, table_text, tabulate
 from palm_mtf.sweep.runner import check_none_failed, cores_of_runs, train_runs
 from palm_mtf.sweep.runs import LoadRun, SweepRun, check_unchanged, make_runs

@@ -18,8 +18,8 @@ from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
-from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.lock import training_lock
+from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.report.plan_text import prediction_line
 from palm_mtf.training.job import Finished, Stopped, TrainJob
 from palm_mtf.training.prepare import prepare

@@ -17,7 +17,7 @@ from palm_mtf.checkpoints.manifest import (
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config.task_eval import EVERY, NEWEST, TaskEvalConfig
 from palm_mtf.errors import UserError
-from palm_mtf.model_dir.layout import step_of
+from palm_mtf.model_dir.paths import step_of
 
 _logger = logging.getLogger(__name__)
 

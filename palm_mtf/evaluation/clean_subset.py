@@ -33,7 +33,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.evaluation.seqio_tasks import EvalTask
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.model_dir.sealed import read_sealed, seal
 
 _logger = logging.getLogger(__name__)
@@ -59,9 +59,9 @@ def clean_examples(
     UserError: the training text is not there or is token ids, or the disk is
       full.
   """
-  layout = ModelDir(model_dir)
+  folders = ModelDir(model_dir)
   sources = open_filtered(model_dir, config.data, config.model.sequence_length)
-  folder = writable_folder(config.data.cache_folder, layout.tokens)
+  folder = writable_folder(config.data.cache_folder, folders.tokens)
   with FileDigests(os.path.join(folder, "digests.json")) as digests:
     text = [source.fingerprint(digests) for source in sources]
   paths, found = {}, {}
@@ -69,7 +69,7 @@ def clean_examples(
     # Found again where text and examples are the same, whatever else changed.
     key = _hash(_VERSION, text, [each.digest(16) for each in task.texts])
     name = urllib.parse.quote(f"{task.name}-{task.split}-{key}.json", safe="")
-    paths[task] = os.path.join(layout.contamination, name)
+    paths[task] = os.path.join(folders.contamination, name)
     found[task] = _read(paths[task])
   missing = [task for task, numbers in found.items() if numbers is None]
   if missing:

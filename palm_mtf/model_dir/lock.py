@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import writing
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 
 _logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from palm_mtf.model_dir.json_lines import (
   read_json_lines,
   write_json_lines,
 )
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 
 _VERSION = "brain.Event:2"
 

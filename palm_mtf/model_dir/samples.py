@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 
 from palm_mtf.model_dir.json_lines import read_json_lines, write_json_lines
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 
 
 def write_samples(

@@ -15,7 +15,7 @@ from typing import Any
 
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.json_lines import read_json_lines
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.json_lines import read_json_lines
-from palm_mtf.model_dir.layout import ModelDir, SweepDir
+from palm_mtf.model_dir.paths import ModelDir, SweepDir
 from palm_mtf.sweep.runs import SweepRun
 
 FINISHED = "finished"

@@ -16,7 +16,7 @@ from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.config import Config, SweepConfig, mesh_layout
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.foreign_files import read_regular
-from palm_mtf.model_dir.layout import SweepDir
+from palm_mtf.model_dir.paths import SweepDir
 
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # of a folder
 _MAX_RUNS = 1000

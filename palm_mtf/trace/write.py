@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from palm_mtf._tf import tf
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.train_program import TrainProgram
 from palm_mtf.trace.overlap import received, step_figures
 from palm_mtf.trace.records import Operation, Trace, Transfer, read_trace

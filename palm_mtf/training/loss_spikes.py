@@ -24,7 +24,7 @@ from palm_mtf.config import WatchConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
 from palm_mtf.model_dir.json_lines import write_json_lines
-from palm_mtf.model_dir.layout import ModelDir, step_of
+from palm_mtf.model_dir.paths import ModelDir, step_of
 
 _logger = logging.getLogger(__name__)
 

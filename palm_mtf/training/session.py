@@ -27,7 +27,7 @@ from palm_mtf.data.batches.host_batches import (
   read_batch,
 )
 from palm_mtf.mesh.processes import Process
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, HostFeatures
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.training.job import TrainJob

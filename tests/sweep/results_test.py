@@ -4,7 +4,7 @@
 
 import json
 
-from palm_mtf.model_dir.layout import SweepDir
+from palm_mtf.model_dir.paths import SweepDir
 from palm_mtf.sweep.results import tabulate
 from tests.sweep.laws import sweep_run
 

@@ -29,7 +29,7 @@ from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 
 _logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from palm_mtf.data.tokens.store import (
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.model_dir.atomic_files import writing
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 
 _logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.foreign_files import read_regular
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.paths import ModelDir
 
 _logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf.model_dir.layout import ModelDir, step_name, step_of
+from palm_mtf.model_dir.paths import ModelDir, step_name, step_of
 
 OLD_RUN = Path(__file__).parents[1] / "old_run" / "run"
 
