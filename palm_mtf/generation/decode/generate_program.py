@@ -217,7 +217,8 @@ class _Samples(_Continuations):
       limit - place,
       Texts(
         *(last, self._positions(lengths, place), places, is_over, keys),
-        *(decode.temperature, decode.top_k, decode.top_p, seen),
+        # A gin file may set 1 for 1.0, and the operation takes no int.
+        *(float(decode.temperature), decode.top_k, float(decode.top_p), seen),
       ),
       cache,
       num_tokens=self._sizes.num_tokens,

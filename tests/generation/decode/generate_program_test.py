@@ -133,6 +133,7 @@ def recomputed_samples(recomputed, settings):
     {"top_k": 4},
     {"top_p": 0.8},
     {"top_k": 9, "top_p": 0.9, "repetition_penalty": 0.7},
+    {"temperature": 1, "top_p": 1, "repetition_penalty": 2},
   ],
   ids=str,
 )
