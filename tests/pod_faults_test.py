@@ -106,7 +106,7 @@ def stop(cluster):
   cluster.servers[1].send_signal(signal.SIGSTOP)
 
 
-def start_anew(cluster):
+def start_again(cluster):
   cluster.servers[1].kill()
   cluster.servers[1].wait()
   cluster.served(cluster.direct[1].rpartition(":")[2])
@@ -132,14 +132,14 @@ RESUME = "run the same command to resume."
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "fault", [kill, stop, start_anew, cut_within_a_step, silence_within_a_step]
+  "fault", [kill, stop, start_again, cut_within_a_step, silence_within_a_step]
 )
 def test_a_fault_ends_the_run_in_time_with_the_pod_its_host_and_the_phase(
   cluster, fault
 ):
   timeout, how = TIMEOUT_SECS, NO_ANSWER
-  if fault == start_anew:  # it takes longer; the link does not fail
-    timeout, how = 60.0, "has been started anew"
+  if fault == start_again:  # it takes longer; the link does not fail
+    timeout, how = 60.0, "has been started again"
     cluster.addresses = cluster.direct
   client = cluster.client_in_step_20(POD_TIMEOUT_SECS=timeout)
   fault(cluster)
@@ -174,7 +174,7 @@ def test_a_silent_link_between_pods_that_answer_is_told_with_both_ends(
   if policy == "wait":
     line = cluster.end_of(client, "a silent link between pods, waited for")
     assert line.endswith(
-      f"is silent, ever since; it was waited for, 8 seconds (POD_WAIT_SECS); "
+      f"is silent, ever since; the run waited for 8 seconds (POD_WAIT_SECS); "
       f"{RESUME}"
     )
 
@@ -232,7 +232,7 @@ def test_a_late_server_is_taken(cluster, macros):
   cluster.servers[1].wait()
   client = cluster.client(TRAIN_STEPS=8, **macros)
   time.sleep(20)
-  start_anew(cluster)
+  start_again(cluster)
   cluster.end_of(client, "late", code=0)
   assert cluster.has_step(8)
 
@@ -275,7 +275,7 @@ SILENT = "pod 0: its server 127.0.0.1:9 has not answered for 1 seconds, at the "
         "POD_TIMEOUT_SECS": 1.0,
         "POD_WAIT_SECS": 3.0,
       },
-      f"{SILENT}start; it was waited for, 3 seconds (POD_WAIT_SECS); {RESUME}",
+      f"{SILENT}start; the run waited for 3 seconds (POD_WAIT_SECS); {RESUME}",
     ),
     (
       {"ISLANDS": [["127.0.0.1:9"], ["10.0.0.1"]]},

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from an architecture: its parameters and attention blocks.
+"""What an architecture determines: its parameters and attention blocks.
 
 Parameters have these names, which are the schema of checkpoints:
 
@@ -29,9 +29,9 @@ class ParameterName(NamedTuple):
   """The name of a parameter, split.
 
   Attributes:
-    layer: number of the layer, from 0; None for a parameter of no layer.
-    part: name within the layer, "attention/q"; for a parameter of no layer, the
-      whole name.
+    layer: number of the layer, from 0; None for a parameter outside the layers.
+    part: name within the layer, "attention/q"; the whole name for a parameter
+      outside the layers.
   """
 
   layer: int | None
@@ -50,12 +50,12 @@ class ParameterName(NamedTuple):
 
   @property
   def is_kernel(self) -> bool:
-    """Whether it is a kernel, not an embedding, scale or bias."""
+    """Whether the parameter is a kernel, not an embedding, scale or bias."""
     return not self.is_scale and not self.last.endswith(("embedding", "bias"))
 
   @property
   def is_scale(self) -> bool:
-    """Whether it is the scale of a norm."""
+    """Whether the parameter is the scale of a norm."""
     return self.last == "scale"
 
 
@@ -75,13 +75,13 @@ def parse_name(name: str) -> ParameterName:
 
 
 # On CPUs without a C++ compiler, blocks of 128 positions are the fastest
-# (tools/bench_attention.py). Each block is compiled for its own shapes, so long
+# (tools/bench_attention.py). Each block is compiled separately, so long
 # sequences have fewer and larger blocks.
 _SMALL, _LARGE, _LONG = 128, 512, 2048
 
 
 def attention_blocks(length: int) -> list[tuple[int, int]]:
-  """Returns the blocks of positions that attend one after another.
+  """Splits positions into blocks, whose attention is computed one by one.
 
   Args:
     length: positions of a sequence.
@@ -96,8 +96,8 @@ def attention_blocks(length: int) -> list[tuple[int, int]]:
 def num_keys(end: int, length: int, has_prefix: bool) -> int:
   """Returns how many keys a block reads, from position 0 on.
 
-  A block reads keys up to its own end, so that it computes at most half a
-  block's square of hidden pairs. With a prefix it reads all keys, because the
+  A block reads keys up to its own end, so at most half of its last square of
+  query-key pairs is masked. With a prefix a block reads all keys, because the
   prefix may continue after the block.
 
   Args:
@@ -145,10 +145,10 @@ def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
 def distinct_parameters(
   config: PalmConfig,
 ) -> list[tuple[str, tuple[int, ...], int]]:
-  """Returns (name, shape, count) of parameters, of layer 0 for all layers.
+  """Returns (name, shape, count); layer 0 stands for all layers.
 
-  `count` is the number of layers, or 1 for a parameter of no layer. So sums
-  over parameters take the same time for any number of layers.
+  `count` is the number of layers, or 1 for a parameter outside the layers, so
+  that sums over parameters take the same time for any number of layers.
   """
   one_layer = dataclasses.replace(config, num_layers=1)
   return [

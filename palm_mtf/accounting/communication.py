@@ -3,10 +3,10 @@
 """Communication in a step: bytes and seconds, within a pod and between pods.
 
 On a torus, a mesh axis uses the links of the torus dimensions that it spans; a
-dimension without wrap-around has half the bandwidth. Behind a switch, a device
-has all its links; groups behind different switches share the network.
+dimension without wrap-around has half the bandwidth. On a switch, a device uses
+all its links; the groups of devices on different switches share the network.
 
-The collectives are those of steps without dropout and without loss weights.
+Collectives are counted for steps without dropout and without loss weights.
 """
 
 import collections
@@ -33,7 +33,7 @@ from palm_mtf.config import (
 from palm_mtf.config.tpu_slice import tpu_slice
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# Sums over a device's tokens: of weights, of nats and of log(z)^2.
+# The loss sums three numbers over tokens: loss weights, nats and log(z)^2.
 _TOKEN_SUMS = 3
 # The backward pass is 4 N of the 6 N FLOPs per token (flops.py).
 _BACKWARD_SHARE = 4 / 6
@@ -63,7 +63,7 @@ def sent_bytes(
 ) -> dict[str, int]:
   """Returns the bytes of gradients that a pod sends to one other pod, by name.
 
-  The bytes of a gradient of layer 0 include those of all other layers.
+  The bytes of a gradient in layer 0 include the same gradient in other layers.
   """
   width = DTYPE_BYTES[pods.dcn_dtype]
   # The replicas of a slice divide it: each device sends one part to its
@@ -155,10 +155,10 @@ def step_bytes(
   pod_batch_size: int,
   num_pods: int = 1,
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
-  """Returns the bytes of a step that all devices of a pod move together.
+  """Returns the bytes that all devices of a pod together move in a step.
 
-  They are by kind ("all_reduce", "reduce_scatter" or "all_gather") and axes, in
-  the order of the mesh.
+  Keys are the kind of collective ("all_reduce", "reduce_scatter" or
+  "all_gather") and its axes, in the order of the mesh.
   """
   axes = mesh.rules
   micro_batch_size = pod_batch_size // mesh.num_microbatches
@@ -210,8 +210,8 @@ def _add_activations(
   layers = config.num_layers
   again = layers if config.remat == "layer" else 0
 
-  # The end of a branch is a sum over its axis: a reduce-scatter where the
-  # residual stream is split over the same axis, else an all-reduce.
+  # A branch ends in a sum over its axis: a reduce-scatter where the residual
+  # stream is split over the same axis, else an all-reduce.
   def add_ends(axis, times):
     kind = "reduce_scatter" if axis == residual else "all_reduce"
     traffic.add(kind, (axis,), of_stream, times)
@@ -279,7 +279,7 @@ def _add_exchanged(
   width: int,
   count: int,
 ) -> None:
-  """Adds a gradient, whose parts the devices exchange with other pods."""
+  """Adds a gradient whose parts the devices exchange with other pods."""
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
   # Parts are padded to equal sizes. Axes over which replicas are equal come
@@ -309,7 +309,7 @@ def _add_update(
     traffic.add("all_reduce", split[0], _FLOAT32)
   else:
     for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
-      # The leading sums are of the embedding and of the first layer.
+      # The leading sums belong to the embedding and the first layer.
       joined = i < num_alike - 1
       traffic.add("all_reduce", axes, _FLOAT32, count - joined)
   dims_of = parameter_dims(dataclasses.replace(config, num_layers=1))
@@ -343,8 +343,8 @@ def axes_bandwidth(
   joined = device.chip_link_chips
   if joined is None or mesh.num_devices <= joined:
     return device.chip_link_bandwidth
-  # Devices are in order, the last axis fastest. Neighbours behind one switch
-  # share the network transfers of a group.
+  # Devices are numbered with the last axis fastest. If a group of `axes` spans
+  # several switches, its neighbours on one switch share its network traffic.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
@@ -356,7 +356,7 @@ def axes_bandwidth(
 
 
 def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
-  """Returns the torus dimensions that each mesh axis spans; a line is 0.5."""
+  """Returns how many torus dimensions each axis spans; a line counts 0.5."""
   if not mesh.tpu:
     return _rings_of_any_slice(mesh, device)
   *outer, inner = mesh.axes

@@ -108,6 +108,6 @@ def mfu(
 def hfu(
   tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
 ) -> float:
-  """Returns `mfu` with the FLOPs that REMAT repeats: hardware utilization."""
+  """Returns the hardware FLOPs utilization: `mfu` with what REMAT repeats."""
   flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
   return tokens_per_sec * flops / peak_flops_per_sec

@@ -42,13 +42,14 @@ def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
   """Returns the peak of a chip in bfloat16, FLOP/s.
 
   Raises:
-    UserError: CHIP is "measured", or no chip of gin/hardware.
+    UserError: CHIP is "measured", or names no file of gin/hardware.
   """
   # No guess is used, because a wrong peak gives a plausible but wrong MFU.
   if chip != MEASURED and hardware.chip_bfloat16_flops:
     return hardware.chip_bfloat16_flops
   known = (MEASURED, *chip_names())
-  # "h100" is the start of "h100_sxm"; by edit distance "v100" is nearer.
+  # "h100" begins "h100_sxm" and should suggest it; by edit distance "v100" is
+  # nearer.
   name = str(chip).lower()
   guess = did_you_mean(name, [x for x in known if x.startswith(name)] or known)
   raise UserError(

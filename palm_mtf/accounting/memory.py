@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of a device: what a step keeps there, and what it reads and writes.
 
-Weights, slots and gradients; activations and buffers, tensors [batch, length,
-...] of one microbatch; the weights and caches of decoding; and traffic: bytes
-that passes read and write in device memory. Products are bound by arithmetic,
-so their operands are not counted as traffic. A pass reads each of its inputs
-once and writes each output once. Kinds of passes:
+Counted are weights, slots and gradients; activations and buffers (tensors
+[batch, length, ...] of one microbatch); the weights and caches of decoding; and
+traffic, the bytes that passes read and write in device memory. Products are
+bound by arithmetic, so their operands are not counted as traffic. A pass reads
+each of its inputs once and writes each output once. Kinds of passes:
 
 blocks     norms, residual sums, splits of joined products; the embedding
 attention  the softmax of scores, and its gradient
@@ -106,7 +106,7 @@ def distinct_slices(
 
 
 def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes of an element of a parameter's gradient."""
+  """Returns the bytes per element of a parameter's gradient."""
   # Gradients of microbatches are summed in float32.
   if mesh.num_microbatches > 1:
     return DTYPE_BYTES["float32"]
@@ -114,7 +114,7 @@ def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 
 
 def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes of an element of a gradient as devices sum it."""
+  """Returns the bytes per element of a gradient while devices sum it."""
   if mesh.gradient_dtype == "float32" or parse_name(name).is_scale:
     return DTYPE_BYTES["float32"]
   return DTYPE_BYTES[config.activation_dtype]
@@ -123,7 +123,7 @@ def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 def device_bytes(
   config: PalmConfig, mesh: MeshLayout, optimizer: AdafactorConfig
 ) -> DeviceBytes:
-  """Returns the bytes of one device."""
+  """Returns the bytes of weights, slots and gradients on one device."""
   slices = distinct_slices(config, mesh)
   state = optimizer_state(optimizer)
   return DeviceBytes(
@@ -183,9 +183,9 @@ def device_tokens(
 
 
 def block_numbers(config: PalmConfig, mesh: MeshLayout) -> float:
-  """Returns the numbers per token that a block keeps for its backward pass.
+  """Returns how many numbers per token a block keeps for its backward pass.
 
-  With REMAT = "layer" they are kept only while the block is recomputed.
+  With REMAT = "layer" a block keeps them only while it is recomputed.
   """
   w = widths(config, mesh)
   # Inputs of norms, the joined product, and the result of attention.
@@ -201,7 +201,7 @@ def _num_norms(config: PalmConfig) -> int:
 def kept_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the bytes that the forward pass keeps of all blocks."""
+  """Returns the bytes that the forward passes of all blocks keep."""
   w = widths(config, mesh)
   of_block = block_numbers(config, mesh)
   if config.remat == "layer":
@@ -226,9 +226,9 @@ def working_bytes(
 ) -> int:
   """Returns the most bytes of activations besides `kept_bytes`."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
-  # The backward pass of a block: gradients of attention weights and scores, of
-  # the joined product and its parts, and of the stream; and a norm, q, k, v and
-  # the hidden layer, which are recomputed.
+  # The backward pass of a block holds the gradients of attention weights and
+  # scores, of the joined product and its parts, and of the stream; and a norm,
+  # q, k, v and the hidden layer, which are recomputed.
   of_token = 2 * w.block_scores + 2 * w.columns + 2 * w.stream
   of_token += w.stream + w.queries + w.keys_and_values + w.hidden
   if config.remat == "layer":
@@ -243,9 +243,9 @@ def working_bytes(
 def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of cast, gathered and joined copies of weights.
 
-  They are the copies of one layer and of the embedding, which is kept from the
-  loss on, and gathered gradients until they are reduce-scattered. The float32
-  weights themselves are not counted.
+  Counted are the copies of one layer and of the embedding, which is kept from
+  the loss on, and gathered gradients until they are reduce-scattered; not the
+  float32 weights themselves.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
@@ -264,7 +264,7 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
 def exchange_bytes(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> int:
-  """Returns the bytes of other pods' gradients, and of the sum with them."""
+  """Returns the bytes of other pods' gradients and of the sum over pods."""
   if pods.num_pods == 1:
     return 0
   width = DTYPE_BYTES[pods.dcn_dtype]
@@ -277,18 +277,18 @@ def exchange_bytes(
 
 
 def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
-  """Returns numbers per token that a block's passes move in a step, by kind."""
+  """Returns how many numbers per token a block's passes move, by kind."""
   w, norms = widths(config, mesh), _num_norms(config)
   read = w.queries + w.keys_and_values + w.hidden
-  # Norms and residual sums, the split of the joined product, and the softmax.
+  # Forward: norms and residual sums, the split of the joined product, softmax.
   forward = {
     "blocks": norms * (2 * w.stream + 3 * w.residual) + w.columns + read,
     "attention": 2 * w.scores,
   }
-  # Gradients of the same: a norm reads two tensors and writes one, and
-  # gradients are summed; the product is read, and its gradient is joined from
-  # those of its parts; the gradient of the scores is computed from attention
-  # weights, their gradient, attention's result and its gradient.
+  # Backward: a norm's gradient reads two tensors and writes one, and is added
+  # to the stream's gradient; the joined product is read, and its gradient is
+  # joined from its parts' gradients; the scores' gradient is computed from the
+  # attention weights, attention's result, and the gradients of both.
   backward = {
     "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
     "attention": 3 * w.scores + 2 * w.queries,
@@ -313,10 +313,11 @@ def activation_traffic(
     kind: config.num_layers * width * numbers
     for kind, numbers in block_passes(config, mesh).items()
   }
-  # The last norm twice, the rows of the embedding, and the gradients of both;
-  # those of the embedding are summed in float32.
+  # The last norm twice, the rows of the embedding, and the gradients of both.
+  # The embedding's gradient is summed in float32.
   of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
-  # The sums over a row, and the gradient, which is also written.
+  # The loss reads logits for the sums over a row and for the gradient, and
+  # writes the gradient.
   of_token["loss"] = w.vocab * (2 * logits + width)
   tokens = mesh.num_microbatches * device_tokens(config, mesh, pod_batch_size)
   return {kind: round(tokens * each) for kind, each in of_token.items()}

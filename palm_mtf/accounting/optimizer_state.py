@@ -115,13 +115,13 @@ def check_same_slots(
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
     for field in dataclasses.fields(optimizer)
   }
-  # They are compared one by one, so that the message names the setting. BETA1
+  # Settings are compared one by one, so that the message names one. BETA1
   # may change, but not to or from 0.
   for name in ("second_moment", "beta1", "momentum_dtype"):
     changed = dataclasses.replace(optimizer, **{name: held[name]})
     if optimizer_state(changed) != optimizer_state(optimizer):
       raise UserError(
         f"{name.upper()} = {getattr(optimizer, name)!r}: {place} was written "
-        f"with {held[name]!r} and its moments are of no use here; go on with "
-        "that, or start anew in another MODEL_DIR."
+        f"with {held[name]!r}, so its moments do not fit; keep that value, or "
+        "start from scratch in another MODEL_DIR."
       )

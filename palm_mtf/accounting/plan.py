@@ -87,7 +87,7 @@ def tensor_bytes(
 
 
 def _process_bytes(config: AnyConfig) -> int:
-  """Returns a device's share of the memory of its process besides tensors."""
+  """Returns a device's share of its process's memory outside tensors."""
   # Each pod of servers has one process; pods in process share one.
   pods, num_devices = config.pods, config.mesh_layout.num_devices
   if pods.pods == "in_process":
@@ -314,7 +314,7 @@ def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
   GLOBAL_BATCH_SIZE     with all other settings as they are
   SEQUENCE_LENGTH       with as many tokens per step
 
-  A value that does not divide is omitted.
+  Values that the layout does not divide are omitted.
 
   Args:
     config: settings that fit together, with the largest batch of the run.

@@ -79,11 +79,11 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
       found.append(Found(each, predicted(each, batch_size), needed))
   if not num_candidates:
     raise UserError(
-      f"--devices = {num_devices}: no slice of TPUs that has a name makes pods "
-      f"of so many devices; set TPU and MESH_SHAPE to one pod's, now TPU = "
-      f'"{config.mesh_layout.tpu}".'
+      f"--devices = {num_devices}: no TPU slice that has a name makes pods of "
+      "so many devices; set TPU and MESH_SHAPE for one pod (TPU is now "
+      f'"{config.mesh_layout.tpu}").'
     )
-  # Of equally fast candidates the one with fewer rules comes first.
+  # Of two equally fast candidates, the shorter layout comes first.
   found.sort(key=lambda x: (x.step.total, len(x.config.mesh_layout.layout)))
   return SearchResult(found, num_candidates, min(least))
 
@@ -185,7 +185,7 @@ def find_slice(name: str, num_devices: int) -> str | None:
   """Returns the TPU slice of this kind that has `num_devices`, if there is one.
 
   Optical switches join cubes of 4 x 4 x 4 chips into a v4 slice of any box of
-  cubes (Jouppi et al. 2023). Of several boxes, it returns the most cubic.
+  cubes (Jouppi et al. 2023). Of several boxes, the most cubic is returned.
 
   Args:
     name: TPU of the run; "" is no slice.

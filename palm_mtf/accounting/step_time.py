@@ -94,13 +94,13 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
     if getattr(rates, name) is None:
       or_else = ', or ACTIVATION_DTYPE = "bfloat16"' * ("float32" in name)
       raise UserError(
-        f"{name.upper()} = None: not known of CHIP = {chip!r}; set it to plan"
+        f"{name.upper()} = None: not known for CHIP = {chip!r}; set it to plan"
         f"{or_else}."
       )
   # Beyond a switch the network joins chips; beyond a torus nothing does.
   if is_beyond_links and rates.chip_link_dims:
     raise UserError(
-      f'MESH_SHAPE = "{mesh.mesh_shape}": a pod of {chips:,.0f} chips, and '
+      f'MESH_SHAPE = "{mesh.mesh_shape}": a pod has {chips:,.0f} chips, but '
       f"links of CHIP = {chip!r} join {rates.chip_link_chips:,}; use more "
       "NUM_PODS."
     )

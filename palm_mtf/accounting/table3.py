@@ -63,7 +63,7 @@ RUNS = (
     num_chips=None,
     tokens_per_sec=None,
     published=0.213,
-    note="not reproducible: 24.6 TFLOP/s a GPU are 19.7% of its peak",
+    note="not reproducible: 24.6 TFLOP/s per GPU are 19.7% of its peak",
   ),
   PublishedRun(
     name="Gopher",
@@ -83,7 +83,7 @@ RUNS = (
     num_chips=2240,
     tokens_per_sec=1920 * 2048 / 60.1,
     published=0.302,
-    note="60.1 s a step of 1,920 sequences; the paper cuts 30.26 off",
+    note="60.1 s per step of 1,920 sequences; the paper truncates 30.26",
   ),
   PublishedRun(
     name="PaLM",
@@ -130,7 +130,7 @@ def table3(
       row["mfu"] = rate * (products + attention)
       row["mfu_without_attention"] = rate * products
       if run.repeated_share is not None:
-        # It repeats a share of the products and all attention (PaLM Table 22).
+        # The run repeats a share of the products and all attention (Table 22).
         again = run.repeated_share * products / 3 + attention / 3
         row["hfu"] = rate * (products + attention + again)
         ours = dataclasses.replace(run.shape, remat="layer")

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts that read and write checkpoints, and the slices that each has.
+"""The hosts that read and write checkpoints, and the slices of each host.
 
 If all servers of a run see the folder of its checkpoints, each server reads and
 writes the slices on its devices. Otherwise the client reads and writes all.
@@ -94,7 +94,7 @@ def find_checkpoint_hosts(
 def assign_slices(
   pods: Pods, hosts: CheckpointHosts
 ) -> dict[Process, list[Slice]]:
-  """Returns the slices that each host writes: every region once, evenly.
+  """Spreads slices evenly over the hosts that write, every region once.
 
   Args:
     pods: slices of each pod, by checkpoint name, with the same bits in all.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that the user names by a path, and INIT_CHECKPOINT.
 
-The path is that of a checkpoint, a run, or a TensorFlow checkpoint's prefix.
+The path names a checkpoint, a run, or a TensorFlow checkpoint's prefix.
 
 INIT_STATE = "weights"   only parameters, for finetuning (PaLM 6): step and
                          optimizer start from scratch
@@ -50,14 +50,14 @@ class NamedWeights:
 
 
 def find_weights(setting: str, path: str) -> NamedWeights:
-  """Returns the weights at `path`, every hash compared.
+  """Returns the weights at `path`, after comparing every hash.
 
   Args:
     setting: name of the setting that `path` was given for, for messages.
     path: folder of a checkpoint or a run, or a TensorFlow prefix.
 
   Raises:
-    UserError: there are none, or they are damaged.
+    UserError: there are no weights, or the weights are damaged.
   """
   given = f"{setting} = {path!r}"
   path = os.path.expanduser(path).rstrip("/")
@@ -100,7 +100,7 @@ def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
   """Returns the shape of every variable in the file, by name.
 
   Raises:
-    UserError: TensorFlow cannot read it, or a variable is not float32.
+    UserError: TensorFlow cannot read the file, or a variable is not float32.
   """
   # TensorFlow takes seconds to import, and few commands come here.
   from palm_mtf._tf import tf
@@ -199,8 +199,8 @@ def find_initial_state(
   step = found.manifest.step
   if step >= run.train_steps:
     raise UserError(
-      f"TRAIN_STEPS = {run.train_steps}: {weights.given} has {step} steps "
-      "behind it, which count; give more."
+      f"TRAIN_STEPS = {run.train_steps}: {weights.given} already has {step} "
+      "steps, which count; give more."
     )
   # Loss spikes were skipped in the batches of that run, not in this run's.
   data = {k: v for k, v in found.manifest.data.items() if k != "spikes"}
@@ -224,8 +224,8 @@ def check_vocabulary_given(
     theirs = theirs or ModelDir(run).vocabulary
     hint = f", such as {theirs!r}" if os.path.exists(theirs) else ""
   raise UserError(
-    f"VOCABULARY = None: {weights.given} was trained with a vocabulary of its "
-    f"own; set VOCABULARY to it{hint}."
+    f"VOCABULARY = None: {weights.given} was trained with another vocabulary; "
+    f"name that vocabulary in VOCABULARY{hint}."
   )
 
 
@@ -238,11 +238,11 @@ def check_same_vocabulary(
   if not weights.checkpoint:
     _logger.warning(
       f"{weights.place} does not say which vocabulary it was trained with: "
-      "see to it yourself that VOCABULARY is the one"
+      "make sure that VOCABULARY names it"
     )
   elif weights.checkpoint.manifest.vocabulary_sha256 != vocabulary.sha256:
     raise UserError(
       f"{weights.given}: {weights.place} was trained with another vocabulary "
       "than VOCABULARY; its tokens would mean other texts; set VOCABULARY and "
-      "EXTRA_IDS to its own."
+      "EXTRA_IDS as in its training."
     )

@@ -37,7 +37,7 @@ WriteWeights = Callable[[str], Mapping[str, FileSeal]]
 
 
 class DamagedCheckpointError(Exception):
-  """A file of a checkpoint is missing, truncated or changed; says which."""
+  """A file of a checkpoint, named in the message, is missing or damaged."""
 
 
 class RemovedCheckpointError(DamagedCheckpointError):
@@ -46,7 +46,7 @@ class RemovedCheckpointError(DamagedCheckpointError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-  """What a checkpoint says of its weights and of the run that made them."""
+  """A checkpoint's description of its weights and of the run that made them."""
 
   shapes: Mapping[str, tuple[int, ...]]  # shape of every parameter, by name
   vocabulary_sha256: str  # hash of the SentencePiece model
@@ -60,7 +60,7 @@ class Manifest:
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
   next_row: int = 0  # row of the training data that the next step begins with
-  parent: Mapping[str, str] | None = None  # name and hash, checkpoint before
+  parent: Mapping[str, str] | None = None  # previous checkpoint's name, hash
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Checkpoint:
 
   @property
   def as_parent(self) -> dict[str, str]:
-    """`parent` of the manifests of its successors."""
+    """`parent` in the manifest of the next checkpoint."""
     name = os.path.basename(self.path)
     return {"checkpoint": name, "blake2b": self.blake2b}
 
@@ -117,7 +117,7 @@ def checkpoint_folders(model_dir: str) -> list[str]:
 
 def find_checkpoints(model_dir: str) -> list[Checkpoint]:
   """Returns the checkpoints whose files have their sizes, oldest first."""
-  # Hashes are left to read_whole: they read every byte.
+  # Hashes are left to read_whole, because hashing reads every byte.
   found = []
   for path in checkpoint_folders(model_dir):
     try:
@@ -143,8 +143,7 @@ def newest_whole(
     read: function that decides what is whole; `read_whole` by default.
 
   Raises:
-    UserError: there are checkpoints, and all are damaged, or one cannot be
-      read.
+    UserError: all checkpoints are damaged, or one cannot be read.
   """
   while True:
     paths = checkpoint_folders(model_dir)
@@ -174,7 +173,7 @@ def first_whole(
       raise
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
-  # To return None, and train from scratch, would discard what was trained.
+  # With None, training would start from scratch and discard these steps.
   if paths:
     raise UserError(
       f"{given}: none of its {len(paths)} checkpoints is whole (see above); "
@@ -226,7 +225,7 @@ def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
     found: hash of every file as it is now, by name.
 
   Raises:
-    DamagedCheckpointError: a hash is not that of the bytes that were written.
+    DamagedCheckpointError: a file does not hold the bytes that were written.
   """
   for name, (_, expected) in checkpoint.files.items():
     if found[name] != expected:
@@ -264,10 +263,10 @@ def read_checkpoint(path: str) -> Checkpoint:
     }
     manifest = Manifest(**content)
   except (ValueError, TypeError, KeyError, AttributeError):
-    # The hash is right, so that this is what another version has written.
+    # The hash is right, so another version of palm_mtf wrote this content.
     raise UserError(
-      f"{path} is of another version of palm_mtf, which alone can read it; use "
-      "that version, or move the folder away."
+      f"{path} is of another version of palm_mtf, and only that version can "
+      "read it; use that version, or move the folder away."
     ) from None
   for name, (size, _) in files.items():
     with reading(path, name):
@@ -297,7 +296,7 @@ def reading(folder: str, name: str) -> Iterator[None]:
       raise RemovedCheckpointError(what) from None
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
       raise DamagedCheckpointError(what) from None
-    # No rights, or a file system that does not answer: the file may be whole.
+    # The file may be whole: rights are missing, or the disk does not answer.
     raise UserError(
       f"cannot read {os.path.join(folder, name)}: {error.strerror}; mend that, "
       f"or move {folder} away."

@@ -24,7 +24,7 @@ def newest_checkpoint(
     shapes: shape of every parameter of the model, by name.
 
   Raises:
-    UserError: there is none, or it is of another model.
+    UserError: there is no checkpoint, or it is another model's.
   """
   newest = newest_whole(model_dir, read=read_and_hold)
   if not newest:

@@ -15,24 +15,24 @@ _logger = logging.getLogger(__name__)
 def warn_of_other_evaluation_text(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:
-  """Warns if a validation loss is of other text than in training."""
+  """Warns if a validation loss is measured on other text than in training."""
   if not _is_other(checkpoint, corpus):
     return
   before, now = _share_before(checkpoint, data), data.validation_share
   if before == now:
     _logger.warning(
       f"the text or its tokens have changed since {checkpoint.path} was "
-      "trained: the validation loss may be of text that it has seen"
+      "trained: the validation text may have been trained on"
     )
   elif before < now:
     _logger.warning(
-      f"VALIDATION_SHARE = {now}, but {before} in training: the validation "
-      "loss is of text that the model was trained on, too"
+      f"VALIDATION_SHARE = {now}, but {before} in training: part of the "
+      "validation text was trained on"
     )
   else:
     _logger.warning(
       f"VALIDATION_SHARE = {now}, but {before} in training: the validation "
-      "loss is of a part of the text that was held out"
+      "loss covers only a part of the text that was held out"
     )
 
 
@@ -41,8 +41,8 @@ def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
   before, now = _share_before(checkpoint, data), data.validation_share
   if data.task is None and before < now:
     _logger.warning(
-      f"VALIDATION_SHARE = {now}, but {before} in training: tasks of held-out "
-      "text ask text that the model was trained on, too"
+      f"VALIDATION_SHARE = {now}, but {before} in training: tasks on held-out "
+      "text also use text that the model was trained on"
     )
 
 

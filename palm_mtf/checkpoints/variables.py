@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables are saved in checkpoints and restored, slice by slice by all hosts.
+"""Saves variables in checkpoints, and restores them, by slices on all hosts.
 
 The files have TensorFlow's own format: each host writes a file with its slices,
 and the client makes one index of all files. hosts.py says which hosts read and
@@ -52,7 +52,7 @@ _DAMAGE = (
   tf.errors.NotFoundError,
   tf.errors.OutOfRangeError,
 )
-# What an error of a graph says before what is wrong.
+# The text of a graph's error before the line that says what is wrong.
 _TRACE = re.compile(r"Graph execution error:.*?\nNode: '[^\n]*\n", re.DOTALL)
 
 
@@ -93,7 +93,7 @@ class WeightsCopier:
       Size and hash of each file except the index, by its name.
 
     Raises:
-      OSError: the disk refuses.
+      OSError: the file system cannot write the files.
       tf.errors.OpError: a pod may be lost.
     """
     with as_os_errors(but=TASK_ERRORS):
@@ -149,14 +149,14 @@ def build_writer(pods: Pods, hosts: CheckpointHosts) -> Writer:
     sealed.append(_write_slices(host, part, slices, copied))
   sizes = [size for size, *_ in sealed]
   with tf.device(hosts.client.device), tf.control_dependencies(sizes):
-    # Makes one index of all files, and renames them: ".data-00002-of-00008".
+    # Makes one index of all files, and renames files to ".data-00002-of-00008".
     merged = tf.raw_ops.MergeV2Checkpoints(
       checkpoint_prefixes=tf.stack(parts),
       destination_prefix=prefix,
       delete_old_dirs=False,
     )
   with tf.control_dependencies([merged]):
-    # Outside of tf.device: each stays on the device of its own tensor.
+    # Outside of tf.device, so that each identity stays on its tensor's device.
     sealed = [[tf.identity(x) for x in each] for each in sealed]
   return Writer(copies, prefix, sealed)
 
@@ -168,8 +168,8 @@ def _read_to_host(part: Slice, host: Process) -> tf.Tensor:
   if value.shape.as_list() != sizes:
     with tf.device(part.near):  # so that padding does not leave the device
       value = tf.slice(value, [0] * len(sizes), sizes)
-  # To another process each value goes in a separate message, because gRPC
-  # counts the bytes of a message in 32 bits.
+  # A value goes to another process in a separate message, because gRPC counts
+  # the bytes of a message in 32 bits.
   with tf.device(host.device):
     return tf.identity(value)
 
@@ -183,8 +183,8 @@ def _write_slices(
   """Writes slices on a host; returns what `seal_file` returns of the file."""
   with tf.device(host.device):
     rows = zip(slices, values, strict=True)
-    # A slice is stored as a part of its whole variable, by its spec: programs
-    # under any layout, and tf.train.load_checkpoint, read whole variables.
+    # A slice's spec says which part of its variable it is, so that programs
+    # under any layout, and tf.train.load_checkpoint, can read whole variables.
     write = tf.raw_ops.SaveV2(
       prefix=prefix,
       tensor_names=[name for part in slices for name in part.names],
@@ -228,7 +228,7 @@ def open_to_restore(
 ) -> Iterator[Callable[[Pods], None]]:
   """Opens files; yields a function that restores some variables from them.
 
-  Arguments and errors are those of `restore`.
+  `restore` documents the arguments and errors.
   """
   prefix = os.path.abspath(prefix)
   with _open_on_hosts(session, prefix, {host: [] for host in hosts.all}):
@@ -240,7 +240,7 @@ def whole_reader(session: tf.Session, hosts: CheckpointHosts) -> ReadCheckpoint:
 
   Args:
     session: session that reaches the hosts.
-    hosts: hosts that hash the files, each its share of them.
+    hosts: hosts that hash the files, each a share of the files.
   """
 
   def read(path: str) -> Checkpoint:
@@ -377,7 +377,7 @@ def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
 
 
 def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes float32 variables under a prefix; raises OSError if it cannot."""
+  """Writes float32 variables under a prefix; raises OSError on failure."""
   with tf.Graph().as_default():
     values = [tf.placeholder(x.dtype, x.shape) for x in arrays.values()]
     write = tf.raw_ops.SaveV2(

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A thread writes checkpoints while training continues; older ones are removed.
+"""Writes checkpoints in a thread while training continues; removes old ones.
 
 A checkpoint gets its name when all of it is on the disk, and older checkpoints
-are removed after that. The last KEEP_CHECKPOINTS stay, and every
-KEEP_EVERY_STEPS-th.
+are removed after that. The last KEEP_CHECKPOINTS checkpoints stay, and those at
+multiples of KEEP_EVERY_STEPS.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class BackgroundWriter:
     self._newest = newest
     self._step = newest.manifest.step if newest else 0
     self._thread: threading.Thread | None = None
-    # Raised in the thread, and again in the training loop's next call.
+    # Raised in the thread; the training loop's next call raises it again.
     self._error: BaseException | None = None
     self._wait_secs = 0.0
 
@@ -84,10 +84,10 @@ class BackgroundWriter:
       copy_weights: copies the weights; returns a function that writes the copy.
 
     Raises:
-      UserError: the checkpoint before could not be written.
+      UserError: the previous checkpoint could not be written.
     """
     with self._timing_wait():
-      self.wait()  # so that host memory has one copy at a time
+      self.wait()  # so that host memory holds only one copy
       write_weights = copy_weights()
     if self._newest:
       parent = self._newest.as_parent
@@ -157,7 +157,7 @@ def write_checkpoint(
   keep: int,
   keep_every_steps: int | None = None,
 ) -> Checkpoint:
-  """Writes a checkpoint, then removes those that retention does not keep.
+  """Writes a checkpoint, then removes checkpoints beyond the retention limit.
 
   Args:
     model_dir: MODEL_DIR.
@@ -175,8 +175,8 @@ def write_checkpoint(
   with new_folder(path, needed, make_way=_free_path) as folder:
     seals = write_weights(os.path.join(folder, WEIGHTS))
     write_manifest(folder, manifest, seals)
-  # Older checkpoints go after the new one was read. Its hashes are of the files
-  # as they are on the disk.
+  # Older checkpoints are removed after the new one was read. Its hashes were
+  # computed from the files on the disk.
   written = dataclasses.replace(read_checkpoint(path), is_verified=True)
   _remove_partial(model_dir)
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
@@ -205,12 +205,12 @@ def removable(
 
 
 def remove_checkpoint(path: str) -> None:
-  """Removes a checkpoint; raises UserError where the disk refuses."""
+  """Removes a checkpoint; raises UserError if it cannot be removed."""
   # Rename first, so that nobody sees a half-deleted checkpoint, even if this
   # process is killed midway.
   hidden = _hidden(path)
   try:
-    if not os.access(path, os.W_OK):  # the owner protects it so
+    if not os.access(path, os.W_OK):  # write-protected by its owner
       raise PermissionError(errno.EACCES, "it is write-protected")
     os.rename(path, hidden)
     shutil.rmtree(hidden)
@@ -246,8 +246,8 @@ def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
     newest: newest whole checkpoint in it.
   """
   _remove_partial(model_dir)
-  # Every checkpoint after the newest whole one is damaged. No step of an older
-  # damaged checkpoint is written again.
+  # Every checkpoint after the newest whole one is damaged. Older damaged
+  # checkpoints stay, because their steps are not written again.
   for path in checkpoint_folders(model_dir):
     if not newest or step_of(path) > newest.manifest.step:
       _quarantine(path)
@@ -308,7 +308,8 @@ def check_space(
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)
   while not os.path.exists(existing):
     existing = os.path.dirname(existing)
-  # One more than are kept: the newest is written before the oldest is removed.
+  # One more than is kept, because the newest checkpoint is written before the
+  # oldest is removed.
   wanted = run.keep_checkpoints + 1
   if run.keep_every_steps:
     wanted += run.train_steps // run.keep_every_steps

@@ -49,11 +49,11 @@ def check_client(address: str) -> None:
 def check_free(setting: str, ip: str, port: int) -> None:
   """Raises UserError unless this host can listen on a port of an address."""
   with socket.socket() as trial:
-    # As TensorFlow does: the port of a server that has just ended is free.
+    # Like TensorFlow, count the port of a server that has just ended as free.
     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-      # Fails if the address is another host's. The port has to be free on all
-      # addresses, because TensorFlow listens on all.
+      # This fails if the address belongs to another host. The port has to be
+      # free on all addresses, because TensorFlow listens on all addresses.
       trial.bind((ip, 0))
       with socket.socket() as wider:
         wider.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

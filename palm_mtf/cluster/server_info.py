@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a client and its servers tell each other: a server's info, claim, links.
+"""Texts that a client and its servers exchange: a server's info, claim, links.
 
-A server keeps three texts in TensorFlow variables that sessions share.
+A server keeps the three texts in TensorFlow variables that sessions share.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ SILENT = "palm_mtf_server_silent"
 # Share of POD_TIMEOUT_SECS after which a peer is silent. In the rest of that
 # time the client's heartbeat asks four times.
 _LINK_SHARE = 0.6
-# Time for a client to answer: a client that has not ended does so at once.
+# Time for a client to answer. A client that has not ended answers at once.
 _CLIENT_SECS = 3.0
 
 
@@ -46,20 +46,20 @@ class ServerInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-  """A client's claim of a server."""
+  """The claim of a server by the client that works with it."""
 
   client: str  # "host:port" of the client's own server
-  incarnation: int  # of that server
+  incarnation: int  # of the client's own server
   peers: Sequence[str]  # "host:port" of the run's other servers
-  link_secs: float  # a peer is silent if it gives no answer for so long
+  link_secs: float  # time without an answer after which a peer is silent
 
 
 class NoAnswerError(Exception):
-  """A server did not answer; says why."""
+  """A server did not answer; the message says why."""
 
 
 class NotOursError(NoAnswerError):
-  """A server that answers is not of palm_mtf, or has not published its info."""
+  """A server answers but is not palm_mtf's, or has not published its info."""
 
 
 def read_info(address: str, secs: float) -> ServerInfo:
@@ -99,7 +99,7 @@ def read_silent_peers(address: str, secs: float) -> list[str]:
 def claim_server(
   address: str, client: str, peers: Sequence[str], secs: float
 ) -> str:
-  """Gives a server to a client, unless another one still works with it.
+  """Gives a server to a client, unless another client still works with it.
 
   Args:
     address: "host:port" of the server.
@@ -137,14 +137,14 @@ def claim_server(
 def read_incarnation(address: str, secs: float) -> int:
   """Reads the random number that a server drew at its start.
 
-  An answer means that the server is alive, another number that it is a new one.
+  An answer means that the server is alive; another number, that it is new.
 
   Args:
     address: "host:port" of the server.
     secs: timeout in seconds.
   """
-  # A list of devices needs no thread of the pool that computes: a busy server
-  # answers at once.
+  # A list of devices needs no thread of the pool that computes, so a busy
+  # server answers at once.
   with _session(address, secs) as session:
     with session.graph.as_default():
       tf.no_op()
@@ -163,7 +163,7 @@ def _session(address: str, secs: float) -> Iterator[tf.Session]:
   except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
     raise NoAnswerError(f"has not answered for {secs:g} seconds") from None
   except (tf.errors.OpError, ValueError, TypeError):
-    raise NotOursError("is not one of palm_mtf") from None
+    raise NotOursError("is not a server of palm_mtf") from None
 
 
 def difference(info: ServerInfo, first: ServerInfo) -> str:
@@ -210,8 +210,8 @@ def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
     if not BFLOAT16_FLAGS.intersection(info.cpu_flags):
       raise UserError(
         f'ACTIVATION_DTYPE = "bfloat16": the CPU of the server {address} does '
-        "not multiply bfloat16 numbers and that of this client does; start the "
-        'client on a CPU of the kind of the servers, or give "float32".'
+        "not multiply bfloat16 numbers, but this client's CPU does; start the "
+        'client on the same kind of CPU as the servers, or give "float32".'
       )
 
 

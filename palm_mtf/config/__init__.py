@@ -3,7 +3,7 @@
 """Every setting, as frozen dataclasses that gin macros fill.
 
 A field has the lower-case name of its macro: `num_layers` is NUM_LAYERS. Values
-are checked when a dataclass is made, so that a wrong one is found before
+are checked when a dataclass is made, so that a wrong value is found before
 TensorFlow is imported.
 """
 

@@ -28,8 +28,8 @@ class AdafactorConfig:
     beta1: decay of the momentum; 0 keeps none, and no memory for it.
     beta2_exponent: beta2 = 1 - k ** -beta2_exponent.
     update_clip: largest root mean square of one variable's update, in units
-      of its parameter scale; None is off. PaLM does not say: on, as in the
-      Adafactor paper.
+      of its parameter scale; None is off. PaLM does not say; the default clips,
+      as in the Adafactor paper.
     gradient_clip: largest global norm of all gradients.
     weight_decay_exponent: parameters shrink by lr ** weight_decay_exponent per
       step; None is off.
@@ -39,21 +39,21 @@ class AdafactorConfig:
     learning_rate_schedule: "palm", as above; "constant", learning_rate at
       every step; or "cosine", from learning_rate to a tenth of it.
     learning_rate_decay_steps: steps of the cosine, mostly %TRAIN_STEPS; None
-      for the other schedules.
+      for other schedules.
     second_moment: "full", as in PaLM, or "factored", only row and column means.
     momentum_dtype: dtype of the momentum in memory and in checkpoints,
       "float32" or "bfloat16". The second moment is always float32, because near
       beta2 = 1 its changes are too small for bfloat16.
-    parameter_scale: lr is relative to the root mean square of each "variable",
-      or of the matrices that PaLM's own code "stacked"
-      (optim/adafactor.py); or "off", lr is absolute.
-    parameter_scale_floor: the smallest such root mean square.
+    parameter_scale: what lr is relative to: the root mean square of each
+      "variable", or of all matrices that PaLM's own code "stacked" in one
+      variable (optim/adafactor.py); or "off", nothing.
+    parameter_scale_floor: the smallest root mean square for parameter_scale.
     weight_decay_on: decayed parameters: "all", "all_but_scales" of norms, or
       "kernels", neither scales nor the embedding. PaLM names no exception.
     norm_scale: what a norm trains: "zero_centered", scale - 1, which Google's
       published code stores, so that decay pulls scales to 1 and the learning
       rate is relative to scale - 1; or "plain", the scale, so that decay pulls
-      it to 0. Checkpoints hold the scale with either.
+      scales to 0. Checkpoints hold the scale with either.
   """
 
   learning_rate: float
@@ -111,6 +111,6 @@ class AdafactorConfig:
     if (self.learning_rate_schedule == "cosine") != (steps is not None):
       raise UserError(
         f"LEARNING_RATE_DECAY_STEPS = {steps}: is the length of "
-        'LEARNING_RATE_SCHEDULE = "cosine", and of no other; give a number of '
-        "steps, such as %TRAIN_STEPS, with it, and None without."
+        'LEARNING_RATE_SCHEDULE = "cosine"; give a number of steps with it, '
+        "such as %TRAIN_STEPS, and None with other schedules."
       )

@@ -32,7 +32,7 @@ class InspectionConfig:
     inspect_steps: steps, counted from 0, whose batches are shown.
     inspect_rows: rows shown of each batch.
     overlap_files: a glob, or a list of globs, of a further evaluation set whose
-      overlap with the training text is measured; None for none.
+      overlap with the training text is measured, or None.
   """
 
   inspect_steps: list[int] | tuple[int, ...] = (0,)
@@ -62,8 +62,8 @@ class SweepConfig:
       and so on.
     sweep_at_once: runs that train at the same time, each on its share of the
       cores.
-    sweep_held_out: names of an axis whose runs are held out of the fit of the
-      scaling law, which is then checked on them.
+    sweep_held_out: names of an axis whose runs the fit of the scaling law
+      leaves out, so that its predictions are checked on them.
     sweep_budget_flops: training FLOPs for which the compute-optimal size is
       printed, or None.
   """
@@ -107,7 +107,7 @@ class CorpusConfig:
     if packing.startswith("joined"):
       raise UserError(
         f"OBJECTIVE = {objective!r} and PACKING = {packing!r}: inputs and "
-        'targets are of one document; set PACKING = "packed" or "single".'
+        'targets come from one document; set PACKING = "packed" or "single".'
       )
     if objective == "span_corruption":
       self._check_sentinels()

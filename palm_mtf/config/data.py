@@ -28,15 +28,15 @@ class FilterConfig:
 
   Attributes:
     decontaminate_tasks: names of SeqIO tasks or mixtures. No document may
-      contain an example of them, of any split but "train"
+      contain one of their examples in a split other than "train"
       (data/statistics/contamination.py).
-    decontaminate_files: a glob, or a list of globs, of more such examples, read
-      like text_files; None for none.
+    decontaminate_files: a glob, or a list of globs, of more examples that no
+      document may contain, read like text_files; None for none.
     min_document_bytes: the fewest bytes of UTF-8 in a document.
     max_document_bytes: the most bytes of UTF-8 in a document; None for no
       limit.
     quality_field: the field of a JSON line with the document's quality, a
-      number that the user computed; None for none.
+      number that the user computed, or None.
     min_quality: lowest quality that is kept.
     remove_duplicates: "exact" keeps one of all documents with the same text, in
       all sources; "near" also keeps only one of each group of near duplicates
@@ -77,7 +77,7 @@ class FilterConfig:
   @property
   def removes(self) -> bool:
     """Whether there is any filter."""
-    # An empty list equals the default, an empty tuple.
+    # An empty list counts as the default, an empty tuple.
     tasks = tuple(self.decontaminate_tasks)
     plain = dataclasses.replace(self, decontaminate_tasks=tasks)
     return plain != FilterConfig()
@@ -142,8 +142,8 @@ class DataConfig:
       file, or a line of a .jsonl file; files may be compressed (.gz, .bz2,
       .xz).
     text_field: the field of a JSON line that holds the document.
-    weight_field: the field of a JSON line with the number of times that an
-      epoch has the document, or None for once each.
+    weight_field: the field of a JSON line that says how many times an epoch
+      reads the document; None for once each.
     vocabulary: path of a SentencePiece model, or None to train one of
       vocab_size pieces on the training documents and keep it in MODEL_DIR.
     extra_ids: number of sentinels <extra_id_0>, <extra_id_1>, ..., 100 in T5.

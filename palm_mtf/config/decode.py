@@ -24,16 +24,16 @@ class DecodeConfig:
     temperature: divides the logits; 0 always takes the likeliest token.
     top_k: only the k likeliest tokens are drawn; None for all.
     top_p: only the likeliest tokens that have this share together are drawn.
-    repetition_penalty: above 1, tokens that the text already has become less
-      likely; 1 is off.
+    repetition_penalty: above 1, it makes tokens that the text already contains
+      less likely; 1 is off.
     num_samples: continuations of each prompt.
     num_beams: above 1, beam search for the likeliest continuation.
-    length_penalty: exponent of beam search; above 0, longer texts win more
-      often.
+    length_penalty: exponent of beam search; above 0, it favours longer texts.
     stop_strings: a continuation ends before the first of these texts.
-    weight_dtype: "activation", as in training; "int8" weights and inputs of
-      products; or "int4" weights, with int8 weights of the logits. Norms and
-      the embedding of tokens are excepted (generation/decode/kernels.py).
+    weight_dtype: "activation", as in training; "int8", weights and inputs of
+      products; or "int4", weights, with int8 for the weights of the logits.
+      Norms and the lookup of tokens are not quantized
+      (generation/decode/kernels.py).
   """
 
   temperature: float = 0.7
@@ -53,8 +53,8 @@ class DecodeConfig:
     check_real("TOP_P", self.top_p, 0.0, 1.0)  # nucleus sampling
     if self.top_p == 0:
       raise UserError(
-        "TOP_P = 0: no token has a share of 0; give a number above 0, to 1, or "
-        "TEMPERATURE = 0 for the likeliest token."
+        "TOP_P = 0: no token has a share of 0; give a number above 0 and at "
+        "most 1, or TEMPERATURE = 0 for the likeliest token."
       )
     check_real("REPETITION_PENALTY", self.repetition_penalty, 0.01, 100.0)
     check_real("LENGTH_PENALTY", self.length_penalty, 0.0, 10.0)

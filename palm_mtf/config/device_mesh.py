@@ -46,7 +46,7 @@ class DeviceMesh:
       _check_size(axis, size)
       if axis in dict(sizes[:position]):
         raise UserError(
-          f'MESH_SHAPE "{axis}:{size}": axis "{axis}" is already there; give '
+          f'MESH_SHAPE "{axis}:{size}": axis "{axis}" already has a size; give '
           "it one size."
         )
     if self.num_devices > MAX_DEVICES:
@@ -128,10 +128,10 @@ def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
   Args:
     name: name of the setting, for the error message.
     value: value of the setting.
-    example: a value such as it may be, for the error message.
+    example: a valid value, for the error message.
 
   Raises:
-    UserError: `value` is something else.
+    UserError: `value` is not such a text.
   """
   if not isinstance(value, str):
     raise UserError(f'{name} = {value!r}: give a text such as "{example}".')

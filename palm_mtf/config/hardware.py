@@ -1,20 +1,22 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One chip's rates and memory, which CHIP names a file of gin/hardware for."""
+"""One chip's rates and memory, from the gin/hardware file that CHIP names."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 
 from palm_mtf.errors import UserError
 
-# The largest numbers; for other rates, a number that overflows nothing.
+# The largest values; for other rates, a value at which no product overflows.
 _MOST = {"CHIP_DEVICES": 1024, "CHIP_LINK_DIMS": 6, "CHIP_LINK_CHIPS": 10**9}
 _MOST_RATE = 1e30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-  """One chip; None where nothing is published. Links and network: one way.
+  """One chip's rates; None where nothing is published.
+
+  Bandwidths of links and of the network are one way.
 
   Attributes:
     chip_bfloat16_flops: peak of dense products, FLOP/s.
@@ -26,15 +28,15 @@ class HardwareConfig:
     chip_memory_bytes: device memory.
     chip_memory_bandwidth: bytes/s.
     chip_pass_bandwidths: measured bytes/s of passes over memory, by dtype and
-      kind (accounting/memory.py), because on CPUs arithmetic bounds them; other
-      passes have chip_memory_bandwidth.
+      kind (accounting/memory.py), for CPUs, where arithmetic bounds passes;
+      other passes have chip_memory_bandwidth.
     chip_process_bytes: memory of a process besides the tensors of its step.
     chip_fused_attention: whether attention keeps no weights under any REMAT, as
       on CPUs with a C++ compiler.
     chip_link_bandwidth: bytes/s of all links to chips of the pod together.
     chip_link_dims: dimensions of the torus of links; 0 is a switch.
-    chip_link_chips: the most chips that links join; behind a switch, the
-      network joins such groups.
+    chip_link_chips: the most chips that links join; the network joins the
+      groups of chips on different switches.
     chip_dcn_bandwidth: bytes/s of a chip's share of its host's network.
     chip_watts: power, hosts included where the source says so.
     chip_hour_cost: price of an hour, in any currency.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mesh of devices and how a step is spread over them, and over time.
 
-The syntax is Mesh TensorFlow's, but a rule that matches nothing is an error and
-not ignored. A *dim* is a dimension of a tensor, an *axis* a dimension of the
+The syntax is Mesh TensorFlow's, except that a rule that matches nothing is an
+error. A *dim* is a dimension of a tensor, an *axis* a dimension of the
 mesh. Layouts change speed and memory, never results.
 
   MESH_SHAPE = "data:2,model:4"                  8 devices, 2 by 4
@@ -39,7 +39,7 @@ DIMENSIONS = (
   "d_ff",
   "vocab",
 )
-# Dimensions that split the work of a step; the others split only its memory.
+# Dimensions that split the work of a step; other dimensions split only memory.
 WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
 SPLIT_DIMENSIONS = (*WORK_DIMENSIONS, "d_model_stored", "d_model_residual")
 
@@ -65,17 +65,19 @@ _TENSORS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshLayout(DeviceMesh):
-  """The mesh and the layout rules of PaLM, besides those of `DeviceMesh`.
+  """The mesh and the layout rules of PaLM; adds settings to `DeviceMesh`.
 
   `check_layout` checks what depends on the model's sizes.
 
   Attributes:
     gradient_dtype: dtype in which the devices of a pod add up the gradients of
-      kernels and embedding: "activation", or "float32", up to twice the bytes.
+      kernels and embedding: "activation", or "float32", at up to twice the
+      bytes.
       Gradients of microbatches are always added up in float32.
     tpu: the TPU slice of each pod (tpu_slice.py); "" is CPUs or GPUs.
     steps_per_loop: the most steps that TPUs do in one call; a call ends earlier
-      where something is due. Signals and the watchdog wait for the call's end.
+      where, for example, a checkpoint is due. Signals and the watchdog wait for
+      the call's end.
   """
 
   gradient_dtype: str = "activation"
@@ -127,7 +129,7 @@ class MeshLayout(DeviceMesh):
       )
       raise UserError(
         f'TPU = "{self.tpu}" has {chips} chips{of_chip} = {where.num_devices} '
-        f'devices, and MESH_SHAPE = "{self.mesh_shape}" has '
+        f'devices, but MESH_SHAPE = "{self.mesh_shape}" has '
         f"{self.num_devices}; give the mesh as many."
       )
 
@@ -160,7 +162,7 @@ def check_layout(
     layout: the mesh and the rules.
     config: the architecture.
     *batch_sizes: every size of a training batch in the run.
-    num_pods: NUM_PODS, which share each batch.
+    num_pods: number of pods, which share each batch.
   """
   if num_pods > 1 and layout.steps_per_loop > 1:
     raise UserError(
@@ -223,6 +225,6 @@ def _check_tensors(axes: Mapping[str, str]) -> None:
         raise UserError(
           f'layout rules "{first}:{axes[first]}" and '
           f'"{second}:{axes[second]}": the tensor [{", ".join(tensor)}] can '
-          f'be split only once over axis "{axes[first]}"; move one to the '
+          f'be split only once over axis "{axes[first]}"; move one rule to the '
           "other axis."
         )

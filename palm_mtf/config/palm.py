@@ -6,8 +6,9 @@ import dataclasses
 
 from palm_mtf.errors import UserError, check_choice, check_count
 
-# The largest sizes. The graph has every layer. Rotary embedding counts
-# positions in float32, which represents every whole number up to 2**24.
+# The largest sizes: layers are limited because the graph has every layer, and
+# positions because rotary embedding counts them in float32, which represents
+# every whole number up to 2**24.
 MAX_SIZES = {
   "num_layers": 10_000,
   "d_model": 2**24,
@@ -40,8 +41,8 @@ class PalmConfig:
       (machine/activation_dtype.py); master weights, norms, softmax, rotary
       tables and the loss are always float32.
     logits_dtype: "float32", the product that gives the logits is not rounded,
-      as in Google's published code; or "activation", it is rounded like all
-      others.
+      as in Google's published code; or "activation", it is rounded like other
+      products.
     final_norm_scale: scale of the last norm, "learned", or "none", as in
       Google's published inference code. PaLM does not say.
     output_fan_in: fan-in with which the kernels o and wo are initialized: the
@@ -77,7 +78,7 @@ class PalmConfig:
   def __post_init__(self) -> None:
     for name, most in MAX_SIZES.items():
       check_count(name.upper(), getattr(self, name), maximum=most)
-    # Checked here, so that the message names the macro and not a shape.
+    # Check here, so that the message names the macro and not a shape.
     if self.d_kv % 2:
       raise UserError(
         f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "

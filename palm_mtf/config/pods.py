@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from palm_mtf.errors import UserError, check_choice, check_count, check_real
 
-# The client sends each pod its batch and its step. With more pods it would do
-# nothing else. Tests use up to this number.
+# The client sends each pod its batch and starts its steps; with more pods it
+# would do nothing else. Tests use up to this number.
 MAX_PODS = 8
 
 
@@ -40,8 +40,8 @@ class PodsConfig:
     fingerprint_steps: steps between comparisons of all pods' variables.
     pod_timeout_secs: a pod is lost if its server gives no sign of life for this
       long. A step may take any time.
-    on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the others;
-      see cluster/client/recovery.py.
+    on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the pods
+      that are left; see cluster/client/recovery.py.
     pod_wait_secs: the longest wait for a lost pod, also for a pod that is
       missing when the run starts.
   """

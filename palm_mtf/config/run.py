@@ -44,8 +44,8 @@ class BatchSizes:
     """Checks and keeps GLOBAL_BATCH_SIZE.
 
     Raises:
-      UserError: it is neither a size nor pairs of a step and a size, the first
-        step 0 and each later than the one before, or a number is too large.
+      UserError: the value is neither a size nor pairs of a step and a size with
+        rising steps from 0, or a number is too large.
     """
     self.pairs = _parse_pairs(global_batch_size)
     self._starts = [start for start, _ in self.pairs]
@@ -101,8 +101,8 @@ def _parse_pairs(value: object) -> list[list[int]]:
       return [list(pair) for pair in value]
   raise UserError(
     f"GLOBAL_BATCH_SIZE = {value!r}: give a whole number, or pairs of a step "
-    "and the size from there on, the first step 0 and the steps rising, such "
-    "as [[0, 512], [50000, 1024]]."
+    "and the size from this step on, with rising steps from 0, such as "
+    "[[0, 512], [50000, 1024]]."
   )
 
 
@@ -126,13 +126,13 @@ class RunConfig:
       at step 0 with a new optimizer, as in finetuning; or "all", the optimizer
       and the step too, as in continued pretraining on other data.
     keep_every_steps: checkpoints at multiples of this step are kept
-      permanently; None keeps no others.
-    chip: chip whose peak MFU is a share of: a file in gin/hardware, or
+      permanently; None keeps none permanently.
+    chip: chip whose peak is the 100% of MFU: a file in gin/hardware, or
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued at the end of training.
     sample_tokens: length of each continuation, in tokens.
     sample_steps: steps between continuations during training, which are kept in
-      samples.jsonl; a checkpoint is written for each. None for none.
+      samples.jsonl; a checkpoint is written for each. None turns them off.
     trace_steps: steps, counted from 1 as in metrics.jsonl, whose Chrome traces
       are written to MODEL_DIR/traces (trace/).
   """
@@ -179,7 +179,7 @@ class RunConfig:
     check_choice("INIT_STATE", self.init_state, ["weights", "all"])
     if self.init_state == "all" and self.init_checkpoint is None:
       raise UserError(
-        'INIT_STATE = "all": of nothing; name the checkpoint to resume from in '
+        'INIT_STATE = "all": needs a checkpoint to resume from; name it in '
         "INIT_CHECKPOINT."
       )
     BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
@@ -189,7 +189,7 @@ class RunConfig:
       )
 
   def _check_keep_every_steps(self) -> None:
-    # Only a step that has a checkpoint can keep it.
+    # Only steps with a checkpoint can be kept.
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every is None:
       return

@@ -29,7 +29,7 @@ class FewShotConfig:
   Attributes:
     num_shots: exemplars before each example; None for all exemplars of a task's
       file in `exemplar_files`, and for the registered form of other tasks.
-    exemplars: "drawn" for each example from the training split, by hashes of
+    exemplars: "drawn", from the training split for each example, by hashes of
       `seed`; or "first", the first of the training split for all examples.
     seed: seed of the draw.
     exemplar_files: {task: path}; the file's exemplars replace the training
@@ -66,7 +66,7 @@ class FewShotConfig:
     return (self.prompt_headers or {}).get(task, "")
 
   def changes(self, task: str) -> bool:
-    """Whether a task is evaluated in another form than its registered one."""
+    """Whether these settings change the registered form of a task."""
     return self.num_shots is not None or bool(
       self.file_of(task) or self.header_of(task)
     )
@@ -82,8 +82,8 @@ class TaskEvalConfig:
     eval_split: split of the tasks.
     eval_examples: number of each task's first examples; None for all.
     few_shot: exemplars and header before each example.
-    answer_patterns: {task: regular expression}, whose one group is the answer
-      in an output (evaluation/few_shot.py).
+    answer_patterns: {task: regular expression}, whose only group matches the
+      answer in an output (evaluation/few_shot.py).
     category_groups: {task: {group: categories}}, groups of a task's categories
       to average over, such as MMLU's four (evaluation/seqio_tasks.py).
     eval_checkpoints: "newest", a list of steps, or "every": all checkpoints,
@@ -91,11 +91,11 @@ class TaskEvalConfig:
       TRAIN_STEPS.
     eval_wait_secs: seconds that "every" waits for the next checkpoint.
     task_eval_steps: training steps between evaluations on the tasks; a
-      checkpoint is written for each. None for none.
+      checkpoint is written for each. None turns them off.
     clean_subset: whether metrics are also given over the examples that the
       run's training text does not contain (evaluation/clean_subset.py).
-    stride: tokens from one row to the next of a text that `score` reads in
-      several (generation/inference/scorer.py); None is half of
+    stride: tokens between the starts of two rows, where `score` reads a long
+      text in several rows (generation/inference/scorer.py); None is half of
       sequence_length.
   """
 
@@ -137,10 +137,10 @@ class TaskEvalConfig:
     check_real("EVAL_WAIT_SECS", self.eval_wait_secs, 0.0, 1e9)
     if self.task_eval_steps is not None:
       check_count("TASK_EVAL_STEPS", self.task_eval_steps)
-      if not names:  # it would write checkpoints for nothing
+      if not names:  # checkpoints would be written for nothing
         raise UserError(
-          f"TASK_EVAL_STEPS = {self.task_eval_steps}: on no task; name some in "
-          "EVAL_TASKS, or set it to None."
+          f"TASK_EVAL_STEPS = {self.task_eval_steps}: no task is given; name "
+          "tasks in EVAL_TASKS, or set TASK_EVAL_STEPS to None."
         )
 
   def _check_answer_patterns(self) -> None:
@@ -155,12 +155,12 @@ class TaskEvalConfig:
         groups = re.compile(pattern).groups
       except re.error as error:
         raise UserError(
-          f"{what}: no regular expression: {error}; mend it."
+          f"{what}: not a regular expression: {error}; correct it."
         ) from None
       if groups != 1:
         raise UserError(
           f"{what}: has {groups} groups; put the answer into one (...), and "
-          "whatever else into (?:...)."
+          "all else into (?:...)."
         )
 
   def _check_category_groups(self) -> None:

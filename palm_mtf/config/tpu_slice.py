@@ -68,7 +68,7 @@ class TpuSlice(NamedTuple):
 
   @property
   def mesh_shape(self) -> tuple[int, int, int, int]:
-    """What TensorFlow calls the shape of a topology: x, y, z, device."""
+    """The shape of the topology, in TensorFlow's order: x, y, z, device."""
     return (*self.chips, self.devices_of_chip)
 
 
@@ -76,7 +76,7 @@ def tpu_slice(name: str) -> TpuSlice:
   """Returns the slice called `name`.
 
   Raises:
-    UserError: there is none.
+    UserError: no slice has this name.
   """
   kind, _, size = str(name).partition("-")
   if kind in _SHAPES and size.isdecimal() and int(size) in _SHAPES[kind]:
@@ -89,15 +89,15 @@ def tpu_slice(name: str) -> TpuSlice:
       n % by for n, by in zip(chips, HOST_CHIPS, strict=True)
     ):
       raise UserError(
-        f'TPU = "{name}": a host has 2 x 2 x 1 chips, so that x and y are even '
+        f'TPU = "{name}": a host has 2 x 2 x 1 chips, so x and y must be even '
         'numbers, as in "v4-4x4x8".'
       )
   else:
     known = [f"{x}-{n}" for x, shapes in _SHAPES.items() for n in shapes]
     raise UserError(
       f'TPU = "{name}": no such slice{did_you_mean(str(name), known)}. Name '
-      'one by its cores, as in "v3-8" or "v4-128", or a v4 by its chips, as '
-      'in "v4-4x4x8".'
+      'a slice by its cores, as in "v3-8" or "v4-128", or a v4 slice by its '
+      'chips, as in "v4-4x4x8".'
     )
   return TpuSlice(name, chips, _DEVICES_OF_CHIP[kind])
 

@@ -7,9 +7,9 @@
   training step   0  1  2  3  4 ...
   reads batch     0  1  4  5  6 ...
 
-A range of SKIP_STEPS is its first and its last batch. Both are skipped. Batches
-are numbered as in a run that skips nothing, so that a batch keeps its number
-whatever ranges are added later.
+A range of SKIP_STEPS is its first and its last batch, which are both skipped.
+Batches are numbered as in a run that skips nothing, so that a batch keeps its
+number when ranges are added later.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class Skips:
     """Checks and keeps SKIP_STEPS.
 
     Raises:
-      UserError: it is not a list of pairs of two steps, the first not after
-        the last, or a step is too large.
+      UserError: the value is not a list of pairs of two steps, the first not
+        after the last, or a step is too large.
     """
     if not isinstance(ranges, (list, tuple)) or not all(map(_is_range, ranges)):
       raise UserError(
@@ -57,13 +57,13 @@ class Skips:
         self.ranges.append([first, last])
 
   def and_also(self, ranges: Sequence[Sequence[int]]) -> "Skips":
-    """Returns these and further ranges."""
+    """Returns the union with further ranges."""
     return Skips([*self.ranges, *ranges])
 
   def rows(self, numbers: "Rows", sizes: BatchSizes) -> "Rows":
-    """Returns the numbers that rows of training have among all rows.
+    """Maps numbers of rows that training reads to their numbers among all rows.
 
-    Rows are mapped one by one, so that every row outside the ranges is read
+    Rows, not batches, are mapped so that every row outside the ranges is read
     once and in order, even where the batch size changes.
 
     Args:
@@ -75,7 +75,7 @@ class Skips:
       The numbers of the same rows, skipped rows counted too.
     """
     for first, last in self.ranges:
-      # Ranges rise, so `numbers` already includes the shift of earlier ranges.
+      # Ranges rise, so `numbers` already includes the shift by earlier ranges.
       start = sizes.rows_before(first)
       size = sizes.rows_before(last + 1) - start
       numbers = numbers + size * (numbers >= start)

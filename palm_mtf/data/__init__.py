@@ -4,9 +4,9 @@
 
 In the order of that path:
 
-  sources/        documents of text files and SeqIO tasks, split in two
+  sources/        documents of text files and SeqIO tasks, some held out
   statistics/     sizes, near duplicates and contamination of a corpus
-  filters/        which short, poor, duplicate or contaminated documents go
+  filters/        removal of short, poor, duplicate or contaminated documents
   vocabulary/     SentencePiece models: trained, loaded, measured
   tokens/         the ids of all documents on disk, in shards
   batches/        documents packed into rows; rows mixed, shuffled, batched

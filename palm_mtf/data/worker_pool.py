@@ -25,7 +25,7 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
-# The first batches are done by this process: starting others takes longer.
+# This process does the first batches, because starting workers takes longer.
 _BATCHES_BEFORE_PROCESSES = 16
 
 

@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 def native_bfloat16(mesh: MeshLayout) -> str:
-  """Returns the processor with native bfloat16 products, "" if none has."""
+  """Returns the processor with native bfloat16 products; "" without one."""
   if mesh.tpu:
     return f"TPU {mesh.tpu}"
   return native_bfloat16_here()

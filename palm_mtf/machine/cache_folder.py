@@ -4,8 +4,8 @@
 
 A cached file is run as code or read as settings. Therefore nothing is read from
 a folder or a file that belongs to another user or that another user may write.
-Each folder below ~/.cache is opened in the open folder above it, so that a user
-who may rename folders higher up cannot exchange one between check and use.
+Each folder below ~/.cache is opened relative to its open parent, so that a user
+who may rename folders higher up cannot exchange it between check and use.
 
 A sealed file ends with the hash of its name and content: a file that is cut
 short, filled with zeros or renamed counts as missing. If the cache cannot be
@@ -27,8 +27,8 @@ from palm_mtf.machine.processors import cpu_flags, cpu_name, usable_cores
 
 _logger = logging.getLogger(__name__)
 
-# Version of the measured rates (rates/calibration.py). Raise it if plans use
-# the rates in another way, so that older rates are not found.
+# Version of the measured rates (rates/calibration.py). Raise it when plans
+# begin to use the rates in another way, so that older rates are not found.
 CALIBRATION = 3
 
 _NAME = "palm_mtf"
@@ -56,10 +56,10 @@ def cache_path(kind: str, *key: str) -> str:
   """Returns the path of a file or folder for this CPU and `key`.
 
   Args:
-    kind: name of the folder of palm_mtf/ that it is in.
-    *key: what else the content depends on.
+    kind: name of the folder in palm_mtf/.
+    *key: texts on which the content depends, besides the CPU.
   """
-  # The XDG Base Directory Specification: a relative path is to be ignored.
+  # The XDG Base Directory Specification says to ignore relative paths.
   caches = os.environ.get("XDG_CACHE_HOME", "")
   if not os.path.isabs(caches):
     caches = os.path.expanduser("~/.cache")
@@ -114,12 +114,12 @@ def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
   """Opens a folder of the cache.
 
   Args:
-    path: path of the folder, as of `cache_path`.
-    make: make the folder, and the folders above it, if there is none.
+    path: path of the folder, from `cache_path`.
+    make: whether to make missing folders.
 
   Raises:
     FileNotFoundError: there is no such folder.
-    CacheError: it belongs to another user, or cannot be opened.
+    CacheError: the folder belongs to another user, or cannot be opened.
   """
   top, _, below = path.rpartition(f"/{_NAME}/")
   if not os.path.isabs(top):
@@ -185,7 +185,8 @@ def _open_own(name: str, above: int, path: str, make: bool) -> int:
 
 
 def _check_may_make(status: os.stat_result, path: str) -> None:
-  # Not as root in the home of the user of sudo, who could not remove it.
+  # Refuse to write as root into the home of the user who called sudo, because
+  # the user could not remove the files.
   if status.st_uid:  # folders of root, such as /tmp, are shared
     _check_owner(status, path)
 
@@ -244,7 +245,7 @@ class CacheFolder:
     """Writes a file atomically, and replaces whatever has its name.
 
     Raises:
-      CacheError: it cannot be written.
+      CacheError: the file cannot be written.
     """
     folder = self.descriptor
     partial = f"{_PARTIAL}{os.urandom(8).hex()}"
@@ -317,7 +318,7 @@ def partial_folder(above: int) -> Iterator[CacheFolder]:
   Also removes folders that killed processes have left.
 
   Args:
-    above: descriptor of the folder that it is made in.
+    above: descriptor of the folder in which the new folder is made.
   """
   remove_abandoned(above)
   name = f"{_PARTIAL}{os.urandom(8).hex()}"

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of code that XLA compiles, a folder for each CPU and version.
+"""The cache of code that XLA compiles: one folder per CPU and version.
 
 XLA fails if it cannot write its cache or if a file there is damaged. Therefore
 XLA gets a folder in memory, in TensorFlow's file system ram://. Complete files
@@ -25,22 +25,22 @@ from palm_mtf.machine.cache_folder import (
 )
 
 _VARIABLE = "TF_XLA_FLAGS"
-# The folder in memory has the path of the one on the disk: processes that this
-# one starts inherit the variable, and keep their code in the same place.
+# The folder in memory and the folder on the disk have the same path, because
+# child processes inherit the variable and should save to the same folder.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
 
 
 def keep_compiled_code() -> None:
   """Turns XLA's cache on, before TensorFlow is imported."""
-  # Compilation is most of the start of a command, and each pod of a process
-  # would compile the same code. A flag that the user has set stays as it is.
+  # Compilation takes most of the start of a command, and each pod of a process
+  # would compile the same code. A flag that the user has set is not changed.
   os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
 
 
 def compiled_code_folder() -> str:
   """Returns the path of the cache folder of this CPU and these versions."""
-  # Code with instructions that the CPU lacks would end the process.
+  # Code with instructions that the CPU lacks would crash the process.
   flags = os.environ.get("XLA_FLAGS", "")
   return cache_path("xla", "sealed", flags, _tensorflow_version())
 
@@ -64,7 +64,8 @@ class CompiledCode:
     self._is_lost = False  # whether nothing can be saved
     memory.makedirs(self._in_memory())
     kept = self._read()
-    # In ram:// a file that is opened for writing keeps its old content.
+    # Files that exist are not written, because in ram:// a file that is opened
+    # for writing keeps its old content.
     for name in kept.keys() - {*memory.listdir(self._in_memory())}:
       with memory.GFile(self._in_memory(name), "wb") as file:
         file.write(kept[name])

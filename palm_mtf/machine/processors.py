@@ -12,9 +12,9 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 
-# Multiply bfloat16 numbers and add up in float32; "bf16" is Arm's.
+# Flags of CPUs that multiply bfloat16 and sum in float32; "bf16" is Arm's.
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-# Multiply 8-bit integers and add up in 32 bits.
+# Flags of CPUs that multiply 8-bit integers and sum in 32 bits.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
 # 256-bit registers, for the code that we compile.

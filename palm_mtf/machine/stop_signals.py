@@ -11,9 +11,9 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def handled_signals() -> list[signal.Signals]:
   """Returns the stop signals that a command in this thread handles.
 
-  What nohup, or a shell that starts a background job, has ignored stays
-  ignored. Python lets only the main thread handle signals: a command in
-  another thread leaves them to the program that called it.
+  Signals that nohup, or a shell that starts a background job, ignores stay
+  ignored. Python lets only the main thread handle signals, so a command in
+  another thread leaves signals to the program that called the command.
   """
   if threading.current_thread() is not threading.main_thread():
     return []

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes of CPUs and GPUs, a slice of every tensor on each device.
+"""Meshes of CPUs and GPUs: each device holds a slice of every tensor.
 
 The graph holds every device's operations. The placement is Mesh TensorFlow's
 `PlacementMeshImpl` with other collectives, and with variables that have no
@@ -37,7 +37,7 @@ from palm_mtf.ops.xla import fused_update
 
 
 class CpuGpuLowering(mtf.Lowering):
-  """`Lowering` of a whole graph at once; a session runs what a call needs."""
+  """`Lowering` of a whole graph at once; a call runs the part that it needs."""
 
   def __init__(self, placements: Mapping[mtf.Mesh, Placement]):
     # mtf.Lowering's constructor is not called, because it lets TensorFlow
@@ -101,7 +101,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self._checked: dict[LaidOut, LaidOut] = {}
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports a tensor that processes hold whole, onto their devices."""
+    """Imports a tensor that each process holds whole onto its devices."""
     first, *others = tensors.values()
     if not others:
       return mtf.import_tf_tensor(mesh, first, shape)
@@ -153,7 +153,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   def einsum(self, equation, *slices):
     """Multiplies slices by an einsum equation."""
-    # Not tf.einsum: some CPUs have no products of bfloat16 numbers.
+    # Not tf.einsum, because some CPUs have no products of bfloat16 numbers.
     return einsum(equation, *slices)
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
@@ -281,7 +281,7 @@ def _replacements(
     for each, another in pairs:
       if replacements.setdefault(id(each), another) is not another:
         return None
-    # A control dependency on a tensor is one on its operation.
+    # A control dependency on a tensor refers to the tensor's operation.
     replacements.setdefault(id(x.op), other.op)
   return replacements
 
@@ -331,7 +331,7 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
   if 0 < gpus < needed:
     raise UserError(
       f"MESH_SHAPE and NUM_PODS need {num_devices} x {num_pods} = {needed} "
-      f"devices, and TensorFlow sees {gpus} GPUs here. Use at most as many, or "
+      f"devices, and TensorFlow sees {gpus} GPUs here. Use at most {gpus}, or "
       "set CUDA_VISIBLE_DEVICES=-1 for virtual devices on the CPU."
     )
   # CPU devices are virtual: `session_config` makes any number.
@@ -346,7 +346,8 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
   )
 
 
-# Each device has one of xs, alike in shape and dtype; part i is for device i.
+# In the two functions below, device i holds xs[i]; all xs have one shape and
+# dtype. After a reduce-scatter, device i holds part i of the sum.
 
 
 def reduce_scatter_ring(
@@ -361,7 +362,7 @@ def reduce_scatter_ring(
   sums = []
   # Part i goes once around the ring, from device i + 1 to device i, and each
   # device adds its term. At each hop every device sends and receives one part.
-  # The order of a sum is fixed, and with it its bits.
+  # The order of each sum is fixed, so its bits are always the same.
   for part in range(n):
     total = parts[(part + 1) % n][part]
     for distance in range(2, n + 1):

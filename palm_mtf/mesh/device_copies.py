@@ -1,20 +1,20 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of one device, copied for another."""
+"""Copies the operations of a mesh's first device for its other devices."""
 
 from palm_mtf._tf import tf
 
 # TensorFlow's Python code takes long to check and complete the arguments of an
-# operation. Its results for the first device of a mesh hold for the other
-# devices, which run the same operations on other tensors. With four devices
-# this saves 10% of a command that trains for two steps.
+# operation. Other devices of a mesh run the same operations on other tensors,
+# so copies need no second check. With four devices this saves 10% of a command
+# that trains for two steps.
 
 
 class OperationCopies:
   """Operations of one device, as templates for other devices."""
 
   def __init__(self, graph: tf.Graph, num_before: int):
-    """Reads the last operations of a graph, those after `num_before`."""
+    """Reads the operations of a graph after its first `num_before`."""
     self._graph = graph
     scope = graph.get_name_scope()
     self._skipped = len(scope) + 1 if scope else 0
@@ -24,10 +24,10 @@ class OperationCopies:
     ]
 
   def can_be_made(self, device: str) -> bool:
-    """Returns whether all operations are on `device`, and make no variable."""
-    if self._graph.building_function:  # a body would have to capture tensors
+    """Returns whether all operations are on `device` and make no variable."""
+    if self._graph.building_function:  # copies would not capture tensors
       return False
-    # A read of a variable has no device, because it runs on the variable's.
+    # A variable's read names no device, because it runs where the variable is.
     places = ("", tf.DeviceSpec.from_string(device).to_string())
     return all(
       node.device in places
@@ -51,7 +51,7 @@ class OperationCopies:
       node.CopyFrom(template)
       node.device = device if template.device else ""
       node.name = graph.unique_name(template.name[self._skipped :])
-      # As tf.Graph.create_op does, without its checks.
+      # The same as tf.Graph.create_op, without its checks.
       with graph._mutation_lock():
         copy = tf.Operation.from_node_def(
           node,
@@ -60,7 +60,7 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      # TensorFlow infers no shapes of calls, nor of the operations of `native`.
+      # TensorFlow infers no shapes for calls and for operations of `native`.
       if "PartitionedCall" in template.op or template.op.startswith("Palm"):
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)

@@ -21,7 +21,7 @@ from palm_mtf.ops.xla import fused
 
 def sum_in_order(*terms: tf.Tensor) -> tf.Tensor:
   """Returns the sum of all pods' terms, float32."""
-  # All pods add the same numbers in the same order, and get the same bits.
+  # All pods add the same numbers in the same order, so they get the same bits.
   if len(terms) == 2 and terms[0].dtype == tf.float32:
     return terms[0] + terms[1]  # one pass, with nothing to compile
   return _cast_and_add(*terms)
@@ -36,14 +36,14 @@ def _cast_and_add(*terms):
 
 
 class OwnPart(mtf.Operation):
-  """Outputs, on each device, its own part of a slice that several devices hold.
+  """Outputs each device's own part of a slice that several devices hold.
 
   Parts are flat, and their length depends on the layout. The output has the
-  shape of the input although its slices do not: read only its slices.
+  shape of the input, but its slices do not, so only the slices may be read.
   """
 
   # Devices that hold the same weights get the same gradients. Between pods each
-  # device sends only its own part, because that network is the slow one:
+  # device sends only its own part, because the network between pods is slow:
   #   within the pod    reduce-scatter   of a pending sum
   #   between pods      own parts        (Exchange)
   #   within the pod    all-gather       (whole)
@@ -56,7 +56,7 @@ class OwnPart(mtf.Operation):
     self._outputs = [mtf.Tensor(self, x.shape, dtype)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Cuts the slice over each axis along which devices hold the same."""
+    """Cuts the slice over each axis along which devices hold equal slices."""
     mesh_impl = lowering.mesh_impl(self)
     x = lowering.tensors[self.inputs[0]]
     is_open = isinstance(x, mtf.LazyAllreduceSum)
@@ -72,8 +72,8 @@ class OwnPart(mtf.Operation):
       copies = math.prod(mesh_impl.shape[axis].size for axis in self._axes)
       part = mesh_impl.slicewise(_flatten, part, copies)
     for axis in self._axes:
-      # reduce-scatter over an axis of the pending sum; over another axis each
-      # device keeps its part of its slice
+      # Reduce-scatter over an axis of the pending sum. Over another axis, each
+      # device keeps its part of the slice and sends nothing.
       cut = mesh_impl.reduce_scatter if axis in summed else mesh_impl.allsplit
       part = cut(part, axis, 0)
     # Not set_tensor_lowering, which checks slices against the output's shape.
@@ -85,7 +85,7 @@ class OwnPart(mtf.Operation):
     """Returns the slices that parts belong to: gathers and reshapes the parts.
 
     Args:
-      mesh_impl: mesh implementation like this mesh's.
+      mesh_impl: mesh implementation with this mesh's layout.
       part: part on each device, as in the output.
     """
     if not self._axes:
@@ -137,13 +137,13 @@ class Exchange(mtf.Operation):
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one sum on each device, with one slice per pod."""
     mesh_impl = lowering.mesh_impl(self)
-    # all-reduce within each pod, if its sum is pending
+    # All-reduce within each pod, if the pod's sum is pending.
     terms = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
-    # device i of every other pod -> device i of this one
+    # Device i of every other pod sends its slice to device i of this pod.
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Lowers to a sum that exists already: `total`, slices or own parts."""
+    """Lowers to `total`, a sum that exists already: slices or own parts."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

@@ -18,7 +18,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.slices import Slice
 
-# Among n devices with S bytes each, all devices together move
+# The bytes that n devices with S bytes each move together:
 #   all-reduce      2 (n - 1) S
 #   reduce-scatter    (n - 1) S    each device gets its nth of the sum
 #   all-gather        (n - 1) S    S is the size of each result
@@ -41,7 +41,7 @@ class Devices(Protocol):
   """The devices of all pods, by TensorFlow's names.
 
   Attributes:
-    client: CPU of the process that feeds, fetches, and reads files.
+    client: CPU of the client process, which feeds and fetches tensors.
     pods: devices of each pod, in the order of its mesh.
   """
 
@@ -53,10 +53,10 @@ class Devices(Protocol):
 
 
 class Placement(Protocol):
-  """The devices of one pod: a Mesh TensorFlow `MeshImpl`, and more.
+  """The devices of one pod: a Mesh TensorFlow `MeshImpl` with more methods.
 
   Attributes:
-    cpu: CPU of the first device's process; what the pod is fed goes through it.
+    cpu: CPU of the first device's process, through which the pod is fed.
     reading_cpus: CPUs that may read batches themselves, one per process.
     native_threads: threads per operation in C++ (native/) on a device; 0 if the
       devices have no such operations.
@@ -71,11 +71,12 @@ class Placement(Protocol):
   def import_copies(
     self, mesh: mtf.Mesh, tensors: Mapping[str, tf.Tensor], shape: mtf.Shape
   ) -> mtf.Tensor:
-    """Imports a tensor that processes hold whole, onto their devices.
+    """Imports a tensor that each process holds whole onto its devices.
 
     Args:
       mesh: mesh that is placed here.
-      tensors: copy of each of `reading_cpus`, or only that of `cpu`, by name.
+      tensors: the whole tensor on each of `reading_cpus`, or only on `cpu`, by
+        the CPU's name.
       shape: shape on the mesh.
     """
 
@@ -112,9 +113,9 @@ class Placement(Protocol):
       value: slices of the next value, in the stored dtype.
       is_finite: [], bool, on each device; false assigns nothing.
     """
-    # Otherwise, on CPUs and GPUs, the call raises InvalidArgumentError, because
-    # a select would cost a pass over memory. XLA cannot raise; on TPUs the old
-    # value is written.
+    # If a number is not finite, CPUs and GPUs raise InvalidArgumentError,
+    # because a select would cost a pass over memory. XLA cannot raise, so TPUs
+    # write the old value.
 
   def update_if_finite(
     self,
@@ -151,7 +152,7 @@ class Placement(Protocol):
 
 
 class Lowering(Protocol):
-  """A Mesh TensorFlow graph as TensorFlow: tensors to fetch, updates to run.
+  """A Mesh TensorFlow graph as TensorFlow operations, ready to run.
 
   Attributes:
     slices: slices of each mesh's variables, by checkpoint name; a stack
@@ -174,11 +175,12 @@ class Lowering(Protocol):
     """Builds the tensors and operations of one call into a session.
 
     Args:
-      tensors: tensors to fetch, by name; on TPUs [] float32 or bool.
+      tensors: tensors to fetch, by name; on TPUs each is [], float32 or bool.
       operations: operations to run, such as the updates of a training step.
 
     Returns:
-      The whole tensors, by name; and one operation that runs all operations.
+      The fetched tensors, unsplit, by name; and one operation that runs all of
+      `operations`.
     """
 
 

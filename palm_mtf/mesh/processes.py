@@ -52,7 +52,7 @@ def function_token(function: Callable) -> str:
 
 @functools.cache
 def _registered(function: Callable) -> tf.Operation:
-  # TensorFlow keeps a function registered as long as a graph that calls it.
+  # TensorFlow keeps a function registered while a graph that calls it exists.
   with tf.Graph().as_default():
     return tf.numpy_function(function, [], tf.string).op
 

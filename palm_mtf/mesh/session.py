@@ -6,17 +6,17 @@ import os
 
 from palm_mtf._tf import tf
 
-# TensorFlow's errors if a task does not answer. Calls on other tasks that wait
-# for this task are cancelled.
+# TensorFlow's errors if a task (a server) does not answer. Calls on other tasks
+# that wait for the task are cancelled.
 TASK_ERRORS = (
   tf.errors.UnavailableError,
   tf.errors.AbortedError,
   tf.errors.CancelledError,
 )
 
-# In the first step a pool of one thread runs the operations of several pods one
-# after another. A pod then finds code of another pod in XLA's cache; otherwise
-# all pods would compile the same code at the same time.
+# The first step runs on a pool of one thread, so that pods compile one after
+# another and find each other's code in XLA's cache. Otherwise all pods would
+# compile the same code at the same time.
 ONE_BY_ONE = tf.RunOptions(inter_op_thread_pool=1)
 
 
@@ -38,9 +38,9 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
     # Pool 0 has a thread for each core, pool 1 is for ONE_BY_ONE.
     for num_threads in (0, 1):
       config.session_inter_op_thread_pool.add(num_threads=num_threads)
-  # TensorFlow's graph rewriting is off. If an intermediate sum is fetched,
-  # which is so on one device but not on its copies, rewriting changes the order
-  # of the sum, and the devices would drift apart in the last bit. XLA and
-  # oneDNN optimize instead, and a session starts sooner with less memory.
+  # TensorFlow's graph rewriting is off, because it changes the order of a sum
+  # if an intermediate sum is fetched. This happens on one device but not on its
+  # copies, so the devices would differ in the last bit. XLA and oneDNN optimize
+  # instead, and a session starts sooner with less memory.
   config.graph_options.rewrite_options.disable_meta_optimizer = True
   return config

@@ -24,13 +24,13 @@ class Region:
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Region):
-  """A device's slice of a variable, or of a stack of variables of one kind."""
+  """A device's slice of a variable, or of a stack (variables of one kind)."""
 
   names: Sequence[str]  # in a checkpoint
-  # [slice] in the stored dtype; of a stack, only on TPUs, [names, slice].
+  # [slice] in the stored dtype; [names, slice] for a stack, only on TPUs.
   variable: tf.Variable
-  # Device that computes with the value outside of programs: the variable's
-  # device, or the CPU next to a TPU, because a TPU runs only programs.
+  # Device that computes with the value outside of XLA programs: the variable's
+  # device, or the CPU next to a TPU, because a TPU runs only XLA programs.
   near: str
 
   def read(self) -> tf.Tensor:
@@ -72,7 +72,7 @@ def regions_of(
   seen = set()
   for pnum in range(mesh_impl.size):
     begin = mesh_impl.slice_begin(variable.shape, pnum)
-    # The mesh pads dimensions at their end, so that the last slices hold less.
+    # The mesh pads dimensions at their end, so the last slices hold less.
     held = [
       max(0, min(n, whole - first))
       for n, whole, first in zip(size, variable.sizes, begin, strict=True)

@@ -32,7 +32,7 @@ def visible_softmax(
     visible: bool, broadcast to the scores; elsewhere weights are zero.
     scale: 1 / sqrt(d_kv).
   """
-  # In float32, also the scale, which bfloat16 would round.
+  # The softmax and its scale are in float32, because bfloat16 rounds the scale.
   x = tf.cast(scores, tf.float32) * scale
   x = tf.where_v2(visible, x, x.dtype.min)
   x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
@@ -83,7 +83,7 @@ def _sum_of_starts(*parts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockedAttention:
-  """Attention of one slice, one block of positions after another.
+  """Attention of one slice, computed one block of positions after another.
 
   A block reads the keys up to its own end, or all keys in a prefix LM.
 
@@ -143,8 +143,8 @@ class BlockedAttention:
       v: shape of k.
       out: result of `attend`, shape of q.
       dout: gradient of `out`.
-      *others: the weights of each block if `keeps_weights`; else the masks that
-        there are, segments and then a prefix.
+      *others: the weights of each block if `keeps_weights`; else the masks of
+        `attend`.
     """
     masks, kept = ((), others) if self.keeps_weights else (others, None)
     dq, dk, dv = [], [], []
@@ -276,8 +276,8 @@ def self_attention(
   of_slice = _Slice(blocked, len(masks))
 
   def gradient(op, dout, *_):
-    # Recomputed only when `dout` is there, so that weights of the forward pass
-    # and blocks of `out` are not kept until then.
+    # The inputs are recomputed only when `dout` is available, so that weights
+    # of the forward pass and blocks of `out` are not kept until then.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
     # Where `heads` is split, dk and dv of the shared head are sums over
     # `heads`, which WholeSlice all-reduces.

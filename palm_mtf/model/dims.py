@@ -44,7 +44,7 @@ def model_dims(config: PalmConfig, batch_size: int, mesh: MeshLayout) -> Dims:
   vocab_size = mesh.padded_vocab_size(config.vocab_size)
 
   def d_model_as(name: str) -> mtf.Dimension:
-    # Without a split it keeps its name, so that nothing has to be renamed.
+    # Without a split, the name stays d_model, so that no tensor is renamed.
     is_split = mesh.axis_size_of(name) > 1
     return mtf.Dimension(name if is_split else "d_model", config.d_model)
 

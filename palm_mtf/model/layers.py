@@ -21,7 +21,7 @@ ROTARY_BASE = 10_000.0
 
 
 def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
-  """Returns the row of each token in one slice of `vocab`, -1 in others.
+  """Returns each token's row in one slice of `vocab`; -1 if it has none there.
 
   Args:
     first: [], int32, token of the slice's first row.
@@ -71,7 +71,7 @@ def embed(
 
   def gradient(op, dy):
     table, tokens = op.inputs
-    # Only the size of the table is needed, so that it need not be kept.
+    # The gradient needs only the table's size, so the table is not kept.
     rows = mtf.zeros(dy.mesh, mtf.Shape([vocab]), tf.int32)
     return [
       WholeSlice(
@@ -159,8 +159,8 @@ def _as_rows(x):
 def _norm_gradient(x, scale, dy, kind):
   forward, backward = _NORMS[kind]
   shape, dtype = x.shape, x.dtype
-  # As rows, because XLA takes twice the time for a sum over two dimensions on a
-  # CPU.
+  # Reshaped to rows, because on CPUs XLA's sums over two dimensions take twice
+  # the time.
   x, dy = _as_rows(x), _as_rows(dy)
   y, state = forward(tf.cast(x, tf.float32))
   dy = tf.cast(dy, tf.float32)
@@ -181,7 +181,7 @@ def norm(
     factor: constant that multiplies the scale.
   """
   is_native = kind in IS_CENTERED
-  rows = [dim.name for dim in x.shape.dims[:-1]]  # a row needs no other
+  rows = [dim.name for dim in x.shape.dims[:-1]]  # rows are independent
 
   def scaled(scale):
     return scale if factor == 1 else scale * factor

@@ -38,8 +38,8 @@ def _fused_sums(row, logits):
 def _slice_sums(first, logits, targets, threads):
   """Returns largest, normalizer and target, [batch, length] float32 each.
 
-  They are for the slice of `vocab` that begins at token `first`. The logit of a
-  target that another slice holds counts as 0.
+  The results are for the slice of `vocab` that begins at token `first`. The
+  logit of a target that another slice holds counts as 0.
   """
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])
@@ -126,10 +126,10 @@ class CrossEntropy(mtf.Operation):
       *(logits, targets, native_threads(mesh_impl)),
     )
     if axes:
-      # all-reduce over slices of `vocab`: exp(logits - largest) is at most 1
+      # All-reduce the maximum over `vocab`, so exp(logits - largest) <= 1.
       of_all = mesh_impl.allreduce(largest, axes, "MAX")
       normalizer = mesh_impl.slicewise(_rescaled, normalizer, largest, of_all)
-      # all-reduce of two numbers per token: logits never leave their device
+      # All-reduce two numbers per token: logits never leave their device.
       normalizer, target = (
         mesh_impl.allreduce(x, axes, "SUM") for x in (normalizer, target)
       )

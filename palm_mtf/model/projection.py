@@ -187,10 +187,10 @@ class JoinedColumns:
 
 
 class _Projection(mtf.Operation):
-  """Outputs q, k, v and the hidden layer, and the product that has them."""
+  """Outputs q, k, v, the hidden layer, and the product that contains them."""
 
   def __init__(self, x, kernels, positions, angles, is_gated, dtype):
-    # The arguments are the same as of `project`.
+    # `project` documents the arguments.
     super().__init__([x, *angles, *kernels], name="projection")
     self.angles, self.kernels = list(angles), list(kernels)
     self.is_gated, self.gradient_dtype = is_gated, dtype
@@ -199,7 +199,7 @@ class _Projection(mtf.Operation):
       [batch, place, *kernel.shape.dims[1:]]
       for place, kernel in zip(positions, kernels, strict=True)
     ]
-    # All columns; a device has only the columns of its slices of the kernels.
+    # The columns of whole kernels; a device has those of its kernel slices.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.num_read = len(kernels) - is_gated
@@ -225,7 +225,7 @@ class _Projection(mtf.Operation):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Returns q, k, v or the hidden layer, read again; see ops/recompute.py."""
-    # The signal of the first call serves all: they are of one backward pass.
+    # The first signal serves all calls, which belong to one backward pass.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
@@ -251,7 +251,7 @@ class _Projection(mtf.Operation):
 
 
 class _ReadAgain(mtf.Operation):
-  """Outputs q, k, v and the hidden layer, read of the product again."""
+  """Outputs q, k, v and the hidden layer, read from the product again."""
 
   def __init__(self, forward, signal):
     *read, wide = forward.outputs
@@ -301,8 +301,8 @@ class _ProjectionGradient(mtf.Operation):
     angles, kernels, gradients = others[:n], others[n:m], others[m:]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # Axes over which the product of a kernel's columns is a sum. The gradients
-    # of k and v in multi-query attention are sums over slices of `heads`. They
-    # stay open, because all that follows is linear.
+    # of k and v in multi-query attention are sums over slices of `heads`, which
+    # are all-reduced later, because all steps up to there are linear.
     axes = []
     for i, kernel in enumerate(forward.kernels):
       of = min(i, len(gradients) - 1)  # the gates share a gradient
@@ -360,7 +360,7 @@ class _ProjectionGradient(mtf.Operation):
 def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], slice]]:
-  """Returns runs of kernels with equal axes, and their columns on a device."""
+  """Returns the axes, and columns on a device, of kernels with equal axes."""
   groups, end = [], 0
   for over, run in itertools.groupby(
     zip(axes, shapes, strict=True), key=lambda pair: pair[0]

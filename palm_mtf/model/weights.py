@@ -41,7 +41,7 @@ class Weights(Protocol):
     """Returns rows of the embedding, [batch, length, d_model]."""
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
-    """Returns the scale of a norm, [d_model] float32, once `after` is there."""
+    """Returns a norm's scale, [d_model] float32, after `after` is computed."""
 
   def project_in(
     self,

@@ -43,8 +43,8 @@ def write_atomically(
 ) -> None:
   """Writes a file, and the folders above it; readers see all of it or nothing.
 
-  When this returns, the file is on the disk, even if the machine loses power. A
-  link stays: the file that it names is replaced.
+  When this returns, the file is on the disk, even if the machine loses power.
+  If `path` is a link, the file that it names is replaced.
 
   Args:
     path: path of the file.
@@ -57,7 +57,7 @@ def write_atomically(
   folder, name = os.path.split(os.path.realpath(path))
   with writing(folder, len(content)):
     os.makedirs(folder, exist_ok=True)
-    # In the same folder, so that os.replace is atomic: it is on the same disk.
+    # In the same folder and so on the same disk, so that os.replace is atomic.
     partial = os.path.join(folder, f"{PARTIAL}{name}_")
     _remove_abandoned(partial)
     temporary = f"{partial}{secrets.token_hex(4)}"
@@ -103,7 +103,7 @@ def new_folder(
 ) -> Iterator[str]:
   """Yields a temporary folder to fill, which is renamed to `path` at the end.
 
-  Arguments and errors are those of `new_path`.
+  `new_path` documents the arguments and errors.
   """
   with new_path(path, needed_bytes, make_way) as temporary:
     os.mkdir(temporary)
@@ -116,17 +116,17 @@ def new_path(
   needed_bytes: int,
   make_way: Callable[[str], None] = lambda path: None,
 ) -> Iterator[str]:
-  """Yields a temporary path, to become `path`: make a file or folder there.
+  """Yields a temporary path for a file or folder, which is renamed to `path`.
 
-  The content is on the disk before it gets its name, and the name when this
-  ends: a machine that loses power keeps all of it or nothing. If the body
+  The content is on the disk before the rename, and the rename when this ends,
+  so that a machine that loses power keeps all of it or nothing. If the body
   fails, folders that were made above `path` are removed.
 
   Args:
     path: file or folder to make, with the folders above it.
     needed_bytes: upper bound of its size, for the message of a full disk.
-    make_way: renames what is at `path`; called after the content is on the
-      disk, if there is something.
+    make_way: renames an existing file or folder at `path`; called after the
+      content is on the disk.
 
   Raises:
     UserError: the disk is full, or the path may not be written.

@@ -53,7 +53,7 @@ def read_json_lines(
     number: key of a whole number that every value has, if any.
 
   Raises:
-    UserError: the file cannot be read, or a line has no value of this kind.
+    UserError: the file cannot be read, or a line has a value of another type.
   """
   try:
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -63,13 +63,13 @@ def read_json_lines(
   except OSError as error:
     raise UserError(f"cannot read {path}: {error.strerror}.") from None
   for count, line in enumerate(lines, start=1):
-    # A machine that lost power may leave zeros in the place of a line.
+    # A machine that lost power may leave zeros instead of a line.
     line = line.strip("\0")
     try:
       value = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, or nested too deep
-      # A process that was killed may leave a truncated last line. The next
-      # writer of the file leaves it out.
+      # A process that was killed may leave a truncated last line, which the
+      # next writer of the file leaves out.
       if not line.strip() or not line.endswith("\n"):
         continue
     else:

@@ -27,7 +27,7 @@ def training_lock(model_dir: str) -> Iterator[None]:
   """Locks `model_dir` while the body runs.
 
   Raises:
-    UserError: another process holds the lock, or the disk refuses.
+    UserError: another process holds the lock, or its file cannot be written.
   """
   path = ModelDir(model_dir).lock
   is_new = not os.path.isdir(model_dir)
@@ -62,8 +62,8 @@ def _lock(model_dir: str, path: str) -> int:
       raise
     if refused:
       _logger.warning(
-        f"{model_dir} is on a file system without locks ({refused}): see to it "
-        "yourself that only one process trains there"
+        f"{model_dir} is on a file system without locks ({refused}): make sure "
+        "that only one process trains there"
       )
     # The last holder removed the file before it released the lock. A lock on a
     # removed file keeps no process out.

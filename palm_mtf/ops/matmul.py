@@ -13,10 +13,10 @@ from palm_mtf._tf import (
 from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.ops.xla import fused, in_xla_computation
 
-# A CPU that cannot multiply bfloat16 gets the same numbers by float32 products:
-# products of bfloat16 numbers are exact in float32, sums are in float32 on all
-# CPUs, and the result is rounded once. On such a CPU TensorFlow's own products
-# are slow, and oneDNN has none.
+# A CPU that cannot multiply bfloat16 gets the same numbers from float32
+# products, because products of bfloat16 numbers are exact in float32, sums are
+# in float32 on all CPUs, and the result is rounded once. On such a CPU
+# TensorFlow's bfloat16 products are slow, and oneDNN has none.
 
 
 def is_emulated(x: tf.Tensor) -> bool:
@@ -56,7 +56,7 @@ def matmul(
   dtype = dtype or x.dtype
   emulated = is_emulated(x)
   if dtype != x.dtype and not emulated:
-    # Only XLA has a product whose result has another dtype.
+    # Only XLA has a product whose result and inputs differ in dtype.
     return _xla_matmul(x, y, transpose_a, transpose_b, dtype)
   if emulated:
     x, y = (tf.cast(each, tf.float32) for each in (x, y))
@@ -79,10 +79,11 @@ def _xla_matmul(x, y, transpose_a, transpose_b, dtype):
   )
 
 
-# TensorFlow has no public function for the products of the CPU library oneDNN
-# below. They exist if TensorFlow was built with oneDNN, in the dtypes that the
-# CPU multiplies. Callers ask `has_kernel` and machine/processors.py first,
-# because oneDNN ends the process if it lacks a product.
+# TensorFlow has no public function for the following products of oneDNN, its
+# CPU library. The products exist if TensorFlow was built with oneDNN, in the
+# dtypes that the CPU multiplies. Callers ask `has_kernel` and
+# machine/processors.py first, because oneDNN ends the process if it lacks a
+# product.
 
 
 def has_kernel(name: str) -> bool:
@@ -98,9 +99,9 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     w: [inner, outer], dtype of x.
   """
   # TensorFlow's graph rewriting turns a product with a constant into this
-  # operation. It packs `w` when it first runs and keeps the packed copy, so
-  # that it would not notice another `w` later. A plain product packs bfloat16
-  # weights at every call.
+  # operation. The operation packs `w` when it first runs and keeps the packed
+  # copy, so that it would not notice another `w` later. A plain product packs
+  # bfloat16 weights at every call.
   value = attr_value_pb2.AttrValue
   operation = ops.get_default_graph()._create_op_internal(
     "_MklNativeFusedMatMul",

@@ -3,9 +3,9 @@
 """Tensors of the forward pass that the backward pass computes again.
 
 The outputs of norms, rotary embedding and SwiGLU, and kernels after their cast,
-gather and concatenation, cost little beside the matrix products and are not
-kept. Their operations have a method recompute(x, signal), which returns their
-output x, computed once more.
+gather and concatenation, cost little compared with the matrix products and are
+not kept. Their operations have a method recompute(x, signal), which computes
+their output x again.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from palm_mtf._tf import mtf
 class _Delay(mtf.Operation):
   """Outputs its first input once the second is computed."""
 
-  # Mesh TensorFlow's own recompute_grad adds a tiny multiple of the second
-  # input to the first, which may change bits. Without a dependency TensorFlow
-  # would recompute at once, or would find the values of the forward pass and
-  # keep them in memory.
+  # Mesh TensorFlow's own recompute_grad delays the first input by adding a tiny
+  # multiple of the second, which may change bits. Without any dependency,
+  # TensorFlow would recompute at once, or would find the values of the forward
+  # pass and keep them in memory.
 
   def __init__(self, x: mtf.Tensor, signal: mtf.Tensor):
     super().__init__([x, signal], name="after")

@@ -29,7 +29,7 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
 
 
 def native_threads(mesh_impl: mtf.MeshImpl) -> int:
-  """Returns the threads per operation in C++ on a device, 0 without such."""
+  """Returns the threads per C++ operation; 0 if devices lack the operations."""
   # Mesh implementations of other projects have no such attribute.
   return getattr(mesh_impl, "native_threads", 0)
 
@@ -49,7 +49,7 @@ class ByDevice:
   Attributes:
     anywhere: the function.
     native: function in C++, of a number of threads and the same slices. It may
-      return fewer outputs, which other such functions then get as None.
+      return fewer outputs; native functions get None for missing inputs.
   """
 
   anywhere: SliceFn
@@ -66,7 +66,7 @@ class ByDevice:
 class WholeSlice(mtf.Operation):
   """Applies a TensorFlow function to each slice of the inputs, in one call.
 
-  An output that lacks a split dimension of the inputs is a sum over it.
+  An output that lacks a split dimension of the inputs is summed over its axis.
   """
 
   # A layer of small mtf operations passes over memory once per operation.
@@ -86,14 +86,14 @@ class WholeSlice(mtf.Operation):
     """Adds the operation to the graph of its inputs.
 
     Args:
-      fn: takes a slice of each input and returns that of each output: a tensor,
-        or a tuple when there are several.
+      fn: takes a slice of each input and returns a slice of each output: one
+        tensor, or a tuple if there are several outputs.
       inputs: any shapes and dtypes, on one mesh.
       outputs: shape and dtype of each output.
       splittable: names of the dimensions that a layout may split.
       gradient: None where no loss is traced through the operation.
-      offset_of: dimension, the vocabulary say, whose first index in the slice
-        `fn` needs as its first argument.
+      offset_of: dimension (such as the vocabulary) whose first index in the
+        slice is passed to `fn` as its first argument.
       is_kept: whether the backward pass reads the outputs of the forward pass;
         otherwise it computes them again (recompute.py).
       name: name of the operation, made unique by the graph.
@@ -112,7 +112,7 @@ class WholeSlice(mtf.Operation):
 
   @property
   def has_gradient(self) -> bool:
-    """Returns whether a loss can be traced through it."""
+    """Returns whether a loss can be traced through the operation."""
     return self._gradient is not None
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> Sequence:
@@ -138,7 +138,7 @@ class WholeSlice(mtf.Operation):
       if dim.name in self._unsplittable_dims:
         if split_axes(mesh_impl, [dim]):
           raise UserError(
-            f"{self.name} reads {dim.name} whole, which the layout splits: "
+            f"{self.name} needs all of {dim.name}, which the layout splits: "
             f"take {dim.name} out of the layout rules."
           )
     slices = [lowering.tensors.get(x) for x in self.inputs]

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from palm_mtf._tf import mtf, tf
 
 # Mesh TensorFlow's own variable keeps a full copy, the master, besides the
-# slices that the mesh uses, and its random values differ from process to
-# process. A SlicedVariable has no master: each device holds only its slice, the
-# initial value is a pure function of (seed, name, position), and a checkpoint
-# is written from the slices and restored into them. Therefore neither memory
-# nor values depend on the layout.
+# slices that the mesh uses, and its random values differ between processes. A
+# SlicedVariable has no master: each device holds only its slice, the initial
+# value is a pure function of (seed, name, position), and checkpoints are
+# written from slices and restored into slices. So neither memory nor values
+# depend on the layout.
 
 
 def key_of(name: str) -> int:
@@ -91,7 +91,7 @@ class SlicedVariable(mtf.Variable):
     trainable: bool,
     sizes: Sequence[int] | None,
   ):
-    # mtf.Variable's constructor makes the master, hence not super().__init__.
+    # Not super().__init__, because mtf.Variable's constructor makes the master.
     mtf.Operation.__init__(self, [], mesh, name=name)
     # The graph changes the name if another pod's mesh has the same name.
     self._name = name
@@ -222,7 +222,7 @@ def _no_master(
 
 @contextlib.contextmanager
 def adopted_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
-  """Turns the variables that the body makes on a mesh into ones without master.
+  """Makes the variables that the body makes on a mesh SlicedVariables.
 
   Args:
     mesh: mesh of one pod.

@@ -15,10 +15,10 @@ from palm_mtf._tf import (
   tf2,
 )
 
-# Two functions of TensorFlow are replaced here, with an effect only for
-# functions whose names begin with _OURS: they are named by their content, and a
-# call infers no shapes, which saves 10% of a command that trains for two steps.
-# Other code in the process sees TensorFlow unchanged.
+# Two functions of TensorFlow are replaced here. The replacements differ only
+# for functions whose names begin with _OURS: such functions are named by their
+# content, and a call infers no shapes, which saves 10% of a command that trains
+# for two steps. Other code in the process sees TensorFlow unchanged.
 _OURS = "palm_mtf_"
 _from_func_graph = atomic_function.from_func_graph
 
@@ -121,7 +121,7 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
 
   @functools.wraps(fn)
   def call(*args: object) -> object:
-    # Inside a program of XLA there is nothing to compile separately.
+    # XLA compiles the whole program around it, so compile nothing separately.
     return (fn if in_xla_computation() else compiled)(*args)
 
   return call
@@ -183,13 +183,14 @@ def in_xla_computation() -> bool:
 # On a CPU XLA sums a tensor one number after another, and each addition waits
 # for the previous addition. Adding the eight parts of a tensor to one part uses
 # vector instructions and all cores. (With sixteen parts older CPUs are slow.)
-# TensorFlow's sums would have other bits on another number of cores.
+# TensorFlow's sums are not used, because their bits depend on the number of
+# cores.
 _PARTS = 8
 
-# From so many numbers on, XLA gives a sum to YNNPACK. In TensorFlow 2.21 two
-# threads may prepare such a sum at the same time and write to a list without a
-# lock (`EmitYnnFusionBuilder`): about one training process in a thousand was
-# ended by a signal in its first step.
+# XLA gives sums of at least this many numbers to YNNPACK. In TensorFlow 2.21
+# two threads may prepare such a sum at the same time and write to a list
+# without a lock (`EmitYnnFusionBuilder`), which crashed about one training
+# process in a thousand in its first step.
 _MOST = 4096
 
 

@@ -105,8 +105,8 @@ class _Parameter:
     gradient: mtf.Tensor,
     center: float,
   ):
-    # `slots` are by name; `scalars` are the clip factor and 1 - beta2; p decays
-    # towards `center`, and its scale is the root mean square of p - center.
+    # `slots` maps names to slots; `scalars` are the clip factor and 1 - beta2.
+    # p decays to `center`, and its scale is the root mean square of p - center.
     self.name = variable.name
     self.center = center
     self.size = math.prod(variable.sizes)
@@ -124,7 +124,7 @@ class _Parameter:
     self._p = values.pop("")
     self._g = lowering.tensors[gradient]
     self._clip, self._decay = (lowering.tensors[x] for x in scalars)
-    # Inputs of u: v, or the factors of g, which follow from the next r and c.
+    # u is computed from v, or from factors of g that follow from the next r, c.
     self._moment, self._next_means = tuple(values.values()), ()
     self._squares, self._step, self._factors = _full_squares, _full_step, ()
     if len(self._moment) > 1:
@@ -170,7 +170,7 @@ class _Parameter:
     return operations
 
   def _all_reduce(self, x):
-    # all-reduce of one number, over the axes that split the variable
+    # An all-reduce of one number over the axes that split the variable.
     axes = split_axes(self._mesh_impl, self._dims)
     return self._mesh_impl.allreduce(x, axes, "SUM")
 
@@ -179,7 +179,7 @@ class AdafactorUpdate(mtf.Operation):
   """Updates variables that share root mean squares, and their moments.
 
   Attributes:
-    sums_of_squares: the outputs, the sums that it measures, [] float32 each.
+    sums_of_squares: sums for the root mean squares, [] float32 each.
   """
 
   def __init__(
@@ -383,16 +383,16 @@ class SumOfSquares(NamedTuple):
 
 def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
   """Returns the sum of float32 terms of one shape, in their order."""
-  # Not tf.add_n, which adds into the buffer of a term that nothing else holds:
-  # which term that is may change from step to step, and with it the last bit.
+  # Not tf.add_n, which adds into the buffer of a term that nothing else holds.
+  # That term may differ from step to step, and with it the sum's last bit.
   return tf.reduce_sum(tf.stack(terms), axis=0)
 
 
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
   """Returns metrics by name, [] float32 each.
 
-  They are "update_rms/<kind>" and "parameter_rms/<kind>", over the variables of
-  all layers. PaLM's kinds are "embedding", "norm", "attention" and "mlp".
+  Names are "update_rms/<kind>" and "parameter_rms/<kind>", each over the
+  variables of all layers, for "embedding", "norm", "attention" and "mlp".
   """
   by_name = collections.defaultdict(list)
   for each in sums:

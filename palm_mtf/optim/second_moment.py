@@ -97,7 +97,7 @@ class FactoredMoment:
       (self._num_columns, self._num_rows),
       strict=True,
     ):
-      # all-reduce of row sums over axes that split columns, and vice versa
+      # An all-reduce of row sums over axes that split columns, and vice versa.
       total = self._all_reduce(part, summed)
       means.append(
         self._mesh_impl.slicewise(
@@ -113,7 +113,7 @@ class FactoredMoment:
 
   def row_and_column_factors(self, row, column) -> tuple:
     """Returns the factors of g: 1 / sqrt(r / mean(r)) and 1 / sqrt(c)."""
-    # all-reduce of one number, if rows are split
+    # An all-reduce of one number, if rows are split.
     total = self._mesh_impl.slicewise(tf.reduce_sum, row)
     total = self._all_reduce(total, self._row_dims)
     return (

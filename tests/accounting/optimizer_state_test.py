@@ -86,14 +86,14 @@ def test_bytes_of_a_checkpoint_follow_the_slots(changes, num_bytes):
   [
     (
       {"second_moment": "factored"},
-      "SECOND_MOMENT = 'factored': runs/a was written with 'full' and its "
-      "moments are of no use here; go on with that, or start anew in another "
+      "SECOND_MOMENT = 'factored': runs/a was written with 'full', so its "
+      "moments do not fit; keep that value, or start from scratch in another "
       "MODEL_DIR.",
     ),
-    ({"beta1": 0.0}, "BETA1 = 0.0: runs/a was written with 0.9 and"),
+    ({"beta1": 0.0}, "BETA1 = 0.0: runs/a was written with 0.9, so"),
     (
       {"momentum_dtype": "bfloat16"},
-      "MOMENTUM_DTYPE = 'bfloat16': runs/a was written with 'float32' and",
+      "MOMENTUM_DTYPE = 'bfloat16': runs/a was written with 'float32', so",
     ),
   ],
 )

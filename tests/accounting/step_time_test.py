@@ -157,21 +157,21 @@ def test_two_pods_of_one_machine_pass_at_half_the_speed_each():
   [
     (
       {"CHIP": "tpu_v3", "TPU": "", "CHIP_DCN_BANDWIDTH": None},
-      "CHIP_DCN_BANDWIDTH = None: not known of CHIP = 'tpu_v3'; set it to "
+      "CHIP_DCN_BANDWIDTH = None: not known for CHIP = 'tpu_v3'; set it to "
       "plan.",
     ),
     (
       {"ACTIVATION_DTYPE": "float32"},
-      "CHIP_FLOAT32_FLOPS = None: not known of CHIP = 'tpu_v4'; set it to "
+      "CHIP_FLOAT32_FLOPS = None: not known for CHIP = 'tpu_v4'; set it to "
       'plan, or ACTIVATION_DTYPE = "bfloat16".',
     ),
     (
       {"CHIP": "a100", "TPU": "", "NUM_PODS": 1, "CHIP_DCN_BANDWIDTH": None},
-      "CHIP_DCN_BANDWIDTH = None: not known of CHIP = 'a100'; set it to plan.",
+      "CHIP_DCN_BANDWIDTH = None: not known for CHIP = 'a100'; set it to plan.",
     ),
     (
       {"CHIP": "tpu_v5e", "TPU": ""},
-      'MESH_SHAPE = "data:256,model:12": a pod of 3,072 chips, and links of '
+      'MESH_SHAPE = "data:256,model:12": a pod has 3,072 chips, but links of '
       "CHIP = 'tpu_v5e' join 256; use more NUM_PODS.",
     ),
     (

@@ -81,8 +81,8 @@ def test_weights_without_their_vocabulary_are_refused(tmp_path, capsys):
     with pytest.raises(UserError) as error:
       initial_weights.check_vocabulary_given(weights, str(mine), DATA)
     assert str(error.value) == (
-      f"VOCABULARY = None: {given} was trained with a vocabulary of its own; "
-      f"set VOCABULARY to it{hint}."
+      f"VOCABULARY = None: {given} was trained with another vocabulary; name "
+      f"that vocabulary in VOCABULARY{hint}."
     )
     (theirs / "vocabulary.model").write_text("pieces")
   mine.mkdir()

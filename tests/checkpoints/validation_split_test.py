@@ -44,13 +44,13 @@ def trained_on(text, share):
 # Of the text with share 0.2: now text, share, and what is said.
 EVALUATION = [
   ("at 0.2", 0.2, ""),
-  ("at 0.5", 0.5, "0.5, but 0.2 in training: the validation loss is of text "
-   "that the model was trained on, too"),
-  ("at 0.1", 0.1, "0.1, but 0.2 in training: the validation loss is of a part "
-   "of the text that was held out"),
+  ("at 0.5", 0.5, "0.5, but 0.2 in training: part of the validation text was "
+   "trained on"),
+  ("at 0.1", 0.1, "0.1, but 0.2 in training: the validation loss covers only "
+   "a part of the text that was held out"),
   ("edited", 0.2, "the text or its tokens have changed since run/step_00000008 "
-   "was trained: the validation loss may be of text that it has seen"),
-  # Of a task with a validation split the share says nothing.
+   "was trained: the validation text may have been trained on"),
+  # The share does not apply to a task with a validation split.
   ("at 0.2", 0.5, ""),
 ]  # fmt: skip
 RESUMED = [

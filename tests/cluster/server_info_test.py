@@ -90,8 +90,8 @@ def test_a_server_without_bfloat16_gets_no_such_products_of_the_client(
     check_bfloat16(servers, "bfloat16")
   assert str(error.value) == (
     'ACTIVATION_DTYPE = "bfloat16": the CPU of the server b:2 does not '
-    "multiply bfloat16 numbers and that of this client does; start the client "
-    'on a CPU of the kind of the servers, or give "float32".'
+    "multiply bfloat16 numbers, but this client's CPU does; start the client "
+    'on the same kind of CPU as the servers, or give "float32".'
   )
 
 

@@ -122,7 +122,7 @@ END = ", at the start"
   [
     (
       1,
-      "serves 1 devices and is to give that of number 1, counted from 0 "
+      "serves 1 devices, but the run needs its device 1, counted from 0 "
       f"(--devices){END}.",
     ),
     (

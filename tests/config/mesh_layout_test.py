@@ -225,7 +225,7 @@ def test_the_size_of_an_axis_is_a_whole_number(size):
     (
       "data:2,data:4",
       "batch:data",
-      'MESH_SHAPE "data:4": axis "data" is already there; give it one size.',
+      'MESH_SHAPE "data:4": axis "data" already has a size; give it one size.',
     ),
     *(
       (
@@ -268,7 +268,8 @@ def test_one_axis_splits_only_one_dimension_of_a_tensor(first, second, tensor):
   for rules in (f"{first}:data,{second}:data", f"{second}:data,{first}:data"):
     assert refusal("data:2", rules) == (
       f'layout rules "{first}:data" and "{second}:data": the tensor [{tensor}] '
-      'can be split only once over axis "data"; move one to the other axis.'
+      'can be split only once over axis "data"; move one rule to the other '
+      "axis."
     )
 
 

@@ -281,9 +281,9 @@ def test_the_last_step_may_be_traced():
   assert dataclasses.replace(RUN, trace_steps=[2]).trace_steps == [2]
 
 
-def test_a_state_to_go_on_with_needs_its_checkpoint():
+def test_a_state_to_continue_from_needs_its_checkpoint():
   assert refusal(RUN, init_state="all") == (
-    'INIT_STATE = "all": of nothing; name the checkpoint to resume from in '
+    'INIT_STATE = "all": needs a checkpoint to resume from; name it in '
     "INIT_CHECKPOINT."
   )
 
@@ -362,8 +362,8 @@ def test_anything_else_is_an_error_that_shows_the_form(value):
     BatchSizes(value)
   assert str(info.value) == (
     f"GLOBAL_BATCH_SIZE = {value!r}: give a whole number, or pairs of a step "
-    "and the size from there on, the first step 0 and the steps rising, such "
-    "as [[0, 512], [50000, 1024]]."
+    "and the size from this step on, with rising steps from 0, such as "
+    "[[0, 512], [50000, 1024]]."
   )
 
 

@@ -20,7 +20,7 @@ from palm_mtf.errors import UserError
     ),
     (
       {"answer_patterns": {"gsm8k": "The answer is (.*"}},
-      "ANSWER_PATTERNS: 'The answer is (.*' of gsm8k: no regular expression: ",
+      "ANSWER_PATTERNS: 'The answer is (.*' of gsm8k: not a regular expression",
     ),
     (
       {"answer_patterns": {"gsm8k": "The (number|answer) is (.*)"}},
@@ -42,7 +42,10 @@ from palm_mtf.errors import UserError
     ({"eval_checkpoints": []}, "or a list of steps, such as [1000, 2000]."),
     ({"eval_checkpoints": [True]}, "EVAL_CHECKPOINTS = [True]: give"),
     ({"eval_wait_secs": -1}, "EVAL_WAIT_SECS = -1: give a number"),
-    ({"task_eval_steps": 5}, "TASK_EVAL_STEPS = 5: on no task; name some in"),
+    (
+      {"task_eval_steps": 5},
+      "TASK_EVAL_STEPS = 5: no task is given; name tasks",
+    ),
     ({"task_eval_steps": 0, "eval_tasks": ["a"]}, "give a whole number"),
   ],
 )

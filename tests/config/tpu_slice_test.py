@@ -35,18 +35,18 @@ def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
   [
     (
       lambda: tpu_slice("v3-16"),
-      'TPU = "v3-16": no such slice (did you mean "v4-16"?). Name one by '
-      'its cores, as in "v3-8" or "v4-128", or a v4 by its chips, as in '
+      'TPU = "v3-16": no such slice (did you mean "v4-16"?). Name a slice by '
+      'its cores, as in "v3-8" or "v4-128", or a v4 slice by its chips, as in '
       '"v4-4x4x8".',
     ),
     (
       lambda: tpu_slice("v4-3x4x4"),
-      'TPU = "v4-3x4x4": a host has 2 x 2 x 1 chips, so that x and y are even '
+      'TPU = "v4-3x4x4": a host has 2 x 2 x 1 chips, so x and y must be even '
       'numbers, as in "v4-4x4x8".',
     ),
     (
       lambda: MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v3-8"),
-      'TPU = "v3-8" has 2 x 2 x 1 chips x 2 = 8 devices, and MESH_SHAPE = '
+      'TPU = "v3-8" has 2 x 2 x 1 chips x 2 = 8 devices, but MESH_SHAPE = '
       '"data:4" has 4; give the mesh as many.',
     ),
     (

@@ -39,7 +39,7 @@ COMMANDS = {
     "--gin.LAYOUT='batch:data,d_ff:model'",
   ],
   "CHIP = ...": ["plan", *RECIPE, "--gin.CHIP='a1000'"],
-  "... = None: not known of CHIP": [
+  "... = None: not known for CHIP": [
     *("plan", *RECIPE, "--gin.CHIP='tpu_v3'", "--gin.NUM_PODS=2"),
   ],
   "the measured rates cannot be kept": ["plan", "--calibrate"],

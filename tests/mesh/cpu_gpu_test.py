@@ -129,7 +129,7 @@ def test_fewer_gpus_than_devices_is_an_error_with_the_numbers(monkeypatch):
     local_devices(2, 2)
   assert str(error.value) == (
     "MESH_SHAPE and NUM_PODS need 2 x 2 = 4 devices, and TensorFlow sees 3 "
-    "GPUs here. Use at most as many, or set CUDA_VISIBLE_DEVICES=-1 for "
+    "GPUs here. Use at most 3, or set CUDA_VISIBLE_DEVICES=-1 for "
     "virtual devices on the CPU."
   )
 

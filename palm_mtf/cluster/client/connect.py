@@ -94,12 +94,12 @@ def connect(
       session_config(mesh.num_devices, pods.num_pods),
     )
   # The client is a server too, in the job "client". Its session tells all
-  # servers the jobs and addresses, because a server itself knows only its port.
+  # servers the jobs and addresses, because a server knows only its own port.
   host, _, port = pods.client_address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(ip, int(port or 0)).target
   config = session_config(1)
-  # Variables end with their session instead of staying in the servers.
+  # Variables are freed with their session instead of staying in the servers.
   config.isolate_session_state = True
   job = config.cluster_def.job.add(name="client")
   client_address = f"{ip}:{target.rpartition(':')[2]}"
@@ -125,8 +125,8 @@ def connect(
     jobs = [f"pod_{pod}" for pod in range(len(places))]
     cluster = _with_tpus(mesh, client, config, target, jobs)
     return dataclasses.replace(cluster, servers=servers)
-  # If one server lacks the operations in C++, no pod uses them: all pods
-  # compute the same bits.
+  # If one server lacks the operations in C++, no pod uses them, because all
+  # pods have to compute the same bits.
   native = operations() and all(x.has_native for x in infos.values())
   threads = next(iter(infos.values())).num_threads if native else 0
   cpus = CpuGpuDevices(client, devices, native_threads=threads)
@@ -145,7 +145,7 @@ def _claim_servers(
       if other := claim_server(address, client, peers, secs):
         raise UserError(
           f"ISLANDS: the server {address} works for another client, {other}, "
-          "whose run would end; wait for that one, stop it, or name other "
+          "whose run would end; wait for that run, stop it, or name other "
           "servers."
         )
 
@@ -155,7 +155,7 @@ def tpus_here(mesh: DeviceMesh) -> Cluster:
   """Returns the cluster of a pod of this process's TPUs; looks for TPUs once.
 
   Raises:
-    UserError: there are no TPUs, or they are another slice.
+    UserError: there are no TPUs, or they form another slice.
   """
   return _with_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
 
@@ -167,10 +167,10 @@ def _with_tpus(
   target: str,
   jobs: Sequence[str | None],
 ) -> Cluster:
-  """Returns the cluster of pods of TPUs, after a look at their topologies.
+  """Returns the cluster of pods of TPUs, after reading their topologies.
 
   Raises:
-    UserError: there are no TPUs, or they are another slice.
+    UserError: there are no TPUs, or they form another slice.
   """
   where = tpu_slice(mesh.tpu)
   topologies = []
@@ -198,7 +198,7 @@ def _with_tpus(
 
 @functools.cache
 def _client_server(ip: str, port: int) -> tf.distribute.Server:
-  """Returns the client's server, one per process: it cannot be stopped."""
+  """Returns the client's server; one per process, as it cannot be stopped."""
   return start_server(1, 0, (ip, port))
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeat of the pods' servers: a lost one ends the calls that wait for it.
+"""Heartbeat of the pods' servers: calls that wait for a lost server end.
 
 A server is lost if it has ended, was stopped, cut off or started again.
 """
@@ -31,7 +31,7 @@ from palm_mtf.mesh.session import TASK_ERRORS
 
 _Answer = TypeVar("_Answer")
 # Shares of POD_TIMEOUT_SECS: a pause, a read of silent links, and at least two
-# probes, because the first comes too late if this process itself was stopped.
+# probes, because the first probe is late if this process itself was stopped.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
 _SHUT_DOWN_SECS = 1.0  # between shutting down connections of a lost server
 _CONNECT_SECS = 0.5  # between checks while a session connects
@@ -40,7 +40,7 @@ _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
 class PodLostError(UserError):
-  """A pod is lost; names its server and the phase of the run."""
+  """A pod is lost; the message names its server and the phase of the run."""
 
   def __init__(self, pod: int, message: str, is_missing: bool = False):
     super().__init__(message)
@@ -105,7 +105,7 @@ class Heartbeat:
       most = max(x.device for y in places for x in y if x.address == address)
       if most >= info.num_devices:
         how = how or (
-          f"serves {info.num_devices} devices and is to give that of number "
+          f"serves {info.num_devices} devices, but the run needs its device "
           f"{most}, counted from 0 (--devices)"
         )
       if how:
@@ -120,8 +120,8 @@ class Heartbeat:
 
   def __exit__(self, *unused: object) -> None:
     self._end.set()
-    # Joined: a thread that returned from TensorFlow while Python ends would
-    # abort the process.
+    # Join the threads, because a thread that returned from TensorFlow while
+    # Python ends would abort the process.
     end = time.monotonic() + self._secs
     for address, thread in self._threads.items():
       thread.join(_SHUT_DOWN_SECS)
@@ -138,8 +138,8 @@ class Heartbeat:
 
   def connect(self, session: tf.Session) -> None:
     """Connects a session to all servers; raises OpError if one is lost."""
-    # A session by itself would try to connect forever. Therefore it tries in a
-    # thread, until the heartbeat has lost a server.
+    # A session tries to connect forever. Therefore it connects in a thread, and
+    # the main thread stops waiting if the heartbeat loses a server.
     nothing = tf.no_op()
     errors: list[tf.errors.OpError] = []
 
@@ -195,7 +195,7 @@ class Heartbeat:
     pod, task = map(int, named[-1])  # the far end comes last
     address = [x for x, of in self._pods.items() if of == pod][task]
     return address, (
-      "answers, but has broken off (another client has taken it, or its "
+      "answers, but has broken off (another client has claimed it, or its "
       "connection to another pod has ended)"
     )
 
@@ -222,7 +222,7 @@ class Heartbeat:
     try:
       incarnation = self._retry(read_incarnation, address)
       if incarnation != self._incarnations[address]:
-        self._lost[address] = "has been started anew"
+        self._lost[address] = "has been started again"
     except NoAnswerError as error:
       self._lost[address] = str(error)
 
@@ -234,7 +234,7 @@ class Heartbeat:
     with contextlib.suppress(NoAnswerError):
       for far in read_silent_peers(address, self._secs * _LINKS):
         if far not in self._pods:
-          continue  # of an earlier run
+          continue  # a peer in an earlier run
         # The server at the far end may be lost itself, which explains more.
         if far not in self._lost:
           self._probe(far)
@@ -244,8 +244,8 @@ class Heartbeat:
           )
 
   def _first_answer(self, address: str) -> tuple[int, ServerInfo]:
-    # The incarnation first, so that the next probe notices a server that starts
-    # again in between.
+    # Read the incarnation first, so that the next probe notices a server that
+    # starts again between the two reads.
     incarnation = self._retry(read_incarnation, address)
     return incarnation, self._retry(read_info, address)
 

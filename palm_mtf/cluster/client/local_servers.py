@@ -53,7 +53,8 @@ class PodServers:
   """The server processes of a run, if its pods have any; a context manager."""
 
   def __init__(self, pods: PodsConfig, mesh: DeviceMesh):
-    # The servers import TensorFlow, which takes seconds, while the client does.
+    # Start servers now, so that servers and client import TensorFlow, which
+    # takes seconds, at the same time.
     self._pods, self._mesh = pods, mesh
     self._start()
 
@@ -174,7 +175,7 @@ def _stop(server: _Server) -> None:
 
 def _start(settings: ServerSettings) -> _Server:
   log = tempfile.TemporaryFile()
-  # The server imports what the client does, wherever that was found.
+  # The server imports the same modules as the client, from the same folders.
   path = os.pathsep.join(folder for folder in sys.path if folder)
   process = subprocess.Popen(
     [sys.executable, "-m", "palm_mtf.cluster.server.process"],

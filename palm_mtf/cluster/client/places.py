@@ -31,7 +31,7 @@ def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   """Returns the devices of each pod of ISLANDS, in mesh order.
 
   Raises:
-    UserError: ISLANDS or CLIENT_ADDRESS cannot be used; says why.
+    UserError: ISLANDS or CLIENT_ADDRESS cannot be used.
   """
   client, _, _ = pods.client_address.partition(":")
   return resolve_places(places_of_pods(pods, mesh), client)
@@ -41,7 +41,8 @@ def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   """Returns the devices of each pod, in mesh order.
 
   Raises:
-    UserError: ISLANDS does not make pods of `mesh`; says the arithmetic.
+    UserError: ISLANDS does not make pods of `mesh`; the message has the
+      arithmetic.
   """
   if len(pods.islands) != pods.num_pods:
     raise UserError(
@@ -68,7 +69,7 @@ def _places(pod: int, entries: Sequence[str], mesh: DeviceMesh) -> list[Place]:
     raise UserError(
       f"ISLANDS: pod {pod} needs {needed} devices (MESH_SHAPE = "
       f'"{mesh.mesh_shape}"), which {len(entries)} servers cannot share '
-      'equally; name those of each, as in "host:2222/0-1".'
+      'equally; name the devices of each server, as in "host:2222/0-1".'
     )
   given = [
     list(_parse_numbers(match[2]) if match[2] else range(share))

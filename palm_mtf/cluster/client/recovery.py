@@ -65,7 +65,7 @@ class PodRecovery:
     else:
       self._count_loss(lost, step)
       self._wait(lost, pods)
-    _logger.info(f"going on from step {step} on {pods.num_pods} pods")
+    _logger.info(f"continuing from step {step} on {pods.num_pods} pods")
     return pods
 
   def _shrink(
@@ -92,7 +92,7 @@ class PodRecovery:
     if self._num_losses > _MAX_LOSSES:
       raise UserError(
         f"{lost}; {self._num_losses} times a pod was lost since step {step} "
-        "was saved; save more often (CHECKPOINT_STEPS), or see to that pod, "
+        "was saved; save more often (CHECKPOINT_STEPS), or repair that pod, "
         "and run the same command to resume."
       ) from None
 
@@ -101,17 +101,17 @@ class PodRecovery:
     while True:
       self._servers.restart(lost.pod)  # if it is on this machine
       try:
-        # Asks every server once. Another UserError, about a server that cannot
-        # be used, ends the run.
+        # Ask every server once. A UserError that is no PodLostError, about a
+        # server that cannot be used, ends the run.
         Heartbeat(
           self._servers, self._servers.places(), pods.pod_timeout_secs
         ).check_links()
         return
       except PodLostError as error:
-        lost = error  # perhaps of another pod
+        lost = error  # perhaps another pod
       if time.monotonic() > end:
         raise UserError(
-          f"{lost}; it was waited for, {pods.pod_wait_secs:g} seconds "
+          f"{lost}; the run waited for {pods.pod_wait_secs:g} seconds "
           "(POD_WAIT_SECS); run the same command to resume."
         ) from None
       time.sleep(_PAUSE_SECS)
@@ -123,4 +123,4 @@ def _advise_start(pods: PodsConfig) -> str:
       "start it with `palm_mtf pods serve`, or correct ISLANDS; "
       'ON_POD_FAILURE = "wait" would wait for it'
     )
-  return "run the same command to start it anew"
+  return "run the same command to start it again"

@@ -33,14 +33,14 @@ class ServerSettings:
 
 def serve(settings: ServerSettings) -> None:
   """Starts the server, prints its address, and waits for the client's end."""
-  # Before the import of TensorFlow, which counts the cores that it may use.
+  # Set before the import of TensorFlow, which counts the cores it may use.
   os.sched_setaffinity(0, settings.cores)
   from palm_mtf.cluster.server.start import start_server
 
   server = start_server(settings.num_devices, num_threads=len(settings.cores))
   print(json_text({"address": server.target.removeprefix("grpc://")}))
   sys.stdout.flush()
-  sys.stdin.read()  # ends when the client does, even killed
+  sys.stdin.read()  # ends when the client ends, even if it is killed
   save_compiled_code()
   os._exit(0)  # a TensorFlow server has no other way to stop
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A port that nobody reaches before its server is restricted.
 
-TensorFlow's servers listen on every address of a machine, and run any program
-for whoever reaches them, with access to files. A server accepts connections as
-soon as it is made, before its sockets can be found and restricted. Therefore
-sockets of this module, the guards, listen on the port first. As long as they
-do, the kernel gives every connection to a guard, and the guard drops its
+A TensorFlow server listens on every address of a machine, and runs any program,
+with access to files, for anyone who reaches it. The server accepts connections
+as soon as it is made, before its sockets can be found and restricted. Therefore
+sockets of this module, the guards, listen on the port first. While guards
+listen, the kernel gives every connection to a guard, and the guard drops its
 packets.
 
 Every user of a machine reaches its loopback interface, and TensorFlow's
@@ -47,8 +47,8 @@ _AND, _SHIFT_RIGHT, _SUBTRACT, _JUMP_IF_EQUAL = 0x54, 0x74, 0x1C, 0x15
 _RETURN = 0x06
 # The last instructions of a program: take the whole packet, or drop it.
 _TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
-# Takes packets whose length is that of their TCP header, 4 bytes times the
-# upper half of byte 12: handshakes and acknowledgements.
+# Takes packets that are no longer than their TCP header (4 bytes times the
+# upper half of byte 12), which are handshakes and acknowledgements.
 _TAKE_WITHOUT_DATA = (
   (_LOAD_BYTE, 0, 0, 12),
   (_SHIFT_RIGHT, 0, 0, 2),
@@ -95,7 +95,7 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
     dual = [socket.AF_INET6] if socket.has_dualstack_ipv6() else []
     families = [*dual, socket.AF_INET]
     # The first guard takes the port only if no other socket has it, so that two
-    # servers never share a port. The next guards share the port with the first.
+    # servers never share a port. Later guards share the port with the first.
     shares = [False, *[True] * len(families)]
     for family, is_shared in zip([families[0], *families], shares, strict=True):
       guard = stack.enter_context(socket.socket(family))
@@ -192,7 +192,7 @@ def admit_own_user(port: int) -> None:
       connections.
 
   Raises:
-    OSError: the system does not say whose a connection is.
+    OSError: the system does not name the user of a connection.
   """
   _check_own_uid()
   _uids()
@@ -228,10 +228,10 @@ def _admit_new(port: int, known: set[str]) -> None:
   """Admits or ends connections whose inodes are not in `known`; adds them."""
   numbers = socket_numbers()
   known &= numbers.keys()
-  # Read after the numbers, so that the table has each of their connections.
+  # Users are read after the numbers, so that the table has every connection.
   uids = functools.cache(_uids)
   for name in numbers.keys() - known:
-    # The socket may have been closed since, and its number be another file's.
+    # The socket may have been closed since; its number may be another file's.
     with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
       if name == f"socket:[{os.fstat(copy.fileno()).st_ino}]":
         if is_inet(copy, port) and not accepts(copy):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts a TensorFlow server in this process, publishes its info and links.
 
-A client may reach two servers that do not reach each other, and whose step
+A client may reach two servers that do not reach each other, so that a step
 never ends. Each server therefore probes the other servers of its run and
-publishes the servers that do not answer; the client's heartbeat reads them.
+publishes the servers that do not answer; the client's heartbeat reads the list.
 """
 
 import contextlib
@@ -72,8 +72,8 @@ def start_server(
     # pod from computing. One more thread writes checkpoints at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
-  # The job name holds until a session gives another. A session finds its own
-  # server among the tasks by the address.
+  # A session later replaces the job name. It finds its own server among the
+  # tasks by the address.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   try:
     with contextlib.ExitStack() as stack:
@@ -131,8 +131,8 @@ def watch_links(server: tf.distribute.Server) -> None:
   Args:
     server: TensorFlow server whose info was published.
   """
-  # A step may keep all threads of the server busy, so that the thread below
-  # waits; probes have their own threads.
+  # A step may keep all threads of the server busy, and the thread below then
+  # waits. Therefore probes have their own threads.
   threading.Thread(
     target=_probe_peers, args=[server.target], daemon=True
   ).start()
@@ -187,7 +187,7 @@ def _follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
 
   Args:
     target: target of sessions with the server, which runs in this process.
-    silent: "host:port" of the claim's silent peers. It is read again and
+    silent: "host:port" of the claim's silent peers, which is read again and
       published after each yield.
   """
   with tf.Graph().as_default(), tf.Session(target) as session:

@@ -49,7 +49,7 @@ class Batches:
   def __init__(
     self, rows: RowStream, sizes: BatchSizes, skips: Skips | None = None
   ):
-    """Groups rows; leaves out the batches of `skips`."""
+    """Groups rows into batches; leaves out the batches of `skips`."""
     self._rows = rows
     self._sizes = sizes
     self._skips = skips or Skips()
@@ -187,7 +187,7 @@ class Prefetcher:
 def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
   length = len(rows[0]["targets"])
   # The sources of a mixture may have different features. A row without
-  # segments is one segment; of a row without weights every token is learned.
+  # segments is one segment; in a row without weights every token is learned.
   ones = {
     "segments": np.ones(length, np.int32),
     "loss_weights": np.ones(length, np.float32),

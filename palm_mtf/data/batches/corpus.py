@@ -50,7 +50,7 @@ class Corpus:
 
   @property
   def fingerprint(self) -> str:
-    """A hash of all that decides the batches but seed and batch sizes."""
+    """A hash of all that decides the batches, except seed and batch sizes."""
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
       parts.append("shuffled documents")  # earlier versions shuffled only rows
@@ -63,7 +63,7 @@ class Corpus:
   @property
   def validation_bytes_per_token(self) -> float:
     """Bytes of text per learned token of the validation batches."""
-    # Validation rows are mixed by the rates, and all have as many tokens.
+    # Validation rows are mixed by the rates, and have equally many tokens.
     return sum(
       source.rate * store.validation.bytes_per_token
       for source, store in zip(self.sources, self.stores, strict=True)
@@ -115,7 +115,7 @@ class Corpus:
       seed=self.seed,
     )
 
-  # In the order of the text, sources mixed by row.
+  # Validation rows keep the order of the text; sources are mixed row by row.
   @functools.cached_property
   def _validation_rows(self) -> list[RowSource]:
     return self._rows("validation")

@@ -41,7 +41,7 @@ from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
 
 _STRIDE = 256
-_CHUNK = 1 << 20  # documents per step of a pass over all; whole strides
+_CHUNK = 1 << 20  # documents per step of a pass over an epoch; n * _STRIDE
 # Most tokens of a block: 32,768 rows of 2,048, 16 batches of PaLM's largest
 # size. The documents of a block, some ten thousand, are listed in memory.
 _BLOCK_TOKENS = 1 << 26
@@ -56,7 +56,7 @@ class DocumentOrder:
 
     Args:
       tokens: documents of the source, at least one.
-      key: name of the shuffles; every epoch has its own.
+      key: name of the shuffles; every epoch is shuffled differently.
     """
     self._tokens = tokens
     self._key = key
@@ -78,7 +78,7 @@ class DocumentOrder:
     """Returns the first document that begins at or after `position`.
 
     Returns:
-      Its number, and the position where it begins.
+      The document's number, and the position where it begins.
     """
     epoch, rest = divmod(position, self.num_tokens)
     # Find the 256 documents around the position, then the document in them.

@@ -55,9 +55,9 @@ class Mixture:
     Returns:
       Two arrays [n], int64; the rows of a source count from 0 on, in order.
     """
-    # Nothing is replayed: each earlier block has a known number of rows per
-    # source. A source's rows come in order, so that an epoch ends before the
-    # next begins.
+    # Earlier blocks need not be replayed, because each has a known number of
+    # rows per source. A source's rows come in order, so that an epoch ends
+    # before the next begins.
     if len(self.rows_of_block) == 1:
       return np.zeros_like(numbers), numbers
     blocks, places = np.divmod(numbers, BLOCK_ROWS)
@@ -133,7 +133,7 @@ class MixedRows:
   def _places(
     self, numbers: np.ndarray
   ) -> Iterator[tuple[RowSource, int, int]]:
-    """Yields the source, its epoch and its row that each number reads."""
+    """Yields the source, epoch and row that each number reads."""
     sources, index = self._mixture.locate(numbers)
     places = np.empty([len(numbers), 2], np.int64)
     for s in np.unique(sources):

@@ -29,7 +29,7 @@ class Example(NamedTuple):
 
 
 class Objective(Protocol):
-  """Makes examples of texts.
+  """Makes examples from texts.
 
   Attributes:
     has_prefix: whether inputs attend to one another in both directions.
@@ -195,7 +195,7 @@ def from_json(value: list) -> Objective:
 def _cut_spans(spans: np.ndarray, length: int) -> np.ndarray:
   """Cuts spans into pieces of `length` tokens; a span's last piece is shorter.
 
-  Arguments and result are those of `Objective.cut`.
+  `Objective.cut` documents the arguments and the result.
   """
   start, stop = spans.T
   pieces = -(-(stop - start) // length)

@@ -25,7 +25,7 @@ each document; "_" is padding.
                  inputs         0 a b 0 0 0    0 c 0 0 0 0    0 d e f 0 0
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
-PaLM packs "joined" (PaLM 5). A token attends only to tokens of its own segment.
+PaLM packs "joined" (PaLM 5). A token attends only to its own segment.
 Where inputs attend to one another in both directions (objectives.py), feature
 "prefix" is 1 at the inputs and at the 0 before the first input. If "a" and "c"
 were inputs too, the packed rows would have
@@ -122,7 +122,7 @@ def make_joined_row(
   """
   row = {"inputs": _shift(targets), "targets": targets}
   if eod_id is not None:
-    # Where [eod] would be the input, a segment begins, and its input is 0.
+    # A segment begins where the input would be [eod], and gets input 0 instead.
     begins = row["inputs"] == eod_id
     row["inputs"][begins] = 0
     row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
@@ -150,7 +150,7 @@ class WholeRows:
       length: tokens in a row.
       packed: whether a row takes as many documents as fit.
       seed: seed of the packing order and of the objective's random numbers.
-      objective: makes examples of texts.
+      objective: makes examples from texts.
     """
     self._tokens = tokens
     self._length = length
@@ -186,7 +186,7 @@ class WholeRows:
 
     Args:
       number: number of the row, below `num_rows`.
-      epoch: number of the epoch; the objective draws other numbers in each.
+      epoch: number of the epoch, on which the objective's draws depend.
     """
     row = {name: np.zeros(self._length, np.int32) for name in self.features}
     row["loss_weights"] = np.zeros(self._length, np.float32)

@@ -11,8 +11,8 @@ import hashlib
 import numpy as np
 
 _ROUNDS = 8
-# With fewer bits per half, the shuffle would show a pattern. In exchange the
-# smallest sizes take more cycle walking: about 100 steps for a size of 2.
+# With fewer bits per half, the shuffle would show a pattern. The price is more
+# cycle walking for the smallest sizes: about 100 steps for a size of 2.
 _MIN_HALF_BITS = 4
 # A table of this many values costs as much as shuffling a few numbers.
 _MAX_TABLE = 1 << 12
@@ -24,7 +24,7 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   Args:
     index: elements in 0 .. size - 1, [...], integer.
     size: number of elements that are shuffled, at least 1.
-    key: name of the shuffle; every key has its own.
+    key: name of the shuffle; different keys shuffle differently.
 
   Returns:
     Places in 0 .. size - 1, one to one with the elements, [...], int64.

@@ -58,7 +58,7 @@ def decide(
     num_processes: number of worker processes; one per core by default.
 
   Raises:
-    UserError: as the sources do, or a worker process was killed.
+    UserError: a source cannot be read, or a worker process was killed.
   """
   measurer = Measurer(
     duplicates=filters.remove_duplicates is not None,
@@ -107,10 +107,10 @@ class _Columns:
     self._filters, self._examples = filters, examples
     self._is_measured = examples is not None or filters.remove_duplicates
     self._decisions = bytearray()
-    # Of measured documents.
+    # One entry per measured document:
     self._weights, self._held_out = array("d"), bytearray()
     self._contaminated = bytearray()
-    # Of measured documents that contain no example.
+    # One entry per measured document that contains no example:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
@@ -145,7 +145,7 @@ class _Columns:
     self._values += b"".join(values)
 
   def decisions(self) -> np.ndarray:
-    """Returns the decisions, duplicates not removed, [documents], uint8."""
+    """Returns the decisions before duplicates are found, [documents], uint8."""
     decisions = np.frombuffer(self._decisions, np.uint8)
     if self._examples is not None:
       contaminated = np.frombuffer(self._contaminated, np.uint8)
@@ -153,7 +153,7 @@ class _Columns:
     return decisions
 
   def candidates(self) -> Candidates:
-    """Returns the documents on which the decision is 0."""
+    """Returns the documents that `decisions` keeps."""
     weights = np.frombuffer(self._weights, np.float64)
     held_out = np.frombuffer(self._held_out, np.bool_)
     if self._examples is not None:
@@ -172,7 +172,7 @@ class _Columns:
 def _find_reason(
   document: Document, num_bytes: int, filters: FilterConfig
 ) -> str:
-  """Returns why a document is removed, whatever other documents are, or ""."""
+  """Returns why a document is removed regardless of other documents, or ""."""
   lowest, longest = filters.min_quality, filters.max_document_bytes
   if lowest is not None and document.quality < lowest:
     return "low_quality"

@@ -43,7 +43,7 @@ class EvaluationSets:
     """A hash of all examples, whatever their order.
 
     Raises:
-      UserError: as the tasks and files do.
+      UserError: a task or a file cannot be read.
     """
     digests = sorted({each.digest(16) for each in self._examples()})
     return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
@@ -79,7 +79,7 @@ def read_all(
     setting: setting that holds the globs, for messages.
 
   Raises:
-    UserError: as `TextFiles`.
+    UserError: a file cannot be read; see `TextFiles`.
   """
   files = TextFiles(
     globs,

@@ -48,7 +48,7 @@ def open_filtered(
     sequence_length: tokens in a row, for preprocessors that cut token ids.
 
   Raises:
-    UserError: as `open_sources`.
+    UserError: `open_sources` fails.
   """
   sources = open_sources(data, sequence_length)
   if not data.filters.removes:
@@ -79,7 +79,7 @@ def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
 
 
 def read_decisions(path: str) -> list[np.ndarray] | None:
-  """Returns what `write_decisions` wrote; None if the file is no whole one."""
+  """Returns what `write_decisions` wrote; None if it is missing or damaged."""
   try:
     with open(path, "rb") as file:
       found, content = file.read(_HASH_BYTES), file.read()
@@ -118,8 +118,8 @@ class _Decisions:
     examples = self._evaluation_sets and self._evaluation_sets.fingerprint
     if self._known is None:
       self._known = [each.fingerprint(digests) for each in self._sources]
-    # The hash takes in the examples themselves, not the names of tasks and
-    # files that hold them.
+    # The hash covers the examples, not the names of tasks and files that hold
+    # them.
     plain = dataclasses.replace(
       self._filters, decontaminate_tasks=(), decontaminate_files=None
     )
@@ -128,7 +128,7 @@ class _Decisions:
     parts = [_VERSION, self._known[number], sorted(changed)]
     if examples:
       parts.append(examples)
-    # Duplicates are found across sources, so every source has a say.
+    # Duplicates are found across sources, so decisions depend on all sources.
     if self._filters.remove_duplicates:
       parts += [number, *self._known]
     return hash_parts(tuple(parts))
@@ -150,7 +150,7 @@ class _Decisions:
 
 
 class FilteredSource:
-  """A Source of the documents that filters keep of another source."""
+  """A Source of the documents of another source that filters keep."""
 
   def __init__(self, source: Source, number: int, decisions: _Decisions):
     """Takes a source and its number among all sources of the run."""
@@ -181,7 +181,8 @@ class FilteredSource:
     """Yields (split, document) for each document that is kept.
 
     Raises:
-      UserError: as the source does, or its documents changed, or none is kept.
+      UserError: the source cannot be read, its documents changed, or filters
+        remove all of them.
     """
     decisions = self._decisions.by_source[self._number]
     if len(decisions) and decisions.all():

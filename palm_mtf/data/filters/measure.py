@@ -33,7 +33,7 @@ class Measures(NamedTuple):
 
 
 class Measurer(NamedTuple):
-  """A function of batches of documents.
+  """A function that measures the documents of a batch.
 
   Attributes:
     duplicates: whether to compute digests.

@@ -28,16 +28,16 @@ class Document(NamedTuple):
   quality: float | None = None  # a score that the user computed
 
   def digest(self, num_bytes: int, purpose: str = "") -> bytes:
-    """Returns a BLAKE2b hash of inputs and text, independent by purpose."""
+    """Returns a BLAKE2b hash of inputs and text, another for each purpose."""
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
     if self.inputs is not None:
       digest.update(b"\0" + _bytes(self.inputs))  # no text holds a NUL
     return digest.digest()
 
-  # If a source has no validation split, its documents of a rank below
-  # VALIDATION_SHARE are held out. So the choice depends neither on their order
-  # nor on their place, and two equal texts are never in different splits.
+  # If a source has no validation split, its documents with a rank below
+  # VALIDATION_SHARE are held out. So the choice depends neither on the order of
+  # documents nor on their place, and equal texts are always in the same split.
   @property
   def rank(self) -> float:
     """A hash of inputs and text, uniform over [0, 1)."""

@@ -46,7 +46,7 @@ class TextFile(NamedTuple):
 
   @property
   def is_json_lines(self) -> bool:
-    """Whether each line is a document; otherwise the file is one."""
+    """Whether each line is a document; otherwise the file is one document."""
     return format_of(self.path) == ".jsonl"
 
 
@@ -181,7 +181,7 @@ def describe_file(path: str, setting: str = "") -> TextFile:
   """Returns the size and times of a file.
 
   Raises:
-    UserError: it may not be read; begins with `setting`.
+    UserError: the file may not be read; the message begins with `setting`.
   """
   where = f"{setting}: {path}" if setting else path
   if not os.access(path, os.R_OK):

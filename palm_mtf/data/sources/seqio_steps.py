@@ -73,7 +73,7 @@ def read_examples(dataset: Any, where: str) -> Iterator[dict[str, Any]]:
   """Yields the elements of a tf.data.Dataset as NumPy values.
 
   Raises:
-    UserError: a preprocessor fails; begins with `where`.
+    UserError: a preprocessor fails; the message begins with `where`.
   """
   with user_code(where):
     examples = dataset.as_numpy_iterator()

@@ -162,7 +162,7 @@ class SeqioTask:
     validation_share: float,
     sequence_length: int | None,
   ):
-    """Looks at the splits and preprocessors of a `seqio.Task`."""
+    """Reads the splits and preprocessors of a `seqio.Task`."""
     self.name = task.name
     self.rate = rate
     self._task = task
@@ -308,8 +308,8 @@ class SeqioTask:
       kinds = {name: kind_of_feature(specs[name]) for name in names}
       if set(kinds.values()) not in ({"text"}, {"ids"}):
         raise UserError(
-          f"TASK: {self.name} makes {kinds}; make each a text, or each the "
-          "ids of one."
+          f"TASK: {self.name} makes {kinds}; make all of them texts, or all of "
+          "them token ids."
         )
       is_text = kinds["targets"] == "text"
       outputs = self._task.output_features

@@ -113,7 +113,7 @@ class TextFiles:
       settings: names of the user's settings, for messages.
 
     Raises:
-      UserError: as `find_files`, or a file has no JSON lines for
+      UserError: `find_files` fails, or a file has no JSON lines for
         `quality_field`.
     """
     self.name = name
@@ -140,12 +140,12 @@ class TextFiles:
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the files' bytes, their order and the settings."""
-    # Neither paths nor times: tokens are found again where files have moved
-    # or were touched, as long as their order stays.
+    # Paths and times are left out, so that tokens are found again after files
+    # were moved or touched, as long as their order is the same.
     kinds = [file.is_json_lines for file in self.files]
     contents = (digests or FileDigests()).read(self.files)
-    # Not the field of the quality: it changes no document, and the fingerprint
-    # of a filter that reads it has the field.
+    # The quality field is left out, because it changes no document; the
+    # fingerprint of a filter that reads the field includes it.
     fields = (self._fields.text, self._fields.weight)
     return hash_parts(
       (

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluation examples in training text, found by their 8-grams (PaLM 8).
 
-PaLM does not say what a gram is: here it is a word (ngrams.py), of an example's
-inputs and then of its text. Two questions have an answer:
+PaLM does not say what a gram is: here it is a word (ngrams.py). An example is
+its inputs followed by its text. Two classes answer two questions:
 
 ContaminationSearch: which examples are contaminated? At least 70% of such an
 example's 8-grams occur anywhere in the training text.
@@ -29,7 +29,7 @@ from palm_mtf.data.statistics.ngrams import (
 
 NGRAM_WORDS = 8
 MIN_SHARE = 0.7
-_MAX_NGRAMS = 1 << 21  # of about 13 MB of text, in some 65 bytes each
+_MAX_NGRAMS = 1 << 21  # 13 MB of text; some 65 bytes of memory per n-gram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Contamination:
 
   examples: int
   judged: int  # examples whose n-grams were looked for: all, or a sample
-  # Judged examples of fewer than 8 words, counted separately, because one or
-  # two words always occur.
+  # Examples of fewer than 8 words that are counted in `judged`. They are shown
+  # separately, because one or two words always occur.
   short: int
   contaminated: int
   contaminated_short: int
-  ngram_share: float  # share of the judged examples' n-grams that were found
+  ngram_share: float  # share of these examples' n-grams that were found
 
 
 class Examples:

@@ -66,8 +66,8 @@ class Duplicates:
   exact_bytes: int  # of their text, in UTF-8
   exact_across: int  # held-out documents with the text of a training document
   near_groups: int  # groups of two or more different texts
-  near_texts: int  # texts in these groups, without one per group
-  near_bytes: int  # of these texts; the one left out is the largest
+  near_texts: int  # texts in these groups, minus one per group
+  near_bytes: int  # of these texts, without the largest text of each group
   # Held-out documents in a group with a training document, not counted in
   # exact_across.
   near_across: int

@@ -94,7 +94,7 @@ def survey(
     note_length: called for each training document whose tokens are counted.
 
   Raises:
-    UserError: as the sources do.
+    UserError: a source cannot be read.
   """
   total, counts = TextCounts(), [TextCounts() for _ in sources]
   sketches = [Sketches() for _ in sources]

@@ -52,7 +52,7 @@ class TokenArray:
 
   @property
   def has_inputs(self) -> bool:
-    """Whether documents are examples, of which only targets are learned."""
+    """Whether documents are examples, so that only targets are learned."""
     return any(shard.has_inputs for shard in self._shards)
 
   @property
@@ -73,7 +73,7 @@ class TokenArray:
     done = 0
     while done < len(tokens):
       shard, first = self._shards[number], start + done - self._starts[number]
-      # The disk is read here: only the pages of this part.
+      # Only here is the disk read, and only the pages of this part.
       part = shard.tokens[first : first + len(tokens) - done]
       tokens[done : done + len(part)] = part
       if shard.has_inputs:
@@ -156,13 +156,13 @@ def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
 
   Raises:
     OSError: the file cannot be mapped.
-    ValueError: it has no header of an array, or is too short.
+    ValueError: the file has no header of an array, or is too short.
   """
   with open(path, "rb") as file:
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     begin, count = file.tell(), math.prod(shape)
-    if not count:  # no byte cannot be mapped
+    if not count:  # an empty range cannot be mapped
       return np.empty(shape, dtype)
     num_bytes = begin + count * dtype.itemsize
     content = _map(file.fileno(), num_bytes, path, is_random)

@@ -159,7 +159,7 @@ def _lock_folder(folder: str) -> Iterator[None]:
   """Waits until no other process writes into `folder`, and locks it."""
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
-    # A file, opened to write, because NFS locks nothing else. The kernel
+    # Lock a file opened for writing, because NFS locks nothing else. The kernel
     # releases the lock of a process that is killed.
     path = os.path.join(folder, ".lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -161,8 +161,8 @@ def write_shard(
     blake2b={file: hash_file(os.path.join(folder, file)) for file in files},
   )
   if num_read:
-    # Last, so that a shard whose writer was killed has no .json, and counts as
-    # missing.
+    # Written last, so that a shard whose writer was killed has no .json and
+    # counts as missing.
     write_sealed_json(
       _summary_path(folder, number), dataclasses.asdict(summary)
     )

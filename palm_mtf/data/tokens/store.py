@@ -43,7 +43,7 @@ from palm_mtf.model_dir.atomic_files import sync, writing
 # repair of a store relies; a part of the name of a store.
 FORMAT = 3
 
-# Bytes of text in a shard: at most so much is encoded again after a stop.
+# Bytes of text in a shard. A run that was stopped encodes at most this again.
 SHARD_BYTES = 64 << 20
 _MANIFEST = "manifest.json"
 

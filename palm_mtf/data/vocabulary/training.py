@@ -68,7 +68,7 @@ def train_vocabulary(
   """Writes a vocabulary of `vocab_size` pieces, learned from texts, to `path`.
 
   Raises:
-    UserError: as `learn_model`, or `path` cannot be written.
+    UserError: `learn_model` fails, or `path` cannot be written.
   """
   sample = training_sample(documents, vocab_size)
   # Do not replace an existing file: another command may have trained this
@@ -197,8 +197,8 @@ def _explain_refusal(setting: str, vocab_size: int, message: str) -> str:
     )
   if at_least := re.search(r"required_chars\. \d+ vs (\d+)", message):
     return (
-      f"{what}: too low, the control, byte and digit pieces and the text's "
-      f"frequent characters alone are {at_least[1]}; set {setting} = "
+      f"{what}: too low, because the control, byte and digit pieces and the "
+      f"text's frequent characters are {at_least[1]}; set {setting} = "
       f"{at_least[1]} or more."
     )
   return f"{what}: SentencePiece cannot train a vocabulary: {message}"

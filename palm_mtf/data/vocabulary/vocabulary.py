@@ -9,7 +9,7 @@ scripts: a token per byte). The ids:
 
   0           <pad>   shifted in at the start of every sequence
   1           [eod]   end of document; a text that says "[eod]" has other ids
-  2           <unk>   never made: byte pieces take its place
+  2           <unk>   never made: byte pieces replace it
   3 .. 258    <0x00> .. <0xFF>
   259 ..      learned pieces, among them the digits and runs of white space
   last ones   EXTRA_IDS sentinels in T5's order
@@ -74,7 +74,7 @@ class Vocabulary:
       extra_ids: EXTRA_IDS, number of sentinels after the pieces of the file.
 
     Raises:
-      UserError: there is no such file, or it is no model that can be used.
+      UserError: there is no such file, or its model cannot be used.
     """
     what = f"{setting} = {path!r}"
     self.path = path
@@ -264,8 +264,8 @@ def load_vocabulary(
   """Returns VOCABULARY, or where it is None MODEL_DIR/vocabulary.model.
 
   Raises:
-    UserError: the file is no fitting model, has more than `vocab_size` pieces,
-      or cannot be trained or written.
+    UserError: the file is not a fitting model, has more than `vocab_size`
+      pieces, or cannot be trained or written.
   """
   path = data.vocabulary
   if path is None:
@@ -315,7 +315,7 @@ def with_sentinels(model: bytes, extra_ids: int) -> bytes:
     extra_ids: EXTRA_IDS, number of sentinels.
 
   Raises:
-    google.protobuf.message.DecodeError: it is no such model.
+    google.protobuf.message.DecodeError: `model` is not a SentencePiece model.
   """
   if not extra_ids:
     return model

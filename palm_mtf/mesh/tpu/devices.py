@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of TPU devices, and where on the torus each of them lies."""
+"""Names of TPU devices, and the place of each device on the torus."""
 
 import dataclasses
 import math
@@ -15,11 +15,11 @@ from palm_mtf.mesh.tpu.placement import TpuPlacement
 
 @dataclasses.dataclass(frozen=True)
 class TpuDevices:
-  """`Devices` that are TPUs; a pod is a slice of them."""
+  """`Devices` that are TPUs; each pod is a slice of TPUs."""
 
   client: str
   pods: Sequence[Sequence[str]]
-  # Where replica i, which is device i of the mesh, lies on each pod's torus.
+  # For each pod, the place on the torus of replica i (device i of the mesh).
   assignments: Sequence[tf.tpu.experimental.DeviceAssignment]
 
   def placement(self, mesh: DeviceMesh, pod: int) -> TpuPlacement:
@@ -48,8 +48,8 @@ def tpu_devices(
 
   Args:
     mesh: axes and layout rules of each pod.
-    where: slice that each pod is.
-    topologies: topology of each pod, as its TPUs say.
+    where: slice of each pod.
+    topologies: topology of each pod, as TensorFlow finds it.
     jobs: job name of each pod; None is this process.
     client: TensorFlow's name of the client's CPU.
   """

@@ -1,8 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Lowers Mesh TensorFlow graphs for TPUs: each call is a program of XLA.
+"""Lowers Mesh TensorFlow graphs for TPUs: each call is an XLA program.
 
-One pod does a whole training step in one program. Several pods do it in two:
+With one pod, a training step is one program. With several pods it is two, A
+(gradients) and B (the update), with a sum between them:
 
   A       device -> host -> hosts of the other pods
   sum     on the hosts, in the order of the pods, float32
@@ -22,15 +23,15 @@ from palm_mtf.mesh.tpu.stacked_variables import in_stacks
 
 
 class _Sums(NamedTuple):
-  """Sums over pods that are alike in shape, for one pod."""
+  """Sums over pods with equal shapes, as one pod receives them."""
 
   exchanges: Sequence[Exchange]
-  # Of each device, on its host: [exchanges, slice] float32.
+  # One per device, on the device's host: [exchanges, slice] float32.
   stacks: Sequence[tf.Tensor]
 
 
 class TpuLowering:
-  """`Lowering` of each call for itself; all calls share the variables."""
+  """`Lowering` of each call separately; all calls share the variables."""
 
   def __init__(self, placements: Mapping[mtf.Mesh, TpuPlacement]):
     self._placements = placements
@@ -40,8 +41,8 @@ class TpuLowering:
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds what one call into a session runs, on all pods."""
-    # A: what is exchanged between pods. Where nothing is, B is all there is.
+    """Builds the programs of all pods that one call into a session runs."""
+    # Program A computes what pods exchange; if nothing, there is only B.
     wanted = [*(x.operation for x in tensors.values()), *operations]
     sums = self._exchanged(wanted)
     values, done = {}, []
@@ -67,18 +68,18 @@ class TpuLowering:
     """Builds several training steps of one pod, in one call.
 
     Args:
-      tensors: tensors to fetch of each step, by name, [] float32 or bool. The
-        step whose "is_finite" is false is the last one.
-      operations: operations of each step's last round.
-      accumulations: operations of the rounds before it.
+      tensors: tensors to fetch in each step, by name, [] float32 or bool. The
+        first step whose "is_finite" is false is the last step.
+      operations: operations of the last round (microbatch) of a step.
+      accumulations: operations of all earlier rounds.
       rounds: values of all rounds of all steps, [rounds, ...], by the name of
         the tensor that is imported onto the mesh.
       rounds_per_step: number of rounds in a step.
       num_steps: number of steps to run, [], int32, on the host.
 
     Returns:
-      The number of steps that were run, [] int32; and the tensors of each,
-      [steps], by name, which are anything for steps that were not run.
+      The number of steps that were run, [] int32; and the tensors of all steps,
+      [steps], by name, which are undefined for steps that were not run.
     """
     ((mesh, placement),) = self._placements.items()
     wanted = [*(x.operation for x in tensors.values()), *operations]
@@ -96,8 +97,8 @@ class TpuLowering:
       with placement.in_round(rounds, i * rounds_per_step + last):
         return _packed(_Program(mesh, placement, wanted), tensors)
 
-    # All inputs of a step are on the devices: rows and numbers of all rounds
-    # come with the call, and results go back at its end.
+    # During the loop nothing crosses to the host: rows and numbers of all
+    # rounds come with the call, and results go back at its end.
     def computation() -> tuple[list[tf.Tensor], tf.Operation]:
       steps_here = placement.fed([num_steps] * placement.size)
 
@@ -138,7 +139,7 @@ class TpuLowering:
     operations: Sequence[mtf.Operation],
     sums: Sequence[_Sums],
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Returns the tensors of one pod, and what runs all."""
+    """Returns the tensors of one pod and the operation of its program."""
     placement = self._placements[mesh]
     wanted = [*(x.operation for x in tensors.values()), *operations]
 
@@ -193,18 +194,18 @@ class TpuLowering:
     """Computes terms of exchanges, the gradients of a step, on their pod.
 
     Returns:
-      By the positions of terms that are alike: the stack of their slices of
-      each device, on its host.
+      {positions of terms with equal shapes: stacks}, where `stacks` has one
+      stack of the terms' slices per device, on the device's host.
     """
     placement = self._placements[mesh]
     stacks: list[Sequence[int]] = []
 
     def computation():
       lowering = _Program(mesh, placement, [x.operation for x in terms])
-      # all-reduce within the pod, if a sum is pending
+      # All-reduce within the pod, if a sum is pending.
       laid_out = [lowering.tensors[x].to_laid_out_tensor() for x in terms]
       parts = [x.one_slice for x in laid_out]
-      # Each message has its own price, so terms that are alike go together.
+      # Each message has a fixed cost, so terms with equal shapes share one.
       alike = collections.defaultdict(list)
       for i, part in enumerate(parts):
         alike[part.dtype, *part.shape.as_list()].append(i)
@@ -224,7 +225,7 @@ class TpuLowering:
 
 
 class _Program(mtf.Lowering):
-  """Lowers what some operations of a mesh need, and no more."""
+  """Lowers only what some operations of a mesh need."""
 
   def __init__(
     self,
@@ -252,9 +253,9 @@ class _Program(mtf.Lowering):
 
 
 class _Variables(dict):
-  """The slices of variables, made when they are first asked for."""
+  """The slices of variables, made when they are first read."""
 
-  # An update's slots are no inputs of it: no lowered operation has made them.
+  # An update's slots are not its inputs, so no lowered operation makes them.
 
   def __init__(self, placement: TpuPlacement):
     super().__init__()
@@ -265,7 +266,7 @@ class _Variables(dict):
 
 
 def _needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
-  """Returns operations and what they need, in order; exchanges need nothing."""
+  """Returns operations and all their inputs, in order; stops at exchanges."""
   todo = list(wanted)
   needed = set(todo)
   while todo:
@@ -278,7 +279,7 @@ def _needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
   return [x for graph in graphs for x in graph.operations if x in needed]
 
 
-# Numbers leave a device as one message, [tensors] float32.
+# A device sends all its numbers in one message, [tensors] float32.
 
 
 def _packed(

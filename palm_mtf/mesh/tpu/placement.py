@@ -3,10 +3,10 @@
 """The placement of a pod on TPUs: one program, which all devices run.
 
   host of a device    rows, sums over pods      -> device
-  device              what a computation gives  -> its host
+  device              results of a computation  -> its host
 
-Mesh TensorFlow's `SimdMeshImpl` writes down what one device does; inside
-`tf.tpu.replicate` XLA compiles that for every device of the mesh.
+Mesh TensorFlow's `SimdMeshImpl` builds the operations of one device; inside
+`tf.tpu.replicate` XLA compiles these operations for every device of the mesh.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   Attributes:
     cpus: CPU next to each device.
-    lower: makes the lowering of a graph whose meshes are placed like this one.
+    lower: makes the lowering of a graph whose meshes are placed on TPUs.
   """
 
   native_threads = 0
@@ -53,8 +53,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
     Args:
       mesh: axes and layout rules.
-      assignment: where on the torus each device of the mesh lies.
-      devices: TensorFlow's names of them.
+      assignment: place on the torus of each device of the mesh.
+      devices: TensorFlow's names of these devices.
       lower: makes the lowering of placements, by mesh.
     """
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
@@ -62,25 +62,25 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       shape,
       list(mesh.rules.items()),
       device_assignment=assignment,
-      # Sums are sent in the dtype of what is summed, as on other devices.
+      # Sums are sent in the dtype of their terms, as on other devices.
       allreduce_in_bfloat16_max_group_size=len(devices),
     )
     self._devices, self.lower = list(devices), lower
     self.cpus = [cpu_near(device) for device in devices]
     self.cpu = self.cpus[0]
-    self.reading_cpus = [self.cpu]  # TensorFlow sends the others their rows
+    self.reading_cpus = [self.cpu]  # TensorFlow sends rows to other hosts
     self._stacks: list[Stack] = []
     self._slots: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}
-    # In a loop: what is imported, in all rounds; on the host, and as devices
-    # are fed it.
+    # In a loop: imported values of all rounds, on the host; and the same values
+    # on the devices.
     self._rounds: Mapping[str, tf.Tensor] = {}
     self._fed_rounds: dict[str, tf.Tensor] = {}
 
   def LaidOutVariable(  # noqa: N802, Mesh TensorFlow's name
     self, variable: SlicedVariable, mesh_impl: "TpuPlacement"
   ) -> "_LaidOutVariable":
-    """Returns a variable's row of its stack; all computations share stacks."""
+    """Returns a variable's row in its stack; all computations share stacks."""
     if variable.name not in self._slots:
       with tf.control_dependencies(None):  # outside of the computation
         for alike in stacked_with(variable, self):
@@ -99,8 +99,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Builds a program that runs a computation on every device.
 
     Args:
-      computation: builds one device's part; returns tensors, and operations
-        that are run with them.
+      computation: builds one device's part; returns tensors, and an operation
+        that runs with them.
 
     Returns:
       [tensors][devices], and the program as one operation.
@@ -136,18 +136,19 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Repeats a part of a computation while a condition holds.
 
     Args:
-      condition: function of the values before a round: whether there is one.
-      body: a round: returns the next values. It uses no variable that no
-        computation has used before.
+      condition: function of the values; returns whether to run another round.
+      body: function of the values; runs a round and returns the next values. It
+        uses only variables that an earlier computation has used.
       values: values before the first round.
 
     Returns:
-      The last values.
+      The values after the last round.
     """
     num = len(values)
 
-    # Variables are carried next to the values, as whole stacks: a round begins
-    # with what the last one left, and the program reads and writes them once.
+    # The loop carries variables next to the values, as whole stacks, so that a
+    # round begins with the previous round's result, and the program reads and
+    # writes each variable once.
     def of_round(*carried: tf.Tensor) -> list[tf.Tensor]:
       for stack, whole in zip(self._stacks, carried[num:], strict=True):
         stack.begin(whole)
@@ -167,7 +168,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def in_round(
     self, rounds: Mapping[str, tf.Tensor], index: tf.Tensor
   ) -> Iterator[None]:
-    """Lowers what is imported, in its body, as a round of a loop has it.
+    """Imports tensors in its body with their values in one round of a loop.
 
     Args:
       rounds: values in all rounds, [rounds, ...], by the name of the tensor
@@ -183,7 +184,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """The number of the device in the mesh, [] int32."""
     if self._pnum_tensor is None:
       numbers = []
-      # No part of the collective that may be the first to ask for it.
+      # Outside of the name scope of the collective that may first need it.
       with tf.init_scope(), tf.name_scope("pnum/"):
         for pnum, host in enumerate(self.cpus):
           with tf.device(host):
@@ -196,7 +197,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return mtf.import_tf_tensor(mesh, tensors[self.cpu], shape)
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor):
-    """Gives each device its slice of what the pod is fed, or of a constant."""
+    """Gives each device its slice of a fed tensor or of a constant."""
     value = tf.get_static_value(tf_x)
     if value is not None:  # a part of the program
       return self.slice(tf.constant(value, tf_x.dtype), x.shape)
@@ -212,7 +213,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return tf.gather(self._fed_rounds[tf_x.name], self._index)
 
   def _cut_and_fed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
-    """Cuts along the last dimensions, which have the sizes of `shape`."""
+    """Cuts slices along the last dimensions, and feeds one to each device."""
     before = tf_x.shape.as_list()[: tf_x.shape.ndims - shape.ndims]
     size = before + self.slice_shape(shape)
     begins = [
@@ -220,8 +221,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       for pnum in range(self.size)
     ]
     cut = {}
-    # On the pod's host, once for devices with the same slice; outside of
-    # computations, and of loops in them.
+    # Cut on the pod's host, once for all devices with the same slice, outside
+    # of computations and their loops.
     with tf.init_scope(), tf.device(self.cpu):
       for begin in dict.fromkeys(begins):
         is_whole = size == tf_x.shape.as_list()
@@ -229,20 +230,20 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.fed([cut[begin] for begin in begins])
 
   def fed(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns, on each device, its own of `values`: host -> device."""
+    """Sends value i from the host to device i; returns it there."""
     with tf.init_scope():
       return tpu_ops.tpu_replicated_input(list(values))
 
   def delay(self, x, signal):
-    """Returns x, which is not computed before `signal` is there."""
+    """Returns x, which is not computed before `signal`."""
     return self.slicewise(_after, x, signal)
 
   def assign_if_finite(self, slot, value, is_finite) -> list[tf.Tensor]:
-    """Assigns, in a step whose numbers are all finite."""
+    """Assigns if all numbers of the step are finite."""
     return self.slicewise(_assign_if, slot, value, is_finite).all_slices
 
   def update_if_finite(self, fn, slots, operands, is_finite):
-    """Updates, in a step whose numbers are all finite."""
+    """Updates if all numbers of the step are finite."""
     num = len(slots)
 
     def update(is_finite, *others):
@@ -283,9 +284,9 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     n = self.shape[mesh_axis].size
     if n == 1:
       return self.LaidOutTensor([part])
-    # TensorFlow has no name for XLA's all-gather. This is a sum of parts that
-    # are zeros elsewhere, which changes no number, whatever its dtype. Where
-    # XLA does not find that it is an all-gather, twice as much moves.
+    # TensorFlow has no operation for XLA's all-gather. Instead each device pads
+    # its part with zeros, and the sum is exact in every dtype. If XLA does not
+    # recognize the all-gather, it moves twice the bytes.
     with collective_scope(ALL_GATHER, self.shape, [mesh_axis]):
       is_here = tf.equal(tf.range(n), self.laid_out_pcoord(mesh_axis).one_slice)
       sizes = part.shape.as_list()
@@ -315,21 +316,21 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   def _create_group_assignment(self, mesh_axes):
     axes = tuple(mesh_axes)
-    if axes not in self._groups:  # of thousands of devices it takes a while
+    if axes not in self._groups:  # slow for thousands of devices
       groups = super()._create_group_assignment(axes)
       self._groups[axes] = np.array(groups, np.int32)
     return self._groups[axes]
 
 
 class _LaidOutVariable:
-  """A variable's row of a stack."""
+  """A variable's row in a stack."""
 
   def __init__(self, slot: StackedVariable, mesh_impl: TpuPlacement):
     self.laid_out_tensor = mesh_impl.LaidOutTensor([slot])
 
 
 def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  # XLA does not look at control dependencies.
+  # XLA ignores control dependencies.
   return gen_xla_ops.xla_optimization_barrier([x, signal])[0]
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables on TPUs: on each device a stack of all layers' "mlp/wi", say."""
+"""Variables on TPUs: each device stacks those of one kind, such as "mlp/wi"."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -12,16 +12,16 @@ from palm_mtf.ops.variables import Fill, SlicedVariable, make_variable
 from palm_mtf.ops.xla import function
 
 # A pod has thousands of devices and a model a hundred layers, and each variable
-# of each device has a price: to make, to hand to every program, to save. Hence
-# stacks; a checkpoint has their rows, layer by layer. gRPC counts the bytes of
-# a message in 32 bits, and a stack is one.
+# on each device costs time to make, to pass to every program and to save.
+# Therefore variables are stacked; a checkpoint has a stack's rows, layer by
+# layer. A stack is one message, whose bytes gRPC counts in 32 bits.
 _MAX_BYTES = 2**30
 
 _T = TypeVar("_T")
 
 
 def in_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
-  """Splits things of `num_bytes` each into as few stacks as messages allow."""
+  """Splits values of `num_bytes` each into as few stacks as messages allow."""
   num_rows = max(1, _MAX_BYTES // num_bytes)
   return [alike[i : i + num_rows] for i in range(0, len(alike), num_rows)]
 
@@ -29,7 +29,7 @@ def in_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
 def stacked_with(
   variable: SlicedVariable, mesh_impl: mtf.MeshImpl
 ) -> list[Sequence[SlicedVariable]]:
-  """Returns the variables of this one's kind, by stack, in layer order."""
+  """Returns all variables of the same kind, by stack, in layer order."""
   alike = [
     x
     for x in variable.graph.all_variables
@@ -41,15 +41,15 @@ def stacked_with(
 
 
 class Stack:
-  """Variables of one kind, a stack of their slices on each device.
+  """Variables of one kind; each device holds their slices in one tensor.
 
   Attributes:
     name: name of the first variable.
     slices: stack of each device.
   """
 
-  # A program reads a stack once, at its beginning, and writes it once, at its
-  # end; in between the rows are tensors.
+  # A program reads a stack once, at the program's beginning, and writes it
+  # once, at the end; in between the rows are tensors.
 
   def __init__(
     self,
@@ -60,7 +60,7 @@ class Stack:
     """Makes the variable of each device.
 
     Args:
-      variables: variables that are alike in shape, dtype and initializer.
+      variables: variables with equal shape, dtype and initializer.
       mesh_impl: placement of their mesh.
       hosts: CPU next to each device.
     """
@@ -88,10 +88,10 @@ class Stack:
     }
 
   def begin(self, whole: tf.Tensor | None = None) -> None:
-    """Begins a computation, or a part of it, which has read and set nothing.
+    """Begins a computation, or a part of it, with no row read or set.
 
     Args:
-      whole: stack at its beginning; None is the variable's value.
+      whole: stack at the beginning; None is the variable's value.
     """
     self._before, self._is_changed = whole, whole is not None
     self._rows: list[tf.Tensor] = []
@@ -104,7 +104,7 @@ class Stack:
     return self._rows[row]
 
   def set(self, row: int, value: tf.Tensor) -> None:
-    """Sets a row as it is to be at the end."""
+    """Sets a row's value at the end."""
     self._next[row] = value
     self._is_changed = True
 
@@ -118,7 +118,7 @@ class Stack:
     )
 
   def end(self) -> list[tf.Operation]:
-    """Returns what writes the variable, if it has changed."""
+    """Returns the operation that writes the variable, if it has changed."""
     return [self._variable.assign(self.whole())] if self._is_changed else []
 
   def _beginning(self) -> tf.Tensor:
@@ -128,7 +128,7 @@ class Stack:
 
 
 class StackedVariable:
-  """One variable, as a computation has it; `dtype` is the stored one."""
+  """One variable of a stack inside a computation; `dtype` is as stored."""
 
   def __init__(self, stack: Stack, row: int):
     self._stack, self._row = stack, row
@@ -137,17 +137,17 @@ class StackedVariable:
   def __tf_tensor__(
     self, dtype: tf.DType | None = None, name: str | None = None
   ) -> tf.Tensor:
-    # Its value before the computation, whatever has been assigned since.
+    # The value before the computation, even after an assignment.
     del dtype, name
     return self._stack.value(self._row)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
-    """Sets its value after the computation, and returns it."""
+    """Sets the value after the computation, and returns the value."""
     self._stack.set(self._row, value)
     return value
 
 
-# Returns stacks of slices, one for each of the regions that it is given.
+# Function of regions; returns one stack of slices per region.
 _First = Callable[[Sequence[Region]], list[tf.Tensor]]
 
 
@@ -164,8 +164,8 @@ def _first_values(
   is_filled = isinstance(variables[0].initializer, Fill)
   first = (_filled if is_filled else _drawn)(variables, mesh_impl)
   values = {}
-  # Each host makes the values of its devices' regions, each region's once: the
-  # same numbers as on CPUs, and none cross the network.
+  # Each host makes the values of its devices' regions, once per region. The
+  # values are the same as on CPUs, and none cross the network.
   for host, of_host in of_hosts.items():
     with tf.device(host):
       made = first(list(of_host.values()))
@@ -202,7 +202,7 @@ def _drawn(
   def drawn(begins: tf.Tensor) -> list[tf.Tensor]:
     rows: list[list[tf.Tensor]] = []
     for each in variables:
-      # One after the other: memory holds one whole weight at a time.
+      # One after another, so that memory holds one whole weight at a time.
       with tf.control_dependencies(rows[-1] if rows else []):
         whole = each.initializer.full_value(each.name, each.sizes)
         whole = tf.cast(whole, each.slice_dtype)

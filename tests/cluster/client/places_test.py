@@ -36,8 +36,8 @@ def test_devices_are_in_mesh_order_and_shared_equally_where_unnamed():
     (
       [["a:1", "b:1", "c:1"]],
       'ISLANDS: pod 0 needs 2 x 2 = 4 devices (MESH_SHAPE = "data:2,model:2"), '
-      "which 3 servers cannot share equally; name those of each, as in "
-      '"host:2222/0-1".',
+      "which 3 servers cannot share equally; name the devices of each server, "
+      'as in "host:2222/0-1".',
     ),
     (
       [["a:1/0-1", "a:1/1-2"]],

@@ -48,8 +48,8 @@ def train(corpus, model_dir, lose=None, saved=4, **macros):
 
 def going_on_from(error):
   """Returns the step of the last line that says where the run goes on."""
-  *_, line = [x for x in error.splitlines() if "going on from step" in x]
-  return int(line.partition("going on from step ")[2].split()[0])
+  *_, line = [x for x in error.splitlines() if "continuing from step" in x]
+  return int(line.partition("continuing from step ")[2].split()[0])
 
 
 def sends(number):
@@ -80,20 +80,20 @@ def test_pods_that_are_left_train_what_was_planned_for_them(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_server_of_another_host_that_is_started_anew_is_taken_back(
+def test_a_server_of_another_host_that_is_started_again_is_taken_back(
   corpus, tmp_path
 ):
   lost, undisturbed = tmp_path / "lost", tmp_path / "undisturbed"
   with Served(2) as servers:
 
-    def start_anew(unused_client):
+    def start_again(unused_client):
       servers.processes[1].kill()
       servers.processes[1].wait()
       servers.start(servers.addresses[1].rpartition(":")[2])
 
     cluster = {"PODS": "cluster", "ISLANDS": servers.islands}
     cluster["ON_POD_FAILURE"] = "wait"
-    error = train(corpus, lost, start_anew, **cluster)
+    error = train(corpus, lost, start_again, **cluster)
     train(corpus, undisturbed, **cluster)
   assert 4 <= going_on_from(error) < 60
   runs.assert_same_tensors(lost, undisturbed, 60)
@@ -235,7 +235,7 @@ def test_a_pod_that_is_lost_again_and_again_ends_the_run():
       assert recovery.pods_after(LOST, pods, SINGLE, 8) == pods
     assert message_of(pods, recovery, 8) == (
       "pod 1 is gone; 4 times a pod was lost since step 8 was saved; save more "
-      "often (CHECKPOINT_STEPS), or see to that pod, and run the same command "
+      "often (CHECKPOINT_STEPS), or repair that pod, and run the same command "
       "to resume."
     )
     assert recovery.pods_after(LOST, pods, SINGLE, 12) == pods

@@ -257,7 +257,7 @@ def calls_python(dataset):
     (
       TEXT,
       [lambda ds: ds.map(lambda e: {"targets": [e["text"]]})],
-      " makes {'targets': 'string of rank 1'}; make each a text, or each the",
+      " makes {'targets': 'string of rank 1'}; make all of them texts, or",
     ),
     (
       TEXT,

@@ -65,8 +65,9 @@ def test_too_many_pieces_for_the_text_is_an_error_with_the_number_that_works(
     (
       ["abcdef " * 9],
       270,
-      "VOCAB_SIZE = 270: too low, the control, byte and digit pieces and the "
-      "text's frequent characters alone are 276; set VOCAB_SIZE = 276 or more.",
+      "VOCAB_SIZE = 270: too low, because the control, byte and digit pieces "
+      "and the text's frequent characters are 276; set VOCAB_SIZE = 276 or "
+      "more.",
     ),
     (["abc"], 269, "give a whole number of at least 270"),
     ([], 300, "no training document"),
