@@ -3,7 +3,7 @@
 """SeqIO tasks for training and evaluation; installed as palm_mtf.tasks."""
 
 # Importing a module registers its tasks. A gin file, or any program that uses
-# SeqIO, imports it and sets where the text is. palm_mtf itself does not.
+# SeqIO, imports the module and names the text. palm_mtf itself imports none.
 
-# Before SeqIO, because it silences TensorFlow, which SeqIO imports.
+# Imported before SeqIO, because it silences TensorFlow, which SeqIO imports.
 import palm_mtf._tf  # noqa: F401

@@ -43,7 +43,7 @@ def palm_averages(
       such as "piqa_1_shot".
 
   Raises:
-    UserError: results of a task are missing, or there are two forms of it.
+    UserError: results of a task are missing, or given in two forms.
   """
   of_task: dict[str, Mapping[str, float]] = {}
   for name, metrics in results.items():

@@ -4,8 +4,8 @@
 
 behaviour_copying    which of four lists repeats the given one
 behaviour_counting   which number comes next
-behaviour_negation   which colour holds when a sentence denies another
-behaviour_names      who has a thing, and whether swapped names change that
+behaviour_negation   which colour is true if a sentence denies another
+behaviour_names      who has a thing, and whether answers change if names do
 behaviour_output     whether the output is text, long enough and no loop
 """
 
@@ -81,8 +81,8 @@ def counting() -> Iterator[Choice]:
 
 
 def negation() -> Iterator[Choice]:
-  """Yields the colour that holds, against the one that is denied."""
-  # Each pair in both orders, so that neither colour nor place gives the answer.
+  """Yields the true colour, against the denied colour."""
+  # Pairs come in both orders, so that neither colour nor place is the answer.
   for thing, (first, second) in itertools.product(
     _THINGS, itertools.permutations(_COLOURS, 2)
   ):
@@ -96,11 +96,11 @@ def negation() -> Iterator[Choice]:
 
 
 def names() -> Iterator[Choice]:
-  """Yields who has a thing in the end, with names as they are and swapped."""
+  """Yields who has a thing in the end, with the names in both roles."""
   for thing, (giver, taker) in itertools.product(
     _THINGS, itertools.combinations(_NAMES, 2)
   ):
-    # Consecutive, because `invariance` compares questions 2i and 2i + 1.
+    # The two are consecutive, because `invariance` compares 2i and 2i + 1.
     for a, b in ((giver, taker), (taker, giver)):
       yield Choice(
         f"{a} gave the {thing} to {b}. Now the {thing} belongs to",
@@ -122,7 +122,7 @@ def invariance(
 
 
 def output() -> Iterator[Question]:
-  """Yields beginnings to continue, which have no right answer."""
+  """Yields beginnings of texts to continue, which have no right answer."""
   for start in _STARTS:
     yield Question(start, "", [])
 
@@ -138,7 +138,7 @@ def assertions(
   """
   del targets
   checks = {
-    # Bytes that make no character are decoded to U+FFFD.
+    # Bytes that are not UTF-8 are decoded to U+FFFD.
     "valid_utf8": lambda text: "\ufffd" not in text,
     "long_enough": lambda text: len(text.strip()) >= _LEAST_CHARACTERS,
     "not_repetitive": lambda text: repetition(text) <= _MOST_REPEATED,
@@ -157,7 +157,7 @@ def repetition(text: str) -> float:
 
 
 def _question(inputs: str, options: list[str], right: int) -> Choice:
-  """Returns a question; its right option is at a place that varies."""
+  """Returns a question whose right option is at a varying place."""
   # Options are rotated by a sum of bytes, which is the same on any machine.
   turn = sum(inputs.encode()) % len(options)
   order = options[turn:] + options[:turn]

@@ -41,14 +41,14 @@ def programs(
   memory_bytes: int = Limits().memory_bytes,
   file_bytes: int = Limits().file_bytes,
 ) -> tuple[bool, Limits]:
-  """Returns whether generated programs may be run, and within what limits."""
+  """Returns whether generated programs may be run, and their limits."""
   return allowed, Limits(secs, memory_bytes, file_bytes)
 
 
 @reads(prompt=str, test=str, entry_point=str, canonical_solution=str)
 def humaneval(record: dict) -> Iterator[Question]:
   """Asks for the body of a function, given its head and docstring."""
-  # The answers are the text before the program and the text after it.
+  # The "answers" are the text before the program and the text after it.
   tests = f"{record['test']}\ncheck({record['entry_point']})\n"
   yield Question(
     record["prompt"], record["canonical_solution"], [record["prompt"], tests]
@@ -58,7 +58,7 @@ def humaneval(record: dict) -> Iterator[Question]:
 @reads(text=str, code=str, test_list=[str])
 def mbpp(record: dict) -> Iterator[Question]:
   """Asks for a program, given a sentence and its tests."""
-  # Without empty lines: they part exemplars, and end the output.
+  # Empty lines are removed, because they separate exemplars and end the output.
   tests = "\n".join(record["test_list"])
   setup = record.get("test_setup_code", "")
   yield Question(
@@ -80,7 +80,7 @@ def pass_at_k(
   """Runs all programs and returns pass@k, in percent.
 
   Args:
-    targets: [problems] pairs of the text before a program and the tests.
+    targets: [problems] pairs: the text before a program, and the tests.
     predictions: [problems] programs, or lists of programs.
   """
   _check_allowed("pass_at_k")
@@ -122,7 +122,7 @@ def estimate(num_samples: int, num_passed: int, k: int) -> float:
     num_passed: number of programs that passed.
     k: number of tries.
   """
-  # 1 - C(n - c, k) / C(n, k); where n = k, as in PaLM, whether any passed.
+  # 1 - C(n - c, k) / C(n, k). If n = k, as in PaLM, it is 1 if any passed.
   return 1 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
 
 

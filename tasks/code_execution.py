@@ -4,8 +4,8 @@
 
 The program cannot end, signal or read this process, start another process, or
 use the network. It can read only Python's files and write only to its folder,
-which is removed with all that it holds (program_process.py). If the kernel has
-no Landlock, it can read and change every file that its user can.
+which is removed afterwards (program_process.py). If the kernel has no Landlock,
+the program can read and change every file that its user can.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ class Limits(NamedTuple):
 
   Attributes:
     secs: wall-clock seconds, and seconds of CPU time.
-    memory_bytes: bytes of address space, with the interpreter's.
-    file_bytes: most bytes of a file that it writes.
+    memory_bytes: bytes of address space, including the interpreter's.
+    file_bytes: most bytes of a file that the program writes.
   """
 
   secs: float = 10.0
@@ -61,8 +61,7 @@ def run_program(program: str, limits: Limits) -> Outcome:
   # Exit code 0 is no proof, because sys.exit() in generated code skips the
   # tests below it. A program has passed if its process ran past the program's
   # last line and wrote the mark. No file, argument or environment variable
-  # holds the mark; a program that searches its own interpreter for it can find
-  # it.
+  # holds the mark, but a program that searches its own interpreter can find it.
   mark = secrets.token_hex(16)
   asked = {
     "program": program,
@@ -79,8 +78,8 @@ def run_program(program: str, limits: Limits) -> Outcome:
       # -I: no environment variables of Python, no user site; -B: no bytecode.
       [sys.executable, "-I", "-B", program_process.__file__, str(writing)],
       cwd=folder,
-      # Without this process's tokens and keys. Temporary files are in the
-      # folder, so that they are removed with it.
+      # The environment leaves out this process's tokens and keys. Temporary
+      # files are in the folder, so that they are removed with it.
       env={"HOME": folder, "TMPDIR": folder},
       stdin=subprocess.PIPE,
       stdout=subprocess.DEVNULL,
@@ -89,7 +88,7 @@ def run_program(program: str, limits: Limits) -> Outcome:
       start_new_session=True,
     ) as process:
       try:
-        # The pipe is read afterwards: what is written into it waits there.
+        # The pipe is read afterwards; written bytes wait in it.
         process.communicate(json.dumps(asked).encode(), timeout=limits.secs)
       except subprocess.TimeoutExpired:
         return Outcome(False, f"took more than {limits.secs:g} s")
@@ -109,7 +108,7 @@ def run_program(program: str, limits: Limits) -> Outcome:
 
 
 def check_confined(limits: Limits) -> None:
-  """Raises UserError where a program cannot be confined; warns of Landlock.
+  """Raises UserError if a program cannot be confined; warns without Landlock.
 
   Args:
     limits: limits of its process.
@@ -139,7 +138,7 @@ def _numbers(limits: Limits) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-  """Makes a folder for the body; removes it afterwards with all it holds."""
+  """Makes a folder for the body; removes it and its content afterwards."""
   folder = tempfile.mkdtemp(prefix="palm_mtf_program_")
   try:
     yield folder

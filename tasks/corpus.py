@@ -3,7 +3,7 @@
 """SeqIO tasks made of the held-out text of a run's own files.
 
 corpus_continuation  which of four passages follows here
-corpus_recall        which of four names, used a little before, follows here
+corpus_recall        which of four names, one used shortly before, follows here
 corpus_brackets      which of ) ] } closes the open bracket
 
 from palm_mtf.tasks import corpus              # or --gin_file=eval/corpus.gin
@@ -12,10 +12,10 @@ documents.text_files.files = "/data/books/*.jsonl.gz"
 """
 
 # Hashes of the text choose the questions, which are thus the same on any
-# machine. Wrong options are as frequent in the text as right ones: passages
-# from other places, names that are right elsewhere, as many questions for each
-# bracket. So a model that ignores the context has the accuracy of a guess,
-# which the metric also reports.
+# machine. Wrong options are as frequent in the text as right options: passages
+# from other places, names that are right elsewhere, and equally many questions
+# for each bracket. So a model that ignores the context has the accuracy of a
+# guess, which the metric also reports.
 
 import collections
 import functools
@@ -45,7 +45,7 @@ _OPENED_BY = {")": "(", "]": "[", "}": "{"}
 
 
 class Size(NamedTuple):
-  """Number of questions of a task, and characters before each."""
+  """Number of questions of a task, and of characters before each question."""
 
   num_questions: int
   context_characters: int
@@ -65,7 +65,7 @@ class Place(NamedTuple):
 
 
 def continuations(texts: Sequence[str], size: Size) -> Iterator[Choice]:
-  """Yields questions which of four passages follows, at the start of a line."""
+  """Yields questions about which of four passages follows, at line starts."""
   length = _PASSAGE_CHARACTERS
   places = [
     Place(i, match.end())
@@ -79,7 +79,7 @@ def continuations(texts: Sequence[str], size: Size) -> Iterator[Choice]:
   chosen = _choose(places, texts, 4 * size.num_questions)
   for n, place in enumerate(chosen[: len(chosen) // 4]):
     text = texts[place.document]
-    # Not passages close by, because they might follow here as well.
+    # Passages close by are left out, because they might follow here as well.
     others = [
       other
       for other in chosen[len(chosen) // 4 + 3 * n :]
@@ -97,7 +97,7 @@ def continuations(texts: Sequence[str], size: Size) -> Iterator[Choice]:
 
 
 def recalls(texts: Sequence[str], size: Size) -> Iterator[Choice]:
-  """Yields questions which of four names, one of them used before, follows."""
+  """Yields questions about which of four names, one used before, follows."""
   documents_with = collections.Counter(
     name for text in texts for name in set(_NAME.findall(text))
   )
@@ -132,7 +132,7 @@ def recalls(texts: Sequence[str], size: Size) -> Iterator[Choice]:
 
 
 def brackets(texts: Sequence[str], size: Size) -> Iterator[Choice]:
-  """Yields questions which bracket closes here, equally many of each."""
+  """Yields questions about which bracket closes, equally many per bracket."""
   places: dict[str, list[Place]] = {bracket: [] for bracket in _OPENED_BY}
   for i, text in enumerate(texts):
     for opened, closed in _pairs(text):
@@ -151,7 +151,7 @@ def brackets(texts: Sequence[str], size: Size) -> Iterator[Choice]:
 
 def _pairs(text: str) -> Iterator[tuple[int, int]]:
   """Yields the positions of matching brackets."""
-  # A closing bracket without a match, as in strings, discards the open ones.
+  # A closing bracket without a match, as in strings, discards open brackets.
   stack: list[tuple[str, int]] = []
   for match in re.finditer(r"[()\[\]{}]", text):
     bracket = match.group()

@@ -46,10 +46,10 @@ class LateVocabulary(seqio.SentencePieceVocabulary):
   """A SentencePiece vocabulary whose path is read at its first use."""
 
   # A task is registered with its vocabulary when a gin file imports the
-  # module: before gin has bound the path.
+  # module, which is before gin has bound the path.
 
   def __init__(self, path: Callable[[], str | None], setting: str):
-    """Keeps both for later.
+    """Keeps the arguments for the first use.
 
     Args:
       path: function that returns the path of a SentencePiece model, or None.
@@ -82,8 +82,8 @@ class Files(NamedTuple):
 
   Attributes:
     files: globs of text and .jsonl files, perhaps compressed; None if not set.
-    text_field: field of a JSON line that is the document.
-    weight_field: field of a JSON line that is its weight; None: weight 1.
+    text_field: field of a JSON line that holds the document.
+    weight_field: field that holds the document's weight; None: weight 1.
     validation_share: share of the documents that is held out.
   """
 
@@ -140,10 +140,10 @@ class _TextSource(seqio.FunctionDataSource):
   """A SeqIO source with feature "text", which gin configures."""
 
   def __init__(self, selector: str, settings: Callable[[], Files | Tfds]):
-    """Keeps both for later; each reading calls `settings`.
+    """Keeps the arguments; each reading calls `settings`.
 
     Args:
-      selector: name that gin has for the settings: "palm_mixture.books".
+      selector: gin's name of the settings: "palm_mixture.books".
       settings: function that gin binds to.
     """
     super().__init__(self._read, splits=SPLITS)
@@ -196,7 +196,7 @@ class TfdsTextSource(_TextSource):
     """Returns a hash of the dataset's files and the settings, 32 hex digits."""
     settings = self._settings()
     shards = self._open(settings).list_shards(TRAIN)
-    # Without the folder, because a dataset that was moved is the same.
+    # The folder is left out, because a dataset that was moved is the same.
     parts = (settings._replace(data_dir=None), describe_shards(shards, digests))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -233,8 +233,8 @@ class TfdsTextSource(_TextSource):
         f"{', '.join(map(repr, known))}."
       )
 
-    # A hash of the text decides, as for files: the same texts are held out, and
-    # equal texts are never in different splits.
+    # As for files, a hash of the text decides, so that the same texts are held
+    # out, and equal texts are never in different splits.
     def is_in_split(content: bytes) -> bool:
       document = Document(content.decode("utf-8", "replace"))
       held_out = document.rank < settings.validation_share

@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks of PaLM's evaluation: 29 English ones, MMLU and GSM8K.
+"""SeqIO tasks of PaLM's evaluation: 29 English tasks, MMLU and GSM8K.
 
 from palm_mtf.tasks import fewshot
 from palm_mtf.tasks import records
 records.places.folder = "/data/sets"
-fewshot.normalization.piqa = "characters"     # in place of the table's
+fewshot.normalization.piqa = "characters"     # instead of the table's
 """
 
 # Each row of TASKS is registered twice: "piqa" has no exemplars, "piqa_5_shot"
@@ -38,7 +38,7 @@ _TESTED = {"train": "train", "validation": "test"}
 
 
 class Scored(NamedTuple):
-  """A task of options, compared by one of questions.NORMALIZATIONS."""
+  """A task with options, compared by one of questions.NORMALIZATIONS."""
 
   dataset: str
   version: str | None
@@ -50,7 +50,7 @@ class Scored(NamedTuple):
 
 
 class Answered(NamedTuple):
-  """A task of answers in words, with a metric of (targets, predictions)."""
+  """A task with answers in words and a metric of (targets, predictions)."""
 
   dataset: str
   version: str | None
@@ -63,7 +63,7 @@ class Answered(NamedTuple):
 
 def f1_of_yes(targets: list[Option], scores: list[float]) -> dict[str, float]:
   """Returns F1 of the answer "yes", option 1, in percent (MultiRC's F1a)."""
-  # 2 * hits / (said yes + is yes), which is F1 of precision and recall.
+  # F1 is 2 * hits / (chosen "yes" + correct "yes").
   best = [options[0] for options in choices(targets, scores, "sum")]
   hits = sum(o.index == 1 and o.is_correct for o in best)
   chosen = sum(o.index == 1 for o in best)
@@ -73,7 +73,7 @@ def f1_of_yes(targets: list[Option], scores: list[float]) -> dict[str, float]:
 
 
 def exact(targets: list[list[str]], predictions: list[str]) -> dict[str, float]:
-  """Returns the share of predictions that are the one answer, in percent."""
+  """Returns the share of predictions equal to the only answer, in percent."""
   return _T5_EXACT([answers[0] for answers in targets], predictions)
 
 
@@ -156,10 +156,10 @@ TASKS: dict[str, Scored | Answered] = {
   "anli_r3": Scored("anli/r3", "0.1.0", prompts.anli, 5, "tokens", _TESTED),
 }  # fmt: skip
 ENGLISH = tuple(TASKS)
-# MMLU is not in TFDS: its records have the published form, with `subject`
-# besides question, choices and answer, and "train" is its dev set of five
-# questions per subject. PaLM's 8 exemplars for GSM8K were written by hand (Wei
-# et al.); here exemplars of the same form are drawn from the training set.
+# MMLU is not in TFDS. Its records have the published form: subject, question,
+# choices and answer; "train" is its dev set of five questions per subject.
+# PaLM's 8 exemplars for GSM8K were written by hand (Wei et al.); here exemplars
+# of the same form are drawn from the training set.
 TASKS |= {
   "mmlu": Scored("mmlu", None, prompts.mmlu, 5, "sum", _TESTED),
   "gsm8k": Answered(

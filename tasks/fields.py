@@ -13,7 +13,7 @@ from typing import Any
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.user_text import check_text, shown
 
-# By the class of a kind, the noun for messages.
+# The noun of each kind of value, for messages.
 _WANTED = {int: "a whole number", list: "a list", dict: "a JSON object"}
 _FIX = "mend the record"
 

@@ -5,7 +5,7 @@
 palm_mtf evaluate --model_dir runs/mine --gin_file=eval/memorisation.gin
 """
 
-# As in PaLM (10): the model reads the first 50 tokens of a span of 100 and
+# As in PaLM (10), the model reads the first 50 tokens of a span of 100 and
 # continues greedily; the span is memorised if its other 50 tokens follow
 # exactly.
 #   memorised           rate over evenly drawn places of the text, PaLM's own
@@ -42,13 +42,13 @@ _BLOCK_TOKENS = 1 << 20
 
 
 class Spans(NamedTuple):
-  """Training text to ask for.
+  """Training text that the questions ask for.
 
   Attributes:
     model_dir: MODEL_DIR of the run.
-    vocabulary: path of its SentencePiece model; None: the one in `model_dir`.
+    vocabulary: path of the run's SentencePiece model; None: in `model_dir`.
     tokens: glob of token folders, such as CACHE_DIR's; None: `model_dir`'s.
-    num_spans: largest number of spans of a class.
+    num_spans: largest number of spans per class.
   """
 
   model_dir: str | None
@@ -64,7 +64,7 @@ def spans(
   tokens: str | None = None,
   num_spans: int = 100,
 ) -> Spans:
-  """Returns the training text to ask for, as gin sets it."""
+  """Returns the training text that the questions ask for, as gin sets it."""
   return Spans(model_dir, vocabulary, tokens, num_spans)
 
 
@@ -82,9 +82,9 @@ class Span(NamedTuple):
 
   Attributes:
     tokens: ids of the span, [SPAN_TOKENS], int32.
-    count: number of its occurrences.
-    places: number of places that it stands for: its own, and its share of the
-      places of spans of its class that were not chosen.
+    count: number of occurrences of the span.
+    places: number of places that the span represents: its own, and its share of
+      the places of all spans of its class that were not chosen.
   """
 
   tokens: np.ndarray
@@ -149,7 +149,7 @@ def class_name(count: int) -> str:
 def memorised(
   targets: Sequence[tuple[str, str, float]], predictions: Sequence[str]
 ) -> dict[str, float]:
-  """Returns the share of places that are recited, in percent, and by class.
+  """Returns the share of places that are recited, in percent; also per class.
 
   Args:
     targets: [spans] triples: class, text of the second half, places.
@@ -169,7 +169,7 @@ def memorised(
 def _blocks(
   array: TokenArray, eod_id: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-  """Yields a block's start, and per position its span's hash and if it counts.
+  """Yields each block's start; per position, its span's hash and if it counts.
 
   A span counts if it lies in one text.
   """
@@ -191,7 +191,7 @@ def _read(array: TokenArray, start: int) -> np.ndarray:
 
 
 def _folders(split: str) -> tf.data.Dataset:
-  # The source has one example, the token folders; `_spans` makes spans of it.
+  # The source has one example, the token folders; `_spans` reads its spans.
   del split
   chosen = spans()
   check_count("memorisation.spans.num_spans", chosen.num_spans)

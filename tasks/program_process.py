@@ -10,12 +10,13 @@ seccomp     it starts no process or other program, opens no socket, signals and
 capset      root has no capability
 rlimits     memory, CPU time, size of a file, number of open files
 
-None of this needs root; the first two are used if the kernel has them. Run as a
-script with the number of a pipe, it reads a JSON object from stdin, and writes
-the object's "mark" to the pipe once the "program" has run to its last line.
+None of this needs root; the first two are used if the kernel has them. This
+script gets the number of a pipe as its argument. It reads a JSON object from
+stdin, and writes the object's "mark" to the pipe once the "program" has run to
+its last line.
 """
 
-# Only the standard library: the process does not import palm_mtf. A preexec_fn
+# The process imports only the standard library, not palm_mtf. A preexec_fn
 # would run Python between fork and exec, which may deadlock with TensorFlow's
 # threads.
 
@@ -45,7 +46,7 @@ _CLONE_NEWUSER, _CLONE_NEWNS = 0x10000000, 0x20000
 _MS_NOSUID, _MS_NODEV = 2, 4
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CLONE, _CLONE3, _CLONE_THREAD = 56, 435, 0x10000
-# Calls that are allowed with one first argument: this process's id, or 0.
+# Calls that are allowed only with this process's id, or 0, as first argument.
 _KILL, _TGKILL, _PRLIMIT64 = 62, 234, 302
 _REFUSED = {
   "starting": (57, 58, 59, 322),  # fork vfork execve execveat
@@ -69,13 +70,13 @@ _REFUSED = {
 
 # Options of the file system of a folder.
 _MEMORY = b"size=64m,nr_inodes=4k,mode=700"
-# Rights of linux/landlock.h: READ_FILE and READ_DIR; all but those to make
-# sockets and devices; the number of rights by the kernel's version of Landlock.
+# Rights of linux/landlock.h: to read (READ_FILE and READ_DIR); to make sockets
+# and devices; and the number of rights by the kernel's version of Landlock.
 _READS = 1 << 2 | 1 << 3
 _MAKES = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11
 _NUM_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _MOST_RIGHTS = 16
-# What Python's libraries open outside of Python's own folders.
+# Files and folders outside of Python's own that Python's libraries open.
 _READABLE = (
   "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/null",
   "/dev/zero", "/dev/random", "/dev/urandom",
@@ -104,7 +105,7 @@ def _confine(folder: str, parent: int) -> None:
     _restrict_files(folder)
   head = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
   _checked(_LIBC.syscall(_CAPSET, head, bytes(24)), "capset")
-  # After all changes of credentials, which would undo it.
+  # Set after all changes of credentials, which would undo it.
   _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
   if os.getppid() != parent:
     raise SystemExit("the process that started this one has ended")
@@ -113,8 +114,8 @@ def _confine(folder: str, parent: int) -> None:
 
 def _mount_in_memory(folder: str) -> None:
   """Mounts a small file system on the folder, for this process only."""
-  # A separate process tries it first, because there is no way back from a
-  # namespace in which something is refused, as some distributions do.
+  # A separate process tries it first, because some distributions refuse mounts
+  # in a new namespace, which a process cannot leave.
   child = os.fork()
   if not child:
     with contextlib.suppress(OSError):
@@ -122,7 +123,7 @@ def _mount_in_memory(folder: str) -> None:
       os._exit(0)
     os._exit(1)
   _, status = os.waitpid(child, 0)
-  if not status:  # or else the folder stays on the disk
+  if not status:  # otherwise the folder stays on the disk
     _mount(folder)
 
 

@@ -1,15 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts: functions that make questions of a record as TFDS yields it."""
+"""Prompts: functions that make questions from a record in the form of TFDS."""
 
 # PaLM prints no templates for its 29 English tasks (6.1) and evaluates as Brown
 # et al. (2020) and Du et al. (2021, GLaM). These templates have the parts of
-# Brown et al. (appendix G) in the same order, in our own words. For all of
-# them:
+# Brown et al. (appendix G) in the same order, in our own words. In all of them:
 #   - no text has empty lines (`paragraph`), because empty lines separate
 #     exemplars;
-#   - options and answers begin with the space before them, because vocabularies
-#     make it a part of the word;
+#   - options and answers begin with the space before them, because in a
+#     vocabulary a piece begins with the space before a word;
 #   - a record without a label, from a hidden test set, makes no question.
 
 import re
@@ -76,8 +75,8 @@ def story_cloze(record: dict) -> Iterator[Choice]:
 )
 def winograd(record: dict) -> Iterator[Choice]:
   """Asks whom a pronoun means."""
-  # Partial scoring (Trinh and Le 2018): each name in place of the pronoun, and
-  # how likely the rest of the sentence is after it.
+  # Partial scoring (Trinh and Le 2018): each name replaces the pronoun, and the
+  # score is the likelihood of the rest of the sentence.
   text = record["text"]
   start, end = record["pronoun_start"], record["pronoun_end"]
   names = [record["option1_normalized"], record["option2_normalized"]]
@@ -102,7 +101,7 @@ def winogrande(record: dict) -> Iterator[Choice]:
 
 @reads(passage=str, question=str, answer=str, validated_answers=[str])
 def drop(record: dict) -> Iterator[Question]:
-  """Asks for numbers, spans and dates of a paragraph."""
+  """Asks for numbers, spans and dates in a paragraph."""
   yield asked(
     f"Passage: {paragraph(record['passage'])}\n"
     f"Question: {record['question'].strip()}\nAnswer:",
@@ -113,7 +112,7 @@ def drop(record: dict) -> Iterator[Question]:
 @reads(story=str, questions=[str], answers={"input_text": [str]})
 def coqa(record: dict) -> Iterator[Question]:
   """Asks each question of a conversation about a story."""
-  # Earlier questions stand before a later one, with their right answers.
+  # Earlier questions, with right answers, come before a later question.
   text = paragraph(record["story"])
   answers = record["answers"]["input_text"]
   for question, answer in zip(record["questions"], answers, strict=True):
@@ -224,7 +223,7 @@ def cb(record: dict) -> Iterator[Choice]:
 
 @reads(context=str, hypothesis=str, label=int)
 def anli(record: dict) -> Iterator[Choice]:
-  """Asks ANLI's entailment, whose labels have an order of their own."""
+  """Asks ANLI's entailment, whose labels are in another order than CB's."""
   yield from _entailment(
     record["context"], record, [" true", " neither", " false"]
   )
@@ -268,7 +267,7 @@ def wsc(record: dict) -> Iterator[Choice]:
 
 @reads(passage=str, query=str, entities=[str], answers=[str])
 def news_cloze(record: dict) -> Iterator[Choice]:
-  """Asks which name of a news article completes a sentence about it."""
+  """Asks which name in a news article completes a sentence about it."""
   # An option is the whole sentence with one of the names. Several may be right.
   names = list(dict.fromkeys(record["entities"]))
   text = paragraph(record["passage"].replace("@highlight", "\n-"))
@@ -283,8 +282,8 @@ def news_cloze(record: dict) -> Iterator[Choice]:
 @reads(question=str, subject=str, choices=[str], answer=int)
 def mmlu(record: dict) -> Iterator[Choice]:
   """Asks a question of one of MMLU's 57 subjects."""
-  # As in Hendrycks et al. (2021): options stand in the prompt, their letters
-  # are scored, and exemplars are of the same subject.
+  # As in Hendrycks et al. (2021), options stand in the prompt, their letters
+  # are scored, and exemplars come from the same subject.
   options = "".join(
     f"\n{letter}. {choice.strip()}"
     for letter, choice in zip("ABCD", record["choices"], strict=True)
@@ -313,7 +312,7 @@ def gsm8k(record: dict) -> Iterator[Question]:
 
 
 def read_number(output: str) -> str:
-  """Returns the number after "The answer is", else the last number."""
+  """Returns the number after "The answer is"; without one, the last number."""
   _, _, after = output.partition("The answer is")
   pattern = r"-?\d[\d,]*(?:\.\d+)?"
   numbers = re.findall(pattern, after)[:1] or re.findall(pattern, output)[-1:]

@@ -21,8 +21,8 @@ _logger = logging.getLogger(__name__)
 
 def quac(record: dict) -> Iterator[Question]:
   """Asks each question of a dialogue about a section of an article."""
-  # "data" of the published line are its sections; a line may also be one of
-  # them. Each paragraph of a section is a dialogue.
+  # "data" of the published line holds sections; a line may also be one section.
+  # Each paragraph of a section is a dialogue.
   for section in record.get("data", [record]):
     check_fields(section, {"title": str, "section_title": str})
     title = f"Title: {section['title']}, {section['section_title']}"
@@ -30,10 +30,10 @@ def quac(record: dict) -> Iterator[Question]:
       _warn_of_single_turns()
     for dialogue in section.get("paragraphs", [{**record, "qas": [record]}]):
       check_fields(dialogue, {"context": str, "qas": [{}]})
-      # QuAC ends each article in the answer to what it does not answer.
+      # QuAC ends each article with its answer to unanswerable questions.
       text = paragraph(dialogue["context"].removesuffix("CANNOTANSWER"))
       text = f"{title}\n{text}"
-      # Earlier questions stand before a later one, with the teacher's answers.
+      # Earlier questions, with the teacher's answers, come before a later one.
       for turn in dialogue["qas"]:
         check_fields(turn, {"question": str})
         first, *answers = _answers(turn)
@@ -43,7 +43,7 @@ def quac(record: dict) -> Iterator[Question]:
 
 
 def _answers(turn: dict) -> list[str]:
-  """Returns the answers to a question, that of the dialogue first."""
+  """Returns the answers to a question; the dialogue's answer is first."""
   answers = turn.get("answers")
   in_tfds = isinstance(answers, dict)
   kind = {"text": [str]} if in_tfds else [{"text": str}]
@@ -60,7 +60,8 @@ def _answers(turn: dict) -> list[str]:
 @functools.cache
 def _warn_of_single_turns() -> None:
   _logger.warning(
-    "quac: records of TFDS do not tell the dialogue of a question, and each is "
-    "asked alone; for dialogues put QuAC's train_v0.2.json and val_v0.2.json "
-    "into records.places.folder, as quac/train.jsonl and quac/validation.jsonl"
+    "quac: records of TFDS do not name a question's dialogue, so each question "
+    "is asked separately; for dialogues put QuAC's train_v0.2.json and "
+    "val_v0.2.json into records.places.folder, as quac/train.jsonl and "
+    "quac/validation.jsonl"
   )

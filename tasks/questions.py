@@ -26,7 +26,7 @@ from palm_mtf.user_text import check_text
 #   tokens         log p(option | inputs) / number of the option's tokens
 #   characters     log p(option | inputs) / number of the option's characters
 #   unconditional  log p(option | inputs) - log p(option | context), where the
-#                  context, such as "Answer:", says nothing of the question
+#                  context, such as "Answer:", does not depend on the question
 NORMALIZATIONS = ("sum", "tokens", "characters", "unconditional")
 FEATURES = {
   name: seqio.Feature(VOCABULARY, add_eos=False, required=True)
@@ -43,8 +43,8 @@ class Choice(NamedTuple):
     correct: numbers of the right options, from 0.
     group: group that few-shot exemplars are taken from.
     context: text before the option when it is scored unconditionally.
-    within_document: whether the inputs are cut out of a document, and do not
-      begin one: no [eod] stands before them.
+    within_document: whether the inputs are cut out of the middle of a document,
+      so that no [eod] stands before them.
   """
 
   inputs: str | Sequence[str]
@@ -114,13 +114,12 @@ def add_choices(
   Args:
     name: name of the task.
     source: SeqIO source as RecordSource; "origin" may be missing.
-    prompt: function that makes `Choice`s of a record.
+    prompt: function that makes `Choice`s from a record.
     normalization: one of NORMALIZATIONS, or a function that returns it.
     more_metrics: functions of (targets, scores), besides the accuracy.
   """
 
-  # Asked for at each use, not when the task is registered: gin may set it
-  # later.
+  # Read at each use, not at registration, because gin may set it later.
   def chosen() -> str:
     value = normalization() if callable(normalization) else normalization
     check_choice(f"normalization of {name}", value, NORMALIZATIONS)
@@ -161,7 +160,7 @@ def add_questions(
   Args:
     name: name of the task.
     source: SeqIO source as RecordSource; "origin" may be missing.
-    prompt: function that makes `Question`s of a record.
+    prompt: function that makes `Question`s from a record.
     metric_fns: functions of (lists of right answers, predictions).
     read_answer: function that finds the answer in the model's output.
     check: function of `name` that raises UserError if the task cannot be
@@ -252,7 +251,7 @@ def choices(
       score -= by_context[option.question, option.index]
     return score / divide_by(option)
 
-  # sorted is stable: of equal options the first is the answer.
+  # sorted is stable, so the first of several equal options is the answer.
   return [
     [option for option, _ in sorted(each, key=value, reverse=True)]
     for each in questions.values()
@@ -269,8 +268,8 @@ def _rows(
     number = 0
     for count, example in enumerate(dataset):
       record = example["record"].numpy()
-      # The key of a question is its record's hash: few_shot.py draws exemplars
-      # by it, the same ones for every option and in any order of records.
+      # The key of a question is its record's hash, so that few_shot.py draws
+      # the same exemplars for every option and in any order of records.
       digest = hashlib.blake2b(record, digest_size=8).hexdigest()
       origin = f"record {count:,}"
       if "origin" in example:
@@ -283,7 +282,7 @@ def _rows(
 
 
 def _ask(prompt: Prompt, record: Any, origin: str) -> list[Choice | Question]:
-  """Returns what a prompt makes of a record; errors name the record's place."""
+  """Returns a prompt's questions for a record; errors name its place."""
   try:
     questions = list(prompt(record))
     for question in questions:
@@ -291,14 +290,14 @@ def _ask(prompt: Prompt, record: Any, origin: str) -> list[Choice | Question]:
     return questions
   except UserError as error:
     raise UserError(f"{origin}: {error}") from error
-  except Exception as error:  # of the prompt, which may be the user's
+  except Exception as error:  # raised by the prompt, which may be the user's
     raise UserError(
       f"{origin}: {described(error)}; mend the record."
     ) from error
 
 
 def _check(question: Choice | Question) -> None:
-  """Raises UserError if a text is none, or an option that is right missing."""
+  """Raises UserError if a text is no text, or the right option is missing."""
   fix = "mend the record"
   if isinstance(question, Question):
     texts = [question.inputs, question.targets, *question.answers]

@@ -55,8 +55,8 @@ class OrderedSource(seqio.FunctionDataSource):
     """Keeps `read`, a function of the name of a split, for later."""
 
     def dataset_fn(split, shuffle_files, seed=None):
-      # Examples are numbered as they come, and EVAL_EXAMPLES = n means the
-      # first n: of every checkpoint the same ones.
+      # Examples are numbered in order, and EVAL_EXAMPLES = n means the first n,
+      # so that every checkpoint gets the same examples.
       del shuffle_files, seed
       return read(split)
 
@@ -73,7 +73,7 @@ class RecordSource(OrderedSource):
   def __init__(
     self, dataset: str, version: str | None, splits: Mapping[str, str]
   ):
-    """Keeps the names; gin may set the folders after this.
+    """Keeps the names; gin may set the folders later.
 
     Args:
       dataset: name in TFDS, with the configuration: "super_glue/boolq".
@@ -118,7 +118,7 @@ class RecordSource(OrderedSource):
         splits={split: self._names[split]},
         read_only=True,
       ).get_dataset(split, shuffle=False)
-    # What SeqIO and TFDS raise for a dataset or a version that is not there.
+    # SeqIO and TFDS raise these if a dataset or a version does not exist.
     except (AssertionError, ValueError, tf.errors.OpError) as error:
       line = str(error).strip().partition("\n")[0]
       raise UserError(
@@ -153,7 +153,7 @@ def _of_file(path: str) -> Callable[[], Iterator[tuple[str, Any]]]:
 
 
 def _plain(value: Any) -> Any:
-  """Returns a tensor, or a structure of tensors, as JSON can hold it."""
+  """Returns a tensor, or a structure of tensors, as values for JSON."""
   if isinstance(value, dict):
     return {name: _plain(each) for name, each in value.items()}
   if isinstance(value, tf.RaggedTensor):

@@ -104,7 +104,7 @@ def test_slices_of_other_sizes_are_named_by_their_cores():
 
 
 def test_a_number_of_tpus_that_no_slice_has_is_said():
-  with pytest.raises(UserError, match=r"--devices = 50: no slice of TPUs"):
+  with pytest.raises(UserError, match=r"--devices = 50: no TPU slice"):
     search(palm_540b(), 50)
 
 

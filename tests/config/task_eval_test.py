@@ -24,7 +24,7 @@ from palm_mtf.errors import UserError
     ),
     (
       {"answer_patterns": {"gsm8k": "The (number|answer) is (.*)"}},
-      "of gsm8k: has 2 groups; put the answer into one (...), and whatever",
+      "of gsm8k: has 2 groups; put the answer into one (...), and all else",
     ),
     (
       {"category_groups": {"mmlu": ["law"]}},

@@ -111,6 +111,4 @@ def test_a_record_of_tfds_is_asked_alone_and_it_is_said(caplog):
   assert made.targets == " Ada"
   assert made.answers == ["Ada", "unanswerable"]
   (line,) = [x.message for x in caplog.records]
-  assert (
-    "do not tell the dialogue of a question, and each is asked alone" in line
-  )
+  assert "do not name a question's dialogue, so each question is asked" in line
