@@ -63,7 +63,7 @@ def test_palm_540b_sends_what_its_paper_says():
   ],
 )
 def test_no_two_devices_of_a_pod_send_the_same(layout):
-  """Whatever the layout, only the three sums are sent by each of them."""
+  """Whatever the layout, every device sends only the three sums."""
   shape = "data:2,model:4" if ":model" in layout else "data:8"
   split = MeshLayout(mesh_shape=shape, layout=layout)
   expected = 2 * (2 * NUMBERS + 8 * 3 * 4)
@@ -81,7 +81,7 @@ def test_parts_of_one_size_need_a_little_padding():
   assert dcn_bytes(c, split, TWO_PODS) == 2 * (2 * numbers + 3 * 3 * 4)
 
 
-# gin/models/palm_tiny.gin: 4,850,944 numbers, of the embedding 4096 x 256.
+# gin/models/palm_tiny.gin: 4,850,944 numbers, 4096 x 256 in the embedding.
 TINY = dataclasses.replace(
   PALM_8B, num_layers=4, d_model=256, num_heads=4, d_kv=64, d_ff=1024
 )
@@ -98,7 +98,7 @@ def predicted(
 
 
 def test_of_a_fast_link_only_the_embeddings_gradient_is_seen():
-  """The others, 12 ms, hide behind 400 ms of the backward pass."""
+  """400 ms of the backward pass hide the other gradients' 12 ms."""
   secs = predicted(bits_per_sec=10e9)
   assert secs == pytest.approx(0.6 + 32 * EMBEDDING / 10e9)
 
@@ -125,7 +125,7 @@ def test_three_messages_wait_for_the_delay_and_no_limit_costs_nothing():
 
 
 def lowered_bytes(config, mesh, optimizer, batch_size, pods):
-  """Returns what `traffic` finds in all runs of a step, of all pods."""
+  """Returns the bytes that `traffic` finds in a step of all pods."""
   with tf.Graph().as_default():
     program = build_train_program(
       config, mesh, optimizer, batch_size=batch_size, seed=0, pods=pods
@@ -211,7 +211,7 @@ def test_the_lowered_step_moves_the_bytes_of_the_closed_form(
 
 
 def test_gradients_stored_split_move_half_on_their_way():
-  """And weights once more: FSDP moves 3 / 2 of what data parallelism does."""
+  """Weights are gathered twice: FSDP moves 3/2 of data parallelism's bytes."""
   config = small_config(vocab_size=16)
   whole, split = (
     step_bytes(
@@ -223,7 +223,7 @@ def test_gradients_stored_split_move_half_on_their_way():
     for layout in ("batch:data", "batch:data,d_model_stored:data")
   )
   ratio = split["reduce_scatter", ("data",)] / whole["all_reduce", ("data",)]
-  # More by the embedding's second gradient.
+  # The margin is for the embedding's second gradient.
   assert ratio == pytest.approx(0.5, abs=0.03)
   assert split.total() / whole.total() == pytest.approx(1.5, abs=0.1)
 
@@ -243,7 +243,7 @@ def mesh(shape, tpu=""):
     # 12 along x, a ring of 100 GB/s; 256 along the rings y and z.
     ("data:256,model:12", "v4-12x16x16", 100e9, 200e9),
     ("data:64,model:8", "v4-8x8x8", 100e9, 200e9),
-    # Both along x, 4 of 8: lines, without the link that closes a ring.
+    # Both axes lie along x, 4 of 8 chips: lines without the closing link.
     ("data:128,model:4", "v4-8x8x8", 50e9, 250e9),
     ("data:32,model:16", "v4-8x8x8", 150e9, 150e9),
     # No slice is named.
@@ -270,9 +270,9 @@ def test_one_axis_has_all_links_of_a_torus():
   [
     ("data:8", "data", 300e9),  # one host
     ("data:4,model:8", "model", 300e9),
-    ("data:4,model:8", "data", 25e9),  # one device a host, its own network
-    ("data:8,model:4", "data", 50e9),  # two devices a host
-    ("data:64", "data", 200e9),  # eight
+    ("data:4,model:8", "data", 25e9),  # one device per host
+    ("data:8,model:4", "data", 50e9),  # two devices per host
+    ("data:64", "data", 200e9),  # eight devices per host
     ("data:2,model:16", "model", 200e9),
   ],
 )

@@ -57,7 +57,7 @@ _PF_DAY = 1e15 * 24 * 3600
 def test_flops_of_runs_are_those_of_tables_21_and_22(
   config, share, tokens, zetta, again, flops, pf_days
 ):
-  # Table 21 counts 6 FLOPs a parameter of the rounded size, without attention.
+  # Table 21 counts 6 FLOPs per parameter of the rounded size, no attention.
   rounded = int(count_parameters(config) / 1e9) * 1e9
   assert f"{6 * rounded * tokens / 1e21:.1f}" == zetta
   of_token = train_flops_per_token(config)
@@ -71,7 +71,7 @@ def test_flops_of_runs_are_those_of_tables_21_and_22(
 
 
 def test_palm_540b_at_the_peak_would_train_515_5_thousand_tokens_per_second():
-  """R of PaLM Appendix B: what MFU is a share of."""
+  """R of PaLM Appendix B, the denominator of MFU."""
   secs = train_flops_per_token(PALM_540B) / PALM_PEAK
   assert f"{1 / secs / 1e3:.1f}" == "515.5"
 
@@ -85,7 +85,7 @@ def test_mfu_of_palm_540b_is_46_2_percent_and_45_7_without_attention():
 
 def test_mfu_of_megatron_turing_nlg_is_30_2_and_29_7_percent():
   # 530B parameters on 2240 A100; a step of 1920 sequences took 60.1 s. The
-  # paper cuts digits off: 30.26 and 29.77.
+  # paper truncates 30.26 and 29.77.
   tokens_per_sec = 1920 * 2048 / 60.1
   peak = 2240 * hardware_of("a100").chip_bfloat16_flops
   products = 6 * 530_000_000_000
@@ -98,7 +98,7 @@ def test_mfu_of_megatron_turing_nlg_is_30_2_and_29_7_percent():
 
 
 def test_mfu_of_gopher_is_32_5_percent():
-  # 280B parameters on 4096 chips of TPU v3; 0.0152 steps of 6M tokens a second.
+  # 280B parameters on 4096 chips of TPU v3; 0.0152 steps/s of 6M tokens.
   attention = attention_flops_per_token(
     dataclasses.replace(PALM_540B, num_layers=80, num_heads=128, d_kv=128)
   )
@@ -109,7 +109,7 @@ def test_mfu_of_gopher_is_32_5_percent():
 
 
 def test_hfu_of_palm_540b_is_57_8_percent_with_the_papers_policy():
-  """Three quarters of the forward products and all of attention repeated."""
+  """The policy repeats 3/4 of the forward products and all of attention."""
   attention = attention_flops_per_token(PALM_540B)
   repeated = 0.75 * 2 * count_parameters(PALM_540B) + attention / 3
   flops = train_flops_per_token(PALM_540B) + repeated
@@ -120,10 +120,10 @@ def with_remat(config, remat, **changes):
   return dataclasses.replace(config, remat=remat, **changes)
 
 
-def test_attention_alone_repeats_q_k_and_no_product_with_a_parameter():
-  """Half of what Table 22 counts for 8B and 62B, which repeat the result too.
+def test_remat_attention_repeats_q_k_and_no_product_with_a_parameter():
+  """Table 22 counts twice as much for 8B and 62B, which repeat the result too.
 
-  That is 4 num_layers heads d_kv length.
+  Table 22's number is 4 num_layers heads d_kv length.
   """
   for config in (PALM_8B, PALM_62B):
     flops = sum(recomputed_flops(with_remat(config, "attention")).values())
@@ -136,7 +136,7 @@ def test_attention_alone_repeats_q_k_and_no_product_with_a_parameter():
   ("block", "share"), [("parallel", 0.645), ("serial", 0.695)]
 )
 def test_a_layer_repeats_all_but_the_last_products(block, share):
-  """Of 540B's forward products, embedding included; Table 22 counts 75%."""
+  """`share` is of 540B's forward products with the embedding; Table 22: 75%."""
   config = with_remat(PALM_540B, "layer", block=block)
   attention = forward_flops(config)["attention/scores"]
   products = sum(recomputed_flops(config).values()) - attention
@@ -147,8 +147,8 @@ def test_a_layer_repeats_all_but_the_last_products(block, share):
 def test_hfu_is_mfu_and_what_is_repeated():
   rate = PALM_TOKENS_PER_SEC
   assert hfu(rate, PALM_540B, PALM_PEAK) == mfu(rate, PALM_540B, PALM_PEAK)
-  # The paper's 57.8%, but for the 10.5% of the forward products that it counts
-  # as repeated and that are not here; a forward pass is a third of 45.7%.
+  # The paper's 57.8% count 10.5% of the forward products that our REMAT does
+  # not repeat; a forward pass is a third of 45.7%.
   repeated = hfu(rate, with_remat(PALM_540B, "layer"), PALM_PEAK)
   assert repeated == pytest.approx(0.578 - 0.105 * 0.457 / 3, abs=0.002)
 

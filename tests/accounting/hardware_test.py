@@ -17,7 +17,7 @@ from palm_mtf.errors import UserError
 UNKNOWN = HardwareConfig()
 
 
-# TFLOP/s in bfloat16, GB of memory and its GB/s, of data sheets.
+# TFLOP/s in bfloat16, GB of memory and its GB/s, from data sheets.
 @pytest.mark.parametrize(
   ("chip", "tera_flops_per_sec", "gigabytes", "bandwidth"),
   [

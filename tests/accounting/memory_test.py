@@ -103,9 +103,9 @@ def test_fully_sharded_over_n_devices_each_keeps_an_nth(num_devices):
 
 
 def test_palm_540b_over_256_by_12_keeps_what_its_3072_chips_had():
-  """175.9M parameters a chip, and what all 12 chips of `model` have alike.
+  """175.9M parameters per chip, and copies of k, v and the norm scales.
 
-  These are k and v of the one head, and the norm scales.
+  The 12 chips of `model` hold equal copies.
   """
   mesh = MeshLayout(
     mesh_shape="data:256,model:12",
@@ -131,7 +131,7 @@ PALM_2D = MeshLayout(
 
 
 def kept_for_the_backward_pass(config):
-  """Returns the bytes of activations, and names of weights as they are read."""
+  """Returns the bytes of activations, and the names of weights as read."""
   with tf.Graph().as_default():
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
@@ -159,7 +159,7 @@ def kept_for_the_backward_pass(config):
     if isinstance(op, mtf.Variable):
       weights.add(op.name)
     elif "batch" in names and x.dtype.is_floating:
-      # One number a token: log z, and the gradient of each token's loss.
+      # One number per token: log z, and the gradient of each token's loss.
       activations += size if len(names) > 2 else 0
   return activations, weights
 
@@ -183,7 +183,7 @@ def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
   )
   activations, weights = kept_for_the_backward_pass(config)
   width = {"float32": 4, "bfloat16": 2}[dtype]
-  # Of the loss, the gradient of the logits is made behind the forward pass.
+  # The gradient of the logits is made after the forward pass.
   gradient = ROWS * config.sequence_length * config.vocab_size * width
   expected = kept_bytes(config, SINGLE, ROWS)
   expected += loss_bytes(config, SINGLE, ROWS) - gradient
@@ -204,7 +204,7 @@ def test_memory_is_linear_in_the_length_where_attention_is_computed_again():
 
 
 def test_palm_540b_keeps_one_fully_sharded_activation_a_layer():
-  """Of 4 sequences on each of 256 devices, over 12 (PaLM 4)."""
+  """4 sequences on each of 256 devices of `data`, split over 12 (PaLM 4)."""
   config = dataclasses.replace(PALM_540B, remat="layer")
   kept = kept_bytes(config, PALM_2D, 1024)
   assert kept == 118 * (4 * 2048) * (18432 // 12) * 2
@@ -223,12 +223,12 @@ def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
   embedding = c.vocab_size * c.d_model
   of_layer = (count_parameters(c) - embedding) // c.num_layers
   joined = c.d_model * (16 * 256 + 2 * 256 + 2 * c.d_ff)
-  # Cast, and most of them joined.
+  # Weights are cast, and most of them joined.
   assert weight_copy_bytes(c, SINGLE) == 2 * (embedding + of_layer + joined)
   sharded = MeshLayout(
     mesh_shape="data:16", layout="batch:data,d_model_stored:data"
   )
-  # A slice of each is cast, and gathered; a whole gradient is scattered.
+  # A slice of each weight is cast and gathered; a whole gradient is scattered.
   cast = (embedding + of_layer) // 16
   assert weight_copy_bytes(c, sharded) == 2 * (
     cast + 2 * (embedding + of_layer) + joined
@@ -252,7 +252,7 @@ Q, KV, SCORES, COLUMNS = 20, 20, 100, 20 + 20 + 800
 def test_a_parallel_block_passes_over_its_norm_product_and_softmax():
   blocks = 2 * 100 + 3 * 100 + COLUMNS + (Q + KV + 400)
   attention = 2 * SCORES
-  # Of the norm and of what is read of the product.
+  # Numbers of the norm, and of the parts that are read from the product.
   again = 2 * 100 + COLUMNS + (Q + KV + 400)
   back = 6 * 100 + 2 * COLUMNS + (Q + KV + 400)
   softmax_gradient = 3 * SCORES + 2 * Q
@@ -327,7 +327,7 @@ def test_a_token_reads_every_weight_once():
   # Logits read the table as int8; norm scales are not quantized.
   rest = table + 2 * scales
   assert decode_weight_bytes(config, "int8") == kernels + rest
-  # Of 32 numbers of 4 bits, a scale of 2 bytes.
+  # 32 numbers of 4 bits share a scale of 2 bytes.
   assert decode_weight_bytes(config, "int4") == kernels * 18 // 32 + rest
   every = kernels + table + scales
   assert decode_weight_bytes(config, "activation") == 2 * every

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer's slots, their bytes, and whose can be gone on with."""
+"""The optimizer's slots and their bytes; from which slots a run can resume."""
 
 import dataclasses
 

@@ -146,8 +146,8 @@ def test_a_chip_with_fused_attention_keeps_no_weights_whatever_remat_says():
 @pytest.mark.parametrize(
   ("pods", "share"), [("in_process", 4), ("local_servers", 2)]
 )
-def test_devices_share_the_memory_of_their_process_beside_tensors(pods, share):
-  """A server holds the devices of its pod, one process those of all pods."""
+def test_devices_share_the_memory_of_their_process_outside_tensors(pods, share):
+  """A server holds its pod's devices; one process holds all pods' devices."""
   config = plan_config(
     "recipes/quickstart.gin",
     MESH_SHAPE="data:2",
@@ -188,13 +188,13 @@ def test_of_a_faster_network_only_the_exchange_gets_shorter():
   secs = values("CHIP_DCN_BANDWIDTH", "step_secs")
   one_pod, *_ = values("NUM_PODS", "step_secs")
   exchanged = [(x - one_pod) * y for x, y in zip(secs, networks, strict=True)]
-  # 2 bytes per parameter, in equal parts of 3,072 devices. The collectives of
-  # one pod alone take 0.1 ms less.
+  # 2 bytes per parameter, in equal parts of 3,072 devices. With one pod, the
+  # collectives take 0.1 ms less.
   assert exchanged == pytest.approx([2 * 540.356e9 / 3072] * 10, rel=4e-3)
 
 
 def test_pods_scale_weakly():
-  """Each with 1,024 sequences: pods add work, and the time of the exchange."""
+  """Each pod has 1,024 sequences: pods add work and the time of exchange."""
   assert values("NUM_PODS", "batch_size") == [1024 * n for n in range(1, 9)]
   secs = values("NUM_PODS", "step_secs")
   assert secs[0] < secs[1] < 1.03 * secs[0]
@@ -204,7 +204,7 @@ def test_a_larger_batch_uses_the_chips_better():
   """Gathered weights serve more tokens."""
   mfu = values("GLOBAL_BATCH_SIZE", "mfu")
   assert all(a < b for a, b in itertools.pairwise(mfu))
-  assert values("GLOBAL_BATCH_SIZE", "value")[0] == 512  # 256 rows a pod
+  assert values("GLOBAL_BATCH_SIZE", "value")[0] == 512  # 256 rows per pod
 
 
 def test_a_longer_context_costs_attention_at_the_same_tokens():

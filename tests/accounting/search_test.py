@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A search plans all that divides; for PaLM 540B it finds PaLM's layout."""
+"""A search plans all even layouts; for PaLM 540B it finds PaLM's layout."""
 
 import dataclasses
 
@@ -66,7 +66,7 @@ def test_what_is_found_fits_and_comes_fastest_first():
 
 
 def test_a_brute_force_over_one_axis_finds_nothing_faster():
-  """Written down by hand: the batch of 8 devices, stored whole or split."""
+  """By hand: the batch over 8 devices, with weights stored whole or split."""
   given = palm_8b(CHIP_MEMORY_BYTES=1e12)
   best = search(given, 8).fitting[0]
   for layout in ("batch:data", "batch:data,d_model_stored:data"):

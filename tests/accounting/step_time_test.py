@@ -20,7 +20,7 @@ PUBLISHED_SECS = 2048 * 2048 / 238_300  # 17.60 (PaLM 4.1)
 
 
 def test_a_step_of_palm_540b_on_two_pods_is_within_10_percent_of_the_papers():
-  """From published rates of TPU v4 alone; nothing is fitted to the run."""
+  """Only published rates of TPU v4 are used; nothing is fitted to the run."""
   config = palm_540b()
   secs = predicted(config, 2048).total
   assert secs == pytest.approx(PUBLISHED_SECS, rel=0.1)
@@ -42,9 +42,9 @@ def one_chip(**macros):
 
 
 def test_products_take_their_flops_at_the_efficiency_of_the_peak():
-  """6 N and attention of 8B are 55.0 GFLOP a token (PaLM Table 22).
+  """6 N and attention of 8B are 55.0 GFLOP per token (PaLM Table 22).
 
-  Of attention, 12 num_layers heads d_kv length, blocks leave 15/32 out.
+  Blocks omit 15/32 of attention (12 num_layers heads d_kv length).
   """
   step = predicted(one_chip(REMAT="none"), 2)
   hidden = 15 / 32 * 12 * 32 * 16 * 256 * 2048
@@ -69,10 +69,10 @@ BURST_SECS = 1.31 * 2**30 * 8 * 1536 / 81e12
 
 
 def test_on_tpus_nothing_hides_the_exchange_of_gradients():
-  """0.2 s of 81 Tbit/s (PaLM 4): 1.31 GiB of each of 1,536 hosts.
+  """The exchange takes 0.2 s at 81 Tbit/s: 1.31 GiB of each of 1,536 hosts.
 
-  The gap to perfect scaling is that the paper's pods do not overlap the
-  backward pass and the exchange. Ours do not on TPUs.
+  PaLM (4) explains the gap to perfect scaling by the exchange, which does not
+  overlap the backward pass. Ours does not either on TPUs.
   """
   step = predicted(palm_540b(), 2048)
   assert step.exchange == pytest.approx(BURST_SECS, rel=0.01)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every row that its paper lets us work out has the published digits."""
+"""Every row that follows from its paper has the published digits."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.accounting.published_sizes import PALM_540B as PUBLISHED_540B
 ROWS = {row["model"]: row for row in table3(hardware_of)}
 
 
-# PaLM Table 3 and 4.1; Megatron-Turing's digits are cut off, not rounded.
+# PaLM Table 3 and 4.1; Megatron-Turing's digits are truncated, not rounded.
 @pytest.mark.parametrize(
   ("model", "published", "without_attention"),
   [
@@ -30,7 +30,7 @@ def test_mfu_is_the_published_one(model, published, without_attention):
 
 def test_hfu_of_palm_is_57_8_percent_with_the_papers_policy():
   assert round(ROWS["PaLM"]["hfu"], 3) == 0.578
-  # Less by the 10.5% of a forward pass that REMAT = "layer" does not repeat.
+  # Lower by the 10.5% of a forward pass that REMAT = "layer" does not repeat.
   ours = ROWS["PaLM"]["hfu_of_remat_layer"]
   assert ours == pytest.approx(0.578 - 0.105 * 0.457 / 3, abs=0.001)
   assert PALM_540B == PUBLISHED_540B

@@ -73,7 +73,7 @@ def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
   largest = 0
   for host, parts in shares.items():
     for part in parts:
-      # It is the host's own: nothing is sent.
+      # The slice is on the host's own device, so nothing is sent.
       task, _, _ = host.device.partition("/device:")
       assert part.variable.device.startswith(task)
       (name,) = part.names

@@ -59,7 +59,7 @@ def test_a_tensorflow_file_needs_all_parameters_and_no_others(tmp_path):
     find_initial_weights(str(tmp_path / "other"), None, SHAPES)
 
 
-def test_a_file_that_says_no_step_has_no_state_to_go_on_with(tmp_path):
+def test_a_file_that_says_no_step_has_no_state_to_resume(tmp_path):
   save_tensors(tmp_path / "file", embedding=np.zeros([4, 2], np.float32))
   path = str(tmp_path / "file")
   weights = find_weights("INIT_CHECKPOINT", path)

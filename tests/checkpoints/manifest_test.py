@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Damage to a checkpoint is found, named and passed over; others' refused."""
+"""Damaged checkpoints are found, named and skipped; foreign ones refused."""
 
 import errno
 import hashlib
@@ -125,7 +125,7 @@ def test_what_a_later_version_wrote_is_not_called_damaged(tmp_path, capsys):
   assert not capsys.readouterr().err
 
 
-def test_a_reader_beside_a_trainer_looks_again_and_keeps_what_it_found(
+def test_a_reader_next_to_a_trainer_looks_again_and_keeps_what_it_found(
   tmp_path, capsys
 ):
   """The trainer keeps one checkpoint, and writes the next at once."""
@@ -162,7 +162,7 @@ def test_any_flipped_bit_of_any_file_is_found(tmp_path):
     content = path.read_bytes()
     for place in range(len(content)):
       if content[place : place + 1].isspace():
-        continue  # between the numbers of a manifest: says nothing
+        continue  # white space in the manifest
       flip_bit(path, place)
       with pytest.raises(DamagedCheckpointError):
         read_whole(str(written))
@@ -170,7 +170,7 @@ def test_any_flipped_bit_of_any_file_is_found(tmp_path):
   read_whole(str(written))
 
 
-def test_without_any_whole_checkpoint_nothing_starts_anew(tmp_path, capsys):
+def test_without_any_whole_checkpoint_nothing_starts_again(tmp_path, capsys):
   assert newest_whole(str(tmp_path)) is None
   for step in (1, 2):
     os.unlink(f"{write(tmp_path, step).path}/weights.data")

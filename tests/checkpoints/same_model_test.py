@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of other models and vocabularies are refused by what differs."""
+"""Checkpoints of other models and vocabularies are refused, with a reason."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text that was trained on is not taken for held-out text without a word."""
+"""A warning says that held-out text was trained on."""
 
 import dataclasses
 import types
@@ -41,7 +41,7 @@ def trained_on(text, share):
   return Checkpoint("run/step_00000008", manifest, files={}, blake2b="f00d")
 
 
-# Of the text with share 0.2: now text, share, and what is said.
+# After training with share 0.2: the text and share now, and the warning.
 EVALUATION = [
   ("at 0.2", 0.2, ""),
   ("at 0.5", 0.5, "0.5, but 0.2 in training: part of the validation text was "
@@ -59,7 +59,7 @@ RESUMED = [
    "out from here on, and validation losses are too low"),
   ("at 0.1", 0.1, "0.1, but 0.2 until now: text that was held out becomes "
    "training text"),
-  ("edited", 0.2, ""),  # that batches differ is said
+  ("edited", 0.2, ""),  # another warning says that batches differ
   ("at 0.2", 0.1, ""),
 ]  # fmt: skip
 
@@ -69,7 +69,7 @@ RESUMED = [
   [(warn_of_other_evaluation_text, *each) for each in EVALUATION]
   + [(warn_of_other_split, *each) for each in RESUMED],
 )
-def test_other_text_than_was_held_out_is_told(warn, text, share, said, caplog):
+def test_a_changed_validation_split_warns(warn, text, share, said, caplog):
   data = DataConfig(text_files="a", vocabulary=None, validation_share=share)
   warn(trained_on("at 0.2", 0.2), corpus(text), data)
   assert len(caplog.records) == bool(said)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of the variables stays as it is while steps change them."""
+"""A copy of the variables stays the same while steps change the variables."""
 
 import dataclasses
 import functools
@@ -61,7 +61,7 @@ def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
     assert changed[name].tobytes() != value.tobytes(), name
 
 
-# Those with a cut through rows, through columns, and through both.
+# Layouts that cut rows, columns, and both.
 QUICK = ("padded vocab over three", "PaLM's 2D")
 
 
@@ -80,7 +80,7 @@ def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
   program, graph = build(mesh, optimizer)
   with (
     graph.as_default(),
-    # Its variables are this session's own, and hold nothing yet.
+    # The variables belong to this session and are uninitialized.
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     if restore_from:
@@ -170,7 +170,7 @@ def data_files(checkpoint):
   return sorted(name for name in checkpoint.files if ".data-" in name)
 
 
-# Slow: those of one process are read so in manifest_test.py.
+# Slow; manifest_test.py reads damaged files of one process.
 @pytest.mark.slow
 def test_a_damaged_file_of_a_server_is_found_and_an_older_checkpoint_taken(
   corpus, tmp_path, capsys
@@ -184,7 +184,7 @@ def test_a_damaged_file_of_a_server_is_found_and_an_older_checkpoint_taken(
       "weights.data-00000-of-00002",
       "weights.data-00001-of-00002",
     ]
-    read_whole(checkpoint.path)  # the servers' hashes are those of the files
+    read_whole(checkpoint.path)  # the servers' hashes match the files
   path = tmp_path / "checkpoints/step_00000004/weights.data-00001-of-00002"
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
@@ -208,7 +208,7 @@ def test_eight_hosts_write_a_file_each_of_the_same_tensors(corpus, tmp_path):
   with Served(8) as servers:
     pods = servers.addresses[:4], servers.addresses[4:]
     settings |= {"PODS": "cluster", "ISLANDS": [*map(list, pods)]}
-    for steps in (2, 4):  # the second goes on from what servers have written
+    for steps in (2, 4):  # the second resumes from the servers' checkpoint
       settings["TRAIN_STEPS"] = steps
       runs.finish(runs.start("train", corpus, there, **settings))
   runs.assert_same_tensors(here, there, 4)
@@ -216,6 +216,6 @@ def test_eight_hosts_write_a_file_each_of_the_same_tensors(corpus, tmp_path):
     names = data_files(checkpoint)
     assert len(names) == 8
     sizes = [checkpoint.files[name][0] for name in names]
-    # The largest slice is one that all devices of a pod hold whole.
+    # The largest slice is a whole variable that all devices of a pod hold.
     assert max(sizes) < 2 * min(sizes)
     read_whole(checkpoint.path)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Open weights are read by TensorFlow whatever becomes of their path."""
+"""TensorFlow reads open weights even if their path is removed or replaced."""
 
 import os
 import shutil

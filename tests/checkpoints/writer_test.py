@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints are whole or not there, written while others run, few kept."""
+"""Checkpoints are whole or missing, written in the background, and few."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ from tests.checkpoint_files import (
 
 
 def run_config(**changes):
-  """Returns what the writer reads of a RunConfig."""
+  """Returns the settings of a RunConfig that the writer reads."""
   settings = {
     "keep_checkpoints": 3,
     "keep_every_steps": None,
@@ -88,7 +88,7 @@ def test_what_cannot_be_removed_is_said_and_the_run_goes_on(
 def test_of_the_checkpoints_after_a_rewind_the_newest_goes_first(
   tmp_path, monkeypatch
 ):
-  """Killed there, the run resumes from the newest: it sees the spike again."""
+  """If killed there, the run resumes from the newest, before the same spike."""
   for step in (1, 2, 3, 4):
     write(tmp_path, step)
   left, real = [], os.rename
@@ -229,7 +229,7 @@ def test_disk_without_room_for_the_checkpoints_is_refused_before_training(
       check_space(str(tmp_path), shapes, run_config(**changes))
     needed = count * 12 * half
     assert f"room for {count} more, {needed:,} bytes, and" in str(error.value)
-  # Three of the four are there, and the fourth fits.
+  # Three of the four exist, and the fourth fits.
   for step in (1, 2, 3):
     write(tmp_path, step)
   check_space(str(tmp_path), shapes, run_config())

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A program that asks servers without end, from before they listen.
+"""A program that sends requests to servers endlessly, before they listen too.
 
 intruder.py UID [ADDRESS...]
 
@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 
-# Connections to one address at a time, and how long one waits for an answer.
+# Connections to an address at a time, and each connection's seconds to wait.
 _MOST, _SECS = 8, 1.5
 
 

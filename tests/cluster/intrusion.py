@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts servers while an intruder asks them, for the tests.
+"""Starts servers while an intruder sends them requests, for the tests.
 
-intrusion.py COUNT [UID]: while a user asks them; without UID, while another
-host does, in a new network namespace.
+intrusion.py COUNT [UID]: the intruder is user UID; without UID, it is another
+host, in a new network namespace.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ class Intruder:
   """A process of intruder.py; a context manager.
 
   Attributes:
-    pid: its number.
-    lines: what it has said so far; all once the context has ended.
+    pid: process id.
+    lines: lines printed so far; all lines once the context has ended.
   """
 
   def __init__(
     self, uid: int, *addresses: str, first: Callable[[], None] | None = None
   ):
-    """Starts it, and waits until it is ready; its process calls `first`."""
+    """Starts the process, which calls `first`; waits until it is ready."""
     self._process = subprocess.Popen(
       [sys.executable, "-I", _INTRUDER, str(uid), *addresses],
       stdin=subprocess.PIPE,
@@ -52,14 +52,14 @@ class Intruder:
     self.lines += rest.splitlines()
 
   def wait_for(self, *lines: str) -> None:
-    """Waits until it has said lines."""
+    """Waits until the process has printed these lines."""
     while not set(lines) <= set(self.lines):
       line = self._process.stdout.readline()
       assert line, self.lines
       self.lines.append(line.rstrip())
 
   def answered(self) -> list[str]:
-    """Returns the addresses that have answered it."""
+    """Returns the addresses that have answered."""
     return [x.split()[1] for x in self.lines if x.startswith("answered")]
 
 
@@ -73,7 +73,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def start_servers_on_loopback(count: int, uid: int) -> list[str]:
-  """Starts servers, asked by a user all the time; returns who answers it."""
+  """Starts servers while a user sends requests; returns who answers."""
   from palm_mtf.cluster.server.start import start_server
 
   ports = free_ports(count)
@@ -81,17 +81,17 @@ def start_servers_on_loopback(count: int, uid: int) -> list[str]:
   with Intruder(uid, *addresses) as intruder:
     for port in ports:
       start_server(1, 1, ("127.0.0.1", port))
-    # It has asked each server to the end: none is left to be judged.
+    # The intruder has got the last connection to each server cut.
     intruder.wait_for(*(f"cut 127.0.0.1:{port}" for port in ports))
   return intruder.answered()
 
 
 def start_servers_before_another_host(count: int) -> list[str]:
-  """Starts servers, asked by another host; returns who answers it.
+  """Starts servers while another host sends requests; returns who answers.
 
-  Half of them listen on loopback and half at HERE, which the other host may
-  ask. It asks them all at NOT_HERE, and the last one at HERE. To be called as
-  the root of a network namespace.
+  Half of the servers listen on loopback and half at HERE, where the other host
+  may reach them. It sends requests to all servers at NOT_HERE, and to the last
+  server at HERE. Call this as the root of a network namespace.
   """
   from palm_mtf.cluster.server.start import start_server
 

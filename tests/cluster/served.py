@@ -8,7 +8,7 @@ from tests.commands.pods_serve_test import serve
 
 
 class Served(contextlib.ExitStack):
-  """Servers of a device each, their addresses, and ISLANDS of a pod on each."""
+  """Servers with one device each; their addresses; ISLANDS with a pod each."""
 
   def __init__(self, num_servers: int, threads: int = 1):
     super().__init__()
@@ -18,7 +18,7 @@ class Served(contextlib.ExitStack):
     self.islands = [[address] for address in self.addresses]
 
   def start(self, port=0):
-    """Starts another server, at a port or any that is free."""
+    """Starts another server, at `port`; 0 is any free port."""
     process = self.enter_context(serve(1, self._threads, port))
     self.callback(process.kill)
     return process

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A server says that it is there, whatever it does."""
+"""A server answers, however busy it is."""
 
 import dataclasses
 import threading
@@ -33,7 +33,7 @@ def address():
 
 
 def compute(address):
-  """Keeps every thread of a server busy, for some tenths of a second."""
+  """Keeps every thread of a server busy for some tenths of a second."""
   with tf.Graph().as_default(), tf.Session(f"grpc://{address}") as session:
     x = tf.random.uniform([2560, 2560])
     products = [tf.matmul(x + i, x) for i in range(4)]
@@ -104,7 +104,7 @@ def test_a_server_says_what_computes_there(address):
 def test_each_start_of_a_server_has_its_own_number_and_one_client_till_its_end(
   address,
 ):
-  """Every client has a server of its own, by which it is known."""
+  """A client is known by its own server."""
   assert read_info(address, 5.0).num_devices == 1
   late = start_server(1, 1).target.removeprefix("grpc://")
   with Served(1) as servers:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A fenced socket hears one address; a cut connection ends at once."""
+"""A restricted socket hears one address; closing a connection ends calls."""
 
 import socket
 
@@ -23,7 +23,7 @@ def test_what_is_sent_to_another_address_is_not_heard(listener):
   restrict_to_address(listener, "127.0.0.1")
   with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
     client.sendall(b"heard")
-    for _ in range(3):  # the two before it
+    for _ in range(3):  # the third is the client's
       connection, _ = listener.accept()
     with connection:
       assert connection.recv(5) == b"heard"
@@ -31,7 +31,7 @@ def test_what_is_sent_to_another_address_is_not_heard(listener):
     socket.create_connection(("127.0.0.2", port), timeout=0.3)
 
 
-def test_a_cut_connection_ends_for_who_waits_and_no_other_does(listener):
+def test_a_connection_that_is_shut_down_ends_and_no_other_does(listener):
   port = listener.getsockname()[1]
   near = socket.create_connection(("127.0.0.1", port), timeout=5)
   other = socket.create_connection(("127.0.0.2", port), timeout=5)

@@ -281,7 +281,7 @@ def test_the_last_step_may_be_traced():
   assert dataclasses.replace(RUN, trace_steps=[2]).trace_steps == [2]
 
 
-def test_a_state_to_continue_from_needs_its_checkpoint():
+def test_a_state_to_resume_needs_its_checkpoint():
   assert refusal(RUN, init_state="all") == (
     'INIT_STATE = "all": needs a checkpoint to resume from; name it in '
     "INIT_CHECKPOINT."

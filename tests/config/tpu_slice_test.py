@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of TPUs have the chips of their names, and meshes lie on them well."""
+"""Slices of TPUs have the chips of their names, and a mesh has to fit."""
 
 import pytest
 

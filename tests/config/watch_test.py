@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is left out is left out, and all else is read once and in order."""
+"""Skipped batches are never read; all other batches are, once and in order."""
 
 import numpy as np
 import pytest

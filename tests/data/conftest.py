@@ -15,7 +15,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 @pytest.fixture(scope="session")
 def code() -> list[str]:
-  """Some forty files of real source code, 0.7 MB."""
+  """Returns some forty files of real source code, 0.7 MB."""
   stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
   paths = [p for name in ("json", "email") for p in stdlib.glob(f"{name}/*.py")]
   paths += [stdlib / "argparse.py", stdlib / "typing.py"]
@@ -31,7 +31,7 @@ def vocabulary(code, tmp_path_factory) -> Vocabulary:
 
 @pytest.fixture
 def foreign(train_foreign):
-  """Trains a model with SentencePiece's defaults but for `settings`."""
+  """Trains a model with SentencePiece's defaults except for `settings`."""
   return train_foreign
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def disk_full_at(num_bytes: int) -> Iterator[None]:
-  """Lets no file grow beyond `num_bytes`."""
+  """Prevents files from growing beyond `num_bytes`."""
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
   try:

@@ -27,7 +27,7 @@ def examples(max_tokens: int = 12) -> st.SearchStrategy[Example]:
 
 
 def repeatable(max_examples: int) -> hypothesis.settings:
-  """Settings under which hypothesis draws the same every time."""
+  """Returns settings under which hypothesis draws the same every time."""
   return hypothesis.settings(
     max_examples=max_examples,
     deadline=None,

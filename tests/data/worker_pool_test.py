@@ -79,7 +79,7 @@ def test_a_killed_worker_is_an_error(monkeypatch):
 
 
 def killed_while_it_sends() -> object:
-  """Returns a function whose result is longer than what a worker can send."""
+  """Kills the process while it sends a result that fills the pipe."""
 
   def written() -> int:
     counters = Path("/proc/self/io").read_text().split()

@@ -16,7 +16,7 @@ TPU = MeshLayout(
   mesh_shape="data:8", layout="batch:data", num_microbatches=1, tpu="v3-8"
 )
 NEW_CPU = {"cpu": ["avx512_bf16"]}
-V100 = {"gpus": [7], **NEW_CPU}  # beside a new CPU
+V100 = {"gpus": [7], **NEW_CPU}  # next to a new CPU
 
 
 @pytest.fixture

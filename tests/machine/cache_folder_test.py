@@ -96,7 +96,7 @@ def test_a_folder_of_another_user_is_not_read(folder, become_another_user):
 def test_nothing_is_made_in_the_home_of_another_user(
   tmp_path, become_another_user
 ):
-  """As root has it by sudo, whose files the user could not remove."""
+  """With sudo, root has the user's home; the user could not remove files."""
   if not tmp_path.stat().st_uid:
     os.chown(tmp_path, 54321, -1)
   become_another_user()
@@ -208,7 +208,7 @@ def test_a_killed_writer_leaves_nothing_for_ever(folder, monkeypatch):
   assert len([*folder.iterdir()]) == 2
   with open_cache(str(folder)) as cache:
     with partial_folder(cache.descriptor), partial_folder(cache.descriptor):
-      # The dead one's is gone, and those in use are not.
+      # The killed process's folder is gone; the folders in use are not.
       assert len([*folder.iterdir()]) == 3
   assert [x.name for x in folder.iterdir()] == [NAME]
 

@@ -149,7 +149,7 @@ def test_code_of_another_user_is_not_read(code, monkeypatch, caplog):
 
 
 def test_xla_compiles_to_memory_and_loads_from_there():
-  """In the folder of this process, which conftest.py has turned on."""
+  """Uses the folder of this process, which conftest.py has turned on."""
   memory = os.environ["TF_XLA_FLAGS"].partition("=")[2]
 
   def names():

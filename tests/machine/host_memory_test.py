@@ -41,7 +41,7 @@ def test_pages_of_files_are_released_unless_they_were_written_to(tmp_path):
     changed = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
   changed[:2] = b"yz"
   pages = slice(None, None, mmap.PAGESIZE)
-  assert set(read[pages]) == set(b"x")  # all are there
+  assert set(read[pages]) == set(b"x")  # reads all pages
   before = resident_bytes()
   release_file_pages()
   assert before - resident_bytes() > 0.9 * len(read)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What computes is recorded by name, and compared."""
+"""Kernels are recorded by name, and compared."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_nothing_differs_on_the_same_machine(tmp_path, monkeypatch):
   pretend_cpu(ZEN_4, tmp_path, monkeypatch)
   before = kernels_here(BUILT)
   assert before["palm_mtf"].startswith(f"{__version__} (")
-  # Of these no kernel is chosen: another Linux lists more.
+  # The other flags choose no kernel; another Linux lists more of them.
   pretend_cpu(f"constant_tsc {ZEN_4} user_shstk", tmp_path, monkeypatch)
   monkeypatch.setenv("OMP_NUM_THREADS", "1")
   assert difference(kernels_here(BUILT), before) == ""
@@ -51,6 +51,6 @@ def test_servers_are_recorded_together():
   one, other = {"CPU": "A", "tensorflow": "2"}, {"CPU": "B", "tensorflow": "2"}
   assert kernels_of([one, other, one]) == {"CPU": "A and B", "tensorflow": "2"}
   assert difference(kernels_of([one, one]), kernels_of([one])) == ""
-  # Where one server has no operations in C++, none uses its own.
+  # If one server lacks operations in C++, no server uses them.
   built, none = ({"operations in C++": x} for x in (BUILT, "none"))
   assert kernels_of([built, none]) == none

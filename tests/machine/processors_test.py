@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine computes natively, and with how many cores."""
+"""The native dtypes of a machine, and its number of cores."""
 
 import pytest
 
@@ -86,7 +86,7 @@ def test_kernels_are_chosen_by_vector_instructions_and_the_limit_of_onednn(
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-  """The kernel's files, of a machine whose cores 1 and 3 are ours."""
+  """The kernel's files on a machine where this process may use cores 1, 3."""
   for name in ("CPU_MAX", "CPU_QUOTA", "CPU_PERIOD"):
     monkeypatch.setattr(processors, name, tmp_path / name)
   monkeypatch.setattr(processors.os, "sched_getaffinity", lambda pid: {3, 1})

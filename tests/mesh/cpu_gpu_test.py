@@ -17,8 +17,8 @@ from tests.mtf_testing import mesh_layout, placement
 from tools.traffic import traffic
 
 MESH = mesh_layout("all over data and model")
-# Prints the bytes of 32 variables of zeros, and those that setting them takes.
-# Each has 8 MB: up to 10 TensorFlow would make constants of them.
+# Prints the bytes of 32 variables of zeros, and the bytes that setting them
+# takes. Each has 8 MB; TensorFlow turns zeros of up to 10 MB into constants.
 _ZEROS = """
 from palm_mtf._tf import mtf, tf
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
@@ -75,7 +75,7 @@ def test_a_step_that_is_not_finite_raises_and_assigns_nothing():
     imported = (mtf.import_tf_tensor(mesh, x) for x in (number, is_finite))
     assign = Assign(variables, *imported)
     lowered = lower({mesh: placement(MESH)}, {}, [assign])
-    # One check a device, however many variables wait for it.
+    # One check per device, however many variables wait for it.
     types = [op.type for op in session.graph.get_operations()]
     assert types.count("Assert") == 4
     session.run(lowered.initialize)
@@ -98,7 +98,7 @@ def test_variables_of_zeros_are_set_without_constants_beside_them():
 
 
 def with_gpus(monkeypatch, number):
-  """Makes TensorFlow see GPUs, which this machine need not have."""
+  """Pretends that TensorFlow sees GPUs."""
   monkeypatch.setattr(
     tf.config, "list_physical_devices", lambda kind: [kind] * number
   )
@@ -139,7 +139,7 @@ SHAPE = [6, 4, 2]
 
 
 def scattered(mesh_shape, mesh_axis, split_axis):
-  """Returns what devices add, and hold then, [device, ...], and the traffic."""
+  """Returns the devices' terms and results, [device, ...], and the traffic."""
   layout = ",".join(
     f"{'batch' if axis[0] == 'd' else 'heads'}:{axis.partition(':')[0]}"
     for axis in mesh_shape.split(",")
@@ -198,6 +198,6 @@ def test_an_all_gather_joins_the_parts_of_a_group_in_order():
 
 def test_a_reduce_scatter_moves_half_of_what_an_all_reduce_does():
   _, _, moved, by_all_reduce = scattered("data:2,model:4", MODEL, 1)
-  num_bytes = 2 * 3 * 4 * np.prod(SHAPE)  # 2 groups, 3 hops a part, float32
+  num_bytes = 2 * 3 * 4 * np.prod(SHAPE)  # 2 groups, 3 hops per part, float32
   assert moved == {("reduce_scatter", ("model",)): num_bytes}
   assert by_all_reduce == {("all_reduce", ("model",)): 2 * num_bytes}

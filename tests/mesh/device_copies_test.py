@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is copied for a device is what a call for it would have made."""
+"""Copies for a device equal the operations that a call would have made."""
 
 import collections
 import dataclasses
@@ -30,7 +30,7 @@ PALM_2D = MeshLayout(
   "d_model_residual:model",
   num_microbatches=2,
 )
-# What a name has, and what TensorFlow notes of how an operation was made.
+# Attributes of names, and of how TensorFlow made an operation.
 NO_PART_OF_WHAT_IS_DONE = {
   "shared_name",
   "_has_manual_control_dependencies",
@@ -38,7 +38,7 @@ NO_PART_OF_WHAT_IS_DONE = {
 
 
 def text_of(node: object, name: str) -> str:
-  """Returns an attribute; of a condition's branches not the names."""
+  """Returns an attribute as text, without the names of a condition's branches."""
   value = node.attr[name]
   is_branch = value.HasField("func") and node.op != "PartitionedCall"
   return "" if is_branch else str(value)
@@ -47,8 +47,7 @@ def text_of(node: object, name: str) -> str:
 def operations_of(remat: str) -> collections.Counter:
   """Returns how often each operation is in a program.
 
-  What tells one from another is what it does and where, what it reads and
-  waits for, and its shapes.
+  Operations differ in their work, device, inputs, dependencies and shapes.
   """
   config = dataclasses.replace(CONFIG, remat=remat)
   with tf.Graph().as_default() as graph:

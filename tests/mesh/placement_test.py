@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Both implementations have all that the interface says."""
+"""Both implementations have all members of the interface."""
 
 import inspect
 
@@ -30,7 +30,7 @@ def parameters(function):
 
 
 def assert_has_all(thing, protocol):
-  """Attributes, and methods with the protocol's parameters and no other."""
+  """Compares attributes, methods and the parameters of methods."""
   assert set(protocol.__annotations__) <= set(dir(thing))
   for name, method in vars(protocol).items():
     if inspect.isroutine(method) and not name.startswith("_"):
@@ -41,7 +41,7 @@ def assert_has_all(thing, protocol):
 
 
 @pytest.mark.parametrize("make", [lambda: local_devices(4), devices_of_tpus])
-def test_an_implementation_has_all_that_the_interface_says(make):
+def test_an_implementation_has_all_members_of_the_interface(make):
   devices = make()
   assert_has_all(devices, Devices)
   placement = devices.placement(MESH, 0)

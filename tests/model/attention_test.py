@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: of earlier positions of a segment, in blocks as all at once."""
+"""Attention reads earlier positions of a segment; blocks change nothing."""
 
 import numpy as np
 import pytest
@@ -33,10 +33,10 @@ def test_first_position_attends_only_to_itself():
 
 
 @pytest.mark.parametrize("has_compiler", [True, False])
-def test_attention_is_that_of_the_earlier_positions_of_the_segment(
+def test_attention_reads_only_the_earlier_positions_of_the_segment(
   has_compiler, monkeypatch
 ):
-  """Segments in any order, one of them in two pieces."""
+  """Segments come in any order, one of them in two pieces."""
   if not has_compiler:
     without_compiler(monkeypatch)
   rng = np.random.default_rng(4)
@@ -57,7 +57,7 @@ def test_attention_is_that_of_the_earlier_positions_of_the_segment(
     keys, values = k[row, seen].astype(float), v[row, seen].astype(float)
     weights = np.exp(keys @ q[row, position, head] / 2)
     expected = weights @ values / weights.sum()
-    # Near 0 a sum of float32 numbers near 1 has their errors, not its own.
+    # A sum near 0 of float32 numbers near 1 has the errors of its terms.
     np.testing.assert_allclose(
       y[row, position, head], expected, rtol=1e-5, atol=1e-6
     )
@@ -102,7 +102,7 @@ def test_a_prefix_may_lie_behind_a_block_which_meets_all_keys_then():
 
 
 def attention_oracle(q, k, v, dout, segments, prefix=None):
-  """Returns out, dq, dk and dv of every head, by the definition."""
+  """Returns out, dq, dk and dv of every head, by definition."""
   length, d_kv = q.shape[1], q.shape[-1]
   if k.ndim == 3:  # one head for all
     out, dq, dk, dv = attention_oracle(
@@ -167,7 +167,7 @@ def attend(dtype, keeps_weights, q, k, v, dout, *masks):
 def test_blocks_attend_as_all_positions_at_once_whatever_they_keep(
   has_compiler, length, is_multi_head, has_prefix, monkeypatch
 ):
-  """Documents that begin and end within blocks, prefixes that reach over."""
+  """Documents begin and end within blocks; prefixes reach over blocks."""
   if not has_compiler:
     without_compiler(monkeypatch)
   rng = np.random.default_rng(length)

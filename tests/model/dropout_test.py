@@ -32,7 +32,7 @@ CONFIG = small_config(num_layers=1)
 def dropped(
   x, *, rate=0.1, seed=1, step=0, place=1, first_row=0, is_on=1, mesh=SINGLE
 ):
-  """Returns x with numbers dropped, and the gradient of the sum of squares."""
+  """Returns x after dropout, and the gradient of its sum of squares."""
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
     dims = [

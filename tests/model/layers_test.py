@@ -130,7 +130,7 @@ def test_rotary_tables_tell_position_256_from_257_in_bfloat16():
 
 @pytest.mark.parametrize("mesh", [SINGLE, BATCH_SPLIT], ids=["one", "split"])
 def test_the_weighted_mean_is_over_the_whole_batch(mesh):
-  """Not a mean of slices' means: the rows' weights differ."""
+  """It is not the mean of slices' means, because the rows' weights differ."""
   x = np.arange(12, dtype=np.float32).reshape([2, 6])
   weights = np.float32([[0, 0, 0, 0, 0, 0.5], [1, 1, 0, 1, 2, 0]])
 
@@ -168,7 +168,7 @@ def test_the_mean_of_a_batch_without_weight_is_zero_and_has_no_gradient():
 
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
 def test_norm_keeps_float32_statistics_of_bfloat16_activations(kind):
-  """Of x = 100 + small noise, bfloat16 sums would lose the noise."""
+  """For x = 64 + small noise, bfloat16 sums would lose the noise."""
   rng = np.random.default_rng(3)
   noise = rng.choice([-0.5, 0.5], size=[2, 6, 8]).astype(np.float32)
   x = 64 + noise  # exact in bfloat16
@@ -184,7 +184,7 @@ def test_norm_keeps_float32_statistics_of_bfloat16_activations(kind):
 
 # 44 tokens in 48 rows, 6 on each: the last device has 2 tokens, 4 of padding.
 EIGHT = MeshLayout(mesh_shape="model:8", layout="vocab:model")
-# 5 tokens in 8 rows, 2 on each of 4: the last device has padding alone.
+# 5 tokens in 8 rows, 2 on each of 4 devices: the last has only padding.
 THREE = MeshLayout(mesh_shape="model:3", layout="vocab:model")
 FOUR = MeshLayout(mesh_shape="model:4", layout="vocab:model")
 
@@ -248,7 +248,7 @@ def test_logits_and_loss_are_those_of_the_tokens_alone():
 @pytest.mark.parametrize(
   "settings",
   [
-    # Nearly all tokens alike: 3 of 16 draws would fall on padding.
+    # Tokens are almost equally likely: 3 of 16 draws would fall on padding.
     DecodeConfig(temperature=100.0, num_samples=8, repetition_penalty=1.1),
     pytest.param(DecodeConfig(num_beams=2), marks=pytest.mark.slow),
   ],

@@ -94,7 +94,7 @@ def test_without_a_compiler_the_model_is_the_oracles_too(
 
 @pytest.mark.parametrize("form", PAIRS, ids=PAIR_NAMES)
 def test_bfloat16_agrees_with_the_oracles_to_its_8_bits(form):
-  """One rounding is 2^-9 = 0.2%; some twenty meet on the way to a gradient."""
+  """One rounding is 2^-9 = 0.2%; a gradient has some twenty roundings."""
   config = small_config(activation_dtype="bfloat16", **form)
   params = oracle.random_parameters(config, seed=1)
   tokens = random_tokens(config, batch_size=4, seed=2)
@@ -133,7 +133,7 @@ def test_documents_weights_and_prefixes_agree_with_the_oracles_to_1e_5(
 
 
 def test_a_document_has_the_same_logits_inside_a_row_and_alone_at_its_start():
-  """Hence positions need not begin anew with each document."""
+  """So positions need not restart with each document."""
   config = small_config()
   params = oracle.random_parameters(config, seed=9)
   batch = random_documents(config, batch_size=4, seed=10)
@@ -220,8 +220,8 @@ OF_TOKENS = ("parallel", "multi_query", random_tokens)
 OF_DOCUMENTS = ("serial", "multi_head", random_documents)
 
 
-# These split what others split too: they are slow. Of the others the two take
-# turns, and of each the other one is slow.
+# Layouts whose splits other layouts cover are slow. For each other layout, one
+# of two cases is slow, in turns.
 ONE_DIMENSION = {
   "batch over data",
   "heads over model",
@@ -267,8 +267,8 @@ def _variables(config: PalmConfig) -> dict[str, list[int]]:
     return {v.name: v.shape.to_integer_list for v in mesh.graph.all_variables}
 
 
-# PaLM Table 1 prints 8.63, 62.50 and 540.35 billion; the exact counts follow
-# from its sizes, the tied embedding once and without the norms' scales.
+# PaLM Table 1 prints 8.63, 62.50 and 540.35 billion. The exact counts follow
+# from its sizes, with the tied embedding once and without the norms' scales.
 @pytest.mark.parametrize(
   "config, published",
   [

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Recomputed activations: the same bits, by the parts that REMAT names."""
+"""REMAT recomputes the activations that it names, and changes no bit."""
 
 import collections
 
@@ -50,7 +50,7 @@ def assert_same_bits(actual, expected):
   ],
 )
 def test_recomputing_changes_no_bit(block, attention, monkeypatch):
-  """Of the losses, the gradients' norms and moments, and the parameters."""
+  """Compares losses, the gradients' norms and moments, and parameters."""
   without_compiler(monkeypatch)  # in C++, REMAT = "attention" changes nothing
   kept = two_steps(block=block, attention=attention)
   for remat in ("attention", "layer"):
@@ -72,7 +72,7 @@ def test_recomputing_changes_no_bit_under_layouts_and_microbatches(layout):
   assert_same_bits(again, kept)
 
 
-# What is compiled by us, where there is a compiler, is the same to remat.
+# With a C++ compiler, our operations replace these fused functions.
 NATIVE = {
   "PalmReadProduct": "read_product",
   "PalmReadProductGradient": "gates_gradient",
@@ -109,9 +109,9 @@ def test_a_policy_recomputes_what_it_names_once_in_each_layer(
   without_compiler(monkeypatch)
   calls = calls_of_a_step(remat=remat)
   assert calls["masked_softmax"] == attention
-  # Always: what costs little.
+  # Cheap functions are always repeated.
   assert calls["read_product"] == 6
-  # What needs them is computed once.
+  # Their gradients are computed once.
   assert calls["softmax_gradient"] == calls["gates_gradient"] == 3
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""When stored weights are gathered; what they become is in palm_test.py."""
+"""When stored weights are gathered; palm_test.py tests the results."""
 
 import collections
 
@@ -29,7 +29,7 @@ def ancestors(op, *, with_control):
 
 
 def gathers_by_variable(program):
-  """Returns what comes before each gather on device 0, by what is gathered."""
+  """Returns the operations before each gather on device 0, by variable."""
   needed = ancestors(program.update, with_control=True)
   gathers = collections.defaultdict(list)
   for op in needed:
@@ -51,7 +51,7 @@ def gathers_by_variable(program):
   "remat", ["none", "layer", pytest.param("attention", marks=pytest.mark.slow)]
 )
 def test_a_kernel_is_gathered_when_it_is_used_and_again_on_the_way_back(remat):
-  """Forward behind all layers before it, backward behind the loss."""
+  """Forward after all earlier layers, backward after the loss."""
   with tf.Graph().as_default():
     program = build_train_program(
       small_config(remat=remat),

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products with kernels: which there are, and what is rounded in them."""
+"""Products with kernels: their number, and the rounding of their results."""
 
 import collections
 
@@ -55,7 +55,7 @@ def products_on_one_device(config, mesh):
   ],
 )
 def test_kernels_that_read_one_norm_are_one_product_in_every_layout(layout):
-  """A product forward, two back; so are o, wo and the logits."""
+  """One product forward and two backward; the same for o, wo and logits."""
   parallel = small_config(num_layers=2)
   serial = small_config(num_layers=1, block="serial")
   mesh = mesh_layout(layout)
@@ -65,7 +65,7 @@ def test_kernels_that_read_one_norm_are_one_product_in_every_layout(layout):
 
 @pytest.mark.parametrize("layout", ["heads over model", "d_ff over model"])
 def test_two_axes_need_a_product_more_on_the_way_back(layout):
-  """What is summed over an axis cannot be in one sum with what is not."""
+  """Terms summed over an axis cannot share a sum with other terms."""
   config = small_config(num_layers=2)
   found = products_on_one_device(config, mesh_layout(layout))
   assert found == {3 * (2 * 3 + 1) + 2}
@@ -108,7 +108,7 @@ def multiplied(x, kernel, dy, mesh=SINGLE, **how):
 
 
 def test_logits_in_float32_are_exact_where_bfloat16_rounds_to_an_eighth():
-  """Near 16, numbers of 8 bits are 0.125 apart: so many nats."""
+  """Near 16, numbers of 8 bits are 0.125 (nats) apart."""
   rng = np.random.default_rng(0)
   x = rng.standard_normal([2, 5, 64]).astype(np.float32)
   kernel = (4 * rng.standard_normal([32, 64])).astype(np.float32)
@@ -142,7 +142,7 @@ def test_gradients_of_four_devices_are_added_up_in_the_dtype_that_is_asked(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_the_gradient_of_joined_kernels_is_their_product(dtype, on_cpu):
-  # In bfloat16 a CPU multiplies by a copy of x: the same sum of products.
+  # In bfloat16 a CPU multiplies by a copy of x, in the same sum of products.
   rng = np.random.default_rng(0)
   numpy_dtype, tolerance = (
     (np.float32, 1e-5) if dtype == "float32" else (ml_dtypes.bfloat16, 2**-8)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One trainer in one MODEL_DIR, however the one before ended."""
+"""Only one trainer uses a MODEL_DIR, however the previous trainer ended."""
 
 import errno
 import os

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The hash is the one that others call Threefry-2x32."""
+"""The hash equals JAX's Threefry-2x32."""
 
 import numpy as np
 from jax.extend.random import threefry_2x32

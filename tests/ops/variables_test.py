@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""First values of Mesh TensorFlow's variables depend on seed and name alone."""
+"""First values of Mesh TensorFlow's variables depend only on seed and name."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_values_are_what_the_initializers_draw(values):
     "outer/uniform",
   ]
   assert (values["outer/a_class"] == 1).all()
-  # Of 2,000 numbers: the mean within 4 standard errors.
+  # The mean of 2,000 numbers is within 4 standard errors.
   assert abs(values["outer/normal"].mean()) < 4 * 0.5 / 2000**0.5
   assert values["outer/normal"].std() == pytest.approx(0.5, rel=0.07)
   assert -1 <= values["outer/uniform"].min() < -0.98

@@ -11,7 +11,7 @@ from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import fused_sum, fused_update
 from tests import processes
 
-# Prints the bytes of a variable, and those that updates of two need besides.
+# Prints the bytes of a variable, and the further bytes of updating two.
 _LARGE = """
 from palm_mtf._tf import tf
 from palm_mtf.machine.host_memory import largest_resident_bytes
@@ -105,7 +105,7 @@ def test_an_infinite_number_makes_the_sum_infinite():
 
 @pytest.mark.parametrize("size", [4095, 4096, 131072, 100_003])
 def test_no_sum_is_left_to_ynnpack(size):
-  """Which two threads may prepare at a time, without a lock."""
+  """YNNPACK may prepare a sum in two threads at once, without a lock."""
   part = tf2.function(sums._sum.__wrapped__, jit_compile=True)
   with eager_mode():
     compiled = part.experimental_get_compiler_ir(tf.ones([size]))

@@ -108,7 +108,7 @@ NUM_STEPS = 100
 
 
 def random_arrays(seed, deviations):
-  """Returns an array for each of SHAPES; deviation 1 but for `deviations`."""
+  """Returns an array per shape; `deviations` are by name, 1 by default."""
   rng = np.random.default_rng(seed)
   return {
     name: deviations.get(name, 1.0)
@@ -122,7 +122,7 @@ def random_run():
   params = random_arrays(
     0, {"layer_000/norm/scale": 1e-5, "layer_001/mlp/wi": 0.3}
   )
-  # Less its center it is below the floor of the parameter scale.
+  # The scale minus its center is below the floor of the parameter scale.
   params["layer_000/norm/scale"] += 1.0
   small = {"embedding": 1e-6, "layer_001/mlp/wi": 0.1}
   gradients = [random_arrays(seed, small) for seed in range(1, NUM_STEPS + 1)]
@@ -172,7 +172,7 @@ def run_steps(optimizer, params, gradients, mesh):
   return values, norms
 
 
-# Split, these have no sum over slices that others have not: they are slow.
+# Slow, because other forms cover all of their sums over slices.
 SAME_SUMS = {
   "PaLM's settings",
   "other exponents, no momentum",
@@ -214,7 +214,7 @@ def test_100_steps_on_random_gradients_agree_with_the_float64_oracle(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_takes_other_steps_than_palm_s(form):
-  """So that no test above passes because a setting is not read."""
+  """Otherwise a test above could pass although a setting is not read."""
   optimizer = dataclasses.replace(PALM_OPTIMIZER, **FORMS[form])
   params, gradients = random_run()
   ours, theirs = (
@@ -233,7 +233,7 @@ def test_every_form_takes_other_steps_than_palm_s(form):
 def test_without_gradients_a_norm_s_scale_decays_to_its_center(
   norm_scale, center
 ):
-  """And all else to 0: p - center shrinks by lr^2 = 1e-4 a step."""
+  """Others decay to 0: p - center shrinks by lr^2 = 1e-4 per step."""
   optimizer = dataclasses.replace(PALM_OPTIMIZER, norm_scale=norm_scale)
   params = random_arrays(0, {})
   none = {name: np.zeros_like(value) for name, value in params.items()}

@@ -20,7 +20,7 @@ def settings(no_settings, vocabulary):
 
 
 def score(name, likelihood) -> dict[str, float]:
-  """The metrics of a model that says `likelihood(inputs, option)`."""
+  """Returns the metrics of a model with `likelihood(inputs, option)`."""
   name = f"behaviour_{name}"
 
   def of_example(example):
@@ -48,7 +48,7 @@ def right_count(inputs, option) -> bool:
   return numbers.index(answer) == numbers.index(last) + 1
 
 
-# Each knows the answer by another way than the suite made it.
+# Each solver finds the answer in another way than the suite made it.
 SOLVERS = {
   "copying": lambda inputs, option: option.strip(" .") in inputs,
   "counting": right_count,

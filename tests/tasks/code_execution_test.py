@@ -74,7 +74,7 @@ def test_a_program_sees_no_environment_and_leaves_no_folder(monkeypatch):
   assert not os.path.exists(folder)
 
 
-# Each would end the evaluation, change the machine or pass without its tests.
+# Each program would end the evaluation, change the machine or skip its tests.
 @pytest.mark.parametrize(
   ("program", "why"),
   [
@@ -181,7 +181,7 @@ def test_a_folder_of_any_depth_and_any_mode_is_removed(
   )
   assert run_program(program, Limits(secs=30.0)) == (True, "")
   assert os.listdir(temporary_folder) == []
-  # Where no namespace keeps it from the disk.
+  # Without a namespace, the folder is on the disk.
   folder = tmp_path / "folder"
   folder.mkdir()
   subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)

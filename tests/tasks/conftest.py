@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks without the settings of another test, and the texts of tests/data."""
+"""Tasks without settings of other tests, and the texts of tests/data."""
 
 import tempfile
 from pathlib import Path
@@ -16,7 +16,7 @@ __all__ = ["code", "folder", "vocabulary"]
 
 @pytest.fixture
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-  """Where tempfile makes files: a folder that pytest removes.
+  """Makes tempfile use a folder that pytest removes.
 
   TFDS makes an empty folder for each builder of a dataset that is not prepared
   yet (DatasetInfo.initialize_from_bucket), and leaves it.

@@ -36,7 +36,7 @@ def asked(name, texts, num_questions=120) -> list[tuple[str, list[str], int]]:
 
 
 def accuracy(questions, likelihood) -> float:
-  """How often the most likely option is right, in percent."""
+  """Returns how often the most likely option is right, in percent."""
   hits = [
     max(range(len(options)), key=lambda i: likelihood(inputs, options[i]))
     == right

@@ -34,10 +34,11 @@ def weighted(tmp_path):
 
 
 class MyTexts(tfds.core.GeneratorBasedBuilder):
-  """A small dataset, made here."""
+  """A small dataset."""
 
   VERSION = tfds.core.Version("1.0.0")
-  # TFDS looks for it with importlib_resources, on which it does not depend.
+  # TFDS would look for the code with importlib_resources, which TFDS does not
+  # depend on.
   code_path = None
 
   def _info(self):

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A record of each evaluation set, as TFDS yields it, and what is asked.
+"""A record of each evaluation set, in TFDS's form, and the expected question.
 
 EXPECTED has, by task: the dataset; a record, with the fields that are read; its
-inputs, or those of every option; its options with the number of the right one,
-or its answers.
+inputs, or the inputs of every option; its options with the number of the right
+option, or its answers.
 """
 
 STORY = "Ada had a boat.\n\nIt was red."

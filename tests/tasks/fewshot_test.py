@@ -41,7 +41,7 @@ each_task = pytest.mark.parametrize("name", EXPECTED)
 
 @pytest.fixture
 def folder(tmp_path, vocabulary):
-  """JSON lines of every dataset: three records, told apart by a field."""
+  """Writes JSON lines of every dataset: three records that differ in fields."""
   for dataset, record, *_ in EXPECTED.values():
     (tmp_path / dataset).mkdir(parents=True, exist_ok=True)
     for split, numbers in (("train", (1, 2)), ("validation", (3,))):
@@ -52,7 +52,7 @@ def folder(tmp_path, vocabulary):
 
 
 def bind_places(vocabulary, normalization=None, **places):
-  """Sets where records are, and what is compared of `piqa`."""
+  """Sets the folders of records, and the normalization of `piqa`."""
   bindings = {f"records__places__{k}": v for k, v in places.items()}
   if normalization:
     bindings["fewshot__normalization__piqa"] = normalization
@@ -114,7 +114,7 @@ def test_an_exemplar_ends_in_the_right_answer(name, folder):
   made = examples_of(few_shot_task(name, 1))
   original = from_lines(name)
   right = [e for e in original if e.get("is_correct", True)]
-  # An exemplar of a text with several questions may be any of them.
+  # If a text has several questions, any of them may be the exemplar.
   solved = {text_of(e, "inputs") + text_of(e, "targets") for e in right}
   for example, before in zip(made, original, strict=True):
     if example.get("unconditional", False):
@@ -150,7 +150,7 @@ def test_a_prepared_dataset_of_tfds_gives_the_same_examples(
   monkeypatch.setattr(
     type(builder), "_split_generators", lambda *unused: splits
   )
-  # What TFDS writes with, and does not depend on; Python has the same.
+  # TFDS writes with this module, without depending on it; Python has the same.
   monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
   builder.download_and_prepare()
   bind_places(vocabulary, data_dir=str(tmp_path / "tfds"))
@@ -169,7 +169,7 @@ def test_likely_right_options_are_all_right(name, folder):
   made = from_lines(name)
   apart = [e for e in made if not e["unconditional"]]
   assert len(made) in (len(apart), 2 * len(apart))
-  # Far below, so that no number of tokens or characters makes up for it.
+  # Far below, so that no number of tokens or characters compensates.
   wrong = -1.0 - 9 * max(len(text_of(e, "targets")) for e in made)
 
   def likelihood(example):

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""No field that is missing or of another kind becomes part of a question."""
+"""A field that is missing or of another kind is never part of a question."""
 
 import copy
 import json
@@ -29,7 +29,7 @@ PROMPTS = {
   },
   **{prompt.__name__: (prompt, x) for prompt, x in PROGRAMS.items()},
 }
-# What is read as it is, or not by every form of the record.
+# Fields whose values are used unchecked, or only in some forms of the record.
 FREE = {("winogrande", "label"), ("arc_easy", "answerKey")}
 FREE |= {("arc_challenge", "answerKey")}
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks through gin alone, in processes of their own, without a network."""
+"""Tasks used only through gin, in separate processes, without a network."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from palm_mtf.data.sources.document import SPLITS
 from tests import processes
 
-# Does for each request what a command does first, and reads all documents.
+# Starts each request like a command, and reads all documents.
 PROGRAM = """
 import json, socket, sys
 from palm_mtf.errors import UserError
@@ -58,7 +58,7 @@ TEXTS = [f"document {i}" for i in range(60)]
 
 
 def request(*files: str, **macros: object) -> list:
-  """What one run is given, over the quickstart."""
+  """Returns the gin files and macros of one run, added to the quickstart."""
   macros = {"MODEL_DIR": "run", **macros}
   return [
     ["recipes/quickstart.gin", *files],
@@ -66,7 +66,7 @@ def request(*files: str, **macros: object) -> list:
   ]
 
 
-# A run that goes on reads what the run before it kept.
+# A resumed run reads the config.gin of the run before it.
 RESUMED = [["config.gin"], []]
 
 
@@ -84,7 +84,7 @@ def texts_of(documents: list[list[str]]) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-  """Where the user works: text.jsonl, and a module with a task and its gin."""
+  """Makes the user's folder: text.jsonl, a module with a task, and its gin."""
   lines = [json.dumps({"text": text}) + "\n" for text in TEXTS]
   (tmp_path / "text.jsonl").write_text("".join(lines))
   (tmp_path / "my_tasks.py").write_text("""

@@ -16,7 +16,7 @@ from tests.seqio_testing import bind, examples_of
 
 
 def documents() -> list[list[int]]:
-  """Random ones, some of whose parts come two, 20 and 600 times."""
+  """Returns random documents; some parts occur 2, 20 and 600 times."""
   random = np.random.default_rng(0)
   repeated = {
     times: random.integers(2, 500, 130).tolist() for times in (2, 20, 600)
@@ -29,7 +29,7 @@ def documents() -> list[list[int]]:
 
 
 def counted(texts) -> collections.Counter:
-  """Every span of every document, and how often it is there."""
+  """Returns how often each span occurs in the documents."""
   return collections.Counter(
     tuple(text[i : i + SPAN_TOKENS])
     for text in texts
@@ -88,7 +88,7 @@ def test_the_chosen_stand_for_all_places_of_their_class():
   for span in find_spans(arrays(texts), EOD, 10):
     places[memorisation.class_name(span.count)] += span.places
   assert set(places) == set(expected)
-  # Each span of these classes occurs as often as the others.
+  # All spans of these classes occur equally often.
   for name in ("1", "over_500"):
     assert places[name] == pytest.approx(expected[name])
   found = find_spans(arrays(texts), EOD, 10**9)
@@ -172,7 +172,7 @@ def test_without_a_run_the_setting_is_named():
     vocabulary.encode("a")
 
 
-# Words follow each other in a circle, which a small model soon knows by heart.
+# Words follow each other in a circle, which a small model soon memorises.
 TRAIN = {
   "SEQUENCE_LENGTH": 128,
   "GLOBAL_BATCH_SIZE": 8,

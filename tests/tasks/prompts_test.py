@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What fewshot_test.py does not see: every question, and reading answers."""
+"""Every question, and reading answers; fewshot_test.py tests all else."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Published protocols to the letter, by settings and the user's files alone.
+"""Published protocols to the letter, only by settings and the user's files.
 
 The texts are our own; the forms are those of Hendrycks et al. (MMLU, 2021) and
 of Wei et al. (chains of thought, 2022).
@@ -50,7 +50,7 @@ GSM8K = [
 
 
 def published_mmlu(record, shots):
-  """The prompt as Hendrycks et al. print it: one text, written anew."""
+  """Returns the prompt of Hendrycks et al., written from their paper."""
 
   def example(row):
     lines = [row["question"]]
@@ -120,7 +120,7 @@ def test_mmlu_in_the_form_of_its_authors(evaluated, vocabulary):
 def test_mmlus_subjects_have_averages_by_hand(evaluated):
   groups = {"mmlu": {"STEM": ["abstract_algebra"], "humanities": ["law"]}}
   task = evaluated("mmlu", MMLU, category_groups=groups)
-  # Right is B. Algebra is answered B, B, A, law A, A, B.
+  # B is right. The answers are B, B, A for algebra and A, A, B for law.
   answers = "BBAAAB"
   scores = [0.0 if a == x else -1.0 for a in answers for x in "ABCD"]
   result = task.evaluate(1, Says(numbers=scores))
@@ -152,7 +152,7 @@ def test_chains_of_thought_of_the_users_file(evaluated, vocabulary, tmp_path):
   assert task.name == "gsm8k_custom"
   found = prompts(task, Vocabulary(vocabulary.path))
   assert found == [f"{CHAINS}Q: {row['question']}\nA:" for row in GSM8K]
-  # Only the pattern makes an answer, and only of what the model was asked.
+  # Only the pattern finds an answer, and only before the next question.
   says = Says(
     [
       [" 5 + 6 = 11. The answer is 11.\n\nQ: 1 + 1?\nA: The answer is 2."],

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""QuAC's published files give dialogues, TFDS's records single questions."""
+"""QuAC's published files give dialogues; TFDS's records, single questions."""
 
 import json
 

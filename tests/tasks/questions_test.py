@@ -8,7 +8,7 @@ import pytest
 from palm_mtf.tasks.questions import Option, option_accuracy
 
 # Log-likelihoods of two options: the second is longer and a little less likely
-# in all, the first is likely whatever stands before it.
+# in total; the first is likely after any text.
 SCORES = [-2.0, -2.6]
 ALONE = [-1.0, -9.0]
 TOKENS, CHARACTERS = (1, 2), (4, 5)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Records of JSON lines: read as all text of users; what is wrong is a line."""
+"""Records in JSON lines are read like all user text; errors are one line."""
 
 import bz2
 import codecs
@@ -39,7 +39,7 @@ def content_of(values: list[dict], end: str = "\n") -> bytes:
 
 @pytest.fixture
 def put(tmp_path, monkeypatch) -> Callable[..., str]:
-  """Writes the records of a dataset; returns the path for messages."""
+  """Returns a function that writes records; it returns the path for messages."""
   monkeypatch.chdir(tmp_path)
   bind(records__places__folder="sets")
 

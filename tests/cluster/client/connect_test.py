@@ -38,7 +38,7 @@ from tests.cluster.served import Served
 def test_pods_in_all_three_places_hold_the_same_bits_for_200_steps(
   num_pods, corpus, tmp_path
 ):
-  """Pods are compared after every step, the three places at the end."""
+  """Pods are compared after every step, and the three places at the end."""
 
   def train(place, **macros):
     process = runs.start(
@@ -70,7 +70,7 @@ def test_pods_in_all_three_places_hold_the_same_bits_for_200_steps(
 
 
 def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
-  """Its `close` waits for the pod."""
+  """`close` of the session would wait for the pod."""
   comes_back = threading.Event()
   session = types.SimpleNamespace(close=comes_back.wait)
   monkeypatch.setattr(connect.tf, "Session", lambda *_, **__: session)
@@ -88,7 +88,7 @@ def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
   "has_native", [True, pytest.param(False, marks=pytest.mark.slow)]
 )
 def test_where_one_server_lacks_what_we_compile_all_do_without(has_native):
-  """Pods take equal steps."""
+  """Otherwise pods would compute different bits."""
   with Served(2) as servers:
     places = [[Place(x, 0)] for x in servers.addresses]
     infos = {x: read_info(x, 5.0) for x in servers.addresses}
@@ -106,7 +106,7 @@ def test_where_one_server_lacks_what_we_compile_all_do_without(has_native):
 
 
 def resident_bytes_of(pid):
-  """Returns what ps(1) says of a process."""
+  """Returns the resident bytes of a process, as ps(1) shows."""
   with open(f"/proc/{pid}/statm", encoding="ascii") as file:
     return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -156,7 +156,7 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
   assert [line["step"] for line in lines] == [1, 2, 3]
   for line, (found, before, after) in zip(lines, seen, strict=True):
     assert found.items() <= line.items()
-    # A server that writes a checkpoint frees memory meanwhile.
+    # A server that writes a checkpoint may free memory between the readings.
     for size, *sizes in zip(found.values(), before, after, strict=True):
       assert 0.98 * min(sizes) < size < 1.02 * max(sizes)
     assert line["host_memory_bytes"] not in found.values()

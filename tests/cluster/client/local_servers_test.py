@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pods in processes of their own: the same bits, and none is left behind."""
+"""Pods in separate processes compute the same bits; none outlives a run."""
 
 import os
 import pathlib
@@ -47,7 +47,7 @@ def test_servers_train_the_bits_that_this_process_would_and_leave_no_file(
   assert runs.run("train", corpus, here, **settings, PODS="in_process") == 0
   settings["PODS"] = "local_servers"
   error = runs.finish(runs.start("train", corpus, servers, **settings))
-  # Servers of one machine see its files: they read and write themselves.
+  # Servers on one machine share files, so they read and write themselves.
   assert "for all servers" not in error
   runs.assert_same_tensors(here, servers, 4)
   assert not list((tmp_path / "temporary").iterdir())

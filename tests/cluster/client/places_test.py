@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A table of islands gives each pod its devices, or is refused by its text."""
+"""ISLANDS gives each pod its devices, or is refused with its text."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run that loses a pod's server ends as one that was planned that way."""
+"""A run that loses a server ends like a run planned with those pods."""
 
 import os
 import re
@@ -46,14 +46,14 @@ def train(corpus, model_dir, lose=None, saved=4, **macros):
   return runs.finish(process)
 
 
-def going_on_from(error):
-  """Returns the step of the last line that says where the run goes on."""
+def resumed_step(error):
+  """Returns the step in the last line about where the run continues."""
   *_, line = [x for x in error.splitlines() if "continuing from step" in x]
   return int(line.partition("continuing from step ")[2].split()[0])
 
 
 def sends(number):
-  """Returns what sends a signal to the second pod of a run."""
+  """Returns a function that sends a signal to the second pod of a run."""
   return lambda client: os.kill(servers_of(client.pid)[1], number)
 
 
@@ -63,18 +63,18 @@ def test_a_pod_that_comes_back_leaves_the_bits_of_an_undisturbed_run(
 ):
   lost, undisturbed = tmp_path / "lost", tmp_path / "undisturbed"
   error = train(corpus, lost, sends(signal.SIGKILL), ON_POD_FAILURE="wait")
-  assert 4 <= going_on_from(error) < 60
+  assert 4 <= resumed_step(error) < 60
   train(corpus, undisturbed)
   runs.assert_same_tensors(lost, undisturbed, 60)
 
 
 @pytest.mark.slow
 def test_pods_that_are_left_train_what_was_planned_for_them(corpus, tmp_path):
-  """Two of three pods: a core for each, as the machine has two."""
+  """Two of three pods are left; each has a core of the machine's two."""
   lost, planned = tmp_path / "lost", tmp_path / "planned"
   three = {"NUM_PODS": 3, "ON_POD_FAILURE": "shrink"}
   error = train(corpus, lost, sends(signal.SIGSTOP), **three)
-  train(corpus, planned, NUM_PODS=3, TRAIN_STEPS=going_on_from(error))
+  train(corpus, planned, NUM_PODS=3, TRAIN_STEPS=resumed_step(error))
   train(corpus, planned)
   runs.assert_same_tensors(lost, planned, 60)
 
@@ -95,7 +95,7 @@ def test_a_server_of_another_host_that_is_started_again_is_taken_back(
     cluster["ON_POD_FAILURE"] = "wait"
     error = train(corpus, lost, start_again, **cluster)
     train(corpus, undisturbed, **cluster)
-  assert 4 <= going_on_from(error) < 60
+  assert 4 <= resumed_step(error) < 60
   runs.assert_same_tensors(lost, undisturbed, 60)
 
 
@@ -115,13 +115,13 @@ def test_pods_that_are_lost_at_once_are_all_done_without(corpus, tmp_path):
 
     three |= {"TRAIN_STEPS": 40, "ON_POD_FAILURE": "shrink"}
     error = train(corpus, lost, stop_two, saved=20, **three)
-  assert going_on_from(error) == 20
+  assert resumed_step(error) == 20
   assert "on 2 pods" in error and "on 1 pods" in error
   runs.assert_same_tensors(lost, planned, 40)
 
 
 def killing(monkeypatch, owner, name, which):
-  """Lets a call of `owner`.`name`, the one of that number, lose a pod first."""
+  """Makes call number `which` of `owner`.`name` lose a pod first."""
   original, calls = getattr(owner, name), []
 
   def call(*arguments, **keywords):
@@ -143,7 +143,7 @@ PHASES = {
   "while its variables were set": (session, "TrainStep", 1),
   r"while pods were compared after step \d+": (ReplicaCheck, "check", 3),
   r"while step \d+ was saved": (variables.WeightsCopier, "copy", 2),
-  # Whichever call is the first to need the server.
+  # The phase is that of the first call that needs the server.
   r"(while a checkpoint was written|in step \d+|while step \d+ was saved|"
   r"while its memory was read after step \d+)": (
     variables.WeightsCopier,
@@ -169,9 +169,9 @@ PHASES = {
 def test_a_pod_may_be_lost_in_any_phase(
   corpus, tmp_path, capsys, monkeypatch, phases
 ):
-  """Each time it is taken back, and in the end not a bit is different."""
+  """The pod comes back each time, and in the end no bit is different."""
   settings = {**LOCAL, "FINGERPRINT_STEPS": 3}
-  # The first compiles; both servers at once would each compile the same.
+  # The first run compiles; otherwise both servers would compile the same code.
   whole = {**settings, "PODS": "in_process"}
   assert runs.run("train", corpus, tmp_path / "whole", **whole) == 0
   for phase in phases:

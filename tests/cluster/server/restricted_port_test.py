@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A server is reached by nobody else: on loopback by no other user."""
+"""Only its user reaches a server on loopback, and no other host does."""
 
 import contextlib
 import errno
@@ -39,7 +39,7 @@ LOOPBACK = ["127.0.0.1", "127.0.0.2", "::1"]
 def assert_silent(port):
   """Asserts that no address of loopback answers the first packet to a port."""
   for ip in LOOPBACK:
-    # Refused where there is no IPv6.
+    # Without IPv6 the connection is refused.
     with pytest.raises((TimeoutError, OSError)):
       socket.create_connection((ip, port), timeout=0.1)
 
@@ -60,7 +60,7 @@ def listening(port, family):
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_connections_begun_during_a_start_reach_no_listener(family):
-  """The listener never has the connections, however it is restricted."""
+  """The listener never gets the connections, however it is restricted."""
   if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
     pytest.skip("no IPv6 here")
   with contextlib.ExitStack() as stack:
@@ -119,8 +119,8 @@ def test_another_user_gets_no_answer_from_servers_that_start():
   assert start_servers_on_loopback(5, NOBODY) == []
 
 
-def test_the_own_user_gets_an_answer_by_what_the_intruder_asks():
-  """Otherwise that others get none would say nothing."""
+def test_the_own_user_gets_an_answer_to_the_intruders_request():
+  """Otherwise silence towards other users would prove nothing."""
   server = start.start_server(1, 1)
   address = server.target.removeprefix("grpc://")
   with Intruder(os.geteuid(), address) as intruder:
@@ -128,7 +128,7 @@ def test_the_own_user_gets_an_answer_by_what_the_intruder_asks():
 
 
 def apart(*command, as_user=("--user", "--map-root-user")):
-  """Returns a command in a network namespace of its own; may skip the test."""
+  """Returns a command in a new network namespace; may skip the test."""
   unshare = ["unshare", *as_user, "--net"]
   if not shutil.which("unshare") or subprocess.call(
     [*unshare, "ip", "link"], stdout=subprocess.DEVNULL
@@ -141,7 +141,7 @@ def apart(*command, as_user=("--user", "--map-root-user")):
   "num_tens", [1, pytest.param(10, marks=pytest.mark.slow)]
 )
 def test_another_host_gets_no_answer_from_servers_that_start(num_tens):
-  """But from one that listens at an address of this host, at that address."""
+  """Only a server that listens at an address of this host answers there."""
   command = apart(sys.executable, "-m", "tests.cluster.intrusion", "10")
   for _ in range(num_tens):
     done = subprocess.run(
@@ -176,7 +176,7 @@ def test_another_user_gets_no_answer_from_any_server_of_a_run(corpus, tmp_path):
   assert len({x for x in intruder.lines if x.startswith("cut")}) == 3
 
 
-# Each user in a process of its own, forked before TensorFlow's first call.
+# Each user has a separate process, forked before TensorFlow's first call.
 ASK = """
 import os, sys
 from palm_mtf.cluster.server_info import NoAnswerError, read_info
@@ -229,7 +229,7 @@ def exit_code(pid):
 
 @pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["ipv4", "ipv6"])
 def listener(request):
-  """Listens as TensorFlow does in the second case: on both at once."""
+  """Listens on IPv4, or like TensorFlow on IPv6 and IPv4 at once."""
   dual = request.param == socket.AF_INET6
   if dual and not socket.has_dualstack_ipv6():
     pytest.skip("no IPv6 here")
@@ -264,7 +264,7 @@ def test_another_user_is_cut_off_unheard(listener):
 
 
 def test_a_uid_that_stands_for_other_users_too_admits_nobody():
-  """As in a container of a user who has no uid there."""
+  """This happens in a container for a user who has no uid there."""
   unshare = ["unshare", "--user"]
   if not shutil.which("unshare") or subprocess.call([*unshare, "true"]):
     pytest.skip("no user namespaces here")
@@ -288,7 +288,7 @@ def test_a_uid_that_stands_for_other_users_too_admits_nobody():
 
 @as_root
 def test_the_servers_of_a_run_answer_its_user_and_no_other():
-  """Reads files is what another user could else do, by any of the servers."""
+  """Otherwise another user could read files through any of the servers."""
   pods = PodsConfig(num_pods=2, pods="local_servers")
   with PodServers(pods, SINGLE) as servers:
     addresses = [address for ((address, _),) in servers.places()]

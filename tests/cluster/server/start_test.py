@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A server starts restricted, or not; servers tell whom they do not reach."""
+"""A server starts restricted, or not at all; silent links are published."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ def claim_all(addresses, client):
 
 
 def silent_of(address, expected, secs):
-  """Waits until a server tells `expected`; returns the seconds it took."""
+  """Waits until a server publishes `expected`; returns the seconds."""
   start = time.monotonic()
   while (found := read_silent_peers(address, SECS)) != expected:
     assert time.monotonic() - start < secs, found
@@ -36,8 +36,8 @@ def silent_of(address, expected, secs):
 
 
 @pytest.mark.slow  # waits for its timeouts
-def test_a_silent_link_is_told_in_time_while_it_lasts_and_to_its_run_alone():
-  """A relay, by which the second server is known, is silent for the first."""
+def test_a_silent_link_is_published_in_time_and_only_to_its_run():
+  """A relay to the second server drops the first server's packets."""
   with (
     Served(3) as servers,
     contextlib.closing(Relay(servers.addresses[1])) as relay,
@@ -50,7 +50,7 @@ def test_a_silent_link_is_told_in_time_while_it_lasts_and_to_its_run_alone():
     relay.silence(servers.processes[0].pid)
     # The client's heartbeat has the rest of the time.
     silent_of(addresses[0], [addresses[1]], 0.85 * SECS)
-    # By the same relay the client still reaches the second server.
+    # Through the same relay the client still reaches the second server.
     assert read_silent_peers(addresses[1], SECS) == []
     relay.silence(None)
     silent_of(addresses[0], [], 2 * SECS)
@@ -62,8 +62,8 @@ def test_a_silent_link_is_told_in_time_while_it_lasts_and_to_its_run_alone():
     assert read_silent_peers(addresses[0], SECS) == []
 
 
-def test_a_port_that_another_process_took_meanwhile_is_one_line():
-  """As that of two `pods serve` that begin at once."""
+def test_a_port_that_another_process_took_is_one_line():
+  """This happens if two `pods serve` start at the same time."""
   with socket.create_server(("127.0.0.1", 0)) as other:
     port = other.getsockname()[1]
     with pytest.raises(UserError) as error:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A batch is a function of (SEED, step); a thread makes each once, in order."""
+"""Batches are a function of (SEED, step); a thread makes each once, in turn."""
 
 import hashlib
 import itertools
@@ -63,7 +63,7 @@ def whole(size=8, seed=0) -> Batches:
 
 
 def single(count: int, first: int) -> WholeRows:
-  """Returns rows of one document each, none like another."""
+  """Returns rows of one document each, all different."""
   tokens = numbered([LENGTH] * count, first * LENGTH)
   return WholeRows(tokens, LENGTH, packed=False, seed=0)
 
@@ -199,7 +199,7 @@ def test_a_step_far_away_costs_no_more_than_the_first(make, monkeypatch):
 
 
 def test_batches_never_change():
-  # A resumed run depends on these very numbers.
+  # Resumed runs depend on exactly these numbers.
   digests = [
     hashlib.sha256("".join(hashes(make())).encode()).hexdigest()[:16]
     for make in (batches, mixed, whole)
@@ -355,7 +355,7 @@ def test_the_end_waits_for_no_batch_that_is_not_begun():
 
 
 def unigram_batches(tokens, size=7, **features):
-  """Cuts `tokens`, [n], into batches, as the validation batches come."""
+  """Cuts `tokens`, [n], into batches like validation batches."""
   names = {"targets": tokens, **features}
   return (
     {name: values[i : i + size][None] for name, values in names.items()}
@@ -391,7 +391,7 @@ def test_the_entropy_is_the_best_loss_without_context():
   loss = np.mean(-np.log(share[tokens]))
   entropy = unigram_entropy(unigram_batches(tokens, 100_000))
   assert entropy == pytest.approx(loss)
-  # Of the distribution itself: H(p) / p, H the binary entropy.
+  # The entropy of a geometric distribution is H(p) / p, H the binary entropy.
   assert entropy == pytest.approx(
     -(0.2 * np.log(0.2) + 0.8 * np.log(0.8)) / 0.2, rel=1e-3
   )

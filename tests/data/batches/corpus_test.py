@@ -137,7 +137,7 @@ def test_examples_that_are_cut_are_told_once(vocabulary, tmp_path, capsys):
 
 
 def mixed(code, vocabulary, folder, **settings):
-  """Two sources of rates 0.75 and 0.25."""
+  """Returns a corpus of two sources with rates 0.75 and 0.25."""
   one = ListSource(code[:12], code[12:16], name="one", rate=0.75)
   two = ListSource(code[16:22], code[22:26], name="two", rate=0.25)
   return corpus_of([one, two], vocabulary, folder, **settings)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs that are counted from lengths are the epochs that a run reads."""
+"""Epochs counted from lengths equal the epochs that a run reads."""
 
 import collections
 
@@ -18,7 +18,7 @@ SIZES, STEPS, LENGTH = BatchSizes([[0, 20], [30, 40]]), 100, 24
 
 
 def documents(count, seed, *, examples=False):
-  """Texts of any length below a row; some are repeated."""
+  """Returns texts of any length below a row; some are repeated."""
   rng = np.random.default_rng(seed)
   return [
     Document(

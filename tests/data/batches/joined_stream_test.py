@@ -55,7 +55,7 @@ def test_positions_kept_for_few_documents_find_all(monkeypatch):
     DocumentOrder(tokens, "key").first_from(position)
     for position in range(0, 3 * sum(lengths), 977)
   ]
-  # However many documents are summed at once, and per position that is kept.
+  # Neither the documents summed at once nor those per kept position matter.
   for stride, chunk in ((16, 64), (256, 512), (1024, 1024)):
     monkeypatch.setattr(joined_stream, "_STRIDE", stride)
     monkeypatch.setattr(joined_stream, "_CHUNK", chunk)
@@ -86,7 +86,7 @@ def of_source(stretches, source: int) -> list:
 
 @pytest.fixture(params=[50, 2000, 1 << 26])
 def block_tokens(request, monkeypatch):
-  """Makes blocks of so many tokens, smaller than documents or than sources."""
+  """Sets the tokens per block, smaller than documents or than sources."""
   monkeypatch.setattr(joined_stream, "_BLOCK_TOKENS", request.param)
   return request.param
 
@@ -135,7 +135,7 @@ def test_any_part_is_that_part_of_the_whole(begin, length):
   sources = (0.6, LENGTHS[:60]), (0.4, LENGTHS[60:90])
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(joined_stream, "_BLOCK_TOKENS", 700)
-    # From another start, and from a stream that has read nothing yet.
+    # Read from another start, and with a fresh stream.
     whole = tokens_of(
       stream_of(*sources).stretches(max(0, begin - 999), begin + 999)
     )
@@ -180,7 +180,7 @@ def test_neighbours_are_of_one_source_no_more_often_than_chance():
 
 
 def test_repeats_of_a_document_lie_as_far_apart_as_chance_puts_them():
-  """A document of weight 3 stands three times in a row in its shard."""
+  """A document of weight 3 is stored three times in succession."""
   num_texts = 2000
   stream = stream_of((1.0, [5] * (3 * num_texts)))
   found = stream.stretches(0, 5 * 3 * num_texts)
@@ -188,8 +188,8 @@ def test_repeats_of_a_document_lie_as_far_apart_as_chance_puts_them():
   for place, each in enumerate(found):
     places[each.document // 3].append(place)
   gaps = np.array([np.diff(x) for x in places.values()]) / len(found)
-  # Of three uniform places, a gap is a quarter of the whole on average, and
-  # its standard deviation is sqrt(3 / 80).
+  # A gap between three uniform places is a quarter of the range on average,
+  # with a standard deviation of sqrt(3 / 80).
   error = (3 / 80 / num_texts) ** 0.5
   assert np.abs(gaps.mean(axis=0) - 0.25).max() < 4 * error
 
@@ -225,7 +225,7 @@ def test_rows_are_shuffled_among_those_of_a_block(block_tokens, monkeypatch):
   ]
   in_order = sum(b - a == 10 for a, b in itertools.pairwise(begins))
   assert len(begins) > 490
-  # A book is one block, however small blocks are: it is not cut.
+  # A book is one block, however small blocks are, because it is not cut.
   assert in_order < 10
 
 

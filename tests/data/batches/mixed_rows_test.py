@@ -31,7 +31,7 @@ def test_a_block_holds_each_source_to_within_a_row_of_its_rate(rates):
   shares = np.array(rates) / sum(rates) * BLOCK_ROWS
   assert counts.sum() == BLOCK_ROWS
   assert counts.min() >= 1
-  # Sources of less than a row get one, at the expense of larger sources.
+  # Sources with less than one row get one, at the expense of larger sources.
   lifted = int((shares < 1).sum())
   assert np.abs(counts - shares).max() < 1 + lifted
 
@@ -116,7 +116,7 @@ def test_the_example_of_the_docstring_follows_its_own_rule():
 
 
 def test_the_order_never_changes():
-  # A resumed run depends on these very numbers.
+  # Resumed runs depend on exactly these numbers.
   sources, rows = Mixture(PALM, seed=0).locate(np.arange(12))
   assert sources.tolist() == [0, 1, 0, 2, 2, 1, 0, 1, 1, 1, 1, 2]
   assert rows.tolist() == [0, 0, 1, 0, 1, 1, 2, 2, 3, 4, 5, 2]

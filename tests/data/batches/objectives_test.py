@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs and targets of texts: as T5's, other ones each epoch, nothing lost."""
+"""Inputs and targets of texts are T5's, new each epoch, and lose nothing."""
 
 import collections
 import dataclasses
@@ -37,23 +37,23 @@ def rows_of(objective, *, length=24, packed=True, texts=TEXTS, seed=0):
 
 
 def documents(rows, epoch=0):
-  """Yields inputs and targets of each document, as the features tell them."""
+  """Yields inputs and targets of each document, read from the features."""
   for number in range(rows.num_rows):
     row = rows.read(number, epoch)
     for segment in range(1, row["segments"].max() + 1):
       inside = row["segments"] == segment
-      learnt = row["loss_weights"][inside] > 0
+      learned = row["loss_weights"][inside] > 0
       given = row["prefix"][inside] > 0
-      # The prefix is 0 and the inputs: what stands before the first target.
-      assert given.sum() == 1 + (~learnt).sum() and given[: given.sum()].all()
+      # The prefix is all before the first target: the 0 and the inputs.
+      assert given.sum() == 1 + (~learned).sum() and given[: given.sum()].all()
       assert row["inputs"][inside][0] == 0
       targets = row["targets"][inside]
       np.testing.assert_array_equal(row["inputs"][inside][1:], targets[:-1])
-      yield targets[~learnt].tolist(), targets[learnt].tolist()
+      yield targets[~learned].tolist(), targets[learned].tolist()
 
 
 def restored(inputs, targets):
-  """Returns the text of a corrupted example, by its sentinels."""
+  """Returns the original text of a corrupted example."""
   assert targets[-1] == EOD
   spans, text = collections.defaultdict(list), []
   for token in targets[:-1]:
@@ -108,7 +108,7 @@ def test_the_spans_and_the_rest_are_the_text_and_the_next_epoch_takes_others(
   rows = rows_of(SPANS, length=length, packed=packed)
   found = [list(documents(rows, epoch)) for epoch in (0, 0, 1)]
   assert found[0] == found[1]
-  # A single span is always the last, as in T5: nothing is drawn.
+  # A single span is always the last, as in T5, so nothing is random.
   assert length < 100 or found[0] != found[2]
   for epoch in found:
     tokens = [token for each in epoch for token in restored(*each)]
@@ -116,7 +116,7 @@ def test_the_spans_and_the_rest_are_the_text_and_the_next_epoch_takes_others(
 
 
 def test_rows_of_corrupted_text_are_as_full_as_they_can_be():
-  """A piece more would not fit: 100 is 90 of text, 4 or 5 spans and [eod]."""
+  """Longer pieces do not fit: 100 is 90 of text, 4 or 5 spans and [eod]."""
   rows = rows_of(SPANS, length=100, packed=False, texts=[list(range(900))])
   used = [
     (rows.read(i)["segments"] > 0).sum() for i in range(rows.num_rows - 1)
@@ -171,7 +171,7 @@ def test_inputs_and_targets_of_the_same_noise_are_t5_s(t5):
       tokens = np.arange(3, 3 + n, dtype=np.int32)
       made, num_inputs = SPANS.example(tokens, f"key {n}")
       noise = np.isin(tokens, made[num_inputs:])
-      assert noise[-1] and not noise[0]  # as T5's
+      assert noise[-1] and not noise[0]  # as in T5
       expected = session.run(
         [
           replace(tf.constant(tokens), tf.constant(noise), vocabulary, None)
@@ -185,8 +185,8 @@ def test_inputs_and_targets_of_the_same_noise_are_t5_s(t5):
       np.testing.assert_array_equal(made[num_inputs:], [*expected[1], EOD])
 
 
-def test_all_sizes_of_spans_are_as_likely():
-  """3 spans of 5 tokens, as many kept: 6 ways each, and so 36 masks."""
+def test_all_sizes_of_spans_are_equally_likely():
+  """3 spans split 5 noise and 5 kept tokens in 6 ways each: 36 masks."""
   objective = SpanCorruptionLM(0.5, 5 / 3, SENTINEL, EOD)
   tokens = np.arange(10, dtype=np.int32)
   seen = collections.Counter(

@@ -49,7 +49,7 @@ def number(symbol: str) -> int:
 
 
 def in_written_order() -> int:
-  """Returns a seed that packs three documents in the order they come."""
+  """Returns a seed that packs three documents in their own order."""
   three = np.arange(3)
   return next(
     seed
@@ -207,10 +207,10 @@ def test_positions_count_from_the_start_of_each_segment(runs):
   ("packing", "start"),
   [("joined", EOD), ("joined_masked", 0), ("packed", 0), ("single", 0)],
 )
-def test_the_start_of_a_document_is_what_training_saw_before_one(
+def test_the_start_of_a_document_is_the_input_before_it_in_training(
   packing, start
 ):
-  """Apart from the first of a joined row, which may be cut anywhere."""
+  """Except for the first document of a joined row, which is cut anywhere."""
   assert document_start(packing, EOD) == start
   tokens = token_array([([], [5, 6]), ([], [7, 8])], has_inputs=False)
   if packing.startswith("joined"):

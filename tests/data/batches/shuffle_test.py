@@ -36,7 +36,7 @@ def test_keys_give_different_shuffles():
 
 
 def chi_square(counts) -> float:
-  """In standard deviations from what uniform draws give."""
+  """Returns the distance from uniform draws in standard deviations."""
   expected = counts.sum() / counts.size
   degrees = counts.size - 1
   statistic = np.sum((counts - expected) ** 2) / expected
@@ -50,7 +50,7 @@ def test_elements_and_pairs_go_everywhere_equally_often(size):
   )
   for places in images.T:
     assert abs(chi_square(np.bincount(places, minlength=size))) < 5
-  # How far after its neighbor an element lands: 1 .. size - 1.
+  # The distance of an element from its old neighbor: 1 .. size - 1.
   distance = (images[:, 1] - images[:, 0]) % size
   assert abs(chi_square(np.bincount(distance, minlength=size)[1:])) < 5
 
@@ -75,6 +75,6 @@ def test_a_shuffle_too_large_for_any_memory_costs_no_more():
 
 
 def test_a_shuffle_never_changes():
-  # A resumed run depends on these very numbers.
+  # Resumed runs depend on exactly these numbers.
   image = whole(10, "seed 0 epoch 0")
   assert image.tolist() == [5, 0, 1, 6, 4, 3, 2, 8, 7, 9]

@@ -292,7 +292,7 @@ def test_token_ids_are_not_compared_with_texts():
 
 
 class LongDocuments(ListSource):
-  """A source of so many documents of 200 KB, made as they are read."""
+  """A source of `count` documents of 200 KB, made when they are read."""
 
   def __init__(self, count: int):
     super().__init__([])

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of SeqIO tasks share; without SeqIO they are skipped."""
+"""Fixtures of the tests of SeqIO tasks, which are skipped without SeqIO."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def registries():
 
 @pytest.fixture
 def lines(tmp_path):
-  """A file of TEXTS, one a line."""
+  """Returns a file of TEXTS, one per line."""
   from tests.seqio_testing import TEXTS
 
   path = tmp_path / "lines.txt"

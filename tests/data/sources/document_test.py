@@ -14,7 +14,7 @@ DOCUMENTS = [f"document {i}" for i in range(4000)]
 
 
 def near(count: int, share: float) -> bool:
-  """Whether `count` of 4000 fits `share`, within four deviations."""
+  """Returns whether `count` of 4000 is `share` within four deviations."""
   return abs(count - 4000 * share) <= 4 * (4000 * share * (1 - share)) ** 0.5
 
 

@@ -68,7 +68,7 @@ def test_what_is_installed_in_the_standard_library_is_not_even_walked_through(
   assert str(tree / "deep/er") in walked
   assert not [x for x in walked if "site-packages" in x]
   assert "matches no file" in error("{stdlib}/**/p.txt")
-  # A glob that names such a folder itself means it.
+  # A glob that names such a folder finds files in it.
   assert len(find_files([f"{tree}/deep/**/*.txt"])) == 3
 
 
@@ -251,8 +251,8 @@ def test_a_file_that_nobody_touched_is_not_read_again(
   [
     ("TEXT A", 10**18 + 1, False),
     ("longer text", 10**18, False),
-    # As `tar`, `cp -p` and `rsync -t` set it back: the times of the file system
-    # or the place of the file on the disk tell.
+    # `tar`, `cp -p` and `rsync -t` set mtime back; the file system's own times
+    # or the file's inode show the change.
     ("TEXT A", 10**18, False),
     ("TEXT A", 10**18, True),
   ],

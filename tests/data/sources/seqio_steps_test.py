@@ -55,7 +55,7 @@ def t5_vocabulary(vocabulary):
 
 
 def split_tokens(dataset, sequence_length):
-  """Like T5's: pieces of the length of the targets, and so no text."""
+  """Like T5's, cuts pieces of the targets' length, so there is no text."""
   return (
     dataset.map(lambda example: {"targets": example["targets"]})
     .unbatch()

@@ -347,7 +347,9 @@ def test_random_steps_with_the_seeds_of_seqio_repeat(lines):
 # Fingerprints.
 
 
-def test_fingerprint_is_that_of_the_files_wherever_they_lie(lines, tmp_path):
+def test_fingerprint_depends_on_the_files_and_not_on_their_place(
+  lines, tmp_path
+):
   add_lines("first", lines)
   first = open_one("first").fingerprint()
   assert open_one("first").fingerprint() == first

@@ -27,7 +27,7 @@ TEXTS = st.lists(
 
 
 def contamination_of(examples, training, max_ngrams=10**6) -> Contamination:
-  """Examples and training documents are texts, or Documents."""
+  """Returns the contamination of texts or Documents."""
   kept = Examples(max_ngrams)
   for each in examples:
     kept.add(each if isinstance(each, Document) else Document(each))
@@ -38,7 +38,7 @@ def contamination_of(examples, training, max_ngrams=10**6) -> Contamination:
 
 
 def by_sets(examples: list[str], training: list[str]) -> Contamination:
-  """The same with sets of tuples of words."""
+  """Returns the contamination, found with sets of tuples of words."""
 
   def ngrams(text, n):
     words = text.lower().split()
@@ -107,7 +107,7 @@ def test_a_large_evaluation_set_is_judged_by_a_sample_of_any_order():
   assert abs(result.contaminated - 50) < 4 * (100 * 0.25 * 0.8) ** 0.5
 
 
-def test_an_example_of_more_ngrams_than_are_kept_is_judged_nevertheless():
+def test_an_example_of_more_ngrams_than_are_kept_is_searched_nevertheless():
   text = " ".join(map(str, range(100)))
   assert contamination_of([text], [text], max_ngrams=10).contaminated == 1
 

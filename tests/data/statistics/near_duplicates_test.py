@@ -53,7 +53,7 @@ def random_text(rng: np.random.Generator, num_words: int) -> str:
 
 
 def planted(seed: int) -> list[str]:
-  """Texts, near copies of some, and texts that have half of another."""
+  """Returns texts, near copies of some, and texts with half of another."""
   rng = np.random.default_rng(seed)
   texts = [random_text(rng, 300) for _ in range(30)]
   near = [edited(text, 1, rng) for text in texts[:10] for _ in range(3)]
@@ -161,7 +161,7 @@ def test_copies_across_the_border_are_counted_as_held_out_documents():
   for text in held_out:
     sketches.add(Document(text), VALIDATION)
   found = find_duplicates([sketches])
-  # texts[0] twice; texts[2], which is alike to near[2] too.
+  # texts[0] twice; texts[2], which is also similar to near[2].
   assert found.exact_across == 3
   assert found.near_across == 2  # near[1] twice; near[4] meets no training
 

@@ -22,7 +22,7 @@ TEXTS = st.one_of(
 
 
 def assert_same_pattern(hashes: np.ndarray, items: list) -> None:
-  """Equal items have equal hashes, and different ones different."""
+  """Asserts that items have equal hashes if and only if they are equal."""
   assert hashes.dtype == np.uint64
   assert len(hashes) == len(items)
   assert len(set(zip(hashes.tolist(), items, strict=True))) == len(set(items))

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Mapped arrays are NumPy's, and keep no file open."""
+"""Mapped arrays equal NumPy's, and keep no file open."""
 
 import itertools
 import os
@@ -74,8 +74,8 @@ def test_a_file_that_is_cut_short_is_an_error_and_no_signal(tmp_path):
     map_array(path)
 
 
-def test_of_what_is_read_anywhere_nothing_is_read_ahead(tmp_path):
-  """A kernel reads megabytes ahead of a page, for a document of 2 KB."""
+def test_random_reads_read_nothing_ahead(tmp_path):
+  """Otherwise a kernel reads megabytes ahead for a document of 2 KB."""
   for name, is_random in (("ahead.npy", False), ("anywhere.npy", True)):
     path = tmp_path / name
     np.save(path, np.arange(10_000))
@@ -95,16 +95,16 @@ def test_reading_across_shards_is_a_slice_of_all_of_them(
   shards, data, has_inputs
 ):
   tokens = token_array(*shards, has_inputs=has_inputs)
-  every, learnt = [], []
+  every, learned = [], []
   for inputs, text in list(itertools.chain(*shards)):
     every += [*inputs, *text, EOD]
-    learnt += [not has_inputs] * len(inputs) + [True] * (len(text) + 1)
+    learned += [not has_inputs] * len(inputs) + [True] * (len(text) + 1)
   assert len(tokens) == len(every)
   start = data.draw(st.integers(0, len(every)))
   stop = data.draw(st.integers(start, len(every)))
   read, is_target = tokens.read(start, stop)
   assert read.tolist() == every[start:stop]
-  assert is_target.tolist() == learnt[start:stop]
+  assert is_target.tolist() == learned[start:stop]
   assert (read.dtype, is_target.dtype) == (np.int32, np.bool_)
 
 

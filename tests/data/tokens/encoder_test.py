@@ -48,7 +48,7 @@ POOL = "palm_mtf.data.worker_pool"
 
 @pytest.fixture(params=[0, 1, 2])
 def encoder(request, vocabulary, monkeypatch):
-  """An encoder of so many processes, with small parts and batches."""
+  """Returns an encoder with some processes, and small parts and batches."""
   monkeypatch.setattr(f"{MODULE}._PART_CHARACTERS", _PART)
   monkeypatch.setattr(f"{MODULE}._BATCH_CHARACTERS", 40)
   monkeypatch.setattr(f"{MODULE}._DOCUMENT_CHARACTERS", 1)
@@ -92,7 +92,7 @@ def test_documents_of_many_batches_are_put_together_again(encoder, vocabulary):
 
 @pytest.fixture
 def at_once(monkeypatch):
-  """Processes work from the first batch on."""
+  """Makes processes work from the first batch on."""
   monkeypatch.setattr(f"{POOL}._BATCHES_BEFORE_PROCESSES", 0)
 
 
@@ -148,7 +148,8 @@ with Encoder(Vocabulary({vocabulary.path!r}), 2) as processes:
   process = processes.start("-c", program)
   assert process.stdout.readline() == "encoded\n"
   process.kill()
-  # Each of its processes has stdout open; the end comes when none is left.
+  # Each of its processes has stdout open, so the end of stdout means that no
+  # process is left.
   process.communicate(timeout=20)
 
 

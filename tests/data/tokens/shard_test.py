@@ -206,7 +206,7 @@ def test_a_weight_that_no_memory_holds_is_an_error_before_it_fills(tmp_path):
 
 
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
-  """It may be whole, so no other file takes its place."""
+  """The file may be whole, so no other file replaces it."""
   write(tmp_path, [encoded([1], [2, 3])])
   path = tmp_path / "train-00000.npy"
   path.unlink()

@@ -97,7 +97,7 @@ def test_shards_hold_about_as_much_text_as_asked_for_repeats_included(
 
 
 class Wide(Vocabulary):
-  """The same ids, of a vocabulary with more pieces than two bytes count."""
+  """A vocabulary with the same ids, and more pieces than two bytes count."""
 
   def __init__(self, path, size):
     super().__init__(path)
@@ -241,7 +241,7 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(
   source, vocabulary, tmp_path
 ):
   path = tmp_path / "store"
-  # The most bytes of a file; the first shard with a longer document has more.
+  # The limit of bytes per file; a first shard with a longer document is larger.
   with disk_full_at(30_000), pytest.raises(UserError) as info:
     store_of(source, vocabulary, path, shard_bytes=20_000)
   assert str(info.value).startswith(

@@ -23,7 +23,7 @@ LOSSLESS = {
 
 @pytest.fixture
 def lossless(foreign):
-  """Trains a model that loses nothing but by `settings`."""
+  """Trains a model that is lossless except for `settings`."""
   return lambda **settings: Vocabulary(foreign(**LOSSLESS | settings))
 
 

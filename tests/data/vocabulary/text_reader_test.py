@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A text in two parts is the text that SentencePiece decodes as a whole."""
+"""Text decoded in two parts equals text that SentencePiece decodes as a whole."""
 
 import hypothesis
 import pytest

@@ -28,7 +28,7 @@ def train(sentences, told=None) -> bytes:
 
 @pytest.fixture
 def started(monkeypatch) -> list[subprocess.Popen]:
-  """The processes that this process starts."""
+  """Returns a list of the processes that this process starts."""
   found, popen = [], subprocess.Popen
 
   def start_noted(*arguments, **settings):
@@ -51,7 +51,7 @@ def test_the_model_is_that_of_this_process_and_progress_nearly_all_merges(code):
   pieces = map(processor.IdToPiece, range(processor.GetPieceSize()))
   merged = [piece for piece in pieces if len(piece) > 1 and piece[0] != "<"]
   assert min(told) > 0
-  assert 0 <= len(merged) - sum(told) <= 100  # told every hundred
+  assert 0 <= len(merged) - sum(told) <= 100  # reported every hundred
 
 
 def test_a_refusal_has_sentencepieces_own_message(started):
@@ -113,7 +113,7 @@ def test_no_trainer_outlives_a_caller_that_is_killed(number):
 
 
 def is_alive(pid):
-  """Whether a process runs; a zombie does not."""
+  """Returns whether a process runs; a zombie does not."""
   try:
     with open(f"/proc/{pid}/stat") as file:
       return file.read().rpartition(")")[2].split()[0] != "Z"

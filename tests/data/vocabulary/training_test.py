@@ -166,17 +166,17 @@ def test_a_sample_is_spread_over_the_documents_and_one_of_all_is_all(code):
 def test_words_that_come_again_do_not_count_against_the_limit_of_memory():
   spaced = ["one two three\n" * 200, "three two one\n" * 200, "four five"]
   assert limit_words(spaced, 60) == spaced
-  # No two words of this text are the same: a tenth of it is a tenth of them.
+  # All words of this text differ, so a tenth of it has a tenth of the words.
   runs = [chr(0x4E00 + i) * 100 for i in range(100)]
   assert limit_words(runs, 1000) == runs[:10]
   assert limit_words(runs, 50) == runs[:1]
   assert limit_words([], 50) == []
 
 
-# Of Zipf's law, as words in a language. A vocabulary of PaLM's size needs more
-# different words than it has pieces.
+# Words follow Zipf's law, as in a language. A vocabulary of PaLM's size needs
+# more different words than it has pieces.
 def synthetic_text(kind: str, num_characters: int) -> Iterator[str]:
-  """Yields lines of words, "spaced" ones or of Chinese characters, "joined"."""
+  """Yields lines of words: "spaced", or "joined" of Chinese characters."""
   rng = np.random.default_rng(0)
   if kind == "spaced":
     syllables = [

@@ -15,7 +15,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from tests.prefixed_vocabulary import train_prefixed
 
-# Every code point but surrogates, and more often what vocabularies get wrong.
+# Every code point but surrogates; hard characters are more frequent.
 _texts = st.text(
   st.one_of(
     st.characters(exclude_categories=["Cs"]),
@@ -254,7 +254,7 @@ def test_a_foreign_model_without_an_end_of_document_is_an_error(foreign):
     Vocabulary(foreign(eos_id=-1))
 
 
-# As T5's: no byte pieces, and its order of ids.
+# Like T5's vocabulary: no byte pieces, and its order of ids.
 OF_T5 = {
   "byte_fallback": False,
   "model_type": "unigram",

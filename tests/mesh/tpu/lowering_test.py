@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs for TPUs compute what those for CPUs do, and move as much.
+"""Programs for TPUs and for CPUs compute the same and move the same bytes.
 
 There is no TPU here: `tests/tpu_simulation.py` runs whole programs on the CPU.
 """
@@ -66,7 +66,7 @@ def build(
   optimizer=PALM_OPTIMIZER,
   features=("inputs", "targets", "segments", "loss_weights", "prefix"),
 ):
-  """Returns a program in a graph of its own."""
+  """Returns a program in a separate graph."""
   devices = None
   if mesh.tpu:
     where = tpu_slice(mesh.tpu)
@@ -90,7 +90,7 @@ def build(
 
 
 class Run:
-  """Trains with a program, wherever its graph now is."""
+  """Trains with a program, in its graph or in a rewritten copy."""
 
   def __init__(self, graph, program, values):
     self._graph, self.program = graph, program
@@ -102,7 +102,7 @@ class Run:
     return self._graph.as_graph_element(x.name)
 
   def _feed(self, batch, step):
-    """Yields what each microbatch of each pod is fed."""
+    """Yields the feeds of each microbatch of all pods."""
     program = self.program
     shares = {name: np.split(x, len(program.pods)) for name, x in batch.items()}
     for i in range(program.num_microbatches):
@@ -146,16 +146,16 @@ class Run:
     return self.fetch(self.values[pod])
 
 
-def run_of(config, mesh, beside=None, **changes):
-  """Returns a run of a program, and what `beside` builds in its graph."""
+def run_of(config, mesh, extra=None, **changes):
+  """Returns a run of a program, and what `extra` builds in its graph."""
   graph, program = build(config, mesh, **changes)
   with graph.as_default():
     values = [read_by_name(pod.slices) for pod in program.pods]
-    built = beside(program) if beside else None
+    built = extra(program) if extra else None
   if mesh.tpu:
     graph = simulated(graph, mesh.steps_per_loop, mesh.num_microbatches - 1)
   run = Run(graph, program, values)
-  return (run, built) if beside else run
+  return (run, built) if extra else run
 
 
 def read_by_name(slices):
@@ -252,7 +252,7 @@ def test_first_weights_are_the_bits_of_a_cpu(tpu, mesh_shape, num_hosts):
 
 
 def saving_of(program, path="no/such/checkpoint"):
-  """Returns what reads, copies and looks at the variables of a program."""
+  """Returns operations that read, copy and inspect a program's variables."""
   pods = [x.slices for x in program.pods]
   hosts = CheckpointHosts(Process(program.devices.client))
   return {
@@ -333,7 +333,7 @@ def test_a_step_that_is_not_finite_raises_and_changes_nothing():
 
 
 @pytest.mark.parametrize(
-  ("layout", "changes", "num_microbatches", "num_pods", "num_alone"),
+  ("layout", "changes", "num_microbatches", "num_pods", "num_separate"),
   [
     (ALL, {"attention": "multi_head"}, 2, 1, 0),
     (FSDP, {}, 1, 1, 10),
@@ -342,9 +342,9 @@ def test_a_step_that_is_not_finite_raises_and_changes_nothing():
   ],
 )
 def test_a_step_moves_the_bytes_of_the_closed_form(
-  layout, changes, num_microbatches, num_pods, num_alone
+  layout, changes, num_microbatches, num_pods, num_separate
 ):
-  """Where all is split alike, `num_alone` squares are fetched apart too."""
+  """If all is split alike, `num_separate` squares are fetched separately."""
   config = tiny_config(**changes)
   mesh = mesh_of(layout, num_microbatches=num_microbatches)
   of_one_pod = step_bytes(
@@ -358,7 +358,7 @@ def test_a_step_moves_the_bytes_of_the_closed_form(
     {key: num_pods * value for key, value in of_one_pod.items()}
   )
   # 4 devices send a sum of 4 bytes three times, twice.
-  expected["all_reduce", ("data",)] += num_alone * 4 * 3 * 2
+  expected["all_reduce", ("data",)] += num_separate * 4 * 3 * 2
   _, program = build(config, mesh, num_pods, features=("inputs", "targets"))
   actual = traffic([program.update, *program.metrics.values()])
   for _ in range(num_microbatches - 1):

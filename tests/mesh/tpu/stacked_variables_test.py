@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks hold all layers, as far as a message can."""
+"""A stack holds all layers, unless a message would be too large."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from palm_mtf.mesh.tpu.stacked_variables import in_stacks
     (2**30 // 7, [7]),
     (2**30 // 7 + 1, [6, 1]),
     (2**29, [2, 2, 2, 1]),
-    (2**40, [1] * 7),  # for what is larger itself there is no help
+    (2**40, [1] * 7),  # one variable may be larger than a message
   ],
 )
 def test_a_stack_has_at_most_a_gibibyte_and_all_are_in_one(num_bytes, sizes):
