@@ -61,14 +61,15 @@ quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...
 	$(BIN)/palm_mtf evaluate --model_dir $(MODEL_DIR) \
 	  --gin_file=eval/corpus.gin
 
-# What only tests and lint need: mypy, T5's metrics, clients of serve, readers of exports.
+# Only tests and lint need these: mypy, T5's metrics, clients of serve, readers of exports.
 $(TEST_INSTALLED): $(INSTALLED) requirements-test.lock
 	@$(PIP_INSTALL_LOCKED) requirements-test.lock
 	@touch $@
 
-# Two processes after two others: what one has compiled and imported stays in
-# its memory, and what builds graphs alone needs none of SeqIO's imports. What
-# takes longest comes first: the two end together.
+# Three pairs of processes run one pair after another, because compiled code and
+# imports stay in a process's memory, and tests that only build graphs need none
+# of SeqIO's imports. In each pair the longest files run first, so that both
+# processes end at about the same time.
 GRAPH_TESTS := $(addprefix tests/,mesh programs model optim generation/decode ops)
 RUN_TESTS := $(addprefix tests/,cluster training commands checkpoints foreign_models trace \
   export generation/inference generation/serving unitransformer evaluation native docs)
@@ -80,13 +81,13 @@ define TEST_ALL
 	$(PYTEST) $(1) $(OTHER_TESTS)
 endef
 
-test: lint $(TEST_INSTALLED) ## lint and run the tests, but for the slow ones
+test: lint $(TEST_INSTALLED) ## lint and run the tests, except the slow ones
 	$(call TEST_ALL)
 
 test-slow: $(TEST_INSTALLED) ## run the slow tests
 	$(call TEST_ALL,-n 1 -m slow)
 
-# In an environment of its own, with the newest releases of all else.
+# A separate environment, with the newest releases of all other packages.
 test-oldest: BIN := $(VENV)-oldest/bin
 test-oldest: ## run the tests with the oldest TensorFlow that we support
 	@"$(PYTHON)" -m venv --clear $(VENV)-oldest
@@ -116,7 +117,7 @@ lint: $(TEST_INSTALLED) ## check style, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: venv ## mend style and format
+format: venv ## correct style and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 

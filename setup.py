@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs palm_mtf, the command `palm_mtf`, the gin folder and the tasks.
 
-The gin folder is a part of the package, by the link palm_mtf/gin: a top-level
-`gin` would write over the library of that name. Its folders are packages, where
-plain gin finds their files. The tasks travel as palm_mtf.tasks.
+The gin folder is a part of the package through the link palm_mtf/gin, because a
+top-level `gin` would overwrite the library of that name. Its folders are
+packages, so that plain gin finds their files. The tasks are palm_mtf.tasks.
 Exact versions that were tested together are in requirements.lock.
 """
 
@@ -22,7 +22,7 @@ setup(
     (ROOT / "palm_mtf" / "__init__.py").read_text(encoding="utf-8"),
     re.MULTILINE,
   ).group(1),
-  description="PaLM-style language models on Mesh TensorFlow, by gin alone",
+  description="PaLM-style language models on Mesh TensorFlow, set up by gin",
   long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
   long_description_content_type="text/markdown",
   author="The palm_mtf authors",
@@ -51,16 +51,16 @@ setup(
   package_dir={"palm_mtf.tasks": "tasks"},
   package_data={
     "palm_mtf.gin": ["*/*.gin"],
-    # Compiled where it runs.
+    # Sources, which each machine compiles for its own CPU.
     "palm_mtf.native": ["*.cc", "*.h"],
   },
   entry_points={
     "console_scripts": ["palm_mtf = palm_mtf.cli.main:main"],
-    # Where lm-evaluation-harness looks for model types.
+    # lm-evaluation-harness looks for model types here.
     "lm_eval.models": ["palm_mtf = palm_mtf.lm_eval.model:PalmMtf"],
   },
   install_requires=[
-    # What `palm_mtf export --format=gguf` writes with.
+    # Writes files for `palm_mtf export --format=gguf`.
     "gguf>=0.19,<0.20",
     "gin-config>=0.5.0,<0.6",
     "mesh-tensorflow>=0.1.21,<0.2",
@@ -68,29 +68,29 @@ setup(
     "ml_dtypes>=0.5,<1",
     "numpy>=2.1,<3",
     "rich>=13.7,<16",
-    # What `palm_mtf import` reads by: 1.4 MB, and it depends on nothing.
+    # Reads weights for `palm_mtf import`: 1.4 MB, without dependencies.
     "safetensors>=0.5,<0.9",
     "sentencepiece>=0.2.3,<0.3",
     "seqio>=0.0.20,<0.1",
-    # mesh_tensorflow.transformer imports pkg_resources, gone in setuptools 82.
+    # mesh_tensorflow.transformer imports pkg_resources; setuptools 82 lacks it.
     "setuptools<82",
-    # Not tensorflow-cpu: tensorflow-text, which SeqIO brings, asks for this one
-    # and both would be installed over each other.
+    # Not tensorflow-cpu: SeqIO installs tensorflow-text, which requires
+    # tensorflow, and the two would overwrite each other.
     "tensorflow>=2.20,<2.22",
     # The tokenizer of a SavedModel.
     "tensorflow-text>=2.20,<2.22",
   ],
   extras_require={
-    # What `mkdocs serve` shows docs/ with.
+    # `mkdocs serve` shows docs/ with these.
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.29,<2"],
     "lm_eval": ["lm_eval>=0.4.9,<0.5"],
-    # What `palm_mtf report` and `sweep` draw with, and sweep fits its law with.
+    # `palm_mtf report` draws, and `sweep` fits its law, with these.
     "report": ["matplotlib>=3.10,<4", "scipy>=1.14,<2"],
-    # What `palm_mtf serve` answers by.
+    # The HTTP server of `palm_mtf serve`.
     "serve": ["aiohttp>=3.14,<4"],
-    # What t5.data and t5.evaluation import. Not t5 itself: every release of it
-    # asks for tfds-nightly, and since 0.9.4 for seqio-nightly, which write over
-    # tensorflow-datasets and seqio. docs/t5.md has the command behind this one.
+    # Imports of t5.data and t5.evaluation, without t5 itself, because every
+    # release of t5 requires tfds-nightly, and since 0.9.4 seqio-nightly, which
+    # overwrite tensorflow-datasets and seqio. docs/t5.md has the next command.
     "t5": [
       "absl-py",
       "babel>=2.10,<3",
@@ -105,8 +105,7 @@ setup(
       "six>=1.16,<2",
     ],
     "tensorboard": ["tensorboard>=2.20,<3"],
-    # What tests compare with: clients of serve, and libraries that read what
-    # export writes.
+    # Tests compare with these: clients of serve, and readers of exports.
     "test": [
       "aiohttp>=3.14,<4",
       "hypothesis>=6.100",

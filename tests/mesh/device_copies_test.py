@@ -38,7 +38,7 @@ NO_PART_OF_WHAT_IS_DONE = {
 
 
 def text_of(node: object, name: str) -> str:
-  """Returns an attribute as text, without the names of a condition's branches."""
+  """Returns an attribute as text, without names of a condition's branches."""
   value = node.attr[name]
   is_branch = value.HasField("func") and node.op != "PartitionedCall"
   return "" if is_branch else str(value)

@@ -39,7 +39,7 @@ def content_of(values: list[dict], end: str = "\n") -> bytes:
 
 @pytest.fixture
 def put(tmp_path, monkeypatch) -> Callable[..., str]:
-  """Returns a function that writes records; it returns the path for messages."""
+  """Returns a function that writes records and returns their path."""
   monkeypatch.chdir(tmp_path)
   bind(records__places__folder="sets")
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text decoded in two parts equals text that SentencePiece decodes as a whole."""
+"""Text decoded in two parts equals text that SentencePiece decodes at once."""
 
 import hypothesis
 import pytest
