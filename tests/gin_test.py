@@ -36,7 +36,7 @@ RECIPES, MODELS, LAYOUTS, HARDWARE = (
   [path for path in FILES if path.parent.name == name]
   for name in ("recipes", "models", "layouts", "hardware")
 )
-# Programs of TPUs are built in tests/tools/build_tpu_test.py.
+# Programs of TPUs are built in tests/tools/bench/cases/tpu_test.py.
 ON_HOSTS = [path for path in RECIPES if "layouts/tpu" not in path.read_text()]
 CONFIGURED = [name for name, command in COMMANDS.items() if command.config]
 MACROS = {"MODEL_DIR", *macros_of(config.ConfigOfSweep)}

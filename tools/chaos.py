@@ -31,7 +31,7 @@ from pathlib import Path
 from palm_mtf.errors import UserError
 from tests import processes, runs
 from tests.checkpoint_files import steps_of
-from tools.bench_command import one_line_errors
+from tools.bench.command import one_line_errors
 from tools.chaos_faults import (
   deny_children,
   full_disk,

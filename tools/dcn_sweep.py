@@ -34,7 +34,7 @@ from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
 from palm_mtf.cluster.client.local_servers import cores_of_pods
 from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
 from palm_mtf.errors import UserError, check_choice, check_count, check_real
-from tools.bench_command import one_line_errors, train_config
+from tools.bench.command import one_line_errors, train_config
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 
 PORT = 2222  # of both servers: each has a namespace of its own

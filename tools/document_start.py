@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures held-out documents behind token 0 and behind [eod].
 
-  python tools/document_start.py runs/quickstart
+  python -m tools.document_start runs/quickstart
 
 Rows of PACKING "joined" begin with 0 wherever a document is cut, and [eod]
 stands before every document but the first of a row. Prints the mean difference

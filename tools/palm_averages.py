@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from palm_mtf.tasks.averages import palm_averages
-from tools.bench_command import one_line_errors
+from tools.bench.command import one_line_errors
 
 
 def read_results(folder: Path) -> dict[str, dict[str, float]]:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts what papers published, from published rates of chips alone.
 
-python tools/papers_plan.py            the table
-python tools/papers_plan.py --write    into docs/predictions.md
+python -m tools.papers_plan            the table
+python -m tools.papers_plan --write    into docs/predictions.md
 """
 
 import argparse

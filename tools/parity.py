@@ -26,9 +26,8 @@ import numpy as np
 
 from palm_mtf.config import PalmConfig
 from palm_mtf.errors import check_count
-from tools.bench_command import one_line_errors
-from tools.bench_peers import PALM_OPTIMIZER
-from tools.bench_program import training_program
+from tools.bench.command import one_line_errors
+from tools.bench.models import PALM_OPTIMIZER, training_program
 
 # Largest relative difference of the losses: rounding alone in the first steps,
 # and what Adafactor's g / sqrt(v) amplifies of it later.

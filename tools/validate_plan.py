@@ -36,9 +36,9 @@ from palm_mtf.cli import gin_files
 from palm_mtf.commands.plan import check_settings
 from palm_mtf.config import PlanConfig
 from palm_mtf.errors import check_choice
-from tools.bench_command import one_line_errors
-from tools.bench_pairs import Program, alternate
-from tools.bench_peers import SIZES
+from tools.bench.command import one_line_errors
+from tools.bench.models import SIZES
+from tools.bench.pairs import Program, alternate
 from tools.plan_worker import work
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "predictions.md"

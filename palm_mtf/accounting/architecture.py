@@ -75,8 +75,8 @@ def parse_name(name: str) -> ParameterName:
 
 
 # On CPUs without a C++ compiler, blocks of 128 positions are the fastest
-# (tools/bench_attention.py). Each block is compiled separately, so long
-# sequences have fewer and larger blocks.
+# (`python -m tools.bench attention`). Each block is compiled separately, so
+# long sequences have fewer and larger blocks.
 _SMALL, _LARGE, _LONG = 128, 512, 2048
 
 

@@ -41,8 +41,8 @@ _FLOAT32 = DTYPE_BYTES["float32"]
 _JOINED = ("q", "k", "v", "wi_gate", "wi")
 
 # A thread reads this many bytes in about 0.2 ms. For fewer bytes, waiting for a
-# second core costs more time than the core saves (tools/bench_decode.py, two
-# cores).
+# second core costs more time than the core saves (`python -m tools.bench
+# decode`, two cores).
 _BYTES_FOR_A_THREAD = 4_000_000
 
 # In int4, 32 numbers share a scale of 2 bytes.

@@ -5,7 +5,8 @@
 import pytest
 
 from tests.doc_pages import Page
-from tools import bench_decode, bench_peers, bench_train
+from tools.bench.models import SIZES
+from tools.bench.peers import PEERS
 
 PAGE = Page("docs/benchmarks.md")
 COMMANDS = [
@@ -14,23 +15,19 @@ COMMANDS = [
   if block.language == "sh"
   for words in block.commands
 ]
-PEERS = {
-  "tools/bench_train.py": bench_train.PEERS,
-  "tools/bench_decode.py": bench_decode.PEERS,
-}
 
 
 def _value_of(words, flag, default):
   return words[words.index(flag) + 1] if flag in words else default
 
 
-@pytest.mark.parametrize("tool", PEERS)
-def test_every_size_and_peer_that_a_command_names_is_there(tool):
-  commands = [words for words in COMMANDS if tool in words]
+@pytest.mark.parametrize("case", PEERS)
+def test_every_size_and_peer_that_a_command_names_is_there(case):
+  commands = [words for words in COMMANDS if case in words]
   assert commands
   for words in commands:
-    assert _value_of(words, "--size", "26.6M") in bench_peers.SIZES
-    assert {*_value_of(words, "--peer", "").split(",")} <= {*PEERS[tool]}
+    assert _value_of(words, "--size", "26.6M") in SIZES
+    assert {*_value_of(words, "--peer", "").split(",")} <= {*PEERS[case], ""}
 
 
 def test_every_file_that_a_command_runs_is_python_of_ours_or_an_installation():

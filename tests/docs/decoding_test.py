@@ -41,15 +41,16 @@ def test_texts_are_continued_as_the_page_says(
   assert printed(beams).startswith("--- 'class'\nclass")
 
 
-@PAGE.shows(".venv/bin/python tools/quantized_loss.py")
+@PAGE.shows(".venv/bin/python -m tools.bench quantized_loss")
 def test_the_loss_of_quantized_weights_is_measured(
   block, quickstart, monkeypatch, capsys
 ):
-  from tools import quantized_loss
+  from tools.bench.command import main as run_bench
 
   command, *_ = block.commands
-  monkeypatch.setattr(sys, "argv", command[1:])
-  quantized_loss.main()
+  assert command[1:3] == ["-m", "tools.bench"]
+  monkeypatch.setattr(sys, "argv", command[2:])
+  assert run_bench() == 0
   lines = capsys.readouterr().out.splitlines()
   assert [x.split()[0] for x in lines[-3:]] == ["activation", "int8", "int4"]
 
@@ -62,14 +63,14 @@ def _bench(command, *flags):
 
 
 @pytest.mark.slow
-@PAGE.shows(".venv/bin/python tools/quantized_loss.py")
+@PAGE.shows(".venv/bin/python -m tools.bench quantized_loss")
 def test_speed_is_measured_for_both_attentions(block):
   *_, command = block.commands
-  assert set(_bench(command)) == {"ours"}
+  assert _bench(command) == ["multi_query", "multi_head"]
 
 
 @pytest.mark.peers
-@PAGE.shows(".venv/bin/python tools/quantized_loss.py")
+@PAGE.shows(".venv/bin/python -m tools.bench quantized_loss")
 def test_speed_is_compared_with_other_programs(block):
   pytest.importorskip("llama_cpp", reason="llama-cpp-python is absent")
   pytest.importorskip("onnxruntime", reason="onnxruntime is absent")

@@ -61,8 +61,8 @@ def test_every_layout_of_the_table_is_a_file_that_splits_what_it_says(capsys):
 
 
 MEASURED = [
-  ".venv/bin/python tools/bench_layouts.py",  # flags: docs_test.py
-  ".venv/bin/python tools/bench_graph.py",
+  ".venv/bin/python -m tools.bench layouts",  # flags: docs_test.py
+  ".venv/bin/python -m tools.bench graph",
   "MB                  all_reduce",
   "mesh               devices",
 ]

@@ -19,5 +19,5 @@ def test_the_case_that_the_page_names_is_one(block):
 
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
-    ".venv/bin/python tools/papers_plan.py --write"
+    ".venv/bin/python -m tools.papers_plan --write"
   )

@@ -27,7 +27,8 @@ WRITTEN = "http://127.0.0.1:8000"
 def _calls() -> list[tuple[str, str]]:
   """Returns (language, text) of each call, in the order of the page.
 
-  The section "Load" trains and measures: tools/bench_serve_test.py does so.
+  The section "Load" trains and measures, as tools/bench/cases/serve_test.py
+  does.
   """
   page = PAGE.partition("## Load")[0].replace("\\\n", " ")
   calls = []

@@ -64,6 +64,6 @@ def test_every_recipe_that_the_page_names_is_there():
 
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
-    ".venv/bin/python tools/build_tpu.py",  # flags: docs_test.py
+    ".venv/bin/python -m tools.bench tpu",  # flags: docs_test.py
     "              tpu          devices",
   )

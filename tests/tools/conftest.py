@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tools, run in this process as their command lines run them."""
 
+import functools
 import importlib
 import sys
 
@@ -18,3 +19,9 @@ def run_tool(monkeypatch, capsys):
     return code, *capsys.readouterr()
 
   return run
+
+
+@pytest.fixture
+def run_bench(run_tool):
+  """Runs a case of the bench as `run_tool` does a tool."""
+  return functools.partial(run_tool, "bench.command")

@@ -18,7 +18,7 @@ from palm_mtf.training.job import TrainJob
 from palm_mtf.training.loop import TrainLoop
 from tests import runs
 from tests.seqio_testing import registries_restored
-from tools.bench_memory import (
+from tools.bench.cases.memory import (
   add_task,
   macros_of,
   spikes_in_every_second_step,
@@ -83,7 +83,7 @@ def test_a_run_goes_on_with_other_pods_and_microbatches(
 def test_nothing_is_left_of_samples_evaluations_and_rewinds(
   corpus, tmp_path, monkeypatch
 ):
-  """Counted before each program is built; of memory: tools/bench_memory.py."""
+  """Counted before each program is built; the bench measures memory."""
   counts = []
 
   def count():

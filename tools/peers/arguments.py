@@ -5,7 +5,7 @@
 import argparse
 from collections.abc import Collection
 
-# The model of tools/bench_peers.py, which passes all of them anyway.
+# The model of tools/bench/models.py, which passes all of them anyway.
 _SIZES = {
   "num_layers": 6,
   "d_model": 512,

@@ -7,7 +7,7 @@ python jax_decode.py --dtype float32 --batch_size 1
 
 # What a JAX user would write to go fast: the loop over tokens is one jitted
 # scan over keys and values that are updated in place, and weights have the
-# dtype they are used in. Needs jax alone; tools/bench_decode.py starts it.
+# dtype they are used in. Needs jax alone; tools/bench starts it.
 
 import time
 

@@ -6,7 +6,7 @@ python jax_palm.py --dtype float32
 """
 
 # What a JAX user would write to go fast: one jitted step with donated buffers,
-# PaLM's optimizer in it. Needs jax alone; tools/bench_train.py starts it.
+# PaLM's optimizer in it. Needs jax alone; tools/bench starts it.
 
 import functools
 import itertools

@@ -7,7 +7,7 @@ python llama_cpp_decode.py --model model.gguf --dtype q4_0
 
 # What llama-batched-bench does: one batch of a token of every sequence a step,
 # all cores, and the likeliest token of each. Needs llama-cpp-python, compiled
-# for the machine at hand; tools/bench_decode.py writes the model and starts it.
+# for the machine at hand; tools/bench writes the model and starts it.
 
 import ctypes
 import os

@@ -9,7 +9,7 @@ python onnx_decode.py --dtype int4
 # attention with its rotary embedding and a cache in place is ONNX Runtime's own
 # operator. Quantized weights have a scale for each 32 of them, and are
 # multiplied by activations that are rounded to 8 bits. Needs onnx and
-# onnxruntime; tools/bench_decode.py starts it.
+# onnxruntime; tools/bench starts it.
 
 import os
 import tempfile

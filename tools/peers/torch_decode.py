@@ -8,7 +8,7 @@ python torch_decode.py --dtype bfloat16 --batch_size 1
 # What a PyTorch user would write to go fast: all products of a block that share
 # an input are one, keys and values are kept in tensors allocated beforehand,
 # attention is PyTorch's own, weights have the dtype they are used in. Needs
-# torch alone; tools/bench_decode.py starts it.
+# torch alone; tools/bench starts it.
 
 import time
 

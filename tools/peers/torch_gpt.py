@@ -9,7 +9,7 @@ python torch_gpt.py --data FOLDER --learning_rate 2e-3 --budget_secs 600
 # biases, GELU, learned positions, tied embedding; AdamW with betas 0.9 and
 # 0.95, weight decay 0.1 of matrices, a clipped norm, and a rate that warms up
 # for 2% of the budget and falls to a tenth by a cosine. torch.compile, in the
-# dtype that is the faster here. Needs torch and numpy; tools/bench_learning.py
+# dtype that is the faster here. Needs torch and numpy; tools/bench
 # writes the tokens and starts it.
 
 import argparse

@@ -8,7 +8,7 @@ python torch_palm.py --dtype bfloat16 --compile
 # What a PyTorch user would write to go fast: the five products of a block that
 # share an input are one, attention is PyTorch's own, and autocast casts
 # weights. --compile compiles the loss with its gradients, and a step of the
-# optimizer, which is PaLM's. Needs torch alone; tools/bench_train.py starts it.
+# optimizer, which is PaLM's. Needs torch alone; tools/bench starts it.
 
 import torch
 from arguments import parser_of

@@ -1,0 +1,34 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What servers write of a checkpoint does not pass through the client."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tools.bench.cases import checkpoint
+
+
+@pytest.mark.slow
+def test_the_clients_memory_grows_with_the_model_only_where_it_writes(
+  run_bench, monkeypatch
+):
+  whole = checkpoint.benchmark_config("float32")
+  wide = dataclasses.replace(whole, d_model=1024, d_ff=4096)
+  monkeypatch.setattr(checkpoint, "benchmark_config", lambda dtype: wide)
+  flags = ["--servers=2", "--layers=1,5", "--rounds=2", "--json"]
+  code, out, _ = run_bench("checkpoint", *flags)
+  assert code == 0
+  grown = {}
+  small, small_client, large, large_client = map(json.loads, out.splitlines())
+  for kind, less, more in (
+    ("servers", small, large),
+    ("client", small_client, large_client),
+  ):
+    assert less["by"] == more["by"] == kind
+    grown[kind] = more["client_megabytes"] - less["client_megabytes"]
+  model = large["megabytes"] - small["megabytes"]
+  assert model > 200
+  assert grown["client"] > 0.5 * model
+  assert grown["servers"] < 0.1 * model

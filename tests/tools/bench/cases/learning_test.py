@@ -1,0 +1,70 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The table of what is learnt, the GPT's size, and a real turn of ours."""
+
+import json
+import math
+
+import pytest
+
+from tests import processes
+from tools.bench.cases import learning
+from tools.bench.command import train_config
+
+
+def curve(*losses):
+  return [
+    {"processor_secs": 10.0 * (i + 1), "loss": x * math.log(2), "step": 7}
+    for i, x in enumerate(losses)
+  ]
+
+
+def test_the_table_has_bits_a_byte_and_the_time_to_the_best_peer_s_loss():
+  records = {
+    "ours": curve(9, 6, 4),
+    "GPT 0.001": curve(9, 9, 8),
+    "GPT 0.002": curve(9, 8, 6),
+  }
+  *_, third, steps, last = learning.lines(records, bytes_per_token=2.0)
+  assert third.split() == ["30", "2.0000", "4.0000", "3.0000"]
+  assert steps.split() == ["steps", "7", "7", "7"]
+  assert last == "30 s of GPT 0.002: 20 s of ours"
+
+
+def test_a_loss_that_ours_does_not_reach_is_said():
+  records = {"ours": curve(9, 7), "GPT 0.001": curve(8, 6)}
+  assert learning.lines(records, 1.0)[-1].endswith("not reached by ours")
+
+
+def test_the_gpt_has_as_many_parameters_as_the_quickstart():
+  config = train_config(["recipes/quickstart.gin"], [])
+  assert learning.gpt_width(config) == 136
+  # GPT-2's count: 4 layers of 12 d^2 + 13 d, the last norm, both tables.
+  d = 136
+  count = 4 * (12 * d * d + 13 * d) + 2 * d + (4096 + 128) * d
+  assert count == pytest.approx(1_475_200, rel=0.03)
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--minutes=0", "--minutes = 0: give a whole number of at least 1"),
+    ("--learning_rates=high", "give numbers, as in"),
+    ("--minuts=1", "no such flag"),
+  ],
+)
+def test_a_wrong_flag_is_one_line(flag, message, run_bench):
+  code, out, err = run_bench("learning", flag)
+  assert (code, out) == (2, "")
+  (line,) = err.splitlines()
+  assert line.startswith("bench learning: ") and message in line
+
+
+@pytest.mark.slow
+def test_ours_learns_in_its_turns():
+  command = ["-m", "tools.bench", "learning"]
+  flags = ["--json", "--minutes=1", "--gin.EVAL_BATCHES=1"]
+  done = processes.python(*command, *flags, cwd=processes.ROOT)
+  assert done.returncode == 0, done.stderr
+  losses = [x["loss"] for x in json.loads(done.stdout)["ours"]]
+  assert len(losses) == 6 and losses[-1] < losses[0]

@@ -1,0 +1,107 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with the flags of a tool is one line, before any work."""
+
+import functools
+
+import pytest
+
+from tests import processes
+from tools.bench.command import CASES
+
+NO_FLAG = "no such flag; macros are --gin.NAME=VALUE."
+AT_LEAST_1 = "give a whole number of at least 1"
+
+
+@pytest.mark.parametrize(
+  ("tool", "flags", "message"),
+  [
+    (
+      "bench decode",
+      "--peer=troch",
+      "--peer = 'troch' (did you mean \"torch\"",
+    ),
+    ("bench decode", "--bits=3", "choose one of '32', '16', '8', '4'"),
+    ("bench decode", "--size=5M", "--size = '5M'"),
+    ("bench decode", "--rounds=0", f"--rounds = 0: {AT_LEAST_1}"),
+    ("bench graph", "--layers=0", f"--layers = 0: {AT_LEAST_1}"),
+    ("bench graph", "--mesh=dat:2", 'no axis "dat" (did you mean "data"?)'),
+    ("bench graph", "--mesh=model:5", "heads=48 is not divisible by mesh axis"),
+    ("bench graph", "--mehs=data:2", f"--mehs=data:2: {NO_FLAG}"),
+    ("bench layouts", "--layout=boht", "'boht' (did you mean \"both\"?)"),
+    ("bench layouts", "--steps=0", f"--steps = 0: {AT_LEAST_1}"),
+    ("bench layouts", "--stps=3", f"--stps=3: {NO_FLAG}"),
+    ("bench layouts", "--gin.NUM_HEADS=6", "heads=6 is not divisible by mesh"),
+    ("bench optimizer", "--rounds=0", f"--rounds = 0: {AT_LEAST_1}"),
+    ("bench optimizer", "--steps=3", f"--steps=3: {NO_FLAG}"),
+    ("bench optimizer", "--gin.BETA3=1", "unknown macro BETA3"),
+    ("bench pods", "--rounds=0", f"--rounds = 0: {AT_LEAST_1}"),
+    (
+      "bench pods",
+      "--microbatches=many",
+      "--microbatches = many: give numbers",
+    ),
+    ("bench pods", "--microbatches=0", "--microbatches = 0: give a whole"),
+    ("bench pods", "--dcn_dtype=float16", "--dcn_dtype"),
+    ("bench start", "--model_dir=none --rounds=0", "--rounds = 0: give a"),
+    ("bench start", "--model_dir=none", "'none': has no vocabulary.model;"),
+    ("bench train", "--peer=troch", "--peer = 'troch' (did you mean \"torch\""),
+    ("bench train", "--dtype=float16", "choose one of 'bfloat16', 'float32'"),
+    ("bench train", "--sequence_length=300", "a divisor of that"),
+    ("bench tpu", "--gin_file=recipes/quickstart.gin", "TPU is not set"),
+    ("bench tpu", "--layers=3", f"--layers=3: {NO_FLAG}"),
+    (
+      "dcn_sweep",
+      "--mbits=fast",
+      '--mbits = "fast": give numbers as in 200,50',
+    ),
+    ("dcn_sweep", "--dtypes=int8", "--dtypes"),
+    ("dcn_sweep", "--steps=0", f"--steps = 0: {AT_LEAST_1}"),
+    (
+      "bench quantized_loss",
+      "--model_dir=nowhere",
+      "there is no config.gin in it",
+    ),
+    ("parity", "--d_kv=7", "D_KV = 7"),
+  ],
+)
+def test_a_wrong_flag_is_one_line(tool, flags, message, run_bench, run_tool):
+  name, *case = tool.split()
+  run = run_bench if case else functools.partial(run_tool, name)
+  code, out, err = run(*case, *flags.split())
+  assert (code, out) == (2, "")
+  (line,) = err.splitlines()
+  assert line.startswith(f"{tool}: ")
+  assert message in line
+
+
+def test_the_bench_runs_by_its_path_from_any_folder(tmp_path):
+  bench = processes.ROOT / "tools" / "bench"
+  done = processes.python(bench, "decode", "--rounds=0", cwd=tmp_path)
+  assert (done.returncode, done.stdout) == (2, "")
+  assert done.stderr.startswith("bench decode: --rounds = 0: ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_the_bench_lists_its_cases_with_a_line_each(arguments, run_bench):
+  code, out, _ = run_bench(*arguments)
+  assert code == 0
+  _, _, *lines = out.splitlines()
+  assert [line.split()[0] for line in lines] == CASES
+  assert all(line.endswith(".") for line in lines)
+
+
+def test_a_case_that_is_not_there_is_refused_with_the_nearest(run_bench):
+  code, out, err = run_bench("trian")
+  assert (code, out) == (2, "")
+  (line,) = err.splitlines()
+  assert line.startswith("bench: CASE = 'trian' (did you mean \"train\"?): ")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_has_help(case, run_bench, capsys):
+  with pytest.raises(SystemExit, match=r"^0$"):
+    run_bench(case, "--help")
+  out = capsys.readouterr().out
+  assert f"python -m tools.bench {case}" in out
+  assert "--json" in out

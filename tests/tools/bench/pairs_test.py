@@ -1,0 +1,66 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Ratios of turns: what they are, and which rounds count."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from palm_mtf.errors import UserError
+from tools.bench.pairs import MIN_ROUNDS, Program, Turn, alternate, ratio
+
+SLEEPER = """
+import sys, time
+sys.path.insert(0, "tools/peers")
+from turns import take_turns
+def turn():
+  time.sleep(float(sys.argv[1]))
+  return {"value": 7.0}
+take_turns(turn, {"name": sys.argv[1]})
+"""
+
+
+def turns(secs, others=0.0):
+  return [Turn(x, others, {}) for x in secs]
+
+
+def test_the_ratio_is_the_median_of_rounds_not_of_times():
+  """A machine that gets slower and slower changes both programs alike."""
+  slow = np.geomspace(1, 100, MIN_ROUNDS)
+  found = ratio(turns(3 * slow), turns(2 * slow))
+  assert found.median == pytest.approx(1.5)
+  assert (found.rounds, found.left_out) == (MIN_ROUNDS, 0)
+
+
+def test_disturbed_rounds_are_left_out_while_enough_are_left():
+  quiet, disturbed = turns([2.0] * MIN_ROUNDS), turns([9.0] * 5, others=0.2)
+  found = ratio(quiet + disturbed, turns([1.0] * (MIN_ROUNDS + 5)))
+  assert (found.median, found.high, found.left_out) == (2.0, 2.0, 5)
+  assert not found.is_disturbed
+  found = ratio(quiet[1:] + disturbed, turns([1.0] * (MIN_ROUNDS + 4)))
+  assert (found.rounds, found.is_disturbed) == (MIN_ROUNDS + 4, True)
+
+
+def test_the_interval_has_the_median_in_95_of_100_series():
+  rng = np.random.default_rng(0)
+  hits = 0
+  for _ in range(1000):
+    found = ratio(turns(rng.lognormal(size=40)), turns([1.0] * 40))
+    hits += found.low <= 1.0 <= found.high
+  assert 930 <= hits <= 985
+
+
+def test_programs_take_turns_and_one_that_ends_is_named():
+  command = [sys.executable, "-c", SLEEPER]
+  with (
+    Program("a", [*command, "0.05"]) as a,
+    Program("b", [*command, "0"]) as b,
+  ):
+    assert (a.facts, b.facts) == ({"name": "0.05"}, {"name": "0"})
+    seen = alternate([a, b], 4)
+    assert all(turn.secs >= 0.05 > 0 for turn in seen["a"])
+    assert {turn.values["value"] for turn in seen["b"]} == {7.0}
+    assert all(turn.values["peak_bytes"] > 1e6 for turn in seen["b"])
+  with pytest.raises(UserError, match="c ended before its turn"):
+    Program("c", [sys.executable, "-c", "pass"])

@@ -1,0 +1,14 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The bench: `python -m tools.bench CASE` measures one case of `cases/`.
+
+A case is a file with these names; its docstring is its help:
+
+  add_flags(flags)   declares its flags, see `command.Flags`
+  measure(chosen)    checks the flags, then yields records (dicts for --json)
+  HEAD, row(record)  the table; without `row`, records are printed as JSON
+  finish(records, chosen)   optional: returns the text after the last row
+  work(**arguments)  optional: runs in a separate process, which
+                     `command.worker_command` starts
+  RECIPE             optional: the default --gin_file, for cases with gin flags
+"""

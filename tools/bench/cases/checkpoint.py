@@ -1,0 +1,147 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures checkpoints that servers, or the client for them, write and read.
+
+  python -m tools.bench checkpoint
+  python -m tools.bench checkpoint --servers 1,8 --layers 8,32 --folder /mnt
+
+Every server is a pod of one device. Servers and client take turns; times are
+the best of --rounds. `client` is by how much the memory of this process rises.
+"""
+
+# Servers on one machine share its cores and its disk, so bytes per second grow
+# with the number of servers only up to the number of cores. If each host has
+# its own cores and disk, a checkpoint takes as long as one host's share.
+
+import argparse
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator
+
+from palm_mtf.config import PodsConfig
+from palm_mtf.config.pods import MAX_PODS
+from palm_mtf.machine.host_memory import (
+  free_garbage,
+  largest_resident_bytes,
+  resident_bytes,
+)
+from tools.bench.command import Flags, count, numbers
+from tools.bench.models import (
+  ONE_DEVICE,
+  PALM_OPTIMIZER,
+  benchmark_config,
+  pod_cluster,
+)
+from tools.bench.pairs import seconds_of
+
+HEAD = "servers  by       MB      MB/s    pause     write     restore   client"
+
+
+def add_flags(flags: Flags) -> None:
+  """Adds the numbers of servers, layers and rounds, and the folder."""
+  several = numbers(int, "1,2,4")
+  up_to = f"numbers of servers, up to {MAX_PODS}"
+  flags.add("--servers", up_to, "1,2", several)
+  flags.add("--layers", "numbers of layers of the model", 8, several)
+  flags.add("--rounds", "checkpoints of each kind", 3, count())
+  flags.add("--folder", "where to make a temporary folder; else the system's")
+
+
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+  """Yields two records per number of layers and number of servers."""
+  for num_layers in chosen.layers:
+    for num_servers in chosen.servers:
+      with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
+        yield from _records(folder, num_servers, num_layers, chosen.rounds)
+
+
+def _records(
+  folder: str, num_servers: int, num_layers: int, rounds: int
+) -> Iterator[dict[str, float]]:
+  """Yields the record of the servers' checkpoints, then of the client's."""
+  pods = PodsConfig(num_pods=num_servers, pods="local_servers")
+  config = dataclasses.replace(
+    benchmark_config("float32"), num_layers=num_layers
+  )
+  with pod_cluster(pods, ONE_DEVICE) as cluster:
+    from palm_mtf._tf import tf
+    from palm_mtf.checkpoints.hosts import find_checkpoint_hosts
+    from palm_mtf.checkpoints.variables import WeightsCopier, restore
+    from palm_mtf.mesh.processes import Process
+    from palm_mtf.programs.train_program import build_train_program
+
+    with tf.Graph().as_default(), cluster.session() as session:
+      program = build_train_program(
+        config,
+        ONE_DEVICE,
+        PALM_OPTIMIZER,
+        batch_size=num_servers,
+        seed=0,
+        pods=pods,
+        devices=cluster.devices,
+      )
+      session.run(program.initialize)
+      slices = [pod.slices for pod in program.pods]
+      client = Process(cluster.devices.client)
+      of_servers = find_checkpoint_hosts(
+        session, client, cluster.servers, folder
+      )
+      kinds = {"servers": of_servers, "client": of_servers.client_only}
+      copiers = {
+        kind: WeightsCopier(session, slices, hosts)
+        for kind, hosts in kinds.items()
+      }
+      found = {kind: [] for kind in kinds}
+      for _ in range(rounds):
+        for kind, hosts in kinds.items():
+          found[kind].append(
+            _write_and_read(
+              os.path.join(folder, "weights"),
+              copiers[kind].copy,
+              lambda path, hosts=hosts: restore(session, slices, path, hosts),
+            )
+          )
+  for kind, records in found.items():
+    best = {name: min(x[name] for x in records) for name in records[0]}
+    num_bytes = best.pop("bytes")
+    yield {
+      "servers": num_servers,
+      "by": kind,
+      "megabytes": round(num_bytes / 1e6),
+      "megabytes_per_sec": round(num_bytes / 1e6 / best["write_secs"]),
+      **{name: round(value, 3) for name, value in best.items()},
+    }
+
+
+def _write_and_read(path: str, copy, restore) -> dict[str, float]:
+  free_garbage()
+  with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+    file.write("5")  # resets the largest resident bytes to the current ones
+  before = resident_bytes()
+  writes = []
+  copy_secs = seconds_of(lambda: writes.append(copy()))
+  write_secs = seconds_of(lambda: writes[0](path))
+  restore_secs = seconds_of(restore, path)
+  num_bytes = 0
+  for name in os.listdir(os.path.dirname(path)):
+    file_path = os.path.join(os.path.dirname(path), name)
+    num_bytes += os.path.getsize(file_path)
+    os.unlink(file_path)
+  return {
+    "bytes": num_bytes,
+    "copy_secs": copy_secs,
+    "write_secs": write_secs,
+    "restore_secs": restore_secs,
+    "client_megabytes": (largest_resident_bytes() - before) / 1e6,
+  }
+
+
+def row(record: dict) -> str:
+  """Returns a line of the table."""
+  return (
+    f"{record['servers']:<7}  {record['by']:<7}  {record['megabytes']:<6}  "
+    f"{record['megabytes_per_sec']:<6}  {record['copy_secs']:6.3f} s  "
+    f"{record['write_secs']:6.2f} s  {record['restore_secs']:6.2f} s  "
+    f"{record['client_megabytes']:.0f} MB"
+  )

@@ -1,0 +1,253 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the speed of decoding with other programs, at equal bits per weight.
+
+python -m tools.bench decode
+python -m tools.bench decode --size 125M --bits 8,4
+python -m tools.bench decode --peer llama_cpp,onnx --peer_python PYTHON
+python -m tools.bench decode --attention --sequence_length 4096
+"""
+
+# Every program decodes the same architecture with random weights, greedily,
+# after a prompt of a quarter of the sequence. A turn is one continuation;
+# reading the prompt is not timed.
+#
+# --attention compares multi-query with multi-head attention, both in palm_mtf.
+# As in Shazeer (2019), "Fast Transformer Decoding", the two models have equally
+# many parameters: multi-head attention has more keys and values, so its MLP is
+# narrower.
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+
+from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
+from palm_mtf.machine.activation_dtype import fast_dtype_here
+from palm_mtf.machine.process import own_process
+from tools.bench.command import Flags, choices, count, worker_command
+from tools.bench.models import SIZES, benchmark_config, num_parameters
+from tools.bench.pairs import SPEEDS_HEAD, race, speed_records, speeds_row
+from tools.bench.peers import (
+  PEERS,
+  add_peer_flags,
+  add_size_and_rounds,
+  check_peers,
+  peer_command,
+)
+from tools.peers.turns import take_turns
+
+# Dtypes by bits per weight.
+OURS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4"}
+_QUANTIZED = ("int8", "int4")
+# D_FF of multi-head attention is a multiple of this, as fast products need. So
+# the numbers of parameters differ by up to 0.2% (at 4.8M they are equal).
+_D_FF_MULTIPLE, _TOLERANCE = 16, 0.002
+HEAD, row = SPEEDS_HEAD, speeds_row
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """What is decoded.
+
+  Attributes:
+    size: one of SIZES.
+    sequence_length: number of tokens of prompt and continuation.
+    batch_size: number of prompts.
+    attention: "multi_query" or "multi_head".
+  """
+
+  size: str
+  sequence_length: int
+  batch_size: int
+  attention: str = "multi_query"
+
+  @property
+  def prompt_tokens(self) -> int:
+    """Number of tokens of a prompt: a quarter of the sequence."""
+    return self.sequence_length // 4
+
+  @property
+  def timed_tokens(self) -> int:
+    """Number of tokens of a turn; the first token comes with the prompt."""
+    steps = self.sequence_length - self.prompt_tokens - 1
+    return self.batch_size * steps
+
+  def config(self, dtype: str) -> PalmConfig:
+    """Returns the architecture; quantized weights have the fast activations."""
+    dtype = fast_dtype_here() if dtype in _QUANTIZED else dtype
+    model = benchmark_config(dtype, self.size)
+    d_ff = model.d_ff
+    if self.attention == "multi_head":
+      # Kernels of d_model rows: every further head has two of d_kv columns, for
+      # keys and values; every column of d_ff is in three.
+      columns = 2 * (model.num_heads - 1) * model.d_kv / 3
+      d_ff = _D_FF_MULTIPLE * round((d_ff - columns) / _D_FF_MULTIPLE)
+    return dataclasses.replace(
+      model,
+      sequence_length=self.sequence_length,
+      attention=self.attention,
+      d_ff=d_ff,
+    )
+
+
+def add_flags(flags: Flags) -> None:
+  """Adds the flags of the model, of the task and of the peers."""
+  add_size_and_rounds(flags)
+  add_peer_flags(flags, "decode")
+  flags.add("--batch_size", "number of prompts", 1, count())
+  flags.add("--sequence_length", "a quarter is prompt", 256, count(8))
+  bits = choices([str(x) for x in OURS])
+  flags.add("--bits", "bits per weight, some of these", "32,16,8,4", bits)
+  flags.add("--attention", "compare both attentions", action="store_true")
+
+
+@contextlib.contextmanager
+def decoding(task: Task, dtype: str) -> Iterator[tuple]:
+  """Yields a session, a program with random weights, and feeds for `start`."""
+  import numpy as np
+
+  from palm_mtf._tf import tf
+  from palm_mtf.generation.decode.generate_program import (
+    PromptBatch,
+    build_decode_program,
+  )
+  from palm_mtf.generation.decode.weights import build_decode_model
+  from palm_mtf.generation.inference.sessions import (
+    load_weights,
+    step_session_config,
+  )
+
+  config = task.config(dtype)
+  mesh = MeshLayout(mesh_shape="", layout="")
+  # [eod] is an id that is never chosen, so that no row ends early.
+  sizes = PromptBatch(
+    num_prompts=task.batch_size,
+    prompt_tokens=task.prompt_tokens,
+    max_tokens=task.sequence_length - task.prompt_tokens,
+    num_tokens=config.vocab_size - 1,
+    eod_id=config.vocab_size - 1,
+  )
+  weight_dtype = dtype if dtype in _QUANTIZED else "activation"
+  session_config = step_session_config(config, mesh, weight_dtype)
+  with tf.Graph().as_default(), tf.Session(config=session_config) as session:
+    model = build_decode_model(config, mesh, weight_dtype)
+    program = build_decode_program(model, DecodeConfig(temperature=0.0), sizes)
+    load_weights(
+      session,
+      model,
+      lambda slices: session.run(
+        [
+          part.variable.assign(0.04 * tf.random.normal(part.variable.shape))
+          for parts in slices.values()
+          for part in parts
+        ]
+      ),
+    )
+    yield (
+      session,
+      program,
+      {
+        program.prompts: np.random.default_rng(0).integers(
+          sizes.num_tokens, size=[task.batch_size, task.prompt_tokens]
+        ),
+        program.lengths: [task.prompt_tokens] * task.batch_size,
+        program.keys: np.zeros([task.batch_size, 1, 2]),
+      },
+    )
+
+
+def choose_first_tokens(session, program, feed) -> None:
+  """Reads the prompts and chooses the first new token of each."""
+  session.run(program.start, feed)
+  session.run(program.advance, {program.limit: 1})
+
+
+def work(dtype: str, **task: object) -> None:
+  """Takes turns: a continuation of all prompts each."""
+  own_process()  # as commands do
+  task = Task(**task)
+  with decoding(task, dtype) as (session, program, feed):
+    to_the_end = {program.limit: task.sequence_length - task.prompt_tokens}
+
+    def turn() -> dict[str, float]:
+      choose_first_tokens(session, program, feed)
+      start = time.perf_counter()
+      session.run(program.advance, to_the_end)
+      return {"secs": time.perf_counter() - start}
+
+    turn()  # compiles
+    take_turns(turn, {"parameters": num_parameters(task.config(dtype))})
+
+
+def _our_command(task: Task, dtype: str) -> list[str]:
+  return worker_command("decode", dtype=dtype, **dataclasses.asdict(task))
+
+
+def _write_gguf(task: Task, folder: str) -> str:
+  """Writes a model for llama.cpp with random weights; returns its path."""
+  import numpy as np
+
+  from palm_mtf.export import gguf
+  from palm_mtf.export.huggingface.weights import tensor_shapes
+
+  config = task.config("float32")
+  shapes = tensor_shapes(config)
+  rng = np.random.default_rng(0)
+  path = os.path.join(folder, "model.gguf")
+  gguf.write_gguf(
+    path,
+    {
+      **gguf.model_metadata(config, "float32"),
+      "tokenizer.ggml.model": "no_vocab",
+    },
+    shapes,
+    "float32",
+    lambda name: rng.normal(0, 0.04, shapes[name]).astype(np.float32),
+  )
+  return path
+
+
+def _races(
+  chosen: argparse.Namespace, task: Task, folder: str
+) -> Iterator[dict[tuple[str, str], list[str]]]:
+  """Yields the command lines of programs that take turns with one another."""
+  if chosen.attention:
+    yield {
+      (x, "bfloat16"): _our_command(
+        dataclasses.replace(task, attention=x), "bfloat16"
+      )
+      for x in ("multi_query", "multi_head")
+    }
+    return
+  gguf = _write_gguf(task, folder) if "llama_cpp" in chosen.peer else ""
+  for bits in map(int, chosen.bits):
+    commands = {("ours", OURS[bits]): _our_command(task, OURS[bits])}
+    for name in chosen.peer:
+      peer = PEERS["decode"][name]
+      if bits in peer.dtypes:
+        commands[name, peer.dtypes[bits]] = peer_command(
+          chosen.peer_python,
+          peer,
+          SIZES[task.size] | {"sequence_length": task.sequence_length},
+          prompt_tokens=task.prompt_tokens,
+          batch_size=task.batch_size,
+          dtype=peer.dtypes[bits],
+          **({"model": gguf} if name == "llama_cpp" else {}),
+        )
+    yield commands
+
+
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+  """Yields a record per program and number of bits."""
+  check_peers("decode", chosen.peer, chosen.peer_python)
+  task = Task(chosen.size, chosen.sequence_length, chosen.batch_size)
+  tolerance = _TOLERANCE if chosen.attention else 0.0
+  with tempfile.TemporaryDirectory() as folder:
+    for commands in _races(chosen, task, folder):
+      turns = race(commands, chosen.rounds, tolerance=tolerance)
+      for record in speed_records(turns, task.timed_tokens):
+        yield {**record, **dataclasses.asdict(task)}

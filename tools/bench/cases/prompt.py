@@ -1,0 +1,97 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the reading of a prompt with the forward pass of training.
+
+  python -m tools.bench prompt
+  python -m tools.bench prompt --size 125M --tokens 2000
+
+A ratio above 1 means that the prompt is read faster.
+"""
+
+# Both compute every position of one text. Training needs the logits of all
+# positions for its loss. A prompt needs only the logits of its last token,
+# which one decoding step computes again to choose the next token. Quantized
+# weights are compared with training in the fast dtype of activations.
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+
+from tools.bench.cases.decode import (
+  OURS,
+  Task,
+  choose_first_tokens,
+  decoding,
+)
+from tools.bench.command import Flags, count, worker_command
+from tools.bench.models import (
+  PALM_OPTIMIZER,
+  num_parameters,
+  random_tokens,
+  training_program,
+)
+from tools.bench.pairs import SPEEDS_HEAD, race, speed_records, speeds_row
+from tools.bench.peers import add_size_and_rounds
+from tools.peers.turns import take_turns
+
+HEAD, row = SPEEDS_HEAD, speeds_row
+
+
+def add_flags(flags: Flags) -> None:
+  """Adds --size, --rounds and --tokens."""
+  add_size_and_rounds(flags)
+  flags.add("--tokens", "length of the prompt", 1000, count(8))
+
+
+def _read_prompts(task: Task, dtype: str) -> None:
+  """Takes turns: one prompt each, up to the first new token."""
+  with decoding(task, dtype) as (session, program, feed):
+
+    def turn() -> dict[str, float]:
+      choose_first_tokens(session, program, feed)
+      return {}
+
+    turn()  # compiles
+    take_turns(turn, {"parameters": num_parameters(task.config(dtype))})
+
+
+def _compute_losses(task: Task, dtype: str, tokens: int) -> None:
+  """Takes turns: the loss of one text each."""
+  config = dataclasses.replace(task.config(dtype), sequence_length=tokens)
+  features = random_tokens(config, 1)
+  with training_program(config, PALM_OPTIMIZER, batch_size=1) as (
+    session,
+    program,
+  ):
+    (pod,) = program.pods
+    feed = dict.fromkeys(pod.features.values(), features)
+
+    def turn() -> dict[str, float]:
+      return {"loss": float(session.run(pod.loss, feed))}
+
+    turn()  # compiles
+    take_turns(turn, {"parameters": num_parameters(config)})
+
+
+def work(program: str, dtype: str, size: str, tokens: int) -> None:
+  """Takes turns as the program "prompt" or "loss"."""
+  task = Task(size, sequence_length=4 * tokens, batch_size=1)
+  if program == "prompt":
+    _read_prompts(task, dtype)
+  else:
+    _compute_losses(task, dtype, tokens)
+
+
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+  """Yields two records per dtype."""
+  settings = {"size": chosen.size, "tokens": chosen.tokens}
+  for dtype in OURS.values():
+    commands = {
+      (name, dtype): worker_command(
+        "prompt", program=name, dtype=dtype, **settings
+      )
+      for name in ("prompt", "loss")
+    }
+    turns = race(commands, chosen.rounds)
+    for record in speed_records(turns, chosen.tokens):
+      yield {**record, **settings}

@@ -1,0 +1,128 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the validation loss of a run with quantized weights.
+
+  python -m tools.bench quantized_loss --model_dir runs/quickstart
+
+The loss is over the rows that `palm_mtf evaluate` reads, for the newest
+checkpoint and each WEIGHT_DTYPE, by the program that scores.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+
+from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.same_model import newest_checkpoint
+from palm_mtf.cli.gin_files import load_run
+from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.console import configure_logging
+from palm_mtf.data.batches.batches import Batch
+from palm_mtf.data.batches.corpus import corpus_of_run
+from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.errors import UserError
+from tools.bench.command import Flags
+
+WEIGHT_DTYPES = ("activation", "int8", "int4")
+
+
+def add_flags(flags: Flags) -> None:
+  """Adds --model_dir."""
+  flags.add("--model_dir", "MODEL_DIR of a training run", required=True)
+
+
+def scored_loss(
+  checkpoint: Checkpoint,
+  config: PalmConfig,
+  batches: Sequence[Batch],
+  weight_dtype: str,
+) -> float:
+  """Returns the mean of -log p over all targets, in nats per token.
+
+  Args:
+    checkpoint: checkpoint with the weights.
+    config: architecture.
+    batches: batches of one shape, without segments.
+    weight_dtype: WEIGHT_DTYPE.
+  """
+  import numpy as np
+
+  from palm_mtf.generation.decode.score_program import build_score_program
+  from palm_mtf.generation.inference.sessions import LoadedDecoder, mean_loss
+
+  mesh = MeshLayout(mesh_shape="", layout="")
+  with LoadedDecoder(checkpoint, config, mesh, weight_dtype) as loaded:
+    with loaded.graph.as_default():
+      program = build_score_program(loaded.model, *batches[0]["inputs"].shape)
+
+    def losses(batch: Batch) -> Iterator[tuple[float, float]]:
+      feed = {program.inputs: batch["inputs"]}
+      feed[program.targets] = batch["targets"]
+      token_loss = loaded.session.run(program.token_loss, feed)
+      weights = batch.get("loss_weights", np.ones(token_loss.shape))
+      return zip(token_loss.ravel(), weights.ravel(), strict=True)
+
+    return mean_loss(losses, batches)
+
+
+def measure_run(model_dir: str) -> dict:
+  """Returns loss and perplexity of each of WEIGHT_DTYPES.
+
+  "perplexity_ratio" is the perplexity divided by that of "activation".
+
+  Raises:
+    UserError: if there is no run with a checkpoint, or its rows are packed.
+  """
+  _, config = load_run("evaluate", model_dir, {})
+  model, run, data = config.model, config.run, config.data
+  checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
+  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  corpus = corpus_of_run(model_dir, config, vocabulary)
+  batches = list(
+    corpus.validation_batches(
+      batch_size=run.batch_sizes.sizes[0], num_rows=run.num_validation_rows
+    )
+  )
+  # The decoder has no mask between documents.
+  if "segments" in batches[0]:
+    raise UserError(
+      f'PACKING = "{data.packing}": rows hold several documents, of which a '
+      'decoder sees one; measure a run with PACKING = "joined" or "single".'
+    )
+  losses = {
+    weight_dtype: scored_loss(checkpoint, model, batches, weight_dtype)
+    for weight_dtype in WEIGHT_DTYPES
+  }
+  return {
+    "step": checkpoint.manifest.step,
+    "activation_dtype": model.activation_dtype,
+    **{
+      weight_dtype: {
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "perplexity_ratio": math.exp(loss - losses["activation"]),
+      }
+      for weight_dtype, loss in losses.items()
+    },
+  }
+
+
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+  """Yields one record."""
+  configure_logging()
+  yield measure_run(chosen.model_dir)
+
+
+def row(record: dict) -> str:
+  """Returns the whole table."""
+  step, dtype = record["step"], record["activation_dtype"]
+  lines = [f"step {step}, {dtype}"]
+  lines.append(f"{'weights':<10} {'loss':>8} {'perplexity':>11} {'ratio':>8}")
+  lines += [
+    f"{name:<10} {record[name]['loss']:>8.5f} "
+    f"{record[name]['perplexity']:>11.5f} "
+    f"{record[name]['perplexity_ratio']:>8.5f}"
+    for name in WEIGHT_DTYPES
+  ]
+  return "\n".join(lines)

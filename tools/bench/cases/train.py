@@ -1,0 +1,119 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the speed of training with other frameworks.
+
+python -m tools.bench train
+python -m tools.bench train --size 113M --dtype float32 --rounds 30
+python -m tools.bench train --peer torch,jax --peer_python PYTHON --json
+"""
+
+# Every program trains the same architecture on one random batch of 2,048
+# tokens, or of one longer sequence; a turn is a step. For more than 2,048
+# positions palm_mtf recomputes attention in the backward pass (REMAT), and the
+# peers' attention does not keep its weights. All use PaLM's optimizer. Peers
+# round logits to --dtype; palm_mtf, with its recipe unchanged, does not. The
+# comments at the top of the files in tools/peers/ describe the peers.
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from palm_mtf.config import PalmConfig
+from palm_mtf.errors import UserError
+from palm_mtf.machine.activation_dtype import fast_dtype_here
+from palm_mtf.machine.process import own_process
+from tools.bench.command import Flags, choice, count, worker_command
+from tools.bench.models import (
+  PALM_OPTIMIZER,
+  SIZES,
+  WARM_UP_STEPS,
+  benchmark_config,
+  num_parameters,
+  random_tokens,
+  training_program,
+)
+from tools.bench.pairs import SPEEDS_HEAD, race, speed_records, speeds_row
+from tools.bench.peers import (
+  PEERS,
+  add_peer_flags,
+  add_size_and_rounds,
+  check_peers,
+  peer_command,
+)
+from tools.peers.turns import take_turns
+
+TOKENS = 2048  # in a step, unless a sequence is longer
+HEAD, row = SPEEDS_HEAD, speeds_row
+
+
+def add_flags(flags: Flags) -> None:
+  """Adds the flags of the model and of the peers."""
+  add_size_and_rounds(flags)
+  add_peer_flags(flags, "train")
+  length_help = f"a divisor of {TOKENS}, or more than that"
+  flags.add("--sequence_length", length_help, 256, count())
+  dtypes = choice(["bfloat16", "float32"])
+  # By default the dtype that this machine multiplies fast.
+  help_ = "of all programs, bfloat16 or float32"
+  flags.add("--dtype", help_, fast_dtype_here(), dtypes)
+
+
+def train(config: PalmConfig, batch_size: int) -> None:
+  """Takes turns: one training step each."""
+  own_process()  # as commands do
+  tokens = random_tokens(config, batch_size)
+  with training_program(config, PALM_OPTIMIZER, batch_size=batch_size) as (
+    session,
+    program,
+  ):
+    # Only the step, without the feeds and fetches that training logs.
+    run_step = session.make_callable(
+      [program.metrics["loss"], program.update],
+      [*program.pods[0].features.values(), program.step],
+    )
+    steps = itertools.count()
+
+    def turn() -> dict[str, float]:
+      loss, _ = run_step(tokens, tokens, next(steps))
+      return {"loss": float(loss)}
+
+    for _ in range(WARM_UP_STEPS):
+      turn()
+    take_turns(turn, {"parameters": num_parameters(config)})
+
+
+def work(size: str, dtype: str, sequence_length: int, batch_size: int) -> None:
+  """Takes turns with the model of one size."""
+  config = dataclasses.replace(
+    benchmark_config(dtype, size),
+    sequence_length=sequence_length,
+    remat="attention" if sequence_length > TOKENS else "none",
+  )
+  train(config, batch_size)
+
+
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+  """Yields a record per program."""
+  dtype, length = chosen.dtype, chosen.sequence_length
+  tokens = max(TOKENS, length)
+  if tokens % length:
+    raise UserError(
+      f"--sequence_length = {length}: a step has {TOKENS:,} tokens; give a "
+      "divisor of that, such as 1024, or more."
+    )
+  check_peers("train", chosen.peer, chosen.peer_python)
+  settings = {"sequence_length": length, "batch_size": tokens // length}
+  # palm_mtf too runs in a separate process.
+  ours = worker_command("train", size=chosen.size, dtype=dtype, **settings)
+  commands = {("ours", dtype): ours}
+  for name in chosen.peer:
+    commands[name, dtype] = peer_command(
+      chosen.peer_python,
+      PEERS["train"][name],
+      SIZES[chosen.size],
+      **settings,
+      dtype=dtype,
+    )
+  for record in speed_records(race(commands, chosen.rounds), tokens):
+    yield {**record, "size": chosen.size, "sequence_length": length}

@@ -1,0 +1,151 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The models that cases train and decode, and their training programs."""
+
+# TensorFlow is imported only when a program is built, so that a process can
+# set itself up before.
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from palm_mtf.accounting.architecture import count_norm_scales, count_parameters
+from palm_mtf.config import (
+  AdafactorConfig,
+  Config,
+  MeshLayout,
+  PalmConfig,
+  PodsConfig,
+)
+from palm_mtf.data.batches.batches import Batches
+
+BATCH_SIZE = 8  # sequences in a step of one pod
+ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
+WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
+PALM_OPTIMIZER = AdafactorConfig(
+  learning_rate=0.01,
+  beta1=0.9,
+  beta2_exponent=0.8,
+  update_clip=1.0,
+  gradient_clip=1.0,
+  weight_decay_exponent=2.0,
+  z_loss=1e-4,
+)
+
+
+def _sizes(layers: int, width: int, vocab: int) -> dict[str, int]:
+  return {
+    "num_layers": layers,
+    "d_model": width,
+    "num_heads": width // 64,
+    "d_kv": 64,
+    "d_ff": 4 * width,
+    "vocab_size": vocab,
+    "sequence_length": 256,
+  }
+
+
+SIZES = {
+  "4.8M": _sizes(4, 256, 4096),
+  "26.6M": _sizes(6, 512, 8192),
+  "113M": _sizes(12, 768, 16384),
+  "125M": _sizes(12, 768, 32000),
+}
+
+
+def benchmark_config(dtype: str, size: str = "26.6M") -> PalmConfig:
+  """Returns the architecture of one of SIZES, which peers have too."""
+  return PalmConfig(activation_dtype=dtype, **SIZES[size])
+
+
+def num_parameters(config: PalmConfig) -> int:
+  """Returns the number of parameters including norm scales, as peers count."""
+  return count_parameters(config) + count_norm_scales(config)
+
+
+def random_tokens(model: PalmConfig, batch_size: int) -> np.ndarray:
+  """Returns random ids, [batch_size, sequence_length], int64."""
+  shape = [batch_size, model.sequence_length]
+  return np.random.default_rng(0).integers(model.vocab_size, size=shape)
+
+
+@contextlib.contextmanager
+def training_program(
+  model: PalmConfig,
+  optimizer: AdafactorConfig,
+  *,
+  batch_size: int,
+  mesh_layout: MeshLayout = ONE_DEVICE,
+  seed: int = 0,
+  **settings: object,
+) -> Iterator[tuple]:
+  """Yields a session and its TrainProgram with initial weights.
+
+  Args:
+    model: architecture.
+    optimizer: schedule, clipping, decay and z-loss.
+    batch_size: number of sequences in one step.
+    mesh_layout: mesh axes and layout rules, checked against `model`.
+    seed: seed of the initial weights.
+    **settings: further arguments of build_train_program.
+  """
+  from palm_mtf._tf import tf
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.programs.train_program import build_train_program
+
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh_layout.num_devices)) as session,
+  ):
+    program = build_train_program(
+      model,
+      mesh_layout,
+      optimizer,
+      batch_size=batch_size,
+      seed=seed,
+      **settings,
+    )
+    session.run(program.initialize)
+    yield session, program
+
+
+@contextlib.contextmanager
+def warm_training(config: Config, batches: Batches) -> Iterator:
+  """Yields the compiled TrainStep of a run with initial weights.
+
+  Args:
+    config: settings of the run, which has one pod and one batch size.
+    batches: batches of the run.
+  """
+  from palm_mtf.training.step import TrainStep
+
+  with training_program(
+    config.model,
+    config.optimizer,
+    batch_size=config.run.batch_sizes.sizes[0],
+    mesh_layout=config.mesh_layout,
+    seed=config.run.seed,
+    features=batches.features,
+  ) as (session, program):
+    step = TrainStep(session, program)
+    for _ in range(WARM_UP_STEPS):
+      step.run(batches.batch(0), 0)
+    session.run(program.initialize)
+    yield step
+
+
+@contextlib.contextmanager
+def pod_cluster(pods: PodsConfig, mesh: MeshLayout) -> Iterator:
+  """Yields the cluster of the pods' servers, which this process starts."""
+  from palm_mtf.cluster.client.local_servers import PodServers
+
+  # Servers start before this process imports TensorFlow.
+  with PodServers(pods, mesh) as servers:
+    from palm_mtf.cluster.client.connect import connect
+    from palm_mtf.cluster.server_info import read_info
+
+    places = servers.places()  # empty if the pods are in this process
+    addresses = {place.address for pod in places for place in pod}
+    infos = {x: read_info(x, pods.pod_timeout_secs) for x in addresses}
+    yield connect(pods, mesh, places, infos)

@@ -1,0 +1,113 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The programs in other frameworks that cases compare palm_mtf with."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from palm_mtf.errors import UserError
+from tools.bench.command import Flags, choice, choices, count
+from tools.bench.models import SIZES
+
+_FOLDER = Path(__file__).resolve().parent.parent / "peers"
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+  """A program in tools/peers/.
+
+  Attributes:
+    script: name of the file, and flags that only this peer passes to it.
+    modules: modules that its Python must have.
+    dtypes: its dtype for each number of bits per weight that is compared.
+  """
+
+  script: str
+  modules: tuple[str, ...]
+  dtypes: Mapping[int, str]
+
+
+_FLOATS = {32: "float32", 16: "bfloat16"}
+# Peers of each case, by the name for --peer.
+PEERS = {
+  "train": {
+    "torch": Peer("torch_palm.py --compile", ("torch",), _FLOATS),
+    "torch_eager": Peer("torch_palm.py", ("torch",), _FLOATS),
+    "jax": Peer("jax_palm.py", ("jax",), _FLOATS),
+  },
+  "decode": {
+    "torch": Peer("torch_decode.py", ("torch",), _FLOATS),
+    "jax": Peer("jax_decode.py", ("jax",), _FLOATS),
+    "llama_cpp": Peer(
+      "llama_cpp_decode.py",
+      ("llama_cpp",),
+      {32: "float32", 16: "float16", 8: "q8_0", 4: "q4_0"},
+    ),
+    "onnx": Peer(
+      "onnx_decode.py",
+      ("onnx", "onnxruntime"),
+      {32: "float32", 8: "int8", 4: "int4"},
+    ),
+  },
+  # Chooses the faster dtype itself.
+  "learning": {"gpt": Peer("torch_gpt.py", ("torch", "numpy"), _FLOATS)},
+}
+
+
+def add_size_and_rounds(flags: Flags) -> None:
+  """Adds --size and --rounds."""
+  sizes = f"one of {', '.join(SIZES)}"
+  flags.add("--size", sizes, "26.6M", choice(SIZES))
+  flags.add("--rounds", "turns of each program", 40, count())
+
+
+def add_peer_flags(flags: Flags, case: str) -> None:
+  """Adds --peer, a list of names of PEERS, and --peer_python."""
+  names = PEERS[case]
+  flags.add("--peer", f"some of {','.join(names)}", "", choices(names))
+  flags.add("--peer_python", "interpreter of the peers", sys.executable)
+
+
+def check_peers(case: str, names: Iterable[str], python: str) -> None:
+  """Raises UserError if a Python lacks a module that a peer imports."""
+  for name in names:
+    for module in PEERS[case][name].modules:
+      _check_module(name, module, python)
+
+
+def _check_module(peer: str, module: str, python: str) -> None:
+  look = f"import importlib.util as u; print(u.find_spec({module!r}))"
+  try:
+    found = subprocess.run(
+      [python, "-c", look], capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+  except (OSError, subprocess.TimeoutExpired) as error:
+    raise UserError(
+      f"--peer_python = {python!r}: cannot be run ({error}); give the "
+      f"path of a Python that has {module}."
+    ) from error
+  if found in ("", "None"):
+    raise UserError(
+      f"--peer = {peer!r}: {python} has no module {module}; install "
+      "it there, or name another Python with --peer_python."
+    )
+
+
+def peer_command(
+  python: str, peer: Peer, sizes: Mapping[str, object], **settings: object
+) -> list[str]:
+  """Returns the command line of a peer; its flags have our settings' names.
+
+  Args:
+    python: path of an interpreter that has the peer's framework.
+    peer: program to run.
+    sizes: sizes of the model, as in SIZES.
+    **settings: further flags.
+  """
+  name, *flags = peer.script.split()
+  values = {**sizes, **settings}
+  flags += [f"--{key}={value}" for key, value in values.items()]
+  return [python, str(_FOLDER / name), *flags]
