@@ -104,6 +104,5 @@ def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
     "2026-11-22",  # above
     ".venv/bin/palm_mtf train",  # docs_test.py
-    "make test\n",
     "palm_mtf/\n",  # pages_test.py
   )
