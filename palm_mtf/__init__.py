@@ -20,11 +20,11 @@ def gin_path() -> str:
 
 
 class _MeshTensorFlowFinder:
-  """Puts back what `mesh_tensorflow` asks for, when somebody imports it."""
+  """Restores old names of TensorFlow before `mesh_tensorflow` is imported."""
 
   @classmethod
   def find_spec(cls, name: str, *unused: object) -> None:
-    """Leaves it to others to find the package."""
+    """Returns None, so that another finder finds the package."""
     if name == "mesh_tensorflow":
       sys.meta_path.remove(cls)
       from palm_mtf._old_names import put_back

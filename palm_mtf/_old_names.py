@@ -1,18 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of TensorFlow 1 that Mesh TensorFlow asks for, put back.
+"""Restores names of TensorFlow 1 that Mesh TensorFlow needs.
 
-Mesh TensorFlow 0.1.21 was written for TensorFlow 1; it imports on TensorFlow
-2.16 and later with these:
+Mesh TensorFlow 0.1.21 was written for TensorFlow 1. On TensorFlow 2.16 and
+later its import needs these names:
 
-* `tensorflow.compat.v1.estimator` (removed in 2.16), whose two hook
-  classes still exist in `tf.train`, and `tensorflow.estimator`, the same;
+* `tensorflow.compat.v1.estimator` (removed in 2.16) with two hook classes that
+  still exist in `tf.train`, also as `tensorflow.estimator`;
 * `ops.register_tensor_conversion_function`, which moved to another module;
 * `tensorflow.python.tpu.tpu_config` and `tpu_estimator`, which
   `mesh_tensorflow.transformer` imports but which we never use.
 
-Names that TensorFlow has itself stay as they are. After `import palm_mtf`, an
-import of Mesh TensorFlow begins with `put_back`.
+Names that TensorFlow still has are not changed. After `import palm_mtf`, an
+import of Mesh TensorFlow first calls `put_back`.
 """
 
 import importlib
@@ -25,7 +25,7 @@ class _ModeKeys:
 
 
 def put_back() -> None:
-  """Puts the names back where TensorFlow lacks them; imports TensorFlow."""
+  """Imports TensorFlow, and adds the names that it lacks."""
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.python.framework import ops, tensor_conversion_registry

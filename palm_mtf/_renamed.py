@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Old names of modules, which keep working for one version."""
+"""Keeps old names of modules working for one version."""
 
 import importlib
 import importlib.machinery
@@ -15,10 +15,10 @@ _NEW_NAMES = {
 
 
 class RenamedFinder:
-  """Finds a module, or a module below it, by its old name.
+  """Finds a renamed package, and modules below it, by the old name.
 
-  It warns once per name. Both names are one module, so that its classes and
-  what it registers exist once.
+  The finder warns once per name. Both names give the same module object, so
+  that its classes and its registrations exist only once.
   """
 
   @classmethod
@@ -38,15 +38,15 @@ class _NewNameLoader:
     self._new_name = new_name
 
   def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-    """Lets Python make an empty module, which `exec_module` replaces."""
+    """Returns None, so that Python makes an empty module."""
 
   def exec_module(self, module: types.ModuleType) -> None:
-    """Imports the module by its new name and enters it by its old name too."""
+    """Imports the module by its new name, and registers it by its old name."""
     old_name = module.__name__
     warnings.warn(
       f"{old_name} is now {self._new_name}; import it by this name",
       DeprecationWarning,
       stacklevel=2,
     )
-    # Python returns what it finds here afterwards.
+    # Replace the empty module: Python's import returns the sys.modules entry.
     sys.modules[old_name] = importlib.import_module(self._new_name)

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The only import of TensorFlow and Mesh TensorFlow by our own modules.
+"""The only module of palm_mtf that imports TensorFlow and Mesh TensorFlow.
 
-Everything in palm_mtf runs inside an explicit `tf.Graph`; eager TensorFlow
-stays usable next to it.
+Everything in palm_mtf runs inside an explicit `tf.Graph`, so that a user's code
+in the same process can use eager TensorFlow.
 
-In a process of palm_mtf the import is silent, and leaves out packages that
-TensorFlow does not need (machine/process.py). In other processes it is a
+In palm_mtf's own processes the import prints no notices and skips packages that
+TensorFlow does not need (machine/process.py). In other processes this is a
 plain import.
 """
 
@@ -17,7 +17,6 @@ from palm_mtf.machine.host_memory import release_file_pages
 from palm_mtf.machine.process import is_owned, lean_import
 
 with lean_import() if is_owned() else contextlib.nullcontext():
-  # Logs device notices before it reads the log level.
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -38,7 +37,7 @@ if is_owned():
 share_compiled_code(tf.io.gfile)
 
 
-# Runs its body eagerly, inside a tf.Graph too: for SeqIO's own code.
+# A context manager for SeqIO's code: runs its body eagerly, even in a tf.Graph.
 eager_mode = context.eager_mode
 
 

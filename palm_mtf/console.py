@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log lines and a progress bar on stderr; stdout is for results.
 
-Control characters of texts, such as those of a sequence that sets a terminal's
-clipboard, are escaped in log lines, and in results where stdout is a terminal.
-Results that stdout does not take, such as a file on a full disk, are an error.
+Control characters in texts, which might for example set a terminal's clipboard,
+are escape in log lines, and in results if stdout is a terminal. If results
+cannot be written to stdout, for example to a full disk, that is an error.
 
 2026-11-22 11:28:15 palm_mtf: step 100/600  loss 5.211
 2026-11-22 11:28:31 palm_mtf: warning: 2 of 4 files left out
@@ -22,43 +22,43 @@ from typing import Any, TextIO
 
 from palm_mtf.errors import UserError
 
-# All of Unicode's control characters but tab and line feed.
+# All control characters of Unicode except tab and line feed.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def escaped(text: str) -> str:
-  """Returns a text with control characters as Python writes them, \\x1b."""
+def escape(text: str) -> str:
+  """Returns a text with control characters in Python's notation, as \\x1b."""
   return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class _Results:
-  """A text stream for results: safe for a terminal, its errors one line."""
+  """A text stream that escapes for a terminal, and raises one-line errors."""
 
   def __init__(self, stream: TextIO):
     self._stream = stream
     self._is_terminal = stream.isatty()
 
   def write(self, text: str) -> int:
-    with self._explained():
-      self._stream.write(escaped(text) if self._is_terminal else text)
+    with self._explain_errors():
+      self._stream.write(escape(text) if self._is_terminal else text)
     return len(text)
 
   def flush(self) -> None:
-    with self._explained():
+    with self._explain_errors():
       self._stream.flush()
 
   @contextlib.contextmanager
-  def _explained(self) -> Iterator[None]:
+  def _explain_errors(self) -> Iterator[None]:
     try:
       yield
-    except BrokenPipeError:  # whoever reads the results has read enough
+    except BrokenPipeError:  # the reader of the results has read enough
       raise
     except OSError as error:
-      # What is left in the buffer would fail again at Python's exit.
+      # Discard the rest of the buffer, which would fail again at Python's exit.
       os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
       raise UserError(
-        f"stdout cannot be written: {error.strerror}; give the results a place "
-        "with room."
+        f"stdout cannot be written: {error.strerror}; send the results to a "
+        "disk with free space."
       ) from error
 
   def __getattr__(self, name: str) -> Any:
@@ -67,19 +67,19 @@ class _Results:
 
 @contextlib.contextmanager
 def results_on_stdout() -> Iterator[None]:
-  """Escapes control characters that the body prints to a terminal's stdout.
+  """Escapes control characters that the body prints if stdout is a terminal.
 
-  A pipe or a file gets every character as it is.
+  A pipe or a file gets every character unchanged.
 
   Raises:
-    UserError: stdout cannot be written, as where a disk is full.
+    UserError: if stdout cannot be written, for example to a full disk.
   """
   results = _Results(sys.stdout)
   with contextlib.redirect_stdout(results):
     try:
       yield
     finally:
-      # A command that failed has its own error, and keeps its exit code.
+      # If the body failed, its error must reach the caller, not this one.
       with contextlib.suppress(UserError, BrokenPipeError):
         results.flush()
 
@@ -87,22 +87,22 @@ def results_on_stdout() -> Iterator[None]:
 def configure_logging() -> None:
   """Configures the logger of palm_mtf to write to stderr, once.
 
-  Only a process of palm_mtf's own calls it: where the package is imported as a
-  library, the importing program decides where records go.
+  Only palm_mtf's own processes call this. A program that imports the package as
+  a library decides where records go.
   """
   _mend_streams()
   logger = logging.getLogger("palm_mtf")
   logger.setLevel(logging.INFO)
-  # A handler of the root logger, such as absl's, would write each line again.
+  # Otherwise a handler of the root logger, such as absl's, would repeat lines.
   logger.propagate = False
-  logger.addHandler(_HANDLER)  # a handler that is there is not added again
+  logger.addHandler(_HANDLER)  # has no effect in a second call
 
 
 def _mend_streams() -> None:
-  """Opens the closed ones of stdin, stdout and stderr; nothing shown fails."""
-  # In this order /dev/null takes the closed descriptor: the next file to be
-  # opened, a checkpoint perhaps, would get it otherwise, and with it what C++
-  # writes to its log.
+  """Opens closed standard streams, and makes writes to stderr never fail."""
+  # Opening /dev/null in this order takes the closed file descriptors. Otherwise
+  # the next opened file, perhaps a checkpoint, would get descriptor 2, and C++
+  # would write its log into that file.
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     stream = getattr(sys, name)
     if stream is None:
@@ -110,15 +110,15 @@ def _mend_streams() -> None:
     elif stream is not getattr(sys, f"__{name}__"):
       continue
     elif name == "stdin":
-      # In any locale stdin is UTF-8, as files are. A byte that is not becomes
-      # half of a surrogate pair, which no reader takes for text.
-      with contextlib.suppress(io.UnsupportedOperation):  # was read before
+      # Read stdin as UTF-8 in any locale, as files are read. An invalid byte
+      # becomes half of a surrogate pair, which readers reject.
+      with contextlib.suppress(io.UnsupportedOperation):  # already read from
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     else:
-      # Texts may have characters that the stream's encoding has not.
+      # Texts may have characters that the stream's encoding lacks.
       stream.reconfigure(errors="backslashreplace")
-  # Whatever writes to stderr, warnings, bars and tracebacks: a reader that has
-  # ended, as of `2>&1 | tee`, or a terminal that was closed ends no run.
+  # A run must not end because a write to stderr fails: the reader of a pipe
+  # such as `2>&1 | tee` may have ended, or the terminal may be closed.
   if sys.stderr is sys.__stderr__:
     encoding = sys.stderr.encoding
     sys.stderr = io.TextIOWrapper(
@@ -144,14 +144,14 @@ class _StderrHandler(logging.Handler):
   """A handler that writes time, program, level and message to stderr."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    """Writes a record, or drops it where stderr is closed."""
+    """Writes a record, or drops it if stderr is closed."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
     is_progress = record.levelno <= logging.INFO
     level = "" if is_progress else f"{record.levelname.lower()}: "
-    line = f"{stamp} palm_mtf: {level}{escaped(self.format(record))}\n"
+    line = f"{stamp} palm_mtf: {level}{escape(self.format(record))}\n"
     with contextlib.suppress(ValueError):
-      # sys.stderr is looked up for each record: while a progress bar is shown,
-      # rich has put a stream there that writes above the bar.
+      # Look up sys.stderr for each record, because rich replaces it while a
+      # progress bar is shown, by a stream that writes above the bar.
       sys.stderr.write(line)
       sys.stderr.flush()
 
@@ -163,14 +163,15 @@ _HANDLER = _StderrHandler()
 def progress_bar(
   description: str, total: int | None, *, counted: str = "bytes"
 ) -> Iterator[Callable[[int], None]]:
-  """Shows a bar while the body runs; gives a function to tell what was done.
-
-  Where stderr is no terminal nothing is shown.
+  """Shows a progress bar while the body runs, if stderr is a terminal.
 
   Args:
     description: name of the work.
-    total: how much there is of it, or None where that is unknown.
-    counted: unit of the count, "bytes" or another plural.
+    total: amount of work, in units of `counted`; None if unknown.
+    counted: unit of the amount, "bytes" or another plural noun.
+
+  Yields:
+    A function that adds an amount to the work done.
   """
   from rich import progress
   from rich.console import Console

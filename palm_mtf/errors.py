@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions that the command line expects, and the nearest right name.
+"""The exceptions that the command line expects, and checks of settings.
 
-A `UserError` says in one line what was given, the rule it breaks and the fix.
-The command line prints it without a traceback and exits with 2. `StoppedError`
-ends a command that was asked to stop. Every other exception is ours and exits
-with 1.
+The message of a `UserError` says in one line what was given, the rule that is
+broken and the fix. The command line prints it without a traceback and exits
+with 2. `StoppedError` ends a command that a signal stopped. Every other
+exception is a bug of palm_mtf and exits with 1.
 """
 
 import difflib
@@ -15,14 +15,14 @@ from collections.abc import Iterable, Mapping
 
 
 class UserError(ValueError):
-  """What the user gave cannot work; the message says how to mend it."""
+  """The user's input cannot work; the message says how to fix it."""
 
 
 class StoppedError(Exception):
-  """A signal ended the command early; what was done until then is kept.
+  """A signal ended the command early; finished work is saved.
 
   Attributes:
-    exit_code: 128 + the signal's number, as a shell says it: 130 after SIGINT.
+    exit_code: 128 + the signal's number, as in shells: 130 after SIGINT.
   """
 
   def __init__(self, signal_name: str):
@@ -36,13 +36,13 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def shown(value: object) -> str:
-  """Returns repr(value), shortened to a line where a value is long."""
+  """Returns repr(value), shortened to one line."""
   return _SHORT.repr(value)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
   """Returns ' (did you mean "x"?)' for the nearest known name, or ''."""
-  # A longer name is near to none, and takes long to compare.
+  # A longer name is not near to any, and takes long to compare.
   nearest = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
   return f' (did you mean "{nearest[0]}"?)' if nearest else ""
 
@@ -88,35 +88,35 @@ def check_real(name: str, value: object, low: float, high: float) -> None:
 
 
 def check_text(name: str, value: object, what: str) -> None:
-  """Raises UserError unless `value` is None or a text that says something.
+  """Raises UserError unless `value` is None or a nonempty text.
 
   Args:
     name: the macro.
     value: value of the macro.
-    what: a noun phrase, for the message: what to give.
+    what: a noun phrase for the message, which says what to give.
   """
   if value is not None and (not isinstance(value, str) or not value):
     raise UserError(f"{name} = {value!r}: give {what}.")
 
 
 def check_no_address(name: str, path: str) -> None:
-  """Raises UserError if a folder to write is an address, as "gs://bucket/a"."""
+  """Raises UserError if a folder to write is an address like "gs://bucket/a"."""
   if "://" in path:
     raise UserError(
-      f"{name} = {path!r}: is an address, and files are written to folders "
-      "alone; give a folder, perhaps one where the address is mounted."
+      f"{name} = {path!r}: is an address, and files are written only to "
+      "folders; give a folder, perhaps one where the address is mounted."
     )
 
 
 def are_texts(value: object) -> bool:
-  """Returns whether `value` is a list of texts, none of them empty."""
+  """Whether `value` is a list of nonempty texts."""
   return isinstance(value, (list, tuple)) and all(
     isinstance(each, str) and each for each in value
   )
 
 
 def check_globs(name: str, value: object) -> None:
-  """Raises UserError unless `value` is None, a glob or a list of some."""
+  """Raises UserError unless `value` is None, a glob or a list of globs."""
   globs = [value] if isinstance(value, str) else value
   if globs is not None and not (globs and are_texts(globs)):
     raise UserError(
@@ -125,7 +125,7 @@ def check_globs(name: str, value: object) -> None:
 
 
 def check_texts(name: str, value: object, what: str) -> None:
-  """Raises UserError unless `value` is None or texts by the names of tasks.
+  """Raises UserError unless `value` is None or {name of a task: text}.
 
   Args:
     name: the macro.

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""JSON as the standard defines it, so that every parser reads what we write.
+"""Writes JSON as the standard defines it.
 
-Python's own `json.dumps` writes NaN and Infinity, which are not JSON: programs
-in other languages refuse the whole line.
+Python's own `json.dumps` writes NaN and Infinity, which are not JSON, so that
+programs in other languages refuse the whole line.
 """
 
 import json
@@ -20,31 +20,40 @@ def json_text(
   """Returns a value as JSON, with null for NaN and infinite numbers.
 
   Args:
-    value: a JSON value, as `json.dumps` takes it.
+    value: a value that `json.dumps` accepts.
     indent: spaces per level, or None for one line.
     default: function that turns a value of another type into a JSON value;
-      with it, keys of other types are their texts.
+      if given, keys of other types are converted by str().
 
   Raises:
-    TypeError: a value has another type, and there is no `default`.
+    TypeError: if a value has another type, and there is no `default`.
   """
-  return json.dumps(_finite(value, default), indent=indent, allow_nan=False)
+  return json.dumps(
+    _replace_not_finite(value, default), indent=indent, allow_nan=False
+  )
 
 
-def _finite(value: object, default: Callable[[object], object] | None):
-  """Returns the value with None for each number that is not finite."""
+def _replace_not_finite(
+  value: object, default: Callable[[object], object] | None
+):
+  """Replaces numbers that are not finite by None."""
   if isinstance(value, dict):
-    return {_key(k, default): _finite(x, default) for k, x in value.items()}
+    return {
+      _convert_key(k, default): _replace_not_finite(x, default)
+      for k, x in value.items()
+    }
   if isinstance(value, list | tuple):
-    return [_finite(each, default) for each in value]
+    return [_replace_not_finite(each, default) for each in value]
   if isinstance(value, float):
     return value if math.isfinite(value) else None
   if default and not isinstance(value, str | int | None):
-    return _finite(default(value), default)
+    return _replace_not_finite(default(value), default)
   return value
 
 
-def _key(key: object, default: Callable[[object], object] | None) -> object:
+def _convert_key(
+  key: object, default: Callable[[object], object] | None
+) -> object:
   is_text = isinstance(key, float) and not math.isfinite(key)
   if default and not isinstance(key, str | int | float | None):
     is_text = True

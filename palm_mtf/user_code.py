@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the user's own code: modules and functions that gin files name.
+"""Calls the user's own code: modules and functions that gin files name.
 
-What such code prints goes to stderr, because stdout is for results. What it
-raises becomes one line: the exception, and the line of the user's code that was
-running.
+Text that such code prints goes to stderr, because stdout is for results. An
+exception becomes one line, which names the exception and the user's line that
+was running.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from palm_mtf.errors import UserError
 _MOST_SHOWN = 400  # characters of a message
 _STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
-# In a checkout the tasks lie next to the package.
+# In a checkout, tasks/ is next to the package.
 _OWN = (f"{_PACKAGE}/", f"{os.path.dirname(_PACKAGE)}/tasks/")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/__autograph_generated")
-# gin adds to a message by an exception of a class that this function makes.
+# This function of gin makes a class of exceptions with longer messages.
 _GIN_WRAPPER = "augment_exception_message_and_reraise"
-# TensorFlow's own words around the message of a Python function that it calls.
+# TensorFlow's text around the message of a Python function that it calls.
 _TENSORFLOW = re.compile(
   r"\{\{function_node .*?\}\}\s*|\n\s*\[\[\{\{node .*|\s*\[Op:.*"
   r"|Error in user-defined function passed to \w+:\d+ transformation with "
@@ -45,7 +45,7 @@ class _Frame(NamedTuple):
 
   @property
   def is_users(self) -> bool:
-    """Whether the file is neither Python's, nor a library's, nor ours."""
+    """Whether the file belongs to neither Python, a library nor palm_mtf."""
     return (
       os.path.isabs(self.path)
       and not self.path.startswith((_STANDARD_LIBRARY, *_OWN))
@@ -55,15 +55,15 @@ class _Frame(NamedTuple):
 
 @contextlib.contextmanager
 def user_code(where: str) -> Iterator[None]:
-  """Calls the user's code in the body.
+  """A context for a body that calls the user's code.
 
-  KeyboardInterrupt passes, because it may be the user's Ctrl-C.
+  KeyboardInterrupt passes unchanged, because the user may have pressed Ctrl-C.
 
   Args:
-    where: what names the code in an error, such as "TASK: my_task".
+    where: name of the code for errors, such as "TASK: my_task".
 
   Raises:
-    UserError: the body raised it, or any other exception, also SystemExit.
+    UserError: if the body raises any other exception, including SystemExit.
   """
   with _PRINTS_TO_STDERR:
     try:
@@ -71,19 +71,19 @@ def user_code(where: str) -> Iterator[None]:
     except (GeneratorExit, KeyboardInterrupt, UserError):
       raise
     except BaseException as error:
-      cause = _cause(error)
-      # TensorFlow wraps what a generator raises in the text of an error.
-      own = re.search(r"UserError: (.*)", _text(cause))
+      cause = _find_cause(error)
+      # TensorFlow puts the exception of a generator into an error's text.
+      own = re.search(r"UserError: (.*)", _to_text(cause))
       if own or isinstance(cause, UserError):
         raise UserError(own[1] if own else str(cause)) from error
-      raise UserError(f"{where}: {described(cause)}") from error
+      raise UserError(f"{where}: {describe(cause)}") from error
 
 
-def described(error: BaseException) -> str:
-  """Returns type and message of an exception, and the user's line at fault."""
-  text = _TENSORFLOW.sub("", _text(error))
+def describe(error: BaseException) -> str:
+  """Returns type, message and the user's failing line of an exception."""
+  text = _TENSORFLOW.sub("", _to_text(error))
   message = f"{type(error).__name__}: {text}"
-  if text.startswith("in user code:"):  # AutoGraph, whose last part has both
+  if text.startswith("in user code:"):  # AutoGraph: the last part has both
     message = text.rstrip().rpartition("\n\n")[2]
   elif _TRACEBACK in text:  # TensorFlow called a Python function
     message = text.partition(_TRACEBACK)[0]
@@ -97,52 +97,53 @@ def described(error: BaseException) -> str:
   if path.startswith(os.pardir):
     path = frame.path
   place = f"{path}:{frame.line}"
-  if frame.function != "None":  # as AutoGraph calls some
+  if frame.function != "None":  # AutoGraph may not know the function
     place += f", in {frame.function}"
   return f"{message} ({place})"
 
 
-def _cause(error: BaseException) -> BaseException:
-  """Returns the exception that libraries wrapped, such as gin and SeqIO."""
+def _find_cause(error: BaseException) -> BaseException:
+  """Returns the exception that a library, such as gin or SeqIO, wrapped."""
   seen: set[int] = set()
   while id(error) not in seen and not isinstance(error, UserError):
     seen.add(id(error))
-    frames = _frames(error)
+    frames = _list_frames(error)
     by_gin = _GIN_WRAPPER in type(error).__str__.__qualname__ or (
-      bool(frames) and frames[-1].function == _GIN_WRAPPER  # it cannot wrap
+      # gin failed to wrap the exception.
+      bool(frames) and frames[-1].function == _GIN_WRAPPER
     )
     inner = error.__context__ if by_gin else error.__cause__
-    # What the user's own code raised is what the user wants to say.
+    # If the user's own code raised this exception, report its message.
     if inner is None or (not by_gin and frames and frames[-1].is_users):
       break
     error = inner
   return error
 
 
-def _frames(error: BaseException) -> list[_Frame]:
+def _list_frames(error: BaseException) -> list[_Frame]:
   return [
     _Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
     for frame, line in traceback.walk_tb(error.__traceback__)
   ]
 
 
-def _text(error: BaseException) -> str:
+def _to_text(error: BaseException) -> str:
   try:
     return str(error)
-  except Exception:  # a __str__ of the user
+  except Exception:  # the user's class may have a faulty __str__
     return ""
 
 
 def _last_frame(error: BaseException, text: str) -> _Frame | None:
-  """Returns the innermost frame of the user's code, if there is any."""
-  # TensorFlow writes the frames of functions that it calls into its message.
+  """Returns the innermost frame of the user's code, or None."""
+  # TensorFlow's message contains the frames of functions that it calls.
   named = [_Frame(*found) for found in _FRAME.findall(text)]
-  users = [frame for frame in [*_frames(error), *named] if frame.is_users]
+  users = [frame for frame in [*_list_frames(error), *named] if frame.is_users]
   return users[-1] if users else None
 
 
 class _PrintsToStderr:
-  """Sends to stderr what the body prints, of all threads; reentrant."""
+  """Sends what all threads print to stderr while the body runs; reentrant."""
 
   def __init__(self):
     self._lock = threading.Lock()

@@ -1,22 +1,22 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text that users write, read by the same rules wherever a file is given.
+"""Reads the users' text files, by the same rules for all settings and flags.
 
-names   Upper and lower case are the same. A suffix of COMPRESSIONS says how a
-        file is compressed; the suffix before it says what the file holds:
-        .jsonl lines of JSON, .tsv columns, any other one plain text. A pipe
-        has no name, so it is plain text; "-" is stdin.
-bytes   UTF-8. A byte order mark, which Windows writes, is not part of the text
-        where it begins a file or, in joined files, a line.
-lines   Only a line feed ends a line; a carriage return before it is left out.
-        Blank lines of JSON lines are skipped, and in other files the empty
-        lines at the end.
-JSON    is read as by Python: NaN and Infinity are numbers, and of two fields
-        with the same name the last one counts.
+names   Case does not matter. A suffix in COMPRESSIONS gives the compression of
+        a file. The suffix before it gives the content: .jsonl is lines of JSON,
+        .tsv is columns, any other suffix is plain text. A pipe has no name, so
+        it is plain text; "-" is stdin.
+bytes   are UTF-8. A byte order mark, which Windows writes, is dropped at the
+        beginning of a file, and of a line, because files may be joined.
+lines   end only in a line feed; a carriage return before it is dropped. In JSON
+        lines, blank lines are skipped. In other files, empty lines at the end
+        are skipped.
+JSON    is read as Python reads it: NaN and Infinity are numbers, and if two
+        fields have the same name, the last counts.
 texts   have no NUL and no half of a surrogate pair.
 
-Where these rules do not hold, a file is refused in one line. TEXT_FILES also
-has files that are not text; it counts them and leaves them out.
+A file that breaks these rules is refused with a one-line error. But TEXT_FILES
+may match files that are not text; these are counted and left out.
 """
 
 import bz2
@@ -37,12 +37,13 @@ from palm_mtf.errors import UserError
 COMPRESSIONS = (".gz", ".bz2", ".xz")
 
 _OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".z")
-# Decompression happens as the file is read, in memory.
+# Files are decompressed in memory while they are read.
 _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-# Of a missing file, of one cut short, and of damaged .gz and .xz files.
+# Raised for a missing file, a truncated file, and damaged .gz and .xz files.
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
-# UTF-32 first: its little-endian mark begins with that of UTF-16. None of these
-# beginnings is UTF-8, except bzip2's, which no text has by chance.
+# UTF-32 comes first, because its little-endian mark begins with UTF-16's mark.
+# None of these beginnings is valid UTF-8. bzip2's is (see _BZ2), but no text
+# begins so by chance.
 _FORMATS = {
   codecs.BOM_UTF32_LE: "UTF-32",
   codecs.BOM_UTF32_BE: "UTF-32",
@@ -57,7 +58,7 @@ _MARK = "\ufeff"
 
 
 def compression_of(path: str) -> str:
-  """Returns one of COMPRESSIONS, or "" where the name has none."""
+  """Returns the suffix in COMPRESSIONS that the name ends in, or ""."""
   name = path.lower()
   return next((x for x in COMPRESSIONS if name.endswith(x)), "")
 
@@ -69,7 +70,7 @@ def format_of(path: str) -> str:
 
 
 def check_compression(path: str, what: str) -> None:
-  """Raises UserError if the name says a compression that is not read."""
+  """Raises UserError if the name ends in an unsupported compression."""
   if path.lower().endswith(_OTHER_COMPRESSIONS):
     raise UserError(
       f"{what}: this compression is not supported, only "
@@ -83,10 +84,11 @@ def read_bytes(path: str, what: str) -> bytes:
 
   Args:
     path: path of the file; "-" is stdin.
-    what: the setting and its file, with which messages begin.
+    what: the setting and its file, for the beginning of messages.
 
   Raises:
-    UserError: the file cannot be read, is a folder or a device, or is damaged.
+    UserError: if the file cannot be read, is a folder or a device, or is
+      damaged.
   """
   try:
     with _open(path, what) as file:
@@ -98,17 +100,17 @@ def read_bytes(path: str, what: str) -> bytes:
 def read_text(
   path: str, what: str, needed: str | None, *, keeps_mark: bool = False
 ) -> str:
-  """Returns the text of a file, with line ends as they are.
+  """Returns the text of a file, with its line ends unchanged.
 
   Args:
     path: path of the file; "-" is stdin.
-    what: the setting and its file, with which messages begin.
+    what: the setting and its file, for the beginning of messages.
     needed: advice for an empty file, such as "write one prompt per line"; None
-      where it may be empty.
-    keeps_mark: whether a byte order mark stays, as in a text of TEXT_FILES.
+      if the file may be empty.
+    keeps_mark: whether to keep a byte order mark, as in TEXT_FILES.
 
   Raises:
-    UserError: as `read_bytes`, or the file is empty or no text.
+    UserError: as for `read_bytes`, or if the file is empty or is not text.
   """
   content = read_bytes(path, what)
   _check_beginning(content, what)
@@ -126,11 +128,11 @@ def read_lines(
 
   Args:
     path: path of the file; "-" is stdin.
-    what: the setting and its file, with which messages begin.
+    what: the setting and its file, for the beginning of messages.
     needed: advice for an empty file, such as "write one prompt per line".
 
   Raises:
-    UserError: as `read_text`.
+    UserError: as for `read_text`.
   """
   lines = split_lines(read_text(path, what, needed))
   while lines and not lines[-1]:
@@ -154,16 +156,16 @@ def read_json_lines(
 ) -> Iterator[tuple[int, str, dict[str, object]]]:
   """Yields the number of each line, its place for messages, and its object.
 
-  One line is in memory at a time.
+  Only one line is in memory at a time.
 
   Args:
     path: path of the file; "-" is stdin.
-    what: the setting and its file, with which messages begin.
-    fix: advice for a line that is no JSON object.
-    needed: advice for a file of blank lines only; None where it may be one.
+    what: the setting and its file, for the beginning of messages.
+    fix: advice for a line that is not a JSON object.
+    needed: advice for a file with only blank lines; None if that is permitted.
 
   Raises:
-    UserError: as `read_bytes`, or a line is no JSON object.
+    UserError: as for `read_bytes`, or if a line is not a JSON object.
   """
   number, is_blank = 0, True
   try:
@@ -183,35 +185,36 @@ def read_json_lines(
 
 
 def check_text(value: object, what: str, fix: str) -> str:
-  """Returns a value of the user's JSON that has to be a text.
+  """Returns `value`, from the user's JSON, if it is a valid text.
 
   Args:
     value: the value.
-    what: its place and field, with which the message begins.
+    what: line and field, for the beginning of the message.
     fix: advice for a value of another type.
 
   Raises:
-    UserError: it is none, or it has a NUL or half of a surrogate pair.
+    UserError: if `value` is not a text, or has a NUL or half of a surrogate
+      pair.
   """
   if not isinstance(value, str):
-    raise UserError(f"{what} is {shown(value)}, not a text; {fix}.")
+    raise UserError(f"{what} is {short_json(value)}, not a text; {fix}.")
   if "\0" in value:
     raise UserError(
-      f"{what} has a NUL, which is no character of a text; leave it out."
+      f"{what} has a NUL, which a text cannot have; leave it out."
     )
   try:
     value.encode()
   except UnicodeEncodeError as error:
     half = ascii(value[error.start])[1:-1]
     raise UserError(
-      f"{what} has half of a surrogate pair, {half}, which is no character; "
+      f"{what} has half of a surrogate pair, {half}, which is not a character; "
       "leave it out."
     ) from None
   return value
 
 
 def is_text(value: str) -> bool:
-  """Returns whether a text has neither NUL nor half of a surrogate pair."""
+  """Whether a text has neither a NUL nor half of a surrogate pair."""
   try:
     value.encode()
   except UnicodeEncodeError:
@@ -219,8 +222,8 @@ def is_text(value: str) -> bool:
   return "\0" not in value
 
 
-def shown(value: object) -> str:
-  """Returns a JSON value for a message, cut after 40 characters."""
+def short_json(value: object) -> str:
+  """Returns a value as JSON for a message, cut after 40 characters."""
   text = json.dumps(value)
   return text if len(text) <= 40 else f"{text[:36]} ..."
 
@@ -240,8 +243,8 @@ def _open(path: str, what: str) -> Iterator[BinaryIO]:
   if stat.S_ISDIR(mode):
     raise UserError(f"{what}: is a folder; name a file in it.")
   with _OPENERS[compression_of(path)](path, "rb") as content:
-    # A device such as /dev/zero has no end; a terminal is one, whose user ends
-    # the text.
+    # A device such as /dev/zero never ends. A terminal is permitted, because
+    # the user ends the text.
     is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
     if is_device and not os.isatty(content.fileno()):
       raise UserError(f"{what}: is a device; name a file of text.")
@@ -263,7 +266,7 @@ def _explain_read_error(
 
 
 def _check_beginning(content: bytes, what: str) -> None:
-  """Raises UserError if a file begins as one of another format."""
+  """Raises UserError if the beginning of a file shows another format."""
   found = [x for mark, x in _FORMATS.items() if content.startswith(mark)]
   if _BZ2.match(content):
     found.append(".bz2")
@@ -278,11 +281,11 @@ def _check_beginning(content: bytes, what: str) -> None:
 
 
 def _decode(content: bytes, what: str, number: int = 1) -> str:
-  """Returns text; the first line of `content` has this number in its file."""
+  """Decodes `content`, whose first line has this number in its file."""
   try:
     if b"\0" not in content:
       return content.decode("utf-8")
-    # UTF-16 without a mark has a NUL in each character of ASCII.
+    # UTF-16 without a byte order mark has a NUL in each ASCII character.
     position, why = content.index(b"\0"), "a NUL"
     fix = "leave it out, or convert the file from UTF-16 to UTF-8"
   except UnicodeDecodeError as error:
@@ -305,8 +308,8 @@ def _parse(line: bytes, what: str, number: int, fix: str) -> dict[str, object]:
     raise UserError(
       f"{where}: not JSON: {error.msg} at column {error.colno:,}; {fix}."
     ) from None
-  except (RecursionError, ValueError) as error:  # nested deep, a huge number
+  except (RecursionError, ValueError) as error:  # deep nesting, a huge number
     raise UserError(f"{where}: not readable JSON: {error}; {fix}.") from None
   if not isinstance(parsed, dict):
-    raise UserError(f"{where}: {shown(parsed)} is no JSON object; {fix}.")
+    raise UserError(f"{where}: {short_json(parsed)} is no JSON object; {fix}.")
   return parsed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from palm_mtf.errors import UserError, did_you_mean
-from palm_mtf.user_text import check_text, shown
+from palm_mtf.user_text import check_text, short_json
 
 # The noun of each kind of value, for messages.
 _WANTED = {int: "a whole number", list: "a list", dict: "a JSON object"}
@@ -63,7 +63,7 @@ def _check(value: object, kind: object, name: str) -> None:
   wanted = kind if isinstance(kind, type) else type(kind)
   if not isinstance(value, wanted):
     raise UserError(
-      f"field '{name}' is {shown(value)}, not {_WANTED[wanted]}; {_FIX}."
+      f"field '{name}' is {short_json(value)}, not {_WANTED[wanted]}; {_FIX}."
     )
   if wanted is list:
     for number, each in enumerate(value):

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from palm_mtf.errors import UserError, check_choice
 from palm_mtf.tasks.documents import VOCABULARY
-from palm_mtf.user_code import described
+from palm_mtf.user_code import describe
 from palm_mtf.user_text import check_text
 
 # How the scores of options are made comparable (Brown et al. 2020, 2.4):
@@ -292,7 +292,7 @@ def _ask(prompt: Prompt, record: Any, origin: str) -> list[Choice | Question]:
     raise UserError(f"{origin}: {error}") from error
   except Exception as error:  # raised by the prompt, which may be the user's
     raise UserError(
-      f"{origin}: {described(error)}; mend the record."
+      f"{origin}: {describe(error)}; mend the record."
     ) from error
 
 

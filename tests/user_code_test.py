@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.user_code import described, user_code
+from palm_mtf.user_code import describe, user_code
 
 # The form in which tf.data and AutoGraph report a Python exception.
 FROM_TENSORFLOW = (
@@ -53,7 +53,7 @@ def refusal(error: BaseException) -> str:
   ids=["tf.data", "AutoGraph", "lines", "no message", "long"],
 )
 def test_the_message_is_one_line_with_the_users_own_line(error, message):
-  assert described(error) == message
+  assert describe(error) == message
 
 
 def test_the_line_is_that_of_the_code_that_raised():

@@ -267,8 +267,8 @@ def test_a_nul_byte_is_refused_with_its_line(tmp_path, reader):
 @pytest.mark.parametrize(
   ("escape", "message"),
   [
-    ("\\ud83d", "has half of a surrogate pair, \\ud83d, which is no character"),
-    ("\\u0000", "has a NUL, which is no character of a text; leave it out."),
+    ("\\ud83d", "half of a surrogate pair, \\ud83d, which is not a character"),
+    ("\\u0000", "has a NUL, which a text cannot have; leave it out."),
   ],
 )
 def test_an_escape_that_is_no_text_is_refused_with_line_and_field(

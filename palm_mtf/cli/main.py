@@ -28,7 +28,7 @@ from palm_mtf.cli.command_table import (
   commands_in,
   split_name,
 )
-from palm_mtf.console import configure_logging, escaped, results_on_stdout
+from palm_mtf.console import configure_logging, escape, results_on_stdout
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.machine.process import own_process
@@ -56,7 +56,7 @@ def _run_for_exit_code(run: Callable[[], int]) -> int:
     return code
   except UserError as error:
     # The message may quote a text of several lines.
-    message = escaped(str(error).replace("\n", "\\n"))
+    message = escape(str(error).replace("\n", "\\n"))
     print(f"palm_mtf: {message}", file=sys.stderr)
     return 2
   except StoppedError as stopped:  # the command has logged the reason

@@ -21,7 +21,7 @@ from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
 from palm_mtf.data.batches.batches import split_batch, unigram_entropy
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from palm_mtf.evaluation.checkpoint_poller import checkpoints_to_evaluate
+from palm_mtf.evaluation.checkpoint_poller import find_checkpoints
 from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
@@ -57,7 +57,7 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
     )
     return
   check_room(model, run)
-  checkpoints = checkpoints_to_evaluate(
+  checkpoints = find_checkpoints(
     model_dir, shapes, config.evaluation, run.train_steps
   )
   vocabulary = _load_vocabulary(model_dir, config)

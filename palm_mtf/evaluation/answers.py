@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a checkpoint's model to the examples of a task.
 
-Each answer is kept at once (AnswerJournal): an evaluation that was interrupted
-goes on where it stopped.
+Each answer is written to a file at once (AnswerJournal), so that an interrupted
+evaluation resumes where it stopped.
 """
 
 import contextlib
@@ -31,16 +31,15 @@ from palm_mtf.model_dir.json_lines import (
 class CheckpointModel:
   """The model of a checkpoint, loaded when first used.
 
-  Use it as a context manager: it may hold a session.
+  Use this class as a context manager, because it may hold a session.
   """
 
   def __init__(
     self, checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
   ):
-    """Loads nothing yet."""
     self.config, self.vocabulary = config, vocabulary
-    # Called for the first answer that no journal has: a session with weights
-    # in memory, which is not needed where only metrics are computed again.
+    # A session with weights in memory. It is made for the first answer that no
+    # journal has, and not if only metrics are computed again.
     self._load = functools.partial(
       LoadedDecoder,
       checkpoint,
@@ -49,7 +48,7 @@ class CheckpointModel:
       config.decode.weight_dtype,
     )
     self._stack = contextlib.ExitStack()
-    # By the token before a text.
+    # Keys are start ids, the token before a text.
     self._generators: dict[int, Generator] = {}
     self._scorers: dict[int, Scorer] = {}
 
@@ -63,8 +62,8 @@ class CheckpointModel:
   def _loaded(self) -> LoadedDecoder:
     return self._stack.enter_context(self._load())
 
-  def generator(self, start_id: int) -> Generator:
-    """Returns what samples continuations of prompts behind `start_id`."""
+  def get_generator(self, start_id: int) -> Generator:
+    """Returns the generator that puts `start_id` before each prompt."""
     if start_id not in self._generators:
       self._generators[start_id] = Generator(
         self._loaded,
@@ -76,8 +75,8 @@ class CheckpointModel:
       )
     return self._generators[start_id]
 
-  def scorer(self, start_id: int) -> Scorer:
-    """Returns what computes log likelihoods of examples behind `start_id`."""
+  def get_scorer(self, start_id: int) -> Scorer:
+    """Returns the scorer that puts `start_id` before each example."""
     if start_id not in self._scorers:
       self._scorers[start_id] = Scorer(self._loaded, start_id=start_id)
     return self._scorers[start_id]
@@ -93,25 +92,25 @@ class TaskAnswers:
     journal: "AnswerJournal",
     start_id: int,
   ):
-    """Answers nothing yet; answers in `journal` need no model.
+    """Computes nothing yet.
 
     Args:
       task: the task.
-      model: model that answers.
+      model: model that answers what `journal` does not have.
       journal: answers so far.
-      start_id: input before the first token of an example.
+      start_id: id of the token before the first token of an example.
     """
     self._start_id = start_id
     self._task, self._model, self._journal = task, model, journal
-    self._cut: set[int] = set()  # numbers of examples, also those of `scores`
+    self._cut: set[int] = set()  # numbers of examples whose inputs were cut
 
   @property
   def num_cut(self) -> int:
     """Number of examples whose inputs lost their beginning, so far."""
     return len(self._cut)
 
-  def _prompts(self) -> list[list[int]]:
-    # Inputs that leave no room for what follows them in SEQUENCE_LENGTH lose
+  def _cut_prompts(self) -> list[list[int]]:
+    # Inputs that leave too little room for the output in SEQUENCE_LENGTH lose
     # their beginning, as in training.
     config = self._model.config
     room = config.model.sequence_length - config.run.sample_tokens
@@ -121,24 +120,24 @@ class TaskAnswers:
 
   def predictions(self) -> list[list[str]]:
     """Returns the continuations of each example's inputs."""
-    prompts = self._prompts()
+    prompts = self._cut_prompts()
     known = self._journal.known("prediction")
-    # Sorted, prompts of like lengths share a batch, with little padding.
+    # Sort, so that prompts of similar length share a batch with little padding.
     missing = [n for n in range(len(prompts)) if n not in known]
     missing.sort(key=lambda n: len(prompts[n]))
     if missing:
-      results = self._model.generator(self._start_id).continue_tokens(
+      results = self._model.get_generator(self._start_id).continue_tokens(
         [prompts[n] for n in missing], are_inputs=True
       )
       for number, each in zip(missing, results, strict=True):
         self._journal.add("prediction", number, [x.text for x in each])
-    return self._in_order("prediction")
+    return self._list_answers("prediction")
 
   def scores(self) -> list[float]:
     """Returns log p of each example's targets given its inputs, in nats."""
     pairs = zip(self._task.inputs, self._task.targets, strict=True)
     examples = [Example(*pair) for pair in pairs]
-    # Scored in windows (scorer.py), where inputs lose their beginning.
+    # The scorer's windows cut off the beginning of inputs that are too long.
     length = self._model.config.model.sequence_length
     self._cut |= {
       number
@@ -146,7 +145,7 @@ class TaskAnswers:
       if len(inputs) and len(inputs) + len(targets) > length
     }
     self._score("score", examples)
-    return self._in_order("score")
+    return self._list_answers("score")
 
   def prediction_scores(self) -> list[list[float]]:
     """Returns log p of each of `predictions` given the inputs, in nats."""
@@ -154,24 +153,24 @@ class TaskAnswers:
     encode = self._model.vocabulary.encode
     examples = [
       Example(inputs, encode(text))
-      for inputs, texts in zip(self._prompts(), predictions, strict=True)
+      for inputs, texts in zip(self._cut_prompts(), predictions, strict=True)
       for text in texts
     ]
     self._score("prediction_score", examples)
-    flat = self._in_order("prediction_score")
-    each = len(predictions[0])  # samples of an example: the same for all
+    flat = self._list_answers("prediction_score")
+    each = len(predictions[0])  # samples per example, the same for all examples
     return [flat[i : i + each] for i in range(0, len(flat), each)]
 
   def _score(self, kind: str, examples: Sequence[Example]) -> None:
     known = self._journal.known(kind)
     missing = [n for n in range(len(examples)) if n not in known]
     if missing:
-      for place, value in self._model.scorer(self._start_id).log_likelihoods(
-        [examples[n] for n in missing]
-      ):
+      for place, value in self._model.get_scorer(
+        self._start_id
+      ).log_likelihoods([examples[n] for n in missing]):
         self._journal.add(kind, missing[place], value)
 
-  def _in_order(self, kind: str) -> list:
+  def _list_answers(self, kind: str) -> list:
     known = self._journal.known(kind)
     return [known[number] for number in range(len(known))]
 
@@ -186,9 +185,10 @@ def _is_answer(value: object) -> bool:
 
 
 class AnswerJournal:
-  """A JSON lines file: the answers' causes, then [kind, number, answer] a line.
+  """A JSON lines file of answers, used as a context manager.
 
-  Use it as a context manager.
+  The first line holds all that the answers depend on. Each further line is
+  [kind, number of an example, answer].
   """
 
   def __init__(
@@ -197,15 +197,16 @@ class AnswerJournal:
     depends_on: Mapping[str, object],
     answered: Callable[[], None] = lambda: None,
   ):
-    """Reads the answers that have the same causes; otherwise begins anew.
+    """Reads the file's answers if `depends_on` is the same, else drops them.
 
     Args:
       path: path of the file.
-      depends_on: causes of the answers: checkpoint, examples, settings; JSON.
+      depends_on: all that the answers depend on: checkpoint, examples and
+        settings, as JSON.
       answered: function that is called after each answer is added.
 
     Raises:
-      UserError: the file cannot be written, or a line of it is no answer.
+      UserError: if the file cannot be written, or a line is not an answer.
     """
     # {kind: {number of an example: answer}}
     self._known: dict[str, dict[int, object]] = {}
@@ -216,12 +217,12 @@ class AnswerJournal:
     for answer in answers:
       if not _is_answer(answer):
         raise UserError(
-          f"{path}: {json_text(answer)[:40]} is no answer; remove the line."
+          f"{path}: {json_text(answer)[:40]} is not an answer; remove the line."
         )
       kind, number, value = answer
-      if value is not None:  # null: a score that was not finite is asked again
+      if value is not None:  # null is a score that was not finite: recompute it
         self._known.setdefault(kind, {})[number] = value
-    write_json_lines(path, [depends_on, *answers])  # without half a line
+    write_json_lines(path, [depends_on, *answers])  # drops an incomplete line
     self._lines = JsonLinesWriter(path)
 
   def __enter__(self) -> "AnswerJournal":
@@ -231,21 +232,21 @@ class AnswerJournal:
     self._lines.close()
 
   def known(self, kind: str) -> Mapping[int, object]:
-    """Returns the answers of a kind, by the number of the example."""
+    """Returns {number of an example: answer} for one kind of answer."""
     return self._known.get(kind, {})
 
   def add(self, kind: str, number: int, value: object) -> None:
     """Appends an answer to the file.
 
     Raises:
-      UserError: the disk is full.
+      UserError: if the disk is full.
     """
     self._known.setdefault(kind, {})[number] = value
     self._lines.write([kind, number, value])
     self._answered()
 
 
-# {why no answer depends on these macros: macros}
+# {reason why answers do not depend on these macros: macros}
 INDEPENDENT = {
   "the hash of the checkpoint stands for what training made": """
     OUTPUT_FAN_IN
@@ -270,7 +271,7 @@ INDEPENDENT = {
     EVAL_CHECKPOINTS EVAL_WAIT_SECS TASK_EVAL_STEPS""",
   "metrics are computed from answers": """
     ANSWER_PATTERNS CATEGORY_GROUPS CLEAN_SUBSET""",
-  "other commands read it, or what training writes besides checkpoints": """
+  "other commands read it, or it decides on files other than checkpoints": """
     LOG_STEPS EVAL_STEPS EVAL_BATCHES CHECKPOINT_STEPS KEEP_CHECKPOINTS
     KEEP_EVERY_STEPS SAMPLE_STEPS TRACE_STEPS PROMPTS STRIDE
     INSPECT_STEPS INSPECT_ROWS OVERLAP_FILES""",
@@ -282,8 +283,8 @@ INDEPENDENT = {
 }
 
 
-def answer_settings(config: Config) -> dict[str, object]:
-  """Returns the settings that answers depend on, by macro."""
+def select_settings(config: Config) -> dict[str, object]:
+  """Returns {macro: value} for the settings that answers depend on."""
   independent = set(" ".join(INDEPENDENT.values()).split())
   return {
     name: value

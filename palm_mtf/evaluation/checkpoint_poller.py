@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoints of EVAL_CHECKPOINTS: those there are, or as they come."""
+"""Finds the checkpoints of EVAL_CHECKPOINTS; waits for new ones if asked to."""
 
 import logging
 import time
@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 _POLL_SECS = 1.0
 
 
-def checkpoints_to_evaluate(
+def find_checkpoints(
   model_dir: str,
   shapes: Mapping[str, tuple[int, ...]],
   config: TaskEvalConfig,
@@ -34,19 +34,20 @@ def checkpoints_to_evaluate(
 
   Args:
     model_dir: MODEL_DIR of a run, which may still train.
-    shapes: shapes of the model's parameters, by name.
-    config: settings, of which eval_checkpoints and eval_wait_secs are read.
+    shapes: {name: shape} of the model's parameters.
+    config: settings; only eval_checkpoints and eval_wait_secs are read.
     train_steps: step of the last checkpoint to wait for.
 
   Raises:
-    UserError: there is none, or not the one asked for, or one is damaged or of
-      another model; raised at once, but for "every".
+    UserError: if a checkpoint is missing, damaged or from another model. For
+      EVAL_CHECKPOINTS = "every" this is raised by the iterator, otherwise by
+      the call.
   """
   if config.eval_checkpoints == NEWEST:
     return iter([newest_checkpoint(model_dir, shapes)])
   if config.eval_checkpoints == EVERY:
-    return _every(model_dir, shapes, config.eval_wait_secs, train_steps)
-  # All are read and checked before the first is evaluated, which takes long.
+    return _wait_for_each(model_dir, shapes, config.eval_wait_secs, train_steps)
+  # Check all checkpoints before the first evaluation, which takes long.
   folders = {step_of(path): path for path in checkpoint_folders(model_dir)}
   found = []
   for step in config.eval_checkpoints:
@@ -71,22 +72,22 @@ def checkpoints_to_evaluate(
   return iter(found)
 
 
-def _every(
+def _wait_for_each(
   model_dir: str,
   shapes: Mapping[str, tuple[int, ...]],
   wait_secs: float,
   train_steps: int,
 ) -> Iterator[Checkpoint]:
-  done = -1  # the step of the last one yielded, or found damaged
+  done = -1  # step of the last checkpoint that was yielded or left out
   waiting_since = time.monotonic()
   while done < train_steps:
-    # In order of steps; the folder grows while the run trains.
+    # Sorted by step. The folder grows while the run trains.
     new = [p for p in checkpoint_folders(model_dir) if step_of(p) > done]
     if not new:
       if time.monotonic() - waiting_since > wait_secs:
         _logger.warning(
           f"no checkpoint after step {max(done, 0)} came within EVAL_WAIT_SECS "
-          f"= {wait_secs:g}; the same command goes on"
+          f"= {wait_secs:g}; the same command resumes"
         )
         return
       time.sleep(min(_POLL_SECS, wait_secs))
@@ -94,7 +95,7 @@ def _every(
     done = step_of(new[0])
     try:
       checkpoint = read_and_hold(new[0])
-    except RemovedCheckpointError:  # by KEEP_CHECKPOINTS of the run
+    except RemovedCheckpointError:  # the run has KEEP_CHECKPOINTS
       continue
     except DamagedCheckpointError as error:
       warn_of_damage(new[0], error)

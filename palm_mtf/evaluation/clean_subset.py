@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of evaluation tasks that the training text does not contain.
+"""Finds the evaluation examples that the training text does not contain.
 
-As in PaLM (8), an example is contaminated when at least 70% of its 8-grams, of
-the words of its own inputs and targets without exemplars, occur in the training
-documents, wherever. Options of a question stay together: one that is
-contaminated makes all of them so. Examples of fewer than 8 words are clean.
+As in PaLM (section 8), an example is contaminated if at least 70% of its
+8-grams of words occur anywhere in the training documents. The 8-grams come from
+the example's inputs and targets, without exemplars. If one option of a question
+is contaminated, all its options are. Examples of fewer than 8 words are clean.
 
   MODEL_DIR/eval/contamination/my_task-validation-<hash>.json
 """
@@ -39,25 +39,25 @@ from palm_mtf.model_dir.sealed import read_sealed, seal
 _logger = logging.getLogger(__name__)
 
 _SEAL = "seal"
-_VERSION = 1  # of what contaminated means
+_VERSION = 1  # of the definition of contaminated
 
 
-def clean_examples(
+def find_clean_examples(
   model_dir: str, config: Config, tasks: Iterable[EvalTask]
 ) -> dict[str, list[int]]:
-  """Returns the numbers of the clean examples of each task, by its name.
+  """Returns {name of a task: numbers of its clean examples}.
 
-  The training text is read once for all tasks of which MODEL_DIR does not know
-  the contaminated examples.
+  Results are stored in MODEL_DIR. The training text is read once for all tasks
+  without a stored result.
 
   Args:
-    model_dir: MODEL_DIR, which keeps what is found.
-    config: settings of the run, whose filters apply to its text.
+    model_dir: MODEL_DIR of the run.
+    config: settings of the run; its filters apply to the training text.
     tasks: tasks with their examples.
 
   Raises:
-    UserError: the training text is not there or is token ids, or the disk is
-      full.
+    UserError: if the training text is missing or consists of token ids, or the
+      disk is full.
   """
   folders = ModelDir(model_dir)
   sources = open_filtered(model_dir, config.data, config.model.sequence_length)
@@ -66,7 +66,8 @@ def clean_examples(
     text = [source.fingerprint(digests) for source in sources]
   paths, found = {}, {}
   for task in tasks:
-    # Found again where text and examples are the same, whatever else changed.
+    # The name depends only on the text and the examples, so that a run with
+    # other settings finds the result.
     key = _hash(_VERSION, text, [each.digest(16) for each in task.texts])
     name = urllib.parse.quote(f"{task.name}-{task.split}-{key}.json", safe="")
     paths[task] = os.path.join(folders.contamination, name)
@@ -91,31 +92,31 @@ def clean_examples(
 def _search(
   sources: Sequence[Source], tasks: Sequence[EvalTask]
 ) -> dict[EvalTask, list[int]]:
-  """Returns the numbers of the examples of each task in the training text."""
+  """Returns, for each task, the numbers of its contaminated examples."""
   examples = ContainedExamples(text for task in tasks for text in task.texts)
   found = np.zeros(len(examples.table), bool)
   measurer = Measurer(duplicates=False, near=False, table=examples.table)
   with measuring_pool(measurer) as pool:
     for source in sources:
-      for measures in pool.map(in_batches(_training_texts(source))):
+      for measures in pool.map(in_batches(_read_training_texts(source))):
         for ngrams in measures.ngrams:
           found[ngrams] = True
   contained = examples.contained(found)
   ends = np.cumsum([len(task.texts) for task in tasks])[:-1]
   return {
-    task: _whole_questions(task, np.flatnonzero(mine).tolist())
+    task: _complete_questions(task, np.flatnonzero(mine).tolist())
     for task, mine in zip(tasks, np.split(contained, ends), strict=True)
   }
 
 
-def _whole_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Returns the examples of each question of which one is contained."""
+def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
+  """Adds all other examples of the questions of contained examples."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 
 
-def _training_texts(source: Source) -> Iterable[Document]:
-  """Yields the documents of a source of texts that training reads."""
+def _read_training_texts(source: Source) -> Iterable[Document]:
+  """Yields the documents of a source that training reads."""
   with progress_bar(f"Comparing {source.name}", source.num_bytes) as advance:
     for split, document in source.documents():
       advance(document.num_bytes)
@@ -132,7 +133,7 @@ def _read(path: str) -> list[int] | None:
   try:
     return read_sealed(path, _SEAL)[0]["contaminated"]
   except (OSError, ValueError):
-    return None  # missing or damaged: found again
+    return None  # missing or damaged: search again
 
 
 def _hash(*parts: object) -> str:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of checkpoints on SeqIO tasks, and its files.
+"""Evaluates checkpoints on SeqIO tasks, and writes the results to files.
 
 MODEL_DIR/eval/events...                             for TensorBoard
 MODEL_DIR/eval/step_00000200/my_task-validation.json           metrics
@@ -28,9 +28,9 @@ from palm_mtf.evaluation.answers import (
   AnswerJournal,
   CheckpointModel,
   TaskAnswers,
-  answer_settings,
+  select_settings,
 )
-from palm_mtf.evaluation.clean_subset import clean_examples
+from palm_mtf.evaluation.clean_subset import find_clean_examples
 from palm_mtf.evaluation.seqio_tasks import EvalTask, TaskResult
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class TaskOutcome:
-  """The metrics of one task by one checkpoint."""
+  """The metrics of one checkpoint on one task."""
 
   step: int
   checkpoint: str  # path
@@ -53,14 +53,14 @@ class TaskOutcome:
   activation_dtype: str
   num_examples: int
   num_cut: int  # examples whose inputs lost their beginning, to fit
-  # Numbers, or texts, by name; those over clean examples end in "_clean".
+  # {name: number or text}. Names for clean examples end in "_clean".
   metrics: dict[str, float | str]
-  categories: dict[str, dict[str, float]]  # numbers, by category and name
+  categories: dict[str, dict[str, float]]  # {category: {metric: value}}
   num_clean: int | None = None  # examples; None without CLEAN_SUBSET
 
   @property
   def numbers(self) -> dict[str, float]:
-    """The metrics that are numbers, by "task/metric"."""
+    """{"task/metric": value} for the metrics that are numbers."""
     return {
       f"{self.task}/{name}": value
       for name, value in self.metrics.items()
@@ -69,7 +69,7 @@ class TaskOutcome:
 
 
 class TaskEvaluation:
-  """The tasks of EVAL_TASKS, ready for any checkpoint of a run."""
+  """Evaluates checkpoints of a run on the tasks of EVAL_TASKS."""
 
   def __init__(
     self,
@@ -78,11 +78,11 @@ class TaskEvaluation:
     vocabulary: Vocabulary,
     tasks: Sequence[EvalTask],
   ):
-    """Finds the clean examples of tasks, with CLEAN_SUBSET.
+    """Finds the clean examples of the tasks if CLEAN_SUBSET is set.
 
     Args:
       model_dir: MODEL_DIR of the run.
-      config: settings of the run, ACTIVATION_DTYPE resolved.
+      config: settings of the run, with ACTIVATION_DTYPE resolved.
       vocabulary: vocabulary of the run.
       tasks: the tasks of EVAL_TASKS (seqio_tasks.open_eval_tasks).
     """
@@ -91,11 +91,11 @@ class TaskEvaluation:
     self._tasks = tasks
     self._clean: dict[str, list[int]] = {}
     if config.evaluation.clean_subset:
-      self._clean = clean_examples(model_dir, config, self._tasks)
-    # What changes answers besides checkpoint and examples.
+      self._clean = find_clean_examples(model_dir, config, self._tasks)
+    # All that answers depend on, except the checkpoint and the examples.
     self._depends_on = {
       "vocabulary": vocabulary.sha256,
-      **answer_settings(config),
+      **select_settings(config),
     }
 
   def evaluate(
@@ -103,14 +103,14 @@ class TaskEvaluation:
     checkpoint: Checkpoint,
     answered: Callable[[], None] = lambda: None,
   ) -> Iterator[TaskOutcome]:
-    """Yields the outcome of each task once its files are written.
+    """Yields the outcome of each task after its files are written.
 
     Args:
       checkpoint: checkpoint of the run.
       answered: function that is called after each answer of the model.
 
     Raises:
-      UserError: a task's code fails, or the disk is full.
+      UserError: if a task's code fails, or the disk is full.
     """
     step = checkpoint.manifest.step
     with CheckpointModel(checkpoint, self._config, self._vocabulary) as model:
@@ -118,16 +118,16 @@ class TaskEvaluation:
         # A slice such as "validation[:10%]" becomes a file name.
         name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
         path = os.path.join(self._model_dir.evaluation(step), name)
-        start_id = self._start_id(task)
+        start_id = self._choose_start_id(task)
         depends_on = {
           "checkpoint": checkpoint.blake2b,
           "examples": task.fingerprint,
-          # The token before a text, which changes every answer.
+          # The token before a text influences every answer.
           "start_id": start_id,
           **self._depends_on,
         }
-        # Answers that are kept are not asked again, after an interruption or
-        # for another metric function: the model is loaded for missing ones.
+        # After an interruption, or with other metric functions, the journal
+        # provides its answers, and the model computes only missing ones.
         journal = AnswerJournal(f"{path}.answers.jsonl", depends_on, answered)
         with journal:
           answers = TaskAnswers(task, model, journal, start_id)
@@ -145,30 +145,31 @@ class TaskEvaluation:
           num_clean=None if clean is None else len(clean),
           categories=result.categories,
         )
-        self._keep(path, task, outcome, result)
+        self._write(path, task, outcome, result)
         yield outcome
 
-  def _start_id(self, task: EvalTask) -> int:
-    # Inputs that are cut out of a document begin none: token 0 stands before
-    # them, as before the rows of training that are cut so.
+  def _choose_start_id(self, task: EvalTask) -> int:
+    # If inputs were cut out of a document, they are not its beginning. Token 0
+    # precedes them, as it precedes such rows in training.
     if task.within_document:
       return 0
     return document_start(self._config.data.packing, self._vocabulary.eod_id)
 
-  def _keep(
+  def _write(
     self, path: str, task: EvalTask, outcome: TaskOutcome, result: TaskResult
   ) -> None:
     if outcome.num_cut:
       _logger.warning(
-        f"{task.name}: of {outcome.num_cut:,} of {outcome.num_examples:,} "
-        "examples the inputs were too long and lost their beginning"
+        f"{task.name}: the inputs of {outcome.num_cut:,} of "
+        f"{outcome.num_examples:,} examples were too long and lost their "
+        "beginning"
       )
-    # A postprocessor may return an object that cannot be shown.
+    # A postprocessor may return an object whose repr() fails.
     with user_code(f"EVAL_TASKS: what {task.name}'s postprocessor returns"):
-      write_json_lines(f"{path}.jsonl", result.records, _as_json)
+      write_json_lines(f"{path}.jsonl", result.records, _to_json)
     content = json_text(dataclasses.asdict(outcome), indent=1).encode()
     if _read(f"{path}.json") == content:
-      return  # TensorBoard has it
+      return  # TensorBoard has these numbers already
     write_atomically(f"{path}.json", content)
     self._events.write(outcome.step, outcome.numbers)
 
@@ -184,8 +185,8 @@ def _read(path: str) -> bytes:
     return file.read()
 
 
-def _as_json(value: object) -> object:
-  """Returns a JSON value for one that json does not know."""
+def _to_json(value: object) -> object:
+  """Returns a JSON value for an object of a type that json does not know."""
   if isinstance(value, (np.ndarray, np.generic)):
     return value.tolist()
   if isinstance(value, bytes):

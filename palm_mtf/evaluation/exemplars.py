@@ -1,17 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Exemplars: solved examples of a task, to stand before others.
+"""Exemplars: solved examples of a task, which are put before a question.
 
-drawn  for each example its own, from the training split, by hashes
-first  the first of the training split, the same before each example
+Exemplars come from a file of the user, or from the training split:
 
-Those of the user's files are in exemplar_files.py. Features of an example that
-matter, if a task has them:
+  drawn  each question has other exemplars, chosen by hashes
+  first  all questions have the first examples of the split
 
-  record          the question of several options, which share their exemplars
+If the examples of a task have these features, they matter:
+
+  record          names the question; its options share their exemplars
   is_correct      whether the example may be an exemplar
   exemplar_group  exemplars come from the same group, such as MMLU's subject
-  unconditional   whether its targets are scored without exemplars
+  unconditional   whether the targets are scored without exemplars
 """
 
 import functools
@@ -33,9 +34,11 @@ from palm_mtf.user_text import (
   read_text,
 )
 
+_logger = logging.getLogger(__name__)
+
 SEPARATOR = "\n\n"
-# Examples that exemplars are drawn from, chosen by hash: enough that their
-# choice does not matter, and few enough to keep.
+# Exemplars are drawn from this many examples, which are chosen by hash: enough
+# that the choice does not matter, and few enough to keep in memory.
 _POOL = 1000
 
 
@@ -44,20 +47,20 @@ class Exemplars(Protocol):
 
   @property
   def text(self) -> str:
-    """Text that stands before each question, to the letter; "" for none."""
+    """Text that is put unchanged before each question; "" for none."""
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns the exemplars of a question, by its key and its group."""
+    """Returns the exemplars for the question with this key and group."""
 
 
 class _Exemplar(NamedTuple):
-  key: str  # of its question
+  key: str  # identifies the question
   group: str
   text: str  # inputs and targets
 
 
 class SplitExemplars:
-  """Exemplars of the training split, drawn for each question or the first."""
+  """Exemplars from the training split: drawn per question, or the first."""
 
   text = ""
 
@@ -68,7 +71,7 @@ class SplitExemplars:
 
     Args:
       task: a `seqio.Task`.
-      to_text: its preprocessors that make texts `inputs` and `targets`.
+      to_text: the task's preprocessors that make texts `inputs` and `targets`.
       config: number of exemplars, and how they are chosen.
     """
     self._task = task
@@ -78,11 +81,11 @@ class SplitExemplars:
     self._seed = config.seed
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns the exemplars of a question, by its key and its group."""
+    """Returns the exemplars for the question with this key and group."""
     if not self._num_shots:
       return []
-    # Never the question itself, so that a task without a training split can
-    # take them from the same split.
+    # Leave out the question itself, so that a task without a training split
+    # can draw exemplars from the evaluated split.
     candidates = [e for e in self._pool if e.group == group and e.key != key]
     if len(candidates) < self._num_shots:
       where = f" of {group!r}" if group else ""
@@ -91,8 +94,9 @@ class SplitExemplars:
         f"{self._split!r} has only {len(candidates)} other examples{where}; "
         "give a smaller number."
       )
-    # PaLM does not say how it chose exemplars. Drawn ones are each question's
-    # own: by hashes, the same in every order, machine and process.
+    # PaLM does not say how it chose exemplars. Hashes choose other exemplars
+    # for each question, and the same ones on every machine, in every process,
+    # whatever the order of the questions.
     if not self._is_first:
       candidates.sort(key=lambda e: self._hash(key, e.key))
     return [exemplar.text for exemplar in candidates[: self._num_shots]]
@@ -107,25 +111,25 @@ class SplitExemplars:
 
   @functools.cached_property
   def _pool(self) -> list[_Exemplar]:
-    """The candidates, one for each question, read once."""
+    """The candidates, one per question, read once."""
     if self._is_first:
-      return list(self._first())
+      return list(self._find_first())
     chosen = heapq.nsmallest(
-      _POOL, self._solved(), key=lambda e: self._hash(e.key, e.text)
+      _POOL, self._read_solved(), key=lambda e: self._hash(e.key, e.text)
     )
     return list({exemplar.key: exemplar for exemplar in chosen}.values())
 
-  def _first(self) -> Iterator[_Exemplar]:
+  def _find_first(self) -> Iterator[_Exemplar]:
     keys, of_group = set(), Counter()
-    for exemplar in self._solved():
-      # One more than is shown: a question is never its own exemplar.
+    for exemplar in self._read_solved():
+      # Keep NUM_SHOTS + 1, because a question is never its own exemplar.
       if exemplar.key in keys or of_group[exemplar.group] > self._num_shots:
         continue
       keys.add(exemplar.key)
       of_group[exemplar.group] += 1
       yield exemplar
 
-  def _solved(self) -> Iterator[_Exemplar]:
+  def _read_solved(self) -> Iterator[_Exemplar]:
     dataset = apply_steps(
       self._task,
       self._to_text,
@@ -135,14 +139,14 @@ class SplitExemplars:
       where=f"exemplars of {self._task.name}",
     )
     for example in dataset:
-      # Of the options of a question the right one alone shows how to solve it.
+      # Only the right option of a question shows how to solve it.
       if example.get("is_correct", True) and not example.get("unconditional"):
         text = inputs_of(example) + text_of(example["targets"])
         yield _Exemplar(key_of(example), group_of(example), text)
 
   def _hash(self, *texts: str) -> bytes:
-    """Returns the place of a candidate: as if at random, always the same."""
-    # With lengths, so that ("ab", "c") and ("a", "bc") differ.
+    """Returns a sort key: pseudorandom, but the same in every run."""
+    # Include lengths, so that ("ab", "c") and ("a", "bc") differ.
     digest = hashlib.blake2b(digest_size=8)
     for text in (str(self._seed), *texts):
       digest.update(f"{len(text)} {text}".encode())
@@ -150,7 +154,7 @@ class SplitExemplars:
 
 
 def key_of(example: Mapping[str, Any]) -> str:
-  """Returns what tells the question of an example from others."""
+  """Returns a text that identifies the question of an example."""
   return text_of(example.get("record", example["inputs"]))
 
 
@@ -162,22 +166,20 @@ def group_of(example: Mapping[str, Any]) -> str:
 
 
 def inputs_of(example: Mapping[str, Any]) -> str:
-  """Returns the inputs of an example, ready for its targets."""
-  return ended(text_of(example["inputs"]), text_of(example["targets"]))
+  """Returns the inputs of an example, so that its targets can be appended."""
+  return separate(text_of(example["inputs"]), text_of(example["targets"]))
 
 
-def ended(inputs: str, targets: str) -> str:
-  """Returns inputs ready for targets, parted by white space or a line break."""
+def separate(inputs: str, targets: str) -> str:
+  """Adds a line break to inputs unless white space parts them from targets."""
   parted = not inputs or inputs[-1].isspace() or targets[:1].isspace()
   return inputs if parted else f"{inputs}\n"
 
 
 def text_of(value: Any) -> str:
-  """Returns a text that TensorFlow holds."""
+  """Returns the text of a string tensor."""
   return value.numpy().decode("utf-8", "replace")
 
-
-_logger = logging.getLogger(__name__)
 
 _MACRO = "EXEMPLAR_FILES"
 _FORM = 'give {"inputs": "...", "targets": "..."}, and "group" if there are any'
@@ -187,23 +189,23 @@ def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
   """Returns the exemplars of a file.
 
   Args:
-    path: path of a file of JSON lines (.jsonl), or of a text.
-    num_shots: number of JSON lines before each question, the first of its
-      group; None for all. A text is used as a whole.
+    path: path of a file of JSON lines (.jsonl), or of a text file.
+    num_shots: the first `num_shots` JSON lines of a question's group are its
+      exemplars; None for all lines. A text file is used as a whole.
 
   Raises:
-    UserError: the file cannot be read, or a line is no exemplar.
+    UserError: if the file cannot be read, or a line is not an exemplar.
   """
   what, needed = f"{_MACRO} = {path!r}", "write the exemplars"
   if format_of(path) != ".jsonl":
     return _Text(read_text(path, what, needed), path)
   lines = read_json_lines(path, what, _FORM, needed=needed)
-  exemplars = [_exemplar(fields, where) for _, where, fields in lines]
+  exemplars = [_parse_exemplar(fields, where) for _, where, fields in lines]
   return _Lines(exemplars, path, num_shots)
 
 
 class _Text:
-  """A text that stands before each question."""
+  """The exemplars of a text file, the same before each question."""
 
   def __init__(self, text: str, path: str):
     self.text = text
@@ -214,13 +216,13 @@ class _Text:
       )
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns none: the text is all that stands before a question."""
+    """Returns no exemplars, because `text` contains them."""
     del key, group
     return []
 
 
 class _Lines:
-  """Exemplars of JSON lines: (group or None, text)."""
+  """The exemplars of a file of JSON lines, as pairs (group or None, text)."""
 
   text = ""
 
@@ -234,7 +236,7 @@ class _Lines:
     self._num_shots = num_shots
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns the exemplars of a question, by its group."""
+    """Returns the exemplars for a question of this group."""
     del key
     found = [text for of, text in self._exemplars if of in (None, group)]
     where = f" of group {group!r}" if group else ""
@@ -250,14 +252,13 @@ class _Lines:
     return found[: self._num_shots]
 
 
-def _exemplar(
+def _parse_exemplar(
   fields: Mapping[str, object], where: str
 ) -> tuple[str | None, str]:
-  """Returns the group and the text of a line."""
   if not {"inputs", "targets"} <= {*fields} <= {"inputs", "targets", "group"}:
     raise UserError(f"{where} has the fields {sorted(fields)}; {_FORM}.")
   for name, text in fields.items():
     if not check_text(text, f"{where}: {name!r}", _FORM):
       raise UserError(f"{where}: {name!r} is empty; {_FORM}.")
   inputs, targets = fields["inputs"], fields["targets"]
-  return fields.get("group"), ended(inputs, targets) + targets
+  return fields.get("group"), separate(inputs, targets) + targets

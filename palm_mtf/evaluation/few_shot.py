@@ -1,16 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The k-shot form of a SeqIO task: exemplars stand before each input.
+"""The k-shot form of a SeqIO task: exemplars are put before each input.
 
-  few_shot_task("my_task", 2)  registers "my_task_2_shot", which makes of the
-  example (inputs "Q: 5 + 4?\\nA:", targets " 9")
+  few_shot_task("my_task", 2)  registers "my_task_2_shot". It changes the
+  example (inputs "Q: 5 + 4?\\nA:", targets " 9") to
 
   inputs  "Q: 1 + 1?\\nA: 2\\n\\nQ: 3 + 4?\\nA: 7\\n\\nQ: 5 + 4?\\nA:"
   targets " 9"
 
-Double line breaks stand between examples, and the output is cut at the first
-one, as PaLM did (6). exemplars.py says which examples are exemplars. A header
-of PROMPT_HEADERS stands before the first one, with a double line break.
+A double line break separates examples, and the output is cut at the first
+double line break, as in PaLM (section 6). exemplars.py chooses the exemplars. A
+header from PROMPT_HEADERS comes first, followed by a double line break.
 """
 
 import bisect
@@ -46,21 +46,22 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
 
   Args:
     name: name of a registered task, whose preprocessors end in SeqIO's
-      `tokenize` and steps of tokens, or of a mixture of such tasks.
-    num_shots: exemplars before each example, drawn from the training split;
-      with 0 only the output is cut.
-    seed: seed of the draw.
+      `tokenize` and steps on token ids, or of a mixture of such tasks.
+    num_shots: number of exemplars before each example, drawn from the training
+      split; with 0 the task changes only in that its output is cut.
+    seed: seed for drawing exemplars.
 
   Returns:
-    The name that is registered: "x_5_shot", or "x_5_shot_seed_7".
+    The registered name: "x_5_shot", or "x_5_shot_seed_7".
 
   Raises:
-    UserError: no such task, a wrong number, or preprocessors that make no text.
+    UserError: if there is no such task, the number is wrong, or the
+      preprocessors make no text.
   """
   seqio = import_seqio(name, "few_shot_task")
   task = find_provider(name, "few_shot_task")
   config = FewShotConfig(num_shots=num_shots, seed=seed)
-  new_name = _name_of_form(name, config)
+  new_name = _name_form(name, config)
   tasks, mixtures = seqio.TaskRegistry, seqio.MixtureRegistry
   if new_name in {*tasks.names(), *mixtures.names()}:
     return new_name
@@ -71,20 +72,20 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
     ]
     mixtures.add(new_name, rates)
     return new_name
-  tasks.add_provider(new_name, few_shot_form(task, config))
+  tasks.add_provider(new_name, make_few_shot(task, config))
   return new_name
 
 
-def few_shot_form(task: Any, config: FewShotConfig) -> Any:
-  """Returns the form of a `seqio.Task` that has exemplars, not registered.
+def make_few_shot(task: Any, config: FewShotConfig) -> Any:
+  """Returns a copy of a `seqio.Task` with exemplars, without registering it.
 
   Args:
     task: task whose preprocessors end in SeqIO's `tokenize`.
-    config: exemplars and header, by the name of the task.
+    config: settings of exemplars, and headers by the name of a task.
 
   Raises:
-    UserError: the preprocessors make no text, the task has exemplars already,
-      or its file of EXEMPLAR_FILES is none.
+    UserError: if the preprocessors make no text, the task has exemplars
+      already, or its file of EXEMPLAR_FILES holds no exemplars.
   """
   to_text, to_ids = split_at_tokenize(
     task, import_seqio(task.name, "few_shot_task")
@@ -96,8 +97,8 @@ def few_shot_form(task: Any, config: FewShotConfig) -> Any:
     )
   if any(map(adds_exemplars, to_text)):
     raise UserError(
-      f"task {task.name!r} has exemplars already; name the task without them "
-      "where a setting gives it others."
+      f"task {task.name!r} has exemplars already; to set other exemplars, name "
+      "the task without exemplars."
     )
   path, header = config.file_of(task.name), config.header_of(task.name)
   if path:
@@ -106,24 +107,24 @@ def few_shot_form(task: Any, config: FewShotConfig) -> Any:
     exemplars = SplitExemplars(task, to_text, config)
   add = []
   if config.num_shots or path or header:
-    # Exemplars are added to texts, before `tokenize`, whatever the vocabulary.
+    # Add exemplars before `tokenize`, as texts, for any vocabulary.
     add.append(_Prompts(task.name, header, exemplars).add)
   return task.replace(
-    name=_name_of_form(task.name, config),
+    name=_name_form(task.name, config),
     preprocessors=[*to_text, *add, *to_ids],
-    # A model goes on with questions of its own, in the form of the exemplars.
-    postprocess_fn=changed_outputs(
+    # After its answer, a model tends to write further questions.
+    postprocess_fn=change_outputs(
       task.postprocessor, lambda output: output.partition(SEPARATOR)[0]
     ),
   )
 
 
 def adds_exemplars(step: Callable) -> bool:
-  """Returns whether a preprocessor is what a few-shot form adds."""
+  """Returns whether a preprocessor was added by `make_few_shot`."""
   return isinstance(getattr(step, "__self__", None), _Prompts)
 
 
-def _name_of_form(name: str, config: FewShotConfig) -> str:
+def _name_form(name: str, config: FewShotConfig) -> str:
   path, shots = config.file_of(name), config.num_shots
   new_name = name
   if not path or (shots is not None and format_of(path) == ".jsonl"):
@@ -131,14 +132,14 @@ def _name_of_form(name: str, config: FewShotConfig) -> str:
   is_first = bool(shots) and config.exemplars == FIRST
   if config.seed and not path and not is_first:
     new_name += f"_seed_{config.seed}"
-  # Its results are kept beside those of the registered form.
+  # Another name keeps the results apart from the registered form's results.
   if path or is_first or config.header_of(name):
     new_name += "_custom"
   return new_name
 
 
 class _Prompts:
-  """Inputs with a header, exemplars and the question, for one task."""
+  """Makes the inputs of one task from header, exemplars and question."""
 
   def __init__(self, name: str, header: str, exemplars: Exemplars):
     self._name = name
@@ -155,10 +156,10 @@ class _Prompts:
 
     Args:
       dataset: dataset of examples with texts `inputs` and `targets`.
-      sequence_length: tokens by feature; "inputs" gives the context, of inputs
+      sequence_length: {feature: tokens}; "inputs" limits the tokens of inputs
         and targets together; None for no limit.
-      output_features: `seqio.Feature` by feature; "inputs" gives the vocabulary
-        that counts tokens.
+      output_features: {feature: `seqio.Feature`}; the vocabulary of "inputs"
+        counts tokens.
     """
     from palm_mtf._tf import tf
 
@@ -169,24 +170,24 @@ class _Prompts:
       return limit is None or len(encode(inputs) + encode(targets)) <= limit
 
     return tf.data.Dataset.from_generator(
-      lambda: self._with_exemplars(dataset, fits, limit),
+      lambda: self._add_exemplars(dataset, fits, limit),
       output_signature=dataset.element_spec,
     )
 
-  def _with_exemplars(
+  def _add_exemplars(
     self, dataset: Any, fits: Callable[[str, str], bool], limit: int | None
   ) -> Iterator[dict]:
     counts, most, num_short = [], 0, 0
-    # Options of a question follow each other, and get the same exemplars: as
-    # many of the first ones as fit before each option.
+    # Options of a question are adjacent, and get the same exemplars: as many as
+    # fit before the longest option.
     for key, of_question in itertools.groupby(dataset, key_of):
       examples = list(of_question)
       asked = [e for e in examples if not e.get("unconditional", False)]
       group = group_of(examples[0])
-      before = self._before(group)
+      before = self._make_beginning(group)
       shots = self._exemplars.choose(key, group)
       count = min(
-        (_how_many(before, shots, example, fits) for example in asked),
+        (_count_fitting(before, shots, example, fits) for example in asked),
         default=len(shots),
       )
       counts.append(count)
@@ -204,8 +205,8 @@ class _Prompts:
         f"into {limit:,} tokens."
       )
 
-  def _before(self, group: str) -> str:
-    """Returns the header and the text before the exemplars of a group."""
+  def _make_beginning(self, group: str) -> str:
+    """Returns the text before the exemplars of a group."""
     header = self._header
     if "{group}" in header:
       if not group:
@@ -223,13 +224,13 @@ def _assemble(before: str, shots: Sequence[str], inputs: str) -> str:
   return before + SEPARATOR.join([*shots, inputs])
 
 
-def _how_many(
+def _count_fitting(
   before: str,
   shots: Sequence[str],
   example: Mapping[str, Any],
   fits: Callable[[str, str], bool],
 ) -> int:
-  """Returns the number of the first exemplars that fit before an example."""
+  """Returns how many of the exemplars fit before an example."""
   inputs, targets = inputs_of(example), text_of(example["targets"])
 
   def fit(count: int) -> bool:
@@ -237,29 +238,26 @@ def _how_many(
 
   if fit(len(shots)):
     return len(shots)
-  # By bisection: one fewer than the least number of exemplars that do not fit.
+  # Bisect for the least number of exemplars that does not fit.
   too_many = bisect.bisect_left(
     range(len(shots)), True, lo=1, key=lambda count: not fit(count)
   )
   return too_many - 1
 
 
-_logger = logging.getLogger(__name__)
-
-
-def with_protocol(task: Any, config: TaskEvalConfig) -> Any:
-  """Returns a `seqio.Task` in the form that its name has in the settings.
+def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
+  """Returns a `seqio.Task` with the exemplars and patterns of the settings.
 
   Args:
     task: a registered task.
-    config: settings of the evaluation.
+    config: settings of the evaluation, by the name of the task.
 
   Raises:
-    UserError: a setting does not suit the task.
+    UserError: if a setting does not suit the task.
   """
   name = task.name
   if config.few_shot.changes(name):
-    task = few_shot_form(task, config.few_shot)
+    task = make_few_shot(task, config.few_shot)
   pattern = (config.answer_patterns or {}).get(name)
   if pattern:
     if all(x.model_output_type.name == "SCORE" for x in task.metric_objs):
@@ -268,7 +266,9 @@ def with_protocol(task: Any, config: TaskEvalConfig) -> Any:
         "search; leave it out."
       )
     task = task.replace(
-      postprocess_fn=changed_outputs(task.postprocessor, answer_finder(pattern))
+      postprocess_fn=change_outputs(
+        task.postprocessor, make_answer_finder(pattern)
+      )
     )
   return task
 
@@ -278,7 +278,7 @@ def check_names(config: TaskEvalConfig, evaluated: Collection[str]) -> None:
 
   Args:
     config: settings of the evaluation.
-    evaluated: names of the tasks of EVAL_TASKS, those of mixtures one by one.
+    evaluated: names of the tasks of EVAL_TASKS and of their mixtures' tasks.
   """
   for macro, by_task in {
     "EXEMPLAR_FILES": config.few_shot.exemplar_files,
@@ -290,32 +290,33 @@ def check_names(config: TaskEvalConfig, evaluated: Collection[str]) -> None:
       if name not in evaluated:
         find_provider(name, macro)
         _logger.warning(
-          f"{macro}: {name} is no task of EVAL_TASKS, and its setting is "
-          "not used"
+          f"{macro}: {name} is not in EVAL_TASKS, so its setting is not used"
         )
 
 
-def changed_outputs(
+def change_outputs(
   postprocess: Callable | None, change: Callable[[str], str]
 ) -> Callable:
-  """Returns a postprocessor of outputs that are changed first.
+  """Returns a postprocessor that first applies `change` to outputs.
 
   Args:
-    postprocess: postprocessor of a `seqio.Task`, or None; changes that it
-      already makes are made before this one.
-    change: function of the output of a model; targets do not go through it.
+    postprocess: postprocessor of a `seqio.Task`, or None. If this function made
+      it, its change is applied before `change`.
+    change: function from an output of a model to the changed output. It is not
+      applied to targets.
   """
   if (
-    isinstance(postprocess, functools.partial) and postprocess.func is _changed
+    isinstance(postprocess, functools.partial)
+    and postprocess.func is _postprocess
   ):
     earlier, postprocess = postprocess.args
     return functools.partial(
-      _changed, lambda output: change(earlier(output)), postprocess
+      _postprocess, lambda output: change(earlier(output)), postprocess
     )
-  return functools.partial(_changed, change, postprocess)
+  return functools.partial(_postprocess, change, postprocess)
 
 
-def _changed(
+def _postprocess(
   change: Callable[[str], str],
   postprocess: Callable | None,
   output: Any,
@@ -332,12 +333,12 @@ def _changed(
   return postprocess(output, is_target=is_target, **keywords)
 
 
-def answer_finder(pattern: str) -> Callable[[str], str]:
+def make_answer_finder(pattern: str) -> Callable[[str], str]:
   """Returns a function that finds the answer in an output.
 
   Args:
     pattern: regular expression with one group, which is the answer. The first
-      match counts; an output without one has the answer "".
+      match counts; without a match the answer is "".
   """
 
   def find(output: str) -> str:

@@ -1,44 +1,42 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks whose text is encoded with the vocabulary of a run."""
+"""Makes SeqIO's evaluator for a task, with the vocabulary of a run."""
 
 import contextlib
 import dataclasses
+import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import logging
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.config import TaskEvalConfig
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-
-# After TensorFlow, which _tf.py keeps silent.
-import seqio  # isort: skip
-import functools
-import logging
-import math
-import numbers
-from collections.abc import Callable, Mapping
-from decimal import Decimal
-
 from palm_mtf.data.sources.seqio_steps import (
   function_name,
   named_step,
   type_name,
 )
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.user_code import user_code
 
+# After palm_mtf._tf, which imports TensorFlow without its notices.
+import seqio  # isort: skip
 
-def evaluator_of(
+
+def make_evaluator(
   task: seqio.Task,
   vocabulary: Vocabulary,
   config: TaskEvalConfig,
   sequence_length: int,
 ) -> seqio.Evaluator:
-  """Returns an evaluator that has read the examples; its logger is KeptOutputs.
+  """Returns an evaluator that has read the examples and logs to KeptOutputs.
 
   Args:
     task: task to evaluate.
@@ -46,14 +44,14 @@ def evaluator_of(
     config: split and number of the examples.
     sequence_length: tokens in a row, for preprocessors that cut token ids.
   """
-  # Lengths are given where a step cannot do without: SeqIO cuts features to
-  # them, while this model cuts the beginning of inputs (answers.py).
+  # Pass lengths only if a step requires them, because SeqIO then cuts off the
+  # end of features; this package cuts off the beginning of inputs (answers.py).
   lengths = None
   for step in task.preprocessors:
     parameter = inspect.signature(step).parameters.get("sequence_length")
     if parameter and parameter.default is inspect.Parameter.empty:
       lengths = dict.fromkeys(task.output_features, sequence_length)
-  with _registered(_with_vocabulary(task, vocabulary)) as name:
+  with _register(_replace_vocabulary(task, vocabulary)) as name:
     return seqio.Evaluator(
       name,
       _Unconverted(),
@@ -67,8 +65,8 @@ def evaluator_of(
 
 
 @contextlib.contextmanager
-def _registered(task: seqio.Task) -> Iterator[str]:
-  """Registers a task for a moment, for seqio.Evaluator to look it up."""
+def _register(task: seqio.Task) -> Iterator[str]:
+  """Registers a task temporarily, so that seqio.Evaluator can look it up."""
   name = f"palm_mtf_evaluates:{task.name}"
   seqio.TaskRegistry.add_provider(name, task)
   try:
@@ -77,10 +75,8 @@ def _registered(task: seqio.Task) -> Iterator[str]:
     seqio.TaskRegistry.remove(name)
 
 
-def _with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  """Returns the task with a vocabulary in place of its own."""
-  # All preprocessors run, and find the run's vocabulary in place of the task's,
-  # which is never loaded.
+def _replace_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
+  """Replaces the vocabulary of a task, which is then never loaded."""
   own = _RunVocabulary(vocabulary)
   return task.replace(
     output_features={
@@ -117,7 +113,7 @@ class _RunVocabulary(seqio.Vocabulary):
   def _decode(self, ids: Sequence[int]) -> str:
     return self._own.decode(ids)
 
-  # In tf.data's graphs text and ids cross over to SentencePiece in Python.
+  # tf.data's graphs call SentencePiece in Python.
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     def encode(text: bytes) -> np.ndarray:
       (ids,) = self._own.encode_arrays([text.decode("utf-8")], 1)
@@ -136,16 +132,16 @@ class _RunVocabulary(seqio.Vocabulary):
     return text
 
 
-# Evaluator asks for one; TaskAnswers makes rows of the examples.
+# seqio.Evaluator requires a feature converter; TaskAnswers makes the rows.
 class _Unconverted(seqio.PassThroughFeatureConverter):
-  """A feature converter that leaves examples as they are."""
+  """A feature converter that does not change examples."""
 
   TASK_FEATURES = MODEL_FEATURES = PACKING_FEATURE_DTYPES = {}  # noqa: RUF012
   pack = False
 
 
 class KeptOutputs(seqio.loggers.Logger):
-  """A logger of SeqIO that keeps targets and inferences."""
+  """A SeqIO logger that stores targets and inferences as attributes."""
 
   def __init__(self, output_dir: str):
     super().__init__(output_dir)
@@ -153,25 +149,25 @@ class KeptOutputs(seqio.loggers.Logger):
     self.inferences: dict[str, Any] = {}
 
   def __call__(self, *, targets=None, inferences=None, **unused: object):
-    """Keeps both, as postprocessed by the task."""
+    """Stores both; the task has postprocessed them."""
     self.targets, self.inferences = targets, inferences or {}
 
 
-# What SeqIO logs of an error that it raises: commands print the error.
+# SeqIO logs an error and raises it. Drop the log, because commands print it.
 logging.getLogger("absl").addFilter(
   lambda record: record.msg != "Failed to evaluate task %s: %s"
 )
 
 
-def with_named_errors(task: seqio.Task, where: str) -> seqio.Task:
-  """Returns a task whose errors name its function at fault.
+def name_errors(task: seqio.Task, where: str) -> seqio.Task:
+  """Returns a task whose errors name the function of the task that failed.
 
   Args:
     task: task to evaluate.
     where: beginning of the errors, such as "EVAL_TASKS: my_task".
   """
   changes = {
-    "metric_fns": [_metric(x, where) for x in task.metric_fns],
+    "metric_fns": [_wrap_metric(x, where) for x in task.metric_fns],
     "preprocessors": [
       step
       if isinstance(step, seqio.CacheDatasetPlaceholder)
@@ -180,32 +176,34 @@ def with_named_errors(task: seqio.Task, where: str) -> seqio.Task:
     ],
   }
   if task.postprocessor:
-    changes["postprocess_fn"] = _postprocessor(task.postprocessor, where)
+    changes["postprocess_fn"] = _wrap_postprocessor(task.postprocessor, where)
   return task.replace(**changes)
 
 
-def plain_metrics(
+def simplify_metrics(
   metrics: Any, where: str
 ) -> dict[str, float | str | seqio.metrics.MetricValue]:
-  """Returns metrics as numbers and texts by name; histograms stay.
+  """Returns {name: number or text}; other MetricValues, as histograms, stay.
 
-  None is NaN: a metric that cannot be computed.
+  None, the value of a metric that cannot be computed, becomes NaN.
 
   Args:
-    metrics: what a metric function returns.
+    metrics: result of a metric function.
     where: beginning of errors.
 
   Raises:
-    UserError: it is no dict, or a value is neither a number nor a text.
+    UserError: if `metrics` is not a dict of numbers and texts.
   """
   if not isinstance(metrics, Mapping):
     raise UserError(
       f"{where} returns {type_name(metrics)}; return a dict of numbers by name."
     )
-  return {str(n): _plain(x, f"{where}: {n!r}") for n, x in metrics.items()}
+  return {str(n): _simplify(x, f"{where}: {n!r}") for n, x in metrics.items()}
 
 
-def _plain(value: Any, where: str) -> float | str | seqio.metrics.MetricValue:
+def _simplify(
+  value: Any, where: str
+) -> float | str | seqio.metrics.MetricValue:
   if isinstance(value, seqio.metrics.Scalar):
     value = value.value
   elif isinstance(value, seqio.metrics.Text):
@@ -219,7 +217,7 @@ def _plain(value: Any, where: str) -> float | str | seqio.metrics.MetricValue:
   item = value
   if hasattr(value, "__array__"):
     array = np.asarray(value)
-    if array.size == 1:  # a number of any library, also in an array of one
+    if array.size == 1:  # a number of any library, or an array of one number
       item = array.reshape([])[()]
   if isinstance(item, bytes):
     item = item.decode("utf-8", "replace")
@@ -238,19 +236,19 @@ def _plain(value: Any, where: str) -> float | str | seqio.metrics.MetricValue:
     return math.inf if item > 0 else -math.inf
 
 
-def _metric(function: Callable, where: str) -> Callable:
+def _wrap_metric(function: Callable, where: str) -> Callable:
   where = f"{where}: metric function {function_name(function)}"
 
-  # SeqIO reads the names of the parameters, which `wraps` keeps.
+  # `wraps` preserves the parameters' names, which SeqIO reads.
   @functools.wraps(function)
   def metric(*arguments: Any, **keywords: Any) -> Mapping[str, Any]:
     with user_code(where):
-      return plain_metrics(function(*arguments, **keywords), where)
+      return simplify_metrics(function(*arguments, **keywords), where)
 
   return metric
 
 
-def _postprocessor(function: Callable, where: str) -> Callable:
+def _wrap_postprocessor(function: Callable, where: str) -> Callable:
   @functools.wraps(function)
   def postprocess(*arguments: Any, **keywords: Any) -> Any:
     with user_code(f"{where}: postprocessor {function_name(function)}"):

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks as evaluations of this model, by seqio.Evaluator.
+"""Evaluates a model's answers on SeqIO tasks, by seqio.Evaluator.
 
-Inputs and targets are ids of the run's vocabulary, as in training. Targets end
-in [eod] if the task appends an EOS, which is then scored with them. The task's
-own postprocessor and metric functions judge the model's `Answers`.
+Inputs and targets are ids of the run's vocabulary, as in training. If the task
+appends an EOS, targets end in [eod], which is scored too. The task's own
+postprocessor and metric functions compute metrics from the model's `Answers`.
 """
 
 import functools
@@ -30,23 +30,22 @@ from palm_mtf.data.sources.document import Document
 from palm_mtf.data.sources.seqio_steps import tokenizes
 from palm_mtf.data.sources.seqio_task import check_ids, find_provider
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.evaluation.few_shot import (
   adds_exemplars,
+  apply_protocol,
   check_names,
-  with_protocol,
 )
 from palm_mtf.evaluation.seqio_evaluator import (
   KeptOutputs,
-  evaluator_of,
-  plain_metrics,
-  with_named_errors,
+  make_evaluator,
+  name_errors,
+  simplify_metrics,
 )
 from palm_mtf.user_code import user_code
 
-# After TensorFlow, which _tf.py keeps silent.
+# After palm_mtf._tf, which imports TensorFlow without its notices.
 import seqio  # isort: skip
-from palm_mtf.errors import did_you_mean
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ _PREDICTS = {_Output.PREDICTION, _Output.PREDICTION_WITH_AUX}
 
 
 class Answers(Protocol):
-  """Answers of a model to the examples of a task, in their order."""
+  """Answers of a model to the examples of a task, in the examples' order."""
 
   def predictions(self) -> list[list[str]]:
     """Returns the continuations of each example's inputs."""
@@ -70,15 +69,15 @@ class Answers(Protocol):
 class TaskResult(NamedTuple):
   """Metrics of a task, and its examples with their answers."""
 
-  metrics: dict[str, float | str]  # numbers, or texts, by name
-  categories: dict[str, dict[str, float]]  # metrics of each category
-  records: list[dict]  # of each example: inputs, targets, answers
+  metrics: dict[str, float | str]  # {name: number or text}
+  categories: dict[str, dict[str, float]]  # {category: {name: number}}
+  records: list[dict]  # [examples]: inputs, targets and answers of each
 
 
 def open_eval_tasks(
   config: TaskEvalConfig, vocabulary: Vocabulary, sequence_length: int
 ) -> list["EvalTask"]:
-  """Returns the tasks of EVAL_TASKS, those of mixtures one by one.
+  """Returns the tasks of EVAL_TASKS, with mixtures split into their tasks.
 
   Args:
     config: settings of the evaluation.
@@ -86,7 +85,7 @@ def open_eval_tasks(
     sequence_length: tokens in a row, for preprocessors that cut token ids.
 
   Raises:
-    UserError: there is no such task, split, metric function or example, or
+    UserError: if there is no such task, split, metric function or example, or
       SeqIO or the task's code fails.
   """
   found: dict[str, EvalTask] = {}
@@ -94,16 +93,16 @@ def open_eval_tasks(
   subtasks = map(seqio.get_subtasks, providers.values())
   check_names(config, {task.name for each in subtasks for task in each})
   for name, provider in providers.items():
-    # Tasks of a mixture that cannot be evaluated are left out; where none is
-    # left, as where the task is named itself, that is an error.
+    # A mixture's tasks that cannot be evaluated are left out. If no task is
+    # left, as with a single task, that is an error.
     problems = []
     for task in seqio.get_subtasks(provider):
-      problem = _problem(task, config.eval_split)
+      problem = _find_problem(task, config.eval_split)
       if problem:
         problems.append(problem)
       elif task.name not in found:
         found[task.name] = EvalTask(
-          with_protocol(task, config),
+          apply_protocol(task, config),
           config,
           vocabulary,
           sequence_length,
@@ -116,7 +115,7 @@ def open_eval_tasks(
   return list(found.values())
 
 
-def _problem(task: seqio.Task, split: str) -> str:
+def _find_problem(task: seqio.Task, split: str) -> str:
   """Returns why a task cannot be evaluated, or ""."""
   with user_code(f"EVAL_TASKS: the splits of {task.name}"):
     splits = list(task.splits)
@@ -136,7 +135,7 @@ def _problem(task: seqio.Task, split: str) -> str:
 
 
 class EvalTask:
-  """One task, its examples read."""
+  """A task and its examples."""
 
   def __init__(
     self,
@@ -146,7 +145,18 @@ class EvalTask:
     sequence_length: int,
     groups: Mapping[str, Sequence[str]] | None = None,
   ):
-    """Reads the examples; `groups` are of categories. See `open_eval_tasks`."""
+    """Reads the examples.
+
+    Args:
+      task: task to evaluate.
+      config: settings of the evaluation.
+      vocabulary: vocabulary of the run.
+      sequence_length: tokens in a row, for preprocessors that cut token ids.
+      groups: {group: categories}, the task's entry in CATEGORY_GROUPS.
+
+    Raises:
+      UserError: if the task does not suit this model, or its code fails.
+    """
     self._groups = groups or {}
     self.name, self.split = task.name, config.eval_split
     self._task, self._config = task, config
@@ -156,23 +166,25 @@ class EvalTask:
     self._outputs = {each.model_output_type for each in task.metric_objs}
     if _Output.SCORE_WITH_INTERMEDIATES in self._outputs:
       raise UserError(
-        f"{self._what}: a metric wants scores with intermediates, which this "
-        "model does not give; use scores."
+        f"{self._what}: a metric needs scores with intermediates, which this "
+        "model does not provide; use scores."
       )
-    # A task that makes ids without `tokenize` made them with its vocabulary.
+    # Without `tokenize`, a task has encoded ids with its own vocabulary.
     if not tokenizes(task, seqio):
       names = {"inputs", "targets"} & set(task.output_features)
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
     with user_code(self._what), eager_mode():
-      task = with_named_errors(task, self._what)
-      self._evaluator = evaluator_of(task, vocabulary, config, sequence_length)
+      task = name_errors(task, self._what)
+      self._evaluator = make_evaluator(
+        task, vocabulary, config, sequence_length
+      )
       self._examples = list(
         self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
       )
     if not self._examples:
       raise UserError(f"{self._what}: there are no examples.")
     self._set_ids()
-    # Whether inputs are cut out of a document, and begin none.
+    # Whether inputs are cut out of a document and are not its beginning.
     self.within_document = all(
       bool(example.get("within_document", False)) for example in self._examples
     )
@@ -188,7 +200,7 @@ class EvalTask:
 
   def _set_ids(self):
     digest = hashlib.blake2b(digest_size=16)
-    # Token ids of each example; [] where the task has no such feature.
+    # Token ids of each example; [] if the task does not have the feature.
     self.inputs, self.targets = [], []
     for number, example in enumerate(self._examples):
       for name, ids in (("inputs", self.inputs), ("targets", self.targets)):
@@ -200,33 +212,33 @@ class EvalTask:
           )
         ids.append(value.tolist())
         digest.update(f"{ids[-1]}".encode())
-    self.fingerprint = digest.hexdigest()  # of all of them
+    self.fingerprint = digest.hexdigest()  # of all examples
 
   @functools.cached_property
   def texts(self) -> list[Document]:
-    """The texts of each example without exemplars; "" of unconditional ones."""
+    """Each example's texts without exemplars; "" for unconditional examples."""
     task, steps = self, self._task.preprocessors
     if any(map(adds_exemplars, steps)):
-      task = self._with_steps(itertools.filterfalse(adds_exemplars, steps))
+      task = self._replace_steps(itertools.filterfalse(adds_exemplars, steps))
     return [
       Document("")
       if example.get("unconditional", False)
       else Document(
-        self._text(example, "targets") if "targets" in example else "",
-        self._text(example, "inputs") if "inputs" in example else None,
+        self._read_text(example, "targets") if "targets" in example else "",
+        self._read_text(example, "inputs") if "inputs" in example else None,
       )
       for example in task._examples
     ]
 
   @property
   def questions(self) -> list[Hashable]:
-    """The question of each example: options of one share it."""
+    """[examples] the question of each; options of a question share it."""
     return [
-      _question(example, number)
+      _find_question(example, number)
       for number, example in enumerate(self._examples)
     ]
 
-  def _with_steps(self, steps: Iterable[Callable]) -> "EvalTask":
+  def _replace_steps(self, steps: Iterable[Callable]) -> "EvalTask":
     return EvalTask(
       self._task.replace(preprocessors=[*steps]),
       self._config,
@@ -237,21 +249,21 @@ class EvalTask:
   def evaluate(
     self, step: int, answers: Answers, clean: Sequence[int] | None = None
   ) -> TaskResult:
-    """Returns the metrics of answers by the task's metric functions.
+    """Computes metrics of answers by the task's metric functions.
 
     Args:
       step: step of the checkpoint.
       answers: answers of the checkpoint's model.
       clean: numbers of the examples that the training text does not contain,
-        over which "<metric>_clean" is, or None.
+        for metrics "<metric>_clean"; None for no such metrics.
 
     Raises:
-      UserError: a metric function or a postprocessor of the task fails.
+      UserError: if a metric function or a postprocessor of the task fails.
     """
-    # Asked first, so that errors of the model are not taken for the task's.
+    # Compute answers first, so that the model's errors do not seem the task's.
     outputs, predicted, scores = self._outputs, [], []
     if outputs & _PREDICTS:
-      predicted = [*enumerate(self._as_ids(answers.predictions()))]
+      predicted = [*enumerate(self._encode(answers.predictions()))]
     if _Output.PREDICTION_WITH_AUX in outputs:
       scores = answers.prediction_scores()
       if all(len(each) == 1 for each in scores):
@@ -266,20 +278,20 @@ class EvalTask:
         predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
       )
       (kept,) = self._evaluator.loggers  # the KeptOutputs
-      metrics_of = functools.partial(self._metrics_of, kept)
-      averages, categories = by_category(
+      metrics_of = functools.partial(self._compute_metrics, kept)
+      averages, categories = group_metrics(
         metrics_of, self._categories, self._groups
       )
-      metrics = self._plain(results.result()[self.name]) | averages
-      records = list(self._records(kept))
+      metrics = self._simplify(results.result()[self.name]) | averages
+      records = list(self._make_records(kept))
       if clean is not None:
-        metrics |= self._clean_metrics(metrics, metrics_of, clean)
+        metrics |= self._compute_clean_metrics(metrics, metrics_of, clean)
         is_clean = set(clean)
         for number, record in enumerate(records):
           record["contaminated"] = number not in is_clean
     return TaskResult(metrics, categories, records)
 
-  def _clean_metrics(
+  def _compute_clean_metrics(
     self,
     whole: Mapping[str, float | str],
     metrics_of: Callable[[Sequence[int]], dict[str, float]],
@@ -289,7 +301,7 @@ class EvalTask:
     if not clean:  # metric functions need examples
       return {}
     if len(clean) < len(self._examples):
-      averages, _ = by_category(
+      averages, _ = group_metrics(
         lambda numbers: metrics_of([clean[number] for number in numbers]),
         [self._categories[number] for number in clean],
         self._groups,
@@ -297,10 +309,10 @@ class EvalTask:
       found = metrics_of(clean) | averages
     return {f"{name}_clean": value for name, value in found.items()}
 
-  def _metrics_of(
+  def _compute_metrics(
     self, kept: KeptOutputs, numbers: Sequence[int]
   ) -> dict[str, float]:
-    """Returns the numbers that metric functions make of some examples."""
+    """Returns {metric: value} over some examples, for numbers only."""
     outputs = {
       "targets": kept.targets,
       "predictions": kept.inferences.get("prediction"),
@@ -320,16 +332,18 @@ class EvalTask:
     for function in task.metric_fns:
       names = arguments.keys() & inspect.signature(function).parameters.keys()
       found |= function(**{name: arguments[name] for name in names})
-    return {n: x for n, x in self._plain(found).items() if isinstance(x, float)}
+    return {
+      n: x for n, x in self._simplify(found).items() if isinstance(x, float)
+    }
 
-  def _plain(self, metrics: Mapping[str, Any]) -> dict[str, float | str]:
+  def _simplify(self, metrics: Mapping[str, Any]) -> dict[str, float | str]:
     """Returns the metrics that are numbers or texts."""
-    plain = plain_metrics(metrics, self._what)
+    plain = simplify_metrics(metrics, self._what)
     return {n: x for n, x in plain.items() if isinstance(x, float | str)}
 
-  def _as_ids(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
+  def _encode(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Returns ids, padded with [eod]: [examples, (samples,) tokens], int32."""
-    # seqio.Evaluator takes ids and decodes them with the run's vocabulary.
+    # seqio.Evaluator decodes the ids with the run's vocabulary.
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]
     ids = self._vocabulary.encode_batch(flat)
@@ -341,10 +355,10 @@ class EvalTask:
       return padded
     return padded.reshape([-1, samples, padded.shape[1]])
 
-  def _records(self, kept: KeptOutputs) -> Iterator[dict]:
+  def _make_records(self, kept: KeptOutputs) -> Iterator[dict]:
     for number, example in enumerate(self._examples):
       record = {
-        name: self._text(example, name)
+        name: self._read_text(example, name)
         for name in ("inputs", "targets")
         if name in example
       }
@@ -352,23 +366,24 @@ class EvalTask:
       if kept.targets is not None:
         record["expected"] = kept.targets[number]
       for name, values in kept.inferences.items():
-        if isinstance(values, dict):  # auxiliary ones
+        if isinstance(values, dict):  # auxiliary values
           record[name] = {x: each[number] for x, each in values.items()}
         else:
           record[name] = values[number]
       yield record
 
-  def _text(self, example: dict[str, Any], name: str) -> str:
+  def _read_text(self, example: dict[str, Any], name: str) -> str:
     text = example.get(f"{name}_pretokenized")
     if isinstance(text, bytes):
       return text.decode("utf-8", "replace")
     return self._vocabulary.decode(example[name])
 
 
-def _question(example: dict[str, Any], number: int) -> Hashable:
-  """Returns the question of an example, the number of one that has no other."""
-  if "record" in example:  # palm_mtf.tasks; T5 has numbers of both
+def _find_question(example: dict[str, Any], number: int) -> Hashable:
+  """Returns what identifies the question; `number` if there are no options."""
+  if "record" in example:  # of palm_mtf.tasks
     return example["record"]
+  # T5's `idx` holds the numbers of the question and the option.
   index = np.asarray(example.get("idx", []))
   return tuple(index[:-1]) if index.shape and len(index) > 1 else number
 
@@ -377,7 +392,7 @@ Metrics = dict[str, float]
 
 
 def category_of(example: Mapping[str, Any]) -> str:
-  """Returns the category of an example, "" for none."""
+  """Returns the category of an example, or ""."""
   value = example.get("exemplar_group", b"")
   return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
@@ -385,28 +400,28 @@ def category_of(example: Mapping[str, Any]) -> str:
 def check_groups(
   task: str, groups: Mapping[str, Iterable[str]], categories: Iterable[str]
 ) -> None:
-  """Raises UserError if a group has a name that is no category of the task."""
+  """Raises UserError if a group contains a name that is not a category."""
   known = {*categories}
   for group, names in groups.items():
     for name in names:
       if name not in known:
         raise UserError(
-          f"CATEGORY_GROUPS: {name!r} in {group!r} is no category of {task}"
-          f"{did_you_mean(name, known)}; mend or remove it."
+          f"CATEGORY_GROUPS: {name!r} in {group!r} is not a category of {task}"
+          f"{did_you_mean(name, known)}; correct or remove it."
         )
 
 
-def by_category(
+def group_metrics(
   metrics_of: Callable[[Sequence[int]], Metrics],
   categories: Sequence[str],
   groups: Mapping[str, Iterable[str]],
 ) -> tuple[Metrics, dict[str, Metrics]]:
-  """Returns the averages over categories, and the metrics of each one.
+  """Returns averages over categories, and the metrics of each category.
 
   Args:
-    metrics_of: function that returns the metrics of some examples, by number.
-    categories: [examples] category of each.
-    groups: {group: categories}; those that no example has are left out.
+    metrics_of: function from numbers of examples to their metrics.
+    categories: [examples] category of each example.
+    groups: {group: categories}; categories without an example are left out.
   """
   places: dict[str, list[int]] = {}
   for number, category in enumerate(categories):
@@ -414,18 +429,18 @@ def by_category(
   if len(places) < 2:
     return {}, {}
   of_each = {name: metrics_of(places[name]) for name in sorted(places)}
-  averages = _means(of_each.values(), "")
+  averages = _average(of_each.values(), "")
   for group, names in groups.items():
     inside = [name for name in dict.fromkeys(names) if name in places]
     numbers = sorted(number for name in inside for number in places[name])
     if numbers:
       for name, value in metrics_of(numbers).items():
         averages[f"{name}/{group}"] = value
-      averages |= _means([of_each[name] for name in inside], f"/{group}")
+      averages |= _average([of_each[name] for name in inside], f"/{group}")
   return averages, of_each
 
 
-def _means(of_each: Iterable[Metrics], end: str) -> Metrics:
+def _average(of_each: Iterable[Metrics], end: str) -> Metrics:
   every = list(of_each)
   return {
     f"macro_{name}{end}": float(np.mean([each[name] for each in every]))

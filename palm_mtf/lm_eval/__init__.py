@@ -4,6 +4,6 @@
 
   lm_eval --model palm_mtf --model_args model_dir=runs/first --tasks ...
 
-where the harness reads entry points; `python -m palm_mtf.lm_eval` is the same
-command for a harness that does not (0.4.13).
+This command works if the harness reads entry points. Version 0.4.13 does not;
+then replace `lm_eval` by `python -m palm_mtf.lm_eval`.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The harness's own command line, with the model type `palm_mtf`."""
+"""Runs the harness's command line, with the model type `palm_mtf`."""
 
 import sys
 
@@ -11,7 +11,7 @@ from palm_mtf.machine.process import own_process
 
 def _import_harness() -> None:
   try:
-    import lm_eval  # noqa: F401 (before what is in it)
+    import lm_eval  # noqa: F401 (checks only whether it is installed)
   except ModuleNotFoundError as error:
     if error.name != "lm_eval":
       raise

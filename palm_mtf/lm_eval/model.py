@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The model type `palm_mtf` of the harness."""
+"""The model type `palm_mtf` for the harness."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from palm_mtf.lm_eval.run import Run
 
 @register_model("palm_mtf")
 class PalmMtf(LM):
-  """The newest checkpoint of a run: its numbers are those of `score`."""
+  """The newest checkpoint of a run. Likelihoods equal `palm_mtf score`'s."""
 
   def __init__(
     self,
@@ -31,11 +31,11 @@ class PalmMtf(LM):
     Args:
       model_dir: MODEL_DIR of a training run.
       trust_config: whether the run's config.gin may run code.
-      batch_size: as the other two, given by the harness and not read: how many
-        texts are computed at once depends on their lengths.
-      max_batch_size: not read.
-      device: not read.
-      macros: values over those of the run, such as STRIDE=64.
+      batch_size: passed by the harness and ignored, because batch sizes follow
+        from the lengths of the texts.
+      max_batch_size: ignored.
+      device: ignored.
+      macros: values that override the run's values, such as STRIDE=64.
     """
     del batch_size, max_batch_size, device
     super().__init__()
@@ -47,13 +47,18 @@ class PalmMtf(LM):
     return self._run.name
 
   def get_model_info(self) -> dict[str, str]:
-    """Returns what the harness adds to "config" in its results."""
+    """Returns fields that the harness adds to "config" in its results."""
     return {"model_dtype": self._run.activation_dtype}
 
   def loglikelihood(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
   ) -> list[tuple[float, bool]]:
-    """Returns log p of each continuation, and whether it is the greedy one."""
+    """Returns log p of each continuation, and whether decoding is greedy on it.
+
+    Args:
+      requests: each with a context and a continuation.
+      disable_tqdm: whether to show no progress bar.
+    """
     pairs = [request.args for request in requests]
     found = [(0.0, False)] * len(pairs)
     with tqdm(total=len(pairs), disable=disable_tqdm) as bar:

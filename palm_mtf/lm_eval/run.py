@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run whose newest checkpoint answers requests."""
+"""Answers the harness's requests with the newest checkpoint of a run."""
 
 import collections
 import dataclasses
@@ -24,9 +24,8 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 
 _logger = logging.getLogger(__name__)
 
-
-_DEFAULT_MAX_TOKENS = 256  # of the harness
-# The first that is given counts, as in the harness.
+_DEFAULT_MAX_TOKENS = 256  # the harness's default
+# The first of these keywords that a task gives counts, as in the harness.
 _MAX_TOKENS = (
   "max_gen_toks",
   "max_new_tokens",
@@ -37,9 +36,9 @@ _KNOWN = {*_MAX_TOKENS, "until", "do_sample", "temperature", "top_k", "top_p"}
 
 
 def split_pair(context: str, continuation: str) -> tuple[str, str]:
-  """Moves spaces that end a context into the continuation, as the harness does.
+  """Moves spaces from a context's end to the continuation, as the harness does.
 
-  A vocabulary may have " word" as one piece, which training saw.
+  A vocabulary may encode " word" as one piece, as the model saw it in training.
   """
   kept = context.rstrip()
   return kept, context[len(kept) :] + continuation
@@ -47,12 +46,12 @@ def split_pair(context: str, continuation: str) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-  """How a prompt is continued.
+  """Settings for continuing a prompt.
 
   Attributes:
     decode: settings of sampling, with the strings that end a text.
-    max_tokens: tokens at most.
-    asked_tokens: tokens that the task asks for.
+    max_tokens: largest number of tokens to sample.
+    asked_tokens: number of tokens that the task asks for.
   """
 
   decode: DecodeConfig
@@ -60,18 +59,19 @@ class Generation:
   asked_tokens: int
 
 
-def generation(
+def read_generation(
   gen_kwargs: Mapping[str, object], decode: DecodeConfig, length: int
 ) -> Generation:
   """Returns the settings that a task asks for.
 
   Args:
     gen_kwargs: generation_kwargs of a task.
-    decode: settings of the run, of which WEIGHT_DTYPE is kept.
-    length: SEQUENCE_LENGTH: half of it is the most where a task asks for all.
+    decode: settings of the run; only WEIGHT_DTYPE is used.
+    length: SEQUENCE_LENGTH; if a task asks for as many tokens or more, it gets
+      half of them.
 
   Raises:
-    UserError: a keyword is unknown here.
+    UserError: if a keyword is unknown to palm_mtf.
   """
   given = {x: y for x, y in gen_kwargs.items() if y is not None}
   if given.get("num_beams", 1) == 1:
@@ -83,7 +83,7 @@ def generation(
     )
   until = given.get("until", [])
   until = [until] if isinstance(until, str) else until
-  # Without do_sample a temperature asks for it, and 0 is greedy.
+  # Without do_sample, a temperature above 0 asks for sampling.
   samples = given.get("do_sample", bool(given.get("temperature")))
   numbers = {
     "temperature": float(given.get("temperature", 1.0)) if samples else 0.0
@@ -106,7 +106,7 @@ def generation(
 
 
 class Run:
-  """The newest checkpoint of a MODEL_DIR, loaded."""
+  """The loaded newest checkpoint of a MODEL_DIR."""
 
   def __init__(
     self, model_dir: str, macros: Mapping[str, object], trust_config: bool
@@ -115,11 +115,11 @@ class Run:
 
     Args:
       model_dir: MODEL_DIR of a training run.
-      macros: values over those of the run, by macro.
+      macros: {macro: value} that override the run's values.
       trust_config: whether the run's config.gin may run code.
 
     Raises:
-      UserError: it is no run, or its settings do not fit.
+      UserError: if MODEL_DIR holds no run, or its settings do not fit together.
     """
     model_dir, config = load_run("score", model_dir, macros, trust_config)
     mesh_layout.check_layout(config.mesh_layout, config.model)
@@ -149,10 +149,10 @@ class Run:
   def scores(
     self, pairs: Sequence[tuple[str, str]]
   ) -> Iterator[tuple[int, "Score"]]:
-    """Yields the place of each pair, and the score of its continuation.
+    """Yields the index of each pair, and the score of its continuation.
 
     Args:
-      pairs: contexts, "" for none, and their continuations.
+      pairs: contexts ("" for none) and their continuations.
     """
     from palm_mtf.generation.inference.scorer import Example, Score
 
@@ -161,7 +161,7 @@ class Run:
       context, continuation = split_pair(*pair)
       contexts.append(context)
       others.append(continuation)
-    # A continuation is part of the text that its context begins.
+    # If there is a context, encode the continuation as the middle of a text.
     inputs = self._vocabulary.encode_batch(contexts)
     targets = self._vocabulary.encode_batch(others, [*map(bool, contexts)])
     examples = [*map(Example, inputs, targets)]
@@ -169,7 +169,7 @@ class Run:
     for index, example in enumerate(examples):
       if example.targets:
         scored.append(index)
-      else:  # what is empty is certain
+      else:  # an empty continuation has probability 1
         yield index, Score(0.0, is_greedy=True)
     for place, score in self._scorer.scores([examples[i] for i in scored]):
       yield scored[place], score
@@ -177,27 +177,28 @@ class Run:
   def continuations(
     self, prompts: Sequence[tuple[str, Mapping[str, object]]]
   ) -> Iterator[tuple[int, str]]:
-    """Yields the place of each prompt, and its continuation.
+    """Yields the index of each prompt, and its continuation.
 
     Args:
-      prompts: texts with generation_kwargs; one that is drawn for several times
-        has as many samples. Of a text that is too long the end is read.
+      prompts: texts with generation_kwargs. If a prompt occurs several times,
+        each occurrence gets another sample. Of a text that is too long, only
+        the end is read.
     """
     by_settings = collections.defaultdict(lambda: collections.defaultdict(list))
     length = self._config.model.sequence_length
     for index, (text, gen_kwargs) in enumerate(prompts):
-      asked = generation(gen_kwargs, self._config.decode, length)
+      asked = read_generation(gen_kwargs, self._config.decode, length)
       by_settings[asked][text].append(index)
     for asked, places in by_settings.items():
       if asked.max_tokens < asked.asked_tokens:
         _logger.warning(
           f"a task asks for {asked.asked_tokens} tokens, as many as "
-          f"SEQUENCE_LENGTH = {length} or more: texts end after "
+          f"SEQUENCE_LENGTH = {length} or more; texts end after "
           f"{asked.max_tokens}"
         )
-      yield from self._continued(asked, places)
+      yield from self._continue(asked, places)
 
-  def _continued(
+  def _continue(
     self, asked: Generation, places: Mapping[str, Sequence[int]]
   ) -> Iterator[tuple[int, str]]:
     from palm_mtf.generation.inference.generator import Generator
@@ -216,7 +217,7 @@ class Run:
     )
     room = self._config.model.sequence_length - asked.max_tokens
     ids = self._vocabulary.encode_batch(list(places))
-    # Prompts of like lengths share a batch, with little padding.
+    # Sort, so that prompts of similar length share a batch with little padding.
     ordered = sorted(
       zip(ids, places.values(), strict=True), key=lambda pair: len(pair[0])
     )

@@ -267,6 +267,6 @@ def test_a_full_disk_behind_stdout_is_one_line(
     done = palm_mtf(*arguments, stdout=full)
   assert (done.returncode, done.stderr) == (
     2,
-    "palm_mtf: stdout cannot be written: No space left on device; give the "
-    "results a place with room.\n",
+    "palm_mtf: stdout cannot be written: No space left on device; send the "
+    "results to a disk with free space.\n",
   )

@@ -246,7 +246,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(
     (
       ["--gin.CATEGORY_GROUPS={'counting': {'law': ['art']}}"],
       ["counting"],
-      "CATEGORY_GROUPS: 'art' in 'law' is no category of counting; mend or",
+      "CATEGORY_GROUPS: 'art' in 'law' is not a category of counting; correct",
     ),
   ],
 )

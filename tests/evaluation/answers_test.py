@@ -9,7 +9,7 @@ import pytest
 from palm_mtf import config as configs
 from palm_mtf.cli import gin_files
 from palm_mtf.config.macros import macros_of
-from palm_mtf.evaluation.answers import INDEPENDENT, answer_settings
+from palm_mtf.evaluation.answers import INDEPENDENT, select_settings
 
 pytest.importorskip("seqio", reason="SeqIO is not installed")
 
@@ -96,7 +96,7 @@ def test_a_new_field_of_any_part_counts_by_default():
   others.add("StatisticsConfig")
   assert copies.keys() == set(configs.__all__) - others
   for name, config in copies.items():
-    assert answer_settings(config)["ADDED_LATER"] == 7, name
+    assert select_settings(config)["ADDED_LATER"] == 7, name
 
 
 def test_each_macro_that_is_left_out_exists_and_has_one_reason():
@@ -126,14 +126,14 @@ def test_each_macro_that_is_left_out_exists_and_has_one_reason():
 )
 def test_a_setting_that_changes_answers_counts(setting):
   mesh = ["MESH_SHAPE='model:2'", "LAYOUT='heads:model'"]
-  changed = answer_settings(load(*mesh, setting))
-  assert changed != answer_settings(load(*mesh))
+  changed = select_settings(load(*mesh, setting))
+  assert changed != select_settings(load(*mesh))
 
 
 def test_a_prefix_objective_counts():
   packed, extra = "PACKING='packed'", "EXTRA_IDS=100"
   found = [
-    answer_settings(load(packed, extra, f"OBJECTIVE={each!r}"))
+    select_settings(load(packed, extra, f"OBJECTIVE={each!r}"))
     for each in ("causal", "prefix_lm", "span_corruption")
   ]
   assert found[0] != found[1] != found[2] != found[0]

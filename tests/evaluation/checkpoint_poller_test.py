@@ -12,13 +12,13 @@ import pytest
 from palm_mtf.config import TaskEvalConfig
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation import checkpoint_poller
-from palm_mtf.evaluation.checkpoint_poller import checkpoints_to_evaluate
+from palm_mtf.evaluation.checkpoint_poller import find_checkpoints
 from tests.checkpoint_files import SHAPES, write
 
 
 def find(folder, choice, train_steps=30, wait_secs=0.0, shapes=SHAPES):
   config = TaskEvalConfig(eval_checkpoints=choice, eval_wait_secs=wait_secs)
-  return checkpoints_to_evaluate(str(folder), shapes, config, train_steps)
+  return find_checkpoints(str(folder), shapes, config, train_steps)
 
 
 def steps(checkpoints):

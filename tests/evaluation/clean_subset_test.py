@@ -18,7 +18,7 @@ from palm_mtf.config import (  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
 from palm_mtf.evaluation import clean_subset  # noqa: E402
-from palm_mtf.evaluation.clean_subset import clean_examples  # noqa: E402
+from palm_mtf.evaluation.clean_subset import find_clean_examples  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
 from tests.evaluation.seqio_tasks_test import Says  # noqa: E402
 from tests.mtf_testing import small_config  # noqa: E402
@@ -110,7 +110,9 @@ def find(tmp_path):
   def find(name, **settings):
     settings = TaskEvalConfig(eval_tasks=[name], **settings)
     tasks = open_eval_tasks(settings, vocabulary, 64)
-    (clean,) = clean_examples(str(tmp_path / "run"), config, tasks).values()
+    (clean,) = find_clean_examples(
+      str(tmp_path / "run"), config, tasks
+    ).values()
     return tasks[0], sorted({*range(len(tasks[0].targets))} - {*clean})
 
   find.folder = folder

@@ -232,7 +232,7 @@ def test_predictions_are_the_oracles_likeliest_and_long_inputs_lose_the_front(
   assert [x["prediction"] for x in kept] == expected
   assert outcome.num_cut == 1
   assert (
-    "open: of 1 of 4 examples the inputs were too long and lost their "
+    "open: the inputs of 1 of 4 examples were too long and lost their "
     "beginning" in capsys.readouterr().err
   )
   share = np.mean([x[:1] == "a" for x in expected])

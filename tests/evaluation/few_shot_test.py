@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from palm_mtf.evaluation.few_shot import answer_finder, changed_outputs
+from palm_mtf.evaluation.few_shot import change_outputs, make_answer_finder
 
 pytest.importorskip("seqio", reason="SeqIO is not installed")
 
@@ -13,7 +13,7 @@ import seqio
 from palm_mtf.config import FewShotConfig
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.exemplars import SEPARATOR
-from palm_mtf.evaluation.few_shot import few_shot_form, few_shot_task
+from palm_mtf.evaluation.few_shot import few_shot_task, make_few_shot
 from tests.seqio_testing import add_examples, registries_restored
 
 BYTES = seqio.ByteVocabulary()
@@ -78,7 +78,7 @@ def test_solved_training_examples_stand_before_each_input():
 
 def formed(name, **settings) -> tuple[str, list[str]]:
   """The name of a form, and its inputs."""
-  form = few_shot_form(seqio.TaskRegistry.get(name), FewShotConfig(**settings))
+  form = make_few_shot(seqio.TaskRegistry.get(name), FewShotConfig(**settings))
   seqio.TaskRegistry.add_provider(f"form of {name}", form)
   texts = inputs_of(f"form of {name}")
   seqio.TaskRegistry.remove(f"form of {name}")
@@ -346,21 +346,21 @@ ANSWER = r"[Tt]he answer is (.*?)\."
 def test_the_answer_is_the_group_of_the_first_match_or_nothing(
   pattern, output, answer
 ):
-  assert answer_finder(pattern)(output) == answer
+  assert make_answer_finder(pattern)(output) == answer
 
 
 def test_outputs_are_changed_in_turn_and_before_the_postprocessor():
   def postprocess(output, example=None, is_target=False):
     return f"<{output}>"
 
-  once = changed_outputs(postprocess, lambda text: text.partition("|")[0])
-  twice = changed_outputs(once, lambda text: text + "!")
+  once = change_outputs(postprocess, lambda text: text.partition("|")[0])
+  twice = change_outputs(once, lambda text: text + "!")
   assert once("a|b", example={}, is_target=False) == "<a>"
   assert twice("a|b", example={}, is_target=False) == "<a!>"
   assert twice("a|b", example={}, is_target=True) == "<a|b>"
 
 
 def test_each_of_several_samples_is_changed():
-  upper = changed_outputs(None, str.upper)
+  upper = change_outputs(None, str.upper)
   assert upper(["a", "b"], example={}) == ["A", "B"]
   assert upper("a", is_target=True) == "a"

@@ -15,8 +15,8 @@ seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 from palm_mtf._tf import eager_mode, tf  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
 from palm_mtf.evaluation.seqio_evaluator import (  # noqa: E402
-  plain_metrics,
-  with_named_errors,
+  name_errors,
+  simplify_metrics,
 )
 from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
 
@@ -52,7 +52,7 @@ HALF = 0.5
 def test_numbers_and_texts_of_any_library_are_taken(value, plain):
   with eager_mode():
     value = value() if callable(value) else value
-    found = plain_metrics({"x": value}, WHERE)["x"]
+    found = simplify_metrics({"x": value}, WHERE)["x"]
   assert (found, type(found)) == (plain, type(plain))
 
 
@@ -60,12 +60,12 @@ def test_numbers_and_texts_of_any_library_are_taken(value, plain):
   "value", [None, math.nan, np.float32("nan"), Decimal("nan")]
 )
 def test_what_cannot_be_computed_is_nan(value):
-  assert math.isnan(plain_metrics({"x": value}, WHERE)["x"])
+  assert math.isnan(simplify_metrics({"x": value}, WHERE)["x"])
 
 
 def test_histograms_stay_for_those_who_read_them():
   spread = seqio.metrics.Histogram(np.array([1.0, 2.0]))
-  assert plain_metrics({"spread": spread}, WHERE) == {"spread": spread}
+  assert simplify_metrics({"spread": spread}, WHERE) == {"spread": spread}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_histograms_stay_for_those_who_read_them():
 )
 def test_a_value_that_is_neither_is_refused_with_its_name_and_type(value, kind):
   with pytest.raises(UserError) as error:
-    plain_metrics({"each": value}, WHERE)
+    simplify_metrics({"each": value}, WHERE)
   assert str(error.value) == (
     f"{WHERE}: 'each' is {kind}; return a number or a text for each name."
   )
@@ -109,7 +109,7 @@ def task():
       metric_fns=[metric],
       postprocess_fn=postprocess,
     )
-    return with_named_errors(made, WHERE)
+    return name_errors(made, WHERE)
 
   with registries_restored():
     yield make

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.seqio_tasks import by_category, check_groups
+from palm_mtf.evaluation.seqio_tasks import check_groups, group_metrics
 
 seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
@@ -277,7 +277,7 @@ def metrics_of(numbers):
 
 def test_averages_are_those_by_hand():
   groups = {"humanities": ["law", "art"], "rest": ["logic", "sport"]}
-  averages, of_each = by_category(metrics_of, CATEGORIES, groups)
+  averages, of_each = group_metrics(metrics_of, CATEGORIES, groups)
   assert of_each == {
     "art": {"accuracy": pytest.approx(200 / 3)},
     "law": {"accuracy": 25},
@@ -310,7 +310,7 @@ def test_palm_reports_mmlus_mean_over_subjects_its_authors_over_questions():
     return {"accuracy": MMLU[group][2]}
 
   names = [f"{group} {number}" for number, group in enumerate(subjects)]
-  averages, _ = by_category(of_palm, names, {})
+  averages, _ = group_metrics(of_palm, names, {})
   assert round(averages["macro_accuracy"], 1) == 69.3
   questions = sum(count for _, count, *_ in MMLU.values())
   of_gpt3 = sum(count * right for _, count, _, right in MMLU.values())
@@ -322,20 +322,20 @@ def test_order_of_the_examples_changes_nothing():
     return metrics_of([len(RIGHT) - 1 - number for number in numbers])
 
   groups = {"humanities": ["art", "law"]}
-  assert by_category(reverse, CATEGORIES[::-1], groups) == by_category(
+  assert group_metrics(reverse, CATEGORIES[::-1], groups) == group_metrics(
     metrics_of, CATEGORIES, groups
   )
 
 
 def test_a_task_of_one_category_or_none_has_no_averages_over_them():
   for category in ("", "law"):
-    assert by_category(metrics_of, [category] * 8, {}) == ({}, {})
+    assert group_metrics(metrics_of, [category] * 8, {}) == ({}, {})
 
 
 def test_a_group_of_a_category_that_is_none_is_one_line():
   with pytest.raises(UserError) as info:
     check_groups("mmlu", {"humanities": ["law", "artt"]}, CATEGORIES)
   assert str(info.value) == (
-    "CATEGORY_GROUPS: 'artt' in 'humanities' is no category of mmlu (did you "
-    'mean "art"?); mend or remove it.'
+    "CATEGORY_GROUPS: 'artt' in 'humanities' is not a category of mmlu (did "
+    'you mean "art"?); correct or remove it.'
   )

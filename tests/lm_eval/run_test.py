@@ -10,7 +10,7 @@ from palm_mtf.cli.main import main
 from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.lm_eval.run import Run, generation, split_pair
+from palm_mtf.lm_eval.run import Run, read_generation, split_pair
 from tests import runs
 
 PAIRS = [
@@ -129,7 +129,7 @@ LENGTH = 512
 
 
 def _asked(**gen_kwargs):
-  return generation(gen_kwargs, DecodeConfig(), LENGTH)
+  return read_generation(gen_kwargs, DecodeConfig(), LENGTH)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_fields_of_their_kinds_pass():
     (
       ["a", 0],
       "\0",
-      "field 'a[0]' has a NUL, which is no character of a text; ",
+      "field 'a[0]' has a NUL, which a text cannot have; ",
     ),
     (["b"], [], "field 'b' is [], not a JSON object; "),
     (["b"], {"c": 1, "dd": []}, "no field 'b.d' (did you mean \"dd\"?); "),

@@ -301,7 +301,7 @@ def _read_field(
     )
   if not is_right(line[name]):
     raise UserError(
-      f"{where}: {name!r} is {user_text.shown(line[name])}, not {wanted}; set "
+      f"{where}: {name!r} is {user_text.short_json(line[name])}, not {wanted}; set "
       f"{setting} {fix}, or mend the line."
     )
   return line[name]
