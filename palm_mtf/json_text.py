@@ -28,26 +28,21 @@ def json_text(
   Raises:
     TypeError: if a value has another type, and there is no `default`.
   """
-  return json.dumps(
-    _replace_not_finite(value, default), indent=indent, allow_nan=False
-  )
+  return json.dumps(_to_finite(value, default), indent=indent, allow_nan=False)
 
 
-def _replace_not_finite(
-  value: object, default: Callable[[object], object] | None
-):
+def _to_finite(value: object, default: Callable[[object], object] | None):
   """Replaces numbers that are not finite by None."""
   if isinstance(value, dict):
     return {
-      _convert_key(k, default): _replace_not_finite(x, default)
-      for k, x in value.items()
+      _convert_key(k, default): _to_finite(x, default) for k, x in value.items()
     }
   if isinstance(value, list | tuple):
-    return [_replace_not_finite(each, default) for each in value]
+    return [_to_finite(each, default) for each in value]
   if isinstance(value, float):
     return value if math.isfinite(value) else None
   if default and not isinstance(value, str | int | None):
-    return _replace_not_finite(default(value), default)
+    return _to_finite(default(value), default)
   return value
 
 

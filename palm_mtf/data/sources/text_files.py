@@ -301,8 +301,8 @@ def _read_field(
     )
   if not is_right(line[name]):
     raise UserError(
-      f"{where}: {name!r} is {user_text.short_json(line[name])}, not {wanted}; set "
-      f"{setting} {fix}, or mend the line."
+      f"{where}: {name!r} is {user_text.short_json(line[name])}, not "
+      f"{wanted}; set {setting} {fix}, or mend the line."
     )
   return line[name]
 
