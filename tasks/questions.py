@@ -291,9 +291,7 @@ def _ask(prompt: Prompt, record: Any, origin: str) -> list[Choice | Question]:
   except UserError as error:
     raise UserError(f"{origin}: {error}") from error
   except Exception as error:  # raised by the prompt, which may be the user's
-    raise UserError(
-      f"{origin}: {describe(error)}; mend the record."
-    ) from error
+    raise UserError(f"{origin}: {describe(error)}; mend the record.") from error
 
 
 def _check(question: Choice | Question) -> None:

@@ -46,14 +46,14 @@ def state():
 
 
 @pytest.mark.slow
-def test_what_tensorflow_goes_on_without_is_loaded_when_somebody_asks_for_it():
+def test_parts_that_tensorflow_does_not_need_are_loaded_on_demand():
   shown = processes.python("-c", _SAYS)
   loaded, is_there = json.loads(shown.stdout)
   assert loaded == []
   assert is_there
 
 
-def test_mesh_tensorflow_is_importable_behind_palm_mtf_which_changes_no_more():
+def test_importing_palm_mtf_only_makes_mesh_tensorflow_importable():
   program = """
 before, path = state(), sys.meta_path[:]
 import palm_mtf
@@ -160,7 +160,7 @@ def squared(x):
   return x * x
 
 
-def name_in_a_graph_of_its_own(function, shape):
+def name_in_a_new_graph(function, shape):
   with tf.Graph().as_default() as graph:
     function(tf.zeros(shape))
     (compiled,) = graph.as_graph_def().library.function
@@ -191,10 +191,10 @@ def test_functions_of_others_are_called_as_tensorflow_does():
 
 
 def test_what_xla_compiles_is_named_by_what_it_computes():
-  name = name_in_a_graph_of_its_own(doubled, [2])
-  assert name_in_a_graph_of_its_own(doubled, [2]) == name
-  assert name_in_a_graph_of_its_own(doubled, [3]) != name
-  assert name_in_a_graph_of_its_own(squared, [2]) != name
+  name = name_in_a_new_graph(doubled, [2])
+  assert name_in_a_new_graph(doubled, [2]) == name
+  assert name_in_a_new_graph(doubled, [3]) != name
+  assert name_in_a_new_graph(squared, [2]) != name
 
 
 def test_a_process_finds_what_another_has_compiled(tmp_path):

@@ -283,7 +283,7 @@ def test_no_layer_imports_a_later_one():
     assert set(IMPORTS[part].split()) <= PURE | GRAPH, part
 
 
-def test_the_root_of_the_package_holds_these_files_alone():
+def test_the_root_of_the_package_holds_only_these_files():
   files = {x.stem for x in (ROOT / "palm_mtf").glob("*.py")}
   assert files == ROOT_FILES
 

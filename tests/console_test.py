@@ -162,7 +162,7 @@ print(main(["lost"]), flush=True)
   assert (done.returncode, done.stdout) == (0, "result\n")
 
 
-def test_where_stderr_was_closed_before_the_start_stdout_has_results_alone():
+def test_with_a_closed_stderr_stdout_has_only_results():
   program = f"{sys.executable} -m palm_mtf doctr 2>&-"
   done = subprocess.run(
     program, shell=True, stdout=subprocess.PIPE, check=False

@@ -103,7 +103,7 @@ def test_every_new_checkpoint_is_evaluated_while_another_process_trains(
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_goes_on_where_it_was(corpus, folder):
+def test_a_killed_evaluation_resumes_where_it_was(corpus, folder):
   assert runs.run("train", corpus, folder / "run", **TRAIN) == 0
   killed = start_evaluate(corpus, folder)
   wait_until(lambda: answers_of(folder, 20).count("\n") > 20, killed)

@@ -377,7 +377,7 @@ def test_a_long_recipe_keeps_checkpoints_of_all_its_length(recipe):
     assert run.keep_every_steps <= run.train_steps / 20
 
 
-def test_62b_goes_on_from_600b_tokens_to_1325b():
+def test_62b_continues_from_600b_tokens_to_1325b():
   """PaLM Appendix F."""
   path = FOLDER / "recipes" / "palm_62b_continued.gin"
   _, settings = loaded(path).build()

@@ -277,7 +277,7 @@ def test_the_lock_has_hashes_of_each_package(lock):
   )
 
 
-def test_make_installs_the_locks_by_their_hashes_alone():
+def test_make_installs_the_locks_only_by_their_hashes():
   makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
   locked = [x for x in makefile.splitlines() if re.match(r"\t@\$\(PIP", x)]
   editable = [x for x in locked if "$(PIP_INSTALL_LOCKED)" not in x]

@@ -8,7 +8,7 @@ from palm_mtf.config import PlanConfig
 
 
 def plan_config(*files: str, **macros: object) -> PlanConfig:
-  """Returns the check_settings settings of gin files; macros override them."""
+  """Returns the checked settings of gin files; macros override the files."""
   given = [f"{name}={value!r}" for name, value in macros.items()]
   return check_settings(gin_files.load("plan", files, given).build()[1])
 

@@ -154,9 +154,7 @@ def test_a_fault_ends_the_run_in_time_with_the_pod_its_host_and_the_phase(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["stop", "wait"])
-def test_a_silent_link_between_pods_that_answer_is_told_with_both_ends(
-  cluster, policy
-):
+def test_a_silent_link_between_pods_is_reported_with_both_ends(cluster, policy):
   client = cluster.client_in_step_20(ON_POD_FAILURE=policy, POD_WAIT_SECS=8.0)
   cluster.relay.silence(cluster.servers[0].pid)
   start = time.monotonic()

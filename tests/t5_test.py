@@ -141,7 +141,7 @@ def test_a_mixture_of_t5s_has_its_own_rates():
   ],
   ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_t5_judges_answers_with_its_own_metrics(
+def test_t5_evaluates_answers_with_its_own_metrics(
   vocabulary, name, records, said, expected
 ):
   with_records(name, records)
@@ -152,7 +152,7 @@ def test_t5_judges_answers_with_its_own_metrics(
   assert found == pytest.approx(expected, abs=1e-2)
 
 
-def test_ids_of_t5s_preprocessors_are_read_anew_the_same(vocabulary):
+def test_ids_of_t5s_preprocessors_are_the_same_when_read_again(vocabulary):
   """T5's span corruption draws from SeqIO's seeds, so that runs resume."""
   import t5.data.preprocessors as t5_steps
 

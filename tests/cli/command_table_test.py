@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of one word and of two, and the groups that two words make."""
+"""Names of commands have one or two words; the first of two is a group."""
 
 import pytest
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An installed palm_mtf to run commands of, without TensorFlow behind it.
+"""Installs a copy of palm_mtf whose commands run without TensorFlow.
 
-It is laid out as a wheel makes it, with the gin folder inside the package, and
-its entry points print their arguments instead of training.
+The copy has the layout of a wheel, with the gin folder inside the package. Its
+entry points print their arguments instead of training.
 """
 
 import functools

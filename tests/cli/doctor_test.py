@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf doctor` reports what is here, and survives what crashes."""
+"""`palm_mtf doctor` reports this machine, and survives crashing libraries."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def test_the_report_agrees_with_this_environment():
   result = _run_doctor("--json")
   report = json.loads(result.stdout)
   assert result.returncode == (2 if report["problems"] else 0)
-  # Only SeqIO may be missing a part: editdistance has no wheel for 3.13.
+  # Only SeqIO's editdistance may be missing: it has no wheel for Python 3.13.
   for problem in report["problems"]:
     assert problem["what"] == "editdistance is not installed."
   assert report["packages"]["tensorflow"] == metadata.version("tensorflow")
@@ -68,7 +68,7 @@ def test_measured_rates_are_those_a_machine_can_have():
 
 
 def test_a_library_that_crashes_is_reported_and_the_rest_is_shown(tmp_path):
-  # Found before the real one, and dies as a wheel for another CPU does.
+  # This module shadows TensorFlow, and crashes as a wheel for another CPU does.
   (tmp_path / "tensorflow.py").write_text(
     "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
   )
@@ -141,7 +141,7 @@ SOUND = Installation(
 
 
 def _with_versions(**changes: str | None) -> Installation:
-  """SOUND with other versions; None takes a package away."""
+  """Returns SOUND with other versions; None removes a package."""
   versions = {
     **SOUND.versions,
     **{name.replace("_", "-"): version for name, version in changes.items()},
@@ -182,7 +182,7 @@ def test_two_packages_in_one_folder_are_both_removed_and_one_comes_back(
   )
 
 
-def test_tensorflow_cpu_alone_is_replaced_and_not_reported_twice():
+def test_tensorflow_cpu_is_replaced_and_not_reported_twice():
   found = _with_versions(
     tensorflow=None, tensorflow_cpu="2.21.0", tensorflow_text=None
   )

@@ -28,7 +28,7 @@ def check(tmp_path, *lines):
       "records.places.folder = '/data'",
       "palm_mixture.books.files = %TEXT_FILES",
     ),
-    (  # of an earlier version, which bound its own functions in gin
+    (  # from an earlier version, which bound its own functions in gin
       "from palm_mtf import config",
       "from palm_mtf import train",
       "train.train.model = @config.PalmConfig()",

@@ -46,7 +46,7 @@ def origins(configuration) -> dict[str, str]:
 
 
 def without_origins(configuration) -> list[str]:
-  """The text's statements, without its first line and the origins."""
+  """Returns the statements of the text, without first line and origins."""
   lines = configuration.format_effective().splitlines()[1:]
   return [line.partition("  # ")[0] for line in lines]
 
@@ -80,7 +80,7 @@ def test_train_and_evaluate_see_the_same_values_and_origins(here):
   assert both >= {"SEED", "D_FF", "NUM_LAYERS", "TEXT_FILES"}
   for told in (values, origins):
     a, b = told(train), told(evaluate)
-    # A command may have macros of its own, with values in its run file.
+    # A command may have separate macros, with values in gin/defaults.
     assert {x: a[x] for x in both} == {x: b[x] for x in both}
 
 
@@ -145,7 +145,7 @@ def test_the_effective_text_gives_the_same_configuration_again(here, command):
   second = load(command, [name])
   assert without_origins(second) == without_origins(first)
   assert values(second) == values(first)
-  # What follows from CHIP is a comment there.
+  # Settings that follow from CHIP are commented out in the file.
   assert {
     origin
     for name, origin in origins(second).items()
@@ -221,7 +221,7 @@ def test_a_parameter_of_a_class_of_settings_sets_its_macro(
   assert configuration.build()[1].optimizer.learning_rate == 0.5
   assert "\nLEARNING_RATE = " in configuration.format_effective()
   assert origins(configuration)["LEARNING_RATE"].startswith("mine.gin:")
-  # The last setting of either form holds.
+  # The last setting wins, in either form.
   bindings = [DIR, "LEARNING_RATE=0.25"]
   last = load("train", [RECIPE, mine], bindings)
   assert values(last)["LEARNING_RATE"] == 0.25
@@ -391,7 +391,7 @@ def test_only_a_message_about_a_macro_says_where_it_was_set():
   assert configuration.add_location("no space left") == "no space left"
 
 
-def test_a_command_has_defaults_of_its_own_unless_the_user_sets_them(here):
+def test_a_command_has_its_defaults_unless_the_user_sets_them(here):
   plain = load("evaluate", [RECIPE], [DIR])
   assert values(plain)["TEMPERATURE"] == 0.0
   assert origins(plain)["TEMPERATURE"].startswith("defaults/evaluate.gin:")
@@ -399,7 +399,7 @@ def test_a_command_has_defaults_of_its_own_unless_the_user_sets_them(here):
   mine = write(here, "mine.gin", "TEMPERATURE = 0.5\n")
   given = load("evaluate", [RECIPE, mine], [DIR])
   assert values(given)["TEMPERATURE"] == 0.5
-  # Training leaves it to the commands that read its config.gin.
+  # Training does not set it, because commands that decode do.
   train = load("train", [RECIPE, mine], [DIR])
   assert "TEMPERATURE" not in values(train)
   kept = write(here, "kept.gin", train.format_effective())
@@ -421,7 +421,7 @@ def test_a_chip_brings_its_rates_and_the_user_has_the_last_word():
 
 
 def test_another_chip_over_a_runs_config_brings_its_own_rates(tmp_path):
-  """What followed from the first is a comment in config.gin."""
+  """config.gin only has comments for the settings that followed from CHIP."""
   text = loaded('CHIP="tpu_v4"', "CHIP_WATTS=500").format_effective()
   file = tmp_path / "config.gin"
   file.write_text(text)
@@ -495,12 +495,12 @@ def test_the_measured_rates_are_this_machines(tmp_path, monkeypatch):
   with open(measured_hardware(), "w") as file:
     file.write("CHIP_MEMORY_BANDWIDTH = 2e10\n")
   assert hardware().chip_memory_bandwidth == 2e10
-  # Other cores, other rates.
+  # Rates are stored per number of usable cores.
   monkeypatch.setattr("palm_mtf.machine.cache_folder.usable_cores", lambda: 99)
   assert hardware().chip_memory_bandwidth is None
 
 
-# Number of JSON objects, which all name the dtype, per command.
+# {command: (flags, number of JSON objects, which all name the dtype)}
 COMMANDS = {
   "evaluate": ([], 1),
   "score": (["--text", "one two", "--text", "3"], 3),  # and all texts together
@@ -509,7 +509,7 @@ COMMANDS = {
 
 
 def forms(model_dir) -> list[list[str]]:
-  """Returns the flags that name a run, in every form."""
+  """Returns each form of flags that names a run."""
   of_file = f"--gin_file={model_dir}/config.gin"
   moved = f"--gin.MODEL_DIR={str(model_dir)!r}"
   return [["--model_dir", str(model_dir)], [of_file, moved]]

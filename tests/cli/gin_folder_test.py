@@ -29,7 +29,7 @@ def here(tmp_path, monkeypatch):
 
 
 def copied(folder: Path, inside: bool) -> str:
-  """Copies the package to `folder`; returns what it says its gin folder is."""
+  """Copies the package to `folder`; returns the gin folder that it finds."""
   shutil.copytree(ROOT / "palm_mtf" / "cli", folder / "palm_mtf" / "cli")
   for name in ("__init__.py", "errors.py"):
     shutil.copy(ROOT / "palm_mtf" / name, folder / "palm_mtf")
@@ -48,12 +48,12 @@ def copied(folder: Path, inside: bool) -> str:
   return done.stdout.strip()
 
 
-def test_a_checkout_has_its_gin_folder_beside_the_package(here):
+def test_a_checkout_has_its_gin_folder_next_to_the_package(here):
   assert copied(here, inside=False) == str(here / "gin")
 
 
 def test_a_wheel_has_its_gin_folder_inside_the_package(here):
-  # Beside an installed package, "gin" is the library.
+  # Next to an installed package, the folder "gin" is gin's own package.
   (here / "gin").mkdir()
   (here / "gin" / "__init__.py").touch()
   assert copied(here, inside=True) == str(here / "palm_mtf" / "gin")
@@ -67,7 +67,7 @@ def test_the_current_folder_comes_before_the_gin_folder(here):
   assert find_gin_file("layouts/single.gin") == here / "layouts/single.gin"
 
 
-def test_the_name_that_plain_gin_has_for_our_files_is_theirs_alone(here):
+def test_plain_gins_name_of_our_files_finds_only_our_files(here):
   shipped = gin_folder() / "layouts" / "single.gin"
   (here / "layouts").mkdir()
   (here / "layouts" / "single.gin").touch()
@@ -100,7 +100,7 @@ def test_an_absolute_path_and_a_home_path_are_found(here, monkeypatch):
   assert find_gin_file("~/mine.gin") == here / "mine.gin"
 
 
-def test_an_include_is_looked_up_beside_its_includer_first(here):
+def test_an_include_is_searched_in_the_including_folder_first(here):
   theirs = here / "project"
   (theirs / "layouts").mkdir(parents=True)
   (here / "own").mkdir()

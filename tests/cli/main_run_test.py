@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a command gives to its entry point, and what it makes of its end."""
+"""The arguments of a command's entry point, and the exit code it leads to."""
 
 import json
 import subprocess
@@ -68,7 +68,7 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
         "generate": {"prompts", "input_file", "interactive"},
       }
       assert again.keys() - first.keys() == own[command]
-      common = first.keys() - {"decode"}  # which training leaves open
+      common = first.keys() - {"decode"}  # training does not set decoding
       assert {x: again[x] for x in common} == {x: first[x] for x in common}
 
 
@@ -98,7 +98,7 @@ def test_a_model_dir_with_code_needs_trust(palm_mtf, tmp_path):
     "the author of this run; if you trust the author, add --trust_config.\n"
   )
   done = palm_mtf("evaluate", "--model_dir=x", "--trust_config")
-  # What the user's module prints is no result.
+  # Text that the user's module prints does not go to stdout.
   assert (done.returncode, done.stderr) == (0, "registered\n")
   assert json.loads(done.stdout)["settings"]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The command from outside: help, mistakes, exit codes and what it imports."""
+"""The command in a process: help, mistakes, exit codes and imports."""
 
 import os
 import subprocess
@@ -25,8 +25,8 @@ HEAVY = {
 }
 
 
-def told(done: subprocess.CompletedProcess) -> tuple[str, set[str]]:
-  """What a run with `-X importtime` said on stderr, and all it imported."""
+def split_stderr(done: subprocess.CompletedProcess) -> tuple[str, set[str]]:
+  """Returns stderr without `-X importtime`, and the imported modules."""
   said, modules = "", set()
   for line in done.stderr.splitlines(keepends=True):
     if line.startswith("import time:"):
@@ -67,7 +67,7 @@ def test_help_answers_at_once_because_it_imports_nothing_heavy(
   assert done.returncode == 0
   usage = " ".join(["usage: palm_mtf", *arguments[:-1]])
   assert done.stdout.startswith(f"{usage} ")
-  said, modules = told(done)
+  said, modules = split_stderr(done)
   assert not said
   assert not modules & (HEAVY | {"gin", "palm_mtf.config.run"})
 
@@ -165,7 +165,7 @@ def test_a_users_mistake_is_one_line_and_two_before_anything_is_imported(
 ):
   done = palm_mtf(*arguments, **TIMED)
   assert (done.returncode, done.stdout) == (2, "")
-  said, modules = told(done)
+  said, modules = split_stderr(done)
   assert said == f"palm_mtf: {line}\n"
   assert not modules & (
     HEAVY | {"palm_mtf.commands.train", "palm_mtf.commands.evaluate"}
@@ -177,7 +177,7 @@ def test_a_users_mistake_is_one_line_and_two_before_anything_is_imported(
 )
 def test_print_config_prints_and_imports_no_entry_point(palm_mtf, name):
   done = palm_mtf(*name.split(), RECIPE, DIR, "--print_config", **TIMED)
-  said, modules = told(done)
+  said, modules = split_stderr(done)
   assert (done.returncode, said) == (0, "")
   assert done.stdout.startswith(
     f"# palm_mtf {name} {RECIPE} '{DIR}'\n"
@@ -200,7 +200,7 @@ def test_a_checkout_prints_the_same_configuration(palm_mtf, tmp_path):
     check=True,
   )
   assert done.stdout == palm_mtf(*arguments).stdout
-  assert not told(done)[1] & HEAVY
+  assert not split_stderr(done)[1] & HEAVY
 
 
 def test_vocab_gets_its_flags(palm_mtf):
@@ -259,7 +259,7 @@ def test_a_reader_that_has_read_enough_is_no_error(
   ids=" ".join,
 )
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_disk_behind_stdout_is_one_line(
+def test_results_for_a_full_disk_are_one_line(
   palm_mtf, monkeypatch, unbuffered, arguments
 ):
   monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)

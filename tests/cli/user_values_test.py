@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Values of macros that the user's own functions give, and what they raise."""
+"""Values of macros from the user's functions, and errors of the functions."""
 
 import sys
 
@@ -126,7 +126,7 @@ def chatter():
 
 @pytest.fixture(scope="module", autouse=True)
 def own(tmp_path_factory):
-  """The module `own`, once: gin keeps what it registers."""
+  """The module `own`, made only once, because gin keeps its registrations."""
   folder = tmp_path_factory.mktemp("own")
   (folder / "own.py").write_text(FUNCTIONS)
   with pytest.MonkeyPatch.context() as patch:
@@ -152,14 +152,14 @@ def refusal(here, *lines):
   configuration = configured(here, *lines)
   with pytest.raises(UserError) as error:
     configuration.build()
-  # As the command says it, which knows where macros were set.
+  # The command adds where the macro was set.
   message = configuration.add_location(str(error.value))
   assert "\n" not in message
   return message
 
 
 def line_of(own, text):
-  """Returns the number of the line of own.py that has the text."""
+  """Returns the number of the line in own.py that has the text."""
   lines = own.read_text().splitlines()
   (number,) = [i for i, line in enumerate(lines, 1) if text in line]
   return number

@@ -28,7 +28,7 @@ def results(palm_mtf):
 
 @pytest.fixture
 def model_dir(tmp_path):
-  """Steps 1 to 4, of which 3 has a flipped bit."""
+  """Checkpoints of steps 1 to 4; a bit of step 3 is flipped."""
   for step in (1, 2, 3, 4):
     write(tmp_path, step)
   path = tmp_path / "checkpoints" / "step_00000003" / "weights.data"
@@ -114,7 +114,7 @@ def test_prune_removes_nothing_where_none_is_whole_or_a_trainer_runs(
 def test_what_cannot_be_read_is_shown_and_never_pruned(
   model_dir, results, fails, monkeypatch
 ):
-  """As with the rights of another user, or a file system that is away."""
+  """For example without rights, or while a file system is unavailable."""
   path = str(model_dir / "checkpoints" / "step_00000004" / "weights.data")
   real = manifest_module.hash_file
 
@@ -149,7 +149,7 @@ def test_compare_tells_names_shapes_and_numbers_apart(
     "only_in_first": ["a"],
     "only_in_second": ["b"],
     "other_shapes": {"shape": [[3], [2]]},
-    "max_difference": {"near": 0.5, "z": 0.0},  # -0 is not the bits of 0
+    "max_difference": {"near": 0.5, "z": 0.0},  # -0 and 0 differ in their bits
     "other_settings": {},
     "bitwise_equal": False,
   }

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Commands, run in this process, and runs that they read."""
+"""Runs commands in this process, and makes runs that the commands read."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def palm_mtf(capsys):
 
 @pytest.fixture
 def on_corpus(tmp_path, palm_mtf):
-  """Runs a command on texts in MODEL_DIR = tmp_path/run, as `palm_mtf` does."""
+  """Runs a command on texts, with MODEL_DIR = tmp_path/run."""
 
   def run(command, texts, *flags, **macros):
     model_dir = tmp_path / "run"
@@ -38,7 +38,7 @@ def on_corpus(tmp_path, palm_mtf):
 
 @pytest.fixture
 def fails(palm_mtf):
-  """Runs a command that fails in one line; returns it without its program."""
+  """Runs a command that fails; returns its error, which has one line."""
 
   def run(*arguments):
     code, out, err = palm_mtf(*arguments)

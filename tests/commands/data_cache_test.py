@@ -77,7 +77,7 @@ def test_what_cannot_work_is_one_line(cache, macros, message):
   assert err.splitlines()[-1].startswith(f"palm_mtf: {message}")
 
 
-# Prints how much more memory the command used at most than its imports did.
+# Prints by how many bytes the command exceeds the peak memory of its imports.
 MEASURED = """
 import functools, sys
 from palm_mtf.cli.main import main
@@ -88,7 +88,7 @@ def most():
   with open("/proc/self/status") as file:
     return int(file.read().split("VmHWM:")[1].split()[0]) << 10
 
-# Small shards and batches: what of them is in memory is the same for any text.
+# With small shards and batches, the part in memory is the same for any text.
 write = functools.partial(store.write_store, shard_bytes=1 << 18)
 cache.write_store = write
 encoder._BATCH_CHARACTERS = 1 << 16
@@ -115,13 +115,13 @@ def write_lines(path, num_bytes) -> None:
 
 @pytest.fixture
 def vocabulary(cache, tmp_path) -> str:
-  """The vocabulary of another run; training one needs memory of its own."""
+  """A trained vocabulary, because training one would need memory too."""
   cache()
   return str(tmp_path / "run" / "vocabulary.model")
 
 
 def memory_of(tmp_path, num_bytes, vocabulary) -> int:
-  """Returns the bytes of memory that caching so much text takes."""
+  """Returns the bytes of memory that caching `num_bytes` of text takes."""
   path = tmp_path / f"{num_bytes}.jsonl"
   write_lines(path, num_bytes)
   arguments = runs.arguments(
@@ -140,18 +140,18 @@ def memory_of(tmp_path, num_bytes, vocabulary) -> int:
 def test_memory_does_not_grow_with_the_corpus(tmp_path, vocabulary):
   small = memory_of(tmp_path, 3 << 20, vocabulary)
   large = memory_of(tmp_path, 12 << 20, vocabulary)
-  # Nine more megabytes of text, and about as many of tokens.
+  # The text has nine more megabytes, and so do the tokens, roughly.
   assert large - small < 3 << 20
 
 
 def text_of(number: int) -> str:
-  """Returns a text whose words no other has."""
+  """Returns a text whose words occur in no other text."""
   return " ".join(f"{word}{number}" for word in runs.WORDS * (number % 7 + 1))
 
 
 @pytest.fixture
 def lines(tmp_path):
-  """JSON lines of 60 texts, of which 20 come twice and 10 are poor."""
+  """JSON lines with 60 texts; 20 occur twice, 10 have a low score."""
   folder = tmp_path / "lines"
   folder.mkdir()
   texts = [text_of(i) for i in range(60)]
@@ -171,7 +171,7 @@ FILTERS = {
 
 @pytest.fixture
 def cache_lines(lines, tmp_path, on_corpus):
-  """Caches the lines; returns the store and what was printed."""
+  """Caches the lines; returns the path of the store and the printed JSON."""
 
   def run(folder, **macros):
     code, out, err = on_corpus(
@@ -228,7 +228,7 @@ def test_documents_with_examples_of_named_tasks_are_removed(
       DECONTAMINATE_TASKS=["named"],
       DECONTAMINATE_FILES=str(tmp_path / "set.jsonl"),
     )
-  assert found["removed_contaminated"] == 1 + 2  # text 21 comes twice
+  assert found["removed_contaminated"] == 1 + 2  # text 21 occurs twice
   assert found["training_documents"] + found["validation_documents"] == 77
 
 
@@ -240,7 +240,7 @@ def test_without_filters_a_manifest_is_what_it_was(cache_lines):
 
 
 @pytest.mark.parametrize("moment", ["removed-*", "*.partial"])
-def test_filtering_that_was_killed_goes_on_to_the_same_store(
+def test_filtering_that_was_killed_resumes_to_the_same_store(
   lines, cache_lines, tmp_path, moment
 ):
   whole, found = cache_lines("undisturbed", **FILTERS)
@@ -264,7 +264,7 @@ def test_filtering_that_was_killed_goes_on_to_the_same_store(
   assert {**counts, "path": ""} == {**found, "path": ""}
 
 
-def test_filtering_that_was_stopped_goes_on_to_the_same_store(
+def test_filtering_that_was_stopped_resumes_to_the_same_store(
   cache_lines, monkeypatch
 ):
   small = functools.partial(store.write_store, shard_bytes=1000)

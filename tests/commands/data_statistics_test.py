@@ -13,7 +13,7 @@ from tests.log_lines import without_stamps
 
 @pytest.fixture
 def corpus(tmp_path):
-  """Sixty texts: random words, five copies of one, a near copy of another."""
+  """60 texts of random words, with five exact copies and one near copy."""
   folder = tmp_path / "corpus"
   folder.mkdir()
   rng = np.random.default_rng(0)
@@ -144,7 +144,8 @@ def test_the_epochs_of_a_run_follow_from_its_steps_rows_and_tokens(statistics):
   run = {"TRAIN_STEPS": 30, "GLOBAL_BATCH_SIZE": [[0, 4], [10, 8]]}
   results = json.loads(statistics("--json", **run)[1])
   (reading,) = results["epochs"].values()
-  # Most documents are in training, each token once an epoch.
+  # An epoch reads each token of the training documents once; most documents are
+  # training documents.
   assert 0.7 < reading["epoch_tokens"] / results["all"]["tokens"] < 1
   tokens = (10 * 4 + 20 * 8) * runs.SETTINGS["SEQUENCE_LENGTH"]
   assert reading["epochs"] == pytest.approx(tokens / reading["epoch_tokens"])

@@ -103,7 +103,7 @@ def test_training_evaluates_on_its_way_what_evaluate_finds(finished, evaluate):
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(8, marks=pytest.mark.slow)])
-def test_an_evaluation_that_was_cut_off_is_made_by_the_run_that_goes_on(
+def test_an_evaluation_that_was_cut_off_is_made_by_the_resumed_run(
   finished, corpus, tmp_path, step
 ):
   # As a run that was killed between the checkpoint of a step and its metrics.
@@ -292,7 +292,7 @@ def texts(tmp_path):
   return texts
 
 
-def test_a_corpus_is_built_learnt_and_evaluated_without_what_it_contains(
+def test_a_corpus_is_filtered_trained_on_and_evaluated(
   texts, tmp_path, palm_mtf, capsys
 ):
   # Documents with the first task's examples are removed; half of the second

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run that is exported and imported again says the same."""
+"""A run that is exported and imported again generates the same text."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from tests.mtf_testing import small_config
 
 @pytest.fixture(scope="module")
 def folder(finished, tmp_path_factory):
-  """The run of `finished`, exported."""
+  """The folder to which the run `finished` is exported."""
   path = tmp_path_factory.mktemp("exported") / "model"
   flags = ["--model_dir", str(finished), "--format=hf"]
   assert main(["export", *flags, "--output", str(path)]) == 0
@@ -34,7 +34,7 @@ def _generated(model_dir, capsys) -> str:
   capsys.readouterr()
   flags = ["--model_dir", str(model_dir), "--prompt", "one two", "--json"]
   greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
-  # As the run names it; an imported model names none.
+  # The dtype of the run; an imported model has none.
   greedy.append("--gin.ACTIVATION_DTYPE='float32'")
   assert main(["generate", *flags, *greedy]) == 0
   return capsys.readouterr().out
@@ -51,7 +51,7 @@ def test_the_folder_holds_what_transformers_reads_and_the_vocabulary(folder):
   }
   config = json.loads((folder / "config.json").read_text())
   assert config["architectures"] == ["CohereForCausalLM"]
-  # Behind [eod], where PACKING = "joined" begins a document.
+  # With PACKING = "joined" a document begins after [eod].
   assert config["bos_token_id"] == config["eos_token_id"] == 1
 
 
@@ -92,7 +92,7 @@ def test_a_run_starts_from_an_imported_one(imported, corpus, tmp_path):
   assert runs.run("train", corpus, tmp_path / "next", **start) == 0
 
 
-def test_an_imported_checkpoint_is_not_gone_on_from_without_moments(
+def test_an_imported_checkpoint_without_moments_is_not_resumed(
   imported, corpus, tmp_path, capsys
 ):
   shutil.copytree(imported, tmp_path / "copy")
@@ -134,7 +134,7 @@ def test_another_checkpoints_folder_needs_its_vocabulary(
   assert main([*flags, "--vocabulary", str(vocabulary)]) == 0
 
 
-def test_a_folder_that_is_no_model_is_told(tmp_path, capsys):
+def test_a_folder_without_a_model_is_refused(tmp_path, capsys):
   flags = ["--output", str(tmp_path / "run")]
   assert main(["import", str(tmp_path), *flags]) == 2
   assert "give the folder of a model of trans" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf generate` on a trained run: its prompts, and what it says."""
+"""`palm_mtf generate` on a trained run: prompts, output and errors."""
 
 import functools
 import io
@@ -48,7 +48,7 @@ def test_one_prompt_is_streamed_and_says_what_json_says(generate):
   assert out == f"--- 'one two'\none two{record['continuation']}\n\n"
 
 
-def test_a_prompt_that_ends_in_the_space_of_the_next_word_is_told(generate):
+def test_a_prompt_that_ends_in_the_space_of_the_next_word_warns(generate):
   code, out, err = generate("--prompt=one two ", "--prompt=one ", "--json")
   assert code == 0 and len(records(out)) == 2
   assert without_stamps(err).splitlines()[1:] == [
@@ -86,7 +86,7 @@ def test_a_byte_that_is_typed_and_is_not_utf_8_is_one_line(
     io.BytesIO(b"caf\xe9\n7\n"), encoding="ascii", errors="strict"
   )
   monkeypatch.setattr("sys.stdin", stdin)
-  monkeypatch.setattr("sys.__stdin__", stdin)  # the process's own
+  monkeypatch.setattr("sys.__stdin__", stdin)  # the process's original stdin
   code, out, err = generate("--interactive")
   assert code == 0
   assert "--- '7'\n7" in out

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A damaged or crafted model is refused in one line, before anything is made.
 
-Each case changes one file of a small model; commands/export_test.py imports
-what a run exported.
+Each case changes one file of a small model. export_test.py imports models that
+a run exported.
 """
 
 import os
@@ -142,13 +142,13 @@ def test_weights_that_a_container_s_limit_cannot_hold_are_refused(
   assert "this machine has 4,096 of memory" in refused()
 
 
-# Made where a file of weights, of configuration or the vocabulary belongs.
+# Each makes something else at the path of weights, config.json or vocabulary.
 def _fifo(path) -> None:
   os.mkfifo(path)
 
 
 def _socket(path) -> None:
-  # The path of a socket has 107 bytes at most.
+  # The path of a socket can have at most 107 bytes.
   with socket.socket(socket.AF_UNIX) as bound:
     folder = os.open(path.parent, os.O_RDONLY)
     bound.bind(f"/proc/self/fd/{folder}/{path.name}")
@@ -233,7 +233,7 @@ def test_an_lm_head_of_the_embeddings_bits_is_imported(model_folder, weights):
 def test_our_frequencies_of_the_rotary_embedding_are_left_out(
   model_folder, weights
 ):
-  # As PyTorch computes them, in float32.
+  # PyTorch computes the frequencies in float32.
   power = np.arange(0, 10, 2, np.float32) / np.float32(10)
   ours = np.float32(1) / np.float32(10_000) ** power
   names = [FREQUENCIES, "model.rotary_emb.inv_freq"]
@@ -244,7 +244,7 @@ def test_our_frequencies_of_the_rotary_embedding_are_left_out(
 def test_a_last_norm_that_the_config_leaves_out_holds_ones(
   model_folder, refused, weights
 ):
-  """FINAL_NORM_SCALE = "none" has no scale to keep other numbers in."""
+  """FINAL_NORM_SCALE = "none" has no variable that could hold other numbers."""
   change_json(
     model_folder / "config.json", palm_mtf={"FINAL_NORM_SCALE": "none"}
   )

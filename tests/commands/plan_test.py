@@ -17,12 +17,12 @@ from tests import runs
 PALM = "--gin_file=recipes/palm_540b_two_pods.gin"
 
 
-def test_a_recipe_alone_is_planned_without_model_dir_or_data(palm_mtf):
+def test_a_recipe_is_planned_without_model_dir_or_data(palm_mtf):
   code, out, err = palm_mtf("plan", PALM)
   assert (code, err) == (0, "")
   for text in (
     "540,356,474,880",  # parameters, with norm scales
-    "3,277,760,495,616",  # FLOPs a token
+    "3,277,760,495,616",  # FLOPs per token
     "all_gather over data",
     "between pods",
     "fits: ",
@@ -41,7 +41,7 @@ def test_json_has_the_same_numbers_in_one_line(palm_mtf):
 
 
 def test_a_plan_needs_no_tensorflow_and_less_than_a_second():
-  """Of processor time: a busy machine takes longer."""
+  """Measures processor time, because a busy machine takes longer."""
   program = (
     "import sys; sys.modules.update(dict.fromkeys(['tensorflow', 'seqio']));"
     "from palm_mtf.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -201,8 +201,8 @@ def test_this_machine_is_measured_once_for_all_plans(
     "plan", quickstart, "--json", "--gin.ACTIVATION_DTYPE='float32'"
   )
   plan = json.loads(out)
-  # 6 N and attention, 9.6 MFLOP a token, of 16 sequences of 128; and q k^T
-  # once more, for attention keeps no weights.
+  # 6 N and attention are 9.6 MFLOP per token, in 16 sequences of 128 tokens.
+  # q k^T is computed once more, because attention stores no weights.
   tokens = plan["batch_size"] * 128
   flops = plan["flops_per_token"]
   scores = flops["forward"]["attention/scores"] / 2
@@ -210,8 +210,8 @@ def test_this_machine_is_measured_once_for_all_plans(
     tokens * (flops["model"] + scores) / 1e11
   )
   assert plan["mfu"] < 1
-  assert plan["device_bytes"]["process"] == 350_000_000  # of two pods in it
-  # What an earlier version measured is not read.
+  assert plan["device_bytes"]["process"] == 350_000_000  # a process of two pods
+  # Rates that an earlier version measured are not read.
   version = cache_folder.CALIBRATION + 1
   monkeypatch.setattr(cache_folder, "CALIBRATION", version)
   assert "another version's; run `palm_mtf plan" in fails("plan", quickstart)
@@ -229,11 +229,11 @@ def test_a_search_prints_the_fastest_and_where_the_given_one_stands(palm_mtf):
 
 
 def test_the_layout_that_is_found_trains(palm_mtf, corpus, tmp_path):
-  """On virtual devices, from the gin file that the search wrote."""
+  """Trains on virtual devices, with the gin file that the search wrote."""
   best, model_dir = tmp_path / "best.gin", tmp_path / "run"
   macros = {"TRAIN_STEPS": 2, "CHECKPOINT_STEPS": 2, "PROMPTS": []}
   _, *flags = runs.arguments("train", corpus, model_dir, **macros)
-  # What the file sets is not on the command line, which would win.
+  # Flags would override the settings of the file, so leave them out.
   flags = [x for x in flags if not x.startswith("--gin.NUM_PODS")]
   small = ["--gin.CHIP_MEMORY_BYTES=1e6", "--gin.CHIP_LINK_BANDWIDTH=1e15"]
   search = ["--search", "--devices=2", f"--output={best}"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that someone else has started: the same bits, or what is wrong."""
+"""Training on servers that were started before gives the same bits."""
 
 import contextlib
 import shutil
@@ -51,7 +51,7 @@ def addresses_of(*started):
 
 @pytest.fixture(scope="module")
 def servers():
-  """Returns addresses: of 2 and 1 devices; more threads; another version."""
+  """Addresses of servers: 2 devices, 1 device, more threads, other version."""
   here = [
     start_server(devices, num_threads=1).target.removeprefix("grpc://")
     for devices in (2, 1)
@@ -63,9 +63,9 @@ def servers():
 
 @pytest.mark.slow
 def test_pods_of_several_hosts_train_the_bits_of_one_process(corpus, tmp_path):
-  """Servers stay for a second client, which goes on from the first's.
+  """After the first client, a second one resumes on the same servers.
 
-  That one has another address.
+  The second client has another address.
   """
   settings = {"NUM_PODS": 2, "PROMPTS": [], **SPLIT}
   with addresses_of(serve(2), serve(1), serve(1)) as servers:
@@ -97,7 +97,7 @@ def refusal(*islands):
 def test_a_client_that_was_stopped_while_it_asked_asks_again(
   servers, monkeypatch
 ):
-  """Ctrl-Z, or a machine that moves: the answer came while nobody read it."""
+  """The answer may come while Ctrl-Z or a migration stops the client."""
   times = []
 
   def read(address, secs):
@@ -187,7 +187,7 @@ def test_where_a_server_cannot_listen_is_one_line(flag, line, fails):
 
 @contextlib.contextmanager
 def apart(script):
-  """Runs a shell script where files and addresses are its own."""
+  """Runs a shell script with separate mounts and network addresses."""
   own = "unshare --user --map-root-user --net --mount sh -ec".split()
   if not shutil.which("unshare") or subprocess.call([*own, "ip link"]):
     pytest.skip("no namespaces, or no iproute2, here")
@@ -205,7 +205,7 @@ def apart(script):
 
 
 def test_a_name_that_is_loopback_on_its_own_host_is_refused(tmp_path):
-  """As Debian's installer writes it into /etc/hosts."""
+  """Debian's installer writes such a line into /etc/hosts."""
   hosts = tmp_path / "hosts"
   hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node-b\n")
   with apart(

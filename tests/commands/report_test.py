@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The command: where the page goes, and errors in one line."""
+"""`palm_mtf report`: the path of the page, and errors in one line."""
 
 import importlib.util
 
@@ -12,7 +12,7 @@ from tests.report.conftest import log_line
 
 @pytest.fixture
 def folders(write_run):
-  # Half of a surrogate pair, which JSON can hold and UTF-8 cannot.
+  # JSON can hold half of a surrogate pair, UTF-8 cannot.
   sample = {"step": 1, "prompt": "half ", "continuation": "\ud800"}
   files = {"samples.jsonl": [sample]}
   return [str(write_run(name, [log_line(1)], files)) for name in ("one", "two")]
@@ -50,7 +50,7 @@ def test_no_run_is_an_error(capsys):
   assert "MODEL_DIR" in error_of(capsys)
 
 
-def test_without_matplotlib_the_command_that_installs_it_is_told(
+def test_without_matplotlib_the_message_says_how_to_install_it(
   folders, capsys, monkeypatch
 ):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -15,7 +15,7 @@ from tests import oracle, runs
 
 @pytest.fixture(scope="module")
 def expected(finished):
-  """log p by the oracle, and the number of tokens, of targets given inputs."""
+  """Returns the oracle's log p of targets given inputs, and their tokens."""
   fields = ("num_layers", "d_model", "num_heads", "d_kv", "d_ff")
   config = PalmConfig(
     **{name: runs.SETTINGS[name.upper()] for name in fields},

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf serve` in a process of its own, asked over HTTP."""
+"""`palm_mtf serve` in a separate process answers HTTP requests."""
 
 import concurrent.futures
 import contextlib
@@ -104,7 +104,7 @@ def test_log_p_of_an_echoed_prompt_is_what_score_prints(server, finished):
     found["tokens"], found["text_offset"], ends, strict=True
   ):
     assert text[begin:end] == token
-  # A greedy text goes on with the likeliest tokens.
+  # Greedy decoding continues a text with the likeliest tokens.
   answer = complete(server, prompt=text, logprobs=1)
   found = answer["choices"][0]["logprobs"]
   for token, log_p, top in zip(
@@ -129,7 +129,7 @@ def test_a_harness_that_cuts_the_last_entry_off_reads_the_numbers_of_score(
     server, prompt=ids, echo=True, max_tokens=1, logprobs=1, stop=stop
   )
   (choice,) = answer["choices"]
-  # As LocalCompletionsAPI.parse_logprobs of lm-evaluation-harness.
+  # lm-evaluation-harness slices so in LocalCompletionsAPI.parse_logprobs.
   found = choice["logprobs"]["token_logprobs"][length:-1]
   assert found == scored["logprobs"]["token_logprobs"][length:]
   assert len(found) == len(continuation)
@@ -270,13 +270,13 @@ def test_public_client_completes_streams_and_scores(
       client.completions.create(model="other", prompt="a")
 
 
-# Greedy: a drawn text may end early, by the end of its document.
+# Greedy, because a sampled text may end early, with its document.
 LONG = {"prompt": "one", "max_tokens": 900, "logprobs": 0, "temperature": 0.0}
 
 
 @pytest.fixture
 def long_server(finished, tmp_path):
-  """A server whose texts take long, and its process."""
+  """A server whose completions take long, and its process."""
   shutil.copytree(finished, tmp_path / "run")
   flags = ["--gin.SEQUENCE_LENGTH=1024", "--slots=1", "--most_waiting=1"]
   with start(tmp_path / "run", *flags) as process:
@@ -347,11 +347,11 @@ def test_a_newer_checkpoint_is_followed_and_drops_no_request(
 
 
 def test_under_load_nobody_gets_the_text_of_another_or_none(server, generated):
-  """Four times as many clients as slots, of whom every third goes away."""
+  """There are four clients per slot, and every third client disconnects."""
 
   def client(number):
     prompt = PROMPTS[number % len(PROMPTS)]
-    while True:  # status 429 says to come again
+    while True:  # status 429 asks to retry
       if number % 3 == 0:
         with contextlib.suppress(AssertionError):
           with request_under_way(server, prompt=prompt):

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Real sweeps of small runs: what is trained, kept, stopped and refused."""
+"""Sweeps of small runs: training, files, stopping, and refusals."""
 
 import csv
 import json
@@ -16,8 +16,8 @@ from tests import processes, runs
 from tests.processes import wait_until
 
 TWO = [{"small": {"D_MODEL": 32}, "large": {"D_MODEL": 64}}]
-# "one" has two evaluations, the first between two logged steps, and "failing"
-# ends before it imports TensorFlow.
+# "one" has two evaluations, the first between two logged steps. "failing" ends
+# before it imports TensorFlow.
 THREE = [
   {
     "one": {"EVAL_STEPS": 6, "LOG_STEPS": 5},
@@ -73,7 +73,7 @@ def test_the_table_has_the_numbers_of_metrics_jsonl(swept):
   row = rows[0]
   assert row["loss"] == one[-1]["validation_loss"]
   assert row["tokens"] == one[-1]["tokens"] == 12 * 4 * 32
-  # By hand: vocabulary, then q and o, k and v, and the MLP; attention's scores.
+  # The embedding, q and o, k and v, and the MLP.
   parameters = 320 * 32 + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
   assert row["parameters"] == parameters
   assert row["flops"] == row["tokens"] * (6 * parameters + 3 * 4 * 32 * 32)
@@ -90,7 +90,7 @@ def test_each_evaluation_is_in_the_metrics_also_between_logged_steps(swept):
   assert evaluated == [6, 12]
 
 
-def test_the_reason_for_no_law_is_told(swept):
+def test_the_reason_for_no_law_is_printed(swept):
   folder, _, out, _ = swept
   assert out.splitlines()[-1].startswith("no scaling law: it takes 7 finished")
   assert json.loads((folder / "sweep.json").read_text())["law"] is None
@@ -181,7 +181,7 @@ def test_a_stopped_sweep_leaves_no_process_and_resumes(
     time.sleep(0.01)
   assert not os.path.exists(f"/proc/{child}")
   assert not (run / "outcome.txt").exists()
-  # Unless it was killed, the run has saved its last step.
+  # Unless the run was killed, it has saved its last step.
   if number != signal.SIGKILL:
     assert "run the same command to resume" in err
     (checkpoint,) = (run / "checkpoints").glob("step_*")

@@ -72,7 +72,7 @@ def sampled(corpus, tmp_path_factory):
 def test_samples_on_the_way_are_kept_and_change_no_bit(finished, sampled):
   lines = (sampled / "samples.jsonl").read_text().splitlines()
   assert [json.loads(line)["step"] for line in lines] == [3, 6, 9, 12]
-  # Without SAMPLE_STEPS the last ones alone are kept.
+  # Without SAMPLE_STEPS only the last samples are written.
   assert lines[-1:] == (finished / "samples.jsonl").read_text().splitlines()
   last = json.loads(lines[-1])
   assert last["prompt"] == "one two" and last["continuation"]
@@ -82,7 +82,7 @@ def test_samples_on_the_way_are_kept_and_change_no_bit(finished, sampled):
 def test_a_run_that_was_killed_while_it_sampled_samples_that_step(
   corpus, sampled, tmp_path
 ):
-  """It has saved the step, and has lost its samples."""
+  """The run saved the checkpoint of the step, but not its samples."""
   killed = copy_of(sampled, tmp_path)
   for path in (killed / "checkpoints").iterdir():
     if path.name > "step_00000009":
@@ -142,7 +142,7 @@ def test_a_resume_with_other_kernels_says_so_before_the_first_step(
     assert runs.run("train", corpus, model_dir, **settings) == 0
     return capsys.readouterr().err.partition(f"step {steps}/")[0]
 
-  assert "kernels" not in resumed(13)  # the same
+  assert "kernels" not in resumed(13)  # the kernels are the same
   monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
   (line,) = (x for x in resumed(14).splitlines() if "kernels" in x)
   assert line.endswith(
@@ -167,7 +167,7 @@ def test_a_resume_without_the_compiler_says_that_the_numbers_are_others(
   assert "those of other kernels: operations in C++: none, before -m" in before
 
 
-def test_metrics_after_the_checkpoint_of_a_killed_run_are_written_anew(
+def test_metrics_after_the_checkpoint_of_a_killed_run_are_written_again(
   corpus, finished, tmp_path
 ):
   model_dir = copy_of(finished, tmp_path)
@@ -255,7 +255,7 @@ def test_loss_above_the_unigram_entropy_is_not_called_learning(
 def test_learns_from_context_what_no_unigram_model_can(
   corpus, tmp_path, capsys
 ):
-  """The corpus counts from one to ten: every word follows from the last."""
+  """The corpus counts from one to ten, so each word determines the next."""
   assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=150, LOG_STEPS=50) == 0
   out = capsys.readouterr().out
   learned = float(out.split("learned")[1].split()[0])
@@ -283,7 +283,7 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
       process.send_signal(number)
       break
   _, rest = process.communicate(timeout=60)
-  # So that `train && evaluate` stops.
+  # The exit code makes `train && evaluate` stop.
   assert process.returncode == 128 + number, rest
   assert f"stopped by {number.name}" in rest
   assert "run the same command to resume" in rest
@@ -298,7 +298,7 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
 def test_a_closed_terminal_stops_a_run_that_nobody_reads_and_all_is_saved(
   corpus, tmp_path
 ):
-  """As `train 2>&1 | tee log` in a terminal that is closed."""
+  """For example `train 2>&1 | tee log` in a terminal that is closed."""
   settings = {"CHECKPOINT_STEPS": 100_000, "PROMPTS": [], "EVAL_STEPS": 2}
   settings |= {"NUM_PODS": 2, "PODS": "local_servers"}
   settings |= {"TRAIN_STEPS": 100_000, "LOG_STEPS": 1}
@@ -372,7 +372,7 @@ def test_model_dir_of_another_vocabulary_is_refused_and_left_as_it_was(
 def test_whatever_a_resume_needs_is_on_the_disk_before_the_checkpoint(
   corpus, tmp_path, monkeypatch
 ):
-  """Also where the machine loses power: a written file may be empty then."""
+  """After a power failure, a file that was not synced may be empty."""
   synced, real = [], os.fsync
 
   def note(descriptor):

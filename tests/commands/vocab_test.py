@@ -60,7 +60,7 @@ def test_json_says_what_was_made_and_how_well_it_fits(here, capsys):
   num_bytes = sum(len(x.encode()) for x in text)
   num_tokens = sum(map(len, vocabulary.encode_batch(text)))
   assert results["measured_bytes"] == num_bytes
-  # Chunks are cut at line ends, which some pieces span.
+  # Chunks end at line ends, but some pieces span a line end.
   assert results["measured_tokens"] == pytest.approx(num_tokens, rel=0.01)
   assert results["tokens_per_byte"] * results["bytes_per_token"] == (
     pytest.approx(1)
@@ -160,7 +160,7 @@ INSPECT = "vocab inspect --input=words.txt --vocabulary="
       )
       for prefix in ("runs", "runs/")
     ),
-    (  # of a size that any work would tell first
+    (  # with a wrong --size, which training would report first
       f"vocab --input={JSON} --size={9**9} --output=words.txt/a/words",
       "--output = 'words.txt/a/words': {here}/words.txt is not a writable "
       "folder; give another --output.",

@@ -65,7 +65,7 @@ def test_waiting_has_an_end_and_says_so(folder, capsys):
   assert steps(find(folder, "every")) == [10, 20]
   assert (
     "no checkpoint after step 20 came within EVAL_WAIT_SECS = 0; the same "
-    "command goes on" in capsys.readouterr().err
+    "command resumes" in capsys.readouterr().err
   )
 
 

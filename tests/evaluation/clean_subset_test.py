@@ -162,7 +162,7 @@ def test_averages_over_categories_are_of_clean_examples_too(find):
   assert metrics["macro_mean_score_clean"] == np.mean(means)
 
 
-def test_eval_examples_limits_what_is_judged(find):
+def test_eval_examples_limits_the_compared_examples(find):
   register("plain")
   task, found = find("plain", eval_examples=6)
   assert found == contaminated_by_hand(EXAMPLES[:6], DOCUMENTS)
@@ -181,12 +181,12 @@ def test_options_of_a_question_stay_together(find):
   assert all(each ^ 1 in named for each in named)
 
 
-def test_an_option_without_its_question_is_not_judged(find):
+def test_an_option_without_its_question_is_not_compared(find):
   register("plain", unconditional=[True] * 12)
   assert find("plain")[1] == []
 
 
-def test_exemplars_are_not_judged(find):
+def test_exemplars_are_not_compared(find):
   # All of the exemplars' text is in the training text.
   train = [(text, "0") for text in DOCUMENTS]
   register("shots", train=train)

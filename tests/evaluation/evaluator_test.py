@@ -212,7 +212,7 @@ def test_accuracy_over_options_is_that_of_the_oracles_likelihoods(
   assert [x["targets"] for x in kept] == [x[2] for x in OPTIONS]
 
 
-def test_inputs_that_are_cut_out_of_a_document_stand_behind_no_eod(
+def test_inputs_that_are_cut_out_of_a_document_follow_no_eod(
   evaluate, config, params, vocabulary, tmp_path
 ):
   evaluate("cut_out")
@@ -326,7 +326,7 @@ def test_no_answer_reads_a_setting_that_answers_are_kept_without(evaluate):
   assert found.keys() == {"options", "open"}
 
 
-def test_answers_to_another_prompt_are_asked_anew_for_another_pattern_are_kept(
+def test_another_prompt_needs_new_answers_another_pattern_does_not(
   evaluate, tmp_path
 ):
   folder = tmp_path / "eval" / "step_00000200"

@@ -188,7 +188,7 @@ def test_a_mixture_is_its_tasks_without_those_that_cannot_be(
   assert "left out of all_of_them: no_split has no split 'validation'" in err
 
 
-def test_preprocessors_that_cut_are_told_the_sequence_length(vocabulary):
+def test_preprocessors_that_cut_get_the_sequence_length(vocabulary):
   seen = []
 
   def cut(dataset, sequence_length):

@@ -150,7 +150,7 @@ def test_a_wrong_setting_is_one_line(finished, tmp_path):
   assert last.startswith("palm_mtf: unknown macro STRIDES (did you mean")
 
 
-def test_a_harness_that_is_not_installed_is_told():
+def test_a_missing_harness_is_one_line():
   program = (
     "import runpy, sys; sys.modules['lm_eval'] = None; "
     "runpy.run_module('palm_mtf.lm_eval', run_name='__main__')"

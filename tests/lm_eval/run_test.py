@@ -110,17 +110,17 @@ def test_a_prompt_that_is_too_long_keeps_its_end(run, finished):
   assert found[0] == found[1]
 
 
-def test_more_tokens_than_fit_are_told(run, caplog):
+def test_more_tokens_than_fit_cause_a_warning(run, caplog):
   dict(run.continuations([("one", {"max_gen_toks": 99})]))
   assert "SEQUENCE_LENGTH = 32 or more: texts end after 16" in caplog.text
 
 
-def test_a_macro_that_does_not_exist_is_told(finished):
+def test_an_unknown_macro_is_refused(finished):
   with pytest.raises(UserError, match="STRIDES"):
     Run(str(finished), {"STRIDES": 3}, False)
 
 
-def test_a_folder_that_is_no_run_is_told(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
   with pytest.raises(UserError, match=r"there is no config\.gin in it"):
     Run(str(tmp_path), {}, False)
 
