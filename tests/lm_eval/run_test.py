@@ -112,7 +112,7 @@ def test_a_prompt_that_is_too_long_keeps_its_end(run, finished):
 
 def test_more_tokens_than_fit_cause_a_warning(run, caplog):
   dict(run.continuations([("one", {"max_gen_toks": 99})]))
-  assert "SEQUENCE_LENGTH = 32 or more: texts end after 16" in caplog.text
+  assert "SEQUENCE_LENGTH = 32 or more; texts end after 16" in caplog.text
 
 
 def test_an_unknown_macro_is_refused(finished):
