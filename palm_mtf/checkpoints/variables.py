@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Saves variables in checkpoints, and restores them, by slices on all hosts.
+"""Saves variables in checkpoints, and restores them, by slices in all processes.
 
-The files have TensorFlow's own format: each host writes a file with its slices,
-and the client makes one index of all files. hosts.py says which hosts read and
-write.
+The files have TensorFlow's own format: each process writes a file with its
+slices, and the client makes one index of all files. processes.py says which
+processes read and write.
 """
 
 import collections
@@ -17,11 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.hosts import (
-  LOCAL_HOST,
-  CheckpointHosts,
-  assign_slices,
-)
 from palm_mtf.checkpoints.initial_weights import NamedWeights
 from palm_mtf.checkpoints.manifest import (
   WEIGHTS,
@@ -33,6 +28,11 @@ from palm_mtf.checkpoints.manifest import (
   reading,
   verify,
 )
+from palm_mtf.checkpoints.processes import (
+  THIS_PROCESS,
+  CheckpointProcesses,
+  assign_slices,
+)
 from palm_mtf.checkpoints.weight_files import (
   close_weights,
   open_weights,
@@ -41,7 +41,7 @@ from palm_mtf.checkpoints.weight_files import (
 )
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.processes import Process
-from palm_mtf.mesh.session import TASK_ERRORS
+from palm_mtf.mesh.session import SERVER_ERRORS
 from palm_mtf.mesh.slices import Pods, Slice, padded
 from palm_mtf.model_dir.atomic_files import as_os_errors
 
@@ -57,7 +57,7 @@ _TRACE = re.compile(r"Graph execution error:.*?\nNode: '[^\n]*\n", re.DOTALL)
 
 
 class WeightsCopier:
-  """Copies the variables of a program to its hosts, which write the copy.
+  """Copies the variables of a program to the processes that write the copy.
 
   Training waits only for the copy; any thread may write the copy.
   """
@@ -66,16 +66,16 @@ class WeightsCopier:
     self,
     session: tf.Session,
     pods: Pods,
-    hosts: CheckpointHosts = LOCAL_HOST,
+    processes: CheckpointProcesses = THIS_PROCESS,
   ):
     """Adds copies and writes of all slices to the current graph.
 
     Args:
       session: session of the current graph.
       pods: slices of each pod, by checkpoint name, with the same bits in all.
-      hosts: hosts that write.
+      processes: processes that write.
     """
-    writer = build_writer(pods, hosts)
+    writer = build_writer(pods, processes)
     self._copy = session.make_callable(writer.copy)
     self._write = session.make_callable(
       writer.sealed_files, feed_list=[writer.prefix]
@@ -96,7 +96,7 @@ class WeightsCopier:
       OSError: the file system cannot write the files.
       tf.errors.OpError: a pod may be lost.
     """
-    with as_os_errors(but=TASK_ERRORS):
+    with as_os_errors(but=SERVER_ERRORS):
       files = self._write(os.path.abspath(prefix))
     for _, _, number in files:
       if number:
@@ -113,25 +113,25 @@ class Writer(NamedTuple):
 
   copy: list[tf.Operation]
   prefix: tf.Tensor  # [], string, fed: TensorFlow's prefix of the files
-  # Size [] int64, hash [] string and error number [] int32 of each host's file;
-  # to fetch all of these writes the files.
+  # Size [] int64, hash [] string and error number [] int32 of the file of each
+  # process; to fetch all of these writes the files.
   sealed_files: list[list[tf.Tensor]]
 
 
-def build_writer(pods: Pods, hosts: CheckpointHosts) -> Writer:
+def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
   """Builds the operations that write the variables of all pods, once.
 
   Args:
     pods: slices of each pod, by checkpoint name, with the same bits in all.
-    hosts: hosts that write.
+    processes: processes that write.
   """
-  with tf.device(hosts.client.device):
+  with tf.device(processes.client.device):
     prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
-  shares = assign_slices(pods, hosts)
+  shares = assign_slices(pods, processes)
   copies, parts, sealed = [], [], []
-  for number, (host, slices) in enumerate(shares.items()):
-    values = [_read_to_host(part, host) for part in slices]
-    with tf.device(host.device):
+  for number, (process, slices) in enumerate(shares.items()):
+    values = [_read_into_process(part, process) for part in slices]
+    with tf.device(process.device):
       # On CPUs the copy only takes a reference. While it is held, the optimizer
       # writes the next value to new memory.
       held = {
@@ -146,9 +146,9 @@ def build_writer(pods: Pods, hosts: CheckpointHosts) -> Writer:
     for value, x in zip(copied, values, strict=True):
       value.set_shape(x.shape)
     parts.append(part)
-    sealed.append(_write_slices(host, part, slices, copied))
+    sealed.append(_write_slices(process, part, slices, copied))
   sizes = [size for size, *_ in sealed]
-  with tf.device(hosts.client.device), tf.control_dependencies(sizes):
+  with tf.device(processes.client.device), tf.control_dependencies(sizes):
     # Makes one index of all files, and renames files to ".data-00002-of-00008".
     merged = tf.raw_ops.MergeV2Checkpoints(
       checkpoint_prefixes=tf.stack(parts),
@@ -161,8 +161,8 @@ def build_writer(pods: Pods, hosts: CheckpointHosts) -> Writer:
   return Writer(copies, prefix, sealed)
 
 
-def _read_to_host(part: Slice, host: Process) -> tf.Tensor:
-  """Returns the value of a slice, without padding, on a host."""
+def _read_into_process(part: Slice, process: Process) -> tf.Tensor:
+  """Returns the value of a slice, without padding, in a process."""
   value = part.read()
   sizes = [*([len(part.names)] if len(part.names) > 1 else []), *part.sizes]
   if value.shape.as_list() != sizes:
@@ -170,18 +170,18 @@ def _read_to_host(part: Slice, host: Process) -> tf.Tensor:
       value = tf.slice(value, [0] * len(sizes), sizes)
   # A value goes to another process in a separate message, because gRPC counts
   # the bytes of a message in 32 bits.
-  with tf.device(host.device):
+  with tf.device(process.device):
     return tf.identity(value)
 
 
 def _write_slices(
-  host: Process,
+  process: Process,
   prefix: tf.Tensor,
   slices: Sequence[Slice],
   values: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-  """Writes slices on a host; returns what `seal_file` returns of the file."""
-  with tf.device(host.device):
+  """Writes slices in a process; returns what `seal_file` says of the file."""
+  with tf.device(process.device):
     rows = zip(slices, values, strict=True)
     # A slice's spec says which part of its variable it is, so that programs
     # under any layout, and tf.train.load_checkpoint, can read whole variables.
@@ -193,7 +193,7 @@ def _write_slices(
     )
     with tf.control_dependencies([write]):
       path = tf.strings.join([prefix, f".{_data_name(0, 1)}"])
-  return host.call(seal_file, [path], [tf.int64, tf.string, tf.int32])
+  return process.call(seal_file, [path], [tf.int64, tf.string, tf.int32])
 
 
 def _data_name(number: int, count: int) -> str:
@@ -205,7 +205,7 @@ def restore(
   session: tf.Session,
   pods: Pods,
   prefix: str,
-  hosts: CheckpointHosts = LOCAL_HOST,
+  processes: CheckpointProcesses = THIS_PROCESS,
 ) -> None:
   """Restores the variables of a session from files.
 
@@ -213,45 +213,51 @@ def restore(
     session: session of the current graph.
     pods: slices of each pod, by checkpoint name.
     prefix: TensorFlow's prefix of the files.
-    hosts: hosts that read the files.
+    processes: processes that read the files.
 
   Raises:
-    OSError: a host cannot open a file.
+    OSError: a process cannot open a file.
   """
-  with open_to_restore(session, prefix, hosts) as restore_some:
+  with open_to_restore(session, prefix, processes) as restore_some:
     restore_some(pods)
 
 
 @contextlib.contextmanager
 def open_to_restore(
-  session: tf.Session, prefix: str, hosts: CheckpointHosts = LOCAL_HOST
+  session: tf.Session,
+  prefix: str,
+  processes: CheckpointProcesses = THIS_PROCESS,
 ) -> Iterator[Callable[[Pods], None]]:
   """Opens files; yields a function that restores some variables from them.
 
   `restore` documents the arguments and errors.
   """
   prefix = os.path.abspath(prefix)
-  with _open_on_hosts(session, prefix, {host: [] for host in hosts.all}):
-    yield lambda pods: session.run(build_restorer(pods, prefix, hosts))
+  with _open_in_processes(
+    session, prefix, {process: [] for process in processes.all}
+  ):
+    yield lambda pods: session.run(build_restorer(pods, prefix, processes))
 
 
-def whole_reader(session: tf.Session, hosts: CheckpointHosts) -> ReadCheckpoint:
+def whole_reader(
+  session: tf.Session, processes: CheckpointProcesses
+) -> ReadCheckpoint:
   """Returns a function that reads a checkpoint if all its hashes are right.
 
   Args:
-    session: session that reaches the hosts.
-    hosts: hosts that hash the files, each a share of the files.
+    session: session that reaches the processes.
+    processes: processes that hash the files, each a share of the files.
   """
 
   def read(path: str) -> Checkpoint:
-    checkpoint, count = read_checkpoint(path), len(hosts.all)
+    checkpoint, count = read_checkpoint(path), len(processes.all)
     prefix = os.path.abspath(checkpoint.prefix)
     names = sorted(checkpoint.files)
-    shares = {x: names[i::count] for i, x in enumerate(hosts.all)}
+    shares = {x: names[i::count] for i, x in enumerate(processes.all)}
     with (
       session.graph.as_default(),
       reading(path, WEIGHTS),
-      _open_on_hosts(session, prefix, shares) as hashes,
+      _open_in_processes(session, prefix, shares) as hashes,
     ):
       return verify(checkpoint, hashes)
 
@@ -259,27 +265,27 @@ def whole_reader(session: tf.Session, hosts: CheckpointHosts) -> ReadCheckpoint:
 
 
 @contextlib.contextmanager
-def _open_on_hosts(
+def _open_in_processes(
   session: tf.Session, prefix: str, shares: Mapping[Process, Sequence[str]]
 ) -> Iterator[dict[str, str]]:
-  """Opens weights on hosts; yields the hash of each file, by its name.
+  """Opens weights in processes; yields the hash of each file, by its name.
 
   Args:
-    session: session that reaches the hosts.
+    session: session that reaches the processes.
     prefix: TensorFlow's prefix of the files.
-    shares: names of the files that each host hashes.
+    shares: names of the files that each process hashes.
 
   Raises:
-    OSError: a host cannot read a file.
+    OSError: a process cannot read a file.
   """
   hashes: dict[str, str] = {}
   opened, closed = [], []
-  for host, names in shares.items():
+  for process, names in shares.items():
     texts = tf.constant(list(names), tf.string, [len(names)])
     opened.append(
-      host.call(open_weights, [prefix, texts], [tf.string, tf.int32])
+      process.call(open_weights, [prefix, texts], [tf.string, tf.int32])
     )
-    closed += host.call(close_weights, [prefix], [tf.int32])
+    closed += process.call(close_weights, [prefix], [tf.int32])
   try:
     answers = session.run(opened)
     for names, (found, number) in zip(shares.values(), answers, strict=True):
@@ -295,7 +301,7 @@ def restore_weights(
   session: tf.Session,
   pods: Pods,
   weights: NamedWeights,
-  hosts: CheckpointHosts,
+  processes: CheckpointProcesses,
 ) -> None:
   """Restores parameters from the weights of another run, as `restore` does.
 
@@ -303,7 +309,7 @@ def restore_weights(
     UserError: the file is damaged.
   """
   try:
-    restore(session, pods, weights.prefix, hosts.client_only)
+    restore(session, pods, weights.prefix, processes.client_only)
   # Another error comes from the session, which may have lost a pod.
   except _DAMAGE as error:
     # The message begins with the operation's place in our code, and repeats
@@ -315,33 +321,33 @@ def restore_weights(
 
 
 def build_restorer(
-  pods: Pods, prefix: str, hosts: CheckpointHosts
+  pods: Pods, prefix: str, processes: CheckpointProcesses
 ) -> tf.Operation:
   """Builds the operation that restores the variables of all pods.
 
   Args:
     pods: slices of each pod, by checkpoint name, alike in all pods.
-    prefix: prefix of weights that all hosts have opened.
-    hosts: hosts that read the files.
+    prefix: prefix of weights that all processes have opened.
+    processes: processes that read the files.
   """
   prefixes = {
-    host.device: tf.ensure_shape(
-      host.call(opened_prefix, [prefix], [tf.string])[0], []
+    process.device: tf.ensure_shape(
+      process.call(opened_prefix, [prefix], [tf.string])[0], []
     )
-    for host in hosts.all
+    for process in processes.all
   }
   assignments = []
-  # The last two assignments of each host.
-  done: dict[str, list[tf.Operation]] = {x.device: [] for x in hosts.all}
+  # The last two assignments of each process.
+  done: dict[str, list[tf.Operation]] = {x.device: [] for x in processes.all}
   for key in pods[0]:
-    # A host reads each part of a variable once, for all devices that hold the
-    # part and are served by this host.
+    # A process reads each part of a variable once, for all of its devices that
+    # hold the part.
     parts_of = collections.defaultdict(list)
     for slices in pods:
       for part in slices[key]:
-        parts_of[hosts.of(part).device, part.spec].append(part)
+        parts_of[processes.of(part).device, part.spec].append(part)
     for (device, _), parts in parts_of.items():
-      # A host reads one part after the other, so that it holds at most two:
+      # A process reads one part after the other, so that it holds at most two:
       # the part that it reads and the part on its way to devices.
       with tf.device(device), tf.control_dependencies(done[device][:-1]):
         value = _read_slice(prefixes[device], parts[0])

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weight files of checkpoints: held open to be read, hashed, synced.
 
-The functions of HOST_FUNCTIONS run on the host that has the files: a session
-calls them there. Their texts are bytes in UTF-8, as TensorFlow passes texts.
+The functions of SERVER_FUNCTIONS run in the server that has the files: a
+session calls them there. Their texts are bytes in UTF-8, as TensorFlow passes
+texts.
 """
 
 import contextlib
@@ -129,7 +130,7 @@ def close_weights(prefix: bytes) -> np.int32:
 
 
 # What a server registers.
-HOST_FUNCTIONS = (
+SERVER_FUNCTIONS = (
   make_empty_file,
   seal_file,
   open_weights,

@@ -184,32 +184,32 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Returns x, which is not read before `signal` is computed."""
     return self.slicewise(_after, x, signal)
 
-  def assign_if_finite(self, slot, value, is_finite) -> list[tf.Operation]:
+  def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
     """Assigns if all numbers of the step are finite; else the call raises."""
     checked = self._check(is_finite)
-    return self.slicewise(_assign_after, slot, value, checked).all_slices
+    return self.slicewise(_assign_after, variable, value, checked).all_slices
 
   def update_if_finite(
-    self, fn, slots, operands, is_finite
+    self, fn, variables, operands, is_finite
   ) -> list[tf.Operation]:
     """Updates if all numbers of the step are finite; else the call raises."""
-    num = len(slots)
+    num = len(variables)
 
     def update(checked, *others):
       with tf.control_dependencies([checked]):
         return fused_update(fn)(others[:num], *others[num:]).op
 
     checked = self._check(is_finite)
-    return self.slicewise(update, checked, *slots, *operands).all_slices
+    return self.slicewise(update, checked, *variables, *operands).all_slices
 
   def _check(self, is_finite):
     if is_finite not in self._checked:  # one check per device
       self._checked[is_finite] = self.slicewise(_raise_unless, is_finite)
     return self._checked[is_finite]
 
-  def add(self, slot, value, is_first: tf.Tensor) -> list[tf.Operation]:
+  def add(self, accumulator, value, is_first: tf.Tensor) -> list[tf.Operation]:
     """Adds to an accumulator in place."""
-    return self.slicewise(_add, slot, value, is_first).all_slices
+    return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   class LaidOutVariable:
     """The slices of one SlicedVariable; Mesh TensorFlow looks for this name."""
@@ -245,19 +245,19 @@ def _raise_unless(is_finite: tf.Tensor) -> tf.Tensor:
   return _after(is_finite, check)
 
 
-def _assign_after(slot, value, checked) -> tf.Operation:
+def _assign_after(variable, value, checked) -> tf.Operation:
   # If the check raises, the call ends before anything is assigned.
   with tf.control_dependencies([checked]):
-    return slot.assign(value, read_value=False)
+    return variable.assign(value, read_value=False)
 
 
-def _add(slot, value, is_first) -> tf.Operation:
-  value = tf.cast(value, slot.dtype)
-  # Not slot * 0, because the accumulator may be uninitialized or hold NaN.
+def _add(accumulator, value, is_first) -> tf.Operation:
+  value = tf.cast(value, accumulator.dtype)
+  # Not accumulator * 0, because it may be uninitialized or hold NaN.
   return tf.cond(
     is_first,
-    lambda: slot.assign(value, read_value=False),
-    lambda: slot.assign_add(value, read_value=False),
+    lambda: accumulator.assign(value, read_value=False),
+    lambda: accumulator.assign_add(value, read_value=False),
   )
 
 

@@ -101,15 +101,15 @@ class Placement(Protocol):
   def delay(self, x: LaidOut, signal: LaidOut) -> LaidOut:
     """Returns x, which is not read before `signal` is computed."""
 
-  # A slot is the slices of one variable, as in `lowering.variables`.
+  # A variable is given by its slices, as in `lowering.variables`.
 
   def assign_if_finite(
-    self, slot: LaidOut, value: LaidOut, is_finite: LaidOut
+    self, variable: LaidOut, value: LaidOut, is_finite: LaidOut
   ) -> list[tf.Operation]:
     """Assigns if all numbers of the step are finite.
 
     Args:
-      slot: slices of the variable.
+      variable: slices of the variable.
       value: slices of the next value, in the stored dtype.
       is_finite: [], bool, on each device; false assigns nothing.
     """
@@ -120,28 +120,28 @@ class Placement(Protocol):
   def update_if_finite(
     self,
     fn: Callable[..., Sequence[tf.Tensor]],
-    slots: Sequence[LaidOut],
+    variables: Sequence[LaidOut],
     operands: Sequence[LaidOut],
     is_finite: LaidOut,
   ) -> list[tf.Operation]:
-    """Updates slots of one shape if all numbers of the step are finite.
+    """Updates variables of one shape if all numbers of the step are finite.
 
     Args:
       fn: element-wise function of a module. It takes a list with one slice per
-        slot, then one slice per operand, and returns the slots' next values.
-      slots: slices of each variable.
-      operands: slices of tensors, the first of the slots' shape.
+        variable, then one slice per operand, and returns the next values.
+      variables: slices of each variable.
+      operands: slices of tensors, the first of the variables' shape.
       is_finite: [], bool, on each device; false updates nothing.
     """
     # CPUs and GPUs write each next value over the previous value.
 
   def add(
-    self, slot: LaidOut, value: LaidOut, is_first: tf.Tensor
+    self, accumulator: LaidOut, value: LaidOut, is_first: tf.Tensor
   ) -> list[tf.Operation]:
     """Adds to an accumulator in place.
 
     Args:
-      slot: slices of the accumulator, float32.
+      accumulator: slices of the accumulator, float32.
       value: slices of the next term, any float dtype.
       is_first: [], bool, on `cpu`; true begins a new sum with `value`.
     """

@@ -6,9 +6,9 @@ import os
 
 from palm_mtf._tf import tf
 
-# TensorFlow's errors if a task (a server) does not answer. Calls on other tasks
-# that wait for the task are cancelled.
-TASK_ERRORS = (
+# TensorFlow's errors if a server does not answer. Calls on other servers that
+# wait for this server are cancelled.
+SERVER_ERRORS = (
   tf.errors.UnavailableError,
   tf.errors.AbortedError,
   tf.errors.CancelledError,

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The features of a batch, which the client feeds or hosts read."""
+"""The features of a batch, which the client feeds or servers read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,14 +20,15 @@ FEATURE_DTYPES = {
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
-# Reads the features of a microbatch on a host. The arguments are the name of
-# the host's CPU, the number of the step, [] int64, the number of the microbatch
-# among the parts of the step's batch, [] int32, and the number of parts.
+# Reads the features of a microbatch in a server. The arguments are the name of
+# the server's CPU, the number of the step, [] int64, the number of the
+# microbatch among the parts of the step's batch, [] int32, and the number of
+# parts.
 ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
 
 
-class HostFeatures(NamedTuple):
-  """Features that hosts read themselves if the client does not feed them."""
+class ServerFeatures(NamedTuple):
+  """Features that servers read if the client does not feed them."""
 
   names: Sequence[str]
   read: ReadFeatures
@@ -95,13 +96,13 @@ def import_features(
   Args:
     mesh: mesh of the pod.
     placement: its devices.
-    fed: placeholders of each host that imports, by the name of its CPU.
+    fed: placeholders of each process that imports, by the name of its CPU.
     features: dtypes and shapes, by name.
   """
-  # host -> each device: its rows
+  # process -> each device: its rows
   return {
     name: placement.import_copies(
-      mesh, {host: x[name] for host, x in fed.items()}, feature.shape
+      mesh, {cpu: x[name] for cpu, x in fed.items()}, feature.shape
     )
     for name, feature in features.items()
   }

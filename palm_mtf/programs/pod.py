@@ -104,8 +104,8 @@ class Accumulate(mtf.Operation):
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one addition in place per slice."""
-    slots, part, _ = _lay_out(lowering, self.accumulator, self.inputs[0])
-    added = lowering.mesh_impl(self).add(slots, part, self._is_first)
+    sums, part, _ = _lay_out(lowering, self.accumulator, self.inputs[0])
+    added = lowering.mesh_impl(self).add(sums, part, self._is_first)
     lowering.operations[self] = tf.group(added)
 
 
@@ -122,10 +122,10 @@ class AccumulatedSum(mtf.Operation):
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one addition per slice, and the all-reduce that is pending."""
     mesh_impl = lowering.mesh_impl(self)
-    slots, part, open_axes = _lay_out(
+    sums, part, open_axes = _lay_out(
       lowering, self._accumulator, self.inputs[0]
     )
-    so_far = mesh_impl.slicewise(tf.convert_to_tensor, slots)
+    so_far = mesh_impl.slicewise(tf.convert_to_tensor, sums)
     total = mesh_impl.slicewise(_plus, so_far, part)
     if open_axes:  # all-reduce, over the axes that the value is a sum over
       total = mtf.LazyAllreduceSum(mesh_impl, total, open_axes)
@@ -138,11 +138,11 @@ def _lay_out(
   """Returns both laid out, and the axes over which a sum is pending."""
   # Each slice adds up its own part of a sum over a split dimension. The parts
   # are all-reduced when the sum is read, once per step.
-  slots = lowering.variables[accumulator].laid_out_tensor
+  sums = lowering.variables[accumulator].laid_out_tensor
   laid_out = lowering.tensors[value]
   if isinstance(laid_out, mtf.LazyAllreduceSum):
-    return slots, laid_out.laid_out_input, laid_out.mesh_axes
-  return slots, laid_out.to_laid_out_tensor(), []
+    return sums, laid_out.laid_out_input, laid_out.mesh_axes
+  return sums, laid_out.to_laid_out_tensor(), []
 
 
 def accumulate_sums(
@@ -208,7 +208,7 @@ class Gradients:
   mesh: mtf.Mesh
   placement: Placement
   features: dict[str, tf.Tensor]  # fed with a microbatch's rows
-  copies: list[dict[str, tf.Tensor]]  # of other hosts that import them
+  copies: list[dict[str, tf.Tensor]]  # of other servers that import them
   numbers: dict[str, tf.Tensor]  # `PodBuilder.build_numbers` of a microbatch
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained
@@ -277,17 +277,16 @@ class PodBuilder:
     Args:
       pod: number of the pod.
       placement: its devices.
-      read: reads features on hosts where they are not fed; None where all are
-        fed.
+      read: reads features in servers; None if all features are fed.
     """
     mesh = mtf.Mesh(self._graph, f"pod_{pod}")
-    # Imported tensors are made on the pod's host, so that the client sends each
-    # pod only its own rows.
+    # Imported tensors are made in the pod's process, so that the client sends
+    # each pod only its own rows.
     with tf.device(placement.cpu):
-      by_host = self._make_placeholders(pod, placement, read)
-      features_of_host, *copies = by_host.values()
+      by_cpu = self._make_placeholders(pod, placement, read)
+      first, *copies = by_cpu.values()
       features = self._loss_function.features
-      batch = import_features(mesh, placement, by_host, features)
+      batch = import_features(mesh, placement, by_cpu, features)
       numbers = self.build_numbers(pod, self.step, self.microbatch)
       losses = self._loss_function.sums(mesh, batch, numbers["dropout_state"])
       variables = [v for v in self._graph.trainable_variables if v.mesh is mesh]
@@ -301,7 +300,7 @@ class PodBuilder:
       pod,
       mesh,
       placement,
-      features_of_host,
+      first,
       copies,
       numbers,
       losses,
@@ -313,18 +312,18 @@ class PodBuilder:
   def _make_placeholders(
     self, pod: int, placement: Placement, read: ReadFeatures | None
   ) -> dict[str, dict[str, tf.Tensor]]:
-    """Returns the placeholders of each host that imports, by its name."""
+    """Returns the placeholders of each process that imports, by its CPU."""
     features = self._loss_function.features
     if read is None:
       return {placement.cpu: placeholders(features)}
-    by_host = {}
-    for host in placement.reading_cpus:
-      with tf.device(host):
+    by_cpu = {}
+    for cpu in placement.reading_cpus:
+      with tf.device(cpu):
         part = pod * self._num_microbatches + self.microbatch
         num_parts = self._num_pods * self._num_microbatches
-        values = read(host, self.step, part, num_parts)
-        by_host[host] = placeholders(features, values)
-    return by_host
+        values = read(cpu, self.step, part, num_parts)
+        by_cpu[cpu] = placeholders(features, values)
+    return by_cpu
 
   def build_numbers(
     self, pod: int, step: tf.Tensor, microbatch: tf.Tensor

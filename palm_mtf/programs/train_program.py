@@ -20,8 +20,8 @@ from palm_mtf.mesh.tpu.lowering import TpuLowering
 from palm_mtf.optim.adafactor import rms_by_kind
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
-  HostFeatures,
   ReadFeatures,
+  ServerFeatures,
 )
 from palm_mtf.programs.loss_function import LossFunction, PalmLoss
 from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
@@ -33,7 +33,9 @@ class PodProgram:
 
   # The pod's part of a microbatch, by name, in the order asked for.
   features: dict[str, tf.Tensor]
-  copies: list[dict[str, tf.Tensor]]  # on the pod's other hosts; the same feeds
+  copies: list[
+    dict[str, tf.Tensor]
+  ]  # in the pod's other servers; the same feeds
   # Mean loss of that part, PaLM's in nats per token, [] float32; fetching only
   # the loss runs only the forward pass. The mean over several parts is weighted
   # by `weight_sum`, [].
@@ -100,8 +102,8 @@ class TrainProgram:
   parameters: list[str]
   initialize: tf.Operation  # draws the first weights
   devices: Devices
-  # Whether hosts read the features of a step themselves, if they are not fed.
-  hosts_read: bool
+  # Whether servers read the features of a step if these are not fed.
+  servers_read: bool
   loop: LoopProgram | None  # where STEPS_PER_LOOP asks for one
 
   @property
@@ -117,7 +119,7 @@ def build_train_program(
   *,
   batch_size: int,
   seed: int,
-  features: Sequence[str] | HostFeatures = REQUIRED_FEATURES,
+  features: Sequence[str] | ServerFeatures = REQUIRED_FEATURES,
   pods: PodsConfig = PodsConfig(),  # noqa: B008
   devices: Devices | None = None,
 ) -> TrainProgram:
@@ -138,7 +140,7 @@ def build_train_program(
     UserError: there is no such feature, or inputs or targets are missing.
   """
   names, read = features, None
-  if isinstance(features, HostFeatures):
+  if isinstance(features, ServerFeatures):
     names, read = features
   loss_function = PalmLoss(
     config,
@@ -178,7 +180,7 @@ def build_program(
     batch_size: rows of one step, of all pods.
     pods: number of pods, and the dtype of gradients between them.
     devices: devices of the pods; None for CPUs or GPUs of this process.
-    read: reads features on hosts; None where all are fed.
+    read: reads features in servers; None if all features are fed.
   """
   devices = devices or local_devices(mesh_layout.num_devices, pods.num_pods)
   builder = PodBuilder(
@@ -227,7 +229,7 @@ def build_program(
     parameters=[variable.name for variable in built[0].variables],
     initialize=lowering.initialize,
     devices=devices,
-    hosts_read=read is not None,
+    servers_read=read is not None,
     loop=loop,
     **step,
   )

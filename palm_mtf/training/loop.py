@@ -254,7 +254,7 @@ class TrainLoop:
     until = self._step + num_steps
     with self._data_clock.running(num_steps):
       batches = [None]
-      if not program.hosts_read:
+      if not program.servers_read:
         batches = [self._ahead.batch(i) for i in range(self._step, until)]
     phase = f"in step {until}"
     if num_steps > 1:

@@ -9,8 +9,11 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.hosts import CheckpointHosts, find_checkpoint_hosts
 from palm_mtf.checkpoints.manifest import Checkpoint, ReadCheckpoint
+from palm_mtf.checkpoints.processes import (
+  CheckpointProcesses,
+  find_checkpoint_processes,
+)
 from palm_mtf.checkpoints.variables import (
   WeightsCopier,
   restore,
@@ -21,14 +24,14 @@ from palm_mtf.checkpoints.writer import remove_later
 from palm_mtf.cluster.client.connect import Cluster, ServerMemory
 from palm_mtf.cluster.client.heartbeat import Heartbeat
 from palm_mtf.config.watch import Skips
-from palm_mtf.data.batches.host_batches import (
+from palm_mtf.data.batches.server_batches import (
   batches_spec,
   find_batches,
   read_batch,
 )
 from palm_mtf.mesh.processes import Process
 from palm_mtf.model_dir.paths import ModelDir
-from palm_mtf.programs.features import FEATURE_DTYPES, HostFeatures
+from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.training.job import TrainJob
 from palm_mtf.training.step import TrainStep
@@ -110,7 +113,7 @@ def build_train_session(
   with heartbeat.during("while its variables were set"):
     train_step = TrainStep(session, program)
     pods = [x.slices for x in program.pods]
-    hosts = find_checkpoint_hosts(
+    processes = find_checkpoint_processes(
       session,
       Process(program.devices.client),
       cluster.servers,
@@ -120,13 +123,13 @@ def build_train_session(
       program,
       heartbeat.during,
       train_step,
-      copier=WeightsCopier(session, pods, hosts),
+      copier=WeightsCopier(session, pods, processes),
       finite_check=FiniteCheck(session, program, newest),
       replica_check=ReplicaCheck(session, program, newest),
-      read_whole=whole_reader(session, hosts),
+      read_whole=whole_reader(session, processes),
       memory=memory,
     )
-    _set_variables(job, session, built, hosts)
+    _set_variables(job, session, built, processes)
   if job.rewinds:  # the weights before the spike are restored
     remove_later(job.model_dir, job.step)
   return built
@@ -136,18 +139,18 @@ def _set_variables(
   job: TrainJob,
   session: tf.Session,
   built: TrainSession,
-  hosts: CheckpointHosts,
+  processes: CheckpointProcesses,
 ) -> None:
   pods = [x.slices for x in built.program.pods]
   if job.checkpoint:
     if not job.checkpoint.is_verified:
       built.read_whole(job.checkpoint.path)
-    restore(session, pods, job.checkpoint.prefix, hosts)
+    restore(session, pods, job.checkpoint.prefix, processes)
     return
   if job.initial_state:
     # Another run's files are held open, because its trainer may remove them.
     files = job.initial_weights.prefix
-    restore(session, pods, files, hosts.client_only)
+    restore(session, pods, files, processes.client_only)
     return
   session.run(built.program.initialize)
   # Only the parameters come from another run: the optimizer starts afresh.
@@ -157,12 +160,12 @@ def _set_variables(
       {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
       for pod in pods
     ]
-    restore_weights(session, parameters, job.initial_weights, hosts)
+    restore_weights(session, parameters, job.initial_weights, processes)
 
 
 def _find_features(
   session: tf.Session, servers: Sequence[Process], job: TrainJob, skips: Skips
-) -> Sequence[str] | HostFeatures:
+) -> Sequence[str] | ServerFeatures:
   """Returns the features of the training batches, and how servers read them.
 
   Args:
@@ -197,4 +200,4 @@ def _find_features(
     inputs = [spec, step, part, num_parts]
     return by_device[device].call(read_batch, inputs, dtypes)
 
-  return HostFeatures(names, read)
+  return ServerFeatures(names, read)

@@ -38,14 +38,14 @@ class TrainStep:
     numbers = [program.step, program.microbatch]
     self._num_microbatches = program.num_microbatches
     self._features = list(program.pods[0].features)
-    # By pod: its features, once for each of its hosts.
+    # By pod: its features, once for each of its servers.
     by_pod = [
       [x for each in (pod.features, *pod.copies) for x in each.values()]
       for pod in program.pods
     ]
     every = [x for features in by_pod for x in features]
-    # Hosts that read the rows of a step themselves are fed only for the loss.
-    fed = [*([] if program.hosts_read else every), *numbers]
+    # Servers that read the rows of a step are fed only for other losses.
+    fed = [*([] if program.servers_read else every), *numbers]
     # The last microbatch of all pods, their exchange of gradients, the update.
     # A callable returns a value of the structure of its first argument.
     self._update = session.make_callable(
@@ -55,7 +55,7 @@ class TrainStep:
     self._accumulate = [
       session.make_callable(
         pod.accumulate,
-        [*([] if program.hosts_read else features), *numbers],
+        [*([] if program.servers_read else features), *numbers],
         accept_options=True,
       )
       for pod, features in zip(program.pods, by_pod, strict=True)
@@ -84,7 +84,7 @@ class TrainStep:
     """Trains on a batch; returns the metrics of the step, by name.
 
     Args:
-      batch: features of the program; None where hosts read them.
+      batch: features of the program; None if servers read them.
       step: steps done before this one.
       records: list to which TensorFlow's record of each call is appended; None
         does not trace.

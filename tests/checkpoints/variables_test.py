@@ -8,9 +8,9 @@ import functools
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.hosts import LOCAL_HOST
 from palm_mtf.checkpoints.initial_weights import find_weights
 from palm_mtf.checkpoints.manifest import find_checkpoints, read_whole
+from palm_mtf.checkpoints.processes import THIS_PROCESS
 from palm_mtf.checkpoints.variables import (
   WeightsCopier,
   restore,
@@ -105,7 +105,7 @@ def test_damaged_weights_of_another_run_are_told_in_tensorflows_own_words(
     tf.Session() as session,
   ):
     weights = find_weights("INIT_CHECKPOINT", prefix)
-    restore_weights(session, [program.slices], weights, LOCAL_HOST)
+    restore_weights(session, [program.slices], weights, THIS_PROCESS)
   assert str(error.value) == (
     f"INIT_CHECKPOINT = {prefix!r}: TensorFlow cannot read it: Read less bytes "
     "than requested"

@@ -27,7 +27,7 @@ from palm_mtf.cluster.server_info import (
 )
 from palm_mtf.cluster.sockets import shut_down_connections
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.session import TASK_ERRORS
+from palm_mtf.mesh.session import SERVER_ERRORS
 
 _Answer = TypeVar("_Answer")
 # Shares of POD_TIMEOUT_SECS: a pause, a read of silent links, and at least two
@@ -190,7 +190,7 @@ class Heartbeat:
   ) -> tuple[str, str] | None:
     """Returns a server that answers, although the error says otherwise."""
     named = _TASK.findall(error.message)
-    if not named or not isinstance(error, TASK_ERRORS):
+    if not named or not isinstance(error, SERVER_ERRORS):
       return None
     pod, task = map(int, named[-1])  # the far end comes last
     address = [x for x, of in self._pods.items() if of == pod][task]

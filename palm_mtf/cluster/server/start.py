@@ -32,7 +32,7 @@ from palm_mtf.cluster.server_info import (
   read_incarnation,
   read_text,
 )
-from palm_mtf.data.batches import host_batches
+from palm_mtf.data.batches import server_batches
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import resident_bytes
@@ -104,8 +104,8 @@ def _publish_info(
   server: tf.distribute.Server, num_devices: int, num_threads: int
 ) -> None:
   functions = (
-    *weight_files.HOST_FUNCTIONS,
-    *host_batches.HOST_FUNCTIONS,
+    *weight_files.SERVER_FUNCTIONS,
+    *server_batches.SERVER_FUNCTIONS,
     resident_bytes,
   )
   info = ServerInfo(

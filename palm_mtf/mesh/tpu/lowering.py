@@ -255,7 +255,7 @@ class _Program(mtf.Lowering):
 class _Variables(dict):
   """The slices of variables, made when they are first read."""
 
-  # An update's slots are not its inputs, so no lowered operation makes them.
+  # An update's variables are not its inputs: no lowered operation makes them.
 
   def __init__(self, placement: TpuPlacement):
     super().__init__()

@@ -70,7 +70,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self.cpu = self.cpus[0]
     self.reading_cpus = [self.cpu]  # TensorFlow sends rows to other hosts
     self._stacks: list[Stack] = []
-    self._slots: dict[str, StackedVariable] = {}
+    self._variables: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}
     # In a loop: imported values of all rounds, on the host; and the same values
     # on the devices.
@@ -81,12 +81,12 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self, variable: SlicedVariable, mesh_impl: "TpuPlacement"
   ) -> "_LaidOutVariable":
     """Returns a variable's row in its stack; all computations share stacks."""
-    if variable.name not in self._slots:
+    if variable.name not in self._variables:
       with tf.control_dependencies(None):  # outside of the computation
         for alike in stacked_with(variable, self):
           self._stacks.append(Stack(alike, self, self.cpus))
-          self._slots |= self._stacks[-1].slots()
-    return _LaidOutVariable(self._slots[variable.name], mesh_impl)
+          self._variables |= self._stacks[-1].variables()
+    return _LaidOutVariable(self._variables[variable.name], mesh_impl)
 
   @property
   def slices(self) -> dict[str, list[Slice]]:
@@ -238,29 +238,29 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Returns x, which is not computed before `signal`."""
     return self.slicewise(_after, x, signal)
 
-  def assign_if_finite(self, slot, value, is_finite) -> list[tf.Tensor]:
+  def assign_if_finite(self, variable, value, is_finite) -> list[tf.Tensor]:
     """Assigns if all numbers of the step are finite."""
-    return self.slicewise(_assign_if, slot, value, is_finite).all_slices
+    return self.slicewise(_assign_if, variable, value, is_finite).all_slices
 
-  def update_if_finite(self, fn, slots, operands, is_finite):
+  def update_if_finite(self, fn, variables, operands, is_finite):
     """Updates if all numbers of the step are finite."""
-    num = len(slots)
+    num = len(variables)
 
     def update(is_finite, *others):
-      slots = others[:num]
-      values = fn(list(map(tf.convert_to_tensor, slots)), *others[num:])
+      variables = others[:num]
+      values = fn(list(map(tf.convert_to_tensor, variables)), *others[num:])
       return tuple(
-        _assign_if(slot, value, is_finite)
-        for slot, value in zip(slots, values, strict=True)
+        _assign_if(variable, value, is_finite)
+        for variable, value in zip(variables, values, strict=True)
       )
 
-    values = self.slicewise(update, is_finite, *slots, *operands)
+    values = self.slicewise(update, is_finite, *variables, *operands)
     return [x for each in values for x in each.all_slices]
 
-  def add(self, slot, value, is_first: tf.Tensor) -> list[tf.Tensor]:
+  def add(self, accumulator, value, is_first: tf.Tensor) -> list[tf.Tensor]:
     """Adds to an accumulator."""
     is_first = self._imported(is_first, mtf.Shape([]))  # host -> device
-    return self.slicewise(_add, slot, value, is_first).all_slices
+    return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
     """All-reduces x by XLA's sum or maximum."""
@@ -325,8 +325,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 class _LaidOutVariable:
   """A variable's row in a stack."""
 
-  def __init__(self, slot: StackedVariable, mesh_impl: TpuPlacement):
-    self.laid_out_tensor = mesh_impl.LaidOutTensor([slot])
+  def __init__(self, variable: StackedVariable, mesh_impl: TpuPlacement):
+    self.laid_out_tensor = mesh_impl.LaidOutTensor([variable])
 
 
 def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
@@ -334,10 +334,12 @@ def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
   return gen_xla_ops.xla_optimization_barrier([x, signal])[0]
 
 
-def _assign_if(slot: StackedVariable, value, is_finite) -> tf.Tensor:
-  return slot.assign(tf.where_v2(is_finite, value, tf.convert_to_tensor(slot)))
+def _assign_if(variable: StackedVariable, value, is_finite) -> tf.Tensor:
+  return variable.assign(
+    tf.where_v2(is_finite, value, tf.convert_to_tensor(variable))
+  )
 
 
-def _add(slot: StackedVariable, value, is_first) -> tf.Tensor:
-  so_far = tf.where_v2(is_first, 0.0, tf.convert_to_tensor(slot))
-  return slot.assign(so_far + tf.cast(value, slot.dtype))
+def _add(variable: StackedVariable, value, is_first) -> tf.Tensor:
+  so_far = tf.where_v2(is_first, 0.0, tf.convert_to_tensor(variable))
+  return variable.assign(so_far + tf.cast(value, variable.dtype))

@@ -80,7 +80,7 @@ class Stack:
     )
     self.begin()
 
-  def slots(self) -> dict[str, "StackedVariable"]:
+  def variables(self) -> dict[str, "StackedVariable"]:
     """Returns the variables by name."""
     return {
       name: StackedVariable(self, i)

@@ -14,7 +14,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.communication import step_bytes
-from palm_mtf.checkpoints.hosts import CheckpointHosts
+from palm_mtf.checkpoints.processes import CheckpointProcesses
 from palm_mtf.checkpoints.variables import build_restorer, build_writer
 from palm_mtf.checkpoints.weight_files import close_weights, open_weights
 from palm_mtf.config import MeshLayout, PodsConfig
@@ -23,7 +23,7 @@ from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import names_of
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
-from palm_mtf.programs.features import HostFeatures
+from palm_mtf.programs.features import ServerFeatures
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.training.variable_checks import (
   build_fingerprints,
@@ -107,7 +107,9 @@ class Run:
     shares = {name: np.split(x, len(program.pods)) for name, x in batch.items()}
     for i in range(program.num_microbatches):
       feed = {program.step: step, program.microbatch: i}
-      for number, pod in enumerate([] if program.hosts_read else program.pods):
+      for number, pod in enumerate(
+        [] if program.servers_read else program.pods
+      ):
         for name, tensor in pod.features.items():
           parts = np.split(shares[name][number], program.num_microbatches)
           feed[tensor] = parts[i]
@@ -210,7 +212,7 @@ def test_a_pods_host_reads_the_rows_that_it_is_not_fed():
     dtypes = [tf.as_dtype(x.dtype) for x in batch.values()]
     return tf.numpy_function(rows, [part, num_parts], dtypes)
 
-  both = HostFeatures([*batch], read), [*batch]
+  both = ServerFeatures([*batch], read), [*batch]
   runs = [run_of(config, mesh, num_pods=2, features=x) for x in both]
   actual, expected = (run.step(batch, 0) for run in runs)
   assert actual == expected
@@ -254,7 +256,7 @@ def test_first_weights_are_the_bits_of_a_cpu(tpu, mesh_shape, num_hosts):
 def saving_of(program, path="no/such/checkpoint"):
   """Returns operations that read, copy and inspect a program's variables."""
   pods = [x.slices for x in program.pods]
-  hosts = CheckpointHosts(Process(program.devices.client))
+  hosts = CheckpointProcesses(Process(program.devices.client))
   return {
     "restore": build_restorer(pods, path, hosts),
     "fingerprints": [build_fingerprints(x) for x in pods],

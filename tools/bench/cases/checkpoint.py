@@ -66,7 +66,7 @@ def _records(
   )
   with pod_cluster(pods, ONE_DEVICE) as cluster:
     from palm_mtf._tf import tf
-    from palm_mtf.checkpoints.hosts import find_checkpoint_hosts
+    from palm_mtf.checkpoints.processes import find_checkpoint_processes
     from palm_mtf.checkpoints.variables import WeightsCopier, restore
     from palm_mtf.mesh.processes import Process
     from palm_mtf.programs.train_program import build_train_program
@@ -84,7 +84,7 @@ def _records(
       session.run(program.initialize)
       slices = [pod.slices for pod in program.pods]
       client = Process(cluster.devices.client)
-      of_servers = find_checkpoint_hosts(
+      of_servers = find_checkpoint_processes(
         session, client, cluster.servers, folder
       )
       kinds = {"servers": of_servers, "client": of_servers.client_only}

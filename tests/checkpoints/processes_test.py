@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every host writes its share of a checkpoint, where all see its folder."""
+"""Every process writes its share of a checkpoint, where all see its folder."""
 
 import collections
 import errno
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints import hosts as hosts_module
-from palm_mtf.checkpoints.hosts import (
-  CheckpointHosts,
+from palm_mtf.checkpoints import processes as processes_module
+from palm_mtf.checkpoints.processes import (
+  CheckpointProcesses,
   assign_slices,
-  find_checkpoint_hosts,
+  find_checkpoint_processes,
 )
 from palm_mtf.config import PodsConfig
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
@@ -27,7 +27,7 @@ CLIENT = Process("/job:client/task:0/device:cpu:0")
 
 @functools.cache
 def pods_on_hosts(layout, num_pods=2, devices_per_host=2):
-  """Returns the slices of pods, and the CPU of each of their hosts."""
+  """Returns the slices of pods, and the CPU of each of their processes."""
   mesh = mesh_layout(layout)
   devices = [
     [
@@ -47,12 +47,12 @@ def pods_on_hosts(layout, num_pods=2, devices_per_host=2):
       pods=PodsConfig(num_pods=num_pods),
       devices=CpuGpuDevices(CLIENT.device, devices),
     )
-  hosts = [
+  processes = [
     f"/job:pod_{pod}/task:{task}/device:cpu:0"
     for pod in range(num_pods)
     for task in range(mesh.num_devices // devices_per_host)
   ]
-  return [pod.slices for pod in program.pods], hosts
+  return [pod.slices for pod in program.pods], processes
 
 
 def elements(part) -> tuple[slice, ...]:
@@ -65,16 +65,16 @@ def elements(part) -> tuple[slice, ...]:
 def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
   pods, devices = pods_on_hosts(layout)
   assert len(devices) > 2
-  hosts = CheckpointHosts(CLIENT, {x: Process(x) for x in devices})
-  shares = assign_slices(pods, hosts)
-  assert [host.device for host in shares] == devices
+  processes = CheckpointProcesses(CLIENT, {x: Process(x) for x in devices})
+  shares = assign_slices(pods, processes)
+  assert [process.device for process in shares] == devices
   times = collections.defaultdict(int)
   num_bytes = dict.fromkeys(devices, 0)
   largest = 0
-  for host, parts in shares.items():
+  for process, parts in shares.items():
     for part in parts:
-      # The slice is on the host's own device, so nothing is sent.
-      task, _, _ = host.device.partition("/device:")
+      # The slice is on the process's own device, so nothing is sent.
+      task, _, _ = process.device.partition("/device:")
       assert part.variable.device.startswith(task)
       (name,) = part.names
       # The next variable's sizes, from "8 4 0,4:0,4"; "" is the whole.
@@ -83,7 +83,7 @@ def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
       written[elements(part)] = 1
       times[name] = times[name] + written
       size = part.variable.dtype.base_dtype.size * written.sum()
-      num_bytes[host.device] += size
+      num_bytes[process.device] += size
       largest = max(largest, size)
   assert sorted(times) == sorted(pods[0])
   for name, written in times.items():
@@ -93,8 +93,8 @@ def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
 
 def test_the_client_alone_writes_what_the_first_pod_holds():
   pods, _ = pods_on_hosts("PaLM's 2D")
-  ((host, parts),) = assign_slices(pods, CheckpointHosts(CLIENT)).items()
-  assert host is CLIENT
+  ((process, parts),) = assign_slices(pods, CheckpointProcesses(CLIENT)).items()
+  assert process is CLIENT
   assert all("/job:pod_0/" in part.variable.device for part in parts)
 
 
@@ -108,10 +108,10 @@ def test_servers_take_part_where_each_of_them_sees_the_folder(
     return np.int32(errno.ENOENT)
 
   if not sees:
-    monkeypatch.setattr(hosts_module, "make_empty_file", see_nothing)
+    monkeypatch.setattr(processes_module, "make_empty_file", see_nothing)
   folder = tmp_path / "run" / "checkpoints"
   with tf.Graph().as_default(), tf.Session() as session:
-    found = find_checkpoint_hosts(session, client, servers, str(folder))
+    found = find_checkpoint_processes(session, client, servers, str(folder))
   assert found.all == (servers if sees else [client])
   assert found.client is client
   assert not list(folder.iterdir())

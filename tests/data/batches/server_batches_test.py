@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A host that sees the token stores reads the batches of the client."""
+"""A server that sees the token stores reads the batches of the client."""
 
 import json
 
@@ -11,7 +11,7 @@ from palm_mtf.config import DataConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.corpus import load_corpus
-from palm_mtf.data.batches.host_batches import (
+from palm_mtf.data.batches.server_batches import (
   batches_spec,
   find_batches,
   read_batch,
@@ -22,7 +22,7 @@ SIZES, SKIPS = BatchSizes([[0, 4], [2, 8]]), Skips([[1, 1]])
 
 @pytest.fixture(params=["joined", "joined_masked", "packed"])
 def corpus(request, folder, vocabulary, tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)  # a host may work in another folder
+  monkeypatch.chdir(tmp_path)  # a server may work in another folder
   data = DataConfig(
     text_files=f"{folder}/*.txt",
     vocabulary=None,

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts that read and write checkpoints, and the slices of each host.
+"""The processes that read and write checkpoints, and the slices of each.
 
 If all servers of a run see the folder of its checkpoints, each server reads and
 writes the slices on its devices. Otherwise the client reads and writes all.
@@ -25,12 +25,12 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointHosts:
-  """The hosts that read and write the checkpoints of a session.
+class CheckpointProcesses:
+  """The processes that read and write the checkpoints of a session.
 
   Attributes:
     client: the client, which reads and writes all if there are no `servers`.
-    servers: hosts of all devices, by the name of their CPU.
+    servers: servers of all devices, by the name of their CPU.
   """
 
   client: Process
@@ -38,35 +38,35 @@ class CheckpointHosts:
 
   @property
   def all(self) -> list[Process]:
-    """Every host, in order."""
+    """Every process, in order."""
     return list(self.servers.values()) or [self.client]
 
   @property
-  def client_only(self) -> "CheckpointHosts":
+  def client_only(self) -> "CheckpointProcesses":
     """The client without servers."""
-    return CheckpointHosts(self.client)
+    return CheckpointProcesses(self.client)
 
   def of(self, part: Slice) -> Process:
-    """Returns the host that reads a slice, and may write it."""
+    """Returns the process that reads a slice, and may write it."""
     return self.servers.get(cpu_of_process(part.near), self.client)
 
 
-LOCAL_HOST = CheckpointHosts(Process("/device:cpu:0"))
+THIS_PROCESS = CheckpointProcesses(Process("/device:cpu:0"))
 
 
-def find_checkpoint_hosts(
+def find_checkpoint_processes(
   session: tf.Session, client: Process, servers: Sequence[Process], folder: str
-) -> CheckpointHosts:
-  """Returns the hosts that read and write the checkpoints in a folder.
+) -> CheckpointProcesses:
+  """Returns the processes that read and write the checkpoints in a folder.
 
   Args:
     session: session of the current graph, which reaches the servers.
     client: this process.
-    servers: hosts of all devices; none if the client has the devices.
+    servers: servers of all devices; none if the client has the devices.
     folder: folder of the checkpoints, made if need be.
   """
   if not servers:
-    return CheckpointHosts(client)
+    return CheckpointProcesses(client)
   # Each server makes a file in a new folder; the client looks for all files.
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
@@ -87,36 +87,37 @@ def find_checkpoint_hosts(
         f"the client reads and writes checkpoints for all servers: "
         f"{server.device} does not share {folder}"
       )
-      return CheckpointHosts(client)
-  return CheckpointHosts(client, {x.device: x for x in servers})
+      return CheckpointProcesses(client)
+  return CheckpointProcesses(client, {x.device: x for x in servers})
 
 
 def assign_slices(
-  pods: Pods, hosts: CheckpointHosts
+  pods: Pods, processes: CheckpointProcesses
 ) -> dict[Process, list[Slice]]:
-  """Spreads slices evenly over the hosts that write, every region once.
+  """Spreads slices evenly over the processes that write, every region once.
 
   Args:
     pods: slices of each pod, by checkpoint name, with the same bits in all.
-    hosts: hosts that write.
+    processes: processes that write.
   """
-  # For each region of a variable, one slice per host that holds the region.
+  # For each region of a variable, one slice per process that holds the region.
   regions = []
   for name in pods[0]:
     holders = collections.defaultdict(dict)
     for slices in pods:
       for part in slices[name]:
         if part.spec is not None:
-          holders[part.spec].setdefault(hosts.of(part).device, part)
+          holders[part.spec].setdefault(processes.of(part).device, part)
     regions += holders.values()
-  # The largest region first, each to the host that has the fewest bytes so far.
-  num_bytes = {host.device: 0 for host in hosts.all}
-  found = {host.device: [] for host in hosts.all}
+  # The largest region first, each to the process that has the fewest bytes so
+  # far.
+  num_bytes = {process.device: 0 for process in processes.all}
+  found = {process.device: [] for process in processes.all}
   for holders in sorted(regions, key=_count_bytes, reverse=True):
     device = min(holders, key=num_bytes.get)
     num_bytes[device] += _count_bytes(holders)
     found[device].append(holders[device])
-  return {x: found[x.device] for x in hosts.all if found[x.device]}
+  return {x: found[x.device] for x in processes.all if found[x.device]}
 
 
 def _count_bytes(holders: Mapping[str, Slice]) -> int:

@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that a pod's host reads itself, if it sees the token stores.
+"""Batches that a server reads itself, if it sees the token stores.
 
-A session calls these functions on a server (mesh/host_functions.py). Texts are
+A session calls these functions on a server (mesh/processes.py). Texts are
 UTF-8 bytes, as in TensorFlow.
 """
 
@@ -74,7 +74,7 @@ def read_batch(
 
 
 # Registered by servers.
-HOST_FUNCTIONS = (find_batches, read_batch)
+SERVER_FUNCTIONS = (find_batches, read_batch)
 
 
 class _Reader:
