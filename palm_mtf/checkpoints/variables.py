@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Saves variables in checkpoints, and restores them, by slices in all processes.
+"""Saves and restores variables in checkpoints, by slices, in all processes.
 
 The files have TensorFlow's own format: each process writes a file with its
 slices, and the client makes one index of all files. processes.py says which
