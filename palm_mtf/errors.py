@@ -11,7 +11,7 @@ exception is a bug of palm_mtf and exits with 1.
 import difflib
 import reprlib
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -87,18 +87,6 @@ def check_real(name: str, value: object, low: float, high: float) -> None:
     )
 
 
-def check_text(name: str, value: object, what: str) -> None:
-  """Raises UserError unless `value` is None or a nonempty text.
-
-  Args:
-    name: the macro.
-    value: value of the macro.
-    what: a noun phrase for the message, which says what to give.
-  """
-  if value is not None and (not isinstance(value, str) or not value):
-    raise UserError(f"{name} = {value!r}: give {what}.")
-
-
 def check_no_address(name: str, path: str) -> None:
   """Raises UserError if a folder to write is an address like "gs://bucket/a"."""
   if "://" in path:
@@ -122,18 +110,3 @@ def check_globs(name: str, value: object) -> None:
     raise UserError(
       f"{name} = {value!r}: give a glob, a list of globs, or None."
     )
-
-
-def check_texts(name: str, value: object, what: str) -> None:
-  """Raises UserError unless `value` is None or {name of a task: text}.
-
-  Args:
-    name: the macro.
-    value: value of the macro.
-    what: an example of the macro's value, for the message.
-  """
-  if value is not None and (
-    not isinstance(value, Mapping)
-    or not all(isinstance(x, str) and x for each in value.items() for x in each)
-  ):
-    raise UserError(f"{name} = {value!r}: give texts by task, such as {what}.")

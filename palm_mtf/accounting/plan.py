@@ -36,7 +36,7 @@ from palm_mtf.config import (
   PodsConfig,
 )
 from palm_mtf.config.mesh_layout import MeshLayout, check_layout
-from palm_mtf.config.palm import MAX_SIZES
+from palm_mtf.config.palm import MAX_SIZE
 from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.errors import UserError
 
@@ -358,7 +358,7 @@ def _variants(config: AnyConfig) -> dict[str, list[_Point]]:
         int(batch_size / x),
       )
       for x, length in lengths
-      if 1 <= length <= MAX_SIZES["sequence_length"]
+      if 1 <= length <= MAX_SIZE
     ],
   }
 

@@ -3,22 +3,14 @@
 """Adafactor, its schedule, and the loss it minimizes."""
 
 import dataclasses
+from typing import Annotated, Literal
 
-from palm_mtf.errors import UserError, check_choice, check_count, check_real
-
-
-def _check_real_or_none(
-  name: str, value: object, low: float, high: float, none: str
-) -> None:
-  if value is not None:
-    try:
-      check_real(name, value, low, high)
-    except UserError as error:
-      raise UserError(f"{str(error)[:-1]}, or None {none}.") from None
+from palm_mtf.config.checked import Checked, Count, real
+from palm_mtf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdafactorConfig:
+class AdafactorConfig(Checked):
   """The optimizer and the loss that it minimizes (PaLM 5).
 
   Where the paper leaves a choice open, the default is our reading of it.
@@ -56,58 +48,30 @@ class AdafactorConfig:
       scales to 0. Checkpoints hold the scale with either.
   """
 
-  learning_rate: float
-  beta1: float
-  beta2_exponent: float
-  update_clip: float | None
-  gradient_clip: float
-  weight_decay_exponent: float | None
-  z_loss: float
-  dropout: float = 0.0
-  learning_rate_schedule: str = "palm"
-  learning_rate_decay_steps: int | None = None
-  second_moment: str = "full"
-  momentum_dtype: str = "float32"
-  parameter_scale: str = "variable"
-  parameter_scale_floor: float = 1e-3
-  weight_decay_on: str = "all"
-  norm_scale: str = "zero_centered"
+  # The bounds reject mistakes (10 for 1e-2), not unusual choices.
+  learning_rate: Annotated[float, real(1e-9, 10.0)]
+  beta1: Annotated[float, real(0.0, 0.9999)]
+  # 0.8 in PaLM 5 and in Adafactor 7.2.
+  beta2_exponent: Annotated[float, real(0.01, 2.0)]
+  update_clip: Annotated[float | None, real(1e-3, 1e9, "for no clipping")]
+  gradient_clip: Annotated[float, real(1e-6, 1e9)]
+  weight_decay_exponent: Annotated[
+    float | None, real(0.1, 99.0, "for no decay")
+  ]
+  z_loss: Annotated[float, real(0.0, 1.0)]  # 1e-4 in PaLM 5
+  dropout: Annotated[float, real(0.0, 0.99)] = 0.0
+  learning_rate_schedule: Literal["palm", "constant", "cosine"] = "palm"
+  learning_rate_decay_steps: Count | None = None
+  second_moment: Literal["full", "factored"] = "full"
+  momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+  parameter_scale: Literal["variable", "stacked", "off"] = "variable"
+  parameter_scale_floor: Annotated[float, real(1e-12, 1e3)] = 1e-3
+  weight_decay_on: Literal["all", "all_but_scales", "kernels"] = "all"
+  norm_scale: Literal["zero_centered", "plain"] = "zero_centered"
 
   def __post_init__(self) -> None:
-    # The bounds reject mistakes (10 for 1e-2), not unusual choices.
-    check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
-    check_real("BETA1", self.beta1, 0.0, 0.9999)  # 0: no momentum is stored
-    # beta2 = 1 - k ** -x: 0.8 in PaLM 5 and in Adafactor 7.2.
-    check_real("BETA2_EXPONENT", self.beta2_exponent, 0.01, 2.0)
-    _check_real_or_none(
-      "UPDATE_CLIP", self.update_clip, 1e-3, 1e9, "for no clipping"
-    )
-    check_real("GRADIENT_CLIP", self.gradient_clip, 1e-6, 1e9)
-    _check_real_or_none(
-      "WEIGHT_DECAY_EXPONENT",
-      self.weight_decay_exponent,
-      0.1,
-      99.0,
-      "for no decay",
-    )
-    check_real("Z_LOSS", self.z_loss, 0.0, 1.0)  # 1e-4 in PaLM 5
-    check_real("DROPOUT", self.dropout, 0.0, 0.99)
-    check_real("PARAMETER_SCALE_FLOOR", self.parameter_scale_floor, 1e-12, 1e3)
-    for name, choices in (
-      ("learning_rate_schedule", ["palm", "constant", "cosine"]),
-      ("second_moment", ["full", "factored"]),
-      ("momentum_dtype", ["float32", "bfloat16"]),
-      ("parameter_scale", ["variable", "stacked", "off"]),
-      ("weight_decay_on", ["all", "all_but_scales", "kernels"]),
-      ("norm_scale", ["zero_centered", "plain"]),
-    ):
-      check_choice(name.upper(), getattr(self, name), choices)
-    self._check_decay_steps()
-
-  def _check_decay_steps(self) -> None:
+    super().__post_init__()
     steps = self.learning_rate_decay_steps
-    if steps is not None:
-      check_count("LEARNING_RATE_DECAY_STEPS", steps)
     if (self.learning_rate_schedule == "cosine") != (steps is not None):
       raise UserError(
         f"LEARNING_RATE_DECAY_STEPS = {steps}: is the length of "

@@ -4,8 +4,10 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from palm_mtf.config.adafactor import AdafactorConfig
+from palm_mtf.config.checked import Checked, Count, Globs, real, texts, whole
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.hardware import HardwareConfig
@@ -15,17 +17,11 @@ from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import BatchSizes, RunConfig
 from palm_mtf.config.task_eval import TaskEvalConfig
 from palm_mtf.config.watch import WatchConfig
-from palm_mtf.errors import (
-  UserError,
-  are_texts,
-  check_count,
-  check_globs,
-  check_real,
-)
+from palm_mtf.errors import UserError, check_count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InspectionConfig:
+class InspectionConfig(Checked):
   """What `palm_mtf data inspect` and `palm_mtf data statistics` show.
 
   Attributes:
@@ -36,23 +32,22 @@ class InspectionConfig:
   """
 
   inspect_steps: list[int] | tuple[int, ...] = (0,)
-  inspect_rows: int = 2
-  overlap_files: str | list[str] | tuple[str, ...] | None = None
+  inspect_rows: Annotated[int, whole(0)] = 2
+  overlap_files: Globs = None
 
   def __post_init__(self) -> None:
-    steps, files = self.inspect_steps, self.overlap_files
+    super().__post_init__()
+    steps = self.inspect_steps
     if not isinstance(steps, (list, tuple)) or not steps:
       raise UserError(
         f"INSPECT_STEPS = {steps!r}: give a list of steps, such as [0, 1000]."
       )
     for step in steps:
       check_count("INSPECT_STEPS", step, minimum=0)
-    check_count("INSPECT_ROWS", self.inspect_rows, minimum=0)
-    check_globs("OVERLAP_FILES", files)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepConfig:
+class SweepConfig(Checked):
   """The runs of a sweep.
 
   Attributes:
@@ -69,23 +64,15 @@ class SweepConfig:
   """
 
   sweep_runs: Sequence[Mapping[str, Mapping[str, object]]] = ()
-  sweep_at_once: int = 1
-  sweep_held_out: list[str] | tuple[str, ...] = ()
-  sweep_budget_flops: float | None = None
-
-  def __post_init__(self) -> None:
-    check_count("SWEEP_AT_ONCE", self.sweep_at_once)
-    if self.sweep_budget_flops is not None:
-      check_real("SWEEP_BUDGET_FLOPS", self.sweep_budget_flops, 1.0, 1e40)
-    if not are_texts(self.sweep_held_out):
-      raise UserError(
-        f"SWEEP_HELD_OUT = {self.sweep_held_out!r}: give a list of names in "
-        "SWEEP_RUNS, or [] for none."
-      )
+  sweep_at_once: Count = 1
+  sweep_held_out: Annotated[
+    list[str] | tuple[str, ...], texts("names in SWEEP_RUNS")
+  ] = ()
+  sweep_budget_flops: Annotated[float | None, real(1.0, 1e40)] = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusConfig:
+class CorpusConfig(Checked):
   """The settings of a command that reads documents without running a model.
 
   Attributes:
@@ -101,6 +88,7 @@ class CorpusConfig:
   )
 
   def __post_init__(self) -> None:
+    super().__post_init__()
     objective, packing = self.model.objective, self.data.packing
     if objective == "causal":
       return
@@ -139,17 +127,14 @@ class StatisticsConfig(CorpusConfig):
     seed: seed of the run.
   """
 
-  train_steps: int | None = None
+  train_steps: Count | None = None
   global_batch_size: int | list[list[int]] | None = None
-  seed: int = 0
+  seed: Annotated[int, whole(0)] = 0
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if self.train_steps is not None:
-      check_count("TRAIN_STEPS", self.train_steps)
     if self.global_batch_size is not None:
       BatchSizes(self.global_batch_size)  # raises UserError if it is wrong
-    check_count("SEED", self.seed, minimum=0)
 
   @property
   def num_rows(self) -> int | None:

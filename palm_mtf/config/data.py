@@ -5,23 +5,23 @@
 import bisect
 import dataclasses
 import os
+from typing import Annotated, Literal
 
+from palm_mtf.config.checked import Checked, Globs, real, text, texts, whole
 from palm_mtf.errors import (
   UserError,
   are_texts,
-  check_choice,
   check_count,
-  check_globs,
   check_no_address,
-  check_real,
-  check_text,
 )
 
 EXACT, NEAR = "exact", "near"
+Packing = Literal["joined", "joined_masked", "packed", "single"]
+FieldName = Annotated[str | None, text("a field's name, or None")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FilterConfig:
+class FilterConfig(Checked):
   """The documents that are removed from training and validation.
 
   The defaults remove none. docs/data.md says which of equal documents is kept.
@@ -43,36 +43,26 @@ class FilterConfig:
       (data/statistics/near_duplicates.py); None keeps all.
   """
 
-  decontaminate_tasks: list[str] | tuple[str, ...] = ()
-  decontaminate_files: str | list[str] | tuple[str, ...] | None = None
-  min_document_bytes: int = 0
+  decontaminate_tasks: Annotated[
+    list[str] | tuple[str, ...], texts("names of SeqIO tasks")
+  ] = ()
+  decontaminate_files: Globs = None
+  min_document_bytes: Annotated[int, whole(0)] = 0
   max_document_bytes: int | None = None
-  quality_field: str | None = None
-  min_quality: float | None = None
-  remove_duplicates: str | None = None
+  quality_field: FieldName = None
+  min_quality: Annotated[float | None, real(-1e300, 1e300)] = None
+  remove_duplicates: Literal["exact", "near"] | None = None
 
   def __post_init__(self) -> None:
-    check_count("MIN_DOCUMENT_BYTES", self.min_document_bytes, 0)
+    super().__post_init__()
     if self.max_document_bytes is not None:
       least = max(1, self.min_document_bytes)
       check_count("MAX_DOCUMENT_BYTES", self.max_document_bytes, least)
-    check_text("QUALITY_FIELD", self.quality_field, "a field's name, or None")
     if (self.quality_field is None) != (self.min_quality is None):
       raise UserError(
         f"QUALITY_FIELD = {self.quality_field!r} and MIN_QUALITY = "
         f"{self.min_quality!r}: set both of them, or neither."
       )
-    if self.min_quality is not None:
-      check_real("MIN_QUALITY", self.min_quality, -1e300, 1e300)
-    names, files = self.decontaminate_tasks, self.decontaminate_files
-    if not are_texts(names):
-      raise UserError(
-        f"DECONTAMINATE_TASKS = {names!r}: give a list of names of SeqIO "
-        "tasks, or [] for none."
-      )
-    check_globs("DECONTAMINATE_FILES", files)
-    if self.remove_duplicates is not None:
-      check_choice("REMOVE_DUPLICATES", self.remove_duplicates, [EXACT, NEAR])
 
   @property
   def removes(self) -> bool:
@@ -125,11 +115,8 @@ class SpanCorruption:
     return bisect.bisect_right(lengths, row_length, key=self.row_length) - 1
 
 
-PACKINGS = ("joined", "joined_masked", "packed", "single")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Checked):
   """Where documents come from and how they become rows of tokens.
 
   A document is a text, which the model learns as a whole, or an example: the
@@ -163,16 +150,19 @@ class DataConfig:
   """
 
   text_files: str | list[str] | tuple[str, ...] | None
-  vocabulary: str | None
-  validation_share: float
-  task: str | None = None
-  text_field: str = "text"
-  weight_field: str | None = None
-  cache_dir: str | None = None
-  packing: str = "joined"
-  extra_ids: int = 0
-  noise_density: float = 0.15
-  mean_span_length: float = 3.0
+  vocabulary: Annotated[
+    str | None, text("the path of a SentencePiece model, or None to train one")
+  ]
+  # Some text has to be held out, but most of it is for training.
+  validation_share: Annotated[float, real(1e-4, 0.5)]
+  task: Annotated[str | None, text("the name of a SeqIO task, or None")] = None
+  text_field: Annotated[str, text("the name of a field")] = "text"
+  weight_field: FieldName = None
+  cache_dir: Annotated[str | None, text("the path of a folder, or None")] = None
+  packing: Packing = "joined"
+  extra_ids: Annotated[int, whole(0, 10_000)] = 0
+  noise_density: Annotated[float, real(0.01, 0.99)] = 0.15
+  mean_span_length: Annotated[float, real(1.0, 1000.0)] = 3.0
   filters: FilterConfig = dataclasses.field(default_factory=FilterConfig)
 
   def __post_init__(self) -> None:
@@ -188,34 +178,13 @@ class DataConfig:
         f"TEXT_FILES = {self.text_files!r}: give a glob or a list of globs, "
         "such as '\"/any/folder/**/*.txt\"'."
       )
-    check_text("TASK", self.task, "the name of a SeqIO task, or None")
+    super().__post_init__()
     if self.task is not None and self.filters.quality_field is not None:
       raise UserError(
         f"QUALITY_FIELD = {self.filters.quality_field!r}: is a field of "
         "TEXT_FILES; let a preprocessor of the TASK filter, or set it to None."
       )
-    check_text("WEIGHT_FIELD", self.weight_field, "a field's name, or None")
-    check_text(
-      "VOCABULARY",
-      self.vocabulary,
-      "the path of a SentencePiece model, or None to train one",
-    )
-    check_text("CACHE_DIR", self.cache_dir, "the path of a folder, or None")
     check_no_address("CACHE_DIR", self.cache_dir or "")
-    if type(self.extra_ids) is not int or not 0 <= self.extra_ids <= 10_000:
-      raise UserError(
-        f"EXTRA_IDS = {self.extra_ids!r}: give a number of sentinels from 0 to "
-        "10000, such as 100, as T5 has them."
-      )
-    if not isinstance(self.text_field, str) or not self.text_field:
-      raise UserError(
-        f"TEXT_FIELD = {self.text_field!r}: give the name of a field."
-      )
-    check_real("NOISE_DENSITY", self.noise_density, 0.01, 0.99)
-    check_real("MEAN_SPAN_LENGTH", self.mean_span_length, 1.0, 1000.0)
-    # Some text has to be held out, but most of it is for training.
-    check_real("VALIDATION_SHARE", self.validation_share, 1e-4, 0.5)
-    check_choice("PACKING", self.packing, PACKINGS)
 
   @property
   def span_corruption(self) -> SpanCorruption:

@@ -3,21 +3,17 @@
 """How texts are continued: settings of sampling and beam search."""
 
 import dataclasses
+from typing import Annotated, Literal
 
-from palm_mtf.errors import (
-  UserError,
-  are_texts,
-  check_choice,
-  check_count,
-  check_real,
-)
+from palm_mtf.config.checked import Checked, Count, real, texts, whole
+from palm_mtf.errors import UserError
 
 MOST_GREEDY = 1e-4  # the largest TEMPERATURE that draws nothing
 _MAX_ROWS = 10_000  # rows of one prompt, which are computed together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
+class DecodeConfig(Checked):
   """How the tokens of a continuation are chosen (generation/decode/).
 
   Attributes:
@@ -36,40 +32,25 @@ class DecodeConfig:
       (generation/decode/kernels.py).
   """
 
-  temperature: float = 0.7
-  top_k: int | None = None
-  top_p: float = 1.0
-  repetition_penalty: float = 1.0
-  num_samples: int = 1
-  num_beams: int = 1
-  length_penalty: float = 0.6
-  stop_strings: list[str] | tuple[str, ...] = ()
-  weight_dtype: str = "activation"
+  temperature: Annotated[float, real(0.0, 100.0)] = 0.7
+  top_k: Count | None = None
+  top_p: Annotated[float, real(0.0, 1.0)] = 1.0  # nucleus sampling
+  repetition_penalty: Annotated[float, real(0.01, 100.0)] = 1.0
+  num_samples: Annotated[int, whole(maximum=_MAX_ROWS)] = 1
+  num_beams: Annotated[int, whole(maximum=_MAX_ROWS)] = 1
+  length_penalty: Annotated[float, real(0.0, 10.0)] = 0.6
+  stop_strings: Annotated[list[str] | tuple[str, ...], texts("texts")] = ()
+  weight_dtype: Literal["activation", "int8", "int4"] = "activation"
 
   def __post_init__(self) -> None:
-    check_real("TEMPERATURE", self.temperature, 0.0, 100.0)
-    if self.top_k is not None:
-      check_count("TOP_K", self.top_k)
-    check_real("TOP_P", self.top_p, 0.0, 1.0)  # nucleus sampling
+    super().__post_init__()
     if self.top_p == 0:
       raise UserError(
         "TOP_P = 0: no token has a share of 0; give a number above 0 and at "
         "most 1, or TEMPERATURE = 0 for the likeliest token."
       )
-    check_real("REPETITION_PENALTY", self.repetition_penalty, 0.01, 100.0)
-    check_real("LENGTH_PENALTY", self.length_penalty, 0.0, 10.0)
-    for name in ("num_samples", "num_beams"):
-      check_count(name.upper(), getattr(self, name), maximum=_MAX_ROWS)
-    check_choice(
-      "WEIGHT_DTYPE", self.weight_dtype, ["activation", "int8", "int4"]
-    )
-    stops = self.stop_strings
-    if not are_texts(stops):
-      raise UserError(
-        f"STOP_STRINGS = {stops!r}: give a list of texts, or [] for none."
-      )
     # A tuple is hashable: compiled programs are cached by their settings.
-    object.__setattr__(self, "stop_strings", tuple(stops))
+    object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
     self._check_together()
 
   def _check_together(self) -> None:

@@ -11,15 +11,17 @@ import functools
 import math
 import re
 from collections.abc import Mapping
+from typing import Annotated
 
+from palm_mtf.config.checked import Checked, whole
 from palm_mtf.config.run import MAX_BATCH_SIZE
-from palm_mtf.errors import UserError, check_count
+from palm_mtf.errors import UserError
 
 MAX_DEVICES = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DeviceMesh:
+class DeviceMesh(Checked):
   """The mesh and the layout rules, as the user wrote them.
 
   Attributes:
@@ -31,16 +33,14 @@ class DeviceMesh:
 
   mesh_shape: str
   layout: str
-  num_microbatches: int = 1
+  num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
 
   # MeshLayout has settings of these names; other models run on CPUs and GPUs.
   tpu = ""
   steps_per_loop = 1
 
   def __post_init__(self) -> None:
-    check_count(
-      "NUM_MICROBATCHES", self.num_microbatches, maximum=MAX_BATCH_SIZE
-    )
+    super().__post_init__()
     sizes = pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
     for position, (axis, size) in enumerate(sizes):
       _check_size(axis, size)

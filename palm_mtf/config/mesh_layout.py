@@ -20,11 +20,13 @@ split over `data`, they are stored once and not once per part of the batch.
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from typing import Literal
 
+from palm_mtf.config.checked import Count
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares, pairs
 from palm_mtf.config.palm import PalmConfig
 from palm_mtf.config.tpu_slice import tpu_slice
-from palm_mtf.errors import UserError, check_choice, check_count, did_you_mean
+from palm_mtf.errors import UserError, did_you_mean
 
 AXES = ("data", "model")
 DIMENSIONS = (
@@ -80,15 +82,11 @@ class MeshLayout(DeviceMesh):
       the call's end.
   """
 
-  gradient_dtype: str = "activation"
+  gradient_dtype: Literal["activation", "float32"] = "activation"
   tpu: str = ""
-  steps_per_loop: int = 1
+  steps_per_loop: Count = 1
 
   def __post_init__(self) -> None:
-    check_choice(
-      "GRADIENT_DTYPE", self.gradient_dtype, ["activation", "float32"]
-    )
-    check_count("STEPS_PER_LOOP", self.steps_per_loop)
     for axis, size in pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4"):
       if axis not in AXES:
         raise UserError(

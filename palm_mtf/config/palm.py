@@ -3,25 +3,20 @@
 """The architecture of the model."""
 
 import dataclasses
+from typing import Annotated, Literal
 
-from palm_mtf.errors import UserError, check_choice, check_count
+from palm_mtf.config.checked import Checked, whole
+from palm_mtf.errors import UserError
 
-# The largest sizes: layers are limited because the graph has every layer, and
-# positions because rotary embedding counts them in float32, which represents
-# every whole number up to 2**24.
-MAX_SIZES = {
-  "num_layers": 10_000,
-  "d_model": 2**24,
-  "num_heads": 2**24,
-  "d_kv": 2**24,
-  "d_ff": 2**24,
-  "vocab_size": 2**24,
-  "sequence_length": 2**24,
-}
+# Layers are limited because the graph has every layer, and positions because
+# rotary embedding counts them in float32, which represents every whole number
+# up to 2**24.
+MAX_LAYERS, MAX_SIZE = 10_000, 2**24
+Size = Annotated[int, whole(maximum=MAX_SIZE)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PalmConfig:
+class PalmConfig(Checked):
   """The architecture (PaLM 2; sizes in Table 1).
 
   Attributes:
@@ -58,53 +53,36 @@ class PalmConfig:
       spans that a text lacks (data/batches/objectives.py).
   """
 
-  num_layers: int
-  d_model: int
-  num_heads: int
-  d_kv: int
-  d_ff: int
-  vocab_size: int
-  sequence_length: int
-  norm: str = "layer_norm"
-  block: str = "parallel"
-  attention: str = "multi_query"
-  activation_dtype: str = "bfloat16"
-  logits_dtype: str = "float32"
-  final_norm_scale: str = "learned"
-  output_fan_in: str = "separate"
-  remat: str = "none"
-  objective: str = "causal"
+  num_layers: Annotated[int, whole(maximum=MAX_LAYERS)]
+  d_model: Size
+  num_heads: Size
+  d_kv: Size
+  d_ff: Size
+  vocab_size: Size
+  sequence_length: Size
+  norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+  block: Literal["parallel", "serial"] = "parallel"
+  attention: Literal["multi_query", "multi_head"] = "multi_query"
+  activation_dtype: Literal["auto", "bfloat16", "float32"] = "bfloat16"
+  logits_dtype: Literal["float32", "activation"] = "float32"
+  final_norm_scale: Literal["learned", "none"] = "learned"
+  output_fan_in: Literal["separate", "joined"] = "separate"
+  remat: Literal["none", "attention", "layer"] = "none"
+  objective: Literal["causal", "prefix_lm", "span_corruption"] = "causal"
 
   def __post_init__(self) -> None:
-    for name, most in MAX_SIZES.items():
-      check_count(name.upper(), getattr(self, name), maximum=most)
+    super().__post_init__()
     # Check here, so that the message names the macro and not a shape.
     if self.d_kv % 2:
       raise UserError(
         f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "
         f"D_KV is even; use {self.d_kv + 1}."
       )
-    # model/layers.py and model/palm.py look up these names.
-    check_choice("NORM", self.norm, ["layer_norm", "rms_norm"])
-    check_choice("BLOCK", self.block, ["parallel", "serial"])
-    check_choice("ATTENTION", self.attention, ["multi_query", "multi_head"])
-    check_choice(
-      "ACTIVATION_DTYPE",
-      self.activation_dtype,
-      ["auto", "bfloat16", "float32"],
-    )
-    check_choice("LOGITS_DTYPE", self.logits_dtype, ["float32", "activation"])
-    check_choice("FINAL_NORM_SCALE", self.final_norm_scale, ["learned", "none"])
-    check_choice("OUTPUT_FAN_IN", self.output_fan_in, ["separate", "joined"])
     if self.output_fan_in == "joined" and self.block == "serial":
       raise UserError(
         'OUTPUT_FAN_IN = "joined": a serial block never adds the products of '
         'o and wo; use "separate".'
       )
-    check_choice("REMAT", self.remat, ["none", "attention", "layer"])
-    check_choice(
-      "OBJECTIVE", self.objective, ["causal", "prefix_lm", "span_corruption"]
-    )
 
   @property
   def has_prefix(self) -> bool:

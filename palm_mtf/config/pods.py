@@ -15,8 +15,10 @@ the gradients of all pods are added up, so that every pod makes the same update:
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from palm_mtf.errors import UserError, check_choice, check_count, check_real
+from palm_mtf.config.checked import Checked, Count, real, whole
+from palm_mtf.errors import UserError
 
 # The client sends each pod its batch and starts its steps; with more pods it
 # would do nothing else. Tests use up to this number.
@@ -24,7 +26,7 @@ MAX_PODS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PodsConfig:
+class PodsConfig(Checked):
   """The pods of a run; their number and place change speed, never results.
 
   Attributes:
@@ -46,29 +48,19 @@ class PodsConfig:
       missing when the run starts.
   """
 
-  num_pods: int = 1
-  pods: str = "in_process"
+  num_pods: Annotated[int, whole(maximum=MAX_PODS)] = 1
+  pods: Literal["in_process", "local_servers", "cluster"] = "in_process"
   islands: Sequence[Sequence[str]] = ()
   client_address: str = "127.0.0.1"
-  dcn_dtype: str = "float32"
-  fingerprint_steps: int = 100
-  pod_timeout_secs: float = 60.0
-  on_pod_failure: str = "stop"
-  pod_wait_secs: float = 3600.0
+  # bfloat16 halves the traffic of the data-center network (Pathways 4.4).
+  dcn_dtype: Literal["float32", "bfloat16"] = "float32"
+  fingerprint_steps: Count = 100
+  pod_timeout_secs: Annotated[float, real(1.0, 1e6)] = 60.0
+  on_pod_failure: Literal["stop", "wait", "shrink"] = "stop"
+  pod_wait_secs: Annotated[float, real(1.0, 1e6)] = 3600.0
 
   def __post_init__(self) -> None:
-    check_count("NUM_PODS", self.num_pods)
-    if self.num_pods > MAX_PODS:
-      raise UserError(
-        f"NUM_PODS = {self.num_pods}: give a whole number from 1 to {MAX_PODS}."
-      )
-    check_count("FINGERPRINT_STEPS", self.fingerprint_steps)
-    check_real("POD_TIMEOUT_SECS", self.pod_timeout_secs, 1.0, 1e6)
-    check_choice(
-      "ON_POD_FAILURE", self.on_pod_failure, ["stop", "wait", "shrink"]
-    )
-    check_real("POD_WAIT_SECS", self.pod_wait_secs, 1.0, 1e6)
-    check_choice("PODS", self.pods, ["in_process", "local_servers", "cluster"])
+    super().__post_init__()
     # Without a port, or with port 0, the client chooses one.
     if not re.fullmatch(r"[^\s:/]+(:\d{1,5})?", str(self.client_address)):
       raise UserError(
@@ -80,5 +72,3 @@ class PodsConfig:
         'PODS = "cluster" and ISLANDS is empty: list the servers of each pod, '
         'as in [["host-a:2222"], ["host-b:2222"]].'
       )
-    # bfloat16 halves the traffic of the data-center network (Pathways 4.4).
-    check_choice("DCN_DTYPE", self.dcn_dtype, ["float32", "bfloat16"])

@@ -13,16 +13,11 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import Annotated, Literal, TypeGuard
 
-from palm_mtf.config.palm import MAX_SIZES
-from palm_mtf.errors import (
-  UserError,
-  are_texts,
-  check_choice,
-  check_count,
-  check_text,
-)
+from palm_mtf.config.checked import Checked, Count, text, texts, whole
+from palm_mtf.config.palm import Size
+from palm_mtf.errors import UserError, check_count
 
 # The rows of all steps are counted in int64.
 MAX_BATCH_SIZE, MAX_STEPS = 2**24, 10**9
@@ -107,7 +102,7 @@ def _parse_pairs(value: object) -> list[list[int]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Checked):
   """How long a run is and what it writes.
 
   Attributes:
@@ -137,63 +132,44 @@ class RunConfig:
       are written to MODEL_DIR/traces (trace/).
   """
 
-  train_steps: int
+  train_steps: Annotated[int, whole(maximum=MAX_STEPS)]
   global_batch_size: int | list[list[int]]
-  seed: int
-  log_steps: int
-  eval_steps: int
-  eval_batches: int
-  checkpoint_steps: int
-  keep_checkpoints: int
+  seed: Annotated[int, whole(0)]
+  log_steps: Count
+  eval_steps: Count
+  eval_batches: Annotated[int, whole(maximum=_MAX_EVAL_BATCHES)]
+  checkpoint_steps: Count
+  keep_checkpoints: Count
   chip: str
-  prompts: list[str] | tuple[str, ...]
-  sample_tokens: int
-  keep_every_steps: int | None = None
-  init_checkpoint: str | None = None
-  init_state: str = "weights"
-  sample_steps: int | None = None
+  prompts: Annotated[list[str] | tuple[str, ...], texts("texts")]
+  sample_tokens: Size
+  keep_every_steps: Count | None = None
+  init_checkpoint: Annotated[
+    str | None,
+    text(
+      "the path of a checkpoint, a MODEL_DIR or a TensorFlow prefix, or None"
+    ),
+  ] = None
+  init_state: Literal["weights", "all"] = "weights"
+  sample_steps: Count | None = None
   trace_steps: list[int] | tuple[int, ...] = ()
 
   def __post_init__(self) -> None:
-    for name in (
-      "log_steps",
-      "eval_steps",
-      "checkpoint_steps",
-      "keep_checkpoints",
-    ):
-      check_count(name.upper(), getattr(self, name))
-    check_count("TRAIN_STEPS", self.train_steps, maximum=MAX_STEPS)
-    check_count("EVAL_BATCHES", self.eval_batches, maximum=_MAX_EVAL_BATCHES)
-    longest = MAX_SIZES["sequence_length"]
-    check_count("SAMPLE_TOKENS", self.sample_tokens, maximum=longest)
-    check_count("SEED", self.seed, minimum=0)
+    super().__post_init__()
     self._check_keep_every_steps()
     self._check_trace_steps()
-    if self.sample_steps is not None:
-      check_count("SAMPLE_STEPS", self.sample_steps)
-    check_text(
-      "INIT_CHECKPOINT",
-      self.init_checkpoint,
-      "the path of a checkpoint, a MODEL_DIR or a TensorFlow prefix, or None",
-    )
-    check_choice("INIT_STATE", self.init_state, ["weights", "all"])
     if self.init_state == "all" and self.init_checkpoint is None:
       raise UserError(
         'INIT_STATE = "all": needs a checkpoint to resume from; name it in '
         "INIT_CHECKPOINT."
       )
     BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
-    if not are_texts(self.prompts):
-      raise UserError(
-        f"PROMPTS = {self.prompts!r}: give a list of texts, or [] for none."
-      )
 
   def _check_keep_every_steps(self) -> None:
     # Only steps with a checkpoint can be kept.
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every is None:
       return
-    check_count("KEEP_EVERY_STEPS", every)
     if every % steps:
       raise UserError(
         f"KEEP_EVERY_STEPS = {every}: there is a checkpoint every "

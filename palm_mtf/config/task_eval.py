@@ -5,15 +5,18 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
-from palm_mtf.errors import (
-  UserError,
-  are_texts,
-  check_choice,
-  check_count,
-  check_real,
-  check_texts,
+from palm_mtf.config.checked import (
+  Checked,
+  Count,
+  real,
+  text,
+  texts,
+  texts_by_task,
+  whole,
 )
+from palm_mtf.errors import UserError, check_choice
 
 NEWEST, EVERY = "newest", "every"
 
@@ -23,7 +26,7 @@ _MAX_SHOTS = 10_000  # a row holds the exemplars and the question
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FewShotConfig:
+class FewShotConfig(Checked):
   """The few-shot protocol: exemplars and a header before each question.
 
   Attributes:
@@ -38,24 +41,20 @@ class FewShotConfig:
       group of the example, such as MMLU's subject.
   """
 
-  num_shots: int | None = None
-  exemplars: str = DRAWN
+  num_shots: Annotated[int | None, whole(0, _MAX_SHOTS)] = None
+  exemplars: Literal["drawn", "first"] = "drawn"
   seed: int = 0
-  exemplar_files: Mapping[str, str] | None = None
-  prompt_headers: Mapping[str, str] | None = None
+  exemplar_files: Annotated[
+    Mapping[str, str] | None, texts_by_task('{"gsm8k": "cot_prompts.txt"}')
+  ] = None
+  prompt_headers: Annotated[
+    Mapping[str, str] | None, texts_by_task('{"mmlu": "About {group}:"}')
+  ] = None
 
   def __post_init__(self) -> None:
-    if self.num_shots is not None:
-      check_count("NUM_SHOTS", self.num_shots, 0, _MAX_SHOTS)
-    check_choice("EXEMPLARS", self.exemplars, [DRAWN, FIRST])
+    super().__post_init__()
     if self.exemplars == FIRST and self.num_shots is None:
       raise UserError('EXEMPLARS = "first": of how many? Set NUM_SHOTS too.')
-    check_texts(
-      "EXEMPLAR_FILES", self.exemplar_files, '{"gsm8k": "cot_prompts.txt"}'
-    )
-    check_texts(
-      "PROMPT_HEADERS", self.prompt_headers, '{"mmlu": "About {group}:"}'
-    )
 
   def file_of(self, task: str) -> str | None:
     """Returns the path of the task's exemplars, or None."""
@@ -73,7 +72,7 @@ class FewShotConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaskEvalConfig:
+class TaskEvalConfig(Checked):
   """How `palm_mtf evaluate`, and evaluations during training, measure tasks.
 
   Attributes:
@@ -99,56 +98,38 @@ class TaskEvalConfig:
       sequence_length.
   """
 
-  eval_tasks: list[str] | tuple[str, ...] = ()
-  eval_split: str = "validation"
-  eval_examples: int | None = None
+  eval_tasks: Annotated[
+    list[str] | tuple[str, ...],
+    texts("names of SeqIO tasks, such as '[\"my_task\"]'"),
+  ] = ()
+  eval_split: Annotated[
+    str, text('the name of a split, such as "validation"')
+  ] = "validation"
+  eval_examples: Count | None = None
   few_shot: FewShotConfig = dataclasses.field(default_factory=FewShotConfig)
-  answer_patterns: Mapping[str, str] | None = None
+  answer_patterns: Annotated[
+    Mapping[str, str] | None, texts_by_task('{"gsm8k": "The answer is (.*)"}')
+  ] = None
   category_groups: Mapping[str, Mapping[str, Sequence[str]]] | None = None
   eval_checkpoints: str | list[int] | tuple[int, ...] = NEWEST
-  eval_wait_secs: float = 3600.0
-  task_eval_steps: int | None = None
+  eval_wait_secs: Annotated[float, real(0.0, 1e9)] = 3600.0
+  task_eval_steps: Count | None = None
   clean_subset: bool = False
-  stride: int | None = None
+  stride: Count | None = None
 
   def __post_init__(self) -> None:
-    names = self.eval_tasks
-    if not are_texts(names):
-      raise UserError(
-        f"EVAL_TASKS = {names!r}: give a list of names of SeqIO tasks, such as "
-        "'[\"my_task\"]', or [] for none."
-      )
-    if not isinstance(self.eval_split, str) or not self.eval_split:
-      raise UserError(
-        f"EVAL_SPLIT = {self.eval_split!r}: give the name of a split, such as "
-        '"validation".'
-      )
-    if self.eval_examples is not None:
-      check_count("EVAL_EXAMPLES", self.eval_examples)
-    if not isinstance(self.clean_subset, bool):
-      raise UserError(
-        f"CLEAN_SUBSET = {self.clean_subset!r}: give True or False."
-      )
+    super().__post_init__()
     self._check_answer_patterns()
     self._check_category_groups()
-    if self.stride is not None:
-      check_count("STRIDE", self.stride)
     self._check_checkpoints()
-    check_real("EVAL_WAIT_SECS", self.eval_wait_secs, 0.0, 1e9)
-    if self.task_eval_steps is not None:
-      check_count("TASK_EVAL_STEPS", self.task_eval_steps)
-      if not names:  # checkpoints would be written for nothing
-        raise UserError(
-          f"TASK_EVAL_STEPS = {self.task_eval_steps}: no task is given; name "
-          "tasks in EVAL_TASKS, or set TASK_EVAL_STEPS to None."
-        )
+    # Checkpoints would be written for nothing.
+    if self.task_eval_steps is not None and not self.eval_tasks:
+      raise UserError(
+        f"TASK_EVAL_STEPS = {self.task_eval_steps}: no task is given; name "
+        "tasks in EVAL_TASKS, or set TASK_EVAL_STEPS to None."
+      )
 
   def _check_answer_patterns(self) -> None:
-    check_texts(
-      "ANSWER_PATTERNS",
-      self.answer_patterns,
-      '{"gsm8k": "The answer is (.*)"}',
-    )
     for task, pattern in (self.answer_patterns or {}).items():
       what = f"ANSWER_PATTERNS: {pattern!r} of {task}"
       try:

@@ -14,10 +14,11 @@ number when ranges are added later.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
+from palm_mtf.config.checked import Checked, Count, real
 from palm_mtf.config.run import MAX_STEPS, BatchSizes
-from palm_mtf.errors import UserError, check_choice, check_count, check_real
+from palm_mtf.errors import UserError, check_count
 
 if TYPE_CHECKING:  # settings are checked before NumPy is imported
   import numpy as np
@@ -97,7 +98,7 @@ def _is_range(value: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WatchConfig:
+class WatchConfig(Checked):
   """What a training run does when something goes wrong.
 
   Attributes:
@@ -113,18 +114,14 @@ class WatchConfig:
   """
 
   skip_steps: list[list[int]] | tuple[tuple[int, int], ...] = ()
-  spike_policy: str = "off"
-  spike_skip_steps: int = 300
-  spike_rewinds: int = 20
-  watchdog_secs: float | None = 1800.0
+  spike_policy: Literal["off", "rewind"] = "off"
+  spike_skip_steps: Count = 300
+  spike_rewinds: Count = 20
+  watchdog_secs: Annotated[float | None, real(1.0, 1e9)] = 1800.0
 
   def __post_init__(self) -> None:
     Skips(self.skip_steps)  # raises UserError for wrong ranges
-    check_choice("SPIKE_POLICY", self.spike_policy, ["off", "rewind"])
-    check_count("SPIKE_SKIP_STEPS", self.spike_skip_steps)
-    check_count("SPIKE_REWINDS", self.spike_rewinds)
-    if self.watchdog_secs is not None:
-      check_real("WATCHDOG_SECS", self.watchdog_secs, 1.0, 1e9)
+    super().__post_init__()
 
   @property
   def skips(self) -> Skips:

@@ -213,7 +213,7 @@ def test_a_word_that_is_no_choice_is_answered_with_the_choices(
       "INIT_CHECKPOINT = '': give the path of a checkpoint, a MODEL_DIR or a "
       "TensorFlow prefix, or None.",
     ),
-    (PODS, {"num_pods": 9}, "NUM_PODS = 9: give a whole number from 1 to 8."),
+    (PODS, {"num_pods": 9}, "NUM_PODS = 9: give a whole number of at most 8."),
     (
       PODS,
       {"client_address": "a:b:c"},

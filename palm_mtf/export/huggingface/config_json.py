@@ -13,10 +13,10 @@ Granite divides them by logits_scaling: 1/sqrt(d_model) of PaLM 2.
 import math
 import os
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from palm_mtf.config.data import PACKINGS
-from palm_mtf.config.palm import MAX_SIZES, PalmConfig
+from palm_mtf.config.data import Packing
+from palm_mtf.config.palm import MAX_LAYERS, MAX_SIZE, PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.foreign_files import read_json_object, short_repr
 
@@ -32,7 +32,7 @@ NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
 _OWN = "palm_mtf"
 _OWN_CHOICES = {
   "FINAL_NORM_SCALE": ("learned", "none"),
-  "PACKING": PACKINGS,
+  "PACKING": get_args(Packing),
 }
 # Keys that these architectures may have, with the value that our models have. A
 # key may also be left out.
@@ -249,7 +249,8 @@ def _parse_model(
   what: str,
 ) -> PalmConfig:
   def size(name: str, field: str, default: int | None = None) -> int:
-    value, most = config.get(name), MAX_SIZES[field]
+    most = MAX_LAYERS if field == "num_layers" else MAX_SIZE
+    value = config.get(name)
     value = default if value is None else value
     if type(value) is not int or not 1 <= value <= most:
       raise UserError(

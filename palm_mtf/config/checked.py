@@ -1,0 +1,116 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Dataclasses of settings, whose fields are checked by their types.
+
+  norm: Literal["layer_norm", "rms_norm"]               one of these texts
+  clean_subset: bool                                    True or False
+  num_layers: Annotated[int, whole(maximum=10_000)]     what a check accepts
+  top_k: Count | None                                   also None
+
+A check is a function of the macro and its value that raises UserError. Fields
+of other types are not checked here.
+"""
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+from palm_mtf.errors import (
+  UserError,
+  are_texts,
+  check_choice,
+  check_count,
+  check_globs,
+  check_real,
+)
+
+_Check = Callable[[str, object], None]
+
+
+def whole(minimum: int = 1, maximum: int = 2**63 - 1) -> _Check:
+  """Returns the check of a whole number."""
+  return lambda name, value: check_count(name, value, minimum, maximum)
+
+
+def real(low: float, high: float, none: str = "") -> _Check:
+  """Returns the check of a number.
+
+  Args:
+    low: the smallest number.
+    high: the largest number.
+    none: what None stands for, for the message; "" where it is not said.
+  """
+
+  def check(name: str, value: object) -> None:
+    try:
+      check_real(name, value, low, high)
+    except UserError as error:
+      if not none:
+        raise
+      raise UserError(f"{str(error)[:-1]}, or None {none}.") from None
+
+  return check
+
+
+def text(what: str) -> _Check:
+  """Returns the check of a text that is not empty; `what` says what to give."""
+
+  def check(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+      raise UserError(f"{name} = {value!r}: give {what}.")
+
+  return check
+
+
+def texts(what: str) -> _Check:
+  """Returns the check of a list of texts; `what` says what they are."""
+
+  def check(name: str, value: object) -> None:
+    if not are_texts(value):
+      raise UserError(
+        f"{name} = {value!r}: give a list of {what}, or [] for none."
+      )
+
+  return check
+
+
+def texts_by_task(example: str) -> _Check:
+  """Returns the check of texts by the names of tasks."""
+
+  def check(name: str, value: object) -> None:
+    if not isinstance(value, Mapping) or not all(
+      isinstance(x, str) and x for each in value.items() for x in each
+    ):
+      raise UserError(
+        f"{name} = {value!r}: give texts by task, such as {example}."
+      )
+
+  return check
+
+
+Count = Annotated[int, whole()]
+Globs = Annotated[str | list[str] | tuple[str, ...] | None, check_globs]
+
+
+class Checked:
+  """Base of a dataclass of settings, for its `__post_init__`."""
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):  # type: ignore[arg-type]
+      _check(field.name.upper(), getattr(self, field.name), field.type)
+
+
+def _check(name: str, value: object, kind: object) -> None:
+  origin, arguments = get_origin(kind), get_args(kind)
+  if kind is bool and not isinstance(value, bool):
+    raise UserError(f"{name} = {value!r}: give True or False.")
+  if origin is Literal:
+    check_choice(name, value, arguments)
+  elif origin is Annotated:
+    is_optional = type(None) in get_args(arguments[0])
+    if value is not None or not is_optional:
+      arguments[1](name, value)
+  elif origin in (Union, types.UnionType) and value is not None:
+    for each in arguments:
+      _check(name, value, each)
