@@ -4,11 +4,12 @@
 
 A case is a file with these names; its docstring is its help:
 
-  add_flags(flags)   declares its flags, see `command.Flags`
+  FLAGS              its flags, see `command.Flag`
   measure(chosen)    checks the flags, then yields records (dicts for --json)
   HEAD, row(record)  the table; without `row`, records are printed as JSON
-  finish(records, chosen)   optional: returns the text after the last row
+  finish(records, chosen)  optional: returns the text after the last row
   work(**arguments)  optional: runs in a separate process, which
                      `command.worker_command` starts
-  RECIPE             optional: the default --gin_file, for cases with gin flags
+  RECIPE             the default --gin_file, in cases with gin flags; `measure`
+                     gets `chosen.gin`, which has "files" and "macros"
 """

@@ -10,7 +10,7 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,59 +24,52 @@ _FOLDER = Path(__file__).resolve().parent
 CASES = sorted(path.stem for path in (_FOLDER / "cases").glob("*.py"))
 
 
-class Flags(argparse.ArgumentParser):
-  """The flags of a case; wrong values raise UserError with one line."""
+@dataclasses.dataclass(frozen=True)
+class Flag:
+  """A flag of a case.
 
-  def __init__(self, case: str, description: str):
-    super().__init__(
-      prog=f"python -m tools.bench {case}",
-      description=description,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    self._parsers: dict[str, Callable[[str], Any]] = {}
+  Attributes:
+    default: value without the flag; None for none.
+    help: text for --help.
+    parse: the allowed texts, or a function of the flag's name and text that
+      returns the value or raises UserError. By default a flag with a number as
+      its default is a whole number of at least 1, and another flag a text.
+    settings: further arguments of argparse's `add_argument`. Each of several
+      values ("append", "nargs") is parsed separately.
+  """
 
-  def add(
-    self,
-    name: str,
-    help: str,
-    default: object = None,
-    parse: Callable[[str, str], Any] | None = None,
-    **settings: Any,
-  ) -> None:
-    """Adds a flag.
+  default: int | str | None
+  help: str
+  parse: Callable[[str, str], Any] | Iterable[str] | None = None
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    Args:
-      name: name with its dashes, "--rounds".
-      help: text for --help.
-      default: value without the flag, a text or a number.
-      parse: function of name and text that returns the flag's value or raises
-        UserError; by default the value is the text.
-      **settings: further arguments of `add_argument`. Each of several values
-        (`action="append"` or `nargs`) is parsed separately.
-    """
-    if default is not None:
-      help += f" (by default {default})"
-    self.add_argument(name, help=help, default=default, **settings)
-    if parse:
-      self._parsers[name] = functools.partial(parse, name)
+  def add_to(self, parser: argparse.ArgumentParser, name: str) -> None:
+    """Adds the flag to a parser."""
+    default = self.default
+    help_ = self.help if default is None else f"{self.help} (default {default})"
+    parser.add_argument(name, default=default, help=help_, **self.settings)
 
-  def read(
-    self, arguments: Sequence[str]
-  ) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the flags' values, and the arguments that are no known flag."""
-    chosen, rest = self.parse_known_args(arguments)
-    for name, parse in self._parsers.items():
-      field = name.removeprefix("--")
-      given = getattr(chosen, field)
-      if isinstance(given, list):
-        given = [parse(x) for x in given]
-      elif given is not None:
-        given = parse(str(given))
-      setattr(chosen, field, given)
-    return chosen, rest
+  def read(self, name: str, given: Any) -> Any:
+    """Returns the value of what argparse read."""
+    parse = self.parse
+    if parse is None and isinstance(self.default, int):
+      parse = count()
+    if parse is None or given is None:
+      return given
+    if not callable(parse):
+      parse = choice(parse)
+    if isinstance(given, list):
+      return [parse(name, x) for x in given]
+    return parse(name, str(given))
 
+
+SEVERAL = {"action": "append"}  # settings of a flag that may be repeated
+REQUIRED = {"required": True}
+
+
+class _Parser(argparse.ArgumentParser):
   def error(self, message: str) -> None:
-    """Raises UserError, where argparse prints several lines and exits."""
+    # argparse prints several lines and exits.
     raise UserError(f"{message}.")
 
 
@@ -108,11 +101,11 @@ def choice(choices: Iterable[str]) -> Callable[[str, str], str]:
 
 def choices(among: Iterable[str]) -> Callable[[str, str], list[str]]:
   """Returns a parser of comma-separated texts among `among`, or of ""."""
-  parse_one = choice(among)
-  return lambda name, text: [parse_one(name, x) for x in text.split(",") if x]
+  parse = choice(among)
+  return lambda name, text: [parse(name, x) for x in text.split(",") if x]
 
 
-def numbers(kind: type, example: str) -> Callable[[str, str], list]:
+def numbers(example: str, kind: type = int) -> Callable[[str, str], list]:
   """Returns a parser of comma-separated numbers, which are counts if ints."""
 
   def parse(name: str, text: str) -> list:
@@ -172,18 +165,21 @@ def measure_apart(case: str, **arguments: object) -> Any:
   return json.loads(done.stdout)
 
 
-def train_config(files: Sequence[str], macros: Sequence[str]) -> Config:
+def train_config(
+  files: Sequence[str], macros: Sequence[str], defaults: Sequence[str] = ()
+) -> Config:
   """Returns the settings of `palm_mtf train`, ACTIVATION_DTYPE resolved.
 
   Args:
     files: gin files.
     macros: texts "NAME=VALUE", which override the files.
+    defaults: further macros, which `macros` override.
 
   Raises:
     UserError: if a file or macro is wrong.
   """
   # A recipe leaves MODEL_DIR to the user; no case writes there.
-  macros = ["MODEL_DIR='none'", *macros]
+  macros = ["MODEL_DIR='none'", *defaults, *macros]
   _, config = gin_files.load("train", files, macros).build()
   model = resolved(config.model, config.mesh_layout)
   return dataclasses.replace(config, model=model)
@@ -200,21 +196,32 @@ def _print_cases() -> None:
 def _read_flags(
   name: str, case: ModuleType, arguments: Sequence[str]
 ) -> argparse.Namespace:
-  """Returns the flags of a case; `files` and `macros` if it has gin flags."""
-  flags = Flags(name, case.__doc__)
-  case.add_flags(flags)
-  flags.add("--json", "print one JSON object per line", action="store_true")
+  """Returns the values of a case's flags; `gin` is files and macros."""
+  parser = _Parser(
+    prog=f"python -m tools.bench {name}",
+    description=case.__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  for flag_name, flag in case.FLAGS.items():
+    flag.add_to(parser, flag_name)
+  json_help = "print one JSON object per line"
+  parser.add_argument("--json", action="store_true", help=json_help)
   takes_gin = hasattr(case, "RECIPE")
   if takes_gin:
-    flags.add("--gin_file", f"default: {case.RECIPE}", action="append")
-  chosen, rest = flags.read(arguments)
-  for flag in rest:
-    if not (takes_gin and flag.startswith("--gin.") and "=" in flag):
+    gin_help = f"default: {case.RECIPE or 'a table'}"
+    parser.add_argument("--gin_file", action="append", help=gin_help)
+  chosen, rest = parser.parse_known_args(arguments)
+  for flag_name, flag in case.FLAGS.items():
+    field = flag_name.removeprefix("--")
+    setattr(chosen, field, flag.read(flag_name, getattr(chosen, field)))
+  for word in rest:
+    if not (takes_gin and word.startswith("--gin.") and "=" in word):
       hint = "; macros are --gin.NAME=VALUE" if takes_gin else ""
-      raise UserError(f"{flag}: no such flag{hint}.")
+      raise UserError(f"{word}: no such flag{hint}.")
   if takes_gin:
-    chosen.files = chosen.gin_file or ([case.RECIPE] if case.RECIPE else [])
-    chosen.macros = [flag.removeprefix("--gin.") for flag in rest]
+    recipe = [case.RECIPE] if case.RECIPE else []
+    macros = [word.removeprefix("--gin.") for word in rest]
+    chosen.gin = {"files": chosen.gin_file or recipe, "macros": macros}
   return chosen
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from palm_mtf.errors import UserError
-from tools.bench.command import Flags, choice, choices, count
+from tools.bench.command import Flag, choices
 from tools.bench.models import SIZES
 
 _FOLDER = Path(__file__).resolve().parent.parent / "peers"
@@ -57,18 +57,19 @@ PEERS = {
 }
 
 
-def add_size_and_rounds(flags: Flags) -> None:
-  """Adds --size and --rounds."""
-  sizes = f"one of {', '.join(SIZES)}"
-  flags.add("--size", sizes, "26.6M", choice(SIZES))
-  flags.add("--rounds", "turns of each program", 40, count())
+SPEED_FLAGS = {
+  "--size": Flag("26.6M", f"one of {', '.join(SIZES)}", SIZES),
+  "--rounds": Flag(40, "turns of each program"),
+}
 
 
-def add_peer_flags(flags: Flags, case: str) -> None:
-  """Adds --peer, a list of names of PEERS, and --peer_python."""
+def peer_flags(case: str) -> dict[str, Flag]:
+  """Returns --peer, a list of names of PEERS, and --peer_python."""
   names = PEERS[case]
-  flags.add("--peer", f"some of {','.join(names)}", "", choices(names))
-  flags.add("--peer_python", "interpreter of the peers", sys.executable)
+  return {
+    "--peer": Flag("", f"some of {','.join(names)}", choices(names)),
+    "--peer_python": Flag(sys.executable, "interpreter of the peers"),
+  }
 
 
 def check_peers(case: str, names: Iterable[str], python: str) -> None:

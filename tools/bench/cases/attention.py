@@ -15,22 +15,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tools.bench.command import Flags, choice, count, numbers, worker_command
+from tools.bench.command import Flag, numbers, worker_command
 from tools.bench.pairs import describe_ratio, race, ratio_fields
 from tools.peers.turns import take_turns
 
 _TOKENS, _HEADS, _D_KV = 2048, 8, 64
 HEAD = "block  weights      speed-up"
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds the flags of the rows and blocks."""
-  flags.add("--length", "positions of a row", 1024, count())
-  blocks = "64,128,256"
-  flags.add("--blocks", "sizes of blocks", blocks, numbers(int, "64,128"))
-  dtypes = choice(["float32", "bfloat16"])
-  flags.add("--dtype", "or bfloat16", "float32", dtypes)
-  flags.add("--rounds", "turns of each way", 60, count())
+FLAGS = {
+  "--length": Flag(1024, "positions of a row"),
+  "--blocks": Flag("64,128,256", "sizes of blocks", numbers("64,128")),
+  "--dtype": Flag("float32", "or bfloat16", ["float32", "bfloat16"]),
+  "--rounds": Flag(60, "turns of each way"),
+}
 
 
 def work(length: int, block: int, dtype: str, keeps_weights: bool) -> None:

@@ -27,7 +27,7 @@ import tempfile
 from collections.abc import Iterator
 
 from palm_mtf.config import Config
-from tools.bench.command import Flags, count, train_config, worker_command
+from tools.bench.command import Flag, train_config, worker_command
 from tools.bench.models import warm_training
 from tools.bench.pairs import describe_interval, race, ratio
 from tools.peers.turns import take_turns
@@ -36,11 +36,7 @@ RECIPE = "recipes/quickstart.gin"
 BLOCKS = ("parallel", "serial")
 PRODUCTS = ("one product", "five products")
 _PRODUCTS_PER_TURN = 10
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds --steps."""
-  flags.add("--steps", "steps, and rounds of products", 200, count())
+FLAGS = {"--steps": Flag(200, "steps, and rounds of products")}
 
 
 def train(config: Config, model_dir: str) -> None:
@@ -129,7 +125,7 @@ def work(
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields the record of the blocks, then the record of the products."""
-  train_config(chosen.files, chosen.macros)  # checks the gin flags
+  train_config(**chosen.gin)  # checks the gin flags
   with tempfile.TemporaryDirectory() as folder:
     for first, second in (BLOCKS, PRODUCTS):
       turns = race(
@@ -137,8 +133,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
           x: worker_command(
             "blocks",
             program=x,
-            files=chosen.files,
-            macros=chosen.macros,
+            **chosen.gin,
             model_dir=folder,
           )
           for x in (first, second)

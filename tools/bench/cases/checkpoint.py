@@ -26,7 +26,7 @@ from palm_mtf.machine.host_memory import (
   largest_resident_bytes,
   resident_bytes,
 )
-from tools.bench.command import Flags, count, numbers
+from tools.bench.command import Flag, numbers
 from tools.bench.models import (
   ONE_DEVICE,
   PALM_OPTIMIZER,
@@ -36,16 +36,12 @@ from tools.bench.models import (
 from tools.bench.pairs import seconds_of
 
 HEAD = "servers  by       MB      MB/s    pause     write     restore   client"
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds the numbers of servers, layers and rounds, and the folder."""
-  several = numbers(int, "1,2,4")
-  up_to = f"numbers of servers, up to {MAX_PODS}"
-  flags.add("--servers", up_to, "1,2", several)
-  flags.add("--layers", "numbers of layers of the model", 8, several)
-  flags.add("--rounds", "checkpoints of each kind", 3, count())
-  flags.add("--folder", "where to make a temporary folder; else the system's")
+FLAGS = {
+  "--servers": Flag("1,2", f"numbers up to {MAX_PODS}", numbers("1,2,4")),
+  "--layers": Flag("8", "numbers of layers of the model", numbers("8,32")),
+  "--rounds": Flag(3, "checkpoints of each kind"),
+  "--folder": Flag(None, "holds a temporary folder; else the system's"),
+}
 
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:

@@ -31,20 +31,18 @@ from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from tools.bench.command import Flags, count
+from tools.bench.command import Flag
 from tools.bench.pairs import seconds_of
 
 ROWS, LENGTH = 16, 256  # the quickstart's
 FAR_STEP = 10**9  # must be as fast as step 0, which a table would not allow
 CALLS = 200
 PALM_RATES = (0.5, 0.27, 0.13, 0.05, 0.04, 0.01)
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds the flags of the text and its vocabulary."""
-  flags.add("--input", "glob of the text", "{stdlib}/**/*.py")
-  flags.add("--size", "pieces of the vocabulary", 4096, count())
-  flags.add("--rounds", "turns of the two encoders", 3, count())
+FLAGS = {
+  "--input": Flag("{stdlib}/**/*.py", "glob of the text"),
+  "--size": Flag(4096, "pieces of the vocabulary"),
+  "--rounds": Flag(3, "turns of the two encoders"),
+}
 
 
 def bench_encode(

@@ -28,15 +28,15 @@ from collections.abc import Iterator
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 from palm_mtf.machine.process import own_process
-from tools.bench.command import Flags, choices, count, worker_command
+from tools.bench.command import Flag, choices, count, worker_command
 from tools.bench.models import SIZES, benchmark_config, num_parameters
 from tools.bench.pairs import SPEEDS_HEAD, race, speed_records, speeds_row
 from tools.bench.peers import (
   PEERS,
-  add_peer_flags,
-  add_size_and_rounds,
+  SPEED_FLAGS,
   check_peers,
   peer_command,
+  peer_flags,
 )
 from tools.peers.turns import take_turns
 
@@ -94,15 +94,16 @@ class Task:
     )
 
 
-def add_flags(flags: Flags) -> None:
-  """Adds the flags of the model, of the task and of the peers."""
-  add_size_and_rounds(flags)
-  add_peer_flags(flags, "decode")
-  flags.add("--batch_size", "number of prompts", 1, count())
-  flags.add("--sequence_length", "a quarter is prompt", 256, count(8))
-  bits = choices([str(x) for x in OURS])
-  flags.add("--bits", "bits per weight, some of these", "32,16,8,4", bits)
-  flags.add("--attention", "compare both attentions", action="store_true")
+FLAGS = {
+  **SPEED_FLAGS,
+  **peer_flags("decode"),
+  "--batch_size": Flag(1, "number of prompts"),
+  "--sequence_length": Flag(256, "a quarter is prompt", count(8)),
+  "--bits": Flag("32,16,8,4", "bits per weight", choices(map(str, OURS))),
+  "--attention": Flag(
+    None, "compare both attentions", settings={"action": "store_true"}
+  ),
+}
 
 
 @contextlib.contextmanager

@@ -18,7 +18,13 @@ from collections.abc import Iterator
 
 from palm_mtf.config import Config, mesh_layout
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
-from tools.bench.command import Flags, count, measure_apart, train_config
+from tools.bench.command import (
+  SEVERAL,
+  Flag,
+  count,
+  measure_apart,
+  train_config,
+)
 
 RECIPE = "recipes/palm_540b.gin"
 MESHES = ["", "data:2", "data:2,model:2", "data:4,model:2", "data:4,model:4"]
@@ -33,29 +39,24 @@ HEAD = (
   f"{'mesh':<18}{'devices':>8}{'layers':>8}{'seconds':>10}{'GiB':>8}"
   f"{'before':>8}{'operations':>13}"
 )
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds --mesh and --layers."""
-  several = {"action": "append"}
-  flags.add("--mesh", "a MESH_SHAPE; else 1 to 16 devices", **several)
-  layers = f"number of layers; else {NUM_LAYERS}"
-  flags.add("--layers", layers, parse=count(), **several)
+FLAGS = {
+  "--mesh": Flag(None, "a MESH_SHAPE; else 1 to 16 devices", settings=SEVERAL),
+  "--layers": Flag(None, f"number; else {NUM_LAYERS}", count(), SEVERAL),
+}
 
 
 def config_of(
-  files: list[str], macros: list[str], mesh: str, num_layers: int
+  mesh: str, num_layers: int, files: list[str], macros: list[str]
 ) -> Config:
   """Returns the settings of a run on a mesh, checked."""
   rules = [rule for axis, rule in RULES.items() if f"{axis}:" in mesh]
-  macros = [
+  defaults = [
     "TEXT_FILES='none'",  # the recipe leaves it to the user; no text is read
     f"MESH_SHAPE={mesh!r}",
     f"LAYOUT={','.join(rules)!r}",
     f"NUM_LAYERS={num_layers}",
-    *macros,
   ]
-  config = train_config(files, macros)
+  config = train_config(files, macros, defaults)
   sizes = config.run.batch_sizes.sizes
   num_pods = config.pods.num_pods
   mesh_layout.check_layout(
@@ -68,7 +69,7 @@ def work(
   files: list[str], macros: list[str], mesh_shape: str, num_layers: int
 ) -> dict:
   """Builds in this process; returns seconds, bytes and operations."""
-  config = config_of(files, macros, mesh_shape, num_layers)
+  config = config_of(mesh_shape, num_layers, files, macros)
   from palm_mtf._tf import tf
   from palm_mtf.mesh.cpu_gpu import local_devices
   from palm_mtf.programs.train_program import build_train_program
@@ -101,7 +102,6 @@ def work(
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields a record per number of layers and mesh."""
-  gin = (chosen.files, chosen.macros)
   pairs = [
     (mesh, num_layers)
     for num_layers in chosen.layers or [NUM_LAYERS]
@@ -109,12 +109,11 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   ]
   # All pairs are checked before the first program is built.
   for pair in pairs:
-    config_of(*gin, *pair)
+    config_of(*pair, **chosen.gin)
   for mesh, num_layers in pairs:
     built = measure_apart(
       "graph",
-      files=chosen.files,
-      macros=chosen.macros,
+      **chosen.gin,
       mesh_shape=mesh,
       num_layers=num_layers,
     )

@@ -21,9 +21,8 @@ from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.config import Config, mesh_layout
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 from tools.bench.command import (
-  Flags,
-  choice,
-  count,
+  SEVERAL,
+  Flag,
   measure_apart,
   train_config,
 )
@@ -44,20 +43,19 @@ LAYOUTS = {
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 _COLUMNS = (*KINDS, "weights+slots", "gradients", "peak, all")
 HEAD = f"{'MB':<15}{''.join(f'{x:>15}' for x in _COLUMNS)}{'s/step':>10}"
+FLAGS = {
+  "--layout": Flag(
+    None, f"one of {', '.join(LAYOUTS)}; else all", LAYOUTS, SEVERAL
+  ),
+  "--steps": Flag(5, "number of timed steps"),
+}
 
 
-def add_flags(flags: Flags) -> None:
-  """Adds --layout and --steps."""
-  names = f"one of {', '.join(LAYOUTS)}; else all"
-  flags.add("--layout", names, parse=choice(LAYOUTS), action="append")
-  flags.add("--steps", "number of timed steps", 5, count())
-
-
-def config_of(files: list[str], macros: list[str], name: str) -> Config:
+def config_of(name: str, files: list[str], macros: list[str]) -> Config:
   """Returns the settings of a run in one of LAYOUTS, checked."""
   mesh_shape, rules = LAYOUTS[name]
-  macros = [f"MESH_SHAPE={mesh_shape!r}", f"LAYOUT={rules!r}", *macros]
-  config = train_config(files, macros)
+  defaults = [f"MESH_SHAPE={mesh_shape!r}", f"LAYOUT={rules!r}"]
+  config = train_config(files, macros, defaults)
   batch_size = config.run.batch_sizes.sizes[0]
   mesh_layout.check_layout(config.mesh_layout, config.model, batch_size)
   return config
@@ -70,7 +68,7 @@ def work(
   from palm_mtf.training.step import TrainStep
   from tools.traffic import traffic
 
-  config = config_of(files, macros, layout)
+  config = config_of(layout, files, macros)
   model, mesh = config.model, config.mesh_layout
   optimizer = config.optimizer
   batch_size = config.run.batch_sizes.sizes[0]
@@ -126,12 +124,11 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   names = chosen.layout or list(LAYOUTS)
   # All layouts are checked before the first is measured.
   for name in names:
-    config_of(chosen.files, chosen.macros, name)
+    config_of(name, **chosen.gin)
   for name in names:
     measured = measure_apart(
       "layouts",
-      files=chosen.files,
-      macros=chosen.macros,
+      **chosen.gin,
       layout=name,
       num_steps=chosen.steps,
     )

@@ -30,8 +30,7 @@ from palm_mtf.accounting.architecture import count_parameters
 from palm_mtf.config import Config
 from palm_mtf.data.batches.corpus import Corpus
 from tools.bench.command import (
-  Flags,
-  count,
+  Flag,
   numbers,
   train_config,
   worker_command,
@@ -43,16 +42,15 @@ from tools.peers.turns import take_turns
 
 RECIPE = "recipes/quickstart.gin"
 TURN_SECS = 10.0
+_DEFAULTS = ["NUM_PODS=1", "PROMPTS=[]"]
 _ROWS_OF_PEER = 200_000  # more than it reads in an hour of two cores
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds the time, and the flags of the GPTs."""
-  flags.add("--minutes", "processor time of each program", 10, count())
-  rates = numbers(float, "1e-3,4e-3")
-  flags.add("--learning_rates", "of GPTs", "1e-3,2e-3,4e-3", rates)
-  python = "interpreter with torch and numpy; else only palm_mtf is measured"
-  flags.add("--peer_python", python)
+FLAGS = {
+  "--minutes": Flag(10, "processor time of each program"),
+  "--learning_rates": Flag(
+    "1e-3,2e-3,4e-3", "of GPTs", numbers("1e-3,4e-3", float)
+  ),
+  "--peer_python": Flag(None, "has torch and numpy; else without a GPT"),
+}
 
 
 def _corpus(config: Config, model_dir: str) -> Corpus:
@@ -165,13 +163,9 @@ def lines(records: dict[str, list[dict]], bytes_per_token: float) -> list[str]:
   return made
 
 
-def _config(files: list[str], macros: list[str]) -> Config:
-  return train_config(files, ["NUM_PODS=1", "PROMPTS=[]", *macros])
-
-
 def work(files: list[str], macros: list[str], folder: str) -> None:
   """Takes turns as palm_mtf, with MODEL_DIR `folder`."""
-  train(_config(files, macros), folder)
+  train(train_config(files, macros, _DEFAULTS), folder)
 
 
 def _gpt_command(
@@ -193,14 +187,13 @@ def _gpt_command(
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields one record: the bytes per token, and the curve of each program."""
-  gin = {"files": chosen.files, "macros": chosen.macros}
-  config = _config(**gin)
+  config = train_config(**chosen.gin, defaults=_DEFAULTS)
   with (
     tempfile.TemporaryDirectory() as folder,
     contextlib.ExitStack() as stack,
   ):
     bytes_per_token = write_rows(config, folder)
-    commands = {"ours": worker_command("learning", folder=folder, **gin)}
+    commands = {"ours": worker_command("learning", folder=folder, **chosen.gin)}
     for rate in chosen.learning_rates if chosen.peer_python else []:
       commands[f"GPT {rate:g}"] = _gpt_command(config, chosen, rate, folder)
     programs = [

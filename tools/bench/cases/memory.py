@@ -29,7 +29,7 @@ from pathlib import Path
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import resident_bytes
 from tools.bench import command
-from tools.bench.command import Flags, choice, count
+from tools.bench.command import SEVERAL, Flag, count
 
 TIMES = {
   "samples": 1000,
@@ -62,13 +62,10 @@ _REWINDS = {
   "SPIKE_REWINDS": _NEVER,
   "CHECKPOINT_STEPS": 1,
 }
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds --only and --times."""
-  kinds = f"one of {', '.join(TIMES)}; else all"
-  flags.add("--only", kinds, parse=choice(TIMES), action="append")
-  flags.add("--times", "repetitions of each kind", parse=count(_TENTH))
+FLAGS = {
+  "--only": Flag(None, f"one of {', '.join(TIMES)}; else all", TIMES, SEVERAL),
+  "--times": Flag(None, "repetitions of each kind", count(_TENTH)),
+}
 
 
 def macros_of(kind: str, times: int) -> dict[str, object]:

@@ -22,17 +22,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from palm_mtf.config import Config
-from tools.bench.command import Flags, count, train_config
+from tools.bench.command import Flag, train_config
 from tools.bench.models import random_tokens, training_program
 
 WARM_UP_STEPS = 3  # not timed: the first compiles, the others fill caches
 RECIPE = "recipes/quickstart.gin"
 HEAD = "       optimizer's share  quartiles        step"
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds --rounds."""
-  flags.add("--rounds", "timed pairs of steps", 20, count())
+FLAGS = {"--rounds": Flag(20, "timed pairs of steps")}
 
 
 def seconds_of_pairs(config: Config, rounds: int) -> dict[str, list]:
@@ -80,7 +76,7 @@ def summarize(pairs: list[tuple[float, float]]) -> dict[str, float]:
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields one record with the shares by clock and by CPU seconds."""
-  config = train_config(chosen.files, ["NUM_MICROBATCHES=1", *chosen.macros])
+  config = train_config(**chosen.gin, defaults=["NUM_MICROBATCHES=1"])
   seconds = seconds_of_pairs(config, chosen.rounds)
   records = {by: summarize(pairs) for by, pairs in seconds.items()}
   yield {**records, "rounds": chosen.rounds}

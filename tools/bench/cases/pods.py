@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from palm_mtf.config import MeshLayout, PodsConfig
-from tools.bench.command import Flags, choice, count, numbers
+from tools.bench.command import Flag, numbers
 from tools.bench.models import (
   BATCH_SIZE,
   PALM_OPTIMIZER,
@@ -49,17 +49,15 @@ from tools.bench.pairs import (
 NUM_PODS = 2
 WARM_UP_ROUNDS = 2  # not timed: they compile and fill caches
 HEAD = "microbatches    joined     apart     alone  speed-up  apart / joined"
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds the flags of the steps."""
-  # A microbatch is 8 sequences per pod. More microbatches mean more work for
-  # equally many gradients.
-  parse = numbers(int, "1,2,4")
-  flags.add("--microbatches", "numbers per step", "1,2,7", parse)
-  dtypes = choice(["bfloat16", "float32"])
-  flags.add("--dcn_dtype", "of gradients; or float32", "bfloat16", dtypes)
-  flags.add("--rounds", "timed steps of each kind", 40, count())
+# A microbatch is 8 sequences per pod. More microbatches mean more work for
+# equally many gradients.
+FLAGS = {
+  "--microbatches": Flag("1,2,7", "numbers per step", numbers("1,2,4")),
+  "--dcn_dtype": Flag(
+    "bfloat16", "of gradients; or float32", ["bfloat16", "float32"]
+  ),
+  "--rounds": Flag(40, "timed steps of each kind"),
+}
 
 
 def turns_of_steps(

@@ -23,7 +23,7 @@ from tools.bench.cases.decode import (
   choose_first_tokens,
   decoding,
 )
-from tools.bench.command import Flags, count, worker_command
+from tools.bench.command import Flag, count, worker_command
 from tools.bench.models import (
   PALM_OPTIMIZER,
   num_parameters,
@@ -31,16 +31,14 @@ from tools.bench.models import (
   training_program,
 )
 from tools.bench.pairs import SPEEDS_HEAD, race, speed_records, speeds_row
-from tools.bench.peers import add_size_and_rounds
+from tools.bench.peers import SPEED_FLAGS
 from tools.peers.turns import take_turns
 
 HEAD, row = SPEEDS_HEAD, speeds_row
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds --size, --rounds and --tokens."""
-  add_size_and_rounds(flags)
-  flags.add("--tokens", "length of the prompt", 1000, count(8))
+FLAGS = {
+  **SPEED_FLAGS,
+  "--tokens": Flag(1000, "length of the prompt", count(8)),
+}
 
 
 def _read_prompts(task: Task, dtype: str) -> None:

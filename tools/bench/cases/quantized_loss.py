@@ -22,14 +22,10 @@ from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
-from tools.bench.command import Flags
+from tools.bench.command import REQUIRED, Flag
 
 WEIGHT_DTYPES = ("activation", "int8", "int4")
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds --model_dir."""
-  flags.add("--model_dir", "MODEL_DIR of a training run", required=True)
+FLAGS = {"--model_dir": Flag(None, "a training run", settings=REQUIRED)}
 
 
 def scored_loss(

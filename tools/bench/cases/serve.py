@@ -29,19 +29,18 @@ from palm_mtf.console import configure_logging
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import open_generator
-from tools.bench.command import Flags, count
+from tools.bench.command import REQUIRED, Flag, count
 from tools.bench.pairs import seconds_of
 
 _ROUNDS = 3  # the median counts
 _MACROS = {"TEMPERATURE": 0.0, "STOP_STRINGS": []}
 HEAD = f"{'requests':>8}  {'served/s':>10}  {'generated/s':>11}"
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds --model_dir and --requests."""
-  flags.add("--model_dir", "MODEL_DIR of a training run", required=True)
-  several = "numbers of requests at the same time (1 4 16)"
-  flags.add("--requests", several, parse=count(), nargs="+")
+FLAGS = {
+  "--model_dir": Flag(None, "a training run", settings=REQUIRED),
+  "--requests": Flag(
+    None, "numbers at the same time; else 1 4 16", count(), {"nargs": "+"}
+  ),
+}
 
 
 @contextmanager

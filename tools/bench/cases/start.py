@@ -31,13 +31,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from palm_mtf.errors import UserError
-from tools.bench.command import Flags, choice, count
+from tools.bench.command import REQUIRED, SEVERAL, Flag
 
 _RUN = ("-m", "palm_mtf")
+NAMES = ("help", "import", "generate", "score", "evaluate", "train")
 _KEPT = ("vocabulary.model", "tokens")  # copied from the run for `train`
 _MAIN = ("-c", "import palm_mtf._tf")
 _ONE_STEP = ("TRAIN_STEPS=1", "EVAL_BATCHES=1", "PROMPTS=[]")
 HEAD = f"{'command':<12}{'processor':>12}{'wall':>12}"
+
+
+FLAGS = {
+  "--model_dir": Flag(None, "a finished run", settings=REQUIRED),
+  "--only": Flag(None, "a command; else all", NAMES, SEVERAL),
+  "--rounds": Flag(3, "runs of each command"),
+}
 
 
 def commands(model_dir: str, fresh_dir: str) -> dict[str, list[str]]:
@@ -61,14 +69,6 @@ def commands(model_dir: str, fresh_dir: str) -> dict[str, list[str]]:
     "evaluate": [*_RUN, "evaluate", *flags, "--gin.EVAL_BATCHES=1"],
     "train": [*_RUN, "train", f"--gin_file={config}", *one_step],
   }
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds --model_dir, --only and --rounds."""
-  flags.add("--model_dir", "MODEL_DIR of a finished run", required=True)
-  names = choice(commands("", ""))
-  flags.add("--only", "a command; else all", parse=names, action="append")
-  flags.add("--rounds", "runs of each command", 3, count())
 
 
 def run_python(arguments: Sequence[str]) -> tuple[float, float]:

@@ -28,19 +28,17 @@ from palm_mtf.data.tokens.shard import (
 )
 from palm_mtf.data.tokens.store import SHARD_BYTES, TokenStore, read_store
 from palm_mtf.machine.host_memory import largest_resident_bytes
-from tools.bench.command import Flags, count
+from tools.bench.command import Flag
 from tools.bench.pairs import seconds_of
 
 BYTES_PER_TOKEN = 4.3  # of text
 ROWS, LENGTH = 512, 2048  # PaLM 540B's first batches
 FAR_STEP = 10**9
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds the sizes of the store, and the limit of open files."""
-  flags.add("--gigabytes", "size of the text", 100, count())
-  flags.add("--document_bytes", "size of each document", 5000, count())
-  flags.add("--open_files", "limit of open files", 256, count())
+FLAGS = {
+  "--gigabytes": Flag(100, "size of the text"),
+  "--document_bytes": Flag(5000, "size of each document"),
+  "--open_files": Flag(256, "limit of open files"),
+}
 
 
 def write_sparse_store(

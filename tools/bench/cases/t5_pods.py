@@ -34,7 +34,7 @@ from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.training.step import TrainStep
-from tools.bench.command import Flags, count, worker_command
+from tools.bench.command import Flag, worker_command
 from tools.bench.pairs import describe_interval, race, ratio
 from tools.peers.turns import take_turns
 
@@ -53,11 +53,7 @@ SIZES = {
 }
 PROGRAMS = ("one pod", "two pods")
 DEVICES = ("/device:cpu:0", "/device:cpu:1")
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds --steps."""
-  flags.add("--steps", "timed steps of each program", 100, count())
+FLAGS = {"--steps": Flag(100, "timed steps of each program")}
 
 
 def _step(

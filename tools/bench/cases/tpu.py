@@ -21,7 +21,7 @@ from palm_mtf.config import Config, mesh_layout
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import largest_resident_bytes
-from tools.bench.command import Flags, measure_apart, train_config
+from tools.bench.command import measure_apart, train_config
 
 if TYPE_CHECKING:
   from palm_mtf._tf import tf
@@ -57,7 +57,7 @@ def config_of(files: list[str], macros: list[str]) -> Config:
     UserError: if they do not go together, or have no TPU.
   """
   # A recipe leaves its text to the user; no text is read.
-  config = train_config(files, ["TASK=None", "TEXT_FILES='none'", *macros])
+  config = train_config(files, macros, ["TASK=None", "TEXT_FILES='none'"])
   mesh, sizes = config.mesh_layout, config.run.batch_sizes.sizes
   if not mesh.tpu:
     raise UserError("TPU is not set: add a --gin_file=layouts/tpu_*.gin.")
@@ -117,8 +117,7 @@ def build(config: Config) -> dict[str, object]:
   return numbers | {kind: counts[kind] for kind in KINDS}
 
 
-def add_flags(flags: Flags) -> None:
-  """Adds nothing: gin files and macros are all that there is to choose."""
+FLAGS = {}  # gin files and macros are the only choices
 
 
 def work(files: list[str], macros: list[str]) -> dict[str, object]:
@@ -128,13 +127,14 @@ def work(files: list[str], macros: list[str]) -> dict[str, object]:
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields the record of the chosen program, or of every row of the table."""
-  table = [(chosen.files, chosen.macros)]
-  if not chosen.files:
-    table = [(files, [*own, *chosen.macros]) for files, own in ROWS]
-  for files, macros in table:
-    config_of(files, macros)  # checks all before the first is built
-  for files, macros in table:
-    yield measure_apart("tpu", files=files, macros=macros)
+  table = [chosen.gin]
+  if not chosen.gin["files"]:
+    given = chosen.gin["macros"]
+    table = [{"files": x, "macros": [*own, *given]} for x, own in ROWS]
+  for gin in table:
+    config_of(**gin)  # checks all before the first is built
+  for gin in table:
+    yield measure_apart("tpu", **gin)
 
 
 def row(record: dict) -> str:

@@ -23,7 +23,7 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 from palm_mtf.machine.process import own_process
-from tools.bench.command import Flags, choice, count, worker_command
+from tools.bench.command import Flag, worker_command
 from tools.bench.models import (
   PALM_OPTIMIZER,
   SIZES,
@@ -36,27 +36,24 @@ from tools.bench.models import (
 from tools.bench.pairs import SPEEDS_HEAD, race, speed_records, speeds_row
 from tools.bench.peers import (
   PEERS,
-  add_peer_flags,
-  add_size_and_rounds,
+  SPEED_FLAGS,
   check_peers,
   peer_command,
+  peer_flags,
 )
 from tools.peers.turns import take_turns
 
 TOKENS = 2048  # in a step, unless a sequence is longer
 HEAD, row = SPEEDS_HEAD, speeds_row
-
-
-def add_flags(flags: Flags) -> None:
-  """Adds the flags of the model and of the peers."""
-  add_size_and_rounds(flags)
-  add_peer_flags(flags, "train")
-  length_help = f"a divisor of {TOKENS}, or more than that"
-  flags.add("--sequence_length", length_help, 256, count())
-  dtypes = choice(["bfloat16", "float32"])
-  # By default the dtype that this machine multiplies fast.
-  help_ = "of all programs, bfloat16 or float32"
-  flags.add("--dtype", help_, fast_dtype_here(), dtypes)
+# By default the dtype that this machine multiplies fast.
+FLAGS = {
+  **SPEED_FLAGS,
+  **peer_flags("train"),
+  "--sequence_length": Flag(256, f"a divisor of {TOKENS}, or more than that"),
+  "--dtype": Flag(
+    fast_dtype_here(), "of all programs", ["bfloat16", "float32"]
+  ),
+}
 
 
 def train(config: PalmConfig, batch_size: int) -> None:

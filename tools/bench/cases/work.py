@@ -34,7 +34,7 @@ import numpy as np
 from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 from tools.bench.cases.train import train
-from tools.bench.command import Flags, count, worker_command
+from tools.bench.command import Flag, worker_command
 from tools.bench.models import SIZES, benchmark_config
 from tools.bench.pairs import Ratio, race, ratio
 
@@ -46,16 +46,16 @@ STEPS, CHECKPOINT_STEPS = 40, 10
 _WARM_UP_STEPS = 2  # in a run; the first compiles
 
 
-def add_flags(flags: Flags) -> None:
-  """Adds --rounds and --picture."""
-  flags.add("--rounds", "turns of each program", 31, count())
-  flags.add("--picture", "file to draw into, *.png", parse=_check_picture)
-
-
 def _check_picture(name: str, path: str) -> str:
   if not path.endswith(".png"):
     raise UserError(f"{name} = {path!r}: give a file, *.png.")
   return path
+
+
+FLAGS = {
+  "--rounds": Flag(31, "turns of each program"),
+  "--picture": Flag(None, "file to draw into, *.png", _check_picture),
+}
 
 
 def work(batch_size: int = BATCH_SIZE, num_layers: int = NUM_LAYERS) -> None:
