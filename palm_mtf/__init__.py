@@ -7,7 +7,7 @@ import sys
 
 from palm_mtf._renamed import RenamedFinder
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def gin_path() -> str:

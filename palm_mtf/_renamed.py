@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps old names of modules working for one version."""
+"""Old names of modules, which work until 0.3."""
 
 import importlib
 import importlib.machinery
@@ -44,7 +44,8 @@ class _NewNameLoader:
     """Imports the module by its new name, and registers it by its old name."""
     old_name = module.__name__
     warnings.warn(
-      f"{old_name} is now {self._new_name}; import it by this name",
+      f"{old_name} is now {self._new_name}; import it by this name, because "
+      "the old name goes in 0.3",
       DeprecationWarning,
       stacklevel=2,
     )

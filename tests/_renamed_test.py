@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Old names of modules keep working for one version."""
+"""Old names of modules work until 0.3."""
 
 import importlib
 import sys
@@ -48,7 +48,8 @@ def test_an_old_name_is_the_same_module_and_warns_with_one_line(old, new):
   with pytest.warns(DeprecationWarning) as caught:
     assert importlib.import_module(old) is module
   assert [str(x.message) for x in caught] == [
-    f"{old} is now {new}; import it by this name"
+    f"{old} is now {new}; import it by this name, because the old name goes in "
+    "0.3"
   ]
   with warnings.catch_warnings():
     warnings.simplefilter("error")

@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 # Plain gin finds our files by this prefix, as files of a package.
 _PACKAGE_NAME = "palm_mtf/gin/"
-# The earlier name of the folder gin/defaults, kept for one version.
+# The earlier name of the folder gin/defaults, which works until 0.3.
 _OLD_DEFAULTS = "runs"
 
 
@@ -105,7 +105,9 @@ def _find_renamed(name: str) -> Path | None:
   if folder != _OLD_DEFAULTS or not os.path.isfile(path):
     return None
   _logger.warning(
-    "%s is now called %s: use the new name.", name, shorten_path(path)
+    "%s is now called %s: use the new name, because the old name goes in 0.3.",
+    name,
+    shorten_path(path),
   )
   return path
 

@@ -84,7 +84,8 @@ def test_the_old_name_of_a_defaults_file_works_with_one_warning(here, caplog):
     assert find_gin_file(name) == shipped
     assert find_include(name, here / "mine.gin", 1) == shipped
   assert [x.message for x in caplog.records] == [
-    "runs/train.gin is now called defaults/train.gin: use the new name."
+    "runs/train.gin is now called defaults/train.gin: use the new name, "
+    "because the old name goes in 0.3."
   ]
   with pytest.raises(UserError, match=r"no such file"):
     find_gin_file("runs/first.gin")
