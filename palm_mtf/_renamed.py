@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Old names of modules, which work until 0.3."""
+"""Keeps old names of modules working until 0.3."""
 
 import importlib
 import importlib.machinery
