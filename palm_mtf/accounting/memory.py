@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of a device: what a step keeps there, and what it reads and writes.
 
-Counted are weights, slots and gradients; activations and buffers (tensors
-[batch, length, ...] of one microbatch); the weights and caches of decoding; and
-traffic, the bytes that passes read and write in device memory. Products are
-bound by arithmetic, so their operands are not counted as traffic. A pass reads
-each of its inputs once and writes each output once. Kinds of passes:
+Counted are weights, optimizer slots and gradients; activations and buffers
+(tensors [batch, length, ...] of one microbatch); the weights and caches of
+decoding; and traffic, the bytes that passes read and write in device memory.
+Products are bound by arithmetic, so their operands are not counted as traffic.
+A pass reads each of its inputs once and writes each output once. Kinds of
+passes:
 
 blocks     norms, residual sums, splits of joined products; the embedding
 attention  the softmax of scores, and its gradient
@@ -123,7 +124,7 @@ def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 def device_bytes(
   config: PalmConfig, mesh: MeshLayout, optimizer: AdafactorConfig
 ) -> DeviceBytes:
-  """Returns the bytes of weights, slots and gradients on one device."""
+  """Returns the bytes of weights, optimizer slots and gradients per device."""
   slices = distinct_slices(config, mesh)
   state = optimizer_state(optimizer)
   return DeviceBytes(

@@ -23,7 +23,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerState:
-  """The settings that decide which slots parameters have."""
+  """The settings that decide which optimizer slots parameters have."""
 
   second_moment: str  # SECOND_MOMENT
   momentum: str  # dtype, or "none"
@@ -31,19 +31,19 @@ class OptimizerState:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-  """One slot of a parameter."""
+  """One optimizer slot of a parameter."""
 
   name: str  # after the parameter's name and a slash
   dims: slice  # of the parameter's dimensions
   dtype: str  # "float32" or "bfloat16"
 
 
-# The most slots that a parameter can have.
+# The most optimizer slots that a parameter can have.
 LARGEST_STATE = OptimizerState(second_moment="full", momentum="float32")
 
 
 def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
-  """Returns the settings of `optimizer` that decide its slots."""
+  """Returns the settings of `optimizer` that decide its optimizer slots."""
   return OptimizerState(
     second_moment=optimizer.second_moment,
     momentum=optimizer.momentum_dtype if optimizer.beta1 else "none",
@@ -61,7 +61,7 @@ def row_rank(parameter: str) -> int:
 def parameter_slots(
   parameter: str, rank: int, state: OptimizerState
 ) -> list[Slot]:
-  """Returns the slots of a parameter with `rank` dimensions, momentum last."""
+  """Returns the optimizer slots of a parameter of a rank, momentum last."""
   whole = slice(0, rank)
   slots = [Slot("second_moment", whole, "float32")]
   if state.second_moment == "factored" and rank > 1:
@@ -78,7 +78,7 @@ def parameter_slots(
 def checkpoint_bytes(
   shapes: Mapping[str, tuple[int, ...]], state: OptimizerState = LARGEST_STATE
 ) -> int:
-  """Returns the bytes of all parameters, in float32, and of their slots."""
+  """Returns the bytes of float32 parameters and their optimizer slots."""
   parameters = sum(4 * math.prod(shape) for shape in shapes.values())
   return parameters + slot_bytes(shapes, state)
 
@@ -86,7 +86,7 @@ def checkpoint_bytes(
 def slot_bytes(
   shapes: Mapping[str, tuple[int, ...]], state: OptimizerState
 ) -> int:
-  """Returns the bytes of the slots of parameters or of slices."""
+  """Returns the bytes of optimizer slots, of parameters or slices."""
   return sum(
     DTYPE_BYTES[slot.dtype] * math.prod(shape[slot.dims])
     for name, shape in shapes.items()
@@ -97,7 +97,7 @@ def slot_bytes(
 def check_same_slots(
   place: str, settings: Mapping[str, object], optimizer: AdafactorConfig
 ) -> None:
-  """Raises UserError unless a checkpoint has the slots of a run.
+  """Raises UserError unless a checkpoint has a run's optimizer slots.
 
   Args:
     place: path of the checkpoint.

@@ -12,7 +12,7 @@ mesh. Layouts change speed and memory, never results.
   STEPS_PER_LOOP = 100                           on TPUs, 100 steps per call
 
 A dimension that is split in two ways has two names. `d_model_stored` is the
-d_model of weights, their slots and their gradients while no layer uses them:
+d_model of weights, optimizer slots and gradients while no layer uses them:
 split over `data`, they are stored once and not once per part of the batch.
 `d_model_residual` is the d_model of the residual stream between two blocks.
 """

@@ -94,7 +94,7 @@ def _factored_step(values, g, scalars, row, column):
 
 
 class _Parameter:
-  """A variable, its slots and its update, lowered."""
+  """A variable, its optimizer slots and its update, lowered."""
 
   def __init__(
     self,
@@ -149,7 +149,7 @@ class _Parameter:
     return self._all_reduce(self._mesh_impl.slicewise(self._squares, *operands))
 
   def assign(self, scalars, is_finite) -> list[tf.Operation]:
-    """Returns the assignments of p and the slots in every slice.
+    """Returns the assignments of p and its optimizer slots, per slice.
 
     Args:
       scalars: clip factor, 1 - beta2, beta1, step size, the share that p
@@ -190,7 +190,7 @@ class AdafactorUpdate(mtf.Operation):
     is_finite: mtf.Tensor,
     config: AdafactorConfig,
   ):
-    """Makes the slots of the variables; see `adafactor_updates`."""
+    """Makes the optimizer slots of the variables; see `adafactor_updates`."""
     state = optimizer_state(config)
     self._slots = [
       {

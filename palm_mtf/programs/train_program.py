@@ -131,8 +131,8 @@ def build_train_program(
     optimizer: schedule, clipping, decay and z-loss.
     batch_size: sequences in one step, of all pods.
     seed: seed of the initial weights.
-    features: names among FEATURE_DTYPES that every batch has; and how hosts
-      read them, where they do.
+    features: names among FEATURE_DTYPES that every batch has; and how servers
+      read them, if servers do.
     pods: number of pods, and the dtype of gradients between them.
     devices: devices of the pods; None for CPUs or GPUs of this process.
 

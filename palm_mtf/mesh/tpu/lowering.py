@@ -178,12 +178,12 @@ class TpuLowering:
     sums = {}
     for mesh, of_mesh in exchanges.items():
       sums[mesh] = []
-      hosts = self._placements[mesh].cpus
+      cpus = self._placements[mesh].cpus
       for alike in terms[0]:
         of_devices = zip(*(x[alike] for x in terms), strict=True)
         stacks = []
-        for host, of_pods in zip(hosts, of_devices, strict=True):
-          with tf.device(host):  # hosts of the other pods -> host
+        for cpu, of_pods in zip(cpus, of_devices, strict=True):
+          with tf.device(cpu):  # hosts of the other pods -> host
             stacks.append(sum_in_order(*of_pods))
         sums[mesh].append(_Sums([of_mesh[i] for i in alike], stacks))
     return sums
@@ -217,8 +217,8 @@ class TpuLowering:
     values = {}
     for positions, of_devices in zip(stacks, outputs, strict=True):
       on_hosts = []
-      for host, value in zip(placement.cpus, of_devices, strict=True):
-        with tf.device(host):  # device -> host
+      for cpu, value in zip(placement.cpus, of_devices, strict=True):
+        with tf.device(cpu):  # device -> host
           on_hosts.append(tf.identity(value))
       values[tuple(positions)] = on_hosts
     return values

@@ -186,14 +186,14 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       numbers = []
       # Outside of the name scope of the collective that may first need it.
       with tf.init_scope(), tf.name_scope("pnum/"):
-        for pnum, host in enumerate(self.cpus):
-          with tf.device(host):
+        for pnum, cpu in enumerate(self.cpus):
+          with tf.device(cpu):
             numbers.append(tf.constant(pnum))
       self._pnum_tensor = self.fed(numbers)
     return self._pnum_tensor
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports the copy of the first host."""
+    """Imports the copy of the first process."""
     return mtf.import_tf_tensor(mesh, tensors[self.cpu], shape)
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor):

@@ -55,25 +55,25 @@ class Stack:
     self,
     variables: Sequence[SlicedVariable],
     mesh_impl: mtf.MeshImpl,
-    hosts: Sequence[str],
+    cpus: Sequence[str],
   ):
     """Makes the variable of each device.
 
     Args:
       variables: variables with equal shape, dtype and initializer.
       mesh_impl: placement of their mesh.
-      hosts: CPU next to each device.
+      cpus: CPU next to each device.
     """
     names = [each.name for each in variables]
     self.name = names[0]
     regions = list(regions_of(variables[0], mesh_impl))
-    values = _first_values(variables, mesh_impl, regions, hosts)
+    values = _first_values(variables, mesh_impl, regions, cpus)
     self.slices = []
     for pnum, region in enumerate(regions):
       with tf.device(mesh_impl.devices[pnum]):  # host -> device
         of_device = make_variable(values[pnum], f"{self.name}/slice_{pnum}")
       self.slices.append(
-        Slice(**vars(region), names=names, variable=of_device, near=hosts[pnum])
+        Slice(**vars(region), names=names, variable=of_device, near=cpus[pnum])
       )
     self._variable = mtf.tpu_variables.ReplicatedVariable(
       self.name, [x.variable for x in self.slices]
@@ -155,24 +155,24 @@ def _first_values(
   variables: Sequence[SlicedVariable],
   mesh_impl: mtf.MeshImpl,
   regions: Sequence[Region],
-  hosts: Sequence[str],
+  cpus: Sequence[str],
 ) -> list[tf.Tensor]:
   """Returns the first value of each device's stack, on its host."""
-  of_hosts: dict[str, dict[tuple[int, ...], Region]] = {}
-  for region, host in zip(regions, hosts, strict=True):
-    of_hosts.setdefault(host, {})[tuple(region.begin)] = region
+  of_cpus: dict[str, dict[tuple[int, ...], Region]] = {}
+  for region, cpu in zip(regions, cpus, strict=True):
+    of_cpus.setdefault(cpu, {})[tuple(region.begin)] = region
   is_filled = isinstance(variables[0].initializer, Fill)
   first = (_filled if is_filled else _drawn)(variables, mesh_impl)
   values = {}
   # Each host makes the values of its devices' regions, once per region. The
   # values are the same as on CPUs, and none cross the network.
-  for host, of_host in of_hosts.items():
-    with tf.device(host):
-      made = first(list(of_host.values()))
-      values[host] = dict(zip(of_host, made, strict=True))
+  for cpu, of_cpu in of_cpus.items():
+    with tf.device(cpu):
+      made = first(list(of_cpu.values()))
+      values[cpu] = dict(zip(of_cpu, made, strict=True))
   return [
-    values[host][tuple(region.begin)]
-    for region, host in zip(regions, hosts, strict=True)
+    values[cpu][tuple(region.begin)]
+    for region, cpu in zip(regions, cpus, strict=True)
   ]
 
 
