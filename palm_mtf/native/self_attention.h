@@ -22,8 +22,8 @@ struct AttentionSizes {
   int length, heads, key_heads, d_kv;
 };
 
-// Which positions a position sees: the positions of its own segment that are
-// not after it, or that are in the prefix.
+// Which positions a position sees: the positions of its segment that are not
+// after it, or that are in the prefix.
 struct Masks {
   // [length], padded by at least a register, or null; a prefix needs segments.
   const int32_t *segments = nullptr, *prefix = nullptr;

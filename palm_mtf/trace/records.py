@@ -3,7 +3,7 @@
 """TensorFlow's records of a step, read as operations and transfers.
 
 A traced step has the same feeds and fetches as every other step, and computes
-the same bits. Each host's times are of its own clock.
+the same bits. Each host's times are from its own clock.
 """
 
 import collections

@@ -62,7 +62,7 @@ def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
     return f"{text}, in memory"
   return (
     f"{text} at {figures['traced_gbits_per_sec']:.2f} Gb/s, "
-    f"{_ms(figures['traced_hidden_secs'])} of it hidden behind computation, "
+    f"{_ms(figures['traced_hidden_secs'])} of it hidden by computation, "
     f"{_ms(figures['traced_exposed_secs'])} exposed"
   )
 

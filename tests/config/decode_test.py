@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of decoding that cannot work are refused, alone and together."""
+"""Settings of decoding that cannot work are refused, one by one or together."""
 
 import pytest
 

@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the page shows of plain gin, Mesh TensorFlow and pods runs.
+"""The page's examples of plain gin, Mesh TensorFlow and pods run.
 
-tests/packaging_test.py trains the project of its own from a wheel, and
+tests/packaging_test.py trains a separate project from a wheel, and
 tests/foreign_models/example_test.py runs the example.
 """
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding is compiled for the CPU at hand, or done without."""
+"""Decoding is compiled for this CPU, or runs without C++."""
 
 import os
 import platform

@@ -43,7 +43,7 @@ def test_sums_of_logits_are_those_of_float64(vocab, dtype):
 
 def test_logits_that_are_no_numbers_make_their_row_alone_none():
   logits = np.zeros([4, 40], np.float32)
-  logits[0, 3] = logits[1, 39] = np.nan  # in a register, and behind the last
+  logits[0, 3] = logits[1, 39] = np.nan  # in a register, and after the last
   logits[2, 7] = np.inf
   _, normalizer, _ = sums_of(logits, [0, 0, 0, 0])
   np.testing.assert_array_equal(normalizer, [np.nan, np.nan, np.nan, 40])

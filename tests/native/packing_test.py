@@ -156,7 +156,7 @@ def test_rows_may_come_in_parts(dtype):
   )
 
 
-# What an AVX2 CPU, and one without, compute: in processes of their own.
+# Separate processes compute as a CPU with AVX2, and as one without.
 @pytest.mark.parametrize(
   "limit", ["AVX2", pytest.param("SSE41", marks=pytest.mark.slow)]
 )

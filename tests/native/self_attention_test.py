@@ -69,7 +69,7 @@ def test_it_attends_and_has_gradients_by_the_definition(
     *(x.astype(np.float64) for x in given), segments, *masks[1:]
   )
   for x, y in zip(found, expected, strict=True):
-    # A position that attends to itself alone has no gradients of q and k.
+    # A position that attends only to itself has no gradients of q and k.
     assert np.abs(x - y).max() <= limit * max(np.abs(y).max(), 1e-3)
 
 
@@ -102,7 +102,7 @@ def test_what_no_position_sees_has_no_part_in_anything(dtype):
 
 
 def test_huge_scores_choose_one_key_and_what_is_no_number_stays_none():
-  """In rows of their own: others are as without them."""
+  """Other rows do not change."""
   shape = (1, 40, 1, 8, False)
   q, k, v, dout = random(shape, np.float32)
   expected, *_ = attended(q, k, v, dout)

@@ -202,7 +202,7 @@ def parameters(config, seed):
 
 
 def padded(config, prompts):
-  """Returns prompts with zeros behind them."""
+  """Returns prompts followed by zeros."""
   rows = np.zeros([len(prompts), config.sequence_length], np.int32)
   for row, prompt in zip(rows, prompts, strict=True):
     row[: len(prompt)] = prompt
@@ -317,11 +317,11 @@ def test_a_beam_search_that_is_wide_enough_finds_the_likeliest_text():
 def test_sizes_that_cannot_work_are_refused_in_a_line(sizes, message):
   with pytest.raises(UserError) as error:
     MultiQueryAttention(**sizes)
-  # Behind it gin says in whose call.
+  # After it, gin names the call.
   assert str(error.value).splitlines()[0] == message
 
 
-# Behind the first line gin says in whose call.
+# After the first line, gin names the call.
 
 
 def test_a_norm_that_there_is_not_is_refused_with_the_nearest():

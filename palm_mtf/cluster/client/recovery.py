@@ -91,7 +91,7 @@ class PodRecovery:
     self._num_losses += 1
     if self._num_losses > _MAX_LOSSES:
       raise UserError(
-        f"{lost}; {self._num_losses} times a pod was lost since step {step} "
+        f"{lost}; a pod was lost {self._num_losses} times since step {step} "
         "was saved; save more often (CHECKPOINT_STEPS), or repair that pod, "
         "and run the same command to resume."
       ) from None

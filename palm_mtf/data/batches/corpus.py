@@ -214,7 +214,7 @@ def load_corpus(
         f"SEQUENCE_LENGTH = {sequence_length:,} is longer than the longest "
         f"training document ({longest:,} tokens with [eod]): documents are "
         f"joined, so training works, but no token learns from more than "
-        f"{longest - 1:,} tokens of its own document."
+        f"{longest - 1:,} tokens of its document."
       )
   return Corpus(
     sources=sources,

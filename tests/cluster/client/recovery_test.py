@@ -234,7 +234,7 @@ def test_a_pod_that_is_lost_again_and_again_ends_the_run():
     for _ in range(3):
       assert recovery.pods_after(LOST, pods, SINGLE, 8) == pods
     assert message_of(pods, recovery, 8) == (
-      "pod 1 is gone; 4 times a pod was lost since step 8 was saved; save more "
+      "pod 1 is gone; a pod was lost 4 times since step 8 was saved; save more "
       "often (CHECKPOINT_STEPS), or repair that pod, and run the same command "
       "to resume."
     )

@@ -113,7 +113,7 @@ def test_a_sequence_longer_than_any_document_is_told(load, capsys, packing):
     f"palm_mtf: warning: SEQUENCE_LENGTH = {longest + 1:,} is longer than the "
     f"longest training document ({longest:,} tokens with [eod]): documents are "
     "joined, so training works, but no token learns from more than "
-    f"{longest - 1:,} tokens of its own document.\n"
+    f"{longest - 1:,} tokens of its document.\n"
   )
 
 
