@@ -72,14 +72,14 @@ def peak_of_devices(
   )
 
 
-def as_computed(model: PalmConfig, hardware: HardwareConfig) -> PalmConfig:
+def describe_remat(model: PalmConfig, hardware: HardwareConfig) -> PalmConfig:
   """Returns the model with the REMAT that describes how a chip computes it."""
   if hardware.chip_fused_attention and model.remat == "none":
     return dataclasses.replace(model, remat="attention")
   return model
 
 
-def of_one_device(hardware: HardwareConfig, sharers: int) -> HardwareConfig:
+def share_chip(hardware: HardwareConfig, sharers: int) -> HardwareConfig:
   """Returns the rates of one of `sharers` devices that share a chip."""
   passes = hardware.chip_pass_bandwidths or {}
   return dataclasses.replace(

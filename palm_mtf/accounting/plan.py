@@ -18,7 +18,11 @@ from palm_mtf.accounting.flops import (
   recomputed_flops,
   train_flops_per_token,
 )
-from palm_mtf.accounting.hardware import MEASURED, as_computed, peak_of_devices
+from palm_mtf.accounting.hardware import (
+  MEASURED,
+  describe_remat,
+  peak_of_devices,
+)
 from palm_mtf.accounting.memory import (
   cache_bytes_per_token,
   device_bytes,
@@ -51,7 +55,7 @@ AnyConfig = Config | PlanConfig
 def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
   """Returns the bytes of a device by part, at their largest in a step."""
   tensors = tensor_bytes(
-    as_computed(config.model, config.hardware),
+    describe_remat(config.model, config.hardware),
     config.mesh_layout,
     config.pods,
     config.optimizer,
@@ -187,7 +191,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
     "cache_bytes_per_token": cache_bytes_per_token(config.model),
     "fits": does_fit,
     "nearest": nearest and changes_between(config, nearest),
-    "moved": _moved(config, step, batch_size),
+    "moved": _list_collectives(config, step, batch_size),
     "batch_size": batch_size,
     "step_secs": step.total,
     "parts": _parts(step),
@@ -243,7 +247,7 @@ def _parts(step: StepTime) -> dict[str, float]:
   }
 
 
-def _moved(
+def _list_collectives(
   config: AnyConfig, step: StepTime, batch_size: int
 ) -> list[dict[str, Any]]:
   """Returns the bytes that a device sends in a step, by collective."""

@@ -25,7 +25,7 @@ from palm_mtf.accounting.communication import (
   step_secs,
 )
 from palm_mtf.accounting.flops import device_flops
-from palm_mtf.accounting.hardware import MEASURED, as_computed, of_one_device
+from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
 from palm_mtf.accounting.memory import (
   PASSES,
   activation_traffic,
@@ -68,7 +68,7 @@ def device_rates(config: Config | PlanConfig) -> HardwareConfig:
   sharers = config.hardware.chip_devices
   if config.run.chip == MEASURED:  # all devices share this machine
     sharers = config.pods.num_pods * config.mesh_layout.num_devices
-  rates = of_one_device(config.hardware, sharers)
+  rates = share_chip(config.hardware, sharers)
   _check_known(config, rates)
   return rates
 
@@ -109,7 +109,7 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
 def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
   """Returns the predicted time of a step of `batch_size` sequences."""
   mesh, pods = config.mesh_layout, config.pods
-  model = as_computed(config.model, config.hardware)
+  model = describe_remat(config.model, config.hardware)
   rates = device_rates(config)
   pod_batch_size = batch_size // pods.num_pods
   peak = (

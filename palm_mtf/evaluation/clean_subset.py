@@ -23,7 +23,7 @@ from palm_mtf.console import progress_bar
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.filters.measure import (
   Measurer,
-  in_batches,
+  gather_documents,
   measuring_pool,
 )
 from palm_mtf.data.sources.document import TRAIN, Document, Source, num_repeats
@@ -98,7 +98,7 @@ def _search(
   measurer = Measurer(duplicates=False, near=False, table=examples.table)
   with measuring_pool(measurer) as pool:
     for source in sources:
-      for measures in pool.map(in_batches(_read_training_texts(source))):
+      for measures in pool.map(gather_documents(_read_training_texts(source))):
         for ngrams in measures.ngrams:
           found[ngrams] = True
   contained = examples.contained(found)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, did_you_mean
-from palm_mtf.ops.variables import adopted_variables
+from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature
 from palm_mtf.programs.loss_function import LossSums
 
@@ -70,7 +70,7 @@ class ModelLoss:
         does not fit.
     """
     del dropout_state  # a model function has its own dropout
-    with adopted_variables(mesh, self._seed):
+    with adopt_variables(mesh, self._seed):
       returned = self._function(mesh, dict(batch))
     loss, weight = self._split_loss(returned)
     _check_variables([x for x in mesh.graph.all_variables if x.mesh is mesh])

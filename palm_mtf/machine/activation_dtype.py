@@ -57,7 +57,7 @@ def resolved(
   return dataclasses.replace(model, activation_dtype=begun_in or fast)
 
 
-def described(
+def describe_dtype(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> str:
   """Returns the line about the dtype that a command computes in.
@@ -81,12 +81,12 @@ def described(
 def log_dtype(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> None:
-  """Logs the dtype of a command; takes the arguments of `described`.
+  """Logs the dtype of a command; takes the arguments of `describe_dtype`.
 
   It is the first line of a command that computes: numbers of different dtypes
   differ in the third digit.
   """
-  _logger.info(described(model, mesh, begun_in))
+  _logger.info(describe_dtype(model, mesh, begun_in))
 
 
 def is_slow(model: PalmConfig, mesh: MeshLayout) -> bool:

@@ -86,13 +86,13 @@ def difference(now: Mapping[str, str], before: Mapping[str, str]) -> str:
     before: earlier kernels; names that only one record has are left out.
   """
   return "; ".join(
-    _changed(name, now[name], before[name])
+    _describe_change(name, now[name], before[name])
     for name in now
     if name in before and now[name] != before[name]
   )
 
 
-def _changed(name: str, now: str, before: str) -> str:
+def _describe_change(name: str, now: str, before: str) -> str:
   if name != _INSTRUCTIONS:
     return f"{name}: {now or 'not set'}, before {before or 'not set'}"
   added, lost = {*now.split()}, {*before.split()}

@@ -25,7 +25,7 @@ def _words(number):
 
 
 @fused
-def _dropped(first_row, x, state, place, seed, rate):
+def _drop(first_row, x, state, place, seed, rate):
   step, batch_row, is_on = tf.unstack(state)
   rows, length, width = x.shape
   # A counter gives two random numbers, for both halves of d_model.
@@ -70,7 +70,7 @@ class Dropout:
 
     def drop(first_row, x, state):
       place_ = tf.constant(place)
-      return _dropped(first_row, x, state, place_, self.seed, self.rate)
+      return _drop(first_row, x, state, place_, self.seed, self.rate)
 
     def apply(x, state, gradient=None):
       return WholeSlice(

@@ -151,7 +151,7 @@ def _norm(x, scale, kind):
   return tf.cast(normalize(x, kind) * scale, x.dtype)
 
 
-def _as_rows(x):
+def _to_rows(x):
   return tf.reshape(x, [-1, x.shape[-1]])
 
 
@@ -161,7 +161,7 @@ def _norm_gradient(x, scale, dy, kind):
   shape, dtype = x.shape, x.dtype
   # Reshaped to rows, because on CPUs XLA's sums over two dimensions take twice
   # the time.
-  x, dy = _as_rows(x), _as_rows(dy)
+  x, dy = _to_rows(x), _to_rows(dy)
   y, state = forward(tf.cast(x, tf.float32))
   dy = tf.cast(dy, tf.float32)
   dscale = tf.reduce_sum(dy * y, 0)
@@ -191,7 +191,7 @@ def norm(
 
   def native_forward(threads, x, scale):
     how = {"is_centered": IS_CENTERED[kind], "threads": threads}
-    return tf.reshape(native.norm(_as_rows(x), scaled(scale), **how), x.shape)
+    return tf.reshape(native.norm(_to_rows(x), scaled(scale), **how), x.shape)
 
   def backward_slice(x, scale, dy):
     dx, dscale = _norm_gradient(x, scaled(scale), dy, kind)
@@ -199,7 +199,7 @@ def norm(
 
   def native_backward(threads, x, scale, dy):
     how = {"is_centered": IS_CENTERED[kind], "threads": threads}
-    given = _as_rows(x), scaled(scale), _as_rows(dy)
+    given = _to_rows(x), scaled(scale), _to_rows(dy)
     dx, dscale = native.norm_gradient(*given, **how)
     return tf.reshape(dx, x.shape), scaled(dscale)
 
@@ -298,12 +298,12 @@ def _exists(first, x, vocab_size):
 
 
 @fused
-def _masked(first, x, vocab_size):
+def _mask(first, x, vocab_size):
   return tf.where_v2(_exists(first, x, vocab_size), x, x.dtype.min)
 
 
 @fused
-def _masked_gradient(first, dy, vocab_size):
+def _mask_gradient(first, dy, vocab_size):
   return tf.where_v2(_exists(first, dy, vocab_size), dy, tf.zeros_like(dy))
 
 
@@ -324,4 +324,4 @@ def without_padding(logits: mtf.Tensor, vocab_size: int) -> mtf.Tensor:
       name="without_padding",
     ).outputs[0]
 
-  return masked(logits, _masked, lambda _, dy: [masked(dy, _masked_gradient)])
+  return masked(logits, _mask, lambda _, dy: [masked(dy, _mask_gradient)])

@@ -52,7 +52,7 @@ def _slice_sums(first, logits, targets, threads):
 
 
 @fused
-def _rescaled(normalizer, largest, largest_of_all):
+def _rescale(normalizer, largest, largest_of_all):
   return normalizer * tf.exp(largest - largest_of_all)
 
 
@@ -128,7 +128,7 @@ class CrossEntropy(mtf.Operation):
     if axes:
       # All-reduce the maximum over `vocab`, so exp(logits - largest) <= 1.
       of_all = mesh_impl.allreduce(largest, axes, "MAX")
-      normalizer = mesh_impl.slicewise(_rescaled, normalizer, largest, of_all)
+      normalizer = mesh_impl.slicewise(_rescale, normalizer, largest, of_all)
       # All-reduce two numbers per token: logits never leave their device.
       normalizer, target = (
         mesh_impl.allreduce(x, axes, "SUM") for x in (normalizer, target)

@@ -24,7 +24,7 @@ from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.layers import norm, rotary_tables, without_padding
 from palm_mtf.model.remat import recomputed
-from palm_mtf.model.sharding import as_residual, from_residual
+from palm_mtf.model.sharding import from_residual, to_residual
 from palm_mtf.model.weights import GATES, QKV, Weights
 
 KeysAndValues = list[tuple[mtf.Tensor, mtf.Tensor]]
@@ -99,7 +99,7 @@ class Palm:
     """
     config = self._config
     x = self._drop(self._weights.embed(inputs), 0)
-    x = as_residual(x, self._dims)
+    x = to_residual(x, self._dims)
     attend = functools.partial(
       self._attend,
       segments=segments,
@@ -155,7 +155,7 @@ class Palm:
     return norm(x, scale, self._config.norm, factor)
 
   def _add(self, x: mtf.Tensor, branch: mtf.Tensor, place: int) -> mtf.Tensor:
-    return x + as_residual(self._drop(branch, place), self._dims)
+    return x + to_residual(self._drop(branch, place), self._dims)
 
   def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
     # `place` numbers the places in the model that drop; each has its own mask.

@@ -111,7 +111,7 @@ def kernel_gradient(
 
 
 @fused
-def _rotated_back(xs, angles):
+def _rotate_back(xs, angles):
   sin, cos = angles  # by the opposite angles
   return [_rotate(x, (-sin, cos), 2) for x in xs]
 
@@ -177,7 +177,7 @@ class JoinedColumns:
       )
     gradients = list(gradients)
     if angles:
-      gradients[:2] = _rotated_back(gradients[:2], angles)
+      gradients[:2] = _rotate_back(gradients[:2], angles)
     if self.is_gated:
       gradients += _gates_gradient(wide, gradients.pop())
     return _join_columns(rows, gradients)

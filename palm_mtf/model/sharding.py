@@ -90,7 +90,7 @@ def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   return _Gathered(x, (dims.d_model_stored, dims.d_model), after).outputs[0]
 
 
-def as_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:
+def to_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """Returns x [batch, length, d_model] as it lies between blocks."""
   return _rename(x, dims.d_model, dims.d_model_residual)
 

@@ -221,7 +221,7 @@ def _no_master(
 
 
 @contextlib.contextmanager
-def adopted_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
+def adopt_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
   """Makes the variables that the body makes on a mesh SlicedVariables.
 
   Args:

@@ -23,7 +23,7 @@ _OURS = "palm_mtf_"
 _from_func_graph = atomic_function.from_func_graph
 
 
-def _named_by_content(
+def _name_by_content(
   name: str, graph: tf.Graph, attrs: dict, *more: object, **named: object
 ) -> object:
   """Names a function that XLA compiles by its content, not by a counter."""
@@ -37,7 +37,7 @@ def _named_by_content(
   return _from_func_graph(name, graph, attrs, *more, **named)
 
 
-atomic_function.from_func_graph = _named_by_content
+atomic_function.from_func_graph = _name_by_content
 
 
 _partitioned_call_op = atomic_function.partitioned_call_op

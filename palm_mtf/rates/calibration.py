@@ -19,7 +19,7 @@ import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.flops import device_flops
-from palm_mtf.accounting.hardware import as_computed
+from palm_mtf.accounting.hardware import describe_remat
 from palm_mtf.accounting.memory import device_bytes, step_traffic
 from palm_mtf.accounting.plan import tensor_bytes
 from palm_mtf.config import (
@@ -170,7 +170,7 @@ def _process_bytes(probe: Probe) -> int:
   """Returns the most memory of this process without the tensors of a probe."""
   with training_step(probe, "float32"):
     pass
-  model = as_computed(probe.model("float32"), _unmeasured_hardware())
+  model = describe_remat(probe.model("float32"), _unmeasured_hardware())
   tensors = tensor_bytes(
     model, _MESH, PodsConfig(), _OPTIMIZER, probe.batch_size
   )
@@ -189,7 +189,7 @@ def _rates(
   traffic, secs = [], []
   for kind, probe in PROBES.items():
     # Passes take the time that products leave.
-    model = as_computed(probe.model(dtype), _unmeasured_hardware())
+    model = describe_remat(probe.model(dtype), _unmeasured_hardware())
     rows = probe.batch_size
     kept = device_bytes(model, _MESH, _OPTIMIZER)
     of_step = step_traffic(model, _MESH, kept, rows)

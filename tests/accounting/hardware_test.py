@@ -6,9 +6,9 @@ import pytest
 
 from palm_mtf.accounting.hardware import (
   check_chip,
-  of_one_device,
   peak_flops_per_sec,
   peak_of_devices,
+  share_chip,
 )
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import HardwareConfig
@@ -75,7 +75,7 @@ def test_a_chip_of_ones_own_needs_its_peak_alone():
 
 def test_devices_share_what_a_chip_has():
   v3 = hardware_of("tpu_v3")
-  device = of_one_device(v3, 2)
+  device = share_chip(v3, 2)
   assert device.chip_memory_bytes == 16 * 2**30
   assert device.chip_bfloat16_flops == 61.5e12
   assert (device.chip_devices, device.chip_link_dims) == (1, 2)

@@ -8,7 +8,7 @@ import pytest
 
 from palm_mtf.config import MeshLayout
 from palm_mtf.machine import activation_dtype
-from palm_mtf.machine.activation_dtype import described, is_slow, resolved
+from palm_mtf.machine.activation_dtype import describe_dtype, is_slow, resolved
 from tests.mtf_testing import SINGLE, small_config
 
 AUTO = small_config(activation_dtype="auto")
@@ -51,7 +51,7 @@ def test_auto_is_what_the_devices_multiply_natively(
   has(**machine)
   model = resolved(AUTO, mesh)
   assert model.activation_dtype == dtype
-  assert described(model, mesh) == f"computing in {dtype} ({line})"
+  assert describe_dtype(model, mesh) == f"computing in {dtype} ({line})"
   assert not is_slow(model, mesh)
 
 
@@ -66,7 +66,7 @@ def test_a_dtype_that_is_named_stays(has, dtype):
 def test_a_run_goes_on_in_the_dtype_it_began_with(has):
   has(cpu=["amx_bf16"])
   model = resolved(AUTO, SINGLE, begun_in="float32")
-  assert described(model, SINGLE, "float32") == (
+  assert describe_dtype(model, SINGLE, "float32") == (
     "computing in float32, as the run began (native bfloat16: amx_bf16)"
   )
   has()

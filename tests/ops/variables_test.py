@@ -10,7 +10,7 @@ from palm_mtf.foreign_models import DeviceMesh
 from palm_mtf.foreign_models.training import read_whole
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
-from palm_mtf.ops.variables import adopted_variables
+from palm_mtf.ops.variables import adopt_variables
 from tests.mtf_testing import placement
 
 ROWS, COLUMNS = mtf.Dimension("rows", 40), mtf.Dimension("columns", 50)
@@ -28,7 +28,7 @@ def first_values(seed=1, mesh_shape="", layout="", names=INITIALIZERS):
   device_mesh = DeviceMesh(mesh_shape=mesh_shape, layout=layout)
   with tf.Graph().as_default():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    with adopted_variables(mesh, seed), tf.variable_scope("outer"):
+    with adopt_variables(mesh, seed), tf.variable_scope("outer"):
       for name in names:
         mtf.get_variable(
           mesh,

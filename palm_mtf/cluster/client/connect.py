@@ -123,7 +123,7 @@ def connect(
   client = "/job:client/task:0/device:cpu:0"
   if mesh.tpu:
     jobs = [f"pod_{pod}" for pod in range(len(places))]
-    cluster = _with_tpus(mesh, client, config, target, jobs)
+    cluster = _connect_tpus(mesh, client, config, target, jobs)
     return dataclasses.replace(cluster, servers=servers)
   # If one server lacks the operations in C++, no pod uses them, because all
   # pods have to compute the same bits.
@@ -157,10 +157,10 @@ def tpus_here(mesh: DeviceMesh) -> Cluster:
   Raises:
     UserError: there are no TPUs, or they form another slice.
   """
-  return _with_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
+  return _connect_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
 
 
-def _with_tpus(
+def _connect_tpus(
   mesh: DeviceMesh,
   client: str,
   config: tf.ConfigProto,

@@ -21,7 +21,7 @@ from palm_mtf.console import progress_bar
 from palm_mtf.data.filters.measure import (
   Measurer,
   Measures,
-  in_batches,
+  gather_documents,
   measuring_pool,
 )
 from palm_mtf.data.sources.document import VALIDATION, Document, Source
@@ -70,7 +70,7 @@ def decide(
   columns = [_Columns(filters, examples) for _ in sources]
   with measuring_pool(measurer, num_processes) as pool:
     for source, mine in zip(sources, columns, strict=True):
-      for measures in pool.map(in_batches(mine.measured(source))):
+      for measures in pool.map(gather_documents(mine.measured(source))):
         mine.extend(measures)
   decisions = [each.decisions() for each in columns]
   if filters.remove_duplicates:

@@ -17,7 +17,7 @@ _BATCH_CHARACTERS = 1 << 18
 _DOCUMENT_CHARACTERS = 256  # memory that a document takes besides its text
 
 
-def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def gather_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
   """Yields batches large enough to be worth sending to a worker process."""
   return gather(
     documents, lambda x: len(x.text) + _DOCUMENT_CHARACTERS, _BATCH_CHARACTERS

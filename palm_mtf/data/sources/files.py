@@ -83,7 +83,7 @@ def _match(pattern: str, what: str) -> list[str]:
   expanded = pattern.replace("{stdlib}", glob.escape(stdlib))
   expanded = os.path.abspath(os.path.expanduser(expanded))
   is_stdlib = "{stdlib}" in pattern
-  patterns = _without_installed(expanded, stdlib) if is_stdlib else [expanded]
+  patterns = _exclude_installed(expanded, stdlib) if is_stdlib else [expanded]
   matches = [x for each in patterns for x in glob.glob(each, recursive=True)]
   if is_stdlib:
     matches = [
@@ -110,7 +110,7 @@ def _escape_existing(pattern: str) -> str:
   return os.path.join(glob.escape(existing), *rest)
 
 
-def _without_installed(pattern: str, stdlib: str) -> list[str]:
+def _exclude_installed(pattern: str, stdlib: str) -> list[str]:
   """Returns globs of the same files that do not walk installed packages."""
   # site-packages often holds ten times as many files as the library. So
   # "<stdlib>/**/*.py" becomes "<stdlib>/*.py", "<stdlib>/json/**/*.py", ...

@@ -82,7 +82,7 @@ class Vocabulary:
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
       # The serialized SentencePiece model, with the sentinels.
-      self.model = with_sentinels(_read_model(path, what), extra_ids)
+      self.model = add_sentinels(_read_model(path, what), extra_ids)
       self._processor.LoadFromSerializedProto(self.model)
     # UnicodeDecodeError, because SentencePiece's message may not be UTF-8.
     except (RuntimeError, UnicodeDecodeError, DecodeError):
@@ -90,7 +90,7 @@ class Vocabulary:
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
     # Encodes a part of a text after another part; None if `model` can.
-    self.inside_model = without_prefix(self.model)
+    self.inside_model = drop_prefix(self.model)
     self._inside = None
     if self.inside_model:
       self._inside = sentencepiece.SentencePieceProcessor()
@@ -199,7 +199,7 @@ class Vocabulary:
       texts: texts to encode.
       num_threads: threads that share the texts.
       are_inside: whether each text is a part of a text after another part, so
-        that no space is put before it (`without_prefix`). None: no text is.
+        that no space is put before it (`drop_prefix`). None: no text is.
 
     Raises:
       UserError: a text holds half a surrogate pair, which is not Unicode.
@@ -304,7 +304,7 @@ def training_texts(sources: Iterable[Source]) -> Iterator[str]:
         advance(document.num_bytes)
 
 
-def with_sentinels(model: bytes, extra_ids: int) -> bytes:
+def add_sentinels(model: bytes, extra_ids: int) -> bytes:
   """Returns a SentencePiece model with T5's sentinels at its end, as SeqIO's.
 
   <extra_id_0> has the last id, <extra_id_1> the id before it. The text
@@ -329,7 +329,7 @@ def with_sentinels(model: bytes, extra_ids: int) -> bytes:
   return proto.SerializeToString()
 
 
-def without_prefix(model: bytes) -> bytes | None:
+def drop_prefix(model: bytes) -> bytes | None:
   """Returns the model that encodes a part of a text after another part.
 
   Some models put a space before each text (add_dummy_prefix), so that its first
