@@ -19,7 +19,7 @@ from palm_mtf._tf import tf
 from palm_mtf.config import TaskEvalConfig
 from palm_mtf.data.sources.seqio_steps import (
   function_name,
-  name_errors,
+  name_step_errors,
   type_name,
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -171,7 +171,7 @@ def name_errors(task: seqio.Task, where: str) -> seqio.Task:
     "preprocessors": [
       step
       if isinstance(step, seqio.CacheDatasetPlaceholder)
-      else name_errors(step, where)
+      else name_step_errors(step, where)
       for step in task.preprocessors
     ],
   }

@@ -62,7 +62,7 @@ def apply_steps(
     dataset = task.source.get_dataset(split=split, shuffle=False)
     for step in steps:
       dataset = seqio.add_kwargs_to_transform(
-        name_errors(step, where),
+        name_step_errors(step, where),
         sequence_length=sequence_length,
         output_features=task.output_features,
       )(dataset)
@@ -85,7 +85,7 @@ def read_examples(dataset: Any, where: str) -> Iterator[dict[str, Any]]:
     yield example
 
 
-def name_errors(step: Callable, where: str) -> Callable:
+def name_step_errors(step: Callable, where: str) -> Callable:
   """Returns a preprocessor whose errors name it.
 
   Args:
