@@ -66,7 +66,7 @@ class FilterConfig(Checked):
 
   @property
   def removes(self) -> bool:
-    """Whether there is any filter."""
+    """Whether any filter is set."""
     # An empty list counts as the default, an empty tuple.
     tasks = tuple(self.decontaminate_tasks)
     plain = dataclasses.replace(self, decontaminate_tasks=tasks)

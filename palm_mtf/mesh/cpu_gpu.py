@@ -253,7 +253,7 @@ def _assign_after(variable, value, checked) -> tf.Operation:
 
 def _add(accumulator, value, is_first) -> tf.Operation:
   value = tf.cast(value, accumulator.dtype)
-  # Not accumulator * 0, because it may be uninitialized or hold NaN.
+  # Not accumulator * 0, because the accumulator may be uninitialized or NaN.
   return tf.cond(
     is_first,
     lambda: accumulator.assign(value, read_value=False),

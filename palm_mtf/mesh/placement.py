@@ -6,7 +6,7 @@
   Placement    one pod: slices of tensors and variables, collectives
   Lowering     one Mesh TensorFlow graph for all pods, as TensorFlow operations
 
-mesh/cpu_gpu.py implements it for CPUs and GPUs, mesh/tpu/ for TPUs.
+mesh/cpu_gpu.py implements the interface for CPUs and GPUs, mesh/tpu/ for TPUs.
 """
 
 import contextlib

@@ -51,7 +51,7 @@ def local_embedding(
 def _embed_gradient(first, rows, tokens, dy):
   (num_rows,) = rows.shape
   row = local_rows(first, tokens, num_rows)
-  # In float32, because a frequent token sums thousands of rows.
+  # Sums are in float32, because a frequent token adds up thousands of rows.
   return tf.math.unsorted_segment_sum(tf.cast(dy, tf.float32), row, num_rows)
 
 
@@ -244,7 +244,7 @@ def rotary_tables(
 
 def sines_and_cosines(length: int, d_kv: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns `rotary_tables` as arrays."""
-  # In float32, because bfloat16 rounds position 257 to 256.
+  # Tables are in float32, because bfloat16 rounds position 257 to 256.
   frequency = ROTARY_BASE ** (-np.arange(d_kv // 2) / (d_kv // 2))
   angle = np.arange(length)[:, np.newaxis] * frequency
   return np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)

@@ -47,7 +47,7 @@ def read_regular(path: str, most_bytes: int) -> bytes:
     most_bytes: size above which nothing is read.
 
   Raises:
-    OSError: as `check_regular`, or the file is larger.
+    OSError: `check_regular` fails, or the file is larger.
   """
   if (size := check_regular(path)) <= most_bytes:
     parts, size = [], 0

@@ -96,7 +96,7 @@ class _Reader:
     self._batches = corpus.batches(
       BatchSizes(held["sizes"]), Skips(held["skips"])
     )
-    # By part and number of parts.
+    # Keys are (part, number of parts).
     self._ahead: dict[tuple[int, int], Prefetcher] = {}
 
   def read(self, step: int, part: int, num_parts: int) -> tuple:

@@ -184,7 +184,7 @@ def _map(
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path)
   if is_random:
-    # Only advice: its failure is no error.
+    # The call only advises the kernel, so its failure is no error.
     _C.madvise(address, num_bytes, mmap.MADV_RANDOM)
   content = (ctypes.c_char * num_bytes).from_address(address)
   release = weakref.finalize(content, _C.munmap, address, num_bytes)

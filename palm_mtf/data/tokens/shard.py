@@ -265,7 +265,7 @@ def map_shard(
     has_inputs: whether documents are examples, from the shard's summary.
   """
   path = os.path.join(folder, f"{split}-{number:05d}")
-  # At random, because documents are read in a shuffled order.
+  # Tokens are read at random, because documents are in a shuffled order.
   tokens = map_array(f"{path}.npy", is_random=True)
   return Shard(tokens, map_array(f"{path}.documents.npy"), has_inputs)
 

@@ -154,7 +154,7 @@ class Vocabulary:
   def text_inside(self, i: int) -> str:
     """Returns the text of id `i` after another text; `i` is no byte piece.
 
-    At the beginning of a text, `decode` may drop the space of the same id.
+    At the beginning of a text, `decode` may drop the space of the id's text.
     """
     if i not in self._texts_inside:
       before = self.decode([self.anchor])
