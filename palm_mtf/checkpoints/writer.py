@@ -280,7 +280,7 @@ def _hidden(path: str) -> str:
 
 
 def _quarantine(path: str) -> None:
-  # Only `checkpoints prune` removes it, because a person may want to save a part.
+  # Only `checkpoints prune` removes it: someone may want to save a part of it.
   number, aside = 1, f"{path}.damaged"
   while os.path.lexists(aside):
     number += 1
