@@ -83,7 +83,7 @@ with tf.Graph().as_default():
 
 
 def test_layers_and_pods_keep_the_settings_of_a_program_that_imports_them():
-  """Except for the two functions that docs/projects.md names."""
+  """Two functions, which docs/projects.md names, are the exception."""
   program = """
 import json, tempfile
 import palm_mtf
@@ -123,7 +123,7 @@ print(json.dumps(sorted(map(".".join, changed))))
 
 @pytest.fixture(scope="module")
 def imported():
-  """An import that finds no folder for temporary files."""
+  """The result of an import without a folder for temporary files."""
   program = """
 import gc, tempfile
 def refuse(*unused):
@@ -168,7 +168,7 @@ def name_in_a_new_graph(function, shape):
 
 
 def test_functions_of_others_are_called_as_tensorflow_does():
-  """A process that uses our layers may have its own graphs and functions."""
+  """A program that uses our layers may have its own graphs and functions."""
 
   @tf2.function(jit_compile=True)
   def theirs(x):

@@ -19,11 +19,11 @@ import pytest
 
 from tests.source_files import PACKAGE, ROOT, assert_none, nodes_of
 
-# Folders whose subfolders and modules have a row each: "export/gguf".
+# In these folders each subfolder and module has a row, such as "export/gguf".
 WINGS = {"cluster", "data", "export", "generation"}
 
-# Each folder of palm_mtf, or module of its root, with what it imports: only
-# rows above its own. A folder may always import itself.
+# {folder of palm_mtf, or module in its root: rows that it imports}. A folder
+# imports only itself and rows above its row.
 IMPORTS = {
   "_old_names": "",
   "_renamed": "",
@@ -116,7 +116,7 @@ GRAPH = {
   *("programs", "generation/decode"),
 }
 
-# Where a library may be imported, at the top or inside a function.
+# {library: the modules that may import it, at the top or inside a function}
 ONLY_IMPORTERS = {
   "gin": (
     "palm_mtf/cli/",
@@ -138,7 +138,7 @@ ONLY_IMPORTERS = {
   "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
 }
 
-# Where Python's own writer of JSON is called, which writes NaN as NaN.
+# Only these modules may call Python's json.dumps, which writes NaN as NaN.
 JSON_WRITERS = {
   "palm_mtf/json_text.py",  # which all other writers call
   "palm_mtf/user_text.py",  # shows the user's value in a message
@@ -147,7 +147,8 @@ JSON_WRITERS = {
   "palm_mtf/model_dir/sealed.py",  # text that is hashed, never written
 }
 
-# Import without TensorFlow: commands check all input before they import it.
+# These rows import without TensorFlow, because commands check all input before
+# they import TensorFlow.
 TENSORFLOW_FREE = PURE | {
   "__main__",
   "cli",
@@ -163,7 +164,7 @@ TENSORFLOW_FREE = PURE | {
   "user_code",
   "user_text",
 }
-# Processes that start other processes before they import TensorFlow.
+# These modules start processes before TensorFlow is imported.
 STARTERS = {
   f"palm_mtf/cluster/{name}.py"
   for name in (
@@ -200,7 +201,7 @@ def _part(path: str) -> str:
 
 
 def _is_in(part: str, rows: Collection[str]) -> bool:
-  """Says whether rows, or wings, hold a part."""
+  """Whether `part`, or its wing, is in `rows`."""
   return part in rows or part.split("/", maxsplit=1)[0] in rows
 
 
@@ -221,7 +222,7 @@ def _imported_rows(path: str) -> set[str]:
   """Returns the rows of the table that a file imports."""
   names = [x.split(".")[1:] for x in _imports(path) if x.startswith("palm_mtf")]
   is_there = {_part(x) for x in PACKAGE}
-  # A name without a row is in the package's own module, such as __version__.
+  # A name without a row, such as __version__, is in palm_mtf/__init__.py.
   rows = {_row(x) for x in names if x}
   return {x if x in is_there else "__init__" for x in rows}
 
@@ -341,7 +342,7 @@ def _opens(node: ast.AST) -> bool:
   )
 
 
-# _tf.py holds back what TensorFlow writes while it is imported.
+# _tf.py is excepted, because it redirects TensorFlow's notices.
 def test_the_graph_layer_opens_no_session_and_no_file():
   assert_none(
     f"{path}:{node.lineno}"

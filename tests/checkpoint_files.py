@@ -52,7 +52,7 @@ def steps_of(model_dir) -> list[int]:
 
 def save_tensors(prefix, **tensors) -> None:
   """Writes a TensorFlow checkpoint; "__" in a name stands for "/"."""
-  from palm_mtf._tf import tf  # which tests of files do without
+  from palm_mtf._tf import tf  # tests of files do not need TensorFlow
 
   tf.raw_ops.SaveV2(
     prefix=str(prefix),

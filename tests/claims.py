@@ -3,10 +3,10 @@
 """A plugin of pytest that checks README.md's table of claims and their tests.
 
 The second column of the table names tests that `make test` runs. The third
-column names slower tests: those with the marker `slow` or `peers`. A test is
+column names slower tests, which have the marker `slow` or `peers`. A test is
 named by its file below tests/ and its function, as in
 `folder/file_test.py::test_function`. A test with slow and fast parameters may
-stand in both columns.
+be in both columns.
 
 A named test fails if it is skipped. Its file is refused if the marker of the
 test belongs to the other column.

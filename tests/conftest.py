@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests run on virtual CPU devices, however many GPUs a machine has.
 
-Code that XLA compiles is kept in .pytest_cache, because compilation takes much
-of the time of a small run, and other tests, their processes and the next run of
-the tests compile the same code.
+Code that XLA compiles is cached in .pytest_cache. Compilation takes much of the
+time of a small run, and other tests, their processes and the next run of the
+tests need the same code.
 
 A run of the tests always ends: a test that takes too long ends its process
 (pytest-timeout), and a process that dies or grows beyond bounds ends the run or
@@ -34,32 +34,32 @@ from palm_mtf.machine.process import own_process
 from palm_mtf.native.build import BuildError, load_library
 from tests import claims
 
-# As commands do, so that tests see the same stderr as users.
+# Commands call these too; so tests see the same stderr as users.
 configure_logging()
 own_process()
-# Off until all tests are imported: it takes a fifth of the import time.
+# Turn garbage collection off until all tests are imported, because it takes a
+# fifth of the import time.
 gc.disable()
 
-# A few workers at the same time fit into the memory of any machine.
+# So small that a few workers fit into the memory of any machine.
 _MAX_BYTES = 2 * 10**9
 _LARGEST = re.compile(
   r"^tpu_|loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
 )
-# After this much new memory, look for garbage.
+# After this much new memory, collect garbage.
 _MUCH_BYTES = 2 * 10**8
 # Ten minutes on a fast machine; the limit of other tests is in pyproject.toml.
 _SLOW_SECS = 3600
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-# The level that our processes set, before JAX sets another: otherwise XLA logs
-# a line for each function that it finds compiled, which fills the pipes of
-# processes.
+# Set the level that our processes set, before JAX sets another one. Otherwise
+# XLA logs a line for each cached function, which fills the pipes of processes.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Compilation takes most of the oracles' time, and each runs only once or twice.
+# Compilation takes most of the oracles' time, because a function runs only once
+# or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Shells (for background jobs) and nohup let processes ignore these signals, and
-# child processes inherit that; but tests interrupt the processes that they
-# start.
+# Shells (for background jobs) and nohup make processes ignore these signals,
+# and child processes inherit that. But tests interrupt processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Set before TensorFlow is imported. Workers and processes that tests start
@@ -68,7 +68,7 @@ with pytest.MonkeyPatch.context() as patch:
   cache = Path(__file__).resolve().parent.parent / ".pytest_cache"
   patch.setenv("XDG_CACHE_HOME", str(cache))
   keep_compiled_code()
-  # The oracles are a hundred small functions, the same in every test file.
+  # The oracles' hundred small functions are the same in every test file.
   os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache_path("jax"))
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
@@ -111,9 +111,9 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   """Gives slow tests more time, and runs the tests with the most memory first.
 
-  To compile a TPU's program, XLA briefly takes half a gigabyte, as JAX does for
-  the oracles' gradients. A process can spare that much while it is small; it
-  only grows, because imported modules stay.
+  XLA briefly takes half a gigabyte to compile a TPU's program, and JAX to
+  compile the oracles' gradients. A process can spare that much while it is
+  small, and it only grows, because imported modules stay.
   """
   items.sort(key=lambda item: not _LARGEST.search(item.path.name))
   for item in items:

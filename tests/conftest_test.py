@@ -25,7 +25,7 @@ def test_dies():
   os.abort()
 """
 
-# No signal interrupts the second lock, and Python runs nothing until it ends.
+# No signal interrupts the second lock, so Python cannot run a handler.
 HANGS = """
 import ctypes, pytest
 @pytest.mark.timeout(1)

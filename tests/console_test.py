@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines: their form, where they go, and that each is written once."""
+"""Log lines: format, destination, and that each line is written once."""
 
 import io
 import logging
@@ -89,7 +89,7 @@ def test_a_library_configures_nothing_when_it_is_imported():
     if not path.endswith("__main__.py")
   ]
   done = processes.python(
-    # mesh_tensorflow.transformer, which our layers extend, imports it.
+    # mesh_tensorflow.transformer imports pkg_resources.
     *("-W", "ignore:pkg_resources is deprecated"),
     "-c",
     f"""
@@ -107,7 +107,7 @@ for logger in map(logging.getLogger, ours):
 assert logging.raiseExceptions and not logging.getLogger().handlers
 """,
   )
-  # TensorFlow's own notices belong to the program that imports it.
+  # The program that imports TensorFlow gets TensorFlow's own notices.
   notice = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} ")
   said = [x for x in done.stderr.splitlines() if not notice.match(x)]
   assert (done.returncode, done.stdout, said) == (0, "", [])
@@ -138,7 +138,7 @@ def test_lines_that_nobody_reads_are_dropped():
   done = processes.python("-c", program, stderr=writing)
   os.close(writing)
   assert (done.returncode, done.stdout) == (0, "result\n")
-  # Warnings, bars and tracebacks too, here and in main's own messages.
+  # The same is true for warnings, bars, tracebacks and main's own messages.
   program = (
     LOGS
     + """
@@ -219,15 +219,14 @@ with progress_bar("Reading", 3) as advance:
   shown = os.read(reading, 100_000).decode()
   os.close(reading)
   assert "Reading" in shown
-  # A line is written from its start to its end; if the bar was there, it is
-  # erased first.
+  # Each line is written as a whole; if the bar was shown, it is erased first.
   lines = re.findall(
     rf"(?:^|\n|\x1b\[2K){STAMP}palm_mtf: warning: line (\d)\r\n", shown
   )
   assert lines == ["0", "1", "2"], shown
 
 
-# Sets the clipboard of a terminal, moves back and erases; C1 codes do the same.
+# Sets a terminal's clipboard, moves back and erases, also with C1 codes.
 HARMFUL = "a\x1b]52;c;aGk=\x07\tb\r\x08\x7f\x9b2Kc\n\u00e9"
 SHOWN = "a\\x1b]52;c;aGk=\\x07\tb\\x0d\\x08\\x7f\\x9b2Kc\n\u00e9"
 PRINTS = f"""
@@ -247,12 +246,12 @@ def test_what_a_command_prints_cannot_command_a_terminal():
   assert (done.returncode, done.stderr) == (0, "")
   shown = os.read(reading, 10_000).decode()
   os.close(reading)
-  assert shown == SHOWN.replace("\n", "\r\n")  # as a terminal ends lines
+  assert shown == SHOWN.replace("\n", "\r\n")  # the line end of terminals
 
 
 def test_a_pipe_gets_every_character():
   done = processes.python("-c", PRINTS, stdout=subprocess.PIPE)
-  # Read as text, which unifies line ends.
+  # The pipe is read as text, which converts line ends.
   assert done.stdout == HARMFUL.replace("\r", "\n")
 
 

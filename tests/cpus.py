@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pretended CPUs: the flags of /proc/cpuinfo that our own code reads.
+"""Simulated CPUs: the flags of /proc/cpuinfo that our own code reads.
 
-The kernels of oneDNN and XLA depend on the real CPU. lesser_cpus_test.py limits
-them in separate processes.
+The kernels of oneDNN and XLA still depend on the real CPU; lesser_cpus_test.py
+limits them in separate processes.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import pytest
 
 from palm_mtf.machine import processors as cpu
 
-# Shortened to the flags that differ; all of these CPUs have AVX2.
+# Only the flags that differ between these CPUs; all of them have AVX2.
 ZEN_3 = "fpu sse4_1 avx f16c avx2 fma"
 SKYLAKE_X = f"{ZEN_3} avx512f avx512bw"
 CASCADE_LAKE = f"{SKYLAKE_X} avx512_vnni"

@@ -21,12 +21,12 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.forward_program import build_forward_program
 from tests.mtf_testing import SINGLE, load_decode_model, load_parameters
 
-EOD = 11  # a model of the tests chooses it at some step
+EOD = 11  # models of the tests choose this token at some step
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-  """What `decode` fetched; see DecodeProgram."""
+  """The arrays that `decode` fetched; see DecodeProgram."""
 
   tokens: np.ndarray
   is_over: np.ndarray
@@ -48,9 +48,9 @@ def decode(
 ) -> Decoded:
   """Continues prompts, each a list of tokens without the 0 before it.
 
-  `keys` has a number for each prompt (None: its index); `chunk` is the number
-  of tokens per call, `num_tokens` the number of pieces of the vocabulary; the
-  whole decoding is repeated `num_starts` times.
+  `keys` has a number for each prompt (default: its index). `chunk` is the
+  number of tokens per call, and `num_tokens` the number of pieces of the
+  vocabulary. The decoding is repeated `num_starts` times.
   """
   keys = range(len(prompts)) if keys is None else keys
   rows = settings.rows_per_prompt

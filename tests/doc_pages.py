@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of code that a page shows, and the test that makes each of them.
+"""Checks that a test runs each block of code that a page shows.
 
 tests/docs/NAME_test.py tests docs/NAME.md. Every block of the page belongs to
-one test function, which gets it as `block` and does what the block says:
+one test function, which gets the block as `block` and runs it:
 
   PAGE = Page("docs/training.md")
 
@@ -73,7 +73,7 @@ class Page:
     self._tested: set[Block] = set()
 
   def shows(self, *beginnings: str) -> pytest.MarkDecorator:
-    """Calls the test with each block that begins in this way, as `block`."""
+    """Calls the test with each block that begins so, as argument `block`."""
     found = [self._block(beginning) for beginning in beginnings]
     self._tested.update(found)
     return pytest.mark.parametrize("block", found, ids=beginnings)
@@ -87,8 +87,8 @@ class Page:
     """Fails with the blocks that no test gets by `shows`.
 
     Args:
-      measured: the first lines of blocks that no test can repeat, because
-        they are times and sizes that a tool measured.
+      measured: first lines of blocks that no test can reproduce, because they
+        show times and sizes that a tool measured.
     """
     tested = self._tested | {self._block(beginning) for beginning in measured}
     missing = [x.text for x in self.blocks if x not in tested]

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every command and path of README.md and docs/ exists and is accepted.
+"""Every command and path in README.md and docs/ exists and is accepted.
 
-`make test` does not run itself; training commands run until their configuration
-is checked, and tools until their flags are parsed. tests/docs/ runs what single
-pages show.
+The tests check that targets of `make` exist. They run training commands until
+the configuration is checked, and tools until flags are parsed. tests/docs/ runs
+the blocks of single pages.
 """
 
 import argparse
@@ -127,7 +127,7 @@ def parse_only(monkeypatch):
   """Ends a tool with `_Parsed` before it begins its work."""
   parse_known = argparse.ArgumentParser.parse_known_args
 
-  # Of commands and benches: the rest are gin flags.
+  # parse_known_args is called by commands and benches, whose rest is gin flags.
   def parse_known_args(self, args=None):
     _, rest = parse_known(self, args)
     assert all(re.match(r"--gin\.\w+=", flag) for flag in rest), rest

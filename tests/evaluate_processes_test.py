@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf evaluate` while a run trains, and killed before its end."""
+"""`palm_mtf evaluate` while a run trains, and after it was killed."""
 
 import json
 import signal
@@ -80,7 +80,7 @@ def test_every_new_checkpoint_is_evaluated_while_another_process_trains(
   try:
     first = folder / "run" / "checkpoints" / "step_00000004"
     wait_until(first.exists, trains)
-    trains.send_signal(signal.SIGSTOP)  # not finished before the first result
+    trains.send_signal(signal.SIGSTOP)  # so that it does not finish too early
     evaluates = start_evaluate(
       corpus,
       folder,
@@ -116,7 +116,7 @@ def test_a_killed_evaluation_resumes_where_it_was(corpus, folder):
   out, err = again.communicate()
   assert again.returncode == 0, err
   answers = answers_of(folder, 20)
-  # A header, and each example once: existing answers are not computed again.
+  # The file has a header and each example once, so no answer was recomputed.
   assert answers.count("\n") == 1 + NUM_EXAMPLES
   whole_lines = kept[: kept.rindex("\n") + 1]
   assert answers.startswith(whole_lines)

@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a file holds, its reader reads it or says in one line what is wrong.
+"""Readers read any file, or say in one line what is wrong with it.
 
   pytest tests/fuzz_test.py -m slow
 
 changes every kind of file at random, 10,000 times in all. A failure names its
-kind and seed: `pytest tests/fuzz_test.py -k KIND` has the same seeds again.
+kind and seed; `pytest tests/fuzz_test.py -k KIND` repeats the same seeds.
 """
 
 import random
@@ -42,7 +42,7 @@ def _cases(kind: str, count: int, work: Path) -> Iterator[tuple[int, Path]]:
   pristine.mkdir()
   make(pristine)
   shutil.copytree(pristine, folder)
-  read(folder)  # what has not been changed
+  read(folder)  # the unchanged files are read without an error
   for seed in range(count):
     rng = random.Random(f"{kind} {seed}")
     shutil.rmtree(folder, ignore_errors=True)

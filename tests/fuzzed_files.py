@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files of every kind that we read, and their readers, for fuzz_test.py."""
+"""Files of every kind that palm_mtf reads, with readers, for fuzz_test.py."""
 
 import contextlib
 import io
@@ -157,7 +157,7 @@ def read_checkpoints(folder: Path) -> None:
 
 
 def seal_again(path: Path) -> None:
-  """Gives a changed manifest the right hash, as if another version wrote it."""
+  """Seals a changed manifest again, as if another version had written it."""
   with contextlib.suppress(ValueError, RecursionError):
     content = json.loads(path.read_bytes())
     if isinstance(content, dict):
@@ -184,7 +184,7 @@ def read_tokens(folder: Path) -> None:
       assert split.tokens.spans().shape[1] == 3
       tokens = split.tokens.read(0, split.counts.num_tokens)[0]
       assert len(tokens) == split.counts.num_tokens
-      # Sizes cannot show that a token has changed.
+      # Only `verify` finds a changed token, because sizes do not change.
       assert not verify or {*tokens} == {1, 5, 6, 7}
 
 
@@ -239,7 +239,7 @@ def make_transformers(folder: Path) -> None:
 
 
 def read_transformers(folder: Path) -> None:
-  """Imports, and compares what is imported with what was written."""
+  """Imports a model, and compares the result with the written parameters."""
   model, output = folder / "whole", folder / "run"
   shutil.copytree(folder / "model", model)
   path = model / transformers_folder.SHARD
@@ -258,8 +258,8 @@ def read_transformers(folder: Path) -> None:
   )
 
 
-# Per kind: how files are made, which files are changed, how they are read, and
-# the exceptions besides UserError that the reader's caller handles.
+# {kind: (maker of files, names of the files to change, reader, and exceptions
+# besides UserError that callers of the reader handle)}
 KINDS: dict[str, tuple] = {
   "gin": (make_gin, "a.gin", read_gin),
   "text": (make_lines, "texts.jsonl", read_jsonl_texts),

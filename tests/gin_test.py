@@ -36,11 +36,11 @@ RECIPES, MODELS, LAYOUTS, HARDWARE = (
   [path for path in FILES if path.parent.name == name]
   for name in ("recipes", "models", "layouts", "hardware")
 )
-# Programs of TPUs are built in tests/tools/bench/cases/tpu_test.py.
+# tests/tools/bench/cases/tpu_test.py builds programs for TPUs.
 ON_HOSTS = [path for path in RECIPES if "layouts/tpu" not in path.read_text()]
 CONFIGURED = [name for name, command in COMMANDS.items() if command.config]
 MACROS = {"MODEL_DIR", *macros_of(config.ConfigOfSweep)}
-# Macros that the user has to set: a value, and the files that leave it open.
+# {macro that the user has to set: (a value, the files that do not set it)}
 TO_THE_USER = {
   "MODEL_DIR": ('"model_dir"', ""),
   "TEXT_FILES": ('"*.txt"', "'data/text.gin'"),
@@ -58,7 +58,7 @@ def name_of(path: Path) -> str:
 
 
 def own_lines(path: Path) -> list[str]:
-  """Statements of a file, without comments and blank lines."""
+  """Returns the statements of a file, without comments and blank lines."""
   lines = path.read_text(encoding="ascii").splitlines()
   return [line for line in lines if line and line[0] not in "# "]
 
@@ -240,13 +240,13 @@ def test_the_counts_in_a_model_header_are_those_of_its_sizes(path):
   gate_in_and_out = 3 * d_model * size["D_FF"]
   block = queries_and_output + key_and_value + gate_in_and_out
   matrices = size["VOCAB_SIZE"] * d_model + size["NUM_LAYERS"] * block
-  scales = (size["NUM_LAYERS"] + 1) * d_model  # one per block, and the last
+  scales = (size["NUM_LAYERS"] + 1) * d_model  # one per block, and a last norm
   assert (
     f"# Parameters: {matrices:,}; with norm scales: {matrices + scales:,}.\n"
   ) in path.read_text()
 
 
-# PaLM Table 1 and PaLM 5; 62B was trained and evaluated on 795B tokens.
+# From PaLM, Table 1 and section 5; 62B was trained on 795B tokens.
 @pytest.mark.parametrize(
   ("name", "parameters", "batches", "billions"),
   [
@@ -263,11 +263,11 @@ def test_the_paper_recipes_have_the_paper_sizes_batches_and_tokens(
   assert count_parameters(model) == parameters
   assert (model.sequence_length, model.vocab_size) == (2048, 256000)
   assert run.batch_sizes.sizes == batches
-  if name == "palm_540b":  # the only ramp whose steps are published
+  if name == "palm_540b":  # only this ramp's steps are published
     assert run.batch_sizes.pairs == [[0, 512], [50000, 1024], [115000, 2048]]
     assert run.train_steps == 255000
   tokens = run.batch_sizes.rows_before(run.train_steps) * 2048
-  # The published steps of 540B make 775.9B, which the paper rounds to 780B.
+  # 540B's published steps read 775.9B tokens, which the paper rounds to 780B.
   assert tokens == pytest.approx(billions * 1e9, rel=0.006)
 
 
@@ -282,9 +282,9 @@ def test_the_header_of_a_defaults_file_speaks_of_its_command(command):
   assert named <= MACROS, "the help names macros that exist"
 
 
-# Published: 3,072 chips per pod in a mesh of 12 x 256, 768 hosts, 1.3 GB per
-# step from a host to its counterpart, rewinds of about 100 steps that skip 200
-# to 500 batches (PaLM 4 and 5.1). The slices of 8B and 62B are ours.
+# PaLM (sections 4 and 5.1) has 3,072 chips per pod in a mesh of 12 x 256, 768
+# hosts, 1.3 GB per step from a host to its counterpart, and rewinds of about
+# 100 steps that skip 200 to 500 batches. The slices of 8B and 62B are ours.
 @pytest.mark.parametrize(
   ("name", "axes", "rows"),
   [
@@ -317,7 +317,7 @@ def test_recipes_of_two_pods_join_what_the_paper_trained_with(name, axes, rows):
     assert sent / where.num_hosts / 2**30 == pytest.approx(1.31, abs=0.005)
 
 
-# 12 x 21,333 = 255,996: only PaLM 540B's pod needs rows of padding.
+# 12 x 21,333 is 255,996, so only PaLM 540B's pod needs rows of padding.
 @pytest.mark.parametrize(
   ("name", "axis", "rows"),
   [("8b", 4, 64_000), ("62b", 8, 32_000), ("540b", 12, 21_334)],
@@ -349,7 +349,7 @@ def test_smaller_models_do_not_divide_over_the_pod_of_540b(name):
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_a_recipe_starts_from_a_step_that_the_recipe_before_it_keeps(recipe):
   _, settings = loaded(recipe).build()
-  if settings.run.init_checkpoint in (None, "runs/first"):  # the user's
+  if settings.run.init_checkpoint in (None, "runs/first"):  # the user's own run
     assert settings.run.init_state == "weights"
     return
   named = re.fullmatch(
@@ -383,7 +383,7 @@ def test_62b_continues_from_600b_tokens_to_1325b():
   _, settings = loaded(path).build()
   rows = settings.run.batch_sizes.rows_before
   begun_at = step_of(settings.run.init_checkpoint)
-  # A checkpoint that is kept: 10,000 steps are 21B tokens.
+  # A checkpoint is kept every 10,000 steps, which are 21B tokens.
   assert rows(begun_at) * 2048 == pytest.approx(600e9, abs=21e9 / 2)
   assert rows(settings.run.train_steps) * 2048 == pytest.approx(
     1325e9, rel=1e-3
@@ -396,7 +396,7 @@ def test_62b_continues_from_600b_tokens_to_1325b():
 
 @pytest.mark.parametrize("name", ["palm_8b", "palm_62b", "palm_540b"])
 def test_a_chip_of_two_pods_has_memory_for_what_it_keeps(name):
-  """TPU v4 has 32 GiB. Activations that REMAT keeps are counted by hand."""
+  """TPU v4 has 32 GiB. The test computes the activations that REMAT keeps."""
   _, settings = loaded(FOLDER / "recipes" / f"{name}_two_pods.gin").build()
   model, mesh = settings.model, settings.mesh_layout
   kept = device_bytes(model, mesh, settings.optimizer)
@@ -406,7 +406,7 @@ def test_a_chip_of_two_pods_has_memory_for_what_it_keeps(name):
   stream = 2 * d / n
   if model.remat == "layer":
     of_layer = stream
-  else:  # norm; the product; rotated q, k and v; attention; SwiGLU
+  else:  # norm, joined product, rotated q, k and v, attention, SwiGLU
     of_layer = stream + 2 * (
       d + (q + 2 * model.d_ff) / n + 4 * model.d_kv + (2 * q + model.d_ff) / n
     )
@@ -433,7 +433,7 @@ LARGE = ("palm_8b", "palm_62b", "palm_540b")  # up to half a minute each
 def test_recipe_builds_its_whole_training_step_without_its_memory(
   recipe, most_layers
 ):
-  """Forward, backward and update of all layers, lowered to TensorFlow.
+  """Lowers forward pass, backward pass and update of all layers to TensorFlow.
 
   Tests that are not slow build large models with few layers, because all layers
   are alike.

@@ -29,7 +29,7 @@ def logged_step(model_dir):
   """Returns the newest step in metrics.jsonl, 0 if there is none."""
   path = model_dir / "metrics.jsonl"
   lines = path.read_text().splitlines() if path.exists() else []
-  # The last line of a killed run may be half a line.
+  # The last line of a killed run may be incomplete.
   return max((json.loads(x)["step"] for x in lines if x[-1:] == "}"), default=0)
 
 

@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 STORED = "d_model_stored:data"
 WORK = "heads:model,d_ff:model,vocab:model"
 RESIDUAL = "d_model_residual:model"
-# 42 tokens are padded where `model` is 4 or 8.
+# A vocabulary of 42 needs padding if the axis `model` has 4 or 8 devices.
 CONFIG = small_config(num_layers=1, num_heads=8, d_ff=40, vocab_size=42)
 NUM_STEPS, BATCH_SIZE = 10, 32
-# Clips every gradient, so that a wrong norm would show.
+# This bound clips every gradient, so that a wrong norm has an effect.
 OPTIMIZER = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=0.1)
 
-# Mesh, REMAT, microbatches and pods.
+# (MESH_SHAPE, REMAT, microbatches, pods)
 FEW = [
   ("data:2,model:2", "layer", 2, 1),
   ("data:2", "attention", 2, 2),
@@ -43,7 +43,7 @@ WIDE = list(
 
 
 def layout_of(shape):
-  """Returns all rules that the axes of a mesh allow."""
+  """Returns all layout rules that are possible with the axes of a mesh."""
   rules = []
   if "data" in shape:
     rules += ["batch:data", STORED]
@@ -68,7 +68,7 @@ def trained(mesh=SINGLE, remat="none", num_pods=1):
 
 @functools.cache
 def split(shape, remat, num_microbatches, num_pods):
-  """Returns the same for a mesh of several devices."""
+  """Returns what `trained` returns, for a mesh of several devices."""
   mesh = MeshLayout(
     mesh_shape=shape, layout=layout_of(shape), num_microbatches=num_microbatches
   )

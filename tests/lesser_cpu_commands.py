@@ -5,8 +5,8 @@
   python -m tests.lesser_cpu_commands CORPUS FOLDER DTYPE
 
 The environment says which CPU oneDNN and XLA shall see. They read it only once,
-so this runs in a separate process. It prints each command's exit code and
-stdout as one JSON object, {name: [code, stdout]}.
+so this script runs in a separate process. It prints exit code and stdout of
+each command as one JSON object, {name: [code, stdout]}.
 """
 
 import contextlib

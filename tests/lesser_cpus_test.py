@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""On lesser CPUs everything works, with the results of this CPU.
+"""On older CPUs everything works, with the results of this CPU.
 
 The tests limit oneDNN's kernels (ONEDNN_MAX_CPU_ISA), the code that XLA
 compiles (--xla_cpu_max_isa), and our own code, which reads ONEDNN_MAX_CPU_ISA.
@@ -17,20 +17,20 @@ from tests.log_lines import without_stamps
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-  """A cache of XLA's code for AVX2; that of other tests is for this CPU."""
+  """A separate cache for XLA's code, which is compiled for AVX2."""
   return tmp_path_factory.mktemp("compiled_for_avx2")
 
 
 @pytest.fixture(scope="module")
 def here(corpus, tmp_path_factory):
-  """What `evaluate` prints after the same two steps in float32 on this CPU."""
+  """The results of `evaluate` after the same float32 steps on this CPU."""
   model_dir = tmp_path_factory.mktemp("here")
   settings = {"NUM_PODS": 2, "TRAIN_STEPS": 2, "EVAL_STEPS": 2, "PROMPTS": []}
   assert runs.run("train", corpus, model_dir, **settings) == 0
   return runs.read_metrics(model_dir)[-1]["validation_loss"]
 
 
-# No lesser CPU multiplies bfloat16. activation_dtype_test.py also tests "auto".
+# No older CPU multiplies bfloat16. activation_dtype_test.py also tests "auto".
 @pytest.mark.parametrize(
   ("limit", "dtype"),
   [

@@ -102,11 +102,11 @@ def random_tokens(config: PalmConfig, batch_size: int, seed: int) -> dict:
 
 
 def random_documents(config: PalmConfig, batch_size: int, seed: int) -> dict:
-  """Returns random_tokens of packed rows, with segments and loss_weights.
+  """Returns packed rows of random tokens, with segments and loss_weights.
 
   A row holds two documents of 2 to 4 tokens, segments 1 and 2, and padding,
-  segment 0. Each document's inputs are its targets moved right by one with
-  token 0 first; its loss weights are some of 0, 0.5 and 1, those of padding 0.
+  segment 0. A document's inputs are its targets moved right by one, with token
+  0 first. Loss weights are drawn from 0, 0.5 and 1; padding has weight 0.
   """
   rng = np.random.default_rng(seed)
   batch = random_tokens(config, batch_size, seed)
@@ -123,7 +123,7 @@ def random_documents(config: PalmConfig, batch_size: int, seed: int) -> dict:
 
 
 def random_examples(config: PalmConfig, batch_size: int, seed: int) -> dict:
-  """Returns random_documents with a prefix: 1 to 3 inputs of each are given."""
+  """Returns random_documents whose first 1 to 3 inputs are a prefix."""
   batch = random_documents(config, batch_size, seed)
   rng = np.random.default_rng(seed + 1)
   prefix = np.zeros_like(batch["segments"])
@@ -157,7 +157,7 @@ def load_parameters(
 ) -> None:
   """Writes each parameter's slices; `params` are whole, by name.
 
-  All in one run, because TensorFlow searches the graph once per run.
+  There is only one run, because TensorFlow searches the graph in each run.
   """
   writes, feed = [], {}
   for name, value in params.items():
@@ -185,7 +185,7 @@ def load_decode_model(
 
 
 def slice_indices(spec: str) -> tuple[slice, ...]:
-  """Returns the slice that TensorFlow's text "8 4 0,4:0,4" means."""
+  """Parses TensorFlow's description of a slice, such as "8 4 0,4:0,4"."""
   if not spec:
     return ()
   parts = spec.rsplit(maxsplit=1)[-1].split(":")
@@ -261,7 +261,7 @@ def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class ModelResult:
-  """What `run_model` returns; gradients by the name of their variable."""
+  """The result of `run_model`; `gradients` has the names of variables."""
 
   logits: np.ndarray
   loss: float
@@ -275,7 +275,7 @@ def lowered_values(
   dtype: type = np.float32,
   **arrays: tuple[np.ndarray, list[mtf.Dimension]],
 ) -> dict[str, np.ndarray]:
-  """Returns what `build` computes from `arrays`: name=(array, dimensions)."""
+  """Returns the values that `build` computes; arrays: (array, dimensions)."""
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
     inputs = {

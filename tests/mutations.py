@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Changes files at random like damage and attacks, for fuzz_test.py."""
+"""Changes files at random, as damage and attacks do, for fuzz_test.py."""
 
 import random
 import re
@@ -40,7 +40,7 @@ def _insert(content: bytes, rng: random.Random) -> bytes:
 
 
 def _nest(content: bytes, rng: random.Random) -> bytes:
-  """Replaces a value by very many opening brackets."""
+  """Replaces a value by up to 100,000 opening brackets."""
   deep = rng.choice(_BRACKETS[:4]) * rng.choice([50, 1_000, 100_000])
   return _put(content, rng, lambda value: deep + value)
 
@@ -82,7 +82,7 @@ _ANY = [_flip, _flip, _cut, _drop, _insert]
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
-  """Returns other content, by one to three changes."""
+  """Returns `content` with one to three changes."""
   for _ in range(rng.choice([1, 1, 2, 3])):
     if content:
       content = rng.choice(_TEXT + _ANY)(content, rng)

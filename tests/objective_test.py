@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that learn targets from inputs: trained, evaluated, read as batches."""
+"""Runs that learn targets from inputs are trained, evaluated and exported."""
 
 import json
 
@@ -77,7 +77,7 @@ def test_the_validation_loss_is_the_oracle_s(trained):
   causal, _ = oracle.loss(
     config, params, **{**batch, "prefix": None}, z_loss=0.0
   )
-  assert abs(causal - loss) > 1e-3  # the prefix counts
+  assert abs(causal - loss) > 1e-3  # attention within the prefix matters
 
 
 def test_evaluate_says_the_loss_of_training_again(trained, capsys):
@@ -87,7 +87,7 @@ def test_evaluate_says_the_loss_of_training_again(trained, capsys):
   found = json.loads(capsys.readouterr().out)
   trained_loss = runs.read_metrics(model_dir)[-1]["validation_loss"]
   assert found["validation_loss"] == pytest.approx(trained_loss, rel=1e-5)
-  # Targets that fill blanks are no text whose bytes could be counted.
+  # With span corruption, targets are not text, so they have no bytes.
   assert ("bits_per_byte" in found) == (objective == "prefix_lm")
 
 

@@ -3,8 +3,8 @@
 """A run of an earlier version resumes, evaluates and generates.
 
 old_run/ is a run of commit 0b681b3, which had every module in the root of the
-package: four steps of a model of one layer, on two pods. Its config.gin imports
-modules that have moved since. The expected numbers are those of that commit.
+package: four steps of a model with one layer, on two pods. Its config.gin
+imports modules by their old names. That commit computed the expected numbers.
 """
 
 import json
@@ -36,8 +36,8 @@ def test_it_resumes_from_its_own_config_and_writes_one_of_macros(
   said = capsys.readouterr().err
   assert "resuming from run/checkpoints/step_00000004" in said
   assert "kernels" not in said  # that commit did not record kernels
-  # That commit did not shuffle documents: other batches, but as much is
-  # learned.
+  # That commit did not shuffle documents, so batches differ now, but the loss
+  # falls as much.
   assert "the tokens differs from that checkpoint's" in said
   # The run began before NORM_SCALE existed.
   assert "NORM_SCALE = 'zero_centered': the run began in a version" in said

@@ -23,9 +23,9 @@ directions (Liu et al. 2018; T5 3.2.1). `loss_weights` [B, L] says how much its
 target counts. Without these arguments a row is one document, no token is given
 and every target counts the same.
 
-`config` has the fields of palm_mtf.config.PalmConfig and `optimizer`
-those of AdafactorConfig. `params` and `gradients` are dicts from a variable's
-name, as in a checkpoint, to its array.
+`config` has the fields of palm_mtf.config.PalmConfig, and `optimizer` has the
+fields of AdafactorConfig. `params` and `gradients` map the name of a variable,
+as in a checkpoint, to its array.
 """
 
 import numpy as np
@@ -102,7 +102,10 @@ def rotate(x_BLHK):
 
 
 def visible_positions(segments_BL, prefix_BL):
-  """Returns whether L sees M: in its document, not later unless given."""
+  """Returns whether position L attends to M.
+
+  It does if M is in the same document, and is not later or is in the prefix.
+  """
   same_BLM = segments_BL[:, :, None] == segments_BL[:, None, :]
   past_LM = np.tri(segments_BL.shape[1], dtype=bool)
   return same_BLM & (past_LM | (prefix_BL[:, None, :] != 0))
@@ -238,12 +241,12 @@ class Adafactor:
   Attributes:
     step_number: k of the last step, 0 before the first.
     second_moments: mean squared gradient, by name.
-    row_sums: of the squared gradients of a matrix, [fan-in], by name, where
-      the second moment is factored (Algorithm 4); it has no second_moments.
-    column_sums: the same, [fan-out].
+    row_sums: sums of the squared gradients of a matrix, [fan-in], by name, if
+      the second moment is factored (Algorithm 4) instead of second_moments.
+    column_sums: the same sums over the other axis, [fan-out].
     updates: gradients over the roots of their second moments, in the last step.
-    momenta: mean update, learning rate and parameter scale included, by name.
-    learning_rate: of the last step.
+    momenta: mean update, including learning rate and parameter scale, by name.
+    learning_rate: learning rate of the last step.
     gradient_norm: global norm of the last gradients before they were clipped.
   """
 

@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: N803, N806 (names end in the letters of their axes)
-"""PaLM's loss once more, in float64 JAX, for its gradients.
+"""A second implementation of PaLM's loss, in float64 JAX, with gradients.
 
-Written for one sequence and mapped over the batch, with rotary embedding as a
-product of complex numbers, so that it has no formula in common with oracle.py;
+It is written for one sequence and mapped over the batch, with rotary embedding
+as a product of complex numbers, so that it shares no formula with oracle.py.
 oracle_test.py proves that both agree. The letters in names and the arguments
-are as in oracle.py. Everything runs inside `jax.enable_x64`, which leaves
-the precision of other JAX code in the process as it was.
+are as in oracle.py. Everything runs inside `jax.enable_x64`, which does not
+change the precision of other JAX code in the process.
 """
 
 import functools

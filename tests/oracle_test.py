@@ -40,7 +40,7 @@ PALM_ADAFACTOR = AdafactorConfig(
   weight_decay_exponent=2.0,
   z_loss=1e-4,
 )
-Z_LOSS = 0.03  # large enough that its gradient shows
+Z_LOSS = 0.03  # large enough that its gradient matters
 
 every_variant = pytest.mark.parametrize(
   "config", VARIANTS, ids=lambda c: f"{c.norm}-{c.block}-{c.attention}"
@@ -129,7 +129,7 @@ def test_given_tokens_see_each_other_and_no_token_sees_a_later_target():
   prefix = np.zeros_like(inputs)
   prefix[:, :4] = 1
   before = oracle.forward(SMALL, params, inputs, prefix=prefix)
-  for place, first in ((3, 0), (5, 5)):  # which logits another token changes
+  for place, first in ((3, 0), (5, 5)):  # (changed token, first changed logits)
     other = inputs.copy()
     other[:, place] = (other[:, place] + 1) % SMALL.vocab_size
     after = oracle.forward(SMALL, params, other, prefix=prefix)

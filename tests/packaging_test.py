@@ -34,7 +34,7 @@ LOCKS = ["requirements.lock", "requirements-test.lock"]
 
 
 def _run(*command: str, **keywords) -> str:
-  """Returns stdout; on failure shows what the command printed."""
+  """Returns stdout; on failure shows the command's output."""
   result = subprocess.run(
     command, capture_output=True, text=True, check=False, **keywords
   )
@@ -44,7 +44,7 @@ def _run(*command: str, **keywords) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-  """A copy of the files to install, because builds write into their folder."""
+  """A copy of the files to install, because a build writes into the folder."""
   folder = tmp_path_factory.mktemp("source")
   for name in ("palm_mtf", "gin", "tests", "tools", "tasks"):
     if (ROOT / name).is_dir():
@@ -151,7 +151,7 @@ def test_the_installed_package_answers_and_finds_its_gin_folder(
   assert installed not in Path(library).parents
 
 
-# In plain gin, as in a program that does not use our commands.
+# A program with plain gin, without our commands.
 PLAIN_GIN = """
 import gin, palm_mtf
 gin.parse_config('include "palm_mtf/gin/models/palm_8b.gin"')
@@ -241,8 +241,8 @@ def test_an_editable_install_finds_package_and_gin_in_the_checkout(
     "gin.parse_config('include \"palm_mtf/gin/models/palm_8b.gin\"')\n"
     "print(gin.query_parameter('%NUM_LAYERS'))"
   )
-  # -I and -S exclude the current folder, and what is installed as editable
-  # in the environment that runs the tests.
+  # -I and -S exclude the current folder and editable installs in the
+  # environment that runs the tests.
   folder, library, tools, tasks, layers = _run(
     sys.executable, "-I", "-S", "-c", program, cwd=tmp_path
   ).splitlines()
@@ -287,7 +287,7 @@ def test_make_installs_the_locks_only_by_their_hashes():
 
 
 def test_pip_refuses_a_file_with_another_hash_than_the_lock_s(wheel, tmp_path):
-  """The arguments with which `make` gives the lock to pip."""
+  """`make` calls pip with the arguments of this test."""
   lock = tmp_path / "requirements.lock"
   lock.write_text(f"{wheel.as_uri()} \\\n    --hash=sha256:{'0' * 64}\n")
   command = ("-m", "pip", "install", "--no-deps", "--no-index", "--dry-run")
@@ -317,9 +317,9 @@ def test_the_lock_meets_every_requirement_of_the_package(package_metadata):
     assert requirement.specifier.contains(version), f"{line} but {version}"
 
 
-# Packages whose files overwrite those of packages that palm_mtf requires.
+# Packages that overwrite files of packages that palm_mtf requires.
 OVERLAYS = {"seqio-nightly", "tfds-nightly"}
-# Only t5.models imports it, which does not work (docs/t5.md).
+# Only t5.models imports transformers, and it does not work (docs/t5.md).
 OF_MODELS = {"transformers"}
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Listings and outputs on pages are complete, and what the commands print."""
+"""Listings on pages are complete, and outputs are what the commands print."""
 
 import re
 import shlex
@@ -36,7 +36,7 @@ def _shown_after(page: str, command: str) -> str:
 def test_the_output_shown_is_what_the_command_prints(
   command, tmp_path, monkeypatch, capsys
 ):
-  """A line " ..." of a page stands for any number of lines."""
+  """A line " ..." on a page stands for any number of lines."""
   monkeypatch.chdir(tmp_path)
   assert main(shlex.split(command)[1:]) == 0
   printed = capsys.readouterr().out

@@ -21,7 +21,7 @@ from tests.processes import wait_until
 from tests.relay import Relay
 
 TIMEOUT_SECS = 4.0
-# Time until a client ends: two probes, two more, and TensorFlow's own end.
+# A client ends after two probes, two more, and TensorFlow's own shutdown.
 MOST_SECS = 4 * TIMEOUT_SECS + 15
 SETTINGS = {
   "NUM_PODS": 2,
@@ -45,7 +45,7 @@ def table():
 
 
 class Cluster:
-  """Two servers, the second reached through a relay, and clients one by one."""
+  """Two servers, with a relay before the second, and one client at a time."""
 
   def __init__(self, corpus, model_dir, stack, table):
     self._corpus, self.model_dir, self._stack = corpus, model_dir, stack
@@ -207,7 +207,7 @@ def test_a_client_is_refused_servers_that_work_for_another(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_a_slow_server_is_not_lost(cluster):
-  """The server has a fifth of the CPU time, and answers late."""
+  """The server gets a fifth of the CPU time, so it answers late."""
   client = cluster.client(TRAIN_STEPS=60)
   wait_until(lambda: cluster.has_step(20), client)
   start = time.monotonic()
@@ -348,7 +348,7 @@ def test_a_server_that_differs_is_refused_under_every_policy(
 def test_a_link_that_fails_at_any_moment_ends_the_run(
   cluster, num_bytes, closes
 ):
-  """From the first probe, through the session's start, to a step."""
+  """The moment is in the first probe, the session's start, or a step."""
   cluster.relay.fail_after(num_bytes, closes)
   client = cluster.client()
   assert cluster.relay.failed.wait(60)

@@ -34,7 +34,7 @@ def start(
 def python(
   *arguments: object, variables: dict[str, str] | None = None, **keywords
 ) -> subprocess.CompletedProcess:
-  """Runs Python with arguments to its end, and returns what it printed."""
+  """Runs Python with arguments to its end; returns exit code and output."""
   return subprocess.run(
     [sys.executable, *map(str, arguments)],
     check=False,

@@ -14,8 +14,8 @@ class Relay:
   """Listens on a port and passes on bytes in both directions.
 
   Attributes:
-    address: where it listens, "127.0.0.1:<port>".
-    failed: set once it has failed.
+    address: "127.0.0.1:<port>", on which the relay listens.
+    failed: an event that is set when the relay fails its connections.
   """
 
   def __init__(self, to: str):

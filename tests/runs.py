@@ -53,7 +53,7 @@ TIMES = {
 
 
 def write_corpus(folder: pathlib.Path) -> pathlib.Path:
-  """Writes 40 texts that count up from a word each; returns their folder."""
+  """Writes 40 texts of number words that count up; returns their folder."""
   folder.mkdir(parents=True)
   rng = np.random.default_rng(0)
   for document in range(40):
@@ -139,5 +139,5 @@ def load(prefix: pathlib.Path) -> dict[str, np.ndarray]:
 
 def without_times(line: dict) -> dict:
   """Returns a line of metrics.jsonl without the TIMES."""
-  # For host_memory_bytes/pod_0 too.
+  # Leaves out host_memory_bytes/pod_0 too.
   return {k: v for k, v in line.items() if k.partition("/")[0] not in TIMES}

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training has the bits that it had before the last redesign."""
+"""Training gives the same bits as before the last redesign."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ from tests import processes, runs
 
 pytestmark = pytest.mark.slow  # two runs for each case, in processes
 
-# The last commit before the package was redesigned. Whoever changes the numbers
-# of training on purpose moves this to the commit that does.
+# The last commit before the package was redesigned. A commit that changes the
+# numbers of training on purpose also sets this to a later commit.
 BEFORE = "045d47fac502"
 
 LAYOUT = {
@@ -77,7 +77,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
-  """Returns a folder that holds the package as BEFORE had it."""
+  """A folder with the package as of commit BEFORE."""
   folder = tmp_path_factory.mktemp("before")
   archive = subprocess.run(
     ["git", "archive", BEFORE, "palm_mtf", "gin", "tasks"],

@@ -14,7 +14,7 @@ import tensorflow as tf
 from palm_mtf.data.sources.seqio_task import open_task
 
 TEXTS = [f"line {i}: caf\u00e9 \U0001f600" for i in range(300)]
-# No test may need the vocabulary that a task names.
+# Tests fail if a task's own vocabulary is loaded.
 UNREACHABLE = seqio.SentencePieceVocabulary("gs://nowhere/t5.model", 100)
 REKEY = functools.partial(
   seqio.preprocessors.rekey, key_map={"targets": "text"}
@@ -29,7 +29,7 @@ T5_STEPS = [
 
 @contextlib.contextmanager
 def registries_restored() -> Iterator[None]:
-  """Removes what the body registers."""
+  """Removes the tasks and mixtures that the body registers."""
   kept = [
     (registry, dict(registry._REGISTRY))
     for registry in (seqio.TaskRegistry, seqio.MixtureRegistry)
@@ -48,7 +48,7 @@ def add(
   vocabulary=None,
   **evaluation,
 ):
-  """`evaluation` is a metric_fns and a postprocess_fn."""
+  """Registers a task; `evaluation` has metric_fns and a postprocess_fn."""
   vocabulary = vocabulary or UNREACHABLE
   return seqio.TaskRegistry.add(
     name,
@@ -69,7 +69,7 @@ def add_lines(name, path, steps=T5_STEPS, **keywords):
 
 
 def add_examples(name, examples: dict, steps=T5_STEPS, **keywords):
-  """A task of {split: {feature: values}}."""
+  """Registers a task with examples {split: {feature: values}}."""
 
   def read(split, shuffle_files=False, seed=None):
     assert not shuffle_files
@@ -113,7 +113,7 @@ def text_of(example: dict, feature: str) -> str:
 
 
 def targets_of(name: str, examples: list[dict]) -> list:
-  """Returns what the metric functions of a task get as targets."""
+  """Returns the targets that the metric functions of a task get."""
   task = seqio.get_mixture_or_task(name)
   return [
     task.postprocess_fn(text_of(e, "targets"), example=e, is_target=True)
@@ -133,7 +133,7 @@ def scores_of(name: str, examples: list[dict], likelihood) -> dict[str, float]:
 
 @dataclasses.dataclass
 class Says:
-  """Answers that are known beforehand."""
+  """Answers that the test chooses."""
 
   texts: list[list[str]] = ()
   numbers: list[float] = ()

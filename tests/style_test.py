@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files, functions and names keep to the shape of the project."""
+"""Files, functions and names follow the style of the project."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ HEADER = (
 )
 
 
-# Tests of the project, or of several modules together.
+# Tests of the whole project, or of several modules.
 NOT_MIRRORED = {
   "architecture_test.py",
   "cli/main_run_test.py",
@@ -110,7 +110,7 @@ def test_file_names_say_what_is_in_the_file():
 
 
 def _arguments(docstring: str) -> Iterator[str]:
-  """Yields the lines of Args and Attributes that name something."""
+  """Yields the lines of Args and Attributes that begin an entry."""
   in_section = False
   for line in docstring.splitlines():
     if re.match(r" {2,}(Args|Attributes):$", line):
@@ -122,7 +122,7 @@ def _arguments(docstring: str) -> Iterator[str]:
 
 
 def test_a_line_of_arguments_names_the_thing_first():
-  """Not what it is of, nor that it is like another."""
+  """An entry begins with neither "of" nor a comparison."""
   _documented = ast.Module | ast.ClassDef | ast.FunctionDef
   assert_none(
     f"{path}: {line}"
@@ -135,10 +135,10 @@ def test_a_line_of_arguments_names_the_thing_first():
 
 
 def _is_mirror(name: str) -> bool:
-  """Says whether a test, named below tests/, mirrors a module or a page.
+  """Whether a test, named by its path below tests/, mirrors a module or page.
 
-  tests/tools/x_test.py mirrors tools/x.py, tests/tasks/ mirrors tasks/, and
-  tests/docs/x_test.py mirrors docs/x.md, and tests/native/x_test.py
+  tests/tools/x_test.py mirrors tools/x.py, tests/tasks/ mirrors tasks/,
+  tests/docs/x_test.py mirrors docs/x.md, and tests/native/x_test.py mirrors
   native/x.h.
   """
   if name.startswith("docs/"):

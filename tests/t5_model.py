@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny T5 encoder-decoder of Mesh TensorFlow, and its results there.
+"""A tiny T5 encoder-decoder in Mesh TensorFlow, with reference results.
 
 `t5_loss` is a model function; `MeshTensorFlow` runs it without palm_mtf's mesh,
 variables, driver and optimizer.
@@ -73,7 +73,7 @@ def t5_model() -> transformer.Bitransformer:
 
 
 def t5_loss(mesh, features):
-  """Returns the mean loss over all targets, z-loss included."""
+  """Returns the mean loss over all targets, including z-loss."""
   _, loss = t5_model().call_simple(
     features["inputs"], features["targets"], compute_loss=True
   )

@@ -50,7 +50,7 @@ def vocabulary(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def registries():
-  # Once imported, the tasks stay registered.
+  # The tasks stay registered after the import.
   import t5.data.mixtures
   import t5.data.tasks  # noqa: F401
 
@@ -153,7 +153,7 @@ def test_t5_evaluates_answers_with_its_own_metrics(
 
 
 def test_ids_of_t5s_preprocessors_are_the_same_when_read_again(vocabulary):
-  """T5's span corruption draws from SeqIO's seeds, so that runs resume."""
+  """T5's span corruption uses SeqIO's seeds, so that runs can resume."""
   import t5.data.preprocessors as t5_steps
 
   own = seqio.SentencePieceVocabulary(vocabulary.path, extra_ids=20)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pods train through a tunnel that demands certificates, as docs/pods.md says.
+"""Pods train through a tunnel that requires certificates, as in docs/pods.md.
 
 The test runs both ends of the tunnel, with Python's ssl.
 """
@@ -22,7 +22,7 @@ MOST_BYTES = 65536
 
 
 def make_identity(folder, name):
-  """Makes a key and a certificate that is its own authority."""
+  """Makes a key and a self-signed certificate."""
   if not shutil.which("openssl"):
     pytest.skip("no openssl here")
   key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
@@ -65,12 +65,12 @@ class Tunnels:
     threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
   def opens(self, to, accepts=None, connects=None):
-    """Opens an end, with TLS where it accepts or connects; returns its address.
+    """Opens one end of a tunnel; returns its address.
 
     Args:
-      to: "host:port" where it connects.
-      accepts: TLS context of connections that it accepts.
-      connects: TLS context of connections that it makes.
+      to: "host:port" to which the end connects.
+      accepts: TLS context for accepted connections; None for no TLS.
+      connects: TLS context for connections to `to`; None for no TLS.
     """
     host, _, port = to.rpartition(":")
 

@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs for TPUs on a CPU: each device's copy, collectives written out.
+"""Runs programs for TPUs on a CPU.
 
 `tf.tpu.replicate` builds one device's part, which the TPU's compiler then
-compiles for all devices. `simulated` does that here: it copies every operation
-of a part once per device, gives each copy its own inputs and outputs, and
-replaces collectives between the copies by plain TensorFlow. Loops, which may
-contain collectives too, are unrolled. It knows TensorFlow's operations, and
-none of ours.
+compiles for all devices. `simulated` replaces the compiler: it copies every
+operation of a part once per device, gives each copy its own inputs and outputs,
+and replaces collectives between the copies by plain TensorFlow. Loops, which
+may contain collectives too, are unrolled. The module knows only TensorFlow's
+operations, none of palm_mtf.
 """
 
 import collections
@@ -29,7 +29,7 @@ def simulated(graph: tf.Graph, *max_rounds: int) -> tf.Graph:
 
   Args:
     graph: programs for TPUs.
-    *max_rounds: most rounds of a loop, and of a loop inside a loop.
+    *max_rounds: largest number of rounds of a loop; of a loop inside a loop.
   """
   with tf.Graph().as_default() as made:
     simulate(graph, *max_rounds)
@@ -37,7 +37,7 @@ def simulated(graph: tf.Graph, *max_rounds: int) -> tf.Graph:
 
 
 def simulate(graph: tf.Graph, *max_rounds: int) -> None:
-  """Adds what `simulated` returns to the current graph."""
+  """Adds the graph that `simulated` returns to the current graph."""
   definition = graph.as_graph_def()
   functions = tf.GraphDef(library=definition.library)
   tf.import_graph_def(functions, name="")  # finds loops inside loops
@@ -48,7 +48,7 @@ def simulate(graph: tf.Graph, *max_rounds: int) -> None:
 
 
 def moved(x: object) -> object:
-  """Returns what stands for x of the original graph in the current graph.
+  """Returns the counterpart in the current graph of x in the original graph.
 
   Args:
     x: a tensor, an operation, a variable, or a structure of these.
@@ -81,10 +81,10 @@ def _is_loop(node: tf.NodeDef) -> bool:
 
 
 def _write_out_loops(definition: tf.GraphDef, max_rounds: int) -> None:
-  """Unrolls each loop into rounds, each of which may be the last.
+  """Unrolls each loop into `max_rounds` rounds.
 
-  A loop whose condition no longer holds keeps its values. Loops inside loops
-  are left to the next call.
+  After the loop's condition is false, further rounds keep the values. The next
+  call unrolls loops inside loops.
   """
   functions = {
     each.signature.name: each for each in definition.library.function
@@ -210,7 +210,7 @@ class _Simulation:
         yield name
 
   def _inputs(self, node, replica):
-    """Returns what copy `replica` of a node of a cluster reads."""
+    """Returns the inputs of copy `replica` of a node in a cluster."""
     return [self._input(name, replica) for name in node.input]
 
   def _input(self, name, replica):
@@ -256,7 +256,7 @@ class _Simulation:
       copy.input.extend(self._inputs(node, replica))
 
   def _reduce(self, node, replica, name):
-    """Returns the sum, or the maximum, over the group of a copy."""
+    """Returns the sum, or the maximum, over the group that holds a copy."""
     dtype = node.attr["T"]
     terms = [
       self._input(node.input[0], other) for other in self._group(node, replica)
@@ -290,7 +290,7 @@ def _named(name: str, replica: int) -> str:
 
 
 def _split(name: str) -> tuple[str, int | None]:
-  """Returns the operation and output of an input; control inputs: None."""
+  """Returns operation and output of an input (None for control inputs)."""
   if name.startswith("^"):
     return name[1:], None
   operation, _, index = name.partition(":")

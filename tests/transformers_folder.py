@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A small model of transformers on the disk, and changes to its files."""
+"""Writes a small model in the format of `transformers`, and changes it."""
 
 import json
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ def set_tensors(folder: Path, **others: np.ndarray) -> None:
 
 
 def split(folder: Path) -> dict[str, str]:
-  """Makes the only file of weights a shard; returns the map of its index."""
+  """Turns the file of weights into a shard; returns the map for its index."""
   (folder / WEIGHTS).rename(folder / SHARD)
   weight_map = dict.fromkeys(tensors(MODEL), SHARD)
   (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))

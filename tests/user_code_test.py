@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An exception of the user's code is one line, and its prints are no result."""
+"""Exceptions of the user's code become one line; its prints go to stderr."""
 
 import concurrent.futures
 import sys

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One rule for every reader of text that a user writes.
+"""All readers of text that a user writes follow the same rules.
 
 READERS has the readers that need no TensorFlow; tests/tasks/records_test.py
 tests the reader of records.
@@ -31,13 +31,13 @@ from palm_mtf.generation.inference.score_inputs import read_items
 from palm_mtf.user_text import compression_of, format_of
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-# Characters at which Python's splitlines() splits, but which end no line.
+# Python's splitlines() splits at these characters, but they end no line.
 SEPARATORS = "one\x0btwo\x0cthree\x1cfour\x85five\u2028six\u2029seven"
 MARK = codecs.BOM_UTF8
 
 
 class Reader(NamedTuple):
-  """A reader: the name of its file, a line for a text, and what it reads."""
+  """A reader: the name of its file, the line for a text, and the function."""
 
   name: str
   line: Callable[[str], str]
@@ -109,7 +109,7 @@ def write(folder: Path, name: str, content: bytes) -> str:
 
 
 def refusal(reader: Reader, path: str) -> str:
-  """Returns the one line with which a file is refused."""
+  """Returns the message of the error that refuses a file."""
   with pytest.raises(UserError) as info:
     reader.read(path)
   message = str(info.value)
@@ -121,7 +121,7 @@ def refusal(reader: Reader, path: str) -> str:
 @contextlib.contextmanager
 def pipe(content: bytes) -> Iterator[str]:
   """Yields the path of a pipe with this content, as a shell's `<(...)` does."""
-  reading, writing = os.pipe()  # which holds 64 KiB
+  reading, writing = os.pipe()  # holds 64 KiB
   os.write(writing, content)
   os.close(writing)
   yield f"/dev/fd/{reading}"
@@ -175,9 +175,9 @@ def test_blank_lines_of_json_lines_count_and_are_skipped(tmp_path, reader):
 @each_reader
 def test_only_a_line_feed_ends_a_line(tmp_path, reader):
   texts = [SEPARATORS, "eight\rnine"]
-  if reader.is_json:  # it has no control characters
+  if reader.is_json:  # JSON has no control characters
     texts = ["one\x85two\u2028three\u2029four"]
-  if reader.name == "a.gin":  # where they are escaped
+  if reader.name == "a.gin":  # the file escapes these characters
     texts = [SEPARATORS]
   path = write(tmp_path, reader.name, content_of(reader, texts))
   if reader == READERS["exemplars"]:
@@ -195,7 +195,7 @@ def test_a_name_says_compression_and_format_in_any_case(
   name = f"{reader.name}{suffix}"
   name = name.upper() if is_upper else name
   content = COMPRESS[suffix](content_of(reader, TEXTS[:1]))
-  # As `cat` joins two compressed files.
+  # `cat` joins two compressed files in this way.
   content += COMPRESS[suffix](content_of(reader, TEXTS[1:]))
   assert reader.read(write(tmp_path, name, content)) == TEXTS
 
@@ -278,7 +278,7 @@ def test_an_escape_that_is_no_text_is_refused_with_line_and_field(
     b"?", escape.encode()
   )
   path = write(tmp_path, reader.name, content)
-  if reader.read is _training_texts:  # counts it, and leaves it out
+  if reader.read is _training_texts:  # counts such a text, and leaves it out
     assert reader.read(path) == TEXTS
     return
   assert message in (line := refusal(reader, path))
@@ -323,7 +323,7 @@ def test_what_is_read_once_may_be_a_pipe(reader):
   with pipe(content) as path:
     if reader.read is _training_texts:
       assert f"{path} is a pipe, a device or a link" in refusal(reader, path)
-    elif reader.is_json or reader.name == "a.tsv":  # a pipe does not tell it
+    elif reader.is_json or reader.name == "a.tsv":  # a pipe has no suffix
       assert content.decode() in "\n".join([*reader.read(path), ""])
     else:
       assert reader.read(path) == TEXTS
@@ -347,7 +347,7 @@ def test_a_pipe_with_a_name_is_read_by_its_name(tmp_path, reader):
 
 @pytest.fixture
 def stdin() -> Iterator[Callable[[bytes], None]]:
-  """Gives this process another stdin."""
+  """Replaces the stdin of this process."""
   kept = os.dup(0)
 
   def put(content: bytes) -> None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is written down is not asked again, if nothing it depends on differs."""
+"""Stored answers are reused if everything that they depend on is the same."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def test_answers_survive_whatever_ends_the_process(tmp_path):
   with journal(tmp_path) as first:
     first.add("score", 3, -0.1)
     first.add("prediction", 0, ["a\nb", "\u00e9"])
-    lines = (tmp_path / "eval" / "a.jsonl").read_bytes()  # not closed yet
+    lines = (tmp_path / "eval" / "a.jsonl").read_bytes()  # file is still open
   (tmp_path / "eval" / "a.jsonl").write_bytes(lines + b'["score", 4, -1')
   with journal(tmp_path) as again:
     assert again.known("score") == {3: -0.1}
@@ -80,7 +80,7 @@ def with_new_field(part):
 
 
 def extended_copies(part):
-  """Yields copies of a configuration, another part of it extended in each."""
+  """Yields copies of a configuration; each has another part extended."""
   yield type(part).__name__, with_new_field(part)
   for field in dataclasses.fields(part):
     value = getattr(part, field.name)
@@ -91,7 +91,7 @@ def extended_copies(part):
 
 def test_a_new_field_of_any_part_counts_by_default():
   copies = dict(extended_copies(load()))
-  # Every class of settings but those that no evaluation has.
+  # Every class of settings that an evaluation has is extended.
   others = {"ConfigOfSweep", "CorpusConfig", "PlanConfig", "SweepConfig"}
   others.add("StatisticsConfig")
   assert copies.keys() == set(configs.__all__) - others

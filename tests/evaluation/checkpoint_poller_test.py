@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The newest checkpoint, some, or each as it comes."""
+"""EVAL_CHECKPOINTS selects the newest checkpoint, some, or each new one."""
 
 import itertools
 import shutil
@@ -54,7 +54,7 @@ def test_every_one_comes_once_as_it_is_written_up_to_the_last_step(
     for step in next(to_come):
       write(folder, step)
 
-  # Threads of this process go on with the clock that they have.
+  # Replace only this module's clock; other threads keep the real one.
   clock = types.SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
   monkeypatch.setattr(checkpoint_poller, "time", clock)
   found = find(folder, "every", wait_secs=60.0)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Clean examples are those whose 8-grams the training text does not have."""
+"""Clean examples have few 8-grams in common with the training text."""
 
 import json
 
@@ -33,7 +33,7 @@ def words(count: int) -> str:
   return " ".join(f"{word}" for word in RNG.integers(0, 1000, count))
 
 
-# Inputs and targets of twelve examples, of 6 to 30 words.
+# Inputs and targets of twelve examples with 6 to 30 words each.
 EXAMPLES = [(words(5 + 2 * i), words(1 + i // 2)) for i in range(12)]
 
 
@@ -42,7 +42,7 @@ def part(example: tuple[str, str], share: float) -> str:
   return " ".join(text[: round(share * len(text))])
 
 
-# Documents with shares of the examples between 0 and 1.
+# Each document contains between 0% and 100% of an example.
 DOCUMENTS = [
   f"{words(30)} {part(example, i % 6 / 5)} {words(30)}"
   for i, example in enumerate(EXAMPLES)
@@ -89,7 +89,7 @@ def register(name, examples=None, train=None, **features) -> None:
 
 @pytest.fixture
 def find(tmp_path):
-  """Returns a task and the contaminated examples of a run of the documents."""
+  """Returns a task and its contaminated examples, for a run on DOCUMENTS."""
   folder = tmp_path / "texts"
   folder.mkdir()
   lines = [json.dumps({"text": text}) + "\n" for text in DOCUMENTS]
@@ -100,7 +100,7 @@ def find(tmp_path):
   config = CorpusConfig(
     model=small_config(sequence_length=64, vocab_size=vocabulary.size),
     data=DataConfig(
-      # No document is held out.
+      # All documents are training documents.
       text_files=f"{folder}/*.jsonl",
       vocabulary=path,
       validation_share=1e-4,
@@ -120,7 +120,7 @@ def find(tmp_path):
 
 
 def evaluated(task, contaminated, scores):
-  """Returns the result of answers with these scores."""
+  """Returns the result of a task for answers with these scores."""
   clean = [n for n in range(len(scores)) if n not in contaminated]
   return task.evaluate(1, Says(numbers=scores), clean)
 
@@ -187,7 +187,7 @@ def test_an_option_without_its_question_is_not_compared(find):
 
 
 def test_exemplars_are_not_compared(find):
-  # All of the exemplars' text is in the training text.
+  # The training text contains all exemplars.
   train = [(text, "0") for text in DOCUMENTS]
   register("shots", train=train)
   _, found = find("shots", few_shot=FewShotConfig(num_shots=1))

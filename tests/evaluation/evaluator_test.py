@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of tasks are those that follow from the oracle's own numbers."""
+"""Metrics of tasks follow from the oracle's likelihoods and texts."""
 
 import collections
 import dataclasses
@@ -55,7 +55,7 @@ RUN = RunConfig(
   sample_tokens=SAMPLE_TOKENS,
 )
 GREEDY = DecodeConfig(temperature=0.0)
-# Eight questions with four options each, of which another one is right.
+# Eight questions with four options each; the place of the right one varies.
 OPTIONS = [
   (number, question, option, place == number % 4)
   for number, question in enumerate(
@@ -67,7 +67,7 @@ QUESTIONS = ["abc", "b", "c" * 44, "cabcab"]
 
 
 def accuracy(targets, scores):
-  """The share of questions whose right option has the highest score."""
+  """Returns the share of questions whose right option has the highest score."""
   options = collections.defaultdict(list)
   for (number, is_right), score in zip(targets, scores, strict=True):
     options[number].append((score, is_right))
@@ -140,7 +140,7 @@ def checkpoint(config, params, tmp_path):
 
 @pytest.fixture
 def evaluate(config, vocabulary, checkpoint, tmp_path):
-  """Evaluates the checkpoint; returns the outcomes by task."""
+  """Evaluates the checkpoint; returns {name of a task: outcome}."""
 
   def run(
     *names,
@@ -184,7 +184,7 @@ def greedy(config, params, vocabulary, prompt):
   tokens = vocabulary.encode(prompt)[-(48 - SAMPLE_TOKENS) :]
   added = []
   while len(added) < SAMPLE_TOKENS and vocabulary.eod_id not in added:
-    # [eod] stands before a document in training.
+    # In training, [eod] precedes a document.
     inputs = np.array([[vocabulary.eod_id, *tokens, *added]])
     added.append(int(oracle.forward(config, params, inputs)[0, -1].argmax()))
   return vocabulary.decode(added)
@@ -250,7 +250,7 @@ def test_predictions_end_before_a_stop_string(evaluate, tmp_path):
 
 
 def test_what_was_answered_is_not_asked_again(evaluate, tmp_path):
-  """Each answer is told, for a watchdog to see."""
+  """Also, `answered` is called for each answer, so that a watchdog sees it."""
   told = []
   answered = functools.partial(told.append, 1)
   first = evaluate("options", "open", answered=answered)
@@ -260,7 +260,7 @@ def test_what_was_answered_is_not_asked_again(evaluate, tmp_path):
   whole = answers.read_text()
   result = json.loads((folder / "open-validation.json").read_text())
   assert result["metrics"] == first["open"].metrics
-  # An interruption: half of the answers, and half a line.
+  # After an interruption, the file has half of the answers, and half a line.
   lines = whole.splitlines(keepends=True)
   answers.write_text("".join(lines[:3]) + lines[3][:9])
   told.clear()
@@ -269,7 +269,7 @@ def test_what_was_answered_is_not_asked_again(evaluate, tmp_path):
   again = answers.read_text()
   assert again.startswith("".join(lines[:3]))
   assert sorted(again.splitlines()) == sorted(whole.splitlines())
-  # All is answered: no model is needed.
+  # All answers are stored, so the model is not needed.
   for path in (tmp_path / "checkpoint").iterdir():
     path.unlink()
   told.clear()
@@ -294,9 +294,9 @@ def test_answers_of_another_model_function_are_asked_again(evaluate, config):
 
 
 def guarded(part, names):
-  """Returns a copy of settings, parts included, that lets nobody read some."""
-  # dataclasses' own code copies, compares and hashes all fields, and a copy is
-  # checked; no answer is computed there.
+  """Returns a copy of settings and parts that raises if `names` are read."""
+  # The code of dataclasses and of checks may read all fields, because it does
+  # not compute answers.
   copying = {"<string>", dataclasses.__file__}
   checking = {"__post_init__", "values_of"}
 
@@ -317,7 +317,7 @@ def guarded(part, names):
 
 def test_no_answer_reads_a_setting_that_answers_are_kept_without(evaluate):
   names = set(" ".join(INDEPENDENT.values()).split())
-  names.remove("CLEAN_SUBSET")  # read here, for metrics
+  names.remove("CLEAN_SUBSET")  # the evaluator reads it, but only for metrics
   with pytest.raises(AssertionError, match="reads TRAIN_STEPS"):
     _ = guarded(RUN, names).train_steps
   found = evaluate(
@@ -343,7 +343,7 @@ def test_another_prompt_needs_new_answers_another_pattern_does_not(
   assert len(set(causes)) == 3
   for path in (tmp_path / "checkpoint").iterdir():
     path.unlink()
-  # The model is gone: answers are those of before.
+  # Without the model's files, only stored answers can be used.
   patterns = {"open": "^.(.*)"}
   evaluate("open", few_shot=few_shot, answer_patterns=patterns)
   assert journal(folder, "open_custom") == journals[-1]

@@ -77,7 +77,7 @@ def test_solved_training_examples_stand_before_each_input():
 
 
 def formed(name, **settings) -> tuple[str, list[str]]:
-  """The name of a form, and its inputs."""
+  """Returns the name of a few-shot form, and its inputs."""
   form = make_few_shot(seqio.TaskRegistry.get(name), FewShotConfig(**settings))
   seqio.TaskRegistry.add_provider(f"form of {name}", form)
   texts = inputs_of(f"form of {name}")
@@ -173,7 +173,7 @@ def test_exemplars_depend_on_seed_and_texts_not_on_order_or_process():
   found = inputs_of(few_shot_task("sums", 3))
   assert inputs_of(few_shot_task("reversed", 3)) == found
   assert inputs_of(few_shot_task("sums", 3, seed=1)) != found
-  # Computed once, by blake2b alone.
+  # These exemplars were computed once, with only blake2b.
   for text, query, numbers in (
     (found[0], 100, (33, 27, 16)),
     (found[1], 101, (35, 15, 22)),
@@ -215,7 +215,7 @@ def test_as_many_exemplars_as_fit_are_used_and_it_is_said(capsys):
 
 
 def add_choices(**more):
-  """Questions of two options each, the second one much longer."""
+  """Adds a task of questions with two options; the second is much longer."""
   n, options = 8, [" yes", " certainly not at all"]
   rows = [(i, j) for i in range(n) for j in range(2)]
   features = {
@@ -254,7 +254,7 @@ def test_unconditional_examples_get_none():
   texts = inputs_of(few_shot_task("choices", 3))
   assert all(SEPARATOR in text for text in texts[::2])
   assert not any(SEPARATOR in text for text in texts[1::2])
-  # None is an exemplar either: "certainly" is only in theirs.
+  # Unconditional examples, which contain "certainly", are not exemplars either.
   assert not any("certainly" in text for text in texts)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a task's own functions return is taken right or refused by name."""
+"""Results of a task's functions are read correctly, or refused by name."""
 
 import fractions
 import functools
@@ -97,7 +97,7 @@ def returns(value):
 
 @pytest.fixture
 def task():
-  """A task of functions that are given, its errors named."""
+  """Makes a task from given functions, with errors that name them."""
 
   def make(metric, postprocess=None):
     examples = {"validation": {"inputs": ["a"], "targets": ["b"]}}
@@ -139,7 +139,7 @@ def leaves(targets, predictions, code=3):
 )
 def test_a_metric_function_that_raises_is_named(task, metric):
   with_errors = task(metric)
-  assert len(with_errors.predict_metric_fns) == 1  # SeqIO reads its parameters
+  assert len(with_errors.predict_metric_fns) == 1  # SeqIO reads parameters
   (metric,) = with_errors.metric_fns
   with pytest.raises(UserError, match=f"{WHERE}: metric function leaves: Syst"):
     metric(targets=["a"], predictions=["b"])

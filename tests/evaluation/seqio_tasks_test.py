@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks reach the model as its own ids, and SeqIO gets the model's answers."""
+"""The model gets examples as its own ids; SeqIO gets the model's answers."""
 
 import functools
 import inspect
@@ -86,7 +86,7 @@ def test_text_becomes_the_runs_ids_though_the_tasks_are_out_of_reach(
   eod = vocabulary.eod_id
   assert with_eos.targets == [[*ids, eod] for ids in expected]
   assert plain.fingerprint != with_eos.fingerprint
-  # Where the text itself is not kept it is decoded.
+  # If an example does not hold its text, the text is decoded from ids.
   for task in (plain, bare):
     records = task.evaluate(1, Says([["a"]] * 3)).records
     assert [x["inputs"] for x in records] == QUESTIONS["inputs"]
@@ -131,7 +131,7 @@ def test_metrics_are_what_the_tasks_functions_make_of_texts_and_scores(
     (task,) = opened(vocabulary, "both")
     return task.evaluate(7, says)
 
-  if in_a_graph:  # as while training
+  if in_a_graph:  # as during training
     with tf.Graph().as_default():
       result = evaluate()
   else:
@@ -265,7 +265,7 @@ def test_a_metric_function_that_fails_is_one_line_with_the_task(vocabulary):
   )
 
 
-# Right answers by category: 1 of 4, 1 of 1, 2 of 3.
+# Right answers per category: law 1 of 4, logic 1 of 1, art 2 of 3.
 RIGHT = [1, 0, 0, 0, 1, 1, 1, 0]
 CATEGORIES = ["law", "law", "law", "law", "logic", "art", "art", "art"]
 
@@ -292,8 +292,8 @@ def test_averages_are_those_by_hand():
   }
 
 
-# MMLU by group: subjects, questions, accuracy of PaLM 540B and GPT-3 (Touvron
-# et al. 2023, Table 9, which also has their averages, 69.3 and 43.9).
+# {group of MMLU: (subjects, questions, accuracy of PaLM 540B and of GPT-3)},
+# from Touvron et al. (2023), Table 9, which also has averages: 69.3 and 43.9.
 MMLU = {
   "humanities": (13, 4705, 77.0, 40.8),
   "STEM": (18, 3018, 55.6, 36.7),

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The harness's command measures local tasks with the numbers of score."""
+"""The harness's command has the likelihoods of `palm_mtf score`."""
 
 import json
 
@@ -23,7 +23,8 @@ DOCUMENTS = [
     "text": "seven eight nine " * 20,
   },
 ]
-# JSON is YAML too. What follows a question there is a space and an option.
+# Tasks of the harness, as JSON, which is YAML too. A question is followed by a
+# space and an option.
 TASKS = {
   "choice": {
     "output_type": "multiple_choice",

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run answers the harness with the numbers of score and generate."""
+"""A run answers the harness as `palm_mtf score` and `generate` do."""
 
 import json
 
