@@ -12,7 +12,7 @@ import seqio
 from palm_mtf.cli.main import main
 from palm_mtf.config import DecodeConfig
 from palm_mtf.lm_eval import __main__ as command
-from palm_mtf.lm_eval.run import Run, generation
+from palm_mtf.lm_eval.run import Run, read_generation
 from palm_mtf.tasks import corpus, fewshot, memorisation
 from tests import processes
 from tests.doc_pages import Page
@@ -80,7 +80,7 @@ def test_the_keywords_of_generation_that_the_table_names_are_followed():
   names = re.findall(r"`(do_sample|temperature|top_k|top_p|until)`", row)
   assert len(names) == 5
   values = {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9}
-  asked = generation({**values, "until": "x"}, DecodeConfig(), 512).decode
+  asked = read_generation({**values, "until": "x"}, DecodeConfig(), 512).decode
   assert (asked.temperature, asked.top_k, asked.top_p) == (0.5, 3, 0.9)
   assert asked.stop_strings == ("x",)
 
