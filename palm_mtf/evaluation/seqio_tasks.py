@@ -277,7 +277,7 @@ class EvalTask:
         score_fn=lambda dataset: scored,
         predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
       )
-      (kept,) = self._evaluator.loggers  # the KeptOutputs
+      (kept,) = self._evaluator.loggers  # a KeptOutputs
       metrics_of = functools.partial(self._compute_metrics, kept)
       averages, categories = group_metrics(
         metrics_of, self._categories, self._groups
@@ -362,7 +362,7 @@ class EvalTask:
         for name in ("inputs", "targets")
         if name in example
       }
-      # Targets and inferences as postprocessed by the task.
+      # The task has postprocessed targets and inferences.
       if kept.targets is not None:
         record["expected"] = kept.targets[number]
       for name, values in kept.inferences.items():

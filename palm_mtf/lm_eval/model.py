@@ -53,7 +53,7 @@ class PalmMtf(LM):
   def loglikelihood(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
   ) -> list[tuple[float, bool]]:
-    """Returns log p of each continuation, and whether decoding is greedy on it.
+    """Returns log p of each continuation, and whether it is the likeliest one.
 
     Args:
       requests: each with a context and a continuation.

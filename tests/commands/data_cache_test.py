@@ -245,7 +245,7 @@ def test_filtering_that_was_killed_resumes_to_the_same_store(
 ):
   whole, found = cache_lines("undisturbed", **FILTERS)
   folder = tmp_path / "killed"
-  folder.mkdir()  # where the decisions are kept too
+  folder.mkdir()  # the filters' decisions are stored there too
   process = runs.start(
     "data cache",
     lines,

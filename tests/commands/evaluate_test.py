@@ -106,7 +106,7 @@ def test_training_evaluates_on_its_way_what_evaluate_finds(finished, evaluate):
 def test_an_evaluation_that_was_cut_off_is_made_by_the_resumed_run(
   finished, corpus, tmp_path, step
 ):
-  # As a run that was killed between the checkpoint of a step and its metrics.
+  # The run was killed between writing the checkpoint of a step and its metrics.
   model_dir = tmp_path / "run"
   shutil.copytree(finished, model_dir, ignore=shutil.ignore_patterns("eval"))
   metrics = model_dir / "metrics.jsonl"

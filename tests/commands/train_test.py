@@ -229,7 +229,7 @@ def test_a_finished_run_trains_no_more_and_reports_what_evaluate_finds(
 def test_the_commands_that_a_run_proposes_can_be_pasted_for_any_path(capsys):
   model_dir = "runs/a b/it's"
   run = types.SimpleNamespace(prompts=["one 'two"], train_steps=4)
-  train_module._say_what_next(model_dir, run)
+  train_module._suggest_commands(model_dir, run)
   _, _, told = capsys.readouterr().err.partition("next, for example:\n")
   generate, evaluate, report, train, _ = map(shlex.split, told.splitlines())
   assert generate[1:6] == [
