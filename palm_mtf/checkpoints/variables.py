@@ -42,7 +42,7 @@ from palm_mtf.checkpoints.weight_files import (
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.session import SERVER_ERRORS
-from palm_mtf.mesh.slices import Pods, Slice, padded
+from palm_mtf.mesh.slices import Pods, Slice, pad_to
 from palm_mtf.model_dir.atomic_files import as_os_errors
 
 # TensorFlow's errors for a damaged file.
@@ -369,8 +369,8 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
     shape_and_slices=tf.fill([num], part.spec),
     dtypes=[dtype] * num,
   )
-  value = part.of_rows([tf.ensure_shape(x, part.sizes) for x in values])
-  return padded(value, shape)
+  value = part.stack_rows([tf.ensure_shape(x, part.sizes) for x in values])
+  return pad_to(value, shape)
 
 
 def array_reader(prefix: str) -> Callable[[str], np.ndarray]:

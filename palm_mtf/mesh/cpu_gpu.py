@@ -27,7 +27,7 @@ from palm_mtf.mesh.slices import (
   Slice,
   cpu_near,
   initialize_all,
-  padded,
+  pad_to,
   regions_of,
 )
 from palm_mtf.native.operations import threads_here
@@ -130,14 +130,14 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     with tf.device(self.devices[0]):
       results = [fn(*first)]
     if others:
-      results += self._repeated(fn, first, others, results[0], num_before)
+      results += self._repeat(fn, first, others, results[0], num_before)
     if isinstance(results[0], tuple):
       return tuple(
         map(self.LaidOutTensor, map(list, zip(*results, strict=True)))
       )
     return self.LaidOutTensor(results)
 
-  def _repeated(self, fn, first, others, result, num_before):
+  def _repeat(self, fn, first, others, result, num_before):
     """Yields the results of `fn` for each of `others`, like `result`."""
     # `fn` is called again if it made a variable, or if its arguments differ in
     # something other than tensors and variables.
@@ -149,7 +149,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
         with tf.device(device):
           yield fn(*arguments)
       else:
-        yield _replaced(result, copies.make(device, replacements))
+        yield _replace(result, copies.make(device, replacements))
 
   def einsum(self, equation, *slices):
     """Multiplies slices by an einsum equation."""
@@ -182,7 +182,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   def delay(self, x, signal):
     """Returns x, which is not read before `signal` is computed."""
-    return self.slicewise(_after, x, signal)
+    return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
     """Assigns if all numbers of the step are finite; else the call raises."""
@@ -225,7 +225,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
           value = variable.initializer.slice_value(
             name, variable.sizes, region.begin, region.sizes
           )
-          value = padded(tf.cast(value, variable.slice_dtype), size)
+          value = pad_to(tf.cast(value, variable.slice_dtype), size)
           of_device = make_variable(value, f"{name}/slice_{pnum}")
         self.slices.append(
           Slice(**vars(region), names=[name], variable=of_device, near=device)
@@ -235,14 +235,14 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       )
 
 
-def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+def _delay(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
   with tf.control_dependencies([signal]):
     return tf.identity(x)
 
 
 def _raise_unless(is_finite: tf.Tensor) -> tf.Tensor:
   check = tf.raw_ops.Assert(condition=is_finite, data=[is_finite])
-  return _after(is_finite, check)
+  return _delay(is_finite, check)
 
 
 def _assign_after(variable, value, checked) -> tf.Operation:
@@ -295,10 +295,10 @@ def _is_plain(results: object) -> bool:
   return is_variable or isinstance(results, plain)
 
 
-def _replaced(results: object, made: Mapping[int, object]) -> object:
+def _replace(results: object, made: Mapping[int, object]) -> object:
   """Returns another device's results; `made` has copies by original id()."""
   if isinstance(results, tuple):
-    return tuple(_replaced(x, made) for x in results)
+    return tuple(_replace(x, made) for x in results)
   return made.get(id(results), results)
 
 

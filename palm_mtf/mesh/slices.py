@@ -42,7 +42,7 @@ class Slice(Region):
     """Returns each variable's row of a value of `variable`."""
     return tf.unstack(value) if len(self.names) > 1 else [value]
 
-  def of_rows(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+  def stack_rows(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the value of `variable` with these rows."""
     return tf.stack(values) if len(self.names) > 1 else values[0]
 
@@ -94,7 +94,7 @@ def _slice_spec(
   return f"{shape} {parts}"
 
 
-def padded(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+def pad_to(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
   """Returns x with zeros after it, of shape `sizes`."""
   more = [[0, n - had] for n, had in zip(sizes, x.shape, strict=True)]
   return tf.pad(x, more) if any(n for _, n in more) else x

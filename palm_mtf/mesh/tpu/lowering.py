@@ -19,7 +19,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.exchange import Exchange, sum_in_order
 from palm_mtf.mesh.slices import Slice, initialize_all
 from palm_mtf.mesh.tpu.placement import TpuPlacement
-from palm_mtf.mesh.tpu.stacked_variables import in_stacks
+from palm_mtf.mesh.tpu.stacked_variables import cut_stacks
 
 
 class _Sums(NamedTuple):
@@ -44,7 +44,7 @@ class TpuLowering:
     """Builds the programs of all pods that one call into a session runs."""
     # Program A computes what pods exchange; if nothing, there is only B.
     wanted = [*(x.operation for x in tensors.values()), *operations]
-    sums = self._exchanged(wanted)
+    sums = self._sum_over_pods(wanted)
     values, done = {}, []
     for mesh in self._placements:  # a program for each pod
       asked = {name: x for name, x in tensors.items() if x.mesh is mesh}
@@ -88,25 +88,25 @@ class TpuLowering:
 
     def step(i: tf.Tensor) -> tf.Tensor:
       def accumulate(j: tf.Tensor) -> list[tf.Tensor]:
-        with placement.in_round(rounds, i * rounds_per_step + j):
+        with placement.import_round(rounds, i * rounds_per_step + j):
           _Program(mesh, placement, accumulations)
         return [j + 1]
 
       if last:
         placement.loop(lambda j: j < last, accumulate, [tf.constant(0)])
-      with placement.in_round(rounds, i * rounds_per_step + last):
-        return _packed(_Program(mesh, placement, wanted), tensors)
+      with placement.import_round(rounds, i * rounds_per_step + last):
+        return _pack(_Program(mesh, placement, wanted), tensors)
 
     # During the loop nothing crosses to the host: rows and numbers of all
     # rounds come with the call, and results go back at its end.
     def computation() -> tuple[list[tf.Tensor], tf.Operation]:
-      steps_here = placement.fed([num_steps] * placement.size)
+      steps_here = placement.feed([num_steps] * placement.size)
 
       def body(i, is_finite, found):
         del is_finite
         here = step(i)
         is_row = tf.equal(tf.range(max_steps), i)[:, None]
-        is_finite = _unpacked(tensors, tf.unstack(here))["is_finite"]
+        is_finite = _unpack(tensors, tf.unstack(here))["is_finite"]
         return [i + 1, is_finite, tf.where_v2(is_row, here, found)]
 
       found = tf.zeros([max_steps, len(tensors)])
@@ -120,7 +120,7 @@ class TpuLowering:
     (num_done, found), _ = placement.replicate(computation)
     with tf.device(placement.cpu):  # device 0 -> its host
       of_steps = tf.unstack(tf.identity(found[0]), axis=1)
-      return tf.identity(num_done[0]), _unpacked(tensors, of_steps)
+      return tf.identity(num_done[0]), _unpack(tensors, of_steps)
 
   @property
   def slices(self) -> list[dict[str, list[Slice]]]:
@@ -146,16 +146,16 @@ class TpuLowering:
     def computation():
       lowering = _Program(mesh, placement, wanted, sums)
       done = tf.group([lowering.lowered_operation(x) for x in operations])
-      return [_packed(lowering, tensors)] if tensors else [], done
+      return [_pack(lowering, tensors)] if tensors else [], done
 
     outputs, done = placement.replicate(computation)
     if not tensors:
       return {}, done
     with tf.device(placement.cpu):  # device 0 -> its host
       of_first = tf.unstack(tf.identity(outputs[0][0]))
-      return _unpacked(tensors, of_first), done
+      return _unpack(tensors, of_first), done
 
-  def _exchanged(
+  def _sum_over_pods(
     self, wanted: Sequence[mtf.Operation]
   ) -> dict[mtf.Mesh, list[_Sums]]:
     """Computes the gradients of all pods if `wanted` needs them.
@@ -164,7 +164,7 @@ class TpuLowering:
       The sums over all pods that the update of each pod reads.
     """
     exchanges = collections.defaultdict(list)
-    for operation in _needed(wanted):
+    for operation in _find_needed(wanted):
       if isinstance(operation, Exchange):
         exchanges[operation.mesh].append(operation)
     if not exchanges:
@@ -172,7 +172,7 @@ class TpuLowering:
     # The exchanges of every mesh have the same terms, in the same order.
     of_any, *_ = exchanges.values()
     terms = [
-      self._terms(mesh, [x.inputs[pod] for x in of_any])
+      self._compute_terms(mesh, [x.inputs[pod] for x in of_any])
       for pod, mesh in enumerate(self._placements)
     ]
     sums = {}
@@ -188,7 +188,7 @@ class TpuLowering:
         sums[mesh].append(_Sums([of_mesh[i] for i in alike], stacks))
     return sums
 
-  def _terms(
+  def _compute_terms(
     self, mesh: mtf.Mesh, terms: Sequence[mtf.Tensor]
   ) -> dict[tuple[int, ...], list[tf.Tensor]]:
     """Computes terms of exchanges, the gradients of a step, on their pod.
@@ -210,7 +210,7 @@ class TpuLowering:
       for i, part in enumerate(parts):
         alike[part.dtype, *part.shape.as_list()].append(i)
       for (dtype, *sizes), positions in alike.items():
-        stacks.extend(in_stacks(positions, dtype.size * math.prod(sizes)))
+        stacks.extend(cut_stacks(positions, dtype.size * math.prod(sizes)))
       return [tf.stack([parts[i] for i in x]) for x in stacks], tf.no_op()
 
     outputs, _ = placement.replicate(computation)
@@ -241,9 +241,9 @@ class _Program(mtf.Lowering):
     self._counters = []
     totals = {}
     for each in sums:  # host -> device
-      rows = tf.unstack(placement.fed(each.stacks))
+      rows = tf.unstack(placement.feed(each.stacks))
       totals |= zip(each.exchanges, rows, strict=True)
-    for operation in _needed(wanted):
+    for operation in _find_needed(wanted):
       with tf.name_scope(operation.name):
         if isinstance(operation, Exchange):
           total = placement.LaidOutTensor([totals[operation]])
@@ -265,7 +265,7 @@ class _Variables(dict):
     return self._placement.LaidOutVariable(variable, self._placement)
 
 
-def _needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
+def _find_needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
   """Returns operations and all their inputs, in order; stops at exchanges."""
   todo = list(wanted)
   needed = set(todo)
@@ -282,14 +282,14 @@ def _needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
 # A device sends all its numbers in one message, [tensors] float32.
 
 
-def _packed(
+def _pack(
   lowering: mtf.Lowering, tensors: Mapping[str, mtf.Tensor]
 ) -> tf.Tensor:
   values = [lowering.export_to_tf_tensor(x) for x in tensors.values()]
   return tf.stack([tf.cast(x, tf.float32) for x in values])
 
 
-def _unpacked(
+def _unpack(
   tensors: Mapping[str, mtf.Tensor], values: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
   return {

@@ -27,7 +27,7 @@ from palm_mtf.mesh.slices import Slice, cpu_near
 from palm_mtf.mesh.tpu.stacked_variables import (
   Stack,
   StackedVariable,
-  stacked_with,
+  list_stacks,
 )
 from palm_mtf.ops.variables import SlicedVariable
 
@@ -83,7 +83,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Returns a variable's row in its stack; all computations share stacks."""
     if variable.name not in self._variables:
       with tf.control_dependencies(None):  # outside of the computation
-        for alike in stacked_with(variable, self):
+        for alike in list_stacks(variable, self):
           self._stacks.append(Stack(alike, self, self.cpus))
           self._variables |= self._stacks[-1].variables()
     return _LaidOutVariable(self._variables[variable.name], mesh_impl)
@@ -165,7 +165,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return carried[:num]
 
   @contextlib.contextmanager
-  def in_round(
+  def import_round(
     self, rounds: Mapping[str, tf.Tensor], index: tf.Tensor
   ) -> Iterator[None]:
     """Imports tensors in its body with their values in one round of a loop.
@@ -189,7 +189,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
         for pnum, cpu in enumerate(self.cpus):
           with tf.device(cpu):
             numbers.append(tf.constant(pnum))
-      self._pnum_tensor = self.fed(numbers)
+      self._pnum_tensor = self.feed(numbers)
     return self._pnum_tensor
 
   def import_copies(self, mesh, tensors, shape):
@@ -201,18 +201,18 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     value = tf.get_static_value(tf_x)
     if value is not None:  # a part of the program
       return self.slice(tf.constant(value, tf_x.dtype), x.shape)
-    return self.LaidOutTensor([self._imported(tf_x, x.shape)])
+    return self.LaidOutTensor([self._import_slice(tf_x, x.shape)])
 
-  def _imported(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
+  def _import_slice(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
     """Returns a device's slice of a tensor of the host."""
     if tf_x.name not in self._rounds:
-      return self._cut_and_fed(tf_x, shape)
+      return self._cut_and_feed(tf_x, shape)
     if tf_x.name not in self._fed_rounds:
       rounds = self._rounds[tf_x.name]
-      self._fed_rounds[tf_x.name] = self._cut_and_fed(rounds, shape)
+      self._fed_rounds[tf_x.name] = self._cut_and_feed(rounds, shape)
     return tf.gather(self._fed_rounds[tf_x.name], self._index)
 
-  def _cut_and_fed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
+  def _cut_and_feed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
     """Cuts slices along the last dimensions, and feeds one to each device."""
     before = tf_x.shape.as_list()[: tf_x.shape.ndims - shape.ndims]
     size = before + self.slice_shape(shape)
@@ -227,16 +227,16 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       for begin in dict.fromkeys(begins):
         is_whole = size == tf_x.shape.as_list()
         cut[begin] = tf_x if is_whole else tf.slice(tf_x, begin, size)
-    return self.fed([cut[begin] for begin in begins])
+    return self.feed([cut[begin] for begin in begins])
 
-  def fed(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+  def feed(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Sends value i from the host to device i; returns it there."""
     with tf.init_scope():
       return tpu_ops.tpu_replicated_input(list(values))
 
   def delay(self, x, signal):
     """Returns x, which is not computed before `signal`."""
-    return self.slicewise(_after, x, signal)
+    return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Tensor]:
     """Assigns if all numbers of the step are finite."""
@@ -259,7 +259,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   def add(self, accumulator, value, is_first: tf.Tensor) -> list[tf.Tensor]:
     """Adds to an accumulator."""
-    is_first = self._imported(is_first, mtf.Shape([]))  # host -> device
+    is_first = self._import_slice(is_first, mtf.Shape([]))  # host -> device
     return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
@@ -329,7 +329,7 @@ class _LaidOutVariable:
     self.laid_out_tensor = mesh_impl.LaidOutTensor([variable])
 
 
-def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+def _delay(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
   # XLA ignores control dependencies.
   return gen_xla_ops.xla_optimization_barrier([x, signal])[0]
 

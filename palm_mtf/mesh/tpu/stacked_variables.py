@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.architecture import parse_name
-from palm_mtf.mesh.slices import Region, Slice, padded, regions_of
+from palm_mtf.mesh.slices import Region, Slice, pad_to, regions_of
 from palm_mtf.ops.variables import Fill, SlicedVariable, make_variable
 from palm_mtf.ops.xla import function
 
@@ -20,13 +20,13 @@ _MAX_BYTES = 2**30
 _T = TypeVar("_T")
 
 
-def in_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
+def cut_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
   """Splits values of `num_bytes` each into as few stacks as messages allow."""
   num_rows = max(1, _MAX_BYTES // num_bytes)
   return [alike[i : i + num_rows] for i in range(0, len(alike), num_rows)]
 
 
-def stacked_with(
+def list_stacks(
   variable: SlicedVariable, mesh_impl: mtf.MeshImpl
 ) -> list[Sequence[SlicedVariable]]:
   """Returns all variables of the same kind, by stack, in layer order."""
@@ -37,7 +37,7 @@ def stacked_with(
     and parse_name(x.name).part == parse_name(variable.name).part
   ]
   size = mesh_impl.slice_size(variable.shape) * variable.slice_dtype.size
-  return in_stacks(alike, size)
+  return cut_stacks(alike, size)
 
 
 class Stack:
@@ -67,7 +67,7 @@ class Stack:
     names = [each.name for each in variables]
     self.name = names[0]
     regions = list(regions_of(variables[0], mesh_impl))
-    values = _first_values(variables, mesh_impl, regions, cpus)
+    values = _make_first_values(variables, mesh_impl, regions, cpus)
     self.slices = []
     for pnum, region in enumerate(regions):
       with tf.device(mesh_impl.devices[pnum]):  # host -> device
@@ -113,7 +113,7 @@ class Stack:
     if not self._next:
       return self._beginning()
     rows = range(len(self.slices[0].names))
-    return self.slices[0].of_rows(
+    return self.slices[0].stack_rows(
       [self._next[i] if i in self._next else self.value(i) for i in rows]
     )
 
@@ -151,7 +151,7 @@ class StackedVariable:
 _First = Callable[[Sequence[Region]], list[tf.Tensor]]
 
 
-def _first_values(
+def _make_first_values(
   variables: Sequence[SlicedVariable],
   mesh_impl: mtf.MeshImpl,
   regions: Sequence[Region],
@@ -162,7 +162,7 @@ def _first_values(
   for region, cpu in zip(regions, cpus, strict=True):
     of_cpus.setdefault(cpu, {})[tuple(region.begin)] = region
   is_filled = isinstance(variables[0].initializer, Fill)
-  first = (_filled if is_filled else _drawn)(variables, mesh_impl)
+  first = (_fill_stacks if is_filled else _draw_stacks)(variables, mesh_impl)
   values = {}
   # Each host makes the values of its devices' regions, once per region. The
   # values are the same as on CPUs, and none cross the network.
@@ -176,7 +176,7 @@ def _first_values(
   ]
 
 
-def _filled(
+def _fill_stacks(
   variables: Sequence[SlicedVariable], mesh_impl: mtf.MeshImpl
 ) -> _First:
   first = variables[0]
@@ -187,13 +187,13 @@ def _filled(
     by_sizes = {}
     for held in dict.fromkeys(tuple(region.sizes) for region in regions):
       value = first.initializer.full_value(first.name, [*rows, *held])
-      by_sizes[held] = padded(tf.cast(value, first.slice_dtype), sizes)
+      by_sizes[held] = pad_to(tf.cast(value, first.slice_dtype), sizes)
     return [by_sizes[tuple(region.sizes)] for region in regions]
 
   return filled
 
 
-def _drawn(
+def _draw_stacks(
   variables: Sequence[SlicedVariable], mesh_impl: mtf.MeshImpl
 ) -> _First:
   sizes = mesh_impl.slice_shape(variables[0].shape)
@@ -206,7 +206,7 @@ def _drawn(
       with tf.control_dependencies(rows[-1] if rows else []):
         whole = each.initializer.full_value(each.name, each.sizes)
         whole = tf.cast(whole, each.slice_dtype)
-        whole = padded(whole, each.shape.to_integer_list)
+        whole = pad_to(whole, each.shape.to_integer_list)
         rows.append([tf.slice(whole, x, sizes) for x in tf.unstack(begins)])
     stacks = zip(*rows, strict=True)
     return [tf.stack(x) if len(x) > 1 else x[0] for x in stacks]

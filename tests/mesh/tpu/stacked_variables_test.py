@@ -4,7 +4,7 @@
 
 import pytest
 
-from palm_mtf.mesh.tpu.stacked_variables import in_stacks
+from palm_mtf.mesh.tpu.stacked_variables import cut_stacks
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,6 @@ from palm_mtf.mesh.tpu.stacked_variables import in_stacks
   ],
 )
 def test_a_stack_has_at_most_a_gibibyte_and_all_are_in_one(num_bytes, sizes):
-  stacks = in_stacks(range(7), num_bytes)
+  stacks = cut_stacks(range(7), num_bytes)
   assert [len(each) for each in stacks] == sizes
   assert [x for each in stacks for x in each] == list(range(7))
