@@ -10,13 +10,19 @@ import numpy as np
 
 from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.export.huggingface.config_json import architecture_of, to_config
+from palm_mtf.export.huggingface.config_json import (
+  find_architecture,
+  make_config,
+)
 from palm_mtf.export.huggingface.tensor_files import (
   VOCABULARY,
   WEIGHTS,
   write_safetensors,
 )
-from palm_mtf.export.huggingface.weights import tensor_reader, tensor_shapes
+from palm_mtf.export.huggingface.weights import (
+  find_tensor_shapes,
+  make_tensor_reader,
+)
 from tests import oracle, runs
 from tests.mtf_testing import small_config
 
@@ -38,10 +44,10 @@ def parameters(model: PalmConfig) -> dict[str, np.ndarray]:
 
 def tensors(model: PalmConfig) -> dict[str, np.ndarray]:
   """Returns the tensors that `write` writes, by their names in transformers."""
-  read = tensor_reader(
-    model, architecture_of(model), parameters(model).__getitem__
+  read = make_tensor_reader(
+    model, find_architecture(model), parameters(model).__getitem__
   )
-  return {name: read(name) for name in tensor_shapes(model)}
+  return {name: read(name) for name in find_tensor_shapes(model)}
 
 
 def write(folder: Path, model: PalmConfig) -> Path:
@@ -49,7 +55,7 @@ def write(folder: Path, model: PalmConfig) -> Path:
   folder.mkdir(parents=True, exist_ok=True)
   texts = [" ".join(runs.WORDS[n:]) for n in range(10)]
   train_vocabulary(texts, VOCAB_SIZE, path=str(folder / VOCABULARY))
-  config = to_config(model, start_id=1, eod_id=1, packing="joined")
+  config = make_config(model, start_id=1, eod_id=1, packing="joined")
   (folder / "config.json").write_text(json.dumps(config))
   write_tensors(folder / WEIGHTS, tensors(model))
   return folder

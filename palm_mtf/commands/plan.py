@@ -38,10 +38,10 @@ from palm_mtf.report.plan_picture import (
   write_plan_picture,
 )
 from palm_mtf.report.plan_text import (
-  curves_text,
-  plan_text,
-  search_text,
-  table3_text,
+  format_curves,
+  format_plan,
+  format_search,
+  format_table3,
 )
 
 
@@ -87,9 +87,9 @@ def plan(
     return
   draw: Callable[..., None] = write_plan_picture
   if has_curves:
-    record, text, draw = curves(config), curves_text, write_curves_picture
+    record, text, draw = curves(config), format_curves, write_curves_picture
   else:
-    record, text = plan_of(config), plan_text
+    record, text = plan_of(config), format_plan
   print(json_text(record) if as_json else text(record))
   if plot:
     draw(record, os.path.expanduser(plot))
@@ -124,7 +124,7 @@ def print_table3(
     as_json: whether to print one JSON object per row.
   """
   rows = table3(hardware_of)
-  print("\n".join(map(json_text, rows)) if as_json else table3_text(rows))
+  print("\n".join(map(json_text, rows)) if as_json else format_table3(rows))
 
 
 def calibrate(
@@ -215,14 +215,14 @@ def print_search(
     raise UserError(
       f"--search: none of {result.num_candidates:,} candidates fits: the "
       f"smallest needs {result.least_bytes / 2**30:.1f} of {has / 2**30:.1f} "
-      f"GiB a device; try --devices {enough}."
+      f"GiB per device; try --devices {enough}."
     )
   best = result.fitting[0]
   records = [_make_record(each, best) for each in result.fitting[:_NUM_SHOWN]]
   if as_json:
     print("\n".join(map(json_text, records)))
   else:
-    print(search_text(records, num_devices, _summarize(result, config)))
+    print(format_search(records, num_devices, _summarize(result, config)))
   if output:
     content = _format_gin_file(best.config, records[0], num_devices)
     write_atomically(os.path.expanduser(output), content.encode())

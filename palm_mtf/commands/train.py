@@ -20,7 +20,7 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import ModelDir
-from palm_mtf.report.plan_text import prediction_line
+from palm_mtf.report.plan_text import format_prediction
 from palm_mtf.training.job import Finished, Stopped, TrainJob
 from palm_mtf.training.prepare import prepare
 
@@ -69,7 +69,7 @@ def _predict(job: TrainJob) -> None:
   """Logs the predicted time of the run, and stores the plan for `report`."""
   plan = plan_if_known(job.config)
   if plan:
-    _logger.info(prediction_line(plan))
+    _logger.info(format_prediction(plan))
     path = ModelDir(job.model_dir).plan
     write_atomically(path, json_text(plan).encode())
 

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trained models as other software reads them."""
+"""Writes trained models in the formats of other software."""

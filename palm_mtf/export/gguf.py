@@ -7,10 +7,9 @@
 
 In both architectures of llama.cpp, kernels are [outputs, inputs], and the
 rotary embedding rotates neighbouring numbers of a head. The tokenizer is
-llama.cpp's "llama", which merges the neighbours whose piece has the best score,
-as SentencePiece does in byte-pair encoding, and falls back to bytes. It takes a
-U+2581 of a text for a space, as SentencePiece does, where vocabulary.py writes
-its three bytes.
+llama.cpp's "llama". Like SentencePiece's byte-pair encoding, it merges the
+neighbours whose piece has the best score, falls back to bytes, and takes a
+U+2581 in a text for a space; vocabulary.py writes its three bytes instead.
 """
 
 import math
@@ -27,26 +26,27 @@ from palm_mtf.export.huggingface.config_json import (
   GRANITE,
   NORM_EPSILON,
   ROTARY_BASE,
-  architecture_of,
+  find_architecture,
 )
-from palm_mtf.export.huggingface.tokenizer import read_pieces, why_not_exact
+from palm_mtf.export.huggingface.tokenizer import explain_inexact, read_pieces
 from palm_mtf.export.huggingface.weights import (
   FINAL_NORM,
-  tensor_reader,
-  tensor_shapes,
+  find_tensor_shapes,
+  make_tensor_reader,
 )
 from palm_mtf.export.trained_model import Reader, TrainedModel
 
 Value = bool | int | float | str | list
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Number of a file most of whose weights have a dtype.
+# general.file_type of a file whose weights mostly have this dtype.
 _FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
 _GGUF_NAMES = {"float32": "F32", "float16": "F16", "q8_0": "Q8_0"}
-# Numbers of a row in q8_0 that share a float16 scale: the largest over 127.
+# In q8_0, _BLOCK numbers of a row share a float16 scale: max |x| / 127.
 _BLOCK, _LARGEST_INT8 = 32, np.float32(127)
 _ARCHITECTURES = {COHERE: "command-r", GRANITE: "granite"}
-# llama.cpp expects norms of q and k in a command-r of so many layers.
+# With this many layers or more, llama.cpp expects norms of q and k in a
+# command-r.
 _LAYERS_OF_COMMAND_R_PLUS = 64
 _IN_LAYER = {
   "input_layernorm": "attn_norm",
@@ -59,11 +59,11 @@ _IN_LAYER = {
   "mlp.up_proj": "ffn_up",
   "mlp.down_proj": "ffn_down",
 }
-_UNUSED = 5  # type of a token; the other types' numbers are SentencePiece's
+_UNUSED = 5  # a type of tokens; types of pieces have SentencePiece's numbers
 
 
 class GgufFile:
-  """A model of llama.cpp with the tokenizer inside (a `Format`)."""
+  """A GGUF file with the weights and the tokenizer (a `Format`)."""
 
   subfolder = ""
 
@@ -72,19 +72,18 @@ class GgufFile:
 
     Args:
       trained: the model.
-      dtype: dtype of the weights; a tensor that it cannot hold has float16 or
-        float32.
+      dtype: dtype of most weights; other tensors have float16 or float32.
     """
     model, vocabulary = trained.model, trained.vocabulary
     self._model, self._dtype = model, dtype
-    self._metadata = model_metadata(model, dtype)
+    self._metadata = make_model_metadata(model, dtype)
     check_vocabulary(vocabulary)
-    self._metadata |= vocabulary_metadata(
+    self._metadata |= make_vocabulary_metadata(
       vocabulary, start_id=trained.start_id, vocab_size=model.vocab_size
     )
-    self._shapes = tensor_shapes(model)
+    self._shapes = find_tensor_shapes(model)
     self.num_bytes = sum(
-      _count_bytes(shape, _dtype_of(shape, dtype))
+      _count_bytes(shape, _choose_dtype(shape, dtype))
       for shape in self._shapes.values()
     )
     name = self._metadata["general.architecture"]
@@ -92,8 +91,8 @@ class GgufFile:
 
   def write(self, path: str, read: Reader) -> None:
     """Writes the file; see `Format`."""
-    # Both architectures of llama.cpp rotate neighbours, as Cohere does.
-    read = tensor_reader(self._model, COHERE, read)
+    # Both architectures of llama.cpp rotate neighbours, like Cohere.
+    read = make_tensor_reader(self._model, COHERE, read)
     write_gguf(path, self._metadata, self._shapes, self._dtype, read)
 
 
@@ -108,13 +107,13 @@ def write_gguf(
 
   Args:
     path: path of the file.
-    metadata: value of every key.
-    shapes: shape of every tensor, by its name in transformers.
+    metadata: {key: value}.
+    shapes: {name in transformers: shape}.
     dtype: dtype of the weights.
     read: returns a tensor by its name in transformers, float32.
 
   Raises:
-    UserError: a number is beyond float16.
+    UserError: if a number is beyond the range of float16.
   """
   from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 
@@ -122,28 +121,28 @@ def write_gguf(
   for key, value in metadata.items():
     is_int = type(value) is int
     kind = GGUFValueType.UINT32 if is_int else GGUFValueType.get_type(value)
-    if key != "general.architecture":  # which the writer has added
+    if key != "general.architecture":  # the writer has added this key
       writer.add_key_value(key, value, kind)
-  dtypes = {name: _dtype_of(shape, dtype) for name, shape in shapes.items()}
+  dtypes = {name: _choose_dtype(shape, dtype) for name, shape in shapes.items()}
   types = {k: GGMLQuantizationType[_GGUF_NAMES[x]] for k, x in dtypes.items()}
   for name, shape in shapes.items():
     num_bytes = _count_bytes(shape, dtypes[name])
     writer.add_tensor_info(
-      gguf_name(name), shape, np.dtype(np.float32), num_bytes, types[name]
+      make_gguf_name(name), shape, np.dtype(np.float32), num_bytes, types[name]
     )
   writer.write_header_to_file()
   writer.write_kv_data_to_file()
   writer.write_ti_data_to_file()
   for name in shapes:
     x = np.ascontiguousarray(read(name), np.float32)
-    _check_range(x, dtypes[name], gguf_name(name))
+    _check_range(x, dtypes[name], make_gguf_name(name))
     writer.write_tensor_data(quants.quantize(x, types[name]))
   writer.close()
 
 
-def _dtype_of(shape: tuple[int, ...], wanted: str) -> str:
-  """Returns the dtype of a tensor in a file that is mostly of one dtype."""
-  if len(shape) == 1:  # scales of norms, which llama.cpp reads only in float32
+def _choose_dtype(shape: tuple[int, ...], wanted: str) -> str:
+  """Returns the dtype of a tensor in a file of mostly `wanted` weights."""
+  if len(shape) == 1:  # llama.cpp reads scales of norms only in float32
     return "float32"
   return "float16" if wanted == "q8_0" and shape[-1] % _BLOCK else wanted
 
@@ -156,13 +155,7 @@ def _count_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def _check_range(x: np.ndarray, dtype: str, name: str) -> None:
-  """Raises UserError if a number, or the scale of a block, is beyond float16.
-
-  Args:
-    x: tensor, float32.
-    dtype: dtype in the file.
-    name: name of the tensor, for the message.
-  """
+  """Raises UserError if a number, or a block's scale, is beyond float16."""
   if dtype == "float32":
     return
   largest = np.abs(x).max() / (_LARGEST_INT8 if dtype == "q8_0" else 1)
@@ -174,13 +167,13 @@ def _check_range(x: np.ndarray, dtype: str, name: str) -> None:
     )
 
 
-def gguf_architecture(model: PalmConfig) -> str:
+def find_gguf_architecture(model: PalmConfig) -> str:
   """Returns the architecture of llama.cpp that computes exactly this model.
 
   Raises:
-    UserError: there is none.
+    UserError: if there is no such architecture.
   """
-  name = _ARCHITECTURES[architecture_of(model)]
+  name = _ARCHITECTURES[find_architecture(model)]
   width = model.num_heads * model.d_kv
   if name == "command-r" and width != model.d_model:
     raise UserError(
@@ -196,8 +189,8 @@ def gguf_architecture(model: PalmConfig) -> str:
   return name
 
 
-def gguf_name(name: str) -> str:
-  """Returns the name in GGUF of a tensor of transformers."""
+def make_gguf_name(name: str) -> str:
+  """Returns a tensor's name in GGUF, given its name in transformers."""
   if name == FINAL_NORM:
     return "output_norm.weight"
   match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
@@ -206,14 +199,14 @@ def gguf_name(name: str) -> str:
   return "token_embd.weight"
 
 
-def model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
-  """Returns the keys of a model that has an architecture in llama.cpp.
+def make_model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
+  """Returns the metadata of a model, by key; raises UserError as above.
 
   Args:
     model: the architecture.
     dtype: dtype of the weights.
   """
-  name = gguf_architecture(model)
+  name = find_gguf_architecture(model)
   is_shared = model.attention == "multi_query"
   described: dict[str, Value] = {
     "context_length": model.sequence_length,
@@ -233,7 +226,7 @@ def model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
     described["logit_scale"] = model.d_model**-0.5
   else:
     described["attention.layer_norm_rms_epsilon"] = NORM_EPSILON
-    described["logit_scale"] = model.d_model**0.5  # divides
+    described["logit_scale"] = model.d_model**0.5  # granite divides by it
     described["attention.scale"] = model.d_kv**-0.5
   return {
     "general.architecture": name,
@@ -244,18 +237,18 @@ def model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
 
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
-  """Raises UserError unless llama.cpp encodes as a vocabulary does."""
-  if reason := why_not_exact(vocabulary):
+  """Raises UserError unless llama.cpp gives the same ids as a vocabulary."""
+  if reason := explain_inexact(vocabulary):
     raise UserError(
-      f"{vocabulary.path}: llama.cpp would encode otherwise: {reason}; train a "
-      "model with a vocabulary of palm_mtf vocab, or use another --format."
+      f"{vocabulary.path}: llama.cpp would encode differently: {reason}; train "
+      "a model with a vocabulary of palm_mtf vocab, or use another --format."
     )
 
 
-def vocabulary_metadata(
+def make_vocabulary_metadata(
   vocabulary: Vocabulary, *, start_id: int, vocab_size: int
 ) -> dict[str, Value]:
-  """Returns the keys of the tokenizer.
+  """Returns the metadata of the tokenizer, by key.
 
   Args:
     vocabulary: vocabulary that passed `check_vocabulary`.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """--format=npz: a folder with the weights as NumPy arrays.
 
-weights.npz        every parameter by its name, float32
-config.json        the macros of the architecture, constants and token ids
+weights.npz        every parameter by name, float32
+config.json        macros of the architecture, constants and token ids
 vocabulary.model   the SentencePiece model
 """
 
@@ -21,7 +21,7 @@ from palm_mtf.json_text import json_text
 
 
 class NpzFolder:
-  """Weights as NumPy arrays, and the settings of the model (a `Format`)."""
+  """A folder with weights and settings (a `Format`)."""
 
   kind = "a folder of NumPy arrays"
   subfolder = ""
@@ -48,7 +48,7 @@ class NpzFolder:
       file.write(json_text(described, indent=1))
     with open(os.path.join(path, VOCABULARY), "wb") as file:
       file.write(trained.vocabulary.model)
-    # The format of np.savez, which would hold all arrays in memory at once.
+    # Writes the format of np.savez, which would need all arrays in memory.
     weights = os.path.join(path, "weights.npz")
     with zipfile.ZipFile(weights, "w") as archive:
       for name in self._shapes:

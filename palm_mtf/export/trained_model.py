@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model, and the protocol of the formats that it is written in."""
+"""A trained model, and the protocol of export formats."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from palm_mtf.config import Config, PalmConfig
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
-Reader = Callable[[str], np.ndarray]  # returns a parameter by its name
+Reader = Callable[[str], np.ndarray]  # returns a parameter by name
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-  """A checkpoint with its settings and vocabulary, which fit together.
+  """A checkpoint with its settings and vocabulary.
 
   Attributes:
     config: every setting of the run.
@@ -37,7 +37,7 @@ class TrainedModel:
 
   @property
   def step(self) -> int:
-    """Training steps done."""
+    """Number of training steps done."""
     return self.checkpoint.manifest.step
 
   @property
@@ -47,12 +47,12 @@ class TrainedModel:
 
 
 class Format(Protocol):
-  """One model in one format. The constructor checks it.
+  """One model in one format; the constructor checks that the format fits.
 
   Attributes:
     num_bytes: upper bound of the size.
-    kind: noun phrase for people, "a CohereForCausalLM".
-    subfolder: name of the folder to make within --output, "" for --output.
+    kind: noun phrase for messages, such as "a CohereForCausalLM".
+    subfolder: name of the folder to make in --output; "" for --output itself.
   """
 
   num_bytes: int

@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 def _check_bindings(function: Callable[_P, _T]) -> Callable[_P, _T]:
-  """Makes a missing argument a UserError that names the binding."""
+  """Wraps a function; a missing argument is a UserError with its binding."""
   name, signature = function.__name__, inspect.signature(function)
 
   @functools.wraps(function, updated=())
@@ -62,7 +62,7 @@ def _check_bindings(function: Callable[_P, _T]) -> Callable[_P, _T]:
   return call
 
 
-# The classes stay as they are; a gin file calls the registered functions.
+# The classes stay unchanged; a gin file calls the wrapped constructors.
 for _class in (AdafactorConfig, DeviceMesh, PodsConfig):
   gin.external_configurable(_check_bindings(_class), module=_MODULE)
 
@@ -71,7 +71,7 @@ for _class in (AdafactorConfig, DeviceMesh, PodsConfig):
 @_check_bindings
 @functools.wraps(PodTraining, updated=())
 def _make_training(*, function: ModelFunction, **settings: Any) -> PodTraining:
-  """Makes a PodTraining; an error in the user's function is one line."""
+  """Makes a PodTraining that reports errors of the user's function."""
 
   @functools.wraps(function)
   def call(mesh: mtf.Mesh, features: dict[str, mtf.Tensor]) -> Any:
@@ -93,13 +93,13 @@ def train_on_pods(
 
   Args:
     training: the model, its optimizer, mesh and pods.
-    batches: returns the batch of a step, which is counted from 0: the features
-      by name, [GLOBAL_BATCH_SIZE, ...] each.
+    batches: maps a step, from 0, to its batch: features by name,
+      [GLOBAL_BATCH_SIZE, ...] each.
     num_steps: number of steps.
     save_path: npz file to write parameters and moments to; None for no file.
 
   Raises:
-    UserError: a setting, a batch or the model does not fit, the loss is not
+    UserError: if a setting, a batch or the model does not fit, the loss is not
       finite, a pod is lost, or pods differ.
   """
   check_count("train_on_pods.num_steps", num_steps)
@@ -121,12 +121,12 @@ def main(
 ) -> int:
   """Calls `train_on_pods` as gin files and the command line configure it.
 
-  The command line has --gin_file=FILE and --gin.NAME=VALUE, as the commands of
-  palm_mtf. A wrong binding is one line on stderr.
+  The command line takes --gin_file=FILE and --gin.NAME=VALUE, like the commands
+  of palm_mtf. A wrong binding prints one line on stderr.
 
   Args:
-    gin_files: gin files, before those of the command line.
-    arguments: the command line; None for that of the process.
+    gin_files: gin files, read before the files of the command line.
+    arguments: the command line; None for the command line of the process.
 
   Returns:
     The exit code: 0, or 2 if the user's input cannot work.
@@ -164,12 +164,13 @@ def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
   """Reads gin files into gin's configuration, strictly.
 
   Args:
-    gin_files: names of files, later over earlier; found as --gin_file is.
-    bindings: "NAME=VALUE" texts over all files.
+    gin_files: names of files, found like --gin_file; later files override
+      earlier ones.
+    bindings: "NAME=VALUE" texts, which override all files.
 
   Raises:
-    UserError: a file, an import, a name or a value is wrong; the message names
-      the line and the nearest name.
+    UserError: if a file, an import, a name or a value is wrong; the message
+      names the line and the nearest name.
   """
   _read_settings(gin_files, bindings)
 
@@ -177,7 +178,7 @@ def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
 def _read_settings(
   gin_files: Iterable[str], bindings: Iterable[str]
 ) -> list[Setting]:
-  """Reads gin files as `parse_gin`; returns their settings in order."""
+  """Reads gin files like `parse_gin`; returns their settings in order."""
   files = [find_gin_file(x) for x in gin_files]
   statements = [x for file in files for x in read_file(file)]
   import_modules([x for x in statements if isinstance(x, Import)])
@@ -217,7 +218,7 @@ def _check_names(setting: Setting) -> None:
 
 
 def _find_configurable(setting: Setting, selector: str) -> Callable[..., Any]:
-  """Returns the function or class that a selector stands for in gin."""
+  """Returns the function or class that gin finds for a selector."""
   registry = gin.config._REGISTRY  # gin has no public list of its names
   found = registry.matching_selectors(selector)
   if len(found) == 1:
@@ -245,7 +246,7 @@ def _check_used(
 ) -> None:
   """Raises UserError for a macro that nothing refers to.
 
-  A file of palm_mtf, such as models/palm_8b.gin, may set more than is used.
+  Files of palm_mtf, such as models/palm_8b.gin, may set unused macros.
   """
   for name, setting in macros.items():
     file = setting.origin.rpartition(":")[0]
@@ -257,7 +258,7 @@ def _check_used(
 
 
 def _locate(message: str, settings: Sequence[Setting]) -> str:
-  """Adds where a value was set to a message that begins "NAME = "."""
+  """Adds the place of a setting to a message that begins "NAME = "."""
   name = message.partition(" = ")[0]
   last = {x.name: x for x in settings if not x.selector}
   for each in reversed(settings):

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A Mesh TensorFlow model function, as a training program's loss function."""
+"""A Mesh TensorFlow model function as a `LossFunction`."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,11 +11,11 @@ from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature
 from palm_mtf.programs.loss_function import LossSums
 
-# Makes a model on a mesh from the features of a part of a batch, by name; their
-# first dimension is "batch". It returns the mean loss over these rows, [] any
-# float dtype; or a pair, [] each: a sum of losses and its weight, such as the
-# number of tokens. Then the loss of a step is the sum over all its rows,
-# divided by the sum of the weights.
+# Makes a model on a mesh, given some rows of a batch: features by name, whose
+# first dimension is "batch". Returns the mean loss over these rows, [] any
+# float dtype; or a pair, [] each: a sum of losses, and a weight such as the
+# number of tokens. With pairs, the loss of a step is the sum of all sums
+# divided by the sum of all weights.
 ModelFunction = Callable[
   [mtf.Mesh, dict[str, mtf.Tensor]],
   mtf.Tensor | tuple[mtf.Tensor, mtf.Tensor],
@@ -42,14 +42,14 @@ class ModelLoss:
 
     Args:
       function: makes the model and its loss.
-      features: dtype of each feature, and the dimensions of one row of it, as
-        in {"inputs": ("int32", "length:64")}.
+      features: dtype and row dimensions of each feature, as in
+        {"inputs": ("int32", "length:64")}.
       mesh: mesh and layout rules of a pod.
       num_rows: rows in a microbatch.
       seed: seed of the initial weights.
 
     Raises:
-      UserError: a feature is not of this form.
+      UserError: if a feature does not have this form.
     """
     self._function, self._device_mesh, self._seed = function, mesh, seed
     self.features: Mapping[str, Feature] = {
@@ -57,7 +57,7 @@ class ModelLoss:
       for name, given in features.items()
     }
 
-  def sums(
+  def build_sums(
     self,
     mesh: mtf.Mesh,
     batch: Mapping[str, mtf.Tensor],
@@ -66,7 +66,7 @@ class ModelLoss:
     """Makes the variables and the loss; see `LossFunction`.
 
     Raises:
-      UserError: the function returns no loss, or a variable or a layout rule
+      UserError: if the function returns no loss, or a variable or a layout rule
         does not fit.
     """
     del dropout_state  # a model function has its own dropout
@@ -75,7 +75,7 @@ class ModelLoss:
     loss, weight = self._split_loss(returned)
     _check_variables([x for x in mesh.graph.all_variables if x.mesh is mesh])
     _check_layout(self._device_mesh, mesh)
-    if weight is None:  # all parts of a batch have the same number of rows
+    if weight is None:  # all microbatches have the same number of rows
       weight = mtf.constant(mesh, 1.0, dtype=tf.float32)
     return LossSums(
       {"loss": mtf.cast(loss, tf.float32)}, mtf.cast(weight, tf.float32)
@@ -167,7 +167,7 @@ def _check_layout(device_mesh: DeviceMesh, mesh: mtf.Mesh) -> None:
 def _check_split(
   dims: Sequence[tuple[str, int]], device_mesh: DeviceMesh
 ) -> None:
-  """Raises UserError unless the rules fit these dimensions of one tensor."""
+  """Raises UserError unless the layout rules can split these dimensions."""
   split: dict[str, str] = {}
   for name, size in dims:
     axis = device_mesh.rules[name]

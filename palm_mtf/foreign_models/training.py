@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a model function on pods: one client, n copies of the model."""
+"""Trains a model function on pods, from one client."""
 
 import contextlib
 import types
@@ -25,10 +25,11 @@ from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
 class PodTraining:
   """Training steps of a model function; a context manager.
 
-  Each pod computes the gradients of its share of a batch. The gradients are
-  summed over the data-center network, and every pod makes the same update, so
-  that all pods hold the same bits. `palm_mtf train` runs the same steps in a
-  loop with data, checkpoints and recovery; your code does that here.
+  Each pod holds a copy of the model, and computes the gradients of its share of
+  a batch. The gradients are summed over the data-center network, and every pod
+  makes the same update, so that all pods hold the same bits. `palm_mtf train`
+  runs the same steps in a loop with data, checkpoints and recovery; here your
+  code provides these.
 
   Attributes:
     program: the graph of a step.
@@ -53,19 +54,19 @@ class PodTraining:
 
     Args:
       function: makes the model and its loss; see `ModelFunction`.
-      features: dtype of each feature, and the dimensions of one row of it, as
-        in {"inputs": ("int32", "length:64")}.
+      features: dtype and row dimensions of each feature, as in
+        {"inputs": ("int32", "length:64")}.
       mesh: mesh and layout rules of each pod.
-      optimizer: schedule, clipping, decay and moments. Z_LOSS and DROPOUT have
-        to be 0, because the model has its own loss; PARAMETER_SCALE may not be
+      optimizer: schedule, clipping, decay and moments. Z_LOSS and DROPOUT must
+        be 0, because the model has its own loss. PARAMETER_SCALE must not be
         "stacked", which is for PaLM's matrices.
-      global_batch_size: rows of a step, of all pods.
+      global_batch_size: rows per step, over all pods.
       pods: number of pods, where they are, and the dtype of gradients between
         them. ON_POD_FAILURE is "stop".
       seed: seed of the initial weights.
 
     Raises:
-      UserError: the settings do not fit each other.
+      UserError: if the settings do not fit each other.
     """
     _check_optimizer(optimizer)
     check_count("GLOBAL_BATCH_SIZE", global_batch_size)
@@ -130,24 +131,24 @@ class PodTraining:
   def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Trains on a batch; returns metrics by name.
 
-    The metrics are the mean loss, the gradients' norm, the learning rate, and
-    the root mean squares of parameters and updates by the first part of their
+    The metrics are the mean loss, the gradient norm, the learning rate, and the
+    root mean squares of parameters and updates, by the first part of their
     names. Every FINGERPRINT_STEPS steps the pods are compared.
 
     Args:
-      batch: the features, [GLOBAL_BATCH_SIZE, ...] each; the first rows are the
-        first pod's.
+      batch: the features, [GLOBAL_BATCH_SIZE, ...] each; the first rows go to
+        the first pod.
 
     Raises:
-      UserError: the batch is not of this form, the loss or the gradients are
-        not finite, a pod is lost, or pods differ.
+      UserError: if the batch does not have this form, the loss or the gradients
+        are not finite, a pod is lost, or pods differ.
     """
     batch = self._check_batch(batch)
     with self._heartbeat.during(f"during step {self.num_steps + 1}"):
       try:
         metrics = self._train_step.run(batch, self.num_steps)
       except NonFiniteStepError as bad:
-        raise self._finite_check.error_of_step(bad) from None
+        raise self._finite_check.make_step_error(bad) from None
       self.num_steps += 1
       if self.num_steps % self._pods.fingerprint_steps == 0:
         self._replica_check.check(self.num_steps)
@@ -158,7 +159,7 @@ class PodTraining:
     self._replica_check.check(self.num_steps)
 
   def variables(self) -> dict[str, np.ndarray]:
-    """Returns parameters and moments by name, whole."""
+    """Returns whole parameters and moments by name."""
     return read_whole(self._session, self.program.slices)
 
   def load(self, values: Mapping[str, np.ndarray], num_steps: int) -> None:
@@ -169,7 +170,7 @@ class PodTraining:
       num_steps: number of steps done; the schedule continues after them.
 
     Raises:
-      UserError: there is no such variable, or it has another shape.
+      UserError: if there is no such variable, or its shape differs.
     """
     for pod in self.program.pods:
       write_whole(self._session, pod.slices, values)
@@ -189,7 +190,7 @@ class PodTraining:
     for name, feature in features.items():
       if name not in batch:
         raise UserError(f'the batch has no "{name}": give every feature.')
-      rows = as_numbers(f"{name} in the batch", batch[name], feature.dtype)
+      rows = convert_numbers(f"{name} in the batch", batch[name], feature.dtype)
       shape = (self._batch_size, *feature.shape.to_integer_list[1:])
       if rows.shape != shape:
         raise UserError(
@@ -201,12 +202,12 @@ class PodTraining:
 
 
 def _check_optimizer(optimizer: AdafactorConfig) -> None:
-  """Raises UserError for settings that only PaLM's loss and names have."""
+  """Raises UserError for settings that only PaLM supports."""
   for name in ("z_loss", "dropout"):
     if value := getattr(optimizer, name):
       raise UserError(
-        f"{name.upper()} = {value}: a model function has a loss of its own; "
-        f"put it there, and set {name.upper()} = 0."
+        f"{name.upper()} = {value}: a model function has its own loss; put it "
+        f"there, and set {name.upper()} = 0."
       )
   if optimizer.parameter_scale == "stacked":
     raise UserError(
@@ -215,16 +216,16 @@ def _check_optimizer(optimizer: AdafactorConfig) -> None:
     )
 
 
-def as_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
-  """Returns numbers, or nested lists of them, as an array of another dtype.
+def convert_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
+  """Converts an array, or nested lists of numbers, to an array of a dtype.
 
   Args:
     name: name of the numbers, for messages.
-    value: numbers, in an array of any library or in lists.
-    dtype: dtype of the array that is returned. Floats are rounded to it.
+    value: an array of any library, or nested lists.
+    dtype: dtype of the result. Floats are rounded to it.
 
   Raises:
-    UserError: the value has no such form, or an int would change.
+    UserError: if the value does not have this form, or an int would change.
   """
   try:
     given = np.asarray(value)
@@ -247,7 +248,7 @@ def read_whole(
   session: tf.Session, slices: Mapping[str, Sequence[Slice]]
 ) -> dict[str, np.ndarray]:
   """Returns the variables of a pod by name."""
-  # Of devices that hold the same region, only the first is read.
+  # If several devices hold the same region, only the first one is read.
   firsts = {
     name: [x for x in parts if x.is_first] for name, parts in slices.items()
   }
@@ -276,8 +277,8 @@ def write_whole(
     values: whole variables, by name.
 
   Raises:
-    UserError: there is no such variable, it has another shape, or a value is
-      no number.
+    UserError: if there is no such variable, its shape differs, or a value is
+      not a number.
   """
   feeds = {}
   for name, value in values.items():
@@ -287,20 +288,20 @@ def write_whole(
       )
     shape = _find_shape(slices[name])
     dtype = slices[name][0].variable.dtype.base_dtype
-    value = as_numbers(f"variable {name}", value, dtype)
+    value = convert_numbers(f"variable {name}", value, dtype)
     if value.shape != shape:
       raise UserError(
         f"variable {name} is {list(shape)}, and {list(value.shape)} is given."
       )
     for part in slices[name]:
-      # The initializer's operation sets the value that is fed to it.
+      # Runs the initializer with a feed in place of the initial value.
       feeds[part.variable.initializer] = value[_make_indices(part)]
   session.run(list(feeds), {op.inputs[1]: x for op, x in feeds.items()})
 
 
 def _find_shape(parts: Sequence[Slice]) -> tuple[int, ...]:
-  """Returns the shape of a variable with these slices."""
-  # There is no padding: a dimension that an axis does not divide is refused.
+  # Returns the shape of a variable with these slices. There is no padding,
+  # because each axis divides the dimensions that it splits.
   ends = [np.add(x.begin, x.sizes) for x in parts]
   return tuple(np.max(ends, axis=0).astype(int).tolist())
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The features of a batch, which the client feeds or servers read."""
+"""The features of a batch, fed by the client or read by servers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,17 +13,16 @@ from palm_mtf.model.dims import Dims
 FEATURE_DTYPES = {
   "inputs": tf.int32,  # the tokens before `targets`
   "targets": tf.int32,  # the tokens to predict
-  "segments": tf.int32,  # equal numbers attend to each other; default: the row
-  "loss_weights": tf.float32,  # of each target in the mean loss; default: 1
-  "prefix": tf.int32,  # 1 where inputs attend in both directions; default: 0
+  "segments": tf.int32,  # tokens attend only within a segment; default: one
+  "loss_weights": tf.float32,  # weight of each target in the loss; default: 1
+  "prefix": tf.int32,  # 1 for inputs that attend in both directions; default: 0
 }
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
-# Reads the features of a microbatch in a server. The arguments are the name of
-# the server's CPU, the number of the step, [] int64, the number of the
-# microbatch among the parts of the step's batch, [] int32, and the number of
-# parts.
+# Reads the features of one part of a step's batch in a server. Its arguments
+# are the name of the server's CPU; the number of the step, [] int64; the number
+# of the part, [] int32; and the number of parts.
 ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
 
 
@@ -41,7 +40,7 @@ class Feature(NamedTuple):
   shape: mtf.Shape  # rows first
 
 
-def palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
+def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
   """Returns the features of PaLM, [batch, length] each.
 
   Args:
@@ -49,7 +48,7 @@ def palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
     dims: dimensions of the model.
 
   Raises:
-    UserError: there is no such feature, or inputs or targets are missing.
+    UserError: if a feature is unknown, or inputs or targets are missing.
   """
   for name in names:
     check_choice("feature", name, FEATURE_DTYPES)
@@ -63,10 +62,10 @@ def palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
   return {name: Feature(FEATURE_DTYPES[name], shape) for name in names}
 
 
-def placeholders(
+def make_placeholders(
   features: Mapping[str, Feature], values: Sequence[tf.Tensor] | None = None
 ) -> dict[str, tf.Tensor]:
-  """Returns the placeholder of each feature, on the current device.
+  """Makes a placeholder for each feature on the current device.
 
   Args:
     features: dtypes and shapes, by name.
@@ -91,15 +90,15 @@ def import_features(
   fed: Mapping[str, Mapping[str, tf.Tensor]],
   features: Mapping[str, Feature],
 ) -> dict[str, mtf.Tensor]:
-  """Returns the features on a mesh.
+  """Imports the features into a mesh.
 
   Args:
     mesh: mesh of the pod.
-    placement: its devices.
-    fed: placeholders of each process that imports, by the name of its CPU.
+    placement: devices of the pod.
+    fed: placeholders of each importing process, by the name of its CPU.
     features: dtypes and shapes, by name.
   """
-  # process -> each device: its rows
+  # process -> device: the device's rows
   return {
     name: placement.import_copies(
       mesh, {cpu: x[name] for cpu, x in fed.items()}, feature.shape

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Forward pass of one pod: logits and loss of a batch."""
+"""Forward pass of one pod: computes logits and loss of a batch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
+  find_palm_features,
   import_features,
-  palm_features,
-  placeholders,
+  make_placeholders,
 )
 
 
@@ -27,12 +27,12 @@ class ForwardProgram:
   """Forward pass of one pod.
 
   Attributes:
-    features: feeds of a batch, by name, in the order asked for.
-    logits: [batch, length, vocab], LOGITS_DTYPE; needs no targets and no
+    features: feeds of a batch, by name, in the given order.
+    logits: [batch, length, vocab], LOGITS_DTYPE; do not depend on targets and
       loss_weights.
     loss: [], float32: mean -log p of a target, in nats.
-    weight_sum: [], float32: sum of the loss weights that the mean is over.
-    slices: slices of every variable, by its checkpoint name.
+    weight_sum: [], float32: sum of the loss weights, which divides the mean.
+    slices: slices of every variable, by checkpoint name.
   """
 
   features: dict[str, tf.Tensor]
@@ -55,17 +55,17 @@ def build_forward_program(
     config: the architecture.
     mesh_layout: devices and layout rules, checked against `config`.
     batch_size: sequences in one pass.
-    features: names of the features that every batch has (features.py).
+    features: names of the features in every batch (features.py).
 
   Raises:
-    UserError: there is no such feature, or inputs or targets are missing.
+    UserError: if a feature is unknown, or inputs or targets are missing.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   dims = model_dims(config, batch_size, mesh_layout)
-  specs = palm_features(features, dims)
+  specs = find_palm_features(features, dims)
   with tf.device(placement.cpu):
-    fed = placeholders(specs)
+    fed = make_placeholders(specs)
   batch = import_features(mesh, placement, {placement.cpu: fed}, specs)
   loss_weights = batch.get("loss_weights")
   palm = Palm(config, dims, TrainedWeights(mesh, config, dims))
@@ -81,7 +81,7 @@ def build_forward_program(
       "weight_sum": weight_sum(batch["targets"], loss_weights),
     },
   )
-  # Without the rows that the layout pads the vocabulary with.
+  # Drop the logits of rows that pad the vocabulary.
   lowered.tensors["logits"] = lowered.tensors["logits"][
     ..., : config.vocab_size
   ]

@@ -1,11 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model and its loss, as a training program sees them; and PaLM's.
+"""A model and its loss for a training program: the protocol, and PaLM's.
 
-A mean over the tokens of a step is not the mean of its microbatches' means, or
-of its pods', where their weights differ. So a loss is given as a sum and its
-weight: pod.py adds up both over microbatches and pods, and divides one by the
-other.
+If microbatches or pods have different weights, the mean of their mean losses is
+not the mean over the tokens of a step. A loss is therefore a sum and a weight.
+pod.py adds both over microbatches and pods, and then divides.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ from palm_mtf.model.loss import (
 )
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
-from palm_mtf.programs.features import Feature, palm_features
+from palm_mtf.programs.features import Feature, find_palm_features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +33,9 @@ class LossSums:
   """Sums over the rows of a microbatch, [] float32 each, on one mesh.
 
   Attributes:
-    terms: sums by the names of their metrics; "loss" is first. Training
+    terms: sums by the name of their metric; "loss" is first. Training
       minimizes the sum of all terms.
-    weight: what sums over all rows of a step are divided by.
+    weight: weight of the rows, by which sums become means.
   """
 
   terms: Mapping[str, mtf.Tensor]
@@ -49,7 +48,7 @@ class LossSums:
 
   @property
   def mean_loss(self) -> mtf.Tensor:
-    """The first term over the weight, [] float32."""
+    """The first term divided by the weight, [] float32."""
     return self.terms["loss"] / divisor(self.weight)
 
 
@@ -62,19 +61,20 @@ class LossFunction(Protocol):
 
   features: Mapping[str, Feature]
 
-  def sums(
+  def build_sums(
     self,
     mesh: mtf.Mesh,
     batch: Mapping[str, mtf.Tensor],
     dropout_state: tf.Tensor,
   ) -> LossSums:
-    """Makes the model's variables on a mesh, and its loss.
+    """Makes the model's variables on a mesh; returns its loss.
 
     Args:
       mesh: mesh of one pod.
-      batch: the features of a microbatch, on the mesh.
-      dropout_state: number of steps done before, number of the microbatch's
-        first row in the batch of all pods, and whether to drop, [3] int32.
+      batch: features of a microbatch, on the mesh.
+      dropout_state: [3] int32: number of steps done before; index of the
+        microbatch's first row in the batch of all pods; whether to drop, 0 or
+        1.
     """
 
 
@@ -100,26 +100,26 @@ class PalmLoss:
     Args:
       config: architecture.
       mesh_layout: axes and layout rules of a pod, checked against `config`.
-      optimizer: Z_LOSS and DROPOUT are read.
-      feature_names: names among FEATURE_DTYPES that every batch has.
+      optimizer: gives Z_LOSS and DROPOUT.
+      feature_names: keys of FEATURE_DTYPES that every batch has.
       num_rows: sequences in a microbatch.
       seed: seed of the initial weights and of dropout.
 
     Raises:
-      UserError: there is no such feature, or inputs or targets are missing.
+      UserError: if a feature is unknown, or inputs or targets are missing.
     """
     self._config, self._optimizer, self._seed = config, optimizer, seed
     self._dims = model_dims(config, num_rows, mesh_layout)
     self._is_float32 = mesh_layout.gradient_dtype == "float32"
-    self.features = palm_features(feature_names, self._dims)
+    self.features = find_palm_features(feature_names, self._dims)
 
-  def sums(
+  def build_sums(
     self,
     mesh: mtf.Mesh,
     batch: Mapping[str, mtf.Tensor],
     dropout_state: tf.Tensor,
   ) -> LossSums:
-    """Makes the variables, and sums over tokens; see `LossFunction`."""
+    """Makes the variables; returns sums over tokens; see `LossFunction`."""
     config, dims, dropout = self._config, self._dims, None
     if self._optimizer.dropout:
       shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
@@ -135,8 +135,8 @@ class PalmLoss:
     logits = Palm(config, dims, weights, dropout).logits(
       batch["inputs"], batch.get("segments"), batch.get("prefix")
     )
-    # The gradient of the logits is multiplied by activations, so it is rounded
-    # to their dtype.
+    # The gradient of the logits is multiplied by activations, so it has their
+    # dtype.
     token_loss, log_z = cross_entropy(
       logits, batch["targets"], tf.as_dtype(config.activation_dtype)
     )

@@ -3,15 +3,16 @@
 """What every pod computes in a training step, before and after the exchange.
 
 gradients   forward and backward pass of the pod's share of the batch
-sums        of losses and gradients: over a microbatch, a step, and all pods
+sums        sums of losses and gradients: per microbatch, per step, of all pods
 update      global clipping and Adafactor; the same on all pods
 
 All microbatches of a step but the last add their sums to float32 accumulators.
-The last microbatch's pass runs together with exchange and update, on the sums
-so far plus its own. So memory holds the activations of one microbatch, however
-many there are, and a gradient is on its way to other pods while earlier layers
-still compute theirs. The client runs the passes of a pod one after the other: a
-while loop in the program would hold the batch of the whole step on the devices.
+The last microbatch runs in one call with exchange and update, which use the
+accumulators plus the last microbatch's sums. Memory thus holds the activations
+of only one microbatch, and a gradient is sent to other pods while the backward
+pass still computes the gradients of earlier layers. The client runs a pod's
+microbatches one after the other, because a while loop in the program would hold
+the batch of the whole step on the devices.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ from palm_mtf.optim.clip import (
 from palm_mtf.programs.features import (
   ReadFeatures,
   import_features,
-  placeholders,
+  make_placeholders,
 )
 from palm_mtf.programs.loss_function import LossFunction, LossSums
 
@@ -47,7 +48,7 @@ class Sums:
 
   Attributes:
     losses: sums of the losses.
-    gradients: sums of the gradients of `losses.total`, by variable in order.
+    gradients: sums of the gradients of `losses.total`, one per variable.
   """
 
   losses: LossSums
@@ -62,7 +63,7 @@ def sum_microbatch(losses: LossSums, variables: Sequence[mtf.Variable]) -> Sums:
     variables: trained variables.
 
   Raises:
-    UserError: the loss does not depend on a variable.
+    UserError: if the loss does not depend on a variable.
   """
   gradients = mtf.gradients([losses.total], [v.value for v in variables])
   for variable, gradient in zip(variables, gradients, strict=True):
@@ -75,25 +76,25 @@ def sum_microbatch(losses: LossSums, variables: Sequence[mtf.Variable]) -> Sums:
 
 
 @fused
-def _plus(total, value):
+def _add(total, value):
   return total + tf.cast(value, tf.float32)
 
 
 class Accumulate(mtf.Operation):
-  """Adds its input to an accumulator: all microbatches but the last do.
+  """Adds its input to an accumulator, for microbatches but the last.
 
   Attributes:
     sum_name: name of the accumulator.
-    accumulator: variable that it adds to.
+    accumulator: variable that holds the sum.
   """
 
   def __init__(self, name: str, value: mtf.Tensor, is_first: tf.Tensor):
     """Makes the accumulator `name`, which no checkpoint holds.
 
     Args:
-      name: name of the accumulator, unlike that of any variable.
+      name: name of the accumulator; no variable has this name.
       value: next term of the sum, any float dtype.
-      is_first: [], bool; where it is true the sum starts again with `value`.
+      is_first: [], bool; if true, `value` replaces the sum.
     """
     self.sum_name = name
     self.accumulator = sliced_variable(
@@ -103,31 +104,31 @@ class Accumulate(mtf.Operation):
     self._is_first = is_first
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one addition in place per slice."""
+    """Lowers to one in-place addition per slice."""
     sums, part, _ = _lay_out(lowering, self.accumulator, self.inputs[0])
     added = lowering.mesh_impl(self).add(sums, part, self._is_first)
     lowering.operations[self] = tf.group(added)
 
 
 class AccumulatedSum(mtf.Operation):
-  """Outputs an accumulator plus the last microbatch's value, not kept."""
+  """Outputs an accumulator plus the last microbatch's value."""
 
   def __init__(self, accumulate: Accumulate):
-    """Adds the input of `accumulate` to its sum."""
+    """Takes the accumulator and the input of `accumulate`."""
     super().__init__(accumulate.inputs, name=f"{accumulate.sum_name}/read")
     self._accumulator = accumulate.accumulator
     (value,) = accumulate.inputs
     self._outputs = [mtf.Tensor(self, value.shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one addition per slice, and the all-reduce that is pending."""
+    """Lowers to one addition per slice, and the pending all-reduce."""
     mesh_impl = lowering.mesh_impl(self)
     sums, part, open_axes = _lay_out(
       lowering, self._accumulator, self.inputs[0]
     )
     so_far = mesh_impl.slicewise(tf.convert_to_tensor, sums)
-    total = mesh_impl.slicewise(_plus, so_far, part)
-    if open_axes:  # all-reduce, over the axes that the value is a sum over
+    total = mesh_impl.slicewise(_add, so_far, part)
+    if open_axes:  # all-reduce, over the axes with a pending sum
       total = mtf.LazyAllreduceSum(mesh_impl, total, open_axes)
     lowering.set_tensor_lowering(self.outputs[0], total)
 
@@ -135,9 +136,9 @@ class AccumulatedSum(mtf.Operation):
 def _lay_out(
   lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
 ) -> tuple[object, object, list[int]]:
-  """Returns both laid out, and the axes over which a sum is pending."""
-  # Each slice adds up its own part of a sum over a split dimension. The parts
-  # are all-reduced when the sum is read, once per step.
+  """Returns both laid out, and the mesh axes of a pending all-reduce."""
+  # Each device accumulates its own part of a sum over a split dimension. The
+  # parts are all-reduced when the sum is read, once per step.
   sums = lowering.variables[accumulator].laid_out_tensor
   laid_out = lowering.tensors[value]
   if isinstance(laid_out, mtf.LazyAllreduceSum):
@@ -148,7 +149,7 @@ def _lay_out(
 def accumulate_sums(
   sums: Sums, variables: Sequence[mtf.Variable], is_first: tf.Tensor
 ) -> tuple[Sums, list[Accumulate]]:
-  """Returns the sums of a step, read on its last microbatch.
+  """Accumulates the sums of a step's microbatches.
 
   Args:
     sums: sums of one microbatch.
@@ -156,7 +157,8 @@ def accumulate_sums(
     is_first: whether this microbatch is the first of its step, [], bool.
 
   Returns:
-    The sums, and the operations of each microbatch but the last.
+    The sums of the step, to be read with its last microbatch; and the
+    operations to run on each earlier microbatch.
   """
   terms = sums.losses.terms
   values = {f"{name}_sum": value for name, value in terms.items()}
@@ -172,23 +174,23 @@ def accumulate_sums(
 
 
 def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
-  """Returns for each pod the sums over all pods.
+  """Returns the sums over all pods, once on the mesh of each pod.
 
   Args:
-    pods: sums of each pod, on its mesh.
+    pods: sums of each pod, on the pod's mesh.
     dtype: dtype in which gradients are sent.
   """
   if len(pods) == 1:
     return list(pods)
-  # Every device sends its copy of the few other numbers, as float32.
+  # Losses and weight are few numbers: each device sends its copy, in float32.
   names = list(pods[0].losses.terms)
   numbers = zip(
     *([*x.losses.terms.values(), x.losses.weight] for x in pods), strict=True
   )
   exchanged = [[Exchange(x, y.mesh).outputs[0] for y in x] for x in numbers]
   for gradients in zip(*(x.gradients for x in pods), strict=True):
-    # No two devices of a pod send the same numbers. A pod's own term is rounded
-    # to `dtype` too, so that all pods add the same numbers.
+    # No two devices of a pod send the same part of a gradient. A pod also
+    # rounds its own term to `dtype`, so that all pods add the same numbers.
     own = [OwnPart(x, dtype) for x in gradients]
     parts = [x.outputs[0] for x in own]
     exchanged.append([Exchange(parts, x.mesh, x).outputs[0] for x in own])
@@ -207,13 +209,13 @@ class Gradients:
   pod: int
   mesh: mtf.Mesh
   placement: Placement
-  features: dict[str, tf.Tensor]  # fed with a microbatch's rows
-  copies: list[dict[str, tf.Tensor]]  # of other servers that import them
-  numbers: dict[str, tf.Tensor]  # `PodBuilder.build_numbers` of a microbatch
+  features: dict[str, tf.Tensor]  # feeds of a microbatch's rows
+  copies: list[dict[str, tf.Tensor]]  # the same feeds in other servers
+  numbers: dict[str, tf.Tensor]  # from `PodBuilder.build_numbers`
   losses: LossSums  # of one microbatch
-  variables: list[mtf.Variable]  # trained
-  sums: Sums  # over the step, read on its last microbatch
-  accumulations: list[Accumulate]  # run on each microbatch but the last
+  variables: list[mtf.Variable]  # trained variables
+  sums: Sums  # of the step, read with the last microbatch
+  accumulations: list[Accumulate]  # run with each earlier microbatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,14 +226,14 @@ class Update:
   """
 
   operations: list[AdafactorUpdate]
-  weight: mtf.Tensor  # what the sums and their gradients are divided by
+  weight: mtf.Tensor  # divides the sums of losses and gradients
   squares: list[mtf.Tensor]  # sum of squares of each summed gradient
   losses: dict[str, mtf.Tensor]  # terms of the loss, and grad_norm
   is_finite: mtf.Tensor  # whether all losses are finite, bool
 
   @property
   def fetched(self) -> dict[str, mtf.Tensor]:
-    """The numbers of a step that the client fetches, [] each, by name."""
+    """The numbers that the client fetches per step, [] each, by name."""
     measured = (x for each in self.operations for x in each.sums_of_squares)
     return {
       **self.losses,
@@ -276,19 +278,21 @@ class PodBuilder:
 
     Args:
       pod: number of the pod.
-      placement: its devices.
+      placement: devices of the pod.
       read: reads features in servers; None if all features are fed.
     """
     mesh = mtf.Mesh(self._graph, f"pod_{pod}")
-    # Imported tensors are made in the pod's process, so that the client sends
-    # each pod only its own rows.
+    # The pod's process holds the placeholders, so that the client sends each
+    # pod only the pod's rows.
     with tf.device(placement.cpu):
       by_cpu = self._make_placeholders(pod, placement, read)
       first, *copies = by_cpu.values()
       features = self._loss_function.features
       batch = import_features(mesh, placement, by_cpu, features)
       numbers = self.build_numbers(pod, self.step, self.microbatch)
-      losses = self._loss_function.sums(mesh, batch, numbers["dropout_state"])
+      losses = self._loss_function.build_sums(
+        mesh, batch, numbers["dropout_state"]
+      )
       variables = [v for v in self._graph.trainable_variables if v.mesh is mesh]
       sums = sum_microbatch(losses, variables)
       accumulations = []
@@ -312,17 +316,17 @@ class PodBuilder:
   def _make_placeholders(
     self, pod: int, placement: Placement, read: ReadFeatures | None
   ) -> dict[str, dict[str, tf.Tensor]]:
-    """Returns the placeholders of each process that imports, by its CPU."""
+    """Returns the placeholders of each importing process, by its CPU."""
     features = self._loss_function.features
     if read is None:
-      return {placement.cpu: placeholders(features)}
+      return {placement.cpu: make_placeholders(features)}
     by_cpu = {}
     for cpu in placement.reading_cpus:
       with tf.device(cpu):
         part = pod * self._num_microbatches + self.microbatch
         num_parts = self._num_pods * self._num_microbatches
         values = read(cpu, self.step, part, num_parts)
-        by_cpu[cpu] = placeholders(features, values)
+        by_cpu[cpu] = make_placeholders(features, values)
     return by_cpu
 
   def build_numbers(
@@ -336,8 +340,8 @@ class PodBuilder:
       microbatch: number of the microbatch in the step, [], int32.
     """
     k = tf.cast(step + 1, tf.float32)
-    # Dropout is drawn by (SEED, step, row in the whole batch): pods and
-    # microbatches do not change it.
+    # Dropout depends on (SEED, step, row in the whole batch), and not on pods
+    # and microbatches.
     first_row = pod * self._pod_batch_size
     first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
     dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped
@@ -354,12 +358,12 @@ class PodBuilder:
     with tf.device(gradients.placement.cpu):
       weight = divisor(sums.losses.weight)
       squares = sums_of_squares(sums.gradients)
-      # Sums over the step become means over its tokens.
+      # Sums over the step become means over the step's tokens.
       losses = {name: x / weight for name, x in sums.losses.terms.items()}
       losses["grad_norm"] = global_norm(squares) / weight
       is_finite = all_finite(list(losses.values()))
-      # Gradients stay sums, because they are large: the factor that clips them
-      # divides them too.
+      # Gradients are large, so they stay sums: the clipping factor also divides
+      # by the weight.
       clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
       scalars = [
         clip / weight,

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph of a training step, which a client runs.
 
-gradients  forward and backward pass, on every pod of its share of the batch
-exchange   each gradient, from each pod to all others (pod.py)
-update     clipping and Adafactor, on every pod the same
+gradients  each pod: forward and backward pass of its share of the batch
+exchange   each pod sends its gradients to all other pods (pod.py)
+update     each pod: the same clipping and Adafactor
 """
 
 import dataclasses
@@ -31,19 +31,16 @@ from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 class PodProgram:
   """One pod's part of a training step; `features` are fed."""
 
-  # The pod's part of a microbatch, by name, in the order asked for.
+  # The pod's rows of a microbatch, by name, in the given order.
   features: dict[str, tf.Tensor]
-  copies: list[
-    dict[str, tf.Tensor]
-  ]  # in the pod's other servers; the same feeds
-  # Mean loss of that part, PaLM's in nats per token, [] float32; fetching only
-  # the loss runs only the forward pass. The mean over several parts is weighted
-  # by `weight_sum`, [].
+  copies: list[dict[str, tf.Tensor]]  # the same feeds in other servers
+  # Mean loss of these rows, for PaLM in nats per token, [] float32; fetching
+  # only the loss runs only the forward pass. A mean over several fetches is
+  # weighted by `weight_sum`, [].
   loss: tf.Tensor
   weight_sum: tf.Tensor
-  # By checkpoint name (mesh/placement.py).
-  slices: dict[str, list[Slice]]
-  # Adds the part's gradients and sums to the sums of the step.
+  slices: dict[str, list[Slice]]  # by checkpoint name (mesh/placement.py)
+  # Adds these rows' losses and gradients to the sums of the step.
   accumulate: tf.Operation
 
 
@@ -51,24 +48,24 @@ class PodProgram:
 class LoopProgram:
   """Several training steps of one pod of TPUs, in one call.
 
-  host -> device    batches of all steps, and the numbers that go with them
+  host -> device    batches of all steps, and learning rates and so on
   device            step after step, microbatch after microbatch
   device -> host    metrics of all steps
 
-  A small model's step takes as long as the call that starts it. The step is fed
-  as for one step. Several pods have no loop, because they exchange gradients in
-  each step over their hosts.
+  One call for several steps pays because starting a call takes as long as a
+  step of a small model. Feed TrainProgram.step with the first step. Several
+  pods have no loop, because their hosts exchange gradients in each step.
   """
 
-  # Feed the rows of each round, a microbatch of a step, by name: [rounds,
+  # Feed the rows of each round (a microbatch of a step), by name: [rounds,
   # batch, length]. For steps that are not run, feeds and metrics are undefined.
   features: dict[str, tf.Tensor]
   max_steps: int
-  num_steps: tf.Tensor  # feed how many to run, [] int32
-  # Number of steps that were run, [] int32. A step that is not finite is the
-  # last one, and changes nothing; is_finite, [] bool, is of that last one.
+  num_steps: tf.Tensor  # feed the number of steps to run, [] int32
+  # Number of steps that were run, [] int32. The loop ends after a step that is
+  # not finite, which changes nothing.
   num_done: tf.Tensor
-  is_finite: tf.Tensor
+  is_finite: tf.Tensor  # whether the last step is finite, [] bool
   metrics: dict[str, tf.Tensor]  # as in TrainProgram, [steps] float32 each
 
 
@@ -77,38 +74,37 @@ class TrainProgram:
   """One training step of all pods.
 
   Feed `step`, `microbatch` and each pod's features. Run each pod's `accumulate`
-  on each microbatch but the last; then `update` and `metrics`, at once.
+  with each microbatch but the last; then run `update` and `metrics` in one call
+  with the last microbatch.
   """
 
-  # The first rows of a step are the first pod's, and so on; the first rows of a
-  # pod are its first microbatch's.
+  # The first rows of a batch go to the first pod, and so on; the first rows of
+  # a pod are the pod's first microbatch.
   pods: list[PodProgram]
-  # Number of steps done before, [] int64. Where it is not fed, for the loss of
-  # other batches, nothing is dropped.
+  # Number of steps done before, [] int64. If it is not fed, to measure the loss
+  # of other batches, dropout is off.
   step: tf.Tensor
-  microbatch: tf.Tensor  # its number in the step, [] int32
+  microbatch: tf.Tensor  # index of the microbatch in the step, [] int32
   num_microbatches: int
-  # Updates all variables. Where a loss is infinite or NaN, and so `is_finite`,
-  # [] bool, is false, it raises InvalidArgumentError and changes nothing.
+  # Updates all variables. If a loss is infinite or NaN, `update` raises
+  # InvalidArgumentError and changes nothing.
   update: tf.Operation
-  is_finite: tf.Tensor
+  is_finite: tf.Tensor  # whether all losses are finite, [] bool
   # Terms of the loss, PaLM's loss (nats per token) and z_loss; grad_norm; [].
   losses: dict[str, tf.Tensor]
   # `losses`, learning_rate, and root mean squares (optim/adafactor.py), [].
   metrics: dict[str, tf.Tensor]
-  # Sum of squares of the gradient of each of `parameters`, the names of the
-  # trained variables in the model's order: [parameters] float32.
+  # Sum of squares of each parameter's gradient, [parameters] float32.
   gradient_squares: tf.Tensor
-  parameters: list[str]
-  initialize: tf.Operation  # draws the first weights
+  parameters: list[str]  # names of the trained variables, in the model's order
+  initialize: tf.Operation  # draws the initial weights
   devices: Devices
-  # Whether servers read the features of a step if these are not fed.
-  servers_read: bool
-  loop: LoopProgram | None  # where STEPS_PER_LOOP asks for one
+  servers_read: bool  # whether servers read the features that are not fed
+  loop: LoopProgram | None  # if STEPS_PER_LOOP is above 1
 
   @property
   def slices(self) -> dict[str, list[Slice]]:
-    """The first pod's slices: what is saved, because all pods are equal."""
+    """The first pod's slices, which are saved; all pods are equal."""
     return self.pods[0].slices
 
 
@@ -131,13 +127,13 @@ def build_train_program(
     optimizer: schedule, clipping, decay and z-loss.
     batch_size: sequences in one step, of all pods.
     seed: seed of the initial weights.
-    features: names among FEATURE_DTYPES that every batch has; and how servers
-      read them, if servers do.
+    features: keys of FEATURE_DTYPES that every batch has; as ServerFeatures if
+      servers read them.
     pods: number of pods, and the dtype of gradients between them.
     devices: devices of the pods; None for CPUs or GPUs of this process.
 
   Raises:
-    UserError: there is no such feature, or inputs or targets are missing.
+    UserError: if a feature is unknown, or inputs or targets are missing.
   """
   names, read = features, None
   if isinstance(features, ServerFeatures):
@@ -202,7 +198,7 @@ def build_program(
   mean_losses = [
     {"loss": x.losses.mean_loss, "weight_sum": x.losses.weight} for x in built
   ]
-  # From here on the graph is TensorFlow's.
+  # From here on the code builds TensorFlow operations.
   lowering = built[0].placement.lower({x.mesh: x.placement for x in built})
   losses = [lowering.call(x)[0] for x in mean_losses]
   accumulate = [lowering.call({}, pod.accumulations)[1] for pod in built]
@@ -246,9 +242,9 @@ def _drop_accumulators(
 def _lower_step(
   pod: Gradients, updates: Sequence[Update], lowering: Lowering
 ) -> dict[str, object]:
-  """Lowers the last call of a step, of all pods: fields of TrainProgram."""
+  """Lowers the last call of a step; returns fields of TrainProgram."""
   operations = [x for update in updates for x in update.operations]
-  # Numbers are read off the first pod: all pods have the same.
+  # All pods have the same numbers; the first pod's are read.
   update = updates[0]
   values, done = lowering.call(update.fetched, operations)
   with tf.device(pod.placement.cpu):
@@ -269,7 +265,7 @@ def _lower_step(
 def _make_metrics(
   update: Update, values: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-  """Returns the metrics of a step, [] each, or of several, [steps] each."""
+  """Returns the metrics of one step, [] each, or of a loop, [steps] each."""
   measured = (x for each in update.operations for x in each.sums_of_squares)
   return {
     **{name: values[name] for name in update.losses},
@@ -287,7 +283,7 @@ def _lower_loop(
   update: Update,
   mesh_layout: DeviceMesh,
 ) -> LoopProgram:
-  """Lowers a loop of steps of a pod; one step has been lowered before."""
+  """Lowers a loop of steps of a pod, after `_lower_step`."""
   num_microbatches = mesh_layout.num_microbatches
   num_rounds = mesh_layout.steps_per_loop * num_microbatches
   with tf.device(pod.placement.cpu):
@@ -316,7 +312,7 @@ def _lower_loop(
     num_steps=num_steps,
   )
   with tf.device(pod.placement.cpu):
-    # The learning rate is that of a step's last microbatch.
+    # Read the learning rate of a step at the step's last microbatch.
     last = slice(num_microbatches - 1, None, num_microbatches)
     return LoopProgram(
       features=features,

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the report: metrics of all runs against tokens or steps."""
+"""Figures of the report: plots the metrics of all runs."""
 
 import base64
 import importlib.util
@@ -19,9 +19,9 @@ from palm_mtf.report.runs import Run, is_number
 class Panel(NamedTuple):
   """One figure of the page."""
 
-  title: str  # quantity, and its unit if tick labels have none
+  title: str  # quantity, and its unit unless tick labels show the unit
   fields: tuple[str, ...]  # of metrics.jsonl, in the order of _LINE_STYLES
-  unit: str = ""  # of tick labels, which then begin at 0; "%" for shares of 1
+  unit: str = ""  # unit of tick labels, "%" for fractions; y then begins at 0
 
 
 _PANELS = (
@@ -37,20 +37,20 @@ _PANELS = (
   Panel("Checkpoint wait per line", ("checkpoint_wait_secs",), "s"),
   Panel("Memory of the process", ("host_memory_bytes",), "B"),
 )
-# Beginnings of titles, by the quantity in a field such as "update_rms/mlp".
+# Start of a title, by the quantity in a field such as "update_rms/mlp".
 _QUANTITIES = {
   "parameter_rms": "RMS of parameters:",
   "update_rms": "RMS of updates:",
   "host_memory_bytes": "Memory of",
 }
-# By position in Panel.fields: text in the legend, and Matplotlib's style. The
-# lines of several runs have the color of their run: training is then lighter.
+# Text in the legend, and Matplotlib's style, for each position in Panel.fields.
+# With several runs, a line has the color of its run, and training is lighter.
 _LINE_STYLES = (
   ("training", {"linewidth": 1.4}),
   ("validation", {"linewidth": 1.6, "marker": "o", "markersize": 4}),
   ("unigram entropy", {"linewidth": 1.2, "linestyle": (0, (1, 2))}),
 )
-# Okabe and Ito's palette, which color-blind readers can tell apart.
+# Okabe and Ito's palette for color-blind readers.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 # Color and dashes of each run, valid in CSS and in Matplotlib.
 RUN_LINES = [
@@ -58,8 +58,8 @@ RUN_LINES = [
   for dashes in ("solid", "dashed", "dotted")
   for color in _COLORS
 ]
-_NUM_MEANS = 200  # of a line that has more than twice as many points
-_LOG_RATIO = 15  # largest to smallest number, from which on y is logarithmic
+_NUM_MEANS = 200  # a line with more than twice as many points is averaged
+_LOG_RATIO = 15  # y is logarithmic if largest / smallest is above this
 
 
 def check_can_draw() -> None:
@@ -72,13 +72,13 @@ def check_can_draw() -> None:
 
 
 def choose_panels(runs: Sequence[Run]) -> list[Panel]:
-  """Returns the panels that have numbers, the well-known ones first."""
+  """Returns the panels that have numbers, the panels of _PANELS first."""
   fields = dict.fromkeys(x for run in runs for line in run.lines for x in line)
   values = {x: {y for run in runs for y in run.values(x)} for x in fields}
   found = [p for p in _PANELS if any(values.get(x) for x in p.fields)]
   known = {"step", "tokens", *(x for panel in _PANELS for x in panel.fields)}
   for field, numbers in values.items():
-    # Trace files show what traced steps measured, and a constant has no curve.
+    # Trace files show the fields of traced steps; constants need no curve.
     if field not in known and field[:7] != "traced_" and len(numbers) > 1:
       quantity, _, _ = field.partition("/")  # such as host_memory_bytes/pod_0
       unit = {"secs": "s", "bytes": "B"}.get(quantity.rpartition("_")[2], "")
@@ -93,9 +93,9 @@ def _make_title(field: str) -> str:
 
 
 def render_image(runs: Sequence[Run], panel: Panel) -> str:
-  """Returns a panel as a PNG image in a data: URL, which needs no file."""
+  """Returns a panel as a PNG image in a data: URL."""
   file = io.BytesIO()
-  # Transparent: the page's own background, light or dark, shows through.
+  # Transparent, so that the page's background, light or dark, shows through.
   draw(runs, panel).savefig(file, format="png", dpi=160, transparent=True)
   return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
@@ -126,13 +126,13 @@ def draw(runs: Sequence[Run], panel: Panel) -> Any:
         line["alpha"] = 0.5
       _draw_points(axes, points, line)
     for rewind in run.rewinds:
-      x = _x_of_step(run, rewind["step"], x_field)
-      back_to = _x_of_step(run, rewind["to_step"], x_field)
+      x = _find_x(run, rewind["step"], x_field)
+      back_to = _find_x(run, rewind["to_step"], x_field)
       axes.axvline(x, color=color, linewidth=0.8, linestyle="dotted")
-      # The steps that were undone are shaded.
+      # Shade the steps that the rewind undid.
       axes.axvspan(back_to, x, color=color, alpha=0.1, linewidth=0)
   if is_wide:
-    # With several runs, gray lines in the legend stand for the lines of each.
+    # With several runs, the legend has gray lines for all runs.
     for (label, _), style in zip(_LINE_STYLES, styles, strict=True):
       axes.plot([], [], label=label, **{"color": "0.4"} | style)
     axes.legend(frameon=False)
@@ -146,7 +146,7 @@ def _draw_points(
   if len(points) == 1:
     style = {"marker": "o", "markersize": 4, **style}
   elif len(points) > 2 * _NUM_MEANS:
-    # A faint line has every point, so that a spike shows; the other line has
+    # Draw a faint line with every point, so that spikes show, and a line with
     # means of neighbors.
     axes.plot(*zip(*points, strict=True), **{**style, "alpha": 0.25})
     bins = np.array_split(np.array(points), _NUM_MEANS)
@@ -155,11 +155,11 @@ def _draw_points(
     axes.plot(*zip(*points, strict=True), **style)
 
 
-def _x_of_step(run: Run, step: float, x_field: str) -> float:
+def _find_x(run: Run, step: float, x_field: str) -> float:
   # A step between two lines is interpolated.
   steps, xs = zip((0, 0), *run.points(x_field, "step"), strict=True)
   if step > steps[-1] > 0:
-    # The run has not resumed from the rewind's target, and lacks this step.
+    # The run ended after the rewind, before it reached this step again.
     return xs[-1] * step / steps[-1]
   return float(np.interp(step, steps, xs))
 
@@ -179,7 +179,7 @@ def _set_axes(axes: Any, panel: Panel, x_field: str) -> None:
   axes.grid(axis="y", alpha=0.3)
   axes.set_xlabel("tokens" if x_field == "tokens" else "steps")
   axes.set_xlim(left=0)
-  # 2500000 tokens are 2.5M, and 780e9 are 780B, which engineers write G.
+  # 2500000 tokens are 2.5M; 780e9 are 780B, which EngFormatter writes G.
   short = ticker.EngFormatter(sep="")
   axes.xaxis.set_major_formatter(lambda x, _: short(x).replace("G", "B"))
   low, high = axes.dataLim.intervaly

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""HTML page of the report: one file without scripts and without links."""
+"""HTML page of the report: one file without scripts and links."""
 
 import html
 import operator
@@ -16,7 +16,7 @@ from palm_mtf.report.figures import (
 )
 from palm_mtf.report.runs import Run, is_number
 
-# In dark mode figures are inverted: black ink turns white, and hues stay.
+# In dark mode, figures are inverted: black turns white, and hues stay.
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 100rem;
@@ -57,11 +57,10 @@ summary { font-weight: bold; } footer { color: #888; font-size: .85rem; }
 }
 """
 
-# Row, field of metrics.jsonl, statistic over the lines, and format.
-# Speed is a median, because steps during which a checkpoint is written are
-# slower.
+# (row, field of metrics.jsonl, statistic over the lines, format). Speed is a
+# median, because steps are slower while a checkpoint is written.
 _last = operator.itemgetter(-1)
-_BYTES = ""  # not a format: the number is shown as MiB or GiB
+_BYTES = ""  # instead of a format: show the number as MiB or GiB
 _RESULTS = (
   ("Validation loss (nats/token, last)", "validation_loss", _last, "{:.4f}"),
   ("Training loss (nats/token, last)", "loss", _last, "{:.4f}"),
@@ -75,9 +74,9 @@ _RESULTS = (
   ("Memory of the process (peak)", "host_memory_bytes", max, _BYTES),
 )
 _POD_MEMORY = "host_memory_bytes/"
-# plan.json has predictions of these fields, which get the next row.
+# Fields that plan.json predicts; a prediction gets the row below its field.
 _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
-# The exact value, which shows on hover, and its text, by row.
+# {row: (exact value, which shows on hover; text)}.
 _Column = Mapping[str, tuple[object, str]]
 
 
@@ -110,7 +109,7 @@ def _escape(value: object) -> str:
 
 
 def _render_name(runs: Sequence[Run], index: int) -> str:
-  """Returns a run's name after a piece of its line; "" for the only run."""
+  """Returns a run's name with a sample of its line; "" for the only run."""
   if len(runs) == 1:
     return ""
   color, dashes = RUN_LINES[index % len(RUN_LINES)]
@@ -124,7 +123,7 @@ def _render_table(
   columns: Sequence[_Column],
   kind: str = "numbers",
 ) -> Iterator[str]:
-  """Yields a table with a column for each run, unless it has no rows."""
+  """Yields a table with one column per run, unless it has no rows."""
   rows = dict.fromkeys(row for column in columns for row in column)
   if not rows:
     return
@@ -167,7 +166,7 @@ def _list_results(run: Run) -> _Column:
 
 def _list_tasks(run: Run) -> _Column:
   column = {}
-  # Evaluations ascend by step: the last evaluated checkpoint stays.
+  # Evaluations ascend by step, so the last one stays.
   for each in run.evaluations:
     for metric, value in each["metrics"].items():
       if is_number(value):
@@ -213,7 +212,7 @@ def _render_samples(runs: Sequence[Run]) -> Iterator[str]:
 def _render_settings(runs: Sequence[Run]) -> Iterator[str]:
   columns = [{k: (repr(v),) * 2 for k, v in x.settings.items()} for x in runs]
   shared = set.intersection(*({*column.items()} for column in columns))
-  # A setting that a run of an earlier version lacks differs, too.
+  # A setting that a run of an earlier version lacks also differs.
   differ = [dict(x for x in y.items() if x not in shared) for y in columns]
   yield from _render_table("Settings that differ", runs, differ, "settings")
   chosen = {x for run in runs for x in {*run.settings} - run.defaults}

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of a plan, and of what-if curves."""
+"""Draws pictures of a plan and of what-if curves."""
 
 import io
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from palm_mtf.report.plan_text import Curves
 
 
 def write_plan_picture(plan: Mapping[str, Any], path: str) -> None:
-  """Writes a PNG of two bars, a device's memory and a step's time by part."""
+  """Writes a PNG with two bars: memory per device and step time, by part."""
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(9, 4), layout="constrained")
   memory, time = figure.subplots(2, 1)
   in_gib = {k: v / 2**30 for k, v in plan["device_bytes"].items()}
-  _draw_bar(memory, in_gib, "memory of a device (GiB)")
+  _draw_bar(memory, in_gib, "memory per device (GiB)")
   memory.axvline(plan["memory_bytes"] / 2**30, color="0.4", linestyle="dashed")
   _draw_bar(time, plan["parts"], "step, one part after another (s)")
   _write_png(figure, path)
@@ -35,7 +35,7 @@ def _draw_bar(axes: Any, parts: Mapping[str, float], title: str) -> None:
 
 
 def write_curves_picture(curves: Curves, path: str) -> None:
-  """Writes a PNG of step time and MFU against each setting."""
+  """Writes a PNG that plots step time and MFU against each setting."""
   from matplotlib import ticker
   from matplotlib.figure import Figure
 

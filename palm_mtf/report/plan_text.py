@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of plans, searches and what-if curves, for people."""
+"""Formats plans, searches and what-if curves as text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,35 +8,35 @@ from typing import Any
 _GIB, _GB = 2**30, 1e9
 _DAY = 86_400
 
-# Points of each what-if curve, by the macro that varies.
+# {macro that varies: points of its what-if curve}.
 Curves = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def plan_text(plan: Mapping[str, Any]) -> str:
+def format_plan(plan: Mapping[str, Any]) -> str:
   """Returns the table of a plan (accounting/plan.py)."""
   sections = (
-    ("parameters", _parameters(plan["parameters"])),
-    ("FLOPs a token", _flops(plan["flops_per_token"])),
-    ("memory of a device", _memory(plan)),
-    ("decoding", _decoding(plan)),
-    ("moved by a device in a step", _moved(plan)),
-    (f"step of {plan['batch_size']:,} sequences", _step(plan)),
-    ("run, without evaluations", _run(plan["run"])),
+    ("parameters", _list_parameters(plan["parameters"])),
+    ("FLOPs per token", _list_flops(plan["flops_per_token"])),
+    ("memory per device", _list_memory(plan)),
+    ("decoding", _list_decoding(plan)),
+    ("moved per device and step", _list_moved(plan)),
+    (f"step of {plan['batch_size']:,} sequences", _list_step(plan)),
+    ("run, without evaluations", _list_run(plan["run"])),
   )
   lines = []
   for title, rows in sections:
     lines += [title, *(f"  {name:<34}{text}".rstrip() for name, text in rows)]
-  lines.append(verdict(plan))
+  lines.append(format_verdict(plan))
   return "\n".join(lines)
 
 
-def verdict(plan: Mapping[str, Any]) -> str:
-  """Says whether a device's memory suffices, or which settings would do."""
+def format_verdict(plan: Mapping[str, Any]) -> str:
+  """Returns whether a device's memory suffices, or settings that would fit."""
   needed = sum(plan["device_bytes"].values()) / _GIB
   has = plan["memory_bytes"] / _GIB
   if plan["fits"]:
-    return f"fits: {needed:.2f} of {has:.2f} GiB a device"
-  line = f"does not fit: {needed:.2f} of {has:.2f} GiB a device; "
+    return f"fits: {needed:.2f} of {has:.2f} GiB per device"
+  line = f"does not fit: {needed:.2f} of {has:.2f} GiB per device; "
   if not plan["nearest"]:
     return line + (
       "neither REMAT, microbatches nor storing weights split would do: use "
@@ -46,17 +46,18 @@ def verdict(plan: Mapping[str, Any]) -> str:
   return line + "this would: " + ", ".join(changes)
 
 
-def prediction_line(plan: Mapping[str, Any]) -> str:
+def format_prediction(plan: Mapping[str, Any]) -> str:
   """Returns time, speed and memory in one line."""
   needed = sum(plan["device_bytes"].values()) / _GIB
   return (
-    f"predicted: {plan['step_secs']:.3g} s a step, "
+    f"predicted: {plan['step_secs']:.3g} s per step, "
     f"{plan['tokens_per_sec']:,.0f} tokens/s, MFU {plan['mfu']:.1%}, "
-    f"{duration(plan['run']['secs'])} in all, {needed:.2f} GiB a device"
+    f"{format_duration(plan['run']['secs'])} in all, "
+    f"{needed:.2f} GiB per device"
   )
 
 
-def table3_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def format_table3(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the table of PaLM's Table 3 (accounting/table3.py)."""
   head = ("chips", "published", "MFU", "without attention", "HFU", "ours")
   lines = [
@@ -77,7 +78,7 @@ def table3_text(rows: Sequence[Mapping[str, Any]]) -> str:
   return "\n".join(lines)
 
 
-def duration(secs: float) -> str:
+def format_duration(secs: float) -> str:
   """Returns seconds as days, hours or minutes."""
   for unit, size in (("days", _DAY), ("hours", 3600), ("minutes", 60)):
     if secs >= 2 * size:
@@ -85,13 +86,13 @@ def duration(secs: float) -> str:
   return f"{secs:.1f} seconds"
 
 
-def _parameters(groups: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+def _list_parameters(groups: Mapping[str, int]) -> Iterator[tuple[str, str]]:
   for name, count in groups.items():
     yield name, f"{count:>22,}"
   yield "total", f"{sum(groups.values()):>22,}"
 
 
-def _flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   for term, forward in flops["forward"].items():
     again = flops["recomputed"].get(term, 0)
     repeated = f"  recomputed {again:.4g}" if again else ""
@@ -101,17 +102,17 @@ def _flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   yield "hardware", f"{flops['model'] + repeated:>22,}"
 
 
-def _memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   for name, num_bytes in plan["device_bytes"].items():
     yield name, f"{num_bytes / _GIB:>18.3f} GiB"
 
 
-def _decoding(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_decoding(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   kib = plan["cache_bytes_per_token"] / 1024
-  yield "keys and values of a token", f"{kib:>18.1f} KiB"
+  yield "keys and values per token", f"{kib:>18.1f} KiB"
 
 
-def _moved(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_moved(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   if not plan["moved"]:
     yield "nothing", ""
   for each in sorted(plan["moved"], key=lambda x: -x["bytes"]):
@@ -121,7 +122,7 @@ def _moved(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield name, f"{moved}  {each['secs']:>9.4f} s  {where}"
 
 
-def _step(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_step(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   notes = {"exchange": f"and {plan['hidden_exchange_secs']:.4f} s hidden"}
   has_pods = any(x["link"] == "dcn" for x in plan["moved"])
   for name, secs in plan["parts"].items():
@@ -133,10 +134,10 @@ def _step(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   yield "HFU", f"{plan['hfu']:>21.1%}"
 
 
-def _run(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_run(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   yield "steps", f"{run['steps']:>22,}"
   yield "tokens", f"{run['tokens']:>22,}"
-  yield "time", f"{duration(run['secs']):>22}"
+  yield "time", f"{format_duration(run['secs']):>22}"
   yield "chip hours", f"{run['chip_hours']:>22,.1f}"
   if run["kwh"] is not None:
     yield "energy", f"{run['kwh']:>18,.1f} kWh"
@@ -144,7 +145,7 @@ def _run(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cost", f"{run['cost']:>22,.2f}"
 
 
-def search_text(
+def format_search(
   records: Sequence[Mapping[str, Any]], num_devices: int, summary: str
 ) -> str:
   """Returns the table of the fastest layouts.
@@ -166,14 +167,14 @@ def search_text(
       f"{each['mfu']:>7.1%}{each['device_bytes'] / 2**30:>7.2f}  "
       f"{settings['NUM_PODS']:>4}  {settings['NUM_MICROBATCHES']:>12}  "
       f"{settings['REMAT']:<9}  {settings['MESH_SHAPE'] or '(one device)'}  "
-      f"{_short(settings['LAYOUT'])}",
+      f"{_shorten_layout(settings['LAYOUT'])}",
       f"{'':>9}{each['reason']}",
     ]
   return "\n".join([*lines, summary])
 
 
-def _short(layout: str) -> str:
-  """Returns rules by axis: data(batch) model(heads d_ff)."""
+def _shorten_layout(layout: str) -> str:
+  """Returns rules by axis, such as "data(batch) model(heads d_ff)"."""
   by_axis: dict[str, list[str]] = {}
   for rule in filter(None, layout.split(",")):
     dim, axis = rule.split(":")
@@ -181,7 +182,7 @@ def _short(layout: str) -> str:
   return " ".join(f"{axis}({' '.join(x)})" for axis, x in by_axis.items())
 
 
-def curves_text(curves: Curves) -> str:
+def format_curves(curves: Curves) -> str:
   """Returns a table for each setting (accounting/plan.py)."""
   lines = []
   for macro, points in curves.items():

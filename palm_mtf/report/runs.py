@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of MODEL_DIRs: the files of a run that the report shows."""
+"""Reads the files of a run that the report shows."""
 
 import ast
 import contextlib
@@ -22,9 +22,9 @@ _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """Run: the contents of one MODEL_DIR; only metrics.jsonl must exist."""
+  """The contents of one MODEL_DIR; only metrics.jsonl must exist."""
 
-  name: str  # shortest end of the path that no other run of the report has
+  name: str  # the shortest end of the path that is unique in the report
   lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl; each has a step
   rewinds: Sequence[Mapping[str, Any]]  # each has a step and a to_step
   samples: Sequence[Mapping[str, Any]]  # step, prompt and continuation
@@ -34,7 +34,7 @@ class Run:
   plan: Mapping[str, Any]  # numbers of plan.json, {} without one
 
   def points(self, field: str, x_field: str) -> list[tuple[float, float]]:
-    """Returns (x, y) of each line where both fields are finite numbers."""
+    """Returns (x, y) of each line in which both fields are finite numbers."""
     return [
       (line[x_field], line[field])
       for line in self.lines
@@ -47,8 +47,8 @@ class Run:
 
 
 def is_number(value: object) -> bool:
-  """Says whether a JSON value is a finite number."""
-  # True and False are ints to Python.
+  """Returns whether a JSON value is a finite number."""
+  # True and False are ints in Python.
   is_real = isinstance(value, int | float) and not isinstance(value, bool)
   # An int may be larger than any float.
   return is_real and abs(value) <= sys.float_info.max
@@ -58,9 +58,9 @@ def read_runs(model_dirs: Sequence[str]) -> list[Run]:
   """Reads each MODEL_DIR once, in the order given.
 
   Raises:
-    UserError: a folder does not exist, or holds no readable metrics.jsonl.
+    UserError: if a folder does not exist, or has no readable metrics.jsonl.
   """
-  # A folder that is given twice, or again by a link, is one run.
+  # A folder that is given twice, maybe by a link, is one run.
   paths = {os.path.realpath(x): x for x in map(os.path.expanduser, model_dirs)}
   parts = [os.path.abspath(path).split(os.sep) for path in paths.values()]
   # runs/a/lm and runs/b/lm become a/lm and b/lm.
@@ -74,51 +74,51 @@ def read_runs(model_dirs: Sequence[str]) -> list[Run]:
 def _read_run(path: str, name: str) -> Run:
   model_dir = ModelDir(path)
   if not os.path.isfile(model_dir.metrics):
-    raise UserError(f"MODEL_DIR = {path!r}: {_why_no_run(model_dir)}")
-  lines = _lines_with_step(model_dir.metrics)
+    raise UserError(f"MODEL_DIR = {path!r}: {_explain_no_run(model_dir)}")
+  lines = _read_lines(model_dir.metrics)
   if not any(sum(map(is_number, line.values())) > 1 for line in lines):
     raise UserError(
       f"{model_dir.metrics}: has no line with numbers yet; wait for the run's "
       "LOG_STEPS."
     )
-  rewinds = _lines_with_step(model_dir.rewinds)
+  rewinds = _read_lines(model_dir.rewinds)
   return Run(
     name,
     lines,
     [x for x in rewinds if is_number(x.get("to_step"))],
-    _lines_with_step(model_dir.samples),
-    _evaluations(model_dir.evaluations),
-    *_settings(model_dir.config),
-    _plan(model_dir.plan),
+    _read_lines(model_dir.samples),
+    _read_evaluations(model_dir.evaluations),
+    *_read_settings(model_dir.config),
+    _read_plan(model_dir.plan),
   )
 
 
-def _lines_with_step(path: str) -> list[dict[str, Any]]:
+def _read_lines(path: str) -> list[dict[str, Any]]:
   return [x for x in read_json_lines(path) if is_number(x.get("step"))]
 
 
-def _why_no_run(model_dir: ModelDir) -> str:
+def _explain_no_run(model_dir: ModelDir) -> str:
   path, metrics = model_dir.path, os.path.basename(model_dir.metrics)
   if not os.path.exists(path):
     folder, name = os.path.split(os.path.abspath(path))
     names = os.listdir(folder) if os.path.isdir(folder) else []
     guess = did_you_mean(name, names)
-    return f"there is no such folder{guess}; give that of a run."
+    return f"there is no such folder{guess}; give the folder of a run."
   if not os.path.isdir(path):
     return "is a file; give the folder of a run."
   missing = f"holds no {metrics}"
-  # A folder of runs, such as runs/, is given by mistake most often.
+  # The most common mistake is to give a folder of runs, such as runs/.
   for found in sorted(glob.glob(f"{glob.escape(path)}/*/{metrics}")):
     run = os.path.dirname(found)
     return f"{missing}, but folders of runs; give one, such as {run!r}."
   return f"{missing}; give the MODEL_DIR of a run that has logged a step."
 
 
-def _evaluations(folder: str) -> list[dict[str, Any]]:
+def _read_evaluations(folder: str) -> list[dict[str, Any]]:
   results = []
   # Steps have leading zeros, so that names sort by step.
   for path in sorted(glob.glob(f"{glob.escape(folder)}/step_*/*.json")):
-    # `evaluate` writes a damaged result again.
+    # Skip damaged results, which `evaluate` writes again.
     damaged = (OSError, ValueError, RecursionError, TypeError, KeyError)
     with contextlib.suppress(*damaged), open(path, "rb") as file:
       result = json.load(file)
@@ -127,7 +127,7 @@ def _evaluations(folder: str) -> list[dict[str, Any]]:
   return results
 
 
-def _plan(path: str) -> dict[str, Any]:
+def _read_plan(path: str) -> dict[str, Any]:
   with contextlib.suppress(OSError, ValueError, RecursionError):
     with open(path, "rb") as file:
       plan = json.load(file)
@@ -136,16 +136,16 @@ def _plan(path: str) -> dict[str, Any]:
   return {}
 
 
-def _settings(path: str) -> tuple[dict[str, Any], Set[str]]:
-  """Returns the values of the macros, and the names of those with a default."""
+def _read_settings(path: str) -> tuple[dict[str, Any], Set[str]]:
+  """Returns the values of the macros, and the names of defaulted macros."""
   settings: dict[str, Any] = {}
   with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
     settings |= _MACRO.findall(file.read().decode())
   # The comment is the origin of the value (cli/gin_files.py).
   defaults = {x for x, text in settings.items() if text.endswith("# default")}
   for name, text in settings.items():
-    # "3  # recipes/quickstart.gin:10" is 3: Python skips the comment. What is
-    # no literal, such as @optimizer, stays text.
+    # "3  # recipes/quickstart.gin:10" is 3, because Python skips the comment. A
+    # value that is not a literal, such as @optimizer, stays text.
     with contextlib.suppress(ValueError, SyntaxError):
       settings[name] = ast.literal_eval(text)
   return settings, defaults

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop, its checks, and what watches over it."""
+"""The training loop, its checks, its supervisor and its watchdog."""

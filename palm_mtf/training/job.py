@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The checked job of a training run, and the events that end a loop."""
+"""The job of a training run, and the events that end a training loop."""
 
 import dataclasses
 import logging
@@ -25,20 +25,20 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainJob:
-  """Input of the training loop."""
+  """Input of the training loop, checked by prepare.py."""
 
   model_dir: str
   config: Config  # ACTIVATION_DTYPE is resolved
   vocabulary: Vocabulary
   corpus: Corpus
-  manifest: Manifest  # of checkpoints, except what changes with the step
-  checkpoint: Checkpoint | None  # to resume from
+  manifest: Manifest  # of all checkpoints; each adds its step's fields
+  checkpoint: Checkpoint | None  # checkpoint of this run to resume from
   unigram_entropy: float  # of the validation tokens, nats per token
   task_evaluation: "TaskEvaluation | None" = None  # on EVAL_TASKS
-  initial_weights: NamedWeights | None = None  # where there is no checkpoint
-  # Checkpoint of another run, whose step and optimizer this run continues.
+  initial_weights: NamedWeights | None = None  # used without a checkpoint
+  # Checkpoint of another run whose step and optimizer state this run continues.
   initial_state: Checkpoint | None = None
-  rewinds: Sequence[Rewind] = ()  # later than `checkpoint`
+  rewinds: Sequence[Rewind] = ()  # all rewinds, if later than `checkpoint`
 
   @property
   def start(self) -> Checkpoint | None:
@@ -47,22 +47,22 @@ class TrainJob:
 
   @property
   def step(self) -> int:
-    """Training steps done."""
+    """Number of training steps done."""
     return self.start.manifest.step if self.start else 0
 
-  def computed_by(self, kernels: Mapping[str, str]) -> "TrainJob":
-    """Returns the job with a manifest that records the kernels.
+  def record_kernels(self, kernels: Mapping[str, str]) -> "TrainJob":
+    """Returns the job with the kernels in its manifest.
 
     Logs a warning if other kernels computed the checkpoint to resume from.
 
     Args:
-      kernels: kernels of the next steps (machine/kernels.py).
+      kernels: what computes the next steps (machine/kernels.py).
     """
     before = self.start.manifest.kernels if self.start else {}
     if changes := difference(kernels, before):
       _logger.warning(
-        f"from step {self.step:,} on the numbers will be those of other "
-        f"kernels: {changes}"
+        f"from step {self.step:,} on, other kernels compute the numbers: "
+        f"{changes}"
       )
     manifest = dataclasses.replace(self.manifest, kernels=kernels)
     return dataclasses.replace(self, manifest=manifest)
@@ -81,7 +81,7 @@ class TrainJob:
 
     Args:
       checkpoint: checkpoint of this run.
-      answered: function that is called after each answer of the model.
+      answered: called after each answer of the model.
     """
     found = {}
     if self.task_evaluation:
@@ -102,7 +102,7 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True)
 class Stopped:
-  """A stop signal came, and the last step is saved."""
+  """The run received a stop signal, and has saved the last step."""
 
   checkpoint: Checkpoint | None  # None before the first step
   signal_name: str
@@ -110,14 +110,14 @@ class Stopped:
 
 @dataclasses.dataclass(frozen=True)
 class NewBatchSize:
-  """The next step has another batch size, and so another program."""
+  """The next step has another batch size, which needs another program."""
 
   checkpoint: Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
 class Spike:
-  """The loss has spiked, and training goes back."""
+  """The loss has spiked, and training rewinds."""
 
-  checkpoint: Checkpoint | None  # to go back to; None for the first weights
-  rewinds: Sequence[Rewind]  # all of the run so far
+  checkpoint: Checkpoint | None  # to rewind to; None for the initial weights
+  rewinds: Sequence[Rewind]  # all rewinds of the run

@@ -31,22 +31,22 @@ from palm_mtf.training.job import (
   TrainJob,
 )
 from palm_mtf.training.loss_spikes import SpikePolicy
-from palm_mtf.training.progress import Clock, TrainProgress, rows_to_compute
+from palm_mtf.training.progress import Clock, TrainProgress, count_rows_left
 from palm_mtf.training.session import TrainSession
 from palm_mtf.training.step import NonFiniteStepError
 from palm_mtf.training.watchdog import Watchdog
 
 _logger = logging.getLogger(__name__)
 
-_CALLS_AHEAD = 2  # whose batches are prefetched
-# A run predicts its time after so many timed steps, or seconds of them.
+_CALLS_AHEAD = 2  # calls whose batches are prefetched
+# A run predicts its time after this many timed steps, or seconds of steps.
 _STEPS_TO_PREDICT, _SECS_TO_PREDICT = 3, 10.0
 
 Event = Finished | Stopped | NewBatchSize | Spike
 
 
 class Records(NamedTuple):
-  """What a run writes and shows, from a rewind to the next."""
+  """What a run writes and shows between two rewinds."""
 
   metrics: MetricsWriter
   progress: TrainProgress
@@ -59,16 +59,20 @@ class Action:
   """Something that a run does after some of its steps.
 
   Attributes:
-    run: does it, given the metrics of the step, to which it may add; and given
-      the checkpoint of the step if it needs one.
-    every: it is due after each multiple of so many steps; None is never.
-    steps: further steps after which it is due.
-    at_end: whether it is due after TRAIN_STEPS; None leaves that to `every`.
+    run: performs the action. It gets the step's metrics, to which it may add,
+      and the step's checkpoint if `needs_checkpoint`.
+    every: the action is due after each multiple of this many steps; None is
+      never.
+    steps: further steps after which the action is due.
+    at_end: whether the action is due after TRAIN_STEPS; None lets `every`
+      decide.
     needs_checkpoint: whether the step is saved first.
-    measures: whether it adds metrics, so that the step needs a line of metrics.
-    writes_measures: whether it is due after each action that measures.
-    is_lost: whether a run that was killed during the action, after the step was
-      saved, has to repeat it when it resumes.
+    measures: whether the action adds metrics, which an action with
+      `writes_measures` then writes.
+    writes_measures: whether the action is also due if an action that measures
+      is due.
+    is_lost: returns whether a resumed run must repeat the action, because the
+      run was killed between saving the step and the end of the action.
   """
 
   run: Callable[..., None]
@@ -81,7 +85,7 @@ class Action:
   is_lost: Callable[[], bool] = lambda: False
 
   def is_due(self, step: int, train_steps: int) -> bool:
-    """Whether it is due after a step, other actions aside."""
+    """Returns whether the action is due, without regard to other actions."""
     if self.every is None:
       return step in self.steps
     if step == train_steps and self.at_end is not None:
@@ -89,7 +93,7 @@ class Action:
     return step % self.every == 0 or step in self.steps
 
   def next_steps(self, step: int) -> list[int]:
-    """Returns steps after `step`; the next at which it is due is the least."""
+    """Returns later steps; the least is the next at which the action is due."""
     found = [x for x in self.steps if x > step]
     if self.every is not None:
       found.append(step - step % self.every + self.every)
@@ -111,10 +115,10 @@ class TrainLoop:
 
     Args:
       job: the run.
-      session: session with the weights after these steps.
-      spikes: finds loss spikes, and has the batches that are left out.
+      session: session with the weights after `job.step` steps.
+      spikes: detects loss spikes, and knows which batches are skipped.
       records: metrics, checkpoints and progress of the run.
-      peak: FLOP/s of all devices together, for MFU.
+      peak: peak FLOP/s of all devices together, for MFU.
     """
     self._job, self._config, self._session = job, job.config, session
     self._spikes, self._peak = spikes, peak
@@ -123,7 +127,8 @@ class TrainLoop:
     self._step_clock, self._data_clock = Clock(), Clock()
     self._validation_loss: float | None = None
     self._step = job.step
-    # Another batch size is another program: supervisor.py starts its loop.
+    # The loop ends before a step with another batch size, because that step
+    # needs another program; supervisor.py then starts another loop.
     run, sizes = self._config.run, self._config.run.batch_sizes
     self._batch_size = sizes.size(self._step)
     self._last_step = min(
@@ -135,7 +140,7 @@ class TrainLoop:
     self._actions = self._list_actions()
 
   def _list_actions(self) -> list[Action]:
-    """Returns all actions; the actions due after a step run in this order."""
+    """Returns all actions, in the order in which they run after a step."""
     job, run, pods = self._job, self._config.run, self._config.pods
     return [
       Action(
@@ -173,7 +178,7 @@ class TrainLoop:
     ]
 
   def run(self, stop: StopRequest) -> Event:
-    """Runs the steps that are left, and the actions due after each of them."""
+    """Runs the remaining steps, and the actions that are due after each."""
     with self._ahead, self._writer:
       self._repeat_lost_actions()
       while self._step < self._last_step and not stop.signal_name:
@@ -181,7 +186,7 @@ class TrainLoop:
           self._writer.check()
         for metrics in self._run_steps():
           self._step += 1
-          # The rewind also undoes the later steps of the call.
+          # A rewind also undoes the later steps of this call.
           if self._spikes.sees_spike(metrics):
             return self._rewind(metrics["loss"], stop)
         self._predict_time()
@@ -189,11 +194,11 @@ class TrainLoop:
       return self._end(stop)
 
   def _end(self, stop: StopRequest) -> Event:
-    """Saves the last step; returns why it is the last of this loop."""
+    """Saves the last step; returns the event that ends this loop."""
     self._save()
     newest = self._wait_for_writer()
     is_done = self._step == self._config.run.train_steps
-    if is_done and self._validation_loss is None:  # no step was left to run
+    if is_done and self._validation_loss is None:  # the loop ran no step
       self._validate()
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
@@ -203,7 +208,7 @@ class TrainLoop:
 
   def _rewind(self, loss: float, stop: StopRequest) -> Event:
     newest = self._wait_for_writer()
-    # A run that resumes from there sees the same spike, and rewinds.
+    # The resumed run will see the same spike, and rewind then.
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
     return Spike(
@@ -238,7 +243,7 @@ class TrainLoop:
         action.run(metrics)
 
   def _repeat_lost_actions(self) -> None:
-    """Repeats actions in which the run was killed after it saved the step."""
+    """Repeats actions that a killed run had not finished; see `is_lost`."""
     if not self._job.checkpoint:
       return
     due, metrics = self._find_due_actions(), {}
@@ -249,7 +254,7 @@ class TrainLoop:
     self._run_actions([x for x in lost if not x.measures], metrics)
 
   def _run_steps(self) -> list[dict[str, float]]:
-    """Runs the steps of one call into the session; returns their metrics."""
+    """Runs steps in one call into the session; returns the steps' metrics."""
     num_steps, program = self._count_steps_of_call(), self._session.program
     until = self._step + num_steps
     with self._data_clock.running(num_steps):
@@ -260,7 +265,7 @@ class TrainLoop:
     if num_steps > 1:
       phase = f"in steps {self._step + 1} to {until}"
     is_traced = until in self._config.run.trace_steps
-    # The mean time of a step does not include traced steps, which take longer.
+    # Traced steps take longer, and do not count for the mean step time.
     clock = contextlib.nullcontext if is_traced else self._step_clock.running
     records = [] if is_traced else None
     train_step = self._session.train_step
@@ -271,8 +276,8 @@ class TrainLoop:
         else:
           all_metrics = [train_step.run(*batches, self._step, records)]
       except NonFiniteStepError as bad:
-        raise self._session.finite_check.error_of_step(bad) from None
-    self._watchdog.step_done(until)
+        raise self._session.finite_check.make_step_error(bad) from None
+    self._watchdog.note_step(until)
     if is_traced:
       self._watchdog.expect_slow()
       trace = write_trace(self._job.model_dir, until, program, records)
@@ -281,26 +286,26 @@ class TrainLoop:
     return all_metrics
 
   def _count_steps_of_call(self) -> int:
-    """Returns the number of steps until an action is due."""
+    """Returns the number of steps of the next call: until an action is due."""
     loop, step = self._session.program.loop, self._step
     if not loop:
       return 1
     ends = [self._last_step]
     for action in self._actions:
       ends += action.next_steps(step)
-    # A traced step is the only one of its call.
+    # A traced step has a separate call.
     ends += [x - 1 for x in self._config.run.trace_steps if x - 1 > step]
     return min(loop.max_steps, min(ends) - step)
 
   def _predict_time(self) -> None:
-    """Says once how long the steps and losses that are left will take."""
+    """Logs once how long the remaining steps and losses will take."""
     clock, run = self._step_clock, self._config.run
     if (
       clock.num_steps >= _STEPS_TO_PREDICT
       or clock.total_secs >= _SECS_TO_PREDICT
     ):
       step_secs = clock.total_secs / clock.num_steps
-      secs = rows_to_compute(run, self._step) / self._batch_size * step_secs
+      secs = count_rows_left(run, self._step) / self._batch_size * step_secs
       self._progress.predict_time(step_secs, secs)
 
   def _compare_pods(self, unused_metrics: dict[str, float]) -> None:
@@ -358,7 +363,7 @@ class TrainLoop:
     }
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.memory.read()
-    # Between two lines of traced steps no step may have been timed.
+    # Between the lines of two traced steps, maybe no step was timed.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)
       metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}
@@ -369,28 +374,28 @@ class TrainLoop:
     )
 
   def _wait_for_writer(self) -> Checkpoint | None:
-    """Returns the newest checkpoint, once it is written."""
+    """Waits until the newest checkpoint is written, and returns it."""
     with self._during("while a checkpoint was written"):
       return self._writer.wait()
 
   def _save(self, *unused: object) -> None:
-    """Starts to write a checkpoint of this step, unless there is one."""
+    """Starts to write a checkpoint of this step, unless it exists."""
     if self._step == self._writer.step:
       return
     job, session = self._job, self._session
     self._watchdog.expect_slow()
     sizes = self._config.run.batch_sizes
-    # The row that the next step reads, skipped batches included.
+    # The next step reads the data from this row on, after skipped batches.
     next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(
       job.manifest,
       step=self._step,
       next_row=next_row,
-      data={**job.manifest.data, **self._spikes.manifest_data()},
+      data={**job.manifest.data, **self._spikes.make_manifest_data()},
     )
     # Variables that are not finite, or differ between pods, are never saved.
     with self._during(f"while step {self._step} was saved"):
       session.finite_check.check_variables(self._step)
       session.replica_check.check(self._step)
-      self._metrics.sync()  # a checkpoint never outlives the lines before it
+      self._metrics.sync()  # earlier lines must survive if the checkpoint does
       self._writer.write(manifest, session.copier.copy)

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Loss spikes: detected, and skipped after a rewind (PaLM 5.1).
+"""Detects loss spikes, and skips their batches after a rewind (PaLM 5.1).
 
-SPIKE_POLICY = "rewind" goes back to a checkpoint of at least 100 steps before a
-spike, and skips SPIKE_SKIP_STEPS batches from 100 steps before the spike on.
+SPIKE_POLICY = "rewind" goes back to a checkpoint at least 100 steps before the
+spike, and skips SPIKE_SKIP_STEPS batches, from 100 steps before the spike on.
 """
 
 import dataclasses
@@ -31,20 +31,20 @@ _logger = logging.getLogger(__name__)
 REWIND_STEPS = 100
 # The last 5 steps are compared with the 100 steps before them.
 _RECENT, _WINDOW = 5, 100
-# The noise is at least 2% of the loss, or 0.02 of the logarithm of the norm of
-# the gradients.
+# Least noise: 2% of the loss, and 0.02 for the logarithm of the gradient norm.
 _FLOOR = 0.02
-# A spike is a loss with a score over 6, or over 3 if the norm's is over 6.
+# A spike is a loss with a score above 6, or above 3 if the score of the
+# gradient norm is above 6. A score is a rise in units of noise.
 _SURE, _LIKELY = 6.0, 3.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rewind:
-  """A loss spike, and the batches that are skipped for it."""
+  """A loss spike, and the batches that are skipped because of it."""
 
-  step: int  # steps done when it was detected
-  loss: float  # of that step
-  usual_loss: float  # median of the 100 steps before the last 5
+  step: int  # steps done when the spike was detected
+  loss: float  # loss of the last step
+  usual_loss: float  # median loss of the 100 steps before the last 5
   to_step: int  # step of the checkpoint that training went back to
   skipped: Sequence[int]  # first and last batch
 
@@ -53,43 +53,43 @@ class SpikeDetector:
   """Detects a spike in the losses and gradient norms of the last 105 steps."""
 
   def __init__(self, seen: Sequence[Sequence[float]] = ()):
-    # [steps] pairs of loss and norm, oldest first, kept in checkpoints.
+    # [steps] pairs (loss, gradient norm), oldest first; kept in checkpoints.
     self.seen = [list(pair) for pair in seen]
 
   def sees_spike(self, loss: float, grad_norm: float) -> bool:
-    """Adds a step; returns whether it ends in a spike."""
+    """Adds a step; returns whether the loss has spiked."""
     self.seen = [*self.seen, [loss, grad_norm]][-_RECENT - _WINDOW :]
     if len(self.seen) < _RECENT + _WINDOW:
       return False
     losses, norms = np.array(self.seen).T
-    loss_score = _score(losses, max(_FLOOR * self.usual_loss, 1e-30))
+    loss_score = _score_rise(losses, max(_FLOOR * self.usual_loss, 1e-30))
     if not _LIKELY < loss_score <= _SURE:
       return loss_score > _SURE
     # A norm may be 0, which has no logarithm.
     norms = np.log(np.maximum(norms, 1e-30))
-    return _score(norms, _FLOOR) > _SURE
+    return _score_rise(norms, _FLOOR) > _SURE
 
   @property
   def usual_loss(self) -> float:
-    """Median of the losses before the last 5 steps."""
+    """Median loss of the steps before the last 5."""
     return float(np.median([loss for loss, _ in self.seen[:_WINDOW]]))
 
 
-def _score(x: np.ndarray, floor: float) -> float:
-  """Returns the rise of the last of 105 numbers, in units of their noise."""
+def _score_rise(x: np.ndarray, floor: float) -> float:
+  """Returns how far the last 5 of 105 numbers rise, in units of noise."""
   before, recent = x[:_WINDOW], x[_WINDOW:]
-  # Medians ignore single bad batches: three of five steps have to be high. The
-  # factor 1.4826 makes the noise the standard deviation of normal noise. While
+  # Medians ignore single bad batches: three of five steps must be high. The
+  # factor 1.4826 makes the noise a standard deviation if it is normal. While
   # the loss falls, its median is too high; after a change to larger batches,
-  # the noise is that of the smaller batches. Both errors rather miss a spike
-  # than take noise for one.
+  # the noise of the smaller batches is too large. Both errors may miss a spike,
+  # but do not take noise for a spike.
   noise = 1.4826 * np.median(abs(np.diff(before))) / math.sqrt(2)
   rise = np.median(recent) - np.median(before)
   return float(rise / max(noise, floor))
 
 
 class SpikePolicy:
-  """The spikes of a run after a checkpoint, and the batches that it skips."""
+  """Detects spikes, and decides about rewinds and skipped batches."""
 
   def __init__(
     self,
@@ -97,9 +97,9 @@ class SpikePolicy:
     checkpoint: Checkpoint | None,
     rewinds: Sequence[Rewind] = (),
   ):
-    """Continues from `checkpoint`, with `rewinds` that may be later than it."""
-    # The state is in every checkpoint, so that a run rewinds in the same way if
-    # it was stopped, even between a spike and the next checkpoint.
+    """Continues from `checkpoint`; `rewinds` may be later than `checkpoint`."""
+    # Every checkpoint has the state, so that a stopped and resumed run rewinds
+    # in the same way, even if it stopped between a spike and a checkpoint.
     held = checkpoint.manifest.data.get("spikes", {}) if checkpoint else {}
     own = [Rewind(**each) for each in held.get("rewinds", [])]
     self._config = config
@@ -115,14 +115,14 @@ class SpikePolicy:
     spike = self._detector.sees_spike(metrics["loss"], metrics["grad_norm"])
     if spike and len(self.rewinds) >= self._config.spike_rewinds:
       _logger.warning(
-        f"loss spike: {metrics['loss']:.4f}, usual are "
-        f"{self._detector.usual_loss:.4f}; training goes on, because there "
+        f"loss spike: {metrics['loss']:.4f}, usually "
+        f"{self._detector.usual_loss:.4f}; training continues, because there "
         f"were {len(self.rewinds)} rewinds already (SPIKE_REWINDS)"
       )
       self._is_on = False
     return spike and self._is_on
 
-  def manifest_data(self) -> dict[str, object]:
+  def make_manifest_data(self) -> dict[str, object]:
     """Returns the state for the manifest of a checkpoint."""
     data: dict[str, object] = {}
     if self.skips.ranges:
@@ -140,31 +140,32 @@ class SpikePolicy:
     sizes: BatchSizes,
     read: ReadCheckpoint = read_whole,
   ) -> tuple[Checkpoint | None, list[Rewind]]:
-    """Finds a whole checkpoint to rewind to; removes nothing.
+    """Finds a complete checkpoint to rewind to; removes nothing.
 
     Args:
       model_dir: MODEL_DIR.
-      step: steps done.
+      step: number of steps done.
       loss: loss of the last step.
       sizes: batch size of every step.
-      read: reads a checkpoint, and raises an error unless it is whole.
+      read: reads a checkpoint; raises an error if it is incomplete.
 
     Returns:
-      The checkpoint to rewind to, None for the first weights, and all rewinds.
+      The checkpoint to rewind to (None for the initial weights), and all
+      rewinds.
 
     Raises:
-      UserError: there are checkpoints, and none is whole.
+      UserError: if there are checkpoints, but none is complete.
     """
     target = max(0, step - REWIND_STEPS)
     folders = checkpoint_folders(model_dir)
     old_enough = [x for x in folders if step_of(x) <= target]
-    # First the checkpoints at or before `target`, newest first; then the later
-    # checkpoints, the nearest to `target` first.
+    # Try checkpoints at or before `target` first, newest first; then later
+    # ones, the nearest to `target` first.
     in_order = old_enough[::-1] + folders[len(old_enough) :]
     back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}", read)
     to_step = back.manifest.step if back else 0
-    # If the checkpoint is older than `target`, the steps up to `target` read
-    # the same batches again.
+    # Steps between an older checkpoint and `target` read the same batches
+    # again.
     first = self.skips.batch_read(max(target, to_step), sizes)
     new = Rewind(
       step=step,
@@ -174,19 +175,21 @@ class SpikePolicy:
       skipped=[first, first + self._config.spike_skip_steps - 1],
     )
     rewinds = [*self.rewinds, new]
-    _logger.warning(_message(new, back, self.skips.and_also([new.skipped])))
+    _logger.warning(
+      _format_message(new, back, self.skips.and_also([new.skipped]))
+    )
     path = ModelDir(model_dir).rewinds
     write_json_lines(path, map(dataclasses.asdict, rewinds))
     return back, rewinds
 
 
-def _message(new: Rewind, back: Checkpoint | None, skips: Skips) -> str:
+def _format_message(new: Rewind, back: Checkpoint | None, skips: Skips) -> str:
   where = back.path if back else "the first weights"
   age = new.step - new.to_step
   kept = "" if age >= REWIND_STEPS else ", the oldest there is"
   return (
-    f"loss spike at step {new.step}: {new.loss:.4f}, usual are "
-    f"{new.usual_loss:.4f}; back by {age} steps to {where}{kept}, and on "
+    f"loss spike at step {new.step}: {new.loss:.4f}, usually "
+    f"{new.usual_loss:.4f}; back by {age} steps to {where}{kept}; resuming "
     f"without the batches {new.skipped[0]} to {new.skipped[1]} (as with "
     f"SKIP_STEPS = {skips.ranges})"
   )

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation of a training run: every check of its input, then its data.
+"""Prepares a training run: checks all input, then makes the data.
 
 The user's mistakes are found before TensorFlow is imported, and before a file
 in MODEL_DIR changes.
@@ -60,21 +60,21 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 
 _logger = logging.getLogger(__name__)
 
-# Settings that earlier versions did not have, and the value that they implied.
+# Settings that earlier versions lacked, with the value that was then implied.
 _BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
-# Besides the settings, a run's numbers depend on these packages.
+# A run's numbers depend on the versions of these packages.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
 
 def prepare(model_dir: str, config: Config) -> TrainJob:
-  """Checks all input, and makes vocabulary and tokens where there are none.
+  """Checks all input, and makes vocabulary and tokens if they are missing.
 
   Args:
     model_dir: MODEL_DIR, held by the training lock.
     config: every setting.
 
   Raises:
-    UserError: the input is wrong; nothing has been overwritten.
+    UserError: if the input is wrong; nothing has been overwritten.
   """
   # Short checks come first, because tokens of a large corpus may take hours.
   _check_devices(config)
@@ -96,7 +96,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   check_prompts(run.prompts, vocabulary, model, run)
   warn_of_spaces(run.prompts, vocabulary)
   corpus = corpus_of_run(model_dir, config, vocabulary)
-  corpus.batches(run.batch_sizes)  # are there enough?
+  corpus.batches(run.batch_sizes)  # raises UserError if there are too few
   task_evaluation = _open_tasks(model_dir, config, vocabulary)
   entropy = unigram_entropy(_validation_batches(corpus, config))
   manifest = _make_manifest(config, vocabulary, corpus)
@@ -120,18 +120,18 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
 def _open_tasks(
   model_dir: str, config: Config, vocabulary: Vocabulary
 ) -> "TaskEvaluation | None":
-  """Returns the evaluation on EVAL_TASKS, None without TASK_EVAL_STEPS."""
+  """Returns the evaluation on EVAL_TASKS; None without TASK_EVAL_STEPS."""
   if not config.evaluation.task_eval_steps:
     return None
   check_room(config.model, config.run)
-  # SeqIO imports TensorFlow, which takes seconds.
+  # Import late, because SeqIO imports TensorFlow, which takes seconds.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
   from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 
   tasks = open_eval_tasks(
     config.evaluation, vocabulary, config.model.sequence_length
   )
-  # Tasks are predicted greedily; the settings of decoding are for samples.
+  # Tasks decode greedily; the decoding settings are for samples.
   greedy = dataclasses.replace(config, decode=DecodeConfig(temperature=0.0))
   return TaskEvaluation(model_dir, greedy, vocabulary, tasks)
 
@@ -148,15 +148,15 @@ def _check_devices(config: Config) -> None:
     cluster_places(pods, mesh)
     check_client(pods.client_address)
   if mesh.tpu and pods.pods == "in_process":
-    # Last of the short checks, because TensorFlow takes seconds to import; but
-    # before the data, which may take hours.
+    # Last of the short checks, because importing TensorFlow takes seconds; but
+    # before making the data, which may take hours.
     from palm_mtf.cluster.client.connect import tpus_here
 
     tpus_here(mesh)
 
 
 def _warn_of_short_ramp(run: RunConfig) -> None:
-  """Warns of batch sizes that would start after the last step."""
+  """Warns about batch sizes that would start after the last step."""
   unreached = [x for x in run.batch_sizes.pairs if x[0] >= run.train_steps]
   if unreached:
     start, size = unreached[0]
@@ -167,13 +167,14 @@ def _warn_of_short_ramp(run: RunConfig) -> None:
 
 
 def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
-  """Returns the checkpoint to resume from, None without one.
+  """Returns the checkpoint to resume from; None without one.
 
   Raises:
-    UserError: the checkpoint is of another model, or has other optimizer slots.
+    UserError: if the checkpoint is of another model, or has other optimizer
+      slots.
   """
-  # Servers that share MODEL_DIR compare the hashes later, each for its part:
-  # the training loop asks them to.
+  # With pods on other hosts, the servers compare the hashes of their files
+  # later, when the training session restores the checkpoint.
   read = read_whole if config.pods.pods == "in_process" else read_checkpoint
   newest = newest_whole(model_dir, read=read)
   if newest:
@@ -183,8 +184,8 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
 
 
 def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
-  """Returns the settings with ACTIVATION_DTYPE resolved."""
-  # A resumed run keeps its dtype, also on another machine.
+  """Resolves ACTIVATION_DTYPE, and logs it."""
+  # A resumed run keeps its dtype, even on another machine.
   begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
   model = resolved(config.model, config.mesh_layout, begun_in)
   log_dtype(model, config.mesh_layout, begun_in)
@@ -192,9 +193,8 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
 
 
 def _validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
-  """Returns the batches of the validation loss."""
   run = config.run
-  # With the batch size of the last step, as at the end of training.
+  # With the last step's batch size, as at the end of training.
   return corpus.validation_batches(
     batch_size=run.batch_sizes.size(run.train_steps - 1),
     num_rows=run.num_validation_rows,
@@ -204,7 +204,7 @@ def _validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
 def _make_manifest(
   config: Config, vocabulary: Vocabulary, corpus: Corpus
 ) -> Manifest:
-  """Returns the manifest of all checkpoints, except what the step changes."""
+  """Returns the manifest of all checkpoints, without fields of the step."""
   model, run = config.model, config.run
   parts = (
     model,
@@ -228,7 +228,7 @@ def _make_manifest(
       "PACKING": corpus.packing,
       "the tokens": corpus.fingerprint,
     },
-    settings=json.loads(json_text(settings)),  # as manifests are read
+    settings=json.loads(json_text(settings)),  # as if read from a file
     versions={
       "palm_mtf": __version__,
       "python": platform.python_version(),
@@ -240,7 +240,7 @@ def _make_manifest(
 def _add_parent(
   initial: NamedWeights | None, state: Checkpoint | None, manifest: Manifest
 ) -> Manifest:
-  """Returns the manifest, with `parent` if another run gives the weights."""
+  """Sets `parent` of the manifest if the weights are another run's."""
   if not initial:
     return manifest
   what, step = "the weights", 0

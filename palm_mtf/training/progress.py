@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The progress of a run: seconds of its steps, and what stderr shows.
+"""Times the steps of a run, and shows its progress on stderr.
 
-On a terminal that is one bar with step, loss, tokens/s, MFU and the time left.
-If stderr is a file or a pipe, log lines every few seconds have these numbers.
+A terminal shows a bar with step, loss, tokens/s, MFU and the remaining time. If
+stderr is a file or a pipe, log lines every few seconds have these numbers.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from palm_mtf.config import RunConfig
 _logger = logging.getLogger(__name__)
 
 _LINE_SECS = 10.0
-# A validation loss is only the forward pass, a third of a step's FLOPs.
+# The forward pass, which measures a loss, is a third of a step's FLOPs.
 _STEPS_OF_A_LOSS = 1 / 3
 
 
@@ -29,8 +29,8 @@ class Clock:
 
   def __init__(self):
     self._is_first = True
-    self._secs: list[float] = []  # [steps] since the last mean
-    self.num_steps, self.total_secs = 0, 0.0  # of all steps that were timed
+    self._secs: list[float] = []  # of each step since the last mean
+    self.num_steps, self.total_secs = 0, 0.0  # of all timed steps
 
   @contextlib.contextmanager
   def running(self, num_steps: int = 1) -> Iterator[None]:
@@ -45,22 +45,22 @@ class Clock:
     self._is_first = False
 
   def take_mean(self) -> float:
-    """Returns the mean since the last call, 0 if nothing was timed."""
+    """Returns the mean since the last call; 0 if nothing was timed."""
     mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
     self._secs = []
     return mean
 
 
-def rows_to_compute(run: RunConfig, step: int) -> float:
-  """Returns the work that is left after `step` steps, in rows of training."""
+def count_rows_left(run: RunConfig, step: int) -> float:
+  """Returns the work after `step` steps, counted in rows of training."""
   sizes = run.batch_sizes
   rows = sizes.rows_before(run.train_steps) - sizes.rows_before(step)
-  # Every EVAL_STEPS, and after the last step.
+  # Losses are measured every EVAL_STEPS and after the last step.
   losses = -(-run.train_steps // run.eval_steps) - step // run.eval_steps
   return rows + losses * run.num_validation_rows * _STEPS_OF_A_LOSS
 
 
-def _minutes(secs: float) -> str:
+def _format_minutes(secs: float) -> str:
   return f"{int(secs) // 60}:{int(secs) % 60:02d}"
 
 
@@ -71,8 +71,8 @@ class TrainProgress:
     """Starts at `step` steps done of `train_steps`."""
     self._train_steps = train_steps
     self._last_line = time.monotonic()
-    # Step and time of the first update. The time before it, mostly for
-    # compiling, is spent only once.
+    # Step and time of the first update. The time before, mostly for compiling,
+    # does not count, because it does not recur.
     self._first: tuple[int, float] | None = None
     self._has_predicted = False
     self._bar = progress.Progress(
@@ -105,7 +105,7 @@ class TrainProgress:
     if tokens_per_sec:
       numbers += f"  {tokens_per_sec:,.0f} tokens/s  MFU {mfu:.1%}"
     now = time.monotonic()
-    left = self._left(step, now)
+    left = self._estimate_left(step, now)
     self._bar.update(self._task, completed=step, numbers=numbers, left=left)
     is_due = now - self._last_line >= _LINE_SECS or step == self._train_steps
     if not self._is_terminal and is_due:
@@ -113,8 +113,8 @@ class TrainProgress:
       line = f"step {step}/{self._train_steps}  {numbers}  {left}"
       _logger.info(line.rstrip())
 
-  def _left(self, step: int, now: float) -> str:
-    """Returns the time left, "" while it is unknown."""
+  def _estimate_left(self, step: int, now: float) -> str:
+    """Returns the remaining time; "" while it is unknown."""
     steps_left = self._train_steps - step
     if not steps_left:
       return "0:00 left"
@@ -123,13 +123,13 @@ class TrainProgress:
       return ""
     first_step, start = self._first
     secs = (now - start) / (step - first_step) * steps_left
-    return f"{_minutes(secs)} left"
+    return f"{_format_minutes(secs)} left"
 
   def predict_time(self, step_secs: float, secs: float) -> None:
-    """Logs the seconds of a step and of the rest of the run, once."""
+    """Logs, once, the seconds per step and for the rest of the run."""
     if not self._has_predicted:
       self._has_predicted = True
       _logger.info(
-        f"training will take about {_minutes(secs)} minutes here: "
-        f"{step_secs:.2f} s per step, and validation losses"
+        f"training will take about {_format_minutes(secs)} minutes on this "
+        f"machine: {step_secs:.2f} s per step, and validation losses"
       )

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The session of a training loop: its graph, its variables, its checks."""
+"""The session of a training loop: builds the graph and sets the variables."""
 
 import dataclasses
 import logging
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class WatchedSession(NamedTuple):
-  """A session on the devices of a cluster, and the heartbeat of its servers."""
+  """A session on a cluster's devices, and the heartbeat of its servers."""
 
   cluster: Cluster
   session: tf.Session
@@ -50,17 +50,17 @@ class WatchedSession(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainSession:
-  """A training program in a session, whose variables are set.
+  """A training program in a session; its variables are set.
 
   Attributes:
     program: the graph of a step, for one batch size.
-    during: `Heartbeat.during`, for every call into the session.
+    during: `Heartbeat.during`, to wrap every call into the session.
     train_step: runs the program.
-    finite_check: check that variables are finite.
-    replica_check: check that all pods hold the same variables.
+    finite_check: checks that variables are finite.
+    replica_check: checks that all pods hold the same variables.
     copier: copies the weights for a checkpoint.
-    read_whole: returns a checkpoint if no file of it is damaged.
-    memory: memory of the servers.
+    read_whole: reads a checkpoint; raises an error if a file is damaged.
+    memory: reads the memory use of the servers.
   """
 
   program: TrainProgram
@@ -82,18 +82,19 @@ def build_train_session(
   """Builds the graph of the next step, and sets its variables.
 
   Args:
-    job: job whose `step` steps are done.
+    job: the run, after `job.step` steps.
     where: session of the current graph.
-    skips: batches that are left out.
-    newest: function that returns the newest checkpoint, for messages.
+    skips: batches to skip.
+    newest: returns the newest checkpoint, for messages.
 
   Raises:
-    PodLostError: a server was lost.
-    DamagedCheckpointError: a file of the checkpoint is damaged.
+    PodLostError: if a server is lost.
+    DamagedCheckpointError: if a file of the checkpoint is damaged.
   """
   cluster, session, heartbeat = where
   config, memory = job.config, ServerMemory(session, cluster.servers)
-  # From here on a lost pod ends every call into the session, by its phase.
+  # From here on, calls into the session are wrapped in `during`, so that a lost
+  # pod raises PodLostError with the given phase.
   with heartbeat.during("while its servers were asked for batches"):
     heartbeat.connect(session)
     readers = cluster.servers
@@ -130,7 +131,7 @@ def build_train_session(
       memory=memory,
     )
     _set_variables(job, session, built, processes)
-  if job.rewinds:  # the weights before the spike are restored
+  if job.rewinds:  # the weights from before the spike are restored
     remove_later(job.model_dir, job.step)
   return built
 
@@ -148,12 +149,13 @@ def _set_variables(
     restore(session, pods, job.checkpoint.prefix, processes)
     return
   if job.initial_state:
-    # Another run's files are held open, because its trainer may remove them.
+    # `initial_weights` holds the files open, because the other run may remove
+    # them.
     files = job.initial_weights.prefix
     restore(session, pods, files, processes.client_only)
     return
   session.run(built.program.initialize)
-  # Only the parameters come from another run: the optimizer starts afresh.
+  # Only parameters are taken from the other run, no optimizer slots.
   if job.initial_weights:
     names = set(job.manifest.shapes)
     parameters = [
@@ -166,17 +168,17 @@ def _set_variables(
 def _find_features(
   session: tf.Session, servers: Sequence[Process], job: TrainJob, skips: Skips
 ) -> Sequence[str] | ServerFeatures:
-  """Returns the features of the training batches, and how servers read them.
+  """Finds the features of the batches, and whether servers can read them.
 
   Args:
-    session: session of the current graph, which reaches the servers.
-    servers: servers of all devices; none if they are the client's.
-    job: has the corpus, and the batch size of every step.
-    skips: batches that are left out.
+    session: session of the current graph, connected to the servers.
+    servers: servers of all devices; [] if the client has all devices.
+    job: gives the corpus, and the batch size of every step.
+    skips: batches to skip.
 
   Returns:
-    Only the names of the features if there are no servers, or a server does not
-    find the same tokens.
+    ServerFeatures; or only the names of the features if there are no servers,
+    or a server does not find the same tokens.
   """
   corpus, sizes = job.corpus, job.config.run.batch_sizes
   names = corpus.batches(sizes, skips).features

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of a session, and their microbatches."""
+"""Runs the training steps of a session, microbatch by microbatch."""
 
 import concurrent.futures
 import itertools
@@ -18,40 +18,40 @@ _TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
 
 
 class NonFiniteStepError(Exception):
-  """A step whose loss or gradients are not finite; it changed no variable."""
+  """The loss or gradients of a step are not finite; no variable changed."""
 
   def __init__(
     self, step: int, losses: dict[str, float], gradient_squares: np.ndarray
   ):
     super().__init__(step, losses)
     self.step = step  # counted from 1
-    self.losses = losses  # as in TrainProgram
+    self.losses = losses  # TrainProgram.losses
     self.gradient_squares = gradient_squares  # [parameters], float32
 
 
 class TrainStep:
-  """Runs the steps of a program, and its loss on other batches."""
+  """Runs the steps of a program, and computes its loss on other batches."""
 
   def __init__(self, session: tf.Session, program: TrainProgram):
-    """Makes the calls into `session`, whose variables are set."""
+    """Makes callables of `session`, whose variables are set."""
     self._program, self._num_pods = program, len(program.pods)
     numbers = [program.step, program.microbatch]
     self._num_microbatches = program.num_microbatches
     self._features = list(program.pods[0].features)
-    # By pod: its features, once for each of its servers.
+    # [pods]: feeds of the pod's features, once for each server of the pod.
     by_pod = [
       [x for each in (pod.features, *pod.copies) for x in each.values()]
       for pod in program.pods
     ]
     every = [x for features in by_pod for x in features]
-    # Servers that read the rows of a step are fed only for other losses.
+    # If servers read the rows of a step, they are fed only for `losses`.
     fed = [*([] if program.servers_read else every), *numbers]
-    # The last microbatch of all pods, their exchange of gradients, the update.
-    # A callable returns a value of the structure of its first argument.
+    # The last microbatch of all pods, the exchange of gradients, the update.
+    # A callable returns values in the structure of its first argument.
     self._update = session.make_callable(
       [program.metrics, program.update], fed, accept_options=True
     )
-    # The microbatches before the last: one call per pod, so that no pod waits.
+    # Earlier microbatches have one call per pod, so that no pod waits.
     self._accumulate = [
       session.make_callable(
         pod.accumulate,
@@ -61,7 +61,7 @@ class TrainStep:
       for pod, features in zip(program.pods, by_pod, strict=True)
     ]
     self._is_first = True
-    # The losses and gradients of an update, without the update.
+    # The losses and gradients of a step, without the update.
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares, program.is_finite], fed
     )
@@ -85,17 +85,16 @@ class TrainStep:
 
     Args:
       batch: features of the program; None if servers read them.
-      step: steps done before this one.
-      records: list to which TensorFlow's record of each call is appended; None
-        does not trace.
+      step: number of steps done before.
+      records: receives TensorFlow's trace of each call; None does not trace.
 
     Raises:
-      NonFiniteStepError: the loss or the gradients are not finite.
+      NonFiniteStepError: if the loss or the gradients are not finite.
     """
     options = None
     if self._is_first and self._num_pods > 1:
-      # Pods of this process then compile one after another, so that the second
-      # finds the code of the first. Servers ignore the option.
+      # Pods of this process then compile one after another, so that later pods
+      # reuse the code of the first. Servers ignore the option.
       options = ONE_BY_ONE
     self._is_first = False
 
@@ -118,13 +117,13 @@ class TrainStep:
     try:
       metrics, _ = run(self._update, *last)
     except tf.errors.InvalidArgumentError:
-      # The graph refuses the update. Run the step again without the update, for
-      # the name of the tensor that is not finite.
+      # The graph has refused the update. Run the step again without the update,
+      # to find the tensor that is not finite.
       losses, squares, is_finite = self._measure(*last)
       if is_finite:
         raise  # another error
-      raise NonFiniteStepError(step + 1, _floats(losses), squares) from None
-    return _floats(metrics)
+      raise NonFiniteStepError(step + 1, _to_floats(losses), squares) from None
+    return _to_floats(metrics)
 
   def run_loop(
     self, batches: Sequence[Batch], step: int
@@ -132,16 +131,16 @@ class TrainStep:
     """Trains on batches in one call of the program's loop; returns metrics.
 
     Args:
-      batches: [steps] features of the program, at most `loop.max_steps`.
-      step: steps done before the first.
+      batches: batch of each step, at most `loop.max_steps`.
+      step: number of steps done before.
 
     Raises:
-      NonFiniteStepError: the loss or the gradients of a step are not finite;
-        the steps before it are done.
+      NonFiniteStepError: if the loss or the gradients of a step are not finite;
+        the steps before that one are done.
     """
     fed = []
-    # [steps * rows, length] -> [rounds, ...] of the loop's placeholders. Rounds
-    # beyond these steps stay zero, and are not run.
+    # [steps * rows, length] -> [rounds, ...], as LoopProgram wants. Rounds
+    # after the last step stay zero, and are not run.
     for name, placeholder in self._program.loop.features.items():
       rows = np.concatenate([batch[name] for batch in batches])
       rounds = np.zeros(placeholder.shape, rows.dtype)
@@ -157,11 +156,11 @@ class TrainStep:
       bad = num_done - 1
       last = self._feed_last(self._split_batch(batches[bad]), step + bad)
       losses, squares, _ = self._measure(*last)
-      raise NonFiniteStepError(step + num_done, _floats(losses), squares)
+      raise NonFiniteStepError(step + num_done, _to_floats(losses), squares)
     return done
 
   def losses(self, batch: Batch) -> Iterator[tuple[float, float]]:
-    """Yields the loss of each part of a batch, and the part's weight."""
+    """Yields (loss, weight) of each microbatch of each pod."""
     for parts in zip(*self._split_batch(batch), strict=True):
       rows = itertools.chain.from_iterable(
         part * (1 + len(pod.copies))
@@ -185,5 +184,5 @@ class TrainStep:
     ]
 
 
-def _floats(values: dict[str, np.float32]) -> dict[str, float]:
+def _to_floats(values: dict[str, np.float32]) -> dict[str, float]:
   return {name: float(value) for name, value in values.items()}

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor of a run starts one training loop (loop.py) after another.
 
-An event ends each loop, and decides what is new for the next loop:
+An event ends each loop, and decides what the next loop needs anew:
 
-  NewBatchSize             a session, for the program of that batch size
+  NewBatchSize             the session, with a program for that batch size
   Spike                    also metrics, progress, checkpoint writer, watchdog
-  PodLostError             also connections, to the pods that are left
-  DamagedCheckpointError   the same, with an older checkpoint
-  Finished, Stopped        none: the run ends
+  PodLostError             also connections, to the remaining pods
+  DamagedCheckpointError   the same, from an older checkpoint
+  Finished, Stopped        nothing: the run ends
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class _Pods(NamedTuple):
   heartbeat: Heartbeat
   peak: float  # FLOP/s of all devices together
   kernels: Mapping[str, str]
-  # One for all loops, so that a signal between two loops counts.
+  # One object for all loops, so that a signal between two loops counts.
   stop: StopRequest
 
 
@@ -67,7 +67,7 @@ class _Scope(contextlib.ExitStack):
   value: Any = None
 
   def open(self, manager: contextlib.AbstractContextManager) -> None:
-    """Enters `manager`, whose result is then `value`."""
+    """Enters `manager`, and keeps the result as `value`."""
     self.value = self.enter_context(manager)
 
   def close(self) -> None:
@@ -80,8 +80,8 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
   """Trains a job to TRAIN_STEPS.
 
   Raises:
-    UserError: a number is not finite, a checkpoint has no space, or a pod is
-      lost and ON_POD_FAILURE does not recover it.
+    UserError: if a number is not finite, the disk has no space for a
+      checkpoint, or a pod is lost and ON_POD_FAILURE does not recover.
   """
   config = job.config
   recovery = PodRecovery(servers, config.model, config.run.batch_sizes.sizes)
@@ -90,7 +90,7 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
       try:
         if not pods.value:
           pods.open(_connect_pods(job, servers))
-          job = job.computed_by(pods.value.kernels)
+          job = job.record_kernels(pods.value.kernels)
         if not records.value:
           records.open(_open_records(job))
         event = _run_loop(job, pods.value, records.value)
@@ -113,20 +113,22 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
         case DamagedCheckpointError():
           records.close()
           pods.close()
-          # Found by the servers, which have read it.
+          # A server has read the checkpoint, and found the damage.
           warn_of_damage(job.checkpoint.path, event)
           newest = newest_whole(job.model_dir)
           quarantine_damaged(job.model_dir, newest)
           job = dataclasses.replace(job, checkpoint=newest, rewinds=())
-      del event  # an error holds the frames of its loop, and so the graph
+      del (
+        event
+      )  # an error refers to the frames of its loop, and so to the graph
 
 
 @contextlib.contextmanager
 def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
-  """Connects to all pods; yields once all of them have answered."""
+  """Connects to all pods; yields once all pods have answered."""
   config, pods = job.config, job.config.pods
   places = servers.places()
-  # Servers on one host share it, also where each has its own devices.
+  # Servers on one host share the host, even if each has its own devices.
   hosts = {place.address.partition(":")[0] for pod in places for place in pod}
   peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
@@ -153,7 +155,7 @@ def _open_records(job: TrainJob) -> Iterator[Records]:
 
 def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
   """Runs a training loop in a new session; returns the event that ends it."""
-  free_garbage()  # of the loop before
+  free_garbage()  # of the previous loop
   spikes = SpikePolicy(job.config.fault_tolerance, job.start, job.rewinds)
   with tf.Graph().as_default(), pods.cluster.session() as session:
     records.watchdog.expect_slow()
@@ -165,7 +167,7 @@ def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
     except PodLostError as lost:
       if not pods.stop.signal_name:
         raise
-      # Whoever stops a run may have stopped its servers too.
+      # The signal that stops the run may have stopped its servers too.
       raise UserError(
         f"{lost}, after {pods.stop.signal_name}; run the same command to "
         "resume."
@@ -175,8 +177,8 @@ def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
 def _continue_without_lost_pod(
   job: TrainJob, lost: PodLostError, recovery: PodRecovery
 ) -> TrainJob:
-  """Returns the job on the pods that ON_POD_FAILURE says, once they answer."""
-  # The thread that writes checkpoints has ended with its loop.
+  """Returns the job for the pods that ON_POD_FAILURE asks for."""
+  # No checkpoint is being written, because the writer has ended with the loop.
   newest = newest_whole(job.model_dir, read=read_checkpoint)
   job = dataclasses.replace(job, checkpoint=newest)
   config = job.config
@@ -186,6 +188,6 @@ def _continue_without_lost_pod(
   return dataclasses.replace(
     job,
     config=dataclasses.replace(config, pods=pods),
-    rewinds=(),  # later than the checkpoint: found again, as in a killed run
+    rewinds=(),  # spikes after the checkpoint will be detected again
     manifest=dataclasses.replace(job.manifest, settings=settings),
   )

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of all variables: they are finite, and the same on every pod.
+"""Checks that all variables are finite, and the same on every pod.
 
-A run stops where a check fails, and saves nothing. Each slice is reduced on the
-device that holds it: one bool or integer per variable leaves a device.
+If a check fails, the run stops and saves nothing. Each device reduces its own
+slices, so that only one bool or integer per variable leaves the device.
 """
 
 import collections
@@ -36,34 +36,35 @@ class FiniteCheck:
     Args:
       session: session of the program.
       program: training program.
-      newest: function that returns the newest checkpoint, for messages.
+      newest: returns the newest checkpoint, for messages.
     """
     self._newest = newest
     self._parameters = program.parameters
     self._variables = names_of(program.slices)
     self._finite = session.make_callable(build_finite_check(program.slices))
 
-  def error_of_step(self, bad: NonFiniteStepError) -> UserError:
-    """Returns the message about a step, which names a tensor."""
+  def make_step_error(self, bad: NonFiniteStepError) -> UserError:
+    """Returns the error for a step; it names the first non-finite tensor."""
     numbers = ", ".join(f"{name} = {x}" for name, x in bad.losses.items())
     return UserError(
       f"{numbers} at step {bad.step}: training has diverged; the first tensor "
-      f"that is not finite is {self._first_non_finite(bad)}. {self._advice()}"
+      f"that is not finite is {self._find_first_non_finite(bad)}. "
+      f"{self._make_advice()}"
     )
 
   def check_variables(self, step: int) -> None:
     """Raises UserError unless all variables are finite after `step` steps."""
-    # An update may overflow where the gradients did not.
-    if bad := self._non_finite_variables():
+    # An update may overflow although the gradients are finite.
+    if bad := self._find_non_finite_variables():
       raise UserError(
         f"{bad[0]} is not finite after step {step} (as are {len(bad) - 1} "
-        f"other variables): training has diverged. {self._advice()}"
+        f"other variables): training has diverged. {self._make_advice()}"
       )
 
-  def _first_non_finite(self, bad: NonFiniteStepError) -> str:
-    # In the order of computation. The step has changed no variable
-    # (optim/clip.py), so parameters still have the values before the step.
-    variables = self._non_finite_variables()
+  def _find_first_non_finite(self, bad: NonFiniteStepError) -> str:
+    # Searches in the order of computation. The step has changed no variable
+    # (optim/clip.py), so parameters still have their values before the step.
+    variables = self._find_non_finite_variables()
     for name in self._parameters:
       if name in variables:
         return f"the parameter {name}, before the step"
@@ -78,15 +79,15 @@ class FiniteCheck:
         return f"the gradient of {name}"
     return "the sum of all gradients' squares"
 
-  def _non_finite_variables(self) -> list[str]:
-    """Returns the names of variables, parameters first."""
+  def _find_non_finite_variables(self) -> list[str]:
+    # Parameters come first, then optimizer slots.
     finite = dict(zip(self._variables, self._finite(), strict=True))
-    slots = [name for name in finite if name not in self._parameters]
-    return [x for x in (*self._parameters, *slots) if not finite[x]]
+    others = [name for name in finite if name not in self._parameters]
+    return [x for x in (*self._parameters, *others) if not finite[x]]
 
-  def _advice(self) -> str:
+  def _make_advice(self) -> str:
     return (
-      "Nothing of it is saved; lower LEARNING_RATE. "
+      "This step is not saved; lower LEARNING_RATE. "
       f"{last_good(self._newest())}"
     )
 
@@ -107,7 +108,7 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
 
 
 def _are_finite(part: Slice) -> list[tf.Tensor]:
-  """Returns whether a slice of each of its variables is finite, [] bool."""
+  """Returns whether a slice is finite, [] bool for each of its variables."""
   value = part.read()
   with tf.device(part.near):
     axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
@@ -117,8 +118,8 @@ def _are_finite(part: Slice) -> list[tf.Tensor]:
 class ReplicaCheck:
   """Compares the variables of a session's pods by their fingerprints.
 
-  Pods start with the same variables and apply the same updates. If one differs,
-  its memory, network or processor is at fault.
+  Pods start with the same variables and apply the same updates. If a pod
+  differs, its memory, network or processor is at fault.
   """
 
   def __init__(
@@ -141,27 +142,28 @@ class ReplicaCheck:
     differ = np.flatnonzero((numbers != numbers[0]).any(axis=0))
     if not len(differ):
       return
-    name = self._variables[differ[0]]
-    more = f" (as are {len(differ) - 1} other variables)"
+    name, pods = self._variables[differ[0]], numbers[:, differ[0]].tolist()
+    others = len(differ) - 1
+    more = f" (as are {others} other variables)" if others else ""
     raise UserError(
-      f"{name} is not the same on {_who(numbers[:, differ[0]].tolist())} after "
-      f"step {step}{more if len(differ) > 1 else ''}: a pod's memory, network "
-      "or processor is at fault. Nothing of it is saved; go on without that "
-      f"pod's machine. {last_good(self._newest())}"
+      f"{name} is not the same on {_name_pods(pods)} after step {step}{more}: "
+      "a pod's memory, network or processor is at fault. This step is not "
+      "saved; continue without that pod's machine. "
+      f"{last_good(self._newest())}"
     )
 
   @functools.cached_property
   def _fingerprints(self) -> Callable[[], list[np.ndarray]]:
-    """A function that returns the fingerprints of each pod."""
-    # Built for the first check, so that the first step does not wait for it.
+    """Callable that returns the fingerprints of each pod."""
+    # Built at the first check, so that the first step does not wait for it.
     with self._session.graph.as_default():
       return self._session.make_callable(
         [build_fingerprints(slices) for slices in self._pods]
       )
 
 
-def _who(numbers: list[int]) -> str:
-  """Returns the pods that differ: the minority, or else all pods."""
+def _name_pods(numbers: list[int]) -> str:
+  """Returns the pods that differ: the minority; all pods if there is none."""
   ((most, count),) = collections.Counter(numbers).most_common(1)
   few = [str(pod) for pod, number in enumerate(numbers) if number != most]
   if 2 * count <= len(numbers):
@@ -193,8 +195,8 @@ def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   # fingerprint = sum over slices s and elements i of
   #                 bits (2 i + 1) (2 s + 1)            mod 2^64
   #
-  # Integers have the same sum in any order. Odd factors have inverses: the sum
-  # changes with any element, and where two elements are exchanged.
+  # Integers have the same sum in any order. Odd factors have inverses mod 2^64,
+  # so the sum changes if an element changes, or if two elements are swapped.
   first, *_ = (part for parts in slices.values() for part in parts)
   with tf.device(first.near):
     return tf.concat(

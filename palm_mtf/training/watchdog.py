@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The watchdog ends a run that hangs, with stacks of all threads and code 1."""
+"""The watchdog ends a hanging run: prints all stacks, and exits with code 1."""
 
 import faulthandler
 import logging
@@ -12,10 +12,10 @@ from collections.abc import Callable
 _logger = logging.getLogger(__name__)
 
 
-# The first step, which compiles, a checkpoint and a validation loss may take so
-# many times longer than a step.
+# The first step (which compiles), a checkpoint and a validation loss may take
+# this many times WATCHDOG_SECS.
 _SLOW_FACTOR = 10
-_TICKS = 20  # per time that a step may take
+_TICKS = 20  # per WATCHDOG_SECS
 _STDERR = 2
 
 
@@ -23,17 +23,17 @@ class Watchdog:
   """Ends the process if no step is done for too long; a context manager."""
 
   def __init__(self, secs: float | None, newest: Callable[[], str]):
-    """Starts with the entry of the context.
+    """Takes the limit; entering the context starts the watchdog.
 
     Args:
       secs: WATCHDOG_SECS; None never ends the process.
-      newest: function that returns the path of the newest checkpoint.
+      newest: returns the path of the newest checkpoint.
     """
     self._secs, self._newest = secs, newest
     self.expect_slow()
     self._where = "before the first step"
     self._end = threading.Event()
-    # A thread also runs while the main thread waits in Python or in C++.
+    # A thread runs even while the main thread waits in Python or C++.
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
   def __enter__(self) -> "Watchdog":
@@ -46,13 +46,13 @@ class Watchdog:
     if self._secs is not None:
       self._thread.join()
 
-  def step_done(self, step: int) -> None:
-    """Starts to wait for the step after `step`."""
+  def note_step(self, step: int) -> None:
+    """Starts waiting for the step after `step`."""
     self._where = f"after step {step}"
     self._waited, self._patience = 0.0, self._secs or 0
 
   def expect_slow(self) -> None:
-    """Starts to wait for something that takes longer than a step."""
+    """Starts waiting for something that takes longer than a step."""
     self._waited, self._patience = 0.0, (self._secs or 0) * _SLOW_FACTOR
 
   def _watch(self) -> None:
@@ -61,8 +61,8 @@ class Watchdog:
       start = time.monotonic()
       if self._end.wait(tick):
         return
-      # A much longer tick does not count in full, because the process and this
-      # thread were stopped in it, by Ctrl-Z or with the machine.
+      # A much longer tick does not count in full, because the process was
+      # suspended by Ctrl-Z or with the machine.
       self._waited += min(time.monotonic() - start, 2 * tick)
       if self._waited > self._patience:
         self._end_process()
@@ -75,4 +75,4 @@ class Watchdog:
       f"{self._newest()}; above is what each thread was doing; run the same "
       "command to resume"
     )
-    os._exit(1)  # the main thread may never return to end it in order
+    os._exit(1)  # the main thread hangs, and cannot exit normally

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """PaLM's layers for `mesh_tensorflow.transformer`, registered for gin.
 
-Their variables, layouts and contexts are Mesh TensorFlow's own. Importing this
-package makes every name below a gin configurable of the module
+Variables, layouts and contexts are Mesh TensorFlow's. Importing this package
+makes every name below a gin configurable of the module
 `palm_mtf.unitransformer`; gin/mesh_tensorflow/palm.gin builds a Unitransformer
-of them.
+from these layers.
 """
 
 import gin
@@ -21,11 +21,11 @@ __all__ = ["MultiQueryAttention", "ParallelBlock", "SwiGlu", "sublayer_norm"]
 
 
 def _keep_old_gin_names() -> None:
-  """Lets gin files still name the configurables by `palm_mtf.layers`."""
+  """Lets old gin files still use the module name `palm_mtf.layers`."""
   registry = gin.config._REGISTRY
   for name in __all__:
-    # Only exact matches: a second entry in the tree of partial names would make
-    # the bare name ambiguous.
+    # Register only exact names, because a second entry in gin's tree of partial
+    # names would make the bare name ambiguous.
     for old in (f"palm_mtf.layers.{name}", f"layers.{name}"):
       registry._selector_map[old] = registry[f"palm_mtf.unitransformer.{name}"]
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PaLM's layers as layers of Mesh TensorFlow's Unitransformer.
 
-Masks, packed sequences, variables' layouts and the cache of decoding are Mesh
-TensorFlow's. The arithmetic is that of model/layers.py.
+Mesh TensorFlow provides masks, packed sequences, layouts of variables and the
+decoding cache; model/layers.py provides the arithmetic.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ _turned = fused(layers.turned)
 
 
 def _check_one_model(context: transformer.Context) -> None:
-  """Raises UserError for an ensemble, whose models have separate weights."""
+  """Raises UserError if Unitransformer.ensemble asks for several models."""
   ensemble = context.model.ensemble_dim
   if ensemble:
     raise UserError(
@@ -56,7 +56,7 @@ def sublayer_norm(
     A tensor with the shape and dtype of x.
 
   Raises:
-    UserError: `norm` is neither.
+    UserError: if `norm` has another value.
   """
   del layer_stack
   check_choice("sublayer_norm.norm", norm, ["layer_norm", "rms_norm"])
@@ -84,11 +84,11 @@ class MultiQueryAttention(transformer_layers.SelfAttention):
     """Takes the sizes.
 
     Args:
-      num_heads: query heads.
-      d_kv: width of one head; even, because rotary embedding turns pairs.
+      num_heads: number of query heads.
+      d_kv: width of a head; even, because rotary embedding rotates pairs.
 
     Raises:
-      UserError: a size is no positive whole number, or `d_kv` is odd.
+      UserError: if a size is not a positive whole number, or `d_kv` is odd.
     """
     check_count("MultiQueryAttention.num_heads", num_heads)
     check_count("MultiQueryAttention.d_kv", d_kv)
@@ -106,7 +106,7 @@ class MultiQueryAttention(transformer_layers.SelfAttention):
 
 
 class _RotaryParams(attention.AttentionParams):
-  """The kernels of a layer, which rotate its queries and keys."""
+  """The kernels of an attention layer; rotates queries and keys."""
 
   def __init__(
     self,
@@ -126,8 +126,8 @@ class _RotaryParams(attention.AttentionParams):
       memory_heads_dims=None,
       variable_dtype=context.variable_dtype,
       combine_dims=False,
-      # q is divided by sqrt(d_kv) in the forward pass, so that its kernel is
-      # initialized like all others.
+      # The forward pass divides q by sqrt(d_kv), so that the kernel of q has
+      # the same initializer as other kernels.
       fold_scaling_into_initializer=False,
     )
     self._context = context
@@ -145,21 +145,21 @@ class _RotaryParams(attention.AttentionParams):
     if self._context.mode == "incremental":
       position = self._context.position
     else:
-      # Positions count from the start of the row, even for a later sequence of
-      # a packed row: q k depends only on differences of positions.
+      # Positions count from the start of a packed row, also in later sequences,
+      # because q k depends only on differences of positions.
       names = ("length", "memory_length")
       (dim,) = [x for x in x.shape.dims if x.name in names]
       position = mtf.range(x.mesh, dim, tf.int32)
-    return rotate(x, *rotary_angles(length, self.key_dim, position))
+    return rotate(x, *compute_rotary_angles(length, self.key_dim, position))
 
 
-def rotary_angles(
+def compute_rotary_angles(
   length: mtf.Dimension, d_kv: mtf.Dimension, position: mtf.Tensor
 ) -> list[mtf.Tensor]:
   """Returns sin and cos of the angles at given positions.
 
   Args:
-    length: positions of a whole sequence.
+    length: dimension of the positions of a whole sequence.
     d_kv: width of a head.
     position: int32, any shape.
 
@@ -167,9 +167,9 @@ def rotary_angles(
     Two tensors [..., d_kv / 2], float32, with the dimensions of `position`.
   """
 
-  # Not mtf.gather, which multiplies: TPUs would round the tables to bfloat16.
+  # mtf.gather would be a matrix product, in which TPUs round to bfloat16.
   def look_up(table: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-    # A sequence that has ended stays in its batch; its position still grows.
+    # An ended sequence stays in the batch, and its position still grows.
     return tf.gather(table, tf.minimum(position, length.size - 1))
 
   angles = []
@@ -188,7 +188,7 @@ def rotary_angles(
 
 
 def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
-  """Rotates the halves of d_kv against each other.
+  """Applies rotary embedding: rotates pairs (x[i], x[i + d_kv / 2]).
 
   Args:
     x: [..., d_kv], queries or keys.
@@ -206,7 +206,7 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
       sin, cos = tf.expand_dims(sin, axis), tf.expand_dims(cos, axis)
     return _turned(x, sin, cos)
 
-  def operation(
+  def make_operation(
     fn: Callable[..., tf.Tensor],
     inputs: Sequence[mtf.Tensor],
     gradient: Callable[..., list[mtf.Tensor | None]] | None = None,
@@ -221,13 +221,16 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
     ).outputs[0]
 
   def gradient(op: WholeSlice, dy: mtf.Tensor) -> list[mtf.Tensor | None]:
-    # Not `sin` and `cos`, because a recomputed copy of `op` has other inputs.
+    # Read the angles from `op`, because a recomputed copy of `op` has inputs
+    # other than `sin` and `cos`.
     _, *angles = op.inputs
-    # The gradient is rotated by the opposite angles.
-    back = operation(lambda dy, sin, cos: turn(dy, -sin, cos), [dy, *angles])
+    # The gradient rotates by the opposite angles.
+    back = make_operation(
+      lambda dy, sin, cos: turn(dy, -sin, cos), [dy, *angles]
+    )
     return [back, None, None]
 
-  return operation(turn, [x, sin, cos], gradient)
+  return make_operation(turn, [x, sin, cos], gradient)
 
 
 @gin.configurable(module="palm_mtf.unitransformer")
@@ -241,7 +244,7 @@ class SwiGlu(transformer.TransformerLayer):
       d_ff: hidden width, 4 * d_model in PaLM.
 
     Raises:
-      UserError: `d_ff` is no positive whole number.
+      UserError: if `d_ff` is not a positive whole number.
     """
     check_count("SwiGlu.d_ff", d_ff)
     self._d_ff = mtf.Dimension("d_ff", d_ff)
@@ -276,7 +279,7 @@ def _multiply(
   name: str,
   output: mtf.Dimension,
 ) -> mtf.Tensor:
-  """Multiplies x [..., inputs] by the kernel `name`: [..., output]."""
+  """Multiplies x [..., inputs] by the kernel `name`; returns [..., output]."""
   inputs = x.shape.dims[-1]
   kernel = mtf.get_variable(
     context.mesh,
@@ -316,7 +319,7 @@ def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
 
 @gin.configurable(module="palm_mtf.unitransformer")
 class ParallelBlock(transformer.TransformerLayer):
-  """Attention(x) + MLP(x), x normalized by the stack that calls it (PaLM 2)."""
+  """Attention(x) + MLP(x); the calling stack normalizes x (PaLM 2)."""
 
   # Mesh TensorFlow's ParallelLayer divides the sum by sqrt(2); PaLM does not.
 
@@ -344,9 +347,9 @@ class ParallelBlock(transformer.TransformerLayer):
     """Returns the sum of the layers, with the shape and dtype of x.
 
     Args:
-      context: positions, masks and the cache of decoding.
+      context: positions, masks and the decoding cache.
       x: [..., d_model], activation dtype, normalized.
-      losses: receives what the layers add to the loss.
+      losses: list to which layers append additional losses.
     """
     branches = []
     for layer in self._layers:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
-from palm_mtf.export.huggingface.weights import tensor_names
+from palm_mtf.export.huggingface.weights import find_tensor_names
 from palm_mtf.machine import host_memory
 from tests import runs
 from tests.transformers_folder import (
@@ -273,7 +273,7 @@ def test_half_precision_is_imported_exactly(dtype, model_folder, weights):
   found = weights()
   begin, end = (x // 2 for x in header[EMBEDDING]["data_offsets"])
   assert found["embedding"].tobytes() == expected[begin:end].tobytes()
-  norm = tensor_names(MODEL)["layer_001/norm/scale"]
+  norm = find_tensor_names(MODEL)["layer_001/norm/scale"]
   begin, end = (x // 2 for x in header[norm]["data_offsets"])
   assert (
     found["layer_001/norm/scale"].tobytes() == expected[begin:end].tobytes()

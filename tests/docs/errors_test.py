@@ -154,7 +154,7 @@ TESTS = {
   ),
   "...: other users can": (
     "generation/serving/access_test.py",
-    "test_a_file_without_private_keys_is_one_line",
+    "test_a_file_without_private_keys_is_one_error_line",
   ),
   "Host: ...": (
     "generation/serving/access_test.py",

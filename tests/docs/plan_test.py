@@ -83,7 +83,7 @@ def test_every_chip_that_the_page_names_has_a_file():
 COMPARED = [  # by pages_test.py
   "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --curves",
   "palm_mtf plan --table3",
-  "memory of a device",
+  "memory per device",
   "layouts of 6,144 devices",
   "CHIP_DCN_BANDWIDTH",
   "model                        chips",

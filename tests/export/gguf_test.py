@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An exported file is the newest checkpoint, and llama.cpp runs it as we do."""
+"""A GGUF file holds the newest checkpoint; llama.cpp computes our logits."""
 
 import json
 import random
@@ -15,14 +15,17 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf import (
   check_vocabulary,
-  gguf_architecture,
-  gguf_name,
-  model_metadata,
-  vocabulary_metadata,
+  find_gguf_architecture,
+  make_gguf_name,
+  make_model_metadata,
+  make_vocabulary_metadata,
   write_gguf,
 )
 from palm_mtf.export.huggingface.config_json import COHERE
-from palm_mtf.export.huggingface.weights import tensor_reader, tensor_shapes
+from palm_mtf.export.huggingface.weights import (
+  find_tensor_shapes,
+  make_tensor_reader,
+)
 from tests import oracle, runs
 from tests.export import llama_cpp_oracle
 from tests.export.read_gguf import read_gguf
@@ -45,10 +48,12 @@ def test_tensors_give_our_logits_in_the_architecture_named(changes):
   model = small_config(**changes)
   params = oracle.random_parameters(model, seed=1)
   tokens = random_tokens(model, batch_size=1, seed=0)["inputs"]
-  read = tensor_reader(model, COHERE, params.__getitem__)
-  tensors = {gguf_name(name): read(name) for name in tensor_shapes(model)}
+  read = make_tensor_reader(model, COHERE, params.__getitem__)
+  tensors = {
+    make_gguf_name(name): read(name) for name in find_tensor_shapes(model)
+  }
   actual = llama_cpp_oracle.forward(
-    model_metadata(model, "float32"), tensors, tokens[0]
+    make_model_metadata(model, "float32"), tensors, tokens[0]
   )
   expected = oracle.forward(model, params, tokens)[0]
   assert np.abs(actual - expected).max() < 1e-9 * np.ptp(expected)
@@ -62,17 +67,17 @@ def test_tensors_give_our_logits_in_the_architecture_named(changes):
     ({**WIDTH, "num_layers": 64}, "^NUM_LAYERS = 64: .*norms of q and k"),
   ],
 )
-def test_a_model_that_llama_cpp_would_run_otherwise_is_refused(
+def test_a_model_that_llama_cpp_would_compute_differently_is_refused(
   changes, message
 ):
   with pytest.raises(UserError, match=message):
-    gguf_architecture(small_config(**changes))
+    find_gguf_architecture(small_config(**changes))
 
 
 def test_a_serial_model_of_any_width_and_depth_is_a_granite():
   model = small_config(**SERIAL, num_layers=64)
   assert model.num_heads * model.d_kv != model.d_model
-  assert gguf_architecture(model) == "granite"
+  assert find_gguf_architecture(model) == "granite"
 
 
 SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:20]
@@ -87,7 +92,7 @@ def vocabulary(tmp_path_factory) -> Vocabulary:
 
 
 def test_pieces_scores_and_types_are_sentencepieces(vocabulary):
-  found = vocabulary_metadata(
+  found = make_vocabulary_metadata(
     vocabulary, start_id=1, vocab_size=vocabulary.size
   )
   processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
@@ -101,19 +106,19 @@ def test_pieces_scores_and_types_are_sentencepieces(vocabulary):
   assert set(types[259:]) == {NORMAL}
 
 
-def test_rows_without_a_piece_have_names_of_their_own_and_are_unused(
+def test_rows_without_a_piece_have_separate_names_and_are_unused(
   vocabulary,
 ):
   size = vocabulary.size + 3
-  found = vocabulary_metadata(vocabulary, start_id=1, vocab_size=size)
+  found = make_vocabulary_metadata(vocabulary, start_id=1, vocab_size=size)
   tokens = found["tokenizer.ggml.tokens"]
   assert len(tokens) == len(set(tokens)) == size
   assert found["tokenizer.ggml.token_type"][-3:] == [UNUSED] * 3
   assert len(found["tokenizer.ggml.scores"]) == size
 
 
-def test_what_stands_before_a_text_is_added_and_no_space(vocabulary):
-  found = vocabulary_metadata(
+def test_the_start_token_is_added_before_a_text_but_no_space(vocabulary):
+  found = make_vocabulary_metadata(
     vocabulary, start_id=0, vocab_size=vocabulary.size
   )
   name = "tokenizer.ggml."
@@ -123,7 +128,7 @@ def test_what_stands_before_a_text_is_added_and_no_space(vocabulary):
   assert found[f"{name}add_space_prefix"] is False
 
 
-def test_a_vocabulary_that_llama_cpp_would_follow_otherwise_is_refused(
+def test_a_vocabulary_that_llama_cpp_would_encode_differently_is_refused(
   tmp_path,
 ):
   sentencepiece.SentencePieceTrainer.Train(
@@ -136,7 +141,7 @@ def test_a_vocabulary_that_llama_cpp_would_follow_otherwise_is_refused(
     minloglevel=2,
   )
   vocabulary = Vocabulary(str(tmp_path / "foreign.model"))
-  with pytest.raises(UserError, match="otherwise: it is no byte-pair encoding"):
+  with pytest.raises(UserError, match="differently: it is not a byte-pair"):
     check_vocabulary(vocabulary)
 
 
@@ -166,10 +171,10 @@ def test_a_tensor_that_a_dtype_cannot_hold_has_a_larger_one(
   assert found.metadata == metadata
   assert list(found.dtypes.values()) == numbers
   for name, value in values.items():
-    # Half a step of int8, and a rounding to float16.
+    # Half a step of int8, and one rounding to float16.
     limit = np.abs(value).max() * (0.5 / 127 + 2**-11)
     np.testing.assert_allclose(
-      found.tensors[gguf_name(name)], value, rtol=0, atol=limit
+      found.tensors[make_gguf_name(name)], value, rtol=0, atol=limit
     )
 
 
@@ -187,7 +192,7 @@ def test_a_number_that_float16_cannot_hold_is_refused(dtype, tmp_path):
 
 
 TEXT = "one two"
-# Of the range of the logits.
+# Tolerances, relative to the range of the logits.
 LIMITS = {"float32": 1e-5, "float16": 1e-3, "q8_0": 2e-2}
 
 
@@ -199,7 +204,7 @@ def _export(run, folder, dtype):
 
 
 def _logits(run, ids) -> np.ndarray:
-  """Returns the oracle's logits by a run's newest checkpoint, [L, V]."""
+  """Returns the oracle's logits for a run's newest checkpoint, [L, V]."""
   names = ["num_layers", "d_model", "num_heads", "d_kv", "d_ff", "vocab_size"]
   sizes = {name: runs.SETTINGS[name.upper()] for name in names}
   tensors = runs.read_tensors(run, 12)
@@ -243,7 +248,7 @@ def test_q8_0_holds_all_matrices_in_int8(finished, tmp_path):
   for name, value in file.tensors.items():
     assert file.dtypes[name] == (8 if value.ndim == 2 else 0)
   assert file.metadata["general.file_type"] == 7
-  # Behind [eod], where PACKING = "joined" begins a document.
+  # After [eod], where PACKING = "joined" begins a document.
   assert file.metadata["tokenizer.ggml.bos_token_id"] == 1
 
 
@@ -289,7 +294,7 @@ def test_llama_cpp_computes_our_logits_and_our_greedy_text(
   model = llama_cpp.Llama(
     str(_export(a_run, tmp_path, dtype)),
     **{"logits_all": True, "verbose": False, "n_threads": 1},
-    # float32 keys and values: float16 ones cost a ten-thousandth of the range.
+    # float32 keys and values; float16 would cost 1e-4 of the range.
     **{"type_k": 0, "type_v": 0},
   )
   ids = model.tokenize(TEXT.encode())
@@ -298,7 +303,7 @@ def test_llama_cpp_computes_our_logits_and_our_greedy_text(
   expected = _logits(a_run, np.array([ids]))
   difference = np.abs(model.scores[: len(ids)] - expected).max()
   assert difference < LIMITS[dtype] * np.ptp(expected)
-  if dtype == "q8_0":  # whose rounding may change a close choice
+  if dtype == "q8_0":  # its rounding may change a close choice
     return
   capsys.readouterr()
   greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8", "--json"]

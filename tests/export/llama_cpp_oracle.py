@@ -3,7 +3,7 @@
 # ruff: noqa: N803 (names end in the letters of their axes)
 """The forward passes of llama.cpp's command-r and granite.
 
-Written from its graphs, in float64 NumPy; the axes are those of oracle.py.
+Written after its graphs, in float64 NumPy; axes are named as in oracle.py.
 """
 
 import numpy as np
@@ -53,7 +53,7 @@ def _feed_forward(tensors, layer, y):
 
 
 def forward(metadata, tensors, tokens):
-  """Returns the logits of a text, [L, V], by metadata and tensors of GGUF."""
+  """Returns the logits of a text, [L, V], from GGUF metadata and tensors."""
   name = metadata["general.architecture"]
 
   def key(rest):

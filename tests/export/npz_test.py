@@ -24,7 +24,7 @@ def folder(finished, tmp_path_factory):
   return path
 
 
-def test_the_arrays_are_those_of_the_newest_checkpoint(folder, finished):
+def test_the_arrays_equal_the_newest_checkpoint(folder, finished):
   tensors = runs.read_tensors(finished, 12)
   with np.load(folder / "weights.npz") as arrays:
     assert "layer_000/attention/q" in arrays
@@ -32,7 +32,7 @@ def test_the_arrays_are_those_of_the_newest_checkpoint(folder, finished):
       np.testing.assert_array_equal(arrays[name], tensors[name], err_msg=name)
 
 
-def test_the_oracle_scores_with_the_folder_alone_what_score_does(
+def test_the_oracle_scores_like_score_with_only_the_folder(
   folder, finished, capsys
 ):
   fields = json.loads((folder / "config.json").read_text())
@@ -54,12 +54,12 @@ def test_the_oracle_scores_with_the_folder_alone_what_score_does(
   assert score["log_likelihood"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_folder_says_of_which_step_and_model_it_is(folder):
+def test_the_folder_names_its_step_and_model(folder):
   fields = json.loads((folder / "config.json").read_text())
   assert (fields["step"], fields["D_MODEL"], fields["NORM"]) == (
     12,
     runs.SETTINGS["D_MODEL"],
     "layer_norm",
   )
-  # Behind [eod], where PACKING = "joined" begins a document.
+  # After [eod], where PACKING = "joined" begins a document.
   assert fields["start_id"] == fields["eod_id"] == 1

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads GGUF files, by the format's specification alone."""
+"""Reads GGUF files, written only after the format's specification."""
 
 import struct
 from typing import NamedTuple

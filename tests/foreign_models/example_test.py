@@ -33,7 +33,7 @@ def losses(text):
 
 @pytest.fixture
 def main(monkeypatch, tmp_path):
-  """The script, of the flags; a copy whose model has one layer, not two."""
+  """Runs a copy of the script whose model has one layer instead of two."""
   folder = shutil.copytree(EXAMPLE, tmp_path / "example")
   monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
 
@@ -104,6 +104,6 @@ def test_one_pod_two_and_two_in_servers_print_the_same_losses():
     )
   )
   assert len(losses(two.stdout)) == 3, two.stderr
-  # Printed to four digits; the last may be rounded otherwise.
+  # Printed to four digits; the last digit may be rounded differently.
   assert losses(one.stdout) == pytest.approx(losses(two.stdout), abs=1.5e-4)
   assert servers.stdout == two.stdout, servers.stderr

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Model functions that are no such thing are refused in one line."""
+"""Invalid model functions are refused in one line."""
 
 import pytest
 
@@ -76,14 +76,14 @@ def test_a_feature_of_another_form_is_refused():
 
 
 def weighted(mesh, features):
-  """Returns a sum over rows, and their weights' sum."""
+  """Returns a sum over rows, and the sum of their weights."""
   x, weights = features["x"], features["weights"]
   losses = mtf.square(mtf.einsum([x, kernel(mesh)], reduced_dims=[D]) - 1.0)
   return mtf.reduce_sum(losses * weights), mtf.reduce_sum(weights)
 
 
 def test_rows_of_two_pods_count_by_their_weight():
-  """The first pod's rows weigh nothing: a mean of means would be half."""
+  """The first pod's rows have weight 0; a mean of means would be half."""
   features = {"x": ("float32", "d:4"), "weights": ("float32", "")}
   x = [[i, 1, 2, 3] for i in range(4)]
   batch = {"x": x, "weights": [0, 0, 1, 3]}

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A T5 encoder-decoder of Mesh TensorFlow trains on pods as it does on one."""
+"""Mesh TensorFlow's T5 encoder-decoder trains on several pods as on one."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from palm_mtf.foreign_models import (
   PodsConfig,
   PodTraining,
 )
-from palm_mtf.foreign_models.training import as_numbers
+from palm_mtf.foreign_models.training import convert_numbers
 from tests import oracle
 from tests.mtf_testing import relative_error
 from tests.t5_model import FEATURES, MeshTensorFlow, reversed_rows, t5_loss
@@ -30,7 +30,7 @@ FOUR_DEVICES = DeviceMesh(
   mesh_shape="data:2,model:2", layout=RULES, num_microbatches=2
 )
 TWO_PODS = PodsConfig(num_pods=2, fingerprint_steps=1)
-# Every clip is at work, and every choice that PaLM's names decide.
+# Every clip is active, and every setting that depends on parameter names.
 OPTIMIZER = AdafactorConfig(
   learning_rate=0.1,
   beta1=0.9,
@@ -88,13 +88,13 @@ def parameters(variables):
   ids=["one device", "two", "four"],
 )
 def test_two_pods_train_as_one_pod_with_the_whole_batch(mesh, one_pod):
-  """Their bits are compared after every step (FINGERPRINT_STEPS)."""
+  """Compares the pods' bits after every step (FINGERPRINT_STEPS)."""
   before, after, losses = train(mesh, TWO_PODS)
   expected_before, expected_after, expected_losses = one_pod
   assert before.keys() == expected_before.keys()
   for name, value in expected_before.items():
     np.testing.assert_array_equal(before[name], value, err_msg=name)
-  # Sums in another order; each step's g / sqrt(v) amplifies their rounding.
+  # Sums have another order, and each step's g / sqrt(v) amplifies rounding.
   assert losses == pytest.approx(expected_losses, rel=1e-5)
   for name, value in expected_after.items():
     assert relative_error(after[name], value) < 1e-3, name
@@ -104,7 +104,7 @@ def test_two_pods_train_as_one_pod_with_the_whole_batch(mesh, one_pod):
   "second_moment",
   ["full", pytest.param("factored", marks=pytest.mark.slow)],
 )
-def test_steps_are_adafactor_s_on_mesh_tensorflow_s_own_gradients(
+def test_steps_equal_adafactor_on_mesh_tensorflows_own_gradients(
   second_moment, one_pod
 ):
   optimizer = dataclasses.replace(OPTIMIZER, second_moment=second_moment)
@@ -123,7 +123,7 @@ def test_steps_are_adafactor_s_on_mesh_tensorflow_s_own_gradients(
     assert relative_error(after[name], value) < 1e-3, name
 
 
-def test_training_goes_on_from_loaded_variables_on_another_mesh(one_pod):
+def test_training_continues_from_loaded_variables_on_another_mesh(one_pod):
   before, after, _ = one_pod
   with training(TWO_DEVICES) as each:
     each.load(before, num_steps=0)
@@ -152,7 +152,7 @@ def test_training_goes_on_from_loaded_variables_on_another_mesh(one_pod):
     ),
     (
       {"optimizer": dataclasses.replace(OPTIMIZER, z_loss=1e-4)},
-      "Z_LOSS = 0.0001: a model function has a loss of its own",
+      "Z_LOSS = 0.0001: a model function has its own loss",
     ),
     (
       {"optimizer": dataclasses.replace(OPTIMIZER, parameter_scale="stacked")},
@@ -194,7 +194,7 @@ def test_settings_that_do_not_fit_are_refused_in_one_line(changes, message):
   ],
 )
 def test_numbers_of_any_library_are_taken(value, dtype, read):
-  found = as_numbers("x", value, dtype)
+  found = convert_numbers("x", value, dtype)
   assert found.dtype == dtype.as_numpy_dtype
   np.testing.assert_array_equal(found, read)
 
@@ -212,9 +212,9 @@ def test_numbers_of_any_library_are_taken(value, dtype, read):
     ([1j], tf.float32),
   ],
 )
-def test_what_is_no_number_of_the_dtype_is_refused(value, dtype):
+def test_what_the_dtype_cannot_hold_is_refused(value, dtype):
   with pytest.raises(UserError) as error:
-    as_numbers("x in the batch", value, dtype)
+    convert_numbers("x in the batch", value, dtype)
   assert str(error.value) == (
     f"x in the batch: give numbers that {dtype.name} holds, in an array or in "
     "lists of equal lengths."

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding is compiled for this CPU, or runs without C++."""
+"""Operations are compiled for this CPU, or TensorFlow's are used."""
 
 import os
 import platform
@@ -42,7 +42,7 @@ def test_no_instruction_is_used_that_the_cpu_lacks(
   assert build.count_panel_columns() == columns
 
 
-# A library of the one word that is looked for in it.
+# A library that consists of the word that load_library looks for.
 MADE = """
 while [ "$1" != -o ]; do shift; done
 printf 'palm_mtf was built with -mword (1)' > "$2"
@@ -57,7 +57,7 @@ def caches(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-  """Returns a function that makes a compiler of a shell script's text."""
+  """Returns a function that makes a compiler from a shell script."""
   folder = tmp_path / "programs"
   folder.mkdir()
   monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
@@ -112,7 +112,7 @@ exit 1""")
     build.load_library()
   assert "No space left on device" in str(error.value)
   assert str(error.value).endswith("make room, or set TMPDIR")
-  assert "g++" not in str(error.value)  # it is not what is missing
+  assert "g++" not in str(error.value)  # the compiler is not what is missing
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_without_room_in_the_cache_it_is_compiled_elsewhere(caches, compiler):
   assert build.load_library().endswith(b"-mword (1)")
 
 
-def test_what_is_compiled_is_kept_and_said_before(
+def test_compiling_is_announced_and_the_library_is_kept(
   caches, compiler, monkeypatch, caplog
 ):
   compiler()
@@ -181,7 +181,7 @@ def test_a_damaged_library_is_compiled_again(damage, caches, compiler):
   assert files(caches) == [path]
 
 
-def test_another_compiler_or_a_newer_one_compiles_its_own(caches, compiler):
+def test_another_or_newer_compiler_compiles_another_library(caches, compiler):
   path = compiler()
   build.load_library()
   build.load_library()
@@ -222,14 +222,14 @@ def is_running(pid):
   return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
+def test_a_hanging_compiler_is_ended_with_all_its_processes(
   caches, compiler, tmp_path, monkeypatch
 ):
   compiler(f"sleep 600 & echo $! > {tmp_path}/pid; wait")
   monkeypatch.setattr(build, "_COMPILE_SECS", 0.5)
   with pytest.raises(build.BuildError, match="has not ended in "):
     build.load_library()
-  # On a slow machine it was ended before it had started one.
+  # On a slow machine it may have been ended before it started a process.
   for file in tmp_path.glob("pid"):
     while is_running(file.read_text().strip()):
       time.sleep(0.01)
@@ -241,6 +241,6 @@ def test_a_library_of_another_user_is_not_loaded(
   compiler()
   build.load_library()
   monkeypatch.setattr(os, "geteuid", lambda: 12345)
-  with pytest.raises(build.BuildError):  # no folder is the pretended user's
+  with pytest.raises(build.BuildError):  # the pretended user owns no folder
     build.load_library()
   assert f"{caches} belongs to another user" in caplog.text

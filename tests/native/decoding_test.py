@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in C++ choose of their logits what TensorFlow's operations choose."""
+"""Steps in C++ choose the same tokens as TensorFlow's operations."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_rows_with_settings_of_their_own_draw_the_tokens_of_tensorflow():
+def test_rows_with_different_settings_draw_the_tokens_of_tensorflow():
   def some(values, dtype):
     return tf.constant(RNG.choice(values, ROWS).astype(dtype))
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of logits in C++, against float64 arithmetic."""
+"""Sums of logits in C++ equal float64 arithmetic."""
 
 import ml_dtypes
 import numpy as np
@@ -28,7 +28,7 @@ def sums_of(logits, targets, threads=2):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [1, 5, 16, 1003])
-def test_sums_of_logits_are_those_of_float64(vocab, dtype):
+def test_sums_of_logits_equal_float64(vocab, dtype):
   rng = np.random.default_rng(vocab)
   logits = (20 * rng.standard_normal([ROWS, vocab])).astype(DTYPES[dtype])
   targets = rng.integers(-1, vocab, size=ROWS)
@@ -41,9 +41,10 @@ def test_sums_of_logits_are_those_of_float64(vocab, dtype):
   np.testing.assert_array_equal(target, of_target)
 
 
-def test_logits_that_are_no_numbers_make_their_row_alone_none():
+def test_nan_logits_affect_only_their_row():
   logits = np.zeros([4, 40], np.float32)
-  logits[0, 3] = logits[1, 39] = np.nan  # in a register, and after the last
+  # In a full register, and after the last one.
+  logits[0, 3] = logits[1, 39] = np.nan
   logits[2, 7] = np.inf
   _, normalizer, _ = sums_of(logits, [0, 0, 0, 0])
   np.testing.assert_array_equal(normalizer, [np.nan, np.nan, np.nan, 40])

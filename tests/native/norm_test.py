@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Norms in C++, and their gradients, against float64 arithmetic."""
+"""Norms in C++, and their gradients, equal float64 arithmetic."""
 
 import ml_dtypes
 import numpy as np
@@ -27,14 +27,14 @@ def normed(x, scale, dy, is_centered, threads=2):
 
 
 def exact(x, scale, is_centered):
-  """Returns the norm of rows by its definition."""
+  """Returns the norm of rows, by definition."""
   if is_centered:
     x = x - x.mean(1, keepdims=True)
   return x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * scale
 
 
 def given(kind, rows, size, seed=0):
-  """Returns x, scale and dy; rows have a mean, and sizes far apart."""
+  """Returns x, scale and dy; rows have means, and very different sizes."""
   rng = np.random.default_rng(seed)
   x = rng.standard_normal([rows, size]) + 0.5
   x *= 10.0 ** rng.integers(-2, 3, size=[rows, 1])
@@ -42,11 +42,11 @@ def given(kind, rows, size, seed=0):
   return x.astype(kind), scale, rng.standard_normal([rows, size]).astype(kind)
 
 
-# Rows of registers that are full, that are not, and of none.
+# Sizes with full registers, with a part of a register, and with none.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_centered", [False, True])
 @pytest.mark.parametrize("size", [5, 37, 64])
-def test_norm_and_gradients_are_those_of_float64(size, is_centered, dtype):
+def test_norm_and_gradients_equal_float64(size, is_centered, dtype):
   kind, limit = DTYPES[dtype]
   x, scale, dy = given(kind, 150, size)
   y, dx, dscale = normed(x, scale, dy, is_centered)
@@ -54,7 +54,7 @@ def test_norm_and_gradients_are_those_of_float64(size, is_centered, dtype):
   np.testing.assert_allclose(
     y.astype(float), exact(x, scale, is_centered), rtol=limit, atol=4 * limit
   )
-  # By finite differences, along each row's own size.
+  # By finite differences, relative to the size of each row.
   step = 1e-5 * np.abs(x).max(1)
   for column in range(size):
     moved = np.zeros_like(x)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products with packed weights are what NumPy gives for their numbers."""
+"""Products with packed weights equal NumPy's."""
 
 import pathlib
 
@@ -17,8 +17,8 @@ from palm_mtf.generation.decode.kernels import (
 from palm_mtf.native.decoding import GROUP, pack
 from tests import processes
 
-# Neither size fills the last group or panel; more rows than a tile has, and
-# than are readied at once.
+# Neither size fills the last group or panel. There are more rows than in a
+# tile, and than are prepared at once.
 INNER, OUTER = 150, 203
 DTYPES = ["float32", "bfloat16", "int8", "int4"]
 
@@ -43,7 +43,7 @@ def round_to_int8(x, axis):
 
 
 def exact(x, w, dtype):
-  """Returns the product of what is left of the numbers, in float64."""
+  """Returns the product of the rounded numbers, in float64."""
   if dtype == "float32":
     return x.astype(np.float64) @ w
   if dtype == "bfloat16":
@@ -58,7 +58,7 @@ def test_a_product_is_numpy_s(dtype, rows):
   x, w = random(0, rows, INNER), random(1, INNER, OUTER)
   x[0, 3:] = 0
   w[:, 7] = 0  # a channel of nothing has a scale all the same
-  # bfloat16 rows, as a model of bfloat16 has: a CPU may multiply them so.
+  # bfloat16 rows, as in a bfloat16 model, which a CPU may multiply directly.
   if dtype == "bfloat16":
     x = x.astype(ml_dtypes.bfloat16).astype(np.float32)
   y = multiply_in_session(x, w, dtype)
@@ -66,11 +66,11 @@ def test_a_product_is_numpy_s(dtype, rows):
 
 
 def quantized_to_int4(w):
-  # Rows that pick one weight each: what a product reads is exact in int8.
+  # Each row picks one weight; such rows are exact in int8.
   return multiply_in_session(np.eye(INNER, dtype=np.float32), w, "int4")
 
 
-def test_int4_weights_have_16_values_a_group_and_little_is_lost():
+def test_int4_weights_have_16_values_per_group_and_small_errors():
   w = random(1, INNER, OUTER)
   read = quantized_to_int4(w)
   for begin in range(0, INNER, GROUP):
@@ -78,19 +78,19 @@ def test_int4_weights_have_16_values_a_group_and_little_is_lost():
     for column in range(OUTER):
       assert len(np.unique(group[:, column])) <= 16
   error = np.square(read - w).mean() / np.square(w).mean()
-  # A step is an eighth of the largest of GROUP numbers, and the mean square of
-  # rounding to steps is a twelfth of a step's.
+  # A step is an eighth of the largest of GROUP numbers. The mean square error
+  # of rounding is a twelfth of the square of a step.
   largest = np.abs(random(2, GROUP, 10_000)).max(0)
   assert error < np.square(largest / 8).mean() / 12
 
 
-def test_int4_weights_lose_as_little_as_the_best_of_six_scales():
+def test_int4_weights_have_the_error_of_the_best_of_six_scales():
   w = random(1, INNER, OUTER)
   w[:, 7] = 0
   with tf.Graph().as_default(), tf.Session() as session:
     numbers, scale = session.run(to_int4(tf.constant(w)))
   scale = np.repeat(scale.astype(np.float64), GROUP, 0)[:INNER]
-  # Scales that lose alike may differ by the order of a sum.
+  # Scales with equal errors may differ by the order of a sum.
   least, found = numbers * scale - w, quantized_to_int4(w) - w
   groups = range(0, INNER, GROUP)
   np.testing.assert_allclose(
@@ -139,7 +139,7 @@ def test_int4_products_are_sums_of_the_quantized_numbers():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_beside_any_others(dtype):
+def test_a_row_has_the_same_bits_whatever_other_rows_there_are(dtype):
   x, w = random(0, 13, INNER), random(1, INNER, OUTER)
   whole = multiply_in_session(x, w, dtype)
   for rows in (slice(0, 1), slice(3, 5), slice(6, 13)):
@@ -156,7 +156,7 @@ def test_rows_may_come_in_parts(dtype):
   )
 
 
-# Separate processes compute as a CPU with AVX2, and as one without.
+# Computes as a CPU with AVX2, and as a CPU without, in separate processes.
 @pytest.mark.parametrize(
   "limit", ["AVX2", pytest.param("SSE41", marks=pytest.mark.slow)]
 )

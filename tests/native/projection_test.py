@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What lies between a product and its layers, against float64 arithmetic."""
+"""The work between a product and its layers equals float64 arithmetic."""
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 BATCH, LENGTH, D_KV = 3, 5, 6
 ROWS = BATCH * LENGTH
-# Columns of q, k, v, wi_gate and wi, and whether the last two are there. None
+# Columns of q, k, v, wi_gate and wi, and whether wi_gate and wi exist. No size
 # fills registers of 4, 8 or 16 numbers.
 PARTS = {
   "multi-query": ([4 * D_KV, D_KV, D_KV, 37, 37], True),
@@ -36,7 +36,7 @@ def angles_of(names):
 
 
 def expected_parts(wide, sizes, angles, is_gated):
-  """Returns what a product has, by the paper: float64."""
+  """Returns the parts of a product by the paper's definition, in float64."""
   parts = np.split(wide.astype(np.float64), np.cumsum(sizes)[:-1], 1)
   if angles:
     parts[:2] = [rotated(x, *angles) for x in parts[:2]]
@@ -89,7 +89,7 @@ def test_parts_are_split_rotated_and_gated_as_in_the_paper(names, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("names", PARTS)
-def test_the_gradient_is_that_of_finite_differences(names, dtype):
+def test_the_gradient_equals_finite_differences(names, dtype):
   kind, tolerance = DTYPES[dtype]
   sizes, is_gated = PARTS[names]
   wide, dys, _, gradient = run(names, kind)
@@ -101,7 +101,7 @@ def test_the_gradient_is_that_of_finite_differences(names, dtype):
     terms = (
       x * dy.astype(np.float64) for x, dy in zip(parts, dys, strict=True)
     )
-    return sum(term.sum(1) for term in terms)  # of each row
+    return sum(term.sum(1) for term in terms)  # per row
 
   for column in range(sum(sizes)):
     moved = np.zeros_like(wide)
@@ -127,7 +127,7 @@ def test_threads_change_no_bit(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_huge_gates_open_or_close_and_what_is_no_number_stays_none(dtype):
+def test_huge_gates_open_or_close_and_nan_stays_nan(dtype):
   kind, _ = DTYPES[dtype]
   gates = np.array([[1e4, -1e4, 88, -88, np.nan, 0]])
   wide = np.concatenate([gates, np.full([1, 6], 2)], 1).astype(kind)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in C++, and its gradients, against their definition in float64."""
+"""Attention in C++, and its gradients, equal their definition in float64."""
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 DTYPES = {"float32": (np.float32, 2e-6), "bfloat16": (ml_dtypes.bfloat16, 0.02)}
-# Blocks, tiles, panels and registers that are full and that are not: batch,
+# Full and partial blocks, tiles, panels and registers: batch,
 # length, heads, d_kv, and whether each head has its own keys.
 SHAPES = {
   "one position": (1, 1, 2, 4, False),
@@ -39,7 +39,7 @@ def random(shape, kind, seed=0):
 
 
 def random_masks(shape, number, seed=1):
-  """Returns segments, of which one may come back, and a prefix; or fewer."""
+  """Returns at most `number` masks: segments with recurring ids, prefix."""
   rng = np.random.default_rng(seed)
   segments = rng.integers(4, size=shape[:2], dtype=np.int32)
   return [segments, rng.integers(2, size=shape[:2], dtype=np.int32)][:number]
@@ -58,9 +58,7 @@ def attended(q, k, v, dout, masks=(), threads=2):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_masks", [0, 1, 2])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_it_attends_and_has_gradients_by_the_definition(
-  shape, num_masks, dtype
-):
+def test_attention_and_gradients_equal_the_definition(shape, num_masks, dtype):
   kind, limit = DTYPES[dtype]
   given, masks = random(shape, kind), random_masks(shape, num_masks)
   found = attended(*given, masks)
@@ -83,8 +81,8 @@ def test_threads_change_no_bit(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_no_position_sees_has_no_part_in_anything(dtype):
-  """Gradients of one segment are zeros, to the bit, where another one is."""
+def test_positions_that_are_not_seen_change_nothing(dtype):
+  """A loss in one segment has gradients of exactly 0 in other segments."""
   shape = (1, 200, 2, 16, False)
   q, k, v, dout = random(shape, DTYPES[dtype][0])
   segments = np.repeat([[1, 2]], 100, 1).astype(np.int32)
@@ -101,8 +99,8 @@ def test_what_no_position_sees_has_no_part_in_anything(dtype):
     np.testing.assert_array_equal(x, y)
 
 
-def test_huge_scores_choose_one_key_and_what_is_no_number_stays_none():
-  """Other rows do not change."""
+def test_huge_scores_choose_one_key_and_nan_stays_nan():
+  """They affect only their own rows."""
   shape = (1, 40, 1, 8, False)
   q, k, v, dout = random(shape, np.float32)
   expected, *_ = attended(q, k, v, dout)

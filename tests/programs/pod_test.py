@@ -29,12 +29,12 @@ from tests.mtf_testing import (
 CONFIG = small_config(num_layers=1)
 TWO_PODS = PodsConfig(num_pods=2)
 IN_BFLOAT16 = dataclasses.replace(TWO_PODS, dcn_dtype="bfloat16")
-# Every gradient is clipped: what the clip is computed from matters.
+# Every gradient is clipped, so that the norm behind the clip matters.
 CLIPPING = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=0.1)
 
 
 def documents_of_unequal_weight(config, batch_size, seed):
-  """Returns documents whose first two rows, and first part, weigh nothing."""
+  """Returns documents; the first two rows and the first part weigh nothing."""
   batch = random_documents(config, batch_size, seed)
   batch["loss_weights"][: batch_size // 2] = 0
   return batch
@@ -79,13 +79,13 @@ def test_gradients_and_metrics_are_those_of_one_batch(whole, num_microbatches):
 
 
 def test_microbatches_weigh_as_much_as_their_tokens():
-  """One of them nothing: the mean of the means would be half the loss."""
+  """One of them has weight 0; the mean of the means would be half the loss."""
   mesh = dataclasses.replace(SINGLE, num_microbatches=2)
   parts = one_step(mesh=mesh, rows=documents_of_unequal_weight)
   assert_same_step(parts, one_step(rows=documents_of_unequal_weight))
 
 
-# Each axis, and both. Slow: layouts_test.py has both with microbatches.
+# Each axis, and both; slow, because layouts_test.py has both.
 @pytest.mark.parametrize(
   "layout",
   [
@@ -129,7 +129,7 @@ def test_sums_are_float32_and_in_no_checkpoint():
 
 
 def test_all_reduces_of_gradients_come_once_per_step():
-  """What a microbatch adds is each slice's own part of the sum."""
+  """A microbatch adds only each slice's own part of a sum."""
   with tf.Graph().as_default():
     program = build_train_program(
       CONFIG,
@@ -146,7 +146,7 @@ def test_all_reduces_of_gradients_come_once_per_step():
 
 
 def reached_devices(program, name):
-  """Returns where the values come from that device 0 adds to a sum."""
+  """Returns the devices whose values device 0 adds to a sum."""
   (add,) = (
     op
     for op in program.update.graph.get_operations()
@@ -167,14 +167,14 @@ def test_pods_take_the_step_of_one_with_the_whole_batch(whole):
 
 
 def test_pods_weigh_as_much_as_their_tokens():
-  """One of them nothing: the mean of the means would be half the loss."""
+  """One of them has weight 0; the mean of the means would be half the loss."""
   assert_same_step(
     one_step(TWO_PODS, rows=documents_of_unequal_weight),
     one_step(rows=documents_of_unequal_weight),
   )
 
 
-# Slow: both axes, of twice as many devices as one.
+# Slow, because both axes have twice as many devices.
 @pytest.mark.parametrize(
   "mesh",
   [
@@ -190,7 +190,7 @@ def test_pods_microbatches_and_layouts_combine(mesh, whole):
   assert_same_step(one_step(TWO_PODS, mesh), whole, tolerance=2e-6)
 
 
-def test_dropout_masks_are_those_whole():
+def test_dropout_masks_equal_the_masks_of_the_whole_batch():
   dropping = dataclasses.replace(CLIPPING, dropout=0.3)
   mesh = dataclasses.replace(SINGLE, num_microbatches=2)
   assert_same_step(
@@ -198,8 +198,8 @@ def test_dropout_masks_are_those_whole():
   )
 
 
-# `train` compares the pods to the bit after each step. Three are the fewest
-# that may add up in different orders; others are slow.
+# `train` compares the pods' bits after each step. Three pods are the fewest
+# that may add in different orders; other numbers are slow.
 @pytest.mark.parametrize(
   ("num_pods", "dcn_dtype"),
   [
@@ -235,14 +235,14 @@ def test_bfloat16_rounds_each_term_once(whole):
 
 def device_index(op):
   """Returns the number of the CPU device that runs `op`."""
-  if not op.device:  # an access to a variable is where the variable is
+  if not op.device:  # reads of a variable run where the variable is
     assert op.inputs[0].dtype == tf.resource, op
     return device_index(op.inputs[0].op)
   return tf.DeviceSpec.from_string(op.device).device_index
 
 
 def graph_before(operations):
-  """Yields each operation that `operations` need, themselves not."""
+  """Yields each operation that `operations` depend on."""
   todo, seen = list(operations), set()
   while todo:
     op = todo.pop()
@@ -252,7 +252,9 @@ def graph_before(operations):
     seen |= before
 
 
-@functools.lru_cache(maxsize=2)  # of PaLM's 2D, and the one of several tests
+@functools.lru_cache(
+  maxsize=2
+)  # PaLM's 2D layout, and the layout of several tests
 def build(mesh, pods):
   with tf.Graph().as_default():
     return build_train_program(
@@ -261,7 +263,7 @@ def build(mesh, pods):
 
 
 def crossings(mesh, pods):
-  """Returns the bytes from each pod to each other in one step's graph."""
+  """Returns {(pod, other pod): bytes sent} in one step's graph."""
   program = build(mesh, pods)
   last = [program.update, *(x.op for x in program.metrics.values())]
   sent = {}
@@ -273,7 +275,7 @@ def crossings(mesh, pods):
       route = start // mesh.num_devices, end // mesh.num_devices
       if route[0] != route[1]:
         assert start % mesh.num_devices == end % mesh.num_devices, x
-        # What several operations of a device read is sent once.
+        # A tensor that several operations of a device read is sent once.
         sent[x.name, end] = route, x.dtype.size * math.prod(x.shape.as_list())
   totals = collections.Counter()
   for route, num_bytes in sent.values():
@@ -315,8 +317,8 @@ def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
   assert sum(sent.values()) == dcn_bytes(CONFIG, mesh, pods)
 
 
-def test_the_client_sends_each_pod_its_own_rows_alone():
-  """And the number of the step and of the microbatch."""
+def test_the_client_sends_each_pod_only_its_own_rows():
+  """And the numbers of the step and of the microbatch."""
   mesh = mesh_layout("batch over data", num_microbatches=2)
   program = build(mesh, IN_BFLOAT16)
   row_bytes = 2 * 4 * CONFIG.sequence_length  # inputs and targets, int32

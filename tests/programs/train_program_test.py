@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training step as a whole: loss, gradients, clipping and Adafactor."""
+"""Tests the whole training step: loss, gradients, clipping and Adafactor."""
 
 import dataclasses
 import gc
@@ -100,7 +100,7 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
     )
     before, params = params, adafactor.step(params, gradients)
     seen = metrics[step]
-    # float32 rounding is amplified by each step's g / sqrt(v).
+    # Each step's g / sqrt(v) amplifies float32 rounding.
     assert seen["loss"] == pytest.approx(loss, rel=1e-5)
     assert seen["z_loss"] == pytest.approx(z_loss, rel=1e-5)
     assert seen["grad_norm"] == pytest.approx(adafactor.gradient_norm, rel=1e-4)
@@ -119,7 +119,7 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
     assert relative_error(actual, value) < 1e-3, name
 
 
-# Slow: a single axis; the layout with both axes splits the same.
+# A single axis is slow, because the layout with both axes covers it.
 @pytest.mark.parametrize(
   "layout, rows",
   [
@@ -151,8 +151,8 @@ def test_the_same_step_twice_gives_the_same_bits():
     np.testing.assert_array_equal(second[name], value, err_msg=name)
 
 
-def test_no_sum_of_floats_depends_on_which_term_is_there_first():
-  """TensorFlow's AddN begins with a term whose memory nobody else holds."""
+def test_no_sum_of_floats_depends_on_which_term_is_ready_first():
+  """TensorFlow's AddN begins with a term whose memory it may reuse."""
   optimizer = dataclasses.replace(PALM_OPTIMIZER, parameter_scale="stacked")
   with tf.Graph().as_default() as graph:
     build_train_program(
@@ -174,7 +174,7 @@ def test_no_sum_of_floats_depends_on_which_term_is_there_first():
   ]
 
 
-def test_nothing_is_left_of_a_program_that_has_trained():
+def test_no_object_is_left_of_a_program_that_has_trained():
   config = small_config(num_layers=1)
 
   def train_and_drop():
@@ -191,7 +191,7 @@ def test_nothing_is_left_of_a_program_that_has_trained():
   assert graph() is None
 
 
-# The paper names no fan-in of o and wo; as one matrix they share both inputs.
+# The paper names no fan-in of o and wo; as one matrix they have both inputs.
 @pytest.mark.parametrize(
   ("output_fan_in", "o", "wo"),
   [("separate", 128, 512), ("joined", 640, 640)],
@@ -231,7 +231,7 @@ def test_first_weights_have_the_paper_s_deviations_and_depend_on_the_seed(
       # 5 standard errors of the deviation of n draws, 1 / sqrt(2 n).
       margin = 5 / np.sqrt(2 * value.size)
       assert value.std() == pytest.approx(deviation, rel=margin), name
-      # Not truncated: of thousands of draws some lie beyond 3 deviations.
+      # Not truncated: some of thousands of draws are beyond 3 deviations.
       assert np.abs(value).max() > 3 * deviation, name
       assert np.mean(value == other[name]) < 0.01, name
 
@@ -280,8 +280,8 @@ def test_wrong_features_are_refused(features, message):
   assert str(error.value) == message
 
 
-# Steps in a loop on TPUs have the bits of as many calls. As in
-# tests/mesh/tpu/lowering_test.py, the CPU runs what every device does.
+# Steps in a loop on TPUs have the bits of separate calls. As in
+# tests/mesh/tpu/lowering_test.py, the CPU runs the program of every device.
 
 
 def batches(config, num_steps):
@@ -291,7 +291,7 @@ def batches(config, num_steps):
 
 
 def run_loop(run, batches, step=0):
-  """Returns how many steps were done, and the metrics of all."""
+  """Returns the number of steps done, and the metrics of all steps."""
   loop = run.program.loop
   feed = {loop.num_steps: len(batches), run.program.step: step}
   for name, tensor in loop.features.items():
@@ -320,7 +320,7 @@ def test_a_loop_holds_the_bits_of_as_many_calls(
   all_batches = batches(config, 3)
   steps = [called.step(x, step) for step, x in enumerate(all_batches)]
   expected = called.slices(0)
-  del called  # its graph, before that of the loop, which takes 2 GB
+  del called  # frees its graph before the loop's graph, which takes 2 GB
   gc.collect()
   looped = run_of(config, mesh, optimizer=optimizer)
   num_done, metrics = run_loop(looped, all_batches[:2])
@@ -359,7 +359,7 @@ def test_xla_has_all_that_is_in_a_program():
   types = types_in_programs(graph.as_graph_def())
   assert {"While", "XlaReduceScatter", "XlaOptimizationBarrier"} <= types
   with tf.Graph().as_default(), tf.Session() as session:
-    session.run(negative(tf.constant(1.0)))  # XLA is loaded when it is used
+    session.run(negative(tf.constant(1.0)))  # XLA is loaded at its first use
   assert {x for x in types if "XLA_CPU_JIT" not in devices_of(x)} == {
     "CrossReplicaSum",  # only TPUs have it
     "TPUReplicateMetadata",

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes MODEL_DIRs as training leaves them."""
+"""Writes MODEL_DIRs like training does."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def log_line(step: int, **fields: object) -> dict:
-  """Returns a line as training logs it."""
+  """Returns a line like training logs it."""
   return {
     "step": step,
     "loss": 8.0 - step / 100,
@@ -28,7 +28,7 @@ def log_line(step: int, **fields: object) -> dict:
 def write_run(tmp_path):
   """Returns a function that writes a MODEL_DIR and returns it.
 
-  Files are text, or lists of what JSON lines hold.
+  A file is a text, or a list of records of JSON lines.
   """
 
   def write(name: str, lines: list[dict], files: dict | None = None):

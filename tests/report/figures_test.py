@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Figures show every number that was logged, with its unit."""
+"""Figures show every logged number with its unit."""
 
 import math
 
@@ -40,7 +40,7 @@ def test_each_field_with_numbers_has_a_panel():
     *("Loss (nats/token)", "Learning rate", "Gradient norm before clipping"),
     *("Speed (tokens/s)", "MFU (% of the chips' peak)", "Step time"),
   ]
-  # A new field has one if it changes, but for those of traces.
+  # A new field has a panel if it changes, unless it is a field of traces.
   lines = [
     {"step": x, "same": 1, "rms/mlp": x, "new_secs": x, "traced_secs": x}
     | {"update_rms/mlp": x, "host_memory_bytes/pod_0": x}
@@ -106,7 +106,7 @@ def test_tick_labels_have_units(unit, high, label):
   assert axes.get_yscale() == ("log" if high == 200 else "linear")
 
 
-@pytest.mark.parametrize("last_step", [20, 12])  # 12: the run is not back yet
+@pytest.mark.parametrize("last_step", [20, 12])  # 12: the run has not caught up
 def test_a_rewind_is_marked_from_its_step_back(last_step):
   rewind = {"step": 15, "to_step": 5}
   run = a_run(log_line(10), log_line(last_step), rewinds=[rewind])

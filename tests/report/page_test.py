@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The page as a browser reads it: what is on it, and that nothing else is."""
+"""The page has all tables, figures and samples, and refers to nothing else."""
 
 import json
 from xml.etree import ElementTree
@@ -17,7 +17,7 @@ NONE = ("", "-")  # an empty cell
 
 
 def read(*folders) -> ElementTree.Element:
-  # As XML, a tag that is left open or a text that is not escaped is an error.
+  # In XML, an unclosed tag or an unescaped text is an error.
   return ElementTree.fromstring(render_page(read_runs(list(map(str, folders)))))
 
 
@@ -35,7 +35,7 @@ def rows(root) -> dict[str, list[tuple[str, str]]]:
 
 @pytest.fixture
 def folders(write_run):
-  """Two runs: all that a run may have, and next to nothing."""
+  """Two runs: one with all files, one with almost nothing."""
   lines = [
     log_line(10, validation_loss=7.5, host_memory_bytes=9000),
     log_line(20, validation_loss=6.54321, host_memory_bytes=9)
@@ -125,7 +125,7 @@ def test_samples_are_text_in_the_order_of_steps(folders):
   assert texts(root, "pre") == [f"a < b{EVIL}"] * 2
 
 
-def test_settings_that_differ_are_apart(folders):
+def test_settings_that_differ_have_a_separate_table(folders):
   root = read(*folders)
   tables = [texts(table, "th")[3:] for table in root.iter("table")]
   assert tables[-3:] == [

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a MODEL_DIR holds is read; what is wrong is one line."""
+"""Every file of a MODEL_DIR is read; a wrong MODEL_DIR is one error line."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def test_every_file_of_a_run_is_read(write_run):
   ]
 
 
-def test_metrics_alone_are_enough_and_damaged_files_are_passed_over(write_run):
+def test_metrics_are_enough_and_damaged_files_are_skipped(write_run):
   results = enumerate(["{", "[]", "{}", '{"step": 1, "metrics": 2}'])
   files = {f"eval/step_00000001/{i}.json": text for i, text in results}
   damaged = write_run("b", [log_line(1)], files)
@@ -46,14 +46,14 @@ def test_metrics_alone_are_enough_and_damaged_files_are_passed_over(write_run):
     assert run == Run(run.name, [log_line(1)], [], [], [], {}, set(), {})
 
 
-def test_a_missing_or_infinite_number_is_a_point_less(write_run):
+def test_a_missing_or_infinite_number_makes_no_point(write_run):
   lines = [log_line(1), log_line(2, loss=math.nan), {"step": 3, "mfu": None}]
   (run,) = read(write_run("a", [*lines, log_line(4, loss=math.inf)]))
   assert run.points("loss", "step") == [(1, 7.99)]
   assert run.values("no such field") == []
 
 
-def test_half_a_line_is_passed_over_at_the_end_alone(write_run):
+def test_half_a_line_is_skipped_only_at_the_end(write_run):
   folder = write_run("a", [log_line(10)])
   path = folder / "metrics.jsonl"
   path.write_text(path.read_text() + '{"step": 20, "los')
@@ -80,7 +80,8 @@ def test_runs_are_named_by_the_last_parts_that_differ_and_read_once(write_run):
   [
     (
       "rum",
-      'there is no such folder (did you mean "run"?); give that of a run.',
+      'there is no such folder (did you mean "run"?); give the folder of a '
+      "run.",
     ),
     ("run/metrics.jsonl", "is a file; give the folder of a run."),
     (
@@ -94,7 +95,7 @@ def test_runs_are_named_by_the_last_parts_that_differ_and_read_once(write_run):
     ),
   ],
 )
-def test_what_is_no_run_is_told_with_what_is_meant(
+def test_what_is_not_a_run_is_an_error_with_a_fix(
   write_run, tmp_path, monkeypatch, path, message
 ):
   write_run("run", [log_line(1)], {"eval/empty": ""})
@@ -104,6 +105,6 @@ def test_what_is_no_run_is_told_with_what_is_meant(
   assert str(error.value) == f"MODEL_DIR = {path!r}: {message}"
 
 
-def test_a_run_that_has_logged_no_number_yet_is_told(write_run):
+def test_a_run_that_has_logged_no_number_yet_is_an_error(write_run):
   with pytest.raises(UserError, match=r"has no line with numbers yet; wait"):
     read(write_run("a", [{"step": 0}]))

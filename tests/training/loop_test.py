@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs on TPUs, whose devices a CPU simulates (tpu_simulation.py)."""
+"""Whole runs on TPUs that a CPU simulates (tpu_simulation.py)."""
 
 import numpy as np
 import pytest
@@ -26,13 +26,13 @@ SETTINGS = {
 }
 
 
-# Every step makes every weight ten times as large.
+# Each step makes every weight ten times as large.
 DIVERGING = {"LEARNING_RATE_SCHEDULE": "constant", "LEARNING_RATE": 10.0}
 
 
 @pytest.fixture(name="calls")
 def simulated_tpus(monkeypatch):
-  """Lets runs have TPUs; returns how many steps each call of a loop had."""
+  """Simulates TPUs; returns a list with the number of steps of each call."""
   calls = []
 
   def tpus_here(mesh):
@@ -70,14 +70,14 @@ def train(corpus, model_dir, **macros):
 def test_a_run_in_loops_leaves_what_one_in_steps_does(
   corpus, finished, calls, tmp_path
 ):
-  """One that is stopped and resumed too, whose loops begin elsewhere."""
+  """Also if the run is stopped and resumed, and loops begin at other steps."""
   in_steps, in_loops = (tmp_path / x for x in ("steps", "loops"))
   assert train(corpus, in_steps) == 0
   assert not calls
   for steps in (7, 12):
     looped = {"STEPS_PER_LOOP": 2, "TRAIN_STEPS": steps}
     assert train(corpus, in_loops, **looped) == 0
-  # To lines at 3, 6, 9 and 12, losses at 6 and 12, a checkpoint at 8.
+  # Up to lines at 3, 6, 9 and 12, losses at 6 and 12, a checkpoint at 8.
   assert calls == [2, 1, 2, 1, 1, *(1, 1, 2, 1)]
   expected = runs.read_tensors(in_steps, 12)
   near = runs.read_tensors(finished, 12)  # on a CPU
@@ -107,9 +107,7 @@ def test_a_step_in_a_loop_that_diverges_is_named(
   assert "training has diverged; the first tensor that is not" in messages[0]
 
 
-def test_tpus_that_are_not_there_are_missed_before_any_work(
-  corpus, tmp_path, capsys
-):
+def test_missing_tpus_are_found_before_any_work(corpus, tmp_path, capsys):
   model_dir = tmp_path / "run"
   assert train(corpus, model_dir) == 2
   (line,) = capsys.readouterr().err.splitlines()

@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Spikes are seen, noise is not; a rewind repeats itself whatever came between.
+"""Spikes are detected, noise is not; a stopped run repeats its rewind.
 
-quickstart_curve.json is the loss and the norm of the gradients of each of the
+quickstart_curve.json has the loss and the gradient norm of each of the
 600 steps of recipes/quickstart.gin with LOG_STEPS = 1.
 """
 
@@ -30,7 +30,7 @@ REWIND = WatchConfig(spike_policy="rewind", spike_rewinds=1)
 
 
 def spikes_in(losses, norms):
-  """Returns the numbers of steps done when a spike was seen."""
+  """Returns the number of steps done at each detected spike."""
   detector = SpikeDetector()
   pairs = zip(losses, norms, strict=True)
   return [
@@ -49,7 +49,7 @@ def noisy(losses, noise, seed):
 
 
 def palm_curve(seed, num_steps=4000, noise=0.03):
-  """A warm-up, a power law, and noise that falls when the batch doubles."""
+  """Returns a warm-up, a power law, and noise that falls as batches grow."""
   step = np.arange(num_steps)
   losses = 1.6 + 9.0 * (1 + step / 5) ** -0.45
   scale = np.where(step < num_steps // 2, noise, noise / np.sqrt(2))
@@ -65,13 +65,13 @@ def test_the_quickstart_warm_up_decay_noise_and_a_batch_ramp_are_no_spikes(
 
 @pytest.mark.parametrize("curve", [quickstart(), palm_curve(0)])
 @pytest.mark.parametrize("start", [120, 300, 550])
-def test_a_loss_that_jumps_is_seen_within_five_steps(curve, start):
+def test_a_loss_that_jumps_is_detected_within_five_steps(curve, start):
   losses, norms = (np.copy(x) for x in curve)
   losses[start : start + 30] += 3.0
   assert start + 2 <= spikes_in(losses, norms)[0] <= start + 5
 
 
-def test_a_smaller_jump_is_seen_if_the_gradients_jump_too():
+def test_a_smaller_jump_is_detected_if_the_gradients_jump_too():
   losses, norms = palm_curve(3)
   losses[500:520] *= np.exp(0.03 * 5)
   assert not spikes_in(losses, norms)
@@ -79,7 +79,7 @@ def test_a_smaller_jump_is_seen_if_the_gradients_jump_too():
   assert 502 <= spikes_in(losses, norms)[0] <= 508
 
 
-def test_neither_gradients_alone_nor_one_or_two_bad_batches_are_a_spike():
+def test_neither_gradients_nor_one_or_two_bad_batches_are_a_spike():
   losses, norms = palm_curve(4)
   norms[500:520] *= 1000
   assert not spikes_in(losses, norms)
@@ -89,7 +89,7 @@ def test_neither_gradients_alone_nor_one_or_two_bad_batches_are_a_spike():
   assert not spikes_in(losses, norms)
 
 
-def test_what_was_seen_survives_json_bit_for_bit():
+def test_the_detector_survives_json_bit_for_bit():
   losses, norms = palm_curve(6, num_steps=400)
   losses[300:310] += 2
   expected = spikes_in(losses, norms)
@@ -101,7 +101,7 @@ def test_what_was_seen_survives_json_bit_for_bit():
   assert expected and seen == expected
 
 
-def test_rewinds_are_bounded_and_the_last_spike_is_said(capsys):
+def test_rewinds_are_bounded_and_the_last_spike_is_logged(capsys):
   done = Rewind(step=5, loss=9.0, usual_loss=2.0, to_step=1, skipped=[1, 300])
   losses, norms = palm_curve(7, num_steps=300)
   losses[200:] = 20.0
@@ -160,7 +160,7 @@ SETTINGS = {
 
 @pytest.fixture
 def bad_batches(monkeypatch):
-  """Makes the tokens of BAD_ROWS noise: their steps have a high loss."""
+  """Replaces the tokens of BAD_ROWS by noise, so that the loss spikes."""
   read = Batches.batch
 
   def batch(self, step, *part):
@@ -178,12 +178,12 @@ def bad_batches(monkeypatch):
 def check_same_run(one, other, step):
   runs.assert_same_tensors(one, other, step)
   a, b = (find_checkpoints(str(x))[-1].manifest for x in (one, other))
-  # The hash of the checkpoint before is of TRAIN_STEPS too, which differs.
+  # The hash of the earlier checkpoint depends on TRAIN_STEPS, which differs.
   assert dataclasses.replace(a, parent=b.parent) == b
   assert a.parent["checkpoint"] == b.parent["checkpoint"]
 
 
-def test_a_spike_is_gone_after_a_rewind_also_if_a_signal_comes_in_its_step(
+def test_a_spike_is_gone_after_a_rewind_even_if_a_signal_comes_in_its_step(
   corpus, tmp_path, bad_batches, capsys, monkeypatch
 ):
   once = tmp_path / "once"
@@ -204,7 +204,7 @@ def test_a_spike_is_gone_after_a_rewind_also_if_a_signal_comes_in_its_step(
   error = capsys.readouterr().err
   assert "loss spike at step 133" in error
   assert (
-    f"back by 113 steps to {once}/checkpoints/step_00000020, and on without "
+    f"back by 113 steps to {once}/checkpoints/step_00000020; resuming without "
     "the batches 33 to 152 (as with SKIP_STEPS = [[33, 152]])" in error
   )
   metrics = runs.read_metrics(once)
@@ -224,7 +224,7 @@ def test_a_stopped_run_repeats_a_rewind(corpus, tmp_path, bad_batches, capsys):
   once, stopped = tmp_path / "once", tmp_path / "stopped"
   assert runs.run("train", corpus, once, **SETTINGS, TRAIN_STEPS=150) == 0
   capsys.readouterr()
-  # Stopped before the spike; killed after the rewind, before a checkpoint.
+  # Stop before the spike; kill after the rewind, before a checkpoint.
   for steps in (125, 150):
     runs.run("train", corpus, stopped, **SETTINGS, TRAIN_STEPS=steps)
   assert capsys.readouterr().err.count("loss spike at step 133") == 1
@@ -236,7 +236,7 @@ def test_a_stopped_run_repeats_a_rewind(corpus, tmp_path, bad_batches, capsys):
   check_same_run(once, stopped, 150)
 
 
-def test_batches_are_left_out_by_hand_and_inspect_shows_it(
+def test_skip_steps_skips_batches_and_inspect_shows_it(
   corpus, tmp_path, capsys
 ):
   settings = {"TRAIN_STEPS": 6, "SKIP_STEPS": [[2, 4]], "LOG_STEPS": 1}

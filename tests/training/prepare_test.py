@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs that start from the checkpoint of another one."""
+"""Whole runs that start from another run's checkpoint."""
 
 import numpy as np
 
@@ -8,7 +8,9 @@ from palm_mtf.checkpoints.manifest import newest_whole
 from tests import runs
 
 
-def test_a_ramp_that_the_run_does_not_reach_is_told(corpus, tmp_path, capsys):
+def test_a_ramp_that_the_run_does_not_reach_is_warned_about(
+  corpus, tmp_path, capsys
+):
   settings = {"TRAIN_STEPS": 1, "PROMPTS": [], "EVAL_BATCHES": 1}
   ramp = [[0, 4], [1, 8], [9, 16]]
   code = runs.run("train", corpus, tmp_path, GLOBAL_BATCH_SIZE=ramp, **settings)
@@ -25,7 +27,7 @@ def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
   settings = {
     "INIT_CHECKPOINT": str(finished),
     "VOCABULARY": str(finished / "vocabulary.model"),
-    "LEARNING_RATE": 1e-9,  # so that one step changes next to nothing
+    "LEARNING_RATE": 1e-9,  # so that one step changes almost nothing
     "PROMPTS": [],
   }
   assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=1) == 0
@@ -45,10 +47,10 @@ def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
   assert "INIT_CHECKPOINT is not read" in capsys.readouterr().err
 
 
-def test_what_goes_on_with_the_optimizer_ends_with_the_bits_of_one_run(
+def test_a_run_that_continues_with_the_optimizer_has_the_bits_of_one_run(
   corpus, finished, tmp_path, capsys
 ):
-  """On the same data: a batch is a function of (SEED, step)."""
+  """On the same data, because a batch is a function of (SEED, step)."""
   begun = finished / "checkpoints" / "step_00000008"
   settings = {
     "INIT_CHECKPOINT": str(begun),
@@ -60,7 +62,7 @@ def test_what_goes_on_with_the_optimizer_ends_with_the_bits_of_one_run(
   assert code == 2
   said = capsys.readouterr().err
   assert (
-    f"TRAIN_STEPS = 8: INIT_CHECKPOINT = {str(begun)!r} has 8 steps" in said
+    f"TRAIN_STEPS = 8: INIT_CHECKPOINT = {str(begun)!r} already has 8" in said
   )
   assert runs.run("train", corpus, tmp_path, **settings) == 0
   said = capsys.readouterr().err

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows where stderr is a file."""
+"""Progress of a run, if stderr is a file."""
 
 import pytest
 
 from palm_mtf.config import RunConfig
 from palm_mtf.training import progress as progress_module
-from palm_mtf.training.progress import TrainProgress, rows_to_compute
+from palm_mtf.training.progress import TrainProgress, count_rows_left
 from tests.log_lines import without_stamps
 
 
@@ -32,13 +32,13 @@ def test_the_time_left_counts_no_time_before_the_first_numbers(
   assert ends[1:] == [["0:40", "left"], ["0:20", "left"], ["0:00", "left"]]
 
 
-def test_how_long_a_run_will_take_is_said_once(capsys):
+def test_the_time_of_a_run_is_predicted_once(capsys):
   with TrainProgress(step=0, train_steps=40) as progress:
     progress.predict_time(1.5, 150.0)
     progress.predict_time(9.5, 950.0)
   assert without_stamps(capsys.readouterr().err) == (
-    "palm_mtf: training will take about 2:30 minutes here: 1.50 s per step, "
-    "and validation losses\n"
+    "palm_mtf: training will take about 2:30 minutes on this machine: 1.50 s "
+    "per step, and validation losses\n"
   )
 
 
@@ -67,4 +67,4 @@ def test_a_loss_is_a_third_of_a_step_of_as_many_rows(step, rows):
     prompts=[],
     sample_tokens=1,
   )
-  assert rows_to_compute(run, step) == pytest.approx(rows)
+  assert count_rows_left(run, step) == pytest.approx(rows)

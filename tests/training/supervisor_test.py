@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs with batches of every kind: ramps, packings, the cache."""
+"""Whole runs with batch ramps, other pods, all packings, and the cache."""
 
 import gc
 import os
@@ -35,14 +35,14 @@ def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   assert runs.run("train", corpus, once, **settings) == 0
   tokens = [m["global_batch_tokens"] // 32 for m in runs.read_metrics(once)]
   assert tokens == [2, 2, 2, 4, 4]
-  # Stopped at the end of a size, and one step later, in the middle of another.
+  # Stop at the last step of a size, and one step later, within the next size.
   for steps in (3, 4, 5):
     runs.run("train", corpus, stopped, **{**settings, "TRAIN_STEPS": steps})
   runs.assert_same_tensors(once, stopped, 5)
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_pods_and_microbatches(
+def test_a_run_continues_with_other_pods_and_microbatches(
   corpus, finished, tmp_path, capsys
 ):
   for steps, num_pods, num_microbatches in ((3, 1, 2), (6, 2, 1), (12, 2, 2)):
@@ -63,7 +63,7 @@ def test_a_run_goes_on_with_other_pods_and_microbatches(
     assert line.pop("num_pods") == 1
     assert (sent > 0) == (other.pop("num_pods") == 2) == (line["step"] > 3)
     assert other == pytest.approx(line, rel=1e-3)
-  # Not one variable more, and the same numbers but for rounding.
+  # The same variables, and the same numbers except for rounding.
   tensors, other = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
   assert {n: t.shape for n, t in other.items()} == {
     n: t.shape for n, t in tensors.items()
@@ -80,10 +80,10 @@ def test_a_run_goes_on_with_other_pods_and_microbatches(
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_samples_evaluations_and_rewinds(
+def test_no_object_is_left_of_samples_evaluations_and_rewinds(
   corpus, tmp_path, monkeypatch
 ):
-  """Counted before each program is built; the bench measures memory."""
+  """Counts before each program is built; the bench measures memory."""
   counts = []
 
   def count():
@@ -106,10 +106,10 @@ def test_nothing_is_left_of_samples_evaluations_and_rewinds(
   with registries_restored(), spikes_in_every_second_step():
     add_task()
     assert runs.run("train", corpus, tmp_path, **macros) == 0
-  # Per step: a loop, and its tasks and samples, before and after weights are
-  # loaded. The samples of the last step come without a loop.
+  # Per step, a loop, tasks and samples count, before and after weights are
+  # loaded. The last step's samples have no loop.
   assert len(counts) == 5 * 4
-  # A count may be lower than a step before, where a file was open just then.
+  # A count may be lower than before, because a file was open at that time.
   for earlier, later in zip(counts[5:10], counts[10:15], strict=True):
     assert all(later[kind] <= earlier[kind] for kind in earlier), counts
 
@@ -163,7 +163,7 @@ def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
     settings["SAMPLE_STEPS"] = 2
   else:
     settings["PROMPTS"] = []
-  model_dir = tmp_path / "lr[0.01]"  # which TensorFlow takes for a pattern
+  model_dir = tmp_path / "lr[0.01]"  # TensorFlow takes this for a pattern
   real, sent = getattr(owner, name), []
 
   def interrupted(self, *given):

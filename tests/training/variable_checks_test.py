@@ -35,7 +35,7 @@ from tests.oracle import random_parameters
 
 
 def plant(model_dir, name, place, value):
-  """Rewrites the checkpoint of step 12 with `value` in a place of a tensor."""
+  """Rewrites the checkpoint of step 12 with `value` at a place of a tensor."""
   tensors = runs.read_tensors(model_dir, 12)
   tensors[name][place] = value
 
@@ -86,7 +86,7 @@ def test_a_run_stops_with_step_tensor_and_last_good_checkpoint(
 def test_an_update_that_overflows_is_never_saved(
   corpus, finished, tmp_path, capsys
 ):
-  """The step's own loss and gradients are finite."""
+  """The loss and the gradients of the step are finite."""
   model_dir = shutil.copytree(finished, tmp_path / "copy")
   plant(model_dir, "layer_000/mlp/wo/second_moment", (2, 1), np.inf)
   assert runs.run("train", corpus, model_dir, TRAIN_STEPS=13) == 2
@@ -141,7 +141,7 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
       train_step.run(batch, 1)
     runs.assert_same(before, all_values(session, program))
     watch = FiniteCheck(session, program, lambda: None)
-    error = watch.error_of_step(bad.value)
+    error = watch.make_step_error(bad.value)
     assert "the parameter layer_000/norm/scale, before the step" in str(error)
 
 
@@ -159,11 +159,11 @@ def test_the_gradient_that_was_computed_first_is_named():
       program.parameters.index(f"layer_00{i}/mlp/wo") for i in range(2)
     )
     squares[first], squares[second] = np.nan, np.inf
-    error = watch.error_of_step(NonFiniteStepError(7, losses, squares))
+    error = watch.make_step_error(NonFiniteStepError(7, losses, squares))
   assert str(error) == (
     "loss = 5.0, z_loss = 0.1, grad_norm = inf at step 7: training has "
     "diverged; the first tensor that is not finite is the gradient of "
-    "layer_001/mlp/wo. Nothing of it is saved; lower LEARNING_RATE. There is "
+    "layer_001/mlp/wo. This step is not saved; lower LEARNING_RATE. There is "
     "no checkpoint yet."
   )
 
@@ -200,7 +200,7 @@ def watched(request):
     yield session, program, watch
 
 
-def test_a_planted_change_is_named_and_taken_back_is_none(watched):
+def test_a_planted_change_is_named_and_is_gone_when_taken_back(watched):
   session, program, watch = watched
   watch.check(0)
   name = "layer_000/mlp/wo/momentum"
@@ -211,8 +211,8 @@ def test_a_planted_change_is_named_and_taken_back_is_none(watched):
   who = two if len(program.pods) == 2 else "pod 1 as on all others"
   assert str(error.value) == (
     f"{name} is not the same on {who} after step 7: a pod's memory, network or "
-    "processor is at fault. Nothing of it is saved; go on without that pod's "
-    "machine. There is no checkpoint yet."
+    "processor is at fault. This step is not saved; continue without that "
+    "pod's machine. There is no checkpoint yet."
   )
   flip_bit(session, program.pods[1], "final_norm/scale")
   with pytest.raises(UserError, match="as are 1 other variables"):
@@ -222,7 +222,7 @@ def test_a_planted_change_is_named_and_taken_back_is_none(watched):
   watch.check(9)
 
 
-def test_a_run_stops_at_the_next_comparison_and_saves_nothing_since(
+def test_a_run_stops_at_the_next_comparison_and_saves_nothing(
   corpus, tmp_path, capsys, monkeypatch
 ):
   made = TrainStep.__init__
@@ -288,7 +288,7 @@ def test_the_formula_holds(dtype):
   assert int(number) % 2**64 == total % 2**64
 
 
-def test_any_flipped_bit_and_any_exchange_is_seen():
+def test_any_flipped_bit_and_any_swap_is_detected():
   x = np.random.default_rng(1).normal(size=[4, 7]).astype(np.float32)
   changed = []
   for bit in range(32):

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A process that hangs ends with stacks and code 1; one that works does not."""
+"""A hanging process ends with stacks and code 1; a working process does not."""
 
 import signal
 import time
@@ -9,7 +9,7 @@ import pytest
 
 from tests import processes, runs
 
-# A run whose batch 5 waits in C for ever, the signals it takes notwithstanding.
+# A run whose batch 5 waits in C without end, even if it receives signals.
 HANGS_AT_STEP_5 = """
 import ctypes, sys
 from palm_mtf.cli.main import main
@@ -30,7 +30,7 @@ WATCHES = """
 import sys, time
 from palm_mtf.training.watchdog import Watchdog
 with Watchdog(1.0, lambda: "step_00000004") as watchdog:
-  watchdog.step_done(7)
+  watchdog.note_step(7)
   {body}
 print("worked", flush=True)
 """
@@ -56,9 +56,9 @@ def test_a_run_whose_step_hangs_says_where_and_exits_with_1(corpus, tmp_path):
   ("body", "code"),
   [
     ("time.sleep(30)", 1),
-    ("[(time.sleep(0.25), watchdog.step_done(i)) for i in range(8)]", 0),
+    ("[(time.sleep(0.25), watchdog.note_step(i)) for i in range(8)]", 0),
     ("watchdog.expect_slow(); time.sleep(3)", 0),
-    ("watchdog.expect_slow(); watchdog.step_done(8); time.sleep(30)", 1),
+    ("watchdog.expect_slow(); watchdog.note_step(8); time.sleep(30)", 1),
   ],
 )
 def test_only_a_step_that_takes_too_long_ends_the_process(body, code):

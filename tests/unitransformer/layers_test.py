@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A Unitransformer of our layers is our own model, and decodes the same."""
+"""A Unitransformer of our layers is our model, and decodes the same texts."""
 
 import itertools
 
@@ -99,7 +99,7 @@ def test_documents_of_a_packed_row_have_the_logits_of_our_model():
 
 
 def test_bfloat16_activations_agree_with_the_oracle_to_their_8_bits():
-  """One rounding is 2^-9 = 0.2%; some twenty meet on the way to a logit."""
+  """One rounding is 2^-9 = 0.2%; a logit has some twenty roundings."""
   config = small_config()
   params = oracle.random_parameters(config, seed=1)
   inputs = tokens_of(config, seed=2)["inputs"]
@@ -134,7 +134,7 @@ def trained(config, params, batch, layout):
   return Run(build, params, layout, num_steps=12).values
 
 
-def test_training_on_a_mesh_that_splits_batch_and_model_is_that_of_one_device():
+def test_training_on_a_mesh_that_splits_batch_and_model_equals_one_device():
   config = small_config(num_layers=1)
   params = oracle.random_parameters(config, seed=5)
   batch = tokens_of(config, seed=6)
@@ -164,7 +164,7 @@ def test_each_device_of_mesh_tensorflow_s_tpu_program_has_what_one_cpu_has():
 
 
 @pytest.mark.slow
-def test_layers_that_are_computed_again_have_the_same_gradients():
+def test_recomputed_layers_have_the_same_gradients():
   config = small_config()
   params = oracle.random_parameters(config, seed=9)
   batch = tokens_of(config, seed=10)
@@ -183,7 +183,7 @@ def test_a_mesh_that_splits_positions_gives_what_one_device_does():
   batch = tokens_of(config, seed=12)
   one = computed(config, params, batch)
   layout = mesh_layout("all over data and model")
-  # No layout of ours.
+  # palm_mtf has no such layout.
   object.__setattr__(layout, "layout", "batch:data,length:model")
   (four,) = Run(
     lambda mesh: of_loss(config, mesh, batch), params, layout
@@ -192,17 +192,17 @@ def test_a_mesh_that_splits_positions_gives_what_one_device_does():
     assert relative_error(four[name], value) < 1e-5, name
 
 
-EOS = 1  # of Mesh TensorFlow's beam search
+EOS = 1  # the id that Mesh TensorFlow's beam search takes as the end
 
 
 def parameters(config, seed):
-  """Returns parameters with which tokens depend on more than the last one."""
+  """Returns parameters such that tokens depend on more than the last token."""
   params = oracle.random_parameters(config, seed)
   return {**params, "embedding": 0.1 * params["embedding"]}
 
 
 def padded(config, prompts):
-  """Returns prompts followed by zeros."""
+  """Returns prompts padded with zeros."""
   rows = np.zeros([len(prompts), config.sequence_length], np.int32)
   for row, prompt in zip(rows, prompts, strict=True):
     row[: len(prompt)] = prompt
@@ -210,7 +210,7 @@ def padded(config, prompts):
 
 
 def sampling(config, prompts):
-  """Returns what builds the prompts, continued to their end."""
+  """Returns a function that builds prompts, continued to their end."""
 
   def build(mesh):
     ids = imported(mesh, {"ids": padded(config, prompts)})["ids"]
@@ -227,7 +227,7 @@ def sampling(config, prompts):
 
 
 @pytest.mark.parametrize("layout", ["one device", "all over data and model"])
-def test_greedy_tokens_with_cached_keys_are_those_of_our_decoder(layout):
+def test_greedy_tokens_with_cached_keys_equal_our_decoders(layout):
   config = small_config()
   params = parameters(config, seed=1)
   rng = np.random.default_rng(2)
@@ -260,7 +260,7 @@ def test_each_device_of_a_tpu_program_decodes_the_tokens_of_one_cpu():
 
 
 def likeliest(config, params):
-  """Returns the likeliest text that ends, of all there are, with zeros."""
+  """Returns the likeliest of all texts that end, padded with zeros."""
   length = config.sequence_length
   texts = np.array(
     list(itertools.product(range(config.vocab_size), repeat=length)), np.int32
@@ -314,17 +314,17 @@ def test_a_beam_search_that_is_wide_enough_finds_the_likeliest_text():
     ),
   ],
 )
-def test_sizes_that_cannot_work_are_refused_in_a_line(sizes, message):
+def test_sizes_that_cannot_work_are_refused_in_one_line(sizes, message):
   with pytest.raises(UserError) as error:
     MultiQueryAttention(**sizes)
-  # After it, gin names the call.
+  # gin appends the call.
   assert str(error.value).splitlines()[0] == message
 
 
-# After the first line, gin names the call.
+# gin appends the call after the first line.
 
 
-def test_a_norm_that_there_is_not_is_refused_with_the_nearest():
+def test_an_unknown_norm_is_refused_with_the_nearest():
   with pytest.raises(UserError) as error:
     sublayer_norm(None, None, None, norm="layernorm")
   assert str(error.value).splitlines()[0] == (
@@ -361,7 +361,9 @@ def test_an_ensemble_is_refused():
 
 def test_a_layout_that_splits_d_model_is_refused():
   layout = MeshLayout(mesh_shape="model:2", layout="heads:model")
-  object.__setattr__(layout, "layout", "d_model:model")  # no layout of ours
+  object.__setattr__(
+    layout, "layout", "d_model:model"
+  )  # palm_mtf has no such layout
   with pytest.raises(UserError) as error:
     logits(layout)
   assert str(error.value) == (

@@ -17,7 +17,7 @@ from tests.mtf_testing import SINGLE
 
 FLOAT32 = mtf.VariableDType(tf.float32, tf.float32, tf.float32)
 _PALM = 'include "palm_mtf/gin/mesh_tensorflow/palm.gin"'
-# Tests have vocabularies of no multiple of 128.
+# Test vocabularies are not multiples of 128.
 _UNPADDED = "transformer.Unitransformer.vocab_divisor = 1"
 SERIAL = """
 transformer.make_layer_stack.layers = [
@@ -29,7 +29,7 @@ transformer.make_layer_stack.layers = [
 
 @contextlib.contextmanager
 def configured(config: PalmConfig, *lines: str) -> Iterator[Unitransformer]:
-  """Yields the model that the shipped gin file makes of the macros."""
+  """Yields the model that the shipped gin file makes from the macros."""
   macros = [f"{name} = {x!r}" for name, x in config.macros().items()]
   serial = [SERIAL] if config.block == "serial" else []
   try:
@@ -40,7 +40,7 @@ def configured(config: PalmConfig, *lines: str) -> Iterator[Unitransformer]:
 
 
 def our_name(name: str) -> str:
-  """Returns the name in our checkpoints of a variable of Mesh TensorFlow."""
+  """Returns our checkpoint name of a Mesh TensorFlow variable."""
   name = name.removeprefix("transformer/")
   if name == "norm/scale":
     return "final_norm/scale"
@@ -68,9 +68,9 @@ def placement(layout: MeshLayout) -> mtf.MeshImpl:
 def masters_of(
   graph: mtf.Graph, params: Mapping[str, np.ndarray]
 ) -> dict[str, tf.Variable]:
-  """Returns the variable of each parameter, by our name, before lowering.
+  """Returns {our name: variable} of each parameter, before lowering.
 
-  Lowering stacks variables of one shape.
+  Lowering stacks variables with the same shape.
   """
   masters = {
     our_name(x.name): x.get_master() for x in graph.trainable_variables

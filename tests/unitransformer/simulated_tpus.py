@@ -36,7 +36,7 @@ def run_on_simulated_tpus(
   layout: str,
   *max_rounds: int,
 ) -> list[dict[str, np.ndarray]]:
-  """Returns what each device has of the tensors of `build`; see `simulated`."""
+  """Returns each device's slices of the tensors of `build`; see `simulated`."""
   graph, placement = mtf.Graph(), _placement(layout)
   mesh = mtf.Mesh(graph, "mesh")
   built = {}
@@ -45,7 +45,7 @@ def run_on_simulated_tpus(
     tensors = build(mesh)
     built["names"] = list(tensors)
     built["masters"] = masters_of(graph, params)
-    whole = [mtf.anonymize(x) for x in tensors.values()]  # all on each device
+    whole = [mtf.anonymize(x) for x in tensors.values()]  # whole on each device
     built["lowering"] = lowering = mtf.Lowering(graph, {mesh: placement})
     return [lowering.export_to_tf_tensor(x) for x in whole]
 

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models as folders of Hugging Face transformers, written and read."""
+"""Writes and reads the folders of Hugging Face transformers."""

@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The config.json of a model: which architectures compute exactly what we do.
+"""The config.json of a model, for architectures that compute exactly our model.
 
   CohereForCausalLM    BLOCK = "parallel", NORM = "layer_norm"
   GraniteForCausalLM   BLOCK = "serial", NORM = "rms_norm"
 
-Both have bias-free products, SwiGLU, a tied embedding, rotary embedding and
-any number of key and value heads. Cohere multiplies logits by logit_scale,
-Granite divides them by logits_scaling: 1/sqrt(d_model) of PaLM 2.
+Both have products without bias, SwiGLU, a tied embedding, rotary embedding and
+any number of key and value heads. PaLM's factor 1/sqrt(d_model) of the logits
+(PaLM 2) is Cohere's logit_scale, and the inverse of Granite's logits_scaling.
 """
 
 import math
@@ -27,22 +27,21 @@ _BY_SETTINGS = {
 }
 _SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
 NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
-# Key of config.json for our settings that are no part of these architectures.
-# transformers ignores the key.
+# Key of config.json for our settings that these architectures do not have;
+# transformers ignores it.
 _OWN = "palm_mtf"
 _OWN_CHOICES = {
   "FINAL_NORM_SCALE": ("learned", "none"),
   "PACKING": get_args(Packing),
 }
-# Keys that these architectures may have, with the value that our models have. A
-# key may also be left out.
+# Optional keys of these architectures, with the value that our models have.
 _WANTED = {
   "hidden_act": "silu",
   "attention_bias": False,
   "rope_theta": ROTARY_BASE,
-  # A model that has one of the next keys has quantized weights, runs other code
-  # than that of transformers, or has layers that transformers changes after
-  # loading.
+  # A model with other values of the next five keys has quantized weights, runs
+  # code from outside of transformers, or has layers that transformers changes
+  # after loading.
   "quantization_config": None,
   "compression_config": None,
   "auto_map": None,
@@ -52,16 +51,14 @@ _WANTED = {
   "partial_rotary_factor": 1.0,
   "tie_word_embeddings": True,
 }
-# The same of rope_parameters, and of rope_scaling, its name before
-# transformers 5.
+# The same for the keys in rope_parameters (rope_scaling before transformers 5).
 _WANTED_ROPE = {
   "rope_type": "default",
   "type": "default",
   "rope_theta": ROTARY_BASE,
   "partial_rotary_factor": 1.0,
 }
-# A key that is left out has the default of its class. Here are the defaults
-# that palm_mtf does not have.
+# Defaults of the classes for missing keys, where palm_mtf has other values.
 _DEFAULTS = {
   COHERE: {"layer_norm_eps": 1e-5, "logit_scale": 0.0625},
   GRANITE: {
@@ -72,11 +69,11 @@ _DEFAULTS = {
 }
 
 
-def architecture_of(model: PalmConfig) -> str:
+def find_architecture(model: PalmConfig) -> str:
   """Returns the class of transformers that computes exactly this model.
 
   Raises:
-    UserError: there is none.
+    UserError: if there is no such class.
   """
   if model.has_prefix:
     raise UserError(
@@ -97,10 +94,10 @@ def architecture_of(model: PalmConfig) -> str:
   )
 
 
-def to_config(
+def make_config(
   model: PalmConfig, *, start_id: int, eod_id: int, packing: str
 ) -> dict[str, object]:
-  """Returns config.json.
+  """Returns the content of config.json.
 
   Args:
     model: the architecture.
@@ -109,9 +106,9 @@ def to_config(
     packing: PACKING of the run, for `parse_config`.
 
   Raises:
-    UserError: no architecture of transformers is this model.
+    UserError: if no class of transformers computes this model.
   """
-  architecture = architecture_of(model)
+  architecture = find_architecture(model)
   is_shared = model.attention == "multi_query"
   config = {
     "architectures": [architecture],
@@ -128,19 +125,21 @@ def to_config(
     "attention_dropout": 0.0,
     "tie_word_embeddings": True,
     "rope_theta": ROTARY_BASE,
-    # The same by the name that transformers 5 reads.
+    # transformers 5 reads this key instead.
     "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
     "torch_dtype": "float32",
     "bos_token_id": start_id,
     "eos_token_id": eod_id,
-    # Not 0, which transformers would mask where it begins a text.
+    # Not 0, because transformers would mask a 0 at the start of a text.
     "pad_token_id": eod_id,
     _OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
   }
-  return config | _architecture_keys(architecture, model.d_model, model.d_kv)
+  return config | _make_architecture_keys(
+    architecture, model.d_model, model.d_kv
+  )
 
 
-def _architecture_keys(
+def _make_architecture_keys(
   architecture: str, d_model: int, d_kv: int
 ) -> dict[str, object]:
   """Returns the keys of config.json that only one architecture has."""
@@ -167,8 +166,8 @@ class DescribedModel(NamedTuple):
 
   Attributes:
     architecture: class of transformers.
-    model: the architecture of palm_mtf.
-    packing: PACKING of the run that trained it.
+    model: architecture of palm_mtf.
+    packing: PACKING of the run that trained the model.
   """
 
   architecture: str
@@ -180,8 +179,8 @@ def read_config(folder: str) -> DescribedModel:
   """Returns the model that the config.json of a folder describes.
 
   Raises:
-    UserError: there is no such file, or it describes a model that palm_mtf does
-      not compute; names the first difference.
+    UserError: if there is no such file, or palm_mtf does not compute the model;
+      the message names the first difference.
   """
   path = os.path.join(folder, "config.json")
   return parse_config(
@@ -197,7 +196,8 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
     what: noun phrase for messages.
 
   Raises:
-    UserError: palm_mtf does not compute this model; names the first difference.
+    UserError: if palm_mtf does not compute this model; the message names the
+      first difference.
   """
   named = config.get("architectures")
   if not isinstance(named, list) or named not in [[x] for x in _SETTINGS_OF]:
@@ -208,7 +208,9 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
   architecture = named[0]
   own = _parse_own_settings(config, what)
   model = _parse_model(config, architecture, own, what)
-  for name, value, ours in _compared_keys(config, architecture, model, what):
+  for name, value, ours in _list_compared_keys(
+    config, architecture, model, what
+  ):
     if not _is_same(value, ours):
       raise UserError(
         f"{what}: {name} = {short_repr(value)}: palm_mtf computes only with "
@@ -224,7 +226,7 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
 def _parse_own_settings(
   config: Mapping[str, object], what: str
 ) -> dict[str, str]:
-  """Returns our settings that are no part of an architecture, by macro."""
+  """Returns our settings that the architectures do not have, by macro."""
   found = config.get(_OWN)
   if found is None:
     return {}
@@ -286,14 +288,16 @@ def _parse_model(
     raise UserError(f"{what}: {error}") from None
 
 
-def _compared_keys(
+def _list_compared_keys(
   config: Mapping[str, object],
   architecture: str,
   model: PalmConfig,
   what: str,
 ) -> Iterator[tuple[str, object, object]]:
-  """Yields name, value and our value of each key that a result depends on."""
-  wanted = _architecture_keys(architecture, model.d_model, model.d_kv) | _WANTED
+  """Yields (name, value, our value) of each key that affects results."""
+  wanted = (
+    _make_architecture_keys(architecture, model.d_model, model.d_kv) | _WANTED
+  )
   defaults = _DEFAULTS[architecture]
   for name, ours in wanted.items():
     yield name, config.get(name, defaults.get(name, ours)), ours
@@ -311,7 +315,7 @@ def _compared_keys(
 
 def _is_same(value: object, ours: object) -> bool:
   if isinstance(ours, float):
-    # A larger integer may have no float.
+    # A larger integer may not be exact as a float.
     is_number = type(value) is float or (
       type(value) is int and abs(value) < 2**53
     )

@@ -1,16 +1,17 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a model of transformers, and the safetensors format.
+"""Reads and writes the tensors of a folder of transformers.
 
 A safetensors file is a JSON header, then the bytes of all tensors:
 
 8 bytes   length of the header, little-endian
 header    {name: {"dtype": "F32", "shape": [...], "data_offsets": [a, b]}}
-bytes     of each tensor in row-major order, [a, b) from the header's end
+tensors   row-major; offsets count from the end of the header
 
-The format's own library reads: it checks that the tensors fill the file without
-an overlap or a hole, and that each has the size of its dtype and shape. The
-library writes only tensors that are all in memory, so that this module writes.
+The safetensors library reads the files. It checks that the tensors fill the
+file without overlaps and holes, and that each has the size of its dtype and
+shape. This module writes files itself, because the library writes only tensors
+that are all in memory.
 """
 
 import json
@@ -34,14 +35,14 @@ WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # {"weight_map": {tensor: file}}
 # The SentencePiece model, which transformers does not read.
 VOCABULARY = "vocabulary.model"
-# Files of weights of PyTorch, TensorFlow, JAX, llama.cpp and ONNX, and of
-# adapters, which transformers adds to the model.
+# Weight files of PyTorch, TensorFlow, JAX, llama.cpp and ONNX, and of adapters,
+# which transformers adds to the model.
 _WEIGHT_FILES = re.compile(
   r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
   r"|.*\.ckpt(\.(index|data-.*))?|adapter_.*\.json",
   re.IGNORECASE,
 )
-# Files that the Trainer of transformers keeps for itself next to the weights.
+# Files that the Trainer of transformers writes next to the weights.
 _TRAINER_FILES = re.compile(
   r"(training_args|optimizer|scheduler|scaler|rng_state\w*)\.(bin|pt|pth)"
 )
@@ -59,8 +60,8 @@ class TensorFiles:
     """Reads the headers.
 
     Raises:
-      UserError: a file is missing or broken, or the folder has weights that
-        are not read.
+      UserError: if a file is missing or broken, or the folder has further
+        weights, which would not be read.
     """
     self._files: dict[str, SafetensorsFile] = {}
     weight_map = _read_weight_map(folder)
@@ -85,14 +86,14 @@ class TensorFiles:
     self.dtypes = {x: file.dtypes[x] for x, file in self._files.items()}
 
   def read(self, name: str) -> np.ndarray:
-    """Returns a tensor as float32; errors are those of SafetensorsFile."""
+    """Returns a tensor as float32; see `SafetensorsFile.read`."""
     return self._files[name].read(name)
 
 
 def _read_weight_map(folder: str) -> Mapping[str, str] | None:
-  """Returns the file of every tensor, by name; None for WEIGHTS.
+  """Returns {tensor: file} from the index; None if only WEIGHTS is read.
 
-  If both are there, transformers reads WEIGHTS and not the index.
+  If both files exist, transformers reads WEIGHTS and ignores the index.
   """
   path = os.path.join(folder, _INDEX)
   if not os.path.lexists(path) or os.path.lexists(
@@ -114,12 +115,12 @@ def _read_weight_map(folder: str) -> Mapping[str, str] | None:
 
 
 def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
-  """Raises UserError if a folder has weights that are not read.
+  """Raises UserError if a folder has weights in files other than `read`.
 
   Args:
     folder: path of the folder.
     read: names of the files that are read.
-    source: name of the file that decides what is read, for the message.
+    source: the file that names `read`, for the message.
   """
   for name in sorted(os.listdir(folder)):
     if (
@@ -134,9 +135,9 @@ def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
       )
 
 
-_ALIGNMENT = 8  # of the first tensor, as in files of the format's own library
-# The header of a model of 10,000 layers has 10 MB. The library reads headers up
-# to 100 MB, which takes it seconds and gigabytes.
+_ALIGNMENT = 8  # of the first tensor, as in files of the safetensors library
+# The header of a model with 10,000 layers has 10 MB. The library reads headers
+# up to 100 MB, which takes seconds and gigabytes.
 _MAX_HEADER_BYTES = 20_000_000
 _DTYPES = ("F32", "F16", "BF16")
 
@@ -151,7 +152,7 @@ def write_safetensors(
   Args:
     path: path of the file.
     shapes: shape of every tensor, by name.
-    read: returns the tensor of a name.
+    read: returns a tensor by name.
   """
   header: dict[str, object] = {"__metadata__": {"format": "pt"}}
   end = 0
@@ -177,15 +178,15 @@ class SafetensorsFile:
 
   Attributes:
     shapes: shape of every tensor, by name.
-    dtypes: dtype of every tensor, by name: "F32", "F16", "BF16" or another
-      name of the format.
+    dtypes: dtype of every tensor, by name, such as "F32" or "BF16".
   """
 
   def __init__(self, path: str):
     """Reads and checks the header.
 
     Raises:
-      UserError: there is no such file, or it is no whole safetensors file.
+      UserError: if there is no such file, or it is not a complete safetensors
+        file.
     """
     self._path = path
     try:
@@ -214,8 +215,8 @@ class SafetensorsFile:
     """Returns a tensor as float32.
 
     Raises:
-      UserError: its dtype is neither float32 nor float16 nor bfloat16, or one
-        of its numbers is not finite.
+      UserError: if the dtype is not float32, float16 or bfloat16, or a number
+        is not finite.
     """
     dtype = self.dtypes[name]
     if dtype not in _DTYPES:

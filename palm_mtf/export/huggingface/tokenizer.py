@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """tokenizer.json: a vocabulary of `palm_mtf vocab` as a fast tokenizer.
 
-Both encode byte pairs. SentencePiece merges the neighbours whose piece has the
-best score; tokenizers merges the pair that comes first in a list. Pieces have
-spaces where SentencePiece writes U+2581, so that nothing is normalized and a
-U+2581 of the text becomes its three bytes, as in vocabulary.py.
+Both are byte-pair encodings. SentencePiece merges the neighbours whose piece
+has the best score; `tokenizers` merges the pair that comes first in a list.
+Pieces here have spaces instead of SentencePiece's U+2581, so that texts need no
+normalization, and a U+2581 in a text becomes its three bytes, as in
+vocabulary.py.
 """
 
 from collections.abc import Sequence
@@ -18,16 +19,16 @@ _NORMAL = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
 _BPE = sentencepiece_model_pb2.TrainerSpec.BPE
 
 
-def why_not_exact(vocabulary: Vocabulary) -> str:
-  """Returns why a tokenizer would not give the vocabulary's ids, "" if it does.
+def explain_inexact(vocabulary: Vocabulary) -> str:
+  """Returns why a tokenizer could not give the vocabulary's ids; "" if it can.
 
   Args:
-    vocabulary: vocabulary of a run, ours or a foreign one.
+    vocabulary: vocabulary of a run, from `palm_mtf vocab` or another program.
   """
   model = _read(vocabulary)
   normalizer = model.normalizer_spec
   if model.trainer_spec.model_type != _BPE:
-    return "it is no byte-pair encoding"
+    return "it is not a byte-pair encoding"
   if not vocabulary.has_bytes:
     return "it has no byte pieces"
   if normalizer.name != "identity" or normalizer.precompiled_charsmap:
@@ -42,13 +43,15 @@ def why_not_exact(vocabulary: Vocabulary) -> str:
   return ""
 
 
-def tokenizer_json(vocabulary: Vocabulary, start_id: int) -> dict[str, object]:
-  """Returns tokenizer.json, whose ids are the vocabulary's on every text.
+def make_tokenizer_json(
+  vocabulary: Vocabulary, start_id: int
+) -> dict[str, object]:
+  """Returns tokenizer.json, which gives the vocabulary's ids for every text.
 
   With special tokens, `start_id` comes before the ids of a text.
 
   Args:
-    vocabulary: vocabulary for which `why_not_exact` returned "".
+    vocabulary: vocabulary for which `explain_inexact` returns "".
     start_id: input before the first token of a text.
   """
   model = _read(vocabulary)
@@ -72,7 +75,7 @@ def tokenizer_json(vocabulary: Vocabulary, start_id: int) -> dict[str, object]:
     "version": "1.0",
     "truncation": None,
     "padding": None,
-    # None, so that "[eod]" in a text has the ids of its letters.
+    # Empty, so that "[eod]" in a text has the ids of its letters.
     "added_tokens": [],
     "normalizer": None,
     "pre_tokenizer": None,
@@ -110,7 +113,7 @@ def tokenizer_json(vocabulary: Vocabulary, start_id: int) -> dict[str, object]:
   }
 
 
-def tokenizer_config(
+def make_tokenizer_config(
   vocabulary: Vocabulary, *, start_id: int, sequence_length: int
 ) -> dict[str, object]:
   """Returns tokenizer_config.json.
@@ -126,7 +129,7 @@ def tokenizer_config(
     "bos_token": vocabulary.piece(start_id),
     "eos_token": eod,
     "pad_token": eod,
-    # A text that says "[eod]" does not end a document.
+    # "[eod]" in a text does not end a document.
     "split_special_tokens": True,
     "clean_up_tokenization_spaces": False,
     "model_max_length": sequence_length,

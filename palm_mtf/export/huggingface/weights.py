@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters under the names and in the layouts of transformers.
+"""Converts parameters to the names and layouts of transformers, and back.
 
-Kernels of transformers are [outputs, inputs], ours are [inputs, outputs].
-Cohere rotates neighbouring numbers of a head, (2i, 2i + 1), but palm_mtf and
-Granite rotate (i, i + d_kv / 2), so that for Cohere the columns of q and k
-change places. Norms multiply by their scales in both.
+Kernels are [outputs, inputs] in transformers, and [inputs, outputs] here.
+Cohere rotates neighbouring numbers of a head, (2i, 2i + 1); palm_mtf and
+Granite rotate (i, i + d_kv / 2). For Cohere, the columns of q and k are
+therefore permuted.
 """
 
 import re
@@ -38,13 +38,13 @@ _FREQUENCIES = re.compile(
   r"model\.(layers\.(?P<layer>\d{1,5})\.self_attn\.)?rotary_emb\.inv_freq",
   re.ASCII,
 )
-# Largest relative error of a number that is rounded to a dtype; float32 has the
-# error of the power, too.
+# Largest relative error of the frequencies, by dtype: the error of rounding,
+# and for float32 also the error of the power.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 
 
-def tensor_names(model: PalmConfig) -> dict[str, str]:
-  """Returns the name of every parameter in transformers, by our name."""
+def find_tensor_names(model: PalmConfig) -> dict[str, str]:
+  """Returns {our name: name in transformers} of every parameter."""
   names = {"embedding": _EMBEDDING}
   names["final_norm/scale"] = FINAL_NORM
   for name in parameter_shapes(model):
@@ -56,31 +56,31 @@ def tensor_names(model: PalmConfig) -> dict[str, str]:
   return names
 
 
-def tensor_shapes(model: PalmConfig) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every tensor in transformers, by its name there."""
+def find_tensor_shapes(model: PalmConfig) -> dict[str, tuple[int, ...]]:
+  """Returns {name in transformers: shape} of every tensor."""
   shapes = parameter_shapes(model)
   found = {}
-  for name, theirs in tensor_names(model).items():
-    inputs = _num_inputs(name, shapes[name])
+  for name, theirs in find_tensor_names(model).items():
+    inputs = _count_inputs(name, shapes[name])
     size = int(np.prod(shapes[name]))
     kernel = parse_name(name).is_kernel
     found[theirs] = (size // inputs, inputs) if kernel else shapes[name]
-  # Where the model has no scale, transformers has a scale of ones.
+  # If the model has no final scale, transformers has a scale of ones.
   found.setdefault(FINAL_NORM, (model.d_model,))
   return found
 
 
-def tensor_reader(
+def make_tensor_reader(
   model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
 ) -> Callable[[str], np.ndarray]:
-  """Returns a function that reads tensors by their names in transformers.
+  """Returns a function that reads tensors by name in transformers.
 
   Args:
     model: the architecture of palm_mtf.
     architecture: class of transformers.
     read: returns a parameter by our name.
   """
-  ours = {theirs: name for name, theirs in tensor_names(model).items()}
+  ours = {theirs: name for name, theirs in find_tensor_names(model).items()}
 
   def read_exported(theirs: str) -> np.ndarray:
     if theirs not in ours:  # FINAL_NORM_SCALE = "none"
@@ -89,7 +89,7 @@ def tensor_reader(
     value = read(name)
     if not parse_name(name).is_kernel:
       return value
-    value = value.reshape(_num_inputs(name, value.shape), -1)
+    value = value.reshape(_count_inputs(name, value.shape), -1)
     if _is_rotated(name, architecture):
       halves = value.reshape(len(value), -1, 2, model.d_kv // 2)
       value = halves.swapaxes(2, 3).reshape(value.shape)
@@ -101,14 +101,14 @@ def tensor_reader(
 def import_parameters(
   model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns every parameter by our name; the inverse of `tensor_reader`.
+  """Returns every parameter by our name; the inverse of `make_tensor_reader`.
 
   Args:
     model: the architecture of palm_mtf.
     architecture: class of transformers.
     read: returns a tensor by its name in transformers, float32.
   """
-  parameters, names = {}, tensor_names(model)
+  parameters, names = {}, find_tensor_names(model)
   for name, shape in parameter_shapes(model).items():
     value = read(names[name])
     if parse_name(name).is_kernel:
@@ -121,16 +121,16 @@ def import_parameters(
 
 
 def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
-  """Raises UserError unless a model is all that files hold.
+  """Raises UserError unless files hold the tensors of a model and no others.
 
   Args:
     files: tensors that transformers or another program wrote.
     model: the architecture.
     what: noun phrase for messages.
   """
-  wanted = tensor_shapes(model)
+  wanted = find_tensor_shapes(model)
   for name in sorted({*wanted, *files.shapes}):
-    expected = wanted.get(name) or _redundant_shape(name, model)
+    expected = wanted.get(name) or _find_redundant_shape(name, model)
     found = files.shapes.get(name)
     if found != expected:
       raise UserError(
@@ -138,12 +138,14 @@ def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
         f"{found or 'missing'}; its config.json wants "
         f"{expected or 'no such tensor'}."
       )
-  for name in sorted(files.shapes.keys() - tensor_names(model).values()):
+  for name in sorted(files.shapes.keys() - find_tensor_names(model).values()):
     _check_redundant(name, files, model, what)
 
 
-def _redundant_shape(name: str, model: PalmConfig) -> tuple[int, ...] | None:
-  """Returns the shape of a tensor that may be left out of a file, or None."""
+def _find_redundant_shape(
+  name: str, model: PalmConfig
+) -> tuple[int, ...] | None:
+  """Returns the shape of an optional tensor of a file; None for others."""
   if name == _HEAD:
     return model.vocab_size, model.d_model
   match = _FREQUENCIES.fullmatch(name)
@@ -158,8 +160,7 @@ def _check_redundant(
   """Raises UserError if a tensor that is not imported has unexpected values.
 
   Args:
-    name: FINAL_NORM of a model without that scale, or a tensor that may be left
-      out of a file.
+    name: FINAL_NORM of a model without that scale, or an optional tensor.
     files: tensors of the file.
     model: the architecture.
     what: noun phrase for messages.
@@ -175,13 +176,13 @@ def _check_redundant(
     error = _ROUNDING[files.dtypes[name]]
   if not np.allclose(value, ours, rtol=error, atol=0):
     raise UserError(
-      f"{what}: {name} is not {reason}; palm_mtf computes only with those "
+      f"{what}: {name} is not {reason}; palm_mtf computes only with these "
       "numbers."
     )
 
 
-def _num_inputs(name: str, shape: tuple[int, ...]) -> int:
-  # o is [heads, d_kv, d_model], the others begin with their inputs.
+def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
+  # o is [heads, d_kv, d_model]; the first dimension of other kernels is inputs.
   return int(np.prod(shape[:-1] if parse_name(name).last == "o" else shape[:1]))
 
 

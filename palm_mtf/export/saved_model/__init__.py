@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model in TensorFlow's own operations, from text to text."""
+"""A SavedModel with only TensorFlow's own operations, from text to text."""

@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The forward pass of model/palm.py in plain TensorFlow, sizes left open.
+"""The forward pass of model/palm.py in plain TensorFlow, with dynamic sizes.
 
   keys, values   [batch, memory_length, key_heads, d_kv]
 
 key_heads is 1 in multi-query attention. One function reads prompts and single
-tokens; its SavedModel needs neither Mesh TensorFlow, nor XLA, nor palm_mtf.
+tokens. Its SavedModel needs neither Mesh TensorFlow, nor XLA, nor palm_mtf.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import gated, normalize, sines_and_cosines, turned
 
-# Keys, then values, of each layer in turn.
+# Keys and values, alternating, layer after layer.
 Cache = list[tf2.Tensor]
 
 
@@ -30,7 +30,7 @@ class Decoder(tf2.Module):
 
     Args:
       model: the architecture.
-      read: returns a parameter by its name, float32.
+      read: returns a parameter by name, float32.
     """
     super().__init__("decoder")
     self._model = model
@@ -39,7 +39,7 @@ class Decoder(tf2.Module):
       for name in parameter_shapes(model)
     }
 
-  def empty_cache(
+  def make_empty_cache(
     self, num_rows: tf2.Tensor, memory_length: tf2.Tensor
   ) -> Cache:
     """Returns a cache of zeros for `hidden` to fill."""
@@ -55,15 +55,15 @@ class Decoder(tf2.Module):
     cache: Cache,
     num_given: tf2.Tensor | None = None,
   ) -> tuple[tf2.Tensor, Cache]:
-    """Computes the forward pass of tokens that follow the cache's.
+    """Computes the forward pass of tokens that follow the cached tokens.
 
     Args:
       tokens: [batch, length], int32.
       start: [batch], int32: position of each row's first token.
-      cache: keys and values of the positions before.
-      num_given: [batch], int32: how many of `tokens`, the first of their texts,
-        attend to one another in both directions if the OBJECTIVE has such
-        inputs; None is none.
+      cache: keys and values of earlier positions.
+      num_given: [batch], int32: the first `num_given` tokens of a text attend
+        to one another in both directions, if the OBJECTIVE has such inputs;
+        None for no such tokens.
 
     Returns:
       Output of the last norm, [batch, length, d_model]; and the cache with
@@ -75,7 +75,7 @@ class Decoder(tf2.Module):
     rows = tf2.range(tf2.shape(tokens)[0])[:, tf2.newaxis]
     at = tf2.stack([tf2.broadcast_to(rows, tf2.shape(tokens)), positions], -1)
     memory = tf2.range(tf2.shape(cache[0])[1])
-    visible = memory <= positions[..., tf2.newaxis]  # later keys may be junk
+    visible = memory <= positions[..., tf2.newaxis]  # later keys are undefined
     if model.has_prefix and num_given is not None:
       visible |= memory < num_given[:, tf2.newaxis, tf2.newaxis]
     tables = sines_and_cosines(model.sequence_length, model.d_kv)
@@ -94,10 +94,10 @@ class Decoder(tf2.Module):
     return self._apply_norm("final_norm", x), after
 
   def logits(self, y: tf2.Tensor) -> tf2.Tensor:
-    """Returns the next token's logits [..., vocab].
+    """Returns the next token's logits, [..., vocab].
 
     Args:
-      y: outputs of the last norm, [..., d_model].
+      y: output of the last norm, [..., d_model].
     """
     y *= self._model.d_model**-0.5
     return tf2.einsum("...d,vd->...v", y, self._weights["embedding"])
@@ -118,7 +118,7 @@ class Decoder(tf2.Module):
       tf2.tensor_scatter_nd_update(old, at, new)
       for old, new in zip(cache, (k, project("v")), strict=True)
     )
-    # Each head n of keys is read by g heads of queries.
+    # g query heads share each key head n.
     batch, length, heads, d_kv = tf2.unstack(tf2.shape(q))
     q = tf2.reshape(q, [batch, length, keys.shape[2], -1, d_kv])
     scores = tf2.einsum("blngk,bmnk->bnglm", q, keys)

@@ -9,13 +9,13 @@ from palm_mtf.export.trained_model import Reader, TrainedModel
 
 
 class SavedModelFolder:
-  """A SavedModel with the tokenizer inside (a `Format`)."""
+  """A SavedModel that includes the tokenizer (a `Format`)."""
 
   kind = "a SavedModel that computes in float32"
 
   def __init__(self, trained: TrainedModel):
     self._trained = trained
-    # TensorFlow Serving takes the largest number in a folder for the newest.
+    # TensorFlow Serving serves the subfolder with the largest number.
     self.subfolder = str(trained.step)
     shapes = parameter_shapes(trained.model)
     self.num_bytes = 4 * sum(map(math.prod, shapes.values()))
@@ -29,7 +29,7 @@ class SavedModelFolder:
 
     trained, config = self._trained, self._trained.config
     length = trained.model.sequence_length
-    with tf2.device("CPU:0"):  # where the memory is; a server chooses its own
+    with tf2.device("CPU:0"):  # has the most memory; a server chooses a device
       text_model = TextModel(
         Decoder(trained.model, read),
         trained.model,
@@ -37,7 +37,7 @@ class SavedModelFolder:
         start_id=trained.start_id,
         stride=config.evaluation.stride or max(length // 2, 1),
       )
-      signatures = text_model.signatures(
+      signatures = text_model.make_signatures(
         config.decode,
         sample_tokens=config.run.sample_tokens,
         seed=config.run.seed,

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A vocabulary as TensorFlow operations: texts to ids and back in a graph.
+"""Encodes texts to ids, and decodes ids, in a TensorFlow graph.
 
-The operations are those of tensorflow_text, which holds the SentencePiece
-model in the graph; the ids are those of data/vocabulary/vocabulary.py.
+tensorflow_text provides the operations, which hold the SentencePiece model. The
+ids equal the ids of data/vocabulary/vocabulary.py.
 """
 
 from palm_mtf._tf import tf2
@@ -16,16 +16,16 @@ class TextCoder(tf2.Module):
 
   def __init__(self, vocabulary: Vocabulary):
     super().__init__("text_coder")
-    # Registers the operations, which takes seconds.
+    # Imported late, because it takes seconds; it registers the operations.
     import tensorflow_text
 
-    def tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
+    def make_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
       return tensorflow_text.SentencepieceTokenizer(model, tf2.int32)
 
     with silent_unless_it_fails():
-      self._model = self._inside = tokenizer(vocabulary.model)
+      self._model = self._inside = make_tokenizer(vocabulary.model)
       if vocabulary.inside_model:
-        self._inside = tokenizer(vocabulary.inside_model)
+        self._inside = make_tokenizer(vocabulary.inside_model)
     self._has_bytes = vocabulary.has_bytes
     self._anchor = vocabulary.anchor
     self._anchor_bytes = len(vocabulary.decode([vocabulary.anchor]).encode())
@@ -44,8 +44,9 @@ class TextCoder(tf2.Module):
     """
     if not self._has_bytes:
       return self._model.tokenize(texts)
-    # SentencePiece would decode U+2581 as a space. So a U+2581 of the text is
-    # encoded separately, as its three bytes, before each segment but the first.
+    # SentencePiece would take a U+2581 in the text for a space. So the text is
+    # split there, and the three bytes of U+2581 are put before each segment but
+    # the first.
     segments = tf2.strings.split(texts, SPACE_MARK)
     first = segments.row_starts()
     num_marks = tf2.tensor_scatter_nd_update(
@@ -53,7 +54,7 @@ class TextCoder(tf2.Module):
       first[:, tf2.newaxis],
       tf2.zeros_like(first),
     )
-    ids = self._segment_ids(segments.flat_values, num_marks == 0)
+    ids = self._encode_segments(segments.flat_values, num_marks == 0)
     marks = tf2.RaggedTensor.from_row_lengths(
       tf2.tile(
         self._space_mark_ids, [tf2.cast(tf2.reduce_sum(num_marks), tf2.int32)]
@@ -63,12 +64,12 @@ class TextCoder(tf2.Module):
     ids = tf2.concat([marks, ids], 1)
     return segments.with_flat_values(ids).merge_dims(1, 2)
 
-  def _segment_ids(
+  def _encode_segments(
     self, segments: tf2.Tensor, is_first: tf2.Tensor
   ) -> tf2.RaggedTensor:
     if self._inside is self._model:
       return self._model.tokenize(segments)
-    # "" has no ids, so that only one of the two results of a segment has ids.
+    # "" has no ids, so only one of the two results for a segment has ids.
     return tf2.concat(
       [
         self._model.tokenize(tf2.where(is_first, segments, "")),
@@ -81,8 +82,8 @@ class TextCoder(tf2.Module):
     """Returns the text of each row of ids [batch, (tokens)]; see Vocabulary."""
     if self._inside is self._model:
       return self._model.detokenize(ids)
-    # SentencePiece drops the space that the vocabulary put before the text, but
-    # the release in tensorflow_text drops all spaces there.
+    # SentencePiece drops the space that the vocabulary puts before a text, but
+    # the version in tensorflow_text drops all spaces there.
     shown = tf2.ragged.boolean_mask(ids, tf2.gather(self._has_text, ids))
     spaces = tf2.gather(tf2.cast(self._num_spaces, tf2.int32), shown[:, :1])
     return _cut_start(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))
@@ -92,12 +93,12 @@ class TextCoder(tf2.Module):
   ) -> tf2.Tensor:
     """Returns the text that `ids` add to the text of `before`, row by row.
 
-    As in data/vocabulary/text_reader.py, the space before the first word of a
-    continuation is kept.
+    As in data/vocabulary/text_reader.py, a continuation keeps the space before
+    its first word.
 
     Args:
       before: ids of whole texts, [batch, (tokens)].
-      ids: ids of what continues them, [batch, (tokens)].
+      ids: ids of their continuations, [batch, (tokens)].
     """
     return tf2.where(
       tf2.strings.length(self.decode(before)) > 0,
@@ -112,5 +113,5 @@ class TextCoder(tf2.Module):
 
 
 def _cut_start(texts: tf2.Tensor, num_bytes: tf2.Tensor) -> tf2.Tensor:
-  """Returns texts without their first bytes; both are [batch]."""
+  """Returns texts [batch] without their first `num_bytes` [batch] bytes."""
   return tf2.strings.substr(texts, num_bytes, -tf2.ones_like(num_bytes))

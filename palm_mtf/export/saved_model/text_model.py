@@ -6,6 +6,7 @@ import dataclasses
 
 from palm_mtf._tf import tf2
 from palm_mtf.config import DecodeConfig, PalmConfig
+from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.export.saved_model.decoder import Decoder
 from palm_mtf.export.saved_model.text_coder import TextCoder
@@ -23,14 +24,14 @@ class TextModel(tf2.Module):
     start_id: int,
     stride: int,
   ):
-    """Joins the parts.
+    """Takes the parts.
 
     Args:
       decoder: weights of the model.
       model: the architecture.
       vocabulary: vocabulary of the model.
       start_id: input before the first token of a text (packing.document_start).
-      stride: tokens between the windows of a long text.
+      stride: new tokens per window of a long text.
     """
     super().__init__("text_model")
     self._decoder, self._coder = decoder, TextCoder(vocabulary)
@@ -38,21 +39,21 @@ class TextModel(tf2.Module):
     self._num_tokens, self._eod_id = vocabulary.size, vocabulary.eod_id
     self._start_id = start_id
 
-  def signatures(
+  def make_signatures(
     self, decode: DecodeConfig, *, sample_tokens: int, seed: int
   ) -> dict[str, object]:
-    """Returns the functions of a SavedModel by their names.
+    """Returns the functions of a SavedModel by name, and sets attributes.
 
-    The functions become attributes too: of a loaded SavedModel, TensorFlow's
-    Python keeps the defaults of `model.generate`, but not those of
-    `model.signatures["generate"]`, which are for servers.
+    A SavedModel that Python loads has `model.generate`, from the attribute,
+    which keeps its default arguments, and `model.signatures["generate"]`, whose
+    defaults only servers use.
 
     Args:
-      decode: settings whose numbers are the defaults of `generate`.
+      decode: settings that are the defaults of `generate`.
       sample_tokens: default of `max_tokens`.
       seed: default of `seed`.
     """
-    # TensorFlow makes defaults that are tensors the signature's defaults.
+    # Defaults that are tensors become the signature's defaults.
     defaults = [
       tf2.constant(sample_tokens),
       tf2.constant(decode.temperature, tf2.float32),
@@ -91,7 +92,7 @@ class TextModel(tf2.Module):
     ids = tf2.concat([starts, prompt_ids], 1)
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
-    # The token before a text does not count, as in `palm_mtf generate`.
+    # The start token does not count, as in `palm_mtf generate`.
     numbers = {
       "max_tokens": max_tokens,
       "top_k": sampler.top_k,
@@ -109,7 +110,7 @@ class TextModel(tf2.Module):
       ),
     ]
     with tf2.control_dependencies(checks):
-      cache = self._decoder.empty_cache(ids.nrows(), longest + max_tokens)
+      cache = self._decoder.make_empty_cache(ids.nrows(), longest + max_tokens)
     y, cache = self._decoder.hidden(
       ids.to_tensor(), tf2.zeros_like(lengths), cache, lengths
     )
@@ -153,10 +154,8 @@ class TextModel(tf2.Module):
     return self._score(inputs, targets)
 
   def _score(self, inputs, targets):
-    """Returns log p of targets given inputs, window by window.
-
-    The windows are those of generation/inference/scorer.py.
-    """
+    # Computes log p of targets given inputs, window by window, with the windows
+    # of generation/inference/scorer.py.
     given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
     ids = tf2.concat([given, wanted], 1)
     scored = tf2.cast(given.row_lengths(), tf2.int32)
@@ -165,7 +164,7 @@ class TextModel(tf2.Module):
     room = tf2.minimum(self._length, tf2.reduce_max(ends))
     ids = ids.to_tensor()
 
-    def window(start, scored, stop, total):
+    def score_next_window(start, scored, stop, total):
       found = self._score_window(ids, start, scored, stop, room)
       after = tf2.minimum(stop + self._stride, ends)
       start = tf2.where(after > stop, after - self._length, start)
@@ -173,7 +172,7 @@ class TextModel(tf2.Module):
 
     _, _, _, total = tf2.while_loop(
       lambda start, scored, stop, total: tf2.reduce_any(scored < ends),
-      window,
+      score_next_window,
       (
         start,
         scored,
@@ -187,14 +186,14 @@ class TextModel(tf2.Module):
     }
 
   def _score_window(self, ids, start, scored, stop, room):
-    """Returns the sum of log p from `scored` to `stop`, [batch] each."""
+    """Returns the sum of log p from token `scored` to `stop`, [batch]."""
     places = start[:, tf2.newaxis] + tf2.range(room)
     last = tf2.shape(ids)[1] - 1
     targets = tf2.gather(ids, tf2.minimum(places, last), batch_dims=1)
-    # Windows that begin within a text begin with 0, as in training.
+    # A window that begins within a text has input 0 first, as in training.
     begin = tf2.where(start == 0, self._start_id, 0)[:, tf2.newaxis]
     tokens = tf2.concat([begin, targets[:, :-1]], 1)
-    cache = self._decoder.empty_cache(tf2.shape(ids)[0], room)
+    cache = self._decoder.make_empty_cache(tf2.shape(ids)[0], room)
     num_given = 1 + scored - start
     y, _ = self._decoder.hidden(tokens, tf2.zeros_like(start), cache, num_given)
     loss = tf2.nn.sparse_softmax_cross_entropy_with_logits(
@@ -206,19 +205,17 @@ class TextModel(tf2.Module):
     return -tf2.reduce_sum(tf2.where(counts, loss, 0.0), 1)
 
 
-_GREEDY = 1e-4  # as DecodeConfig.is_greedy
-
-
 @dataclasses.dataclass(frozen=True)
 class Sampler:
   """Draws tokens.
 
   Attributes:
     temperature: [], float32; 1e-4 or less takes the likeliest token.
-    top_k: [], int32: only the k likeliest tokens are drawn.
-    top_p: [], float32: only the fewest likeliest tokens with this share are.
+    top_k: [], int32: keeps the k likeliest tokens.
+    top_p: [], float32: keeps the fewest likeliest tokens whose probabilities
+      sum to `top_p`.
     seed: [], int32.
-    num_tokens: pieces of the vocabulary.
+    num_tokens: number of pieces in the vocabulary.
   """
 
   temperature: tf2.Tensor
@@ -232,12 +229,12 @@ class Sampler:
 
     Args:
       logits: [rows, vocab], float32.
-      place: [], int32: number of tokens that rows have drawn before.
+      place: [], int32: number of tokens that each row has drawn before.
     """
     # The embedding may have more rows than the vocabulary has pieces.
     logits = logits[:, : self.num_tokens]
     return tf2.cond(
-      self.temperature <= _GREEDY,
+      self.temperature <= MOST_GREEDY,
       lambda: tf2.argmax(logits, -1, output_type=tf2.int32),
       lambda: self._draw(logits, place),
     )
@@ -249,7 +246,8 @@ class Sampler:
     shares = tf2.nn.softmax(logits)
     before = tf2.cumsum(shares, axis=-1, exclusive=True)
     upto = tf2.cumsum(tf2.where(before < self.top_p, shares, 0.0), axis=-1)
-    # Each row's random number falls into one interval of `upto`.
+    # Inverse transform sampling: each row's random number falls into the
+    # interval of one token.
     number = tf2.random.stateless_uniform(
       [tf2.shape(logits)[0], 1], tf2.stack([self.seed, place])
     )

@@ -194,7 +194,7 @@ def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
 ):
   assert runs.run("train", corpus, tmp_path, PROMPTS=[]) == 0
   plant(tmp_path, "embedding", (7, 3), float("nan"))
-  killing(monkeypatch, FiniteCheck, "error_of_step", 1)
+  killing(monkeypatch, FiniteCheck, "make_step_error", 1)
   settings = {**LOCAL, "TRAIN_STEPS": 14}
   assert runs.run("train", corpus, tmp_path, **settings) == 2
   line = capsys.readouterr().err.splitlines()[-1]

@@ -1,14 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A config.json describes exactly a model of ours, or is refused."""
+"""A config.json describes exactly one of our models, or is refused."""
 
 import pytest
 
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import (
+  make_config,
   parse_config,
   read_config,
-  to_config,
 )
 from tests.mtf_testing import small_config
 
@@ -17,11 +17,11 @@ SERIAL = {"block": "serial", "norm": "rms_norm"}
 
 def _config(**changes) -> dict:
   model = small_config(**changes)
-  return to_config(model, start_id=1, eod_id=1, packing="joined")
+  return make_config(model, start_id=1, eod_id=1, packing="joined")
 
 
 def _refused(**changes) -> str:
-  """Returns the line that refuses a config.json with these keys."""
+  """Returns the error line for a config.json with these keys."""
   with pytest.raises(UserError, match=r"^there: ") as error:
     parse_config({**_config(), **changes}, "there")
   assert len(str(error.value).splitlines()) == 1
@@ -137,7 +137,7 @@ def test_an_odd_width_of_heads_is_refused():
   assert "D_KV = 9: rotary embedding turns pairs" in _refused(head_dim=9)
 
 
-def test_a_key_that_is_left_out_has_the_default_of_its_class():
+def test_a_missing_key_has_the_default_of_its_class():
   config = _config()
   del config["layer_norm_eps"]  # 1e-5 in Cohere
   with pytest.raises(UserError, match="layer_norm_eps = 1e-05"):
@@ -148,7 +148,7 @@ def test_a_key_that_is_left_out_has_the_default_of_its_class():
     parse_config(config, "there")
 
 
-def test_what_other_programs_leave_out_or_write_in_other_ways_is_accepted():
+def test_what_other_programs_leave_out_or_write_differently_is_accepted():
   config = _config(attention="multi_head", d_kv=6)  # 24 / 4
   for name in ("palm_mtf", "head_dim", "num_key_value_heads", "rope_theta"):
     del config[name]

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A small model of transformers, in a folder that a test may change."""
+"""Makes a small model of transformers in a folder that a test may change."""
 
 import shutil
 

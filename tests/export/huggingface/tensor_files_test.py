@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every file of weights in a folder is read, or refused by its name."""
+"""Every weight file in a folder is read, or refused by name."""
 
 import json
 import shutil
@@ -221,9 +221,7 @@ def test_integers_are_refused_by_the_tensors_name(tmp_path):
     lambda _: {"shape": None},
   ],
 )
-def test_a_tensor_that_is_not_where_and_what_it_says_is_refused(
-  change, tmp_path
-):
+def test_a_tensor_with_wrong_offsets_or_size_is_refused(change, tmp_path):
   ones = np.ones([36, 24], np.float32)
   path = tmp_path / "x"
   _write(path, {"a": ones, GATE: 2 * ones, UP: 3 * ones, "z": ones})
@@ -260,7 +258,7 @@ def test_a_file_without_a_header_is_refused(content, tmp_path):
   _check_refused(tmp_path / "x")
 
 
-def test_bytes_of_no_tensor_are_check_refused(tmp_path):
+def test_bytes_of_no_tensor_are_refused(tmp_path):
   _write(tmp_path / "x")
   with (tmp_path / "x").open("ab") as file:
     file.write(b"\0" * 8)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The fast tokenizer's ids are the vocabulary's, on any text."""
+"""The fast tokenizer gives the vocabulary's ids for any text."""
 
 import json
 import random
@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.export.huggingface.tokenizer import tokenizer_json, why_not_exact
+from palm_mtf.export.huggingface.tokenizer import (
+  explain_inexact,
+  make_tokenizer_json,
+)
 from tests.source_files import PACKAGE, text_of
 
 tokenizers = pytest.importorskip("tokenizers")
 
-# Source code: its pieces have runs of spaces, and repeat single characters.
+# Source code, whose pieces have runs of spaces and repeated characters.
 SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:60]
 
 
@@ -29,7 +32,7 @@ def vocabulary(tmp_path_factory) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def tokenizer(vocabulary):
-  content = tokenizer_json(vocabulary, start_id=vocabulary.eod_id)
+  content = make_tokenizer_json(vocabulary, start_id=vocabulary.eod_id)
   return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
@@ -86,14 +89,16 @@ def test_what_the_model_reads_before_a_text_is_the_first_id(
 @pytest.mark.parametrize(
   "setting, reason",
   [
-    ({"model_type": "unigram"}, "no byte-pair encoding"),
+    ({"model_type": "unigram"}, "not a byte-pair encoding"),
     ({"normalization_rule_name": "nfkc"}, "normalizes text"),
     ({"add_dummy_prefix": True}, "adds or removes spaces"),
     ({"byte_fallback": False, "vocab_size": 100}, "no byte pieces"),
     ({"user_defined_symbols": ["<x>"]}, "never merged"),
   ],
 )
-def test_a_vocabulary_that_encodes_otherwise_is_told(tmp_path, setting, reason):
+def test_a_vocabulary_that_encodes_differently_has_a_reason(
+  tmp_path, setting, reason
+):
   import sentencepiece
 
   sentencepiece.SentencePieceTrainer.Train(
@@ -112,8 +117,8 @@ def test_a_vocabulary_that_encodes_otherwise_is_told(tmp_path, setting, reason):
     },
   )
   vocabulary = Vocabulary(str(tmp_path / "foreign.model"))
-  assert reason in why_not_exact(vocabulary)
+  assert reason in explain_inexact(vocabulary)
 
 
 def test_a_vocabulary_of_ours_is_exact(vocabulary):
-  assert why_not_exact(vocabulary) == ""
+  assert explain_inexact(vocabulary) == ""

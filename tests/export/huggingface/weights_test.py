@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: N803, N806 (names end in the letters of their axes)
-"""Exported tensors, run as transformers runs them, give our logits.
+"""Exported tensors give our logits in the forward passes of transformers.
 
 The forward passes of Cohere and Granite are written here from their published
-definitions, in float64 NumPy; the axes are those of oracle.py, S for a half of
-the numbers of a head.
+definitions, in float64 NumPy. Axes are named as in oracle.py; S is half of
+a head's numbers.
 """
 
 import numpy as np
@@ -15,16 +15,16 @@ from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import (
   COHERE,
-  architecture_of,
+  find_architecture,
+  make_config,
   parse_config,
-  to_config,
 )
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
 from palm_mtf.export.huggingface.weights import (
   check_tensors,
+  find_tensor_shapes,
   import_parameters,
-  tensor_reader,
-  tensor_shapes,
+  make_tensor_reader,
 )
 from tests import oracle
 from tests.mtf_testing import random_tokens, run_model, small_config
@@ -49,7 +49,7 @@ EXACT = [
 
 
 def _config_json(model) -> dict:
-  return to_config(model, start_id=1, eod_id=1, packing="joined")
+  return make_config(model, start_id=1, eod_id=1, packing="joined")
 
 
 def _parameters(model) -> dict[str, np.ndarray]:
@@ -58,8 +58,8 @@ def _parameters(model) -> dict[str, np.ndarray]:
 
 
 def _export(model, params) -> dict[str, np.ndarray]:
-  read = tensor_reader(model, architecture_of(model), params.__getitem__)
-  return {name: read(name) for name in tensor_shapes(model)}
+  read = make_tensor_reader(model, find_architecture(model), params.__getitem__)
+  return {name: read(name) for name in find_tensor_shapes(model)}
 
 
 def _linear(tensors, name, x):
@@ -190,11 +190,11 @@ def test_a_model_that_transformers_does_not_have_is_refused(changes):
   with pytest.raises(
     UserError, match=r"^NORM = .*no architecture of transform"
   ):
-    architecture_of(small_config(**changes))
+    find_architecture(small_config(**changes))
 
 
 def _refused(folder) -> str:
-  """Returns the line that refuses the tensors of a folder."""
+  """Returns the error line for the tensors of a folder."""
   with pytest.raises(UserError) as error:
     check_tensors(TensorFiles(str(folder)), MODEL, "there")
   assert len(str(error.value).splitlines()) == 1

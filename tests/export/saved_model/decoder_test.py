@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The plain forward pass has the oracle's logits, at once and in steps."""
+"""The plain forward pass has the oracle's logits, in one pass and in steps."""
 
 import numpy as np
 import pytest
@@ -24,14 +24,14 @@ def _decoder(model, params) -> Decoder:
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)
-def test_logits_are_those_of_the_oracle_however_they_are_read(changes):
+def test_logits_equal_the_oracles_in_one_pass_and_in_steps(changes):
   model = small_config(**changes)
   params = oracle.random_parameters(model, seed=1)
   inputs = random_tokens(model, batch_size=2, seed=0)["inputs"]
   expected = oracle.forward(model, params, inputs)
   decoder, length = _decoder(model, params), inputs.shape[1]
   for cuts in ([length], [3, 4, *range(5, length + 1)]):
-    cache, found, start = decoder.empty_cache(2, length), [], 0
+    cache, found, start = decoder.make_empty_cache(2, length), [], 0
     for stop in cuts:
       at = tf2.constant([start, start])
       y, cache = decoder.hidden(inputs[:, start:stop], at, cache)
@@ -41,13 +41,13 @@ def test_logits_are_those_of_the_oracle_however_they_are_read(changes):
     assert difference.max() < 1e-5 * np.ptp(expected)
 
 
-def test_rows_at_different_positions_see_their_own_tokens_alone():
+def test_rows_at_different_positions_see_only_their_own_tokens():
   model = small_config()
   params = oracle.random_parameters(model, seed=1)
   inputs = random_tokens(model, batch_size=2, seed=0)["inputs"]
   decoder = _decoder(model, params)
-  # The second prompt has 2 tokens; what pads it is overwritten.
-  cache = decoder.empty_cache(2, 6)
+  # The second prompt has 2 tokens; its padding is overwritten.
+  cache = decoder.make_empty_cache(2, 6)
   _, cache = decoder.hidden(inputs[:, :4], tf2.constant([0, 0]), cache)
   following = tf2.constant([[inputs[0, 4]], [inputs[1, 2]]])
   y, _ = decoder.hidden(following, tf2.constant([4, 2]), cache)
@@ -63,7 +63,7 @@ def test_given_tokens_attend_in_both_directions_and_padding_to_none():
   params = oracle.random_parameters(model, seed=1)
   inputs = random_tokens(model, batch_size=2, seed=0)["inputs"]
   decoder, num_given = _decoder(model, params), [4, 2]
-  cache = decoder.empty_cache(2, 6)
+  cache = decoder.make_empty_cache(2, 6)
   y, cache = decoder.hidden(
     inputs[:, :4], tf2.constant([0, 0]), cache, tf2.constant(num_given)
   )

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Plain TensorFlow, without palm_mtf, says what score and generate say."""
+"""Plain TensorFlow gives the results of score and generate."""
 
 import json
 import shutil
@@ -16,8 +16,8 @@ PAIRS = [["one two ", "three"], ["1: four five six seven", " eight nine"]]
 PROMPTS = ["one two", "5: three", "7"]
 OVER = {"max_tokens": 8, "temperature": 0.0}
 
-# Calls signatures as TensorFlow Serving does: feeds, and the defaults of the
-# signature for what is not fed.
+# Calls signatures as TensorFlow Serving does: with feeds, and with the
+# signature's defaults for arguments that are not fed.
 PROGRAM = """
 import json, sys
 import tensorflow.compat.v1 as tf
@@ -60,7 +60,7 @@ def folder(finished, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(folder):
-  """What each of these calls returns, or its error."""
+  """The result or error of each of these calls."""
   inputs, targets = zip(*PAIRS, strict=True)
   calls = {
     "score": {"texts": TEXTS},
@@ -85,13 +85,13 @@ def _printed(command, finished, capsys, *flags) -> list[dict]:
   return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
 
 
-def test_the_layout_is_that_of_tensorflow_serving(folder):
+def test_the_folders_are_as_tensorflow_serving_wants(folder):
   assert [path.name for path in folder.iterdir()] == ["12"]  # the step
   assert (folder / "12" / "saved_model.pb").is_file()
   assert (folder / "12" / "variables").is_dir()
 
 
-def test_likelihoods_of_texts_of_any_length_are_those_of_score(
+def test_likelihoods_of_texts_of_any_length_equal_score(
   results, finished, capsys
 ):
   flags = [flag for text in TEXTS for flag in ("--text", text)]
@@ -101,7 +101,7 @@ def test_likelihoods_of_texts_of_any_length_are_those_of_score(
   assert results["score"]["tokens"] == [line["tokens"] for line in lines]
 
 
-def test_likelihoods_of_targets_are_those_of_score(
+def test_likelihoods_of_targets_equal_score(
   results, finished, tmp_path, capsys
 ):
   file = tmp_path / "pairs.tsv"
@@ -112,7 +112,7 @@ def test_likelihoods_of_targets_are_those_of_score(
   assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_greedy_text_is_that_of_generate(results, finished, capsys):
+def test_greedy_text_equals_generate(results, finished, capsys):
   flags = [flag for prompt in PROMPTS for flag in ("--prompt", prompt)]
   greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
   lines = _printed("generate", finished, capsys, *flags, *greedy)
@@ -122,17 +122,17 @@ def test_greedy_text_is_that_of_generate(results, finished, capsys):
   }
 
 
-def test_what_is_not_given_has_the_settings_of_the_run(results):
+def test_missing_arguments_have_the_settings_of_the_run(results):
   sample_tokens = runs.SETTINGS["SAMPLE_TOKENS"]
   found = results["generate defaults"]["num_tokens"]
   assert all(0 < each <= sample_tokens for each in found)
 
 
-def test_a_prompt_without_room_is_told(results):
+def test_a_prompt_without_room_is_an_error(results):
   assert "max_tokens are more than 32 tokens" in results["generate too much"]
 
 
-def test_a_number_that_leaves_no_token_is_told(results):
+def test_a_number_that_leaves_no_token_is_an_error(results):
   assert "top_k is not above 0" in results["generate from none"]
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The graph's ids and texts are the vocabulary's, on any text."""
+"""The graph gives the vocabulary's ids and texts, for any text."""
 
 import random
 
@@ -41,7 +41,7 @@ def _assert_same(vocabulary, coder, texts) -> None:
 
 
 def test_ids_of_a_vocabulary_without_byte_pieces_are_the_same(tmp_path):
-  """As T5's: characters are lost, and sentinels have ids."""
+  """Like T5's: unknown characters are lost, and sentinels have ids."""
   sentencepiece.SentencePieceTrainer.Train(
     sentence_iterator=iter(SOURCES[3].splitlines()),
     model_prefix=str(tmp_path / "t5"),
@@ -82,7 +82,9 @@ def test_ids_of_any_characters_are_the_same(vocabulary, coder):
   _assert_same(vocabulary, coder, texts)
 
 
-def test_ids_that_are_no_text_decode_as_in_the_vocabulary(vocabulary, coder):
+def test_ids_without_a_valid_text_decode_as_in_the_vocabulary(
+  vocabulary, coder
+):
   rng = random.Random(1)
   often = [0, 1, 2, *(i for i in range(300) if "\u2581" in vocabulary.piece(i))]
   rows = [
@@ -94,9 +96,7 @@ def test_ids_that_are_no_text_decode_as_in_the_vocabulary(vocabulary, coder):
   assert [each.decode() for each in found] == expected
 
 
-def test_what_continues_a_text_is_decoded_as_in_the_vocabulary(
-  vocabulary, coder
-):
+def test_a_continuation_is_decoded_as_in_the_vocabulary(vocabulary, coder):
   rng = random.Random(2)
   texts = ["", "a", "a \u2581", " ", "\u00e9"] * 20
   before = vocabulary.encode_batch(texts)

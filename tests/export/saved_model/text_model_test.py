@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens are drawn with the shares that NumPy finds by sorting."""
+"""Tokens are drawn with the probabilities that NumPy finds by sorting."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def _shares(temperature=1.0, top_k=NUM_TOKENS, top_p=1.0) -> np.ndarray:
   ],
   ids=str,
 )
-def test_shares_are_those_of_the_numbers(numbers):
+def test_tokens_are_drawn_with_the_probabilities_of_the_settings(numbers):
   found = np.bincount(_draw(**numbers), minlength=NUM_TOKENS) / DRAWS
   expected = _shares(**numbers)
   assert not found[expected == 0].any()
@@ -56,7 +56,7 @@ def test_a_temperature_of_zero_takes_the_likeliest_token():
   assert set(_draw(temperature=0.0)) == {np.argmax(LOGITS[:NUM_TOKENS])}
 
 
-def test_a_draw_depends_on_seed_and_place_alone():
+def test_a_draw_depends_only_on_seed_and_place():
   np.testing.assert_array_equal(_draw(seed=1, place=2), _draw(seed=1, place=2))
   assert (_draw(seed=1) != _draw(seed=2)).any()
   assert (_draw(place=1) != _draw(place=2)).any()

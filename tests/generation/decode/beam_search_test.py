@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search finds what a search over all texts finds, if it is wide enough.
+"""A beam search that is wide enough finds the best of all texts.
 
 The model here is a table: log p of a token after each token.
 """
@@ -18,7 +18,7 @@ PROMPTS = 3
 
 
 def tables(seed):
-  """Returns for each prompt: logits [token before, token], first logits."""
+  """Returns per prompt: logits [previous token, token], first logits."""
   rng = np.random.default_rng(seed)
   scaled = 2 * rng.normal(size=[PROMPTS, VOCAB + 1, VOCAB])
   return scaled.astype(np.float32)
@@ -56,7 +56,7 @@ def score(table, text, length_penalty):
 
 
 def all_texts():
-  """Yields every text: [eod] ends it, or MAX_TOKENS do."""
+  """Yields every text that ends with [eod] or has MAX_TOKENS."""
   for length in range(1, MAX_TOKENS + 1):
     for text in itertools.product(range(VOCAB), repeat=length):
       if EOD not in text[:-1] and (text[-1] == EOD or length == MAX_TOKENS):
@@ -69,7 +69,7 @@ def test_a_wide_search_finds_the_best_of_all_texts_in_order(
   seed, length_penalty
 ):
   models = tables(seed)
-  width = 3 ** (MAX_TOKENS - 1)  # as many prefixes can live
+  width = 3 ** (MAX_TOKENS - 1)  # the number of prefixes
   tokens, scores = run_search(models, width, length_penalty)
   for prompt, table in enumerate(models):
     ranked = sorted(
@@ -84,7 +84,7 @@ def test_a_wide_search_finds_the_best_of_all_texts_in_order(
 
 
 def beam_search(table, num_beams, length_penalty):
-  """Returns the best texts of a search in plain Python."""
+  """Runs a beam search in plain Python; returns its best texts."""
   living, ended = [()], []
   for length in range(1, MAX_TOKENS + 1):
     longer = [(*text, token) for text in living for token in range(VOCAB)]

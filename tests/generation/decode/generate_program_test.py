@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The loop in the graph gives what recomputing every prefix gives."""
+"""The loop in the graph gives the same as recomputing every prefix."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def expected(recomputed):
     pytest.param("two axes but no batch", marks=pytest.mark.slow),
   ],
 )
-def test_greedy_tokens_are_those_of_full_recomputation(layout, expected):
+def test_greedy_tokens_equal_full_recomputation(layout, expected):
   mesh = mesh_layout(layout) if layout else SINGLE
   result = decode(
     CONFIG, PARAMS, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, mesh=mesh
@@ -75,7 +75,7 @@ def greedy_tokens(params=PARAMS, **settings):
   return result.tokens[:, 0].tolist()
 
 
-def test_greedy_tokens_depend_on_neither_pauses_nor_what_was_done_before(
+def test_greedy_tokens_depend_on_neither_pauses_nor_earlier_batches(
   expected,
 ):
   assert greedy_tokens(chunk=4, num_starts=2) == expected
@@ -93,13 +93,13 @@ def test_greedy_tokens_are_pieces_of_the_vocabulary(layout, recomputed):
   assert greedy_tokens(mesh=mesh, num_tokens=num_tokens) == expected
 
 
-def test_of_equal_logits_the_first_is_taken():
+def test_the_first_of_equal_logits_is_taken():
   zeros = {name: np.zeros_like(value) for name, value in PARAMS.items()}
   assert np.all(np.array(greedy_tokens(zeros)) == 0)
 
 
 def recomputed_samples(recomputed, settings):
-  """Returns what is drawn of recomputed logits: [prompts, MAX_TOKENS]."""
+  """Returns tokens drawn from recomputed logits, [prompts, MAX_TOKENS]."""
   vocab = CONFIG.vocab_size
   with tf.Graph().as_default(), tf.Session() as session:
     logits = tf.placeholder(tf.float32, [1, vocab])
@@ -137,7 +137,7 @@ def recomputed_samples(recomputed, settings):
   ],
   ids=str,
 )
-def test_samples_are_those_of_full_recomputation(changes, recomputed):
+def test_samples_equal_full_recomputation(changes, recomputed):
   settings = DecodeConfig(**{"temperature": 1.5, **changes})
   result = decode(CONFIG, PARAMS, PROMPTS, settings, max_tokens=MAX_TOKENS)
   expected = recomputed_samples(recomputed, settings)
@@ -147,7 +147,7 @@ def test_samples_are_those_of_full_recomputation(changes, recomputed):
 @pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("weight_dtype", ["activation", "int8"])
-def test_xla_compiles_nothing_of_what_is_in_c(settings, weight_dtype):
+def test_xla_compiles_nothing_that_c_computes(settings, weight_dtype):
   sizes = PromptBatch(
     num_prompts=2, prompt_tokens=4, max_tokens=4, num_tokens=25, eod_id=EOD
   )
@@ -186,7 +186,7 @@ def test_samples_of_one_prompt_differ(drawn):
 
 
 def log_p_of(recomputed, prompt, tokens):
-  """Returns log p of the tokens up to [eod], and how many these are."""
+  """Returns log p and the number of the tokens up to [eod]."""
   count = tokens.index(EOD) + 1 if EOD in tokens else len(tokens)
   total = 0.0
   for place in range(count):

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products with fixed weights are what NumPy gives for their numbers."""
+"""Products with constant weights equal NumPy's."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_float_products_are_numpy_s(packed, num_rows):
 
 def test_numbers_are_rounded_to_255_of_a_column():
   w = random(1, INNER, OUTER)
-  w[:, 3] = 0  # a channel of nothing has a scale all the same
+  w[:, 3] = 0  # a channel of zeros also has a scale
   scale = np.abs(w).max(0) / 127
   scale[3] = 1
   with tf.Graph().as_default(), tf.Session() as session:
@@ -54,10 +54,10 @@ def test_numbers_are_rounded_to_255_of_a_column():
   np.testing.assert_array_equal(part, whole[:5])
 
 
-def test_a_group_of_int4_has_the_scale_that_loses_least():
+def test_a_group_of_int4_has_the_scale_with_the_least_error():
   w = random(0, 32, 50)
   w[:, 0] = 0
-  w[20:] = 0  # what pads the last group
+  w[20:] = 0  # padding of the last group
   with tf.Graph().as_default(), tf.Session() as session:
     found = session.run(round_to_int4(tf.constant(w[:20])))
   extreme = np.where(w.max(0) > -w.min(0), w.max(0), w.min(0))

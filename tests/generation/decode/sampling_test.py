@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens are drawn with the shares that NumPy finds by sorting."""
+"""Tokens are drawn with the probabilities that NumPy finds by sorting."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def draw(logits, config, *, keys=None, place=0, seen=None):
 
 
 def expected_shares(config, seen=()):
-  """Returns the share of each token, by sorting."""
+  """Returns the probability of each token, by sorting."""
   logits = LOGITS[:NUM_TOKENS].astype(np.float64)
   for token in seen:
     penalty = config.repetition_penalty
@@ -60,7 +60,7 @@ def expected_shares(config, seen=()):
     ({"repetition_penalty": 1.5}, [0, 3, 7]),
   ],
 )
-def test_tokens_are_drawn_with_their_shares(changes, seen):
+def test_tokens_are_drawn_with_their_probabilities(changes, seen):
   config = DecodeConfig(**{"temperature": 1.0, **changes})
   has = np.zeros([DRAWS, VOCAB], bool)
   has[:, seen] = True
@@ -68,7 +68,7 @@ def test_tokens_are_drawn_with_their_shares(changes, seen):
   counts = np.bincount(tokens, minlength=NUM_TOKENS)
   shares = expected_shares(config, seen)
   assert not counts[shares == 0].any()
-  # Four standard deviations of each count, and 2 for the rarest tokens.
+  # Four standard deviations of each count, plus 2 for the rarest tokens.
   deviation = np.sqrt(DRAWS * shares * (1 - shares))
   assert (np.abs(counts - DRAWS * shares) <= 4 * deviation + 2).all()
 
@@ -90,13 +90,13 @@ def test_ids_without_a_piece_are_never_drawn():
     assert tokens.max() < NUM_TOKENS
 
 
-def test_tokens_that_tie_with_the_last_kept_are_kept():
+def test_tokens_that_tie_with_the_last_kept_token_are_kept():
   logits = np.zeros([DRAWS, VOCAB], np.float32)
   tokens = draw(logits, DecodeConfig(top_k=2))
   assert set(tokens) == set(range(NUM_TOKENS))
 
 
-def test_key_and_place_make_the_draw_and_no_other_row_does():
+def test_a_draw_depends_on_key_and_place_and_not_on_other_rows():
   config = DecodeConfig(temperature=1.0)
   logits = np.zeros([64, VOCAB], np.float32)
   keys = np.random.default_rng(1).integers(-(2**31), 2**31, size=[64, 2])
@@ -104,6 +104,6 @@ def test_key_and_place_make_the_draw_and_no_other_row_does():
   reverse = draw(logits, config, keys=keys[::-1])
   np.testing.assert_array_equal(reverse[::-1], together)
   assert draw(logits[:1], config, keys=keys[7:8])[0] == together[7]
-  # A tenth of them is the same by chance.
+  # A tenth of the tokens is the same by chance.
   assert np.mean(draw(logits, config, keys=keys, place=1) == together) < 0.4
   assert np.mean(draw(logits, config, keys=keys + 1) == together) < 0.4

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The graph that scores gives what the float64 oracle gives."""
+"""The scoring graph gives the float64 oracle's numbers."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_nats_of_every_token_are_the_oracles_in_any_layout(changes, layout):
   np.testing.assert_allclose(
     nats(config, params, batch, mesh),
     expected(config, params, batch),
-    rtol=1e-4,  # of single tokens; some are nearly certain
+    rtol=1e-4,  # per token; some are nearly certain
     atol=1e-5,
   )
 
@@ -73,7 +73,7 @@ def test_bfloat16_stays_near_the_oracle():
   params = oracle.random_parameters(config, seed=3)
   batch = random_tokens(config, batch_size=2, seed=4)
   exact = expected(config, params, batch)
-  # As the logits, see model/palm_test.py.
+  # The tolerance of the logits, see model/palm_test.py.
   error = np.linalg.norm(nats(config, params, batch) - exact)
   assert error < 0.02 * np.linalg.norm(exact)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill and steps against a cache give the logits of one forward pass."""
+"""Prefill and steps with a cache give the logits of one forward pass."""
 
 import dataclasses
 import functools
@@ -76,7 +76,7 @@ def full_logits(config):
 
 @pytest.fixture
 def without_operations(monkeypatch):
-  """Weights are as they are where nothing can be compiled."""
+  """Makes weights as if the C++ operations could not be compiled."""
   monkeypatch.setattr(decode_weights, "operations", lambda: None)
 
 
@@ -94,7 +94,7 @@ BOTH = {**MULTI_HEAD, **SERIAL}
     (BOTH, "one device"),
     ({"final_norm_scale": "none"}, "one device"),
     (BOTH, "all over data and model"),
-    # Slow: generate_program_test.py and int8 below have this layout.
+    # Slow, because generate_program_test.py and int8 below have this layout.
     pytest.param({}, "all over data and model", marks=pytest.mark.slow),
     pytest.param({}, "two axes but no batch", marks=pytest.mark.slow),
     pytest.param(MULTI_HEAD, "two axes but no batch", marks=pytest.mark.slow),
@@ -111,7 +111,7 @@ def test_cached_logits_equal_those_of_a_forward_pass(changes, layout):
 
 @pytest.mark.usefixtures("without_operations")
 @pytest.mark.parametrize("changes", [{}, BOTH])
-def test_what_is_not_compiled_gives_the_same_logits(changes):
+def test_tensorflow_operations_give_the_same_logits(changes):
   config = small_config(**changes)
   params, batch = case_of(config)
   cached = cached_logits(config, params, batch["inputs"])
@@ -119,7 +119,7 @@ def test_what_is_not_compiled_gives_the_same_logits(changes):
   np.testing.assert_allclose(cached, full, atol=1e-5, rtol=0)
 
 
-def test_bfloat16_is_off_by_its_rounding_alone():
+def test_bfloat16_differs_only_by_its_rounding():
   config = small_config(activation_dtype="bfloat16")
   params, batch = case_of(config)
   cached = cached_logits(config, params, batch["inputs"])
@@ -150,13 +150,13 @@ def test_int8_logits_are_near_and_the_same_in_every_layout(layout, monkeypatch):
   monkeypatch.setattr(decode_weights, "operations", lambda: None)
   plain = cached_logits(config, params, batch["inputs"], weight_dtype="int8")
   np.testing.assert_allclose(split, plain, atol=1e-5, rtol=0)
-  # Compiled products round their rows to int8 too.
+  # The C++ products also round rows to int8.
   assert np.abs(plain - int8).max() < 0.03 * np.abs(full).max()
 
 
 def test_int4_logits_are_near_and_the_same_if_not_compiled(monkeypatch):
   config = small_config()
-  # Heads fill whole groups of weights: else those of o and wo share one.
+  # Heads fill whole groups of weights; otherwise o and wo would share a group.
   config = dataclasses.replace(config, d_kv=16)
   params, batch = case_of(config)
   full = full_logits(config)
@@ -164,7 +164,7 @@ def test_int4_logits_are_near_and_the_same_if_not_compiled(monkeypatch):
   assert 1e-3 < np.abs(int4 - full).max() < 0.3 * np.abs(full).max()
   monkeypatch.setattr(decode_weights, "operations", lambda: None)
   plain = cached_logits(config, params, batch["inputs"], weight_dtype="int4")
-  # Compiled products round their rows to int8 too.
+  # The C++ products also round rows to int8.
   assert np.abs(plain - int4).max() < 0.03 * np.abs(full).max()
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A continuation ends where its tokens say, however many come at once."""
+"""A continuation ends at the same token, however many tokens come at once."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from tests.prefixed_vocabulary import train_prefixed
 
 
 class Compared(str):
-  """Text that counts how often one of its characters is read."""
+  """Text that counts the reads of its characters."""
 
   count = 0
 
@@ -24,7 +24,7 @@ class Compared(str):
     return found
 
 
-def test_the_longest_end_that_begins_a_stop_string_is_found():
+def test_the_longest_suffix_that_begins_a_stop_string_is_found():
   texts = [
     "".join(x) for n in range(1, 7) for x in itertools.product("ab", repeat=n)
   ]
@@ -84,7 +84,7 @@ def test_a_text_and_its_end_do_not_depend_on_how_many_tokens_come_at_once(
     assert num_read == ids.index(vocabulary.eod_id) + 1
 
 
-def test_targets_are_decoded_apart_from_their_inputs(vocabulary):
+def test_targets_are_decoded_separately_from_their_inputs(vocabulary):
   ids = vocabulary.encode("two three")
   apart = ContinuationReader(vocabulary, [])
   apart.add(ids)

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of a model whose next token follows from the last: a b c d [eod].
+"""Texts of a model whose next token depends only on the last: a b c d [eod].
 
-Its embedding is the identity, and its layers add nothing to it but what makes
-the next letter the likeliest; so every continuation is known.
+The embedding is the identity, and the layers only make the next letter the
+likeliest, so every continuation is known.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def vocabulary(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(vocabulary):
-  # Width for a code of each token, and for that of the token before it.
+  # Width for a code of each token, and for the code of the token before it.
   return PalmConfig(
     num_layers=1,
     d_model=2 * vocabulary.size,
@@ -54,14 +54,14 @@ def config(vocabulary):
 
 @pytest.fixture(scope="module")
 def checkpoint(config, vocabulary, tmp_path_factory):
-  """A model of which each letter of ORDER makes the next the likeliest."""
+  """A model in which a letter of ORDER makes the next one the likeliest."""
   size = vocabulary.size
   ids = [i for letter in ORDER for i in vocabulary.encode(letter)]
   follows = np.zeros([size, size])
   for a, b in zip(ids, [*ids[1:], vocabulary.eod_id], strict=True):
     follows[a, b] = 1
-  # Row of a token: its code in the first half, that of its predecessors in the
-  # second. The MLP writes a token's code into the second half.
+  # The row of a token has its code in the first half, and the code of its
+  # predecessors in the second. The MLP writes a code into the second half.
   embedding = np.concatenate([np.eye(size), 3 * follows.T], 1)
   params = {
     "embedding": embedding,
@@ -103,7 +103,7 @@ def texts(generator, prompts):
   ]
 
 
-def test_prompts_of_all_lengths_go_on_as_the_model_says(greedy):
+def test_prompts_of_all_lengths_continue_as_the_model_says(greedy):
   prompts = ["a", "dcba" * 6, "hi", "k"]
   results = list(greedy.continuations(prompts))
   rest = ORDER[1:]
@@ -131,7 +131,7 @@ def test_a_text_ends_before_a_stop_string_in_batch_and_stream(make, stop):
     assert "".join(generator.stream("a")) == expected
 
 
-def test_int8_weights_and_beams_say_the_same_of_so_sure_a_model(make):
+def test_int8_weights_and_beams_give_the_same_text_of_a_certain_model(make):
   for changes in ({"weight_dtype": "int8"}, {"num_beams": 2}):
     with make(dataclasses.replace(GREEDY, **changes)) as generator:
       ((result,),) = generator.continuations(["a"])
@@ -148,7 +148,7 @@ def test_more_prompts_than_a_batch_has_rows_come_in_order(make):
     ]
 
 
-def test_samples_depend_on_seed_and_prompt_alone(make):
+def test_samples_depend_only_on_seed_and_prompt(make):
   settings = DecodeConfig(temperature=30.0, num_samples=2)
   with make(settings) as generator:
     together = texts(generator, ["a", "bcd", "e"])
@@ -158,7 +158,7 @@ def test_samples_depend_on_seed_and_prompt_alone(make):
     assert texts(generator, ["bcd"]) != together[1:2]
 
 
-def test_a_prompt_may_take_all_the_room_there_is(make, config):
+def test_a_prompt_may_take_all_the_room(make, config):
   with make() as generator:
     prompt = "a" * (config.sequence_length - SAMPLE_TOKENS)
     assert texts(generator, [prompt, "j"]) == [[ORDER[1:]], ["\u00e9k"]]
@@ -167,7 +167,7 @@ def test_a_prompt_may_take_all_the_room_there_is(make, config):
 @pytest.mark.parametrize(
   ("start_id", "objective"), [(0, "causal"), (1, "causal"), (0, "prefix_lm")]
 )
-def test_a_prompt_stands_behind_what_a_document_begins_with_and_is_given(
+def test_a_prompt_comes_after_the_start_token_and_is_given(
   config, vocabulary, tmp_path, start_id, objective
 ):
   config = dataclasses.replace(config, objective=objective)
@@ -189,7 +189,7 @@ def test_a_prompt_stands_behind_what_a_document_begins_with_and_is_given(
   assert found.text == vocabulary.decode(tokens[3:])
 
 
-def test_nothing_is_left_of_a_decoder_that_was_used(
+def test_no_object_is_left_of_a_decoder_after_its_use(
   checkpoint, config, vocabulary
 ):
   with LoadedDecoder(checkpoint, config, SINGLE) as loaded:

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A continuation keeps the space of its first word, whatever command shows it.
+"""A continuation keeps the space of its first word in every command.
 
-The vocabulary of this run puts a space before each text, as those of T5, Llama
-and Mistral do: SentencePiece drops the space where it decodes a text, and so
-the space of a continuation that is decoded without its prompt.
+The vocabulary of this run puts a space before each text, as do the vocabularies
+of T5, Llama and Mistral. SentencePiece drops this space when it decodes a text,
+and also the space of a continuation that is decoded without its prompt.
 """
 
 import json
@@ -73,7 +73,7 @@ def test_generate_its_stream_and_beams_keep_the_space(generate):
   assert shown == f"--- {PROMPT!r}\n{PROMPT}{CONTINUATION}\n\n"
 
 
-def test_samples_of_training_are_the_text_of_generate(counting, generate):
+def test_samples_of_training_equal_the_text_of_generate(counting, generate):
   sample = json.loads((counting / "samples.jsonl").read_text())
   drawn = generate("--json", f"--prompt={PROMPT}", "--gin.TEMPERATURE=0.7")
   assert sample["continuation"] == json.loads(drawn)["continuation"]
@@ -110,7 +110,7 @@ def test_lm_eval_keeps_the_space_and_cuts_at_it(counting):
   assert first == second and first.is_greedy
 
 
-def test_targets_of_a_task_are_encoded_and_decoded_apart(counting, capsys):
+def test_targets_of_a_task_are_encoded_and_decoded_separately(counting, capsys):
   def exact(targets, predictions):
     pairs = zip(targets, predictions, strict=True)
     return {"exact": sum(x == y for x, y in pairs)}

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts come from files line by line; what is none is named by its line."""
+"""Prompts are read from files; an error names the line."""
 
 import pytest
 
@@ -17,9 +17,9 @@ def test_each_line_is_a_prompt_and_of_json_its_field(tmp_path):
   assert read_prompts(str(lines)) == ["one\ntwo", "x"]
 
 
-# All that Python's splitlines() parts and a text editor shows in a line.
+# Characters at which splitlines() splits, but which an editor shows in a line.
 @pytest.mark.parametrize("mark", "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
-def test_a_prompt_ends_at_a_line_feed_alone(tmp_path, mark):
+def test_a_prompt_ends_only_at_a_line_feed(tmp_path, mark):
   prompts = [f"one two{mark}three", "four\rfive"]
   text = tmp_path / "a.txt"
   text.write_bytes("\r\n".join([*prompts, ""]).encode())
@@ -50,7 +50,7 @@ def test_a_prompt_ends_at_a_line_feed_alone(tmp_path, mark):
     ("a.txt", None, ": No such file or directory; give a text file."),
   ],
 )
-def test_what_is_no_prompt_is_one_line(tmp_path, name, content, message):
+def test_an_invalid_prompt_is_one_error_line(tmp_path, name, content, message):
   path = tmp_path / name
   if content is not None:
     path.write_bytes(content)
@@ -63,7 +63,7 @@ def test_what_is_no_prompt_is_one_line(tmp_path, name, content, message):
   ("ids", "expected"),
   [
     ([5, 6], [1, 5, 6]),
-    ([1, 5, 6], [1, 5, 6]),  # of a tokenizer that adds the start token
+    ([1, 5, 6], [1, 5, 6]),  # from a tokenizer that adds the start token
     ([1], [1]),
     ([], [1]),
     ([5, 1, 6], [1, 5, 1, 6]),

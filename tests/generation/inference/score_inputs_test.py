@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts come from files; what cannot be scored is named by its line."""
+"""Texts to score are read from files; an error names the line."""
 
 import pytest
 
@@ -92,7 +92,9 @@ def test_json_lines_say_what_they_are_by_their_fields(tmp_path):
     ),
   ],
 )
-def test_what_cannot_be_scored_is_one_line(tmp_path, name, content, message):
+def test_an_item_that_cannot_be_scored_is_one_error_line(
+  tmp_path, name, content, message
+):
   path = tmp_path / name
   if content is not None:
     path.write_bytes(content)
@@ -101,6 +103,6 @@ def test_what_cannot_be_scored_is_one_line(tmp_path, name, content, message):
   assert str(info.value).startswith(f"--input = {str(path)!r}{message}")
 
 
-def test_an_empty_text_is_one_line():
+def test_an_empty_text_is_one_error_line():
   with pytest.raises(UserError, match="--text = '': is empty"):
     make_text_items(["a", ""])

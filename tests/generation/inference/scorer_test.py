@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Likelihoods are the oracle's, and depend on nothing but the text."""
+"""Likelihoods equal the oracle's, and depend only on the text."""
 
 import numpy as np
 import pytest
@@ -61,18 +61,18 @@ def scores(scorer, examples):
   return [found[i] for i in range(len(examples))]
 
 
-def test_targets_given_inputs_have_the_likelihood_of_the_oracle(scorer):
+def test_targets_given_inputs_have_the_oracles_likelihood(scorer):
   expected = [oracle.log_likelihood(CONFIG, PARAMS, *x) for x in EXAMPLES]
   np.testing.assert_allclose(scores(scorer, EXAMPLES), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["prefix_lm", "span_corruption"])
-def test_inputs_attend_to_one_another_where_the_objective_has_it_so(
+def test_inputs_attend_to_one_another_if_the_objective_has_such_inputs(
   checkpoint, objective
 ):
   config = small_config(sequence_length=LENGTH, objective=objective)
   long = ids(LENGTH + STRIDE, 12)
-  # What was scored is given to a further window.
+  # Scored tokens are given in later windows.
   windows = ([], long[:LENGTH]), (long[STRIDE:LENGTH], long[LENGTH:])
   expected = [
     *(oracle.log_likelihood(config, PARAMS, *x) for x in EXAMPLES),
@@ -85,7 +85,7 @@ def test_inputs_attend_to_one_another_where_the_objective_has_it_so(
   np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_a_document_begins_behind_its_start_and_a_further_row_behind_0(
+def test_a_document_begins_after_the_start_token_and_a_later_row_after_0(
   scorer,
 ):
   ids_of_long = ids(LENGTH + STRIDE, 10)
@@ -101,7 +101,7 @@ def test_a_document_begins_behind_its_start_and_a_further_row_behind_0(
   np.testing.assert_allclose(scores(behind_7, examples), expected, rtol=1e-5)
 
 
-def test_a_score_is_the_same_bits_alone_and_among_others(scorer):
+def test_a_score_has_the_same_bits_whatever_else_is_scored(scorer):
   many = EXAMPLES + [Example(ids(9, i), ids(7, i)) for i in range(150)]
   together = scores(scorer, many)
   for place in (0, 1, 2, 3, 4, 77, 154):
@@ -190,7 +190,7 @@ def test_the_picture_of_the_module_is_right():
     (8, 5, [(0, 5, 8)]),
     (11, 5, [(3, 5, 11)]),  # the inputs lose their beginning
     (13, 5, [(5, 5, 13)]),
-    (14, 5, [(5, 5, 13), (6, 13, 14)]),  # a text of its own
+    (14, 5, [(5, 5, 13), (6, 13, 14)]),  # scored as a text without inputs
   ],
 )
 def test_targets_stay_together_and_keep_the_end_of_their_inputs(
@@ -199,7 +199,7 @@ def test_targets_stay_together_and_keep_the_end_of_their_inputs(
   assert find_windows(num_tokens, first, 8, 4) == expected
 
 
-def test_rows_have_few_lengths_and_no_row_is_twice_as_long_as_it_must_be():
+def test_rows_have_few_lengths_and_are_less_than_twice_as_long_as_needed():
   lengths = [choose_row_length(n, 300) for n in range(1, 301)]
   assert set(lengths) == {32, 64, 128, 256, 300}
   assert all(n <= length <= 300 for n, length in enumerate(lengths, 1))

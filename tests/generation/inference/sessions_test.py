@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint becomes the weights of a session; its loss is of all batches."""
+"""A checkpoint is loaded layer by layer; a mean loss covers all batches."""
 
 import numpy as np
 import pytest

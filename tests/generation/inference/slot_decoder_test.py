@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that begin and end at different times are those of the oracle alone."""
+"""Texts that begin and end at different times equal the oracle's."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ PARAMS = oracle.random_parameters(CONFIG, seed=1)
 PROMPTS = [[5, 9, 13], [7], [40, 2, 2, 8, 21, 3], [11, 30], [1]]
 MAX_TOKENS = 8
 GREEDY = DecodeConfig(temperature=0.0)
-# Slot, first step and number of tokens of each prompt: some wait for a slot.
+# Slot, first step and number of tokens for each prompt; some wait for a slot.
 TIMES = [(0, 0, 8), (5, 0, 3), (1, 2, 5), (5, 4, 8), (2, 7, 4)]
 
 
@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory):
 
 
 def run(checkpoint, settings, mesh=SINGLE, times=TIMES):
-  """Returns what each prompt's slot chose, as `times` says when."""
+  """Returns the tokens that each prompt's slot chose at its `times`."""
   found = [[] for _ in times]
   with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
     decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
@@ -49,7 +49,7 @@ def run(checkpoint, settings, mesh=SINGLE, times=TIMES):
 
 
 def text_of(i, chosen, config):
-  """Returns what a slot is told of a prompt and what it has chosen."""
+  """Returns the SlotText of a prompt with the tokens chosen so far."""
   prompt = [0, *PROMPTS[i]]
   return SlotText(
     [*prompt, *(x.token for x in chosen)][-1],
@@ -66,9 +66,7 @@ def text_of(i, chosen, config):
   "layout",
   [None, pytest.param("all over data and model", marks=pytest.mark.slow)],
 )
-def test_greedy_texts_and_their_log_p_are_those_of_the_oracle(
-  checkpoint, layout
-):
+def test_greedy_texts_and_their_log_p_equal_the_oracles(checkpoint, layout):
   mesh = mesh_layout(layout) if layout else SINGLE
   found = run(checkpoint, [GREEDY] * len(PROMPTS), mesh)
   for prompt, chosen, (_, _, count) in zip(PROMPTS, found, TIMES, strict=True):
@@ -107,13 +105,13 @@ def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
     )
     expected = alone.tokens[0, 0].tolist()
     tokens = [x.token for x in found[i]]
-    # The generator goes on with [eod]; slots know nothing of it.
+    # The generator fills up with [eod], which slots do not know.
     until = expected.index(11) + 1 if 11 in expected else len(expected)
     assert tokens[:until] == expected[: len(tokens)][:until]
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, [GREEDY] * 5])
-def test_many_steps_of_a_call_choose_what_many_calls_choose(
+def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
   checkpoint, settings
 ):
   one_by_one = run(checkpoint, settings)
@@ -135,14 +133,14 @@ def test_many_steps_of_a_call_choose_what_many_calls_choose(
     assert [x.token for x in ours][: len(expected)] == expected
 
 
-def test_what_other_slots_do_changes_no_token(checkpoint):
+def test_other_slots_change_no_token(checkpoint):
   settings = [DecodeConfig(temperature=1.5)] * len(PROMPTS)
   together = run(checkpoint, settings)
   alone = run(checkpoint, settings, times=[(0, 0, 8)])
   assert [x.token for x in alone[0]] == [x.token for x in together[0]]
 
 
-def test_a_text_is_as_before_after_a_call_of_which_it_takes_nothing(checkpoint):
+def test_a_text_is_unchanged_by_a_call_whose_tokens_are_dropped(checkpoint):
   settings = [DecodeConfig(temperature=1.5)] * len(PROMPTS)
   expected = run(checkpoint, settings, times=[(0, 0, 8), (1, 0, 8)])
   found = [[], []]
@@ -154,7 +152,7 @@ def test_a_text_is_as_before_after_a_call_of_which_it_takes_nothing(checkpoint):
       texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
       steps = decoder.steps(texts, 1, wants_log_probs=True)
       found[0] += steps[0]
-      # The first text's tokens of this call are dropped.
+      # Drop the first text's tokens of this call.
       texts[0] = text_of(0, found[0], settings[0])
       steps = decoder.steps(texts, 5, wants_log_probs=False)
       found[1] += steps[1]

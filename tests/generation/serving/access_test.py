@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Only requests with an allowed Host and a right key are answered."""
+"""Only requests with an allowed Host and a valid key are answered."""
 
 import asyncio
 import os
@@ -81,7 +81,7 @@ def test_a_request_without_host_or_with_two_is_refused():
   assert asyncio.run(run()) == [400] * 3
 
 
-def test_further_names_are_those_of_the_flags():
+def test_further_names_come_from_the_flags():
   access = of_loopback("Model.Example", "10.0.0.9", "[fd00::2]", listen="me")
   for host, status in (
     ("model.example", 200),
@@ -116,12 +116,12 @@ def test_a_server_on_other_addresses_answers_every_name_until_some_are_given():
 @pytest.mark.parametrize(
   "name", ["a:80", "[::1]:80", "http://a", "a b", "", "a/"]
 )
-def test_a_flag_that_is_no_name_is_one_line(name):
+def test_a_flag_that_is_not_a_name_is_one_error_line(name):
   with pytest.raises(UserError, match="give the name of a host or an address"):
     find_allowed_hosts("127.0.0.1", is_loopback=True, allowed=[name])
 
 
-def test_a_key_opens_every_page_and_none_but_health_opens_without():
+def test_every_page_but_health_needs_a_key():
   access = Access(None, ["first", "second"])
 
   def of(**headers):
@@ -151,7 +151,7 @@ def test_a_key_opens_every_page_and_none_but_health_opens_without():
     "Bearer first\r\nAuthorization: Bearer first",
   ],
 )
-def test_a_wrong_key_is_refused_and_told_how_to_give_one(given):
+def test_a_wrong_key_is_refused_with_the_way_to_give_one(given):
   async def run():
     async with serving(Access(None, ["first"])) as (_, address):
       data = http("POST", "/v1/completions", PROMPT, Authorization=given)
@@ -198,7 +198,7 @@ def test_keys_are_the_lines_of_a_file(tmp_path):
     (None, 0o600, "No such file or directory; give a text file."),
   ],
 )
-def test_a_file_without_private_keys_is_one_line(
+def test_a_file_without_private_keys_is_one_error_line(
   tmp_path, content, mode, message
 ):
   path = tmp_path / "keys"

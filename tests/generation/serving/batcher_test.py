@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows join and leave while others go on, over a decoder that counts up."""
+"""Rows join and leave while others continue, with a decoder that counts up."""
 
 import contextlib
 import dataclasses
@@ -25,10 +25,10 @@ EOD, SLOTS, MOST_WAITING = 1, 2, 3
 
 
 class Counting:
-  """Chooses the token after the last; remembers what was in which slot.
+  """Chooses the last token plus 1; records its calls.
 
   Attributes:
-    clock: seconds, which pass with what the decoder does.
+    clock: simulated seconds, which the decoder's work advances.
   """
 
   num_slots, sequence_length = SLOTS, 10**6
@@ -36,11 +36,11 @@ class Counting:
   def __init__(self):
     self.clock = 0.0
     self.read, self.counts = [], []
-    self.most, self.secs = 1, 0.0  # steps of a call, seconds of a step
+    self.most, self.secs = 1, 0.0  # most steps per call, seconds per step
     self.prompts, self.inserted = {}, []
-    self.events = []  # "p" of a prompt, "s" of a step
+    self.events = []  # "p" for a prompt, "s" for a step
     self.insert_secs = self.log_prob_secs = 0.0
-    self.asked = []  # (whether log p was wanted, steps) of each call
+    self.asked = []  # (wants_log_probs, number of steps) of each call
     self.may_step = threading.Semaphore(10**6)
     self.fails = False
 
@@ -81,7 +81,7 @@ class Counting:
 
 
 class Run:
-  """A batcher in a thread, and rows of it."""
+  """A batcher in a thread, and rows for it."""
 
   def __init__(self):
     self.decoder, self.counters = Counting(), Counters()
@@ -153,7 +153,7 @@ def test_rows_leave_when_they_end_and_others_take_their_slots(run):
     [11, 12],
     [0, 1],
   ]
-  # The first row goes on in its slot, and the other slot has the rest.
+  # The first row keeps its slot, and the other slot serves the other rows.
   assert all(0 in step for step in run.decoder.read[:5])
   assert [step[1] for step in run.decoder.read if 1 in step] == [
     10,
@@ -166,7 +166,7 @@ def test_rows_leave_when_they_end_and_others_take_their_slots(run):
   assert run.counters.generated_tokens == 10
 
 
-def test_a_row_joins_while_another_goes_on(run):
+def test_a_row_joins_while_another_continues(run):
   run.decoder.may_step = threading.Semaphore(2)
   first, second = run.row(10, max_tokens=6), run.row(20, max_tokens=2)
   run.batcher.submit([first])
@@ -186,15 +186,15 @@ def test_steps_that_no_row_ends_in_are_one_call(run):
   run.batcher.submit([*rows, run.row(30, max_tokens=2)])
   run.thread.start()
   run.end()
-  # While the second waits for a free slot, the first takes one step alone; the
-  # third has the slot of the second, and ends beside the first.
+  # While the second row waits for a free slot, the first takes one step. The
+  # third row gets the slot of the second, and ends together with the first.
   assert run.decoder.counts[:2] == [1, 7]
   assert sum(run.decoder.counts[2:]) == 2
   assert [len(step) for step in run.decoder.read] == [1] + [2] * 7 + [2, 1]
   assert [len(row.chosen) for row in rows] == [9, 7]
 
 
-def test_what_comes_behind_the_end_of_a_text_is_not_its_own(run):
+def test_tokens_after_the_end_of_a_text_are_dropped(run):
   run.decoder.most = 10**6
   long, short = run.row(50, max_tokens=30), run.row(EOD - 6, max_tokens=30)
   run.batcher.submit([long, short])
@@ -205,7 +205,7 @@ def test_what_comes_behind_the_end_of_a_text_is_not_its_own(run):
   assert run.counters.generated_tokens == 36
 
 
-def test_a_call_is_as_short_as_a_newcomer_may_wait(run):
+def test_a_call_is_no_longer_than_a_new_row_may_wait(run):
   run.decoder.most, run.decoder.secs = 10**6, 0.006
   row = run.row(10, max_tokens=20)
   run.batcher.submit([row])
@@ -260,7 +260,7 @@ def test_a_row_ends_when_its_time_is_over_waiting_or_not(run):
   assert 0 < len(late[0].chosen) < 10 and late[-1].chosen == []
 
 
-def test_a_row_that_is_scored_alone_takes_no_step(run):
+def test_a_row_that_is_only_scored_takes_no_step(run):
   row = run.row(5, 6, max_tokens=0, scores=True)
   run.batcher.submit([row])
   run.thread.start()
@@ -282,7 +282,7 @@ def test_a_step_that_fails_ends_all_rows_and_the_batch(run):
     run.batcher.submit([run.row(1)])
 
 
-def test_giving_up_ends_rows_that_would_go_on(run):
+def test_giving_up_ends_rows_that_would_continue(run):
   rows = [run.row(1, max_tokens=10**6) for _ in range(SLOTS + 1)]
   run.batcher.submit(rows)
   run.thread.start()
@@ -292,7 +292,7 @@ def test_giving_up_ends_rows_that_would_go_on(run):
   assert {row.ended for row in rows} == {"failed"}
 
 
-def test_a_client_with_many_rows_shuts_no_other_out(run):
+def test_a_client_with_many_rows_blocks_no_other_client(run):
   most = SLOTS + MOST_WAITING
   run.batcher.submit([run.row(10 + i, max_tokens=5) for i in range(most)])
   with pytest.raises(FullError):
@@ -301,7 +301,7 @@ def test_a_client_with_many_rows_shuts_no_other_out(run):
     run.batcher.submit([run.row(50 + client, client=f"{client}")])
   run.thread.start()
   run.end()
-  # The others have the first slots that are freed, and the third row of the
+  # The other clients get the first free slots, and the third row of the
   # first client has the next turn.
   order = run.decoder.inserted
   assert len(order) == most + 7
@@ -331,8 +331,8 @@ def test_rows_with_log_p_do_not_slow_the_others_down(run):
   run.end()
   assert tokens(telling) == [*range(11, 51)]
   assert tokens(plain) == [*range(21, 61)]
-  # A step with log p takes 0.004 s, after which the other row has as much time:
-  # five steps for each of the row with log p.
+  # A step with log p takes 0.004 s, and then the other row gets as much time:
+  # five steps for each step with log p.
   assert had == [pytest.approx(8, abs=1)]
 
 
@@ -420,7 +420,7 @@ def test_weights_that_cannot_be_loaded_end_the_batch(run):
   assert str(run.batcher.failure) == "no room" and row.ended == "failed"
 
 
-def test_a_stop_does_not_load_new_weights_for_nobody(run):
+def test_a_stop_loads_no_new_weights_if_no_row_waits(run):
   run.batcher.stop()
   run.batcher.replace_weights(lambda: pytest.fail("loaded"))
   run.thread.start()
@@ -436,7 +436,7 @@ class Waiting:
 
 
 def waiting(*requests):
-  """Returns the rows of (client, request, how many), in this order."""
+  """Returns rows for triples (client, request, number of rows), in order."""
   rows = WaitingRows()
   for client, request, count in requests:
     rows.add([Waiting(client, request) for _ in range(count)])
@@ -444,9 +444,9 @@ def waiting(*requests):
 
 
 def served(rows, num_slots, length=1):
-  """Returns the requests in the order of their slots, freed in that order.
+  """Returns the requests in the order in which they get slots.
 
-  A row has its slot for `length` turns of other rows.
+  A row keeps its slot for `length` turns of other rows.
   """
   in_slots, order = [], []
   while len(rows):
@@ -485,7 +485,7 @@ def test_a_free_slot_goes_to_the_client_with_the_fewest_slots():
   }
 
 
-def test_a_newcomer_is_behind_those_that_wait_but_before_their_next_turn():
+def test_a_new_client_comes_after_waiting_clients_but_before_their_next_turn():
   rows = waiting(("a", "1", 3), ("b", "2", 3))
   first = rows.take([])
   rows.add([Waiting("c", "3")])

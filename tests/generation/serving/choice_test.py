@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of a stream join to the text, and each token has its place in it."""
+"""The pieces of a stream join to the text, and tokens have places in it."""
 
 import time
 
@@ -59,7 +59,7 @@ def scored(ids):
 
 
 def pieces(vocabulary, ended, **body):
-  """Returns what is read after each token of TEXT, and at the end."""
+  """Returns what `read` gives after each token of TEXT, and at the end."""
   return read_all(
     *begin(vocabulary, **body),
     [*vocabulary.encode(TEXT), vocabulary.eod_id],
@@ -68,7 +68,7 @@ def pieces(vocabulary, ended, **body):
 
 
 def read_all(row, choice, ids, ended):
-  """Returns what is read after each token, and at the end."""
+  """Returns what `read` gives after each token, and at the end."""
   found = []
   for each in scored(ids):
     row.chosen.append(each)
@@ -79,7 +79,7 @@ def read_all(row, choice, ids, ended):
 
 
 def joined(found, name):
-  """Returns a list of `logprobs`, of all pieces together."""
+  """Returns a list of `logprobs`, joined over all pieces."""
   return [x for piece in found for x in piece["logprobs"][name]]
 
 
@@ -93,7 +93,7 @@ def test_pieces_join_to_the_text_in_whole_characters(vocabulary, echo):
   assert set(reasons[:-1]) <= {None, "stop"} and reasons[-1] == "stop"
 
 
-def test_log_p_of_each_token_is_told_once_with_its_place(vocabulary):
+def test_log_p_of_each_token_is_returned_once_with_its_place(vocabulary):
   found = pieces(vocabulary, "eod", echo=True, logprobs=1)
   ids = [*vocabulary.encode("one"), *vocabulary.encode(TEXT), vocabulary.eod_id]
   assert joined(found, "token_logprobs") == [-0.5 * i for i in ids]

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of requests are read as OpenAI's clients mean them, or refused."""
+"""Request bodies have the meaning of OpenAI's API, or are refused."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def read(**body):
   return read_completion_request(body, DECODE, sample_tokens=12, seed=4)
 
 
-def test_what_a_body_does_not_say_is_that_of_the_run():
+def test_missing_fields_have_the_settings_of_the_run():
   found = read(prompt="a", model="m", user="u", logprobs=None, best_of=1)
   assert found.prompts == ["a"]
   assert (found.temperature, found.top_k, found.top_p) == (0.3, 9, 0.8)
@@ -26,7 +26,7 @@ def test_what_a_body_does_not_say_is_that_of_the_run():
   assert not (found.echo or found.stream or found.include_usage)
 
 
-def test_four_long_stop_strings_are_read_and_those_of_the_run_have_no_bound():
+def test_four_long_stop_strings_are_read_and_the_runs_are_unbounded():
   stops = ["a" * 1000] * 4
   assert read(prompt="a", stop=stops).stop == stops
   many = DecodeConfig(stop_strings=["b" * 2000] * 9)
@@ -46,11 +46,11 @@ def test_four_long_stop_strings_are_read_and_those_of_the_run_have_no_bound():
     ([[5], [6]], [[5], [6]]),
   ],
 )
-def test_prompts_are_texts_or_ids_alone_or_several(prompt, expected):
+def test_prompts_are_texts_or_ids_single_or_several(prompt, expected):
   assert read(prompt=prompt).prompts == expected
 
 
-def test_all_that_a_body_says_is_read():
+def test_all_fields_of_a_body_are_read():
   found = read(
     prompt=["a", "b"],
     n=2,
@@ -104,13 +104,13 @@ def test_all_that_a_body_says_is_read():
     ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty = 0.5"),
   ],
 )
-def test_what_cannot_work_is_one_line(body, message):
+def test_what_cannot_work_is_one_error_line(body, message):
   with pytest.raises(UserError) as error:
     read(**body)
   assert message in str(error.value)
   assert "\n" not in str(error.value)
 
 
-def test_a_body_that_is_no_object_is_told():
+def test_a_body_that_is_not_an_object_is_refused():
   with pytest.raises(UserError, match="no JSON object"):
     read_completion_request(["a"], DECODE, sample_tokens=1, seed=0)

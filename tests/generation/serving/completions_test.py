@@ -31,7 +31,7 @@ class Slow(Repeating):
 
 
 @STREAMS
-def test_a_text_ends_when_its_time_is_over(stream):
+def test_a_text_ends_at_its_time_limit(stream):
   async def run():
     async with serving(decoder=Slow(), most_secs=0.35) as (_, address):
       return await complete(address, {**PROMPT, "stream": stream})

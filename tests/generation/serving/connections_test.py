@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Idle connections shut nobody out, and no request fills the log."""
+"""Idle connections block no client, and no request fills the log."""
 
 import asyncio
 import resource
@@ -34,7 +34,7 @@ def few(monkeypatch):
   )
 
 
-def test_idle_connections_shut_nobody_out(few, caplog):
+def test_idle_connections_block_no_client(few, caplog):
   async def run():
     async with serving() as (server, address):
       held = [await asyncio.open_connection(*address) for _ in range(40)]
@@ -63,7 +63,7 @@ def test_a_client_that_connects_as_a_server_stops_logs_nothing(caplog):
       for _ in range(3):
         await asyncio.sleep(0)
       with socket.create_connection(listening.getsockname()):
-        # The loop cancels the task, and then learns of the client, in one turn.
+        # In one turn, the loop cancels the task and then notices the client.
         loop.call_soon(task.cancel)
         await asyncio.wait([task])
         await asyncio.sleep(0)
@@ -136,7 +136,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("request_bytes", MALFORMED, ids=lambda x: repr(x[:20]))
-def test_what_is_no_http_is_answered_shortly_and_not_logged(
+def test_what_is_not_http_gets_a_short_answer_and_no_log_line(
   request_bytes, caplog
 ):
   async def run():
@@ -154,7 +154,7 @@ def test_what_is_no_http_is_answered_shortly_and_not_logged(
 
 
 def test_errors_of_accepting_are_one_line_and_end(monkeypatch, caplog):
-  """As many files are open as may: clients wait until some are closed."""
+  """At the limit of open files, clients wait until some are closed."""
   monkeypatch.setattr(connections, "_RETRY_SECS", 0.01)
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -167,7 +167,7 @@ def test_errors_of_accepting_are_one_line_and_end(monkeypatch, caplog):
         with pytest.raises(OSError, match="Too many open files"):
           while True:
             held.append(socket.socket())
-        # The server has the first client; the next ones find no file.
+        # The server has accepted the first client; the next one finds no file.
         held.pop().close()
         late = socket.create_connection(address)
         await until(lambda: caplog.records)
@@ -187,7 +187,7 @@ def test_errors_of_accepting_are_one_line_and_end(monkeypatch, caplog):
   )
 
 
-def test_the_limit_is_below_that_of_open_files():
+def test_the_limit_is_below_the_limit_of_open_files():
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   try:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))

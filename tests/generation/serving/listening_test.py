@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Servers listen on addresses of both kinds, or say in a line why not."""
+"""Servers listen on IPv4 and IPv6, or fail with one error line."""
 
 import contextlib
 import socket
@@ -81,14 +81,14 @@ def test_every_address_needs_its_flag_and_warns(given, caplog):
     ("192.0.2.1:0", '"192.0.2.1:0": this host has no such address.'),
   ],
 )
-def test_what_is_no_address_of_this_host_is_one_line(given, message):
+def test_what_is_not_an_address_of_this_host_is_one_error_line(given, message):
   with pytest.raises(UserError) as error:
     begin(given)
   assert message in str(error.value)
 
 
 @needs_ipv6
-def test_a_port_in_use_is_told_with_its_address():
+def test_a_port_in_use_is_named_with_its_address():
   with begin("[::1]:0") as listening:
     port = listening.getsockname()[1]
     with pytest.raises(UserError, match=rf"\[::1\]:{port}.: port {port} is in"):

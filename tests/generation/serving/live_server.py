@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP server on a free port, over a decoder without weights."""
+"""Runs the HTTP server on a free port, with a decoder without weights."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from palm_mtf.generation.serving.batcher import Batcher, Counters
 from palm_mtf.generation.serving.served_model import ServedModel
 from tests import strict_json
 
-EVERY_SECS = 60  # for what takes milliseconds
+EVERY_SECS = 60  # limit for operations that take milliseconds
 
 
 @functools.cache
@@ -36,7 +36,7 @@ class Repeating:
 
   Attributes:
     log_prob: log p of every token.
-    may_step: is set where steps are made.
+    may_step: event that lets steps proceed.
   """
 
   num_slots, sequence_length = 4, 32
@@ -61,7 +61,7 @@ class Repeating:
 
 
 class Weights:
-  """What a batcher needs of ServedWeights, over any decoder."""
+  """The part of ServedWeights that a batcher needs, with any decoder."""
 
   def __init__(self, decoder, step=600):
     self.decoder, self.step, self.created = decoder, step, 7
@@ -105,7 +105,7 @@ async def serving(access=None, decoder=None, **model):
 
 
 async def exchange(address, data, *, half_closes=False):
-  """Sends bytes on a new connection; returns all that comes back."""
+  """Sends bytes on a new connection; returns the whole answer."""
   reader, writer = await asyncio.open_connection(*address[:2])
   writer.write(data)
   if half_closes:

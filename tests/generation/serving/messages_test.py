@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies are JSON in UTF-8; others are refused, by a short line."""
+"""Bodies are JSON in UTF-8; other bodies are refused in a short line."""
 
 import asyncio
 import codecs
@@ -35,7 +35,7 @@ def message_of(answer, status):
   return message
 
 
-def test_utf_8_with_and_without_its_name_or_byte_order_mark_is_read():
+def test_utf_8_is_read_with_and_without_charset_or_byte_order_mark():
   heads = ["application/json; charset=UTF-8", "Application/JSON; charset=utf8"]
   heads += ["application/json", 'application/json; charset="utf-8"']
   requests = [(TEXT, {"Content_Type": head}) for head in heads]
@@ -76,7 +76,7 @@ def test_a_body_of_a_slow_codec_stops_nobody():
     (b'{"n": ' + b"1" * 5000 + b"}", "whole number has more than 4,300 digits"),
   ],
 )
-def test_what_is_no_json_is_told_why(body, why):
+def test_invalid_json_is_refused_with_the_reason(body, why):
   (answer,) = answers((body, {}))
   assert why in message_of(answer, 400)
 
@@ -93,7 +93,7 @@ def test_what_is_no_json_is_told_why(body, why):
     (zlib.compress(TEXT)[:-5], "deflate"),
   ],
 )
-def test_a_body_that_is_not_of_its_content_encoding_is_the_clients_error(
+def test_a_body_in_another_content_encoding_is_the_clients_error(
   body, coding, caplog
 ):
   (answer,) = answers((body, {"Content_Encoding": coding}))

@@ -17,7 +17,7 @@ def newer(tmp_path):
 
 def damage(checkpoint):
   with open(f"{checkpoint.path}/weights.data", "r+") as file:
-    file.write("W")  # of as many bytes
+    file.write("W")  # the same number of bytes
 
 
 def test_a_newer_checkpoint_is_found_once(newer, tmp_path):
@@ -38,7 +38,7 @@ def test_a_found_checkpoint_stays_readable_when_it_is_removed(newer, tmp_path):
     assert file.read() == "weights"
 
 
-def test_a_damaged_one_is_skipped_in_one_line(newer, tmp_path, caplog):
+def test_a_damaged_checkpoint_is_skipped_with_one_line(newer, tmp_path, caplog):
   second, third = write(tmp_path, 2), write(tmp_path, 3)
   damage(third)
   assert newer.find().manifest.step == 2
@@ -48,14 +48,16 @@ def test_a_damaged_one_is_skipped_in_one_line(newer, tmp_path, caplog):
     f"{third.path} is not served: weights.data does not hold the bytes that "
     "were written"
   )
-  damage(second)  # which is served, and was read already
+  damage(second)  # it is served, and already read
   assert newer.find() is None
   shutil.rmtree(third.path)
   write(tmp_path, 3)
   assert newer.find().manifest.step == 3
 
 
-def test_one_of_another_model_or_vocabulary_is_skipped(tmp_path, caplog):
+def test_a_checkpoint_of_another_model_or_vocabulary_is_skipped(
+  tmp_path, caplog
+):
   served = write(tmp_path, 1)
   write(tmp_path, 2)
   other = {**SHAPES, "embedding": (9, 2)}
@@ -74,6 +76,6 @@ def test_a_run_that_went_back_is_followed_back(newer, tmp_path):
   assert newer.find().manifest.step == 1
 
 
-def test_a_folder_that_is_gone_is_no_newer_checkpoint(newer, tmp_path):
+def test_a_missing_folder_is_no_newer_checkpoint(newer, tmp_path):
   shutil.rmtree(tmp_path)
   assert newer.find() is None

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights are replaced by those of another checkpoint, or stay."""
+"""Weights are replaced by another checkpoint's, or stay."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def weights(finished):
 
 
 def log_probs(weights):
-  """Returns log p of a prompt and of the token after it."""
+  """Returns log p of a prompt's tokens and of the next token."""
   prompt = [0, 260, 270, 280]
   weights.decoder.insert(0, prompt)
   text = SlotText(280, 3, 0, np.zeros([2], np.int32), 0.0, None, 1.0)
@@ -36,7 +36,7 @@ def log_probs(weights):
   return [x.log_prob for x in (*weights.score(prompt), chosen)]
 
 
-def test_replaced_weights_are_those_of_the_newer_checkpoint(
+def test_replaced_weights_are_the_newer_checkpoints(
   weights, finished, tmp_path, caplog
 ):
   first, *_, last = find_checkpoints(str(finished))
@@ -60,7 +60,9 @@ def test_replaced_weights_are_those_of_the_newer_checkpoint(
 
 
 @pytest.mark.slow  # TensorFlow tries for 20 seconds
-def test_a_cache_without_memory_is_one_line(weights, finished, monkeypatch):
+def test_a_cache_without_memory_is_one_error_line(
+  weights, finished, monkeypatch
+):
   checkpoint = find_checkpoints(str(finished))[-1]
   monkeypatch.setattr(weights, "_num_slots", 10**11)
   with pytest.raises(UserError, match="too little memory for their cache"):

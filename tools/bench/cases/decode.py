@@ -193,16 +193,16 @@ def _write_gguf(task: Task, folder: str) -> str:
   import numpy as np
 
   from palm_mtf.export import gguf
-  from palm_mtf.export.huggingface.weights import tensor_shapes
+  from palm_mtf.export.huggingface.weights import find_tensor_shapes
 
   config = task.config("float32")
-  shapes = tensor_shapes(config)
+  shapes = find_tensor_shapes(config)
   rng = np.random.default_rng(0)
   path = os.path.join(folder, "model.gguf")
   gguf.write_gguf(
     path,
     {
-      **gguf.model_metadata(config, "float32"),
+      **gguf.make_model_metadata(config, "float32"),
       "tokenizer.ggml.model": "no_vocab",
     },
     shapes,
