@@ -4,41 +4,41 @@
 
   python -m tools.chaos --minutes 60
 
-Round after round a small run trains to its end while it is killed, stopped,
-paused and read, while its disk is full, slow or unreadable, its clock jumps
-and links between pods are cut. Checkpoints, metrics and samples must then have
-the bits of a run that was left in peace. Prints how often each fault was made;
-the exit code is 1 if a bit differs, or if a process ended otherwise than it
-should. Every second round has two pods in servers, the second behind a link.
+In each round a small run trains to its end while faults happen: it is killed,
+stopped, paused and read, its disk is full, slow or unreadable, its clock jumps,
+and links between pods are cut. Its checkpoints, metrics and samples must have
+the bits of a run without faults. Every second round has two pods in servers;
+the second server is reached through a link that can be cut. Prints how often
+each fault was made. The exit code is 1 if a bit differs, or if a process ended
+in a way that its faults do not allow.
 """
 
-# Only processes that this one has started are killed. Where no small disk can
-# be mounted, a limit to the size of files stands for a full one.
+# Only processes that this process has started are killed. If no small disk can
+# be mounted, a limit on the size of files replaces a full disk.
 
 import argparse
 import collections
 import contextlib
+import ctypes
+import errno
 import json
+import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from palm_mtf.errors import UserError
 from tests import processes, runs
 from tests.checkpoint_files import steps_of
+from tests.relay import Relay
 from tools.bench.command import one_line_errors
-from tools.chaos_faults import (
-  deny_children,
-  full_disk,
-  small_disk,
-  unreadable,
-)
-from tools.chaos_servers import QUIET, Servers
 from tools.disturbed import CLOCK_JUMP, SLOW_DISK
 
 SETTINGS = {
@@ -50,7 +50,7 @@ SETTINGS = {
   "SAMPLE_STEPS": 50,
 }
 POD_TIMEOUT_SECS = 4.0
-ANSWER_SECS = 300  # in which every process has to end
+ANSWER_SECS = 300  # limit for the end of every process
 KILL, STOP, PAUSE, FULL = "kill", "stop", "pause", "full disk"
 UNREADABLE, READER = "unreadable file", "reader"
 SERVER, LINK = "killed server", "cut link"
@@ -66,8 +66,134 @@ READERS = [
 ]
 
 
+# Only errors in the log of TensorFlow.
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+_DISK = "size=64m"
+_CHUNK_BYTES = 4096
+# linux/prctl.h and linux/capability.h.
+_PR_CAPBSET_DROP = 24
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+
+
 class WrongEndError(Exception):
-  """A process ended otherwise than it should, or a bit differs."""
+  """A process ended in a way that is not allowed, or a bit differs."""
+
+
+def deny_children() -> None:
+  """Takes root's right to read every file from this process's children."""
+  libc = ctypes.CDLL(None, use_errno=True)
+  for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+    libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # without root: EPERM
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+  """Mounts a small disk at a folder; yields whether it could be mounted."""
+  folder.mkdir()
+  mount = ["mount", "-t", "tmpfs", "-o", _DISK, "tmpfs", str(folder)]
+  mounted = os.geteuid() == 0 and not subprocess.run(mount).returncode
+  try:
+    yield mounted
+  finally:
+    if mounted:
+      # Lazily, because a process that is ending may still hold a file.
+      subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def full_disk(
+  folder: Path, process: subprocess.Popen, rng: random.Random
+) -> Iterator[None]:
+  """Leaves a process a few bytes to write, until the context ends.
+
+  Args:
+    folder: folder of the run. If it is no small disk, the process's files may
+      not grow beyond a limit, for the rest of the process's life.
+    process: process that writes.
+    rng: source of the number of bytes that are left.
+  """
+  left = rng.randrange(0, 50 * _CHUNK_BYTES)
+  if not os.path.ismount(folder):
+    with contextlib.suppress(ProcessLookupError):
+      _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+      resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (left, hard))
+    yield
+    return
+  ballast = folder / "ballast"
+  try:
+    with open(ballast, "wb", buffering=0) as file:
+      try:
+        while True:
+          file.write(bytes(_CHUNK_BYTES))
+      except OSError as error:
+        if error.errno != errno.ENOSPC:
+          raise
+      file.truncate(max(0, file.tell() - left))
+    yield
+  finally:
+    ballast.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def unreadable(folder: Path, rng: random.Random) -> Iterator[bool]:
+  """Makes a random file unreadable; yields whether there is a file."""
+  files = sorted(each for each in folder.rglob("*") if each.is_file())
+  if not files:
+    yield False
+    return
+  path = rng.choice(files)
+  mode = path.stat().st_mode
+  path.chmod(0)
+  try:
+    yield True
+  finally:
+    # The process may have replaced or removed the file.
+    with contextlib.suppress(FileNotFoundError):
+      path.chmod(mode)
+
+
+class Servers:
+  """Servers of two pods; the second is reached through a link."""
+
+  def __init__(self, folder: Path, stack: contextlib.ExitStack):
+    self._log = stack.enter_context(open(folder / "servers.txt", "a"))
+    self._stack = stack
+    self._processes: list[subprocess.Popen | None] = [None, None]
+    self._link: Relay | None = None
+
+  def islands(self) -> list[list[str]]:
+    """Starts both servers again; returns ISLANDS."""
+    addresses = []
+    for number, process in enumerate(self._processes):
+      if process:  # it may still belong to a client that has ended
+        self._end(process)
+      flags = ["--listen=127.0.0.1:0", "--devices=1", "--threads=1"]
+      process = processes.start(
+        *("-m", "palm_mtf", "pods", "serve", *flags),
+        variables=QUIET,
+        stderr=self._log,
+      )
+      self._stack.callback(self._end, process)
+      self._processes[number] = process
+      addresses.append(process.stdout.readline().split()[-1])
+    if self._link:
+      self._link.close()
+    self._link = Relay(addresses[1])
+    self._stack.callback(self._link.close)
+    return [[addresses[0]], [self._link.address]]
+
+  @staticmethod
+  def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+
+  def kill(self, number: int) -> None:
+    """Kills one server."""
+    self._processes[number].kill()
+
+  def cut(self, rng: random.Random) -> None:
+    """Cuts the link, or makes it silent, within the next 50,000 bytes."""
+    self._link.fail_after(rng.randrange(50_000), closes=rng.random() < 0.5)
 
 
 class Round:
@@ -81,11 +207,11 @@ class Round:
     """Starts the trainer until it has trained to its end.
 
     Args:
-      servers: those of two pods; None for one pod in the trainer's process.
+      servers: servers of two pods; None for one pod in the trainer's process.
       until: time, by time.monotonic, after which there are no more faults.
 
     Raises:
-      WrongEndError: a process ended otherwise than it should.
+      WrongEndError: if a process ended in a way that is not allowed.
     """
     while not self._train_once(servers, time.monotonic() < until):
       pass
@@ -103,15 +229,15 @@ class Round:
       stack.callback(trainer.kill)
       if disturbed and chance(rng, 3):
         made.append(READER)
-        stack.enter_context(self._reader())
-      while disturbed and self._moment(trainer):
+        stack.enter_context(self._reading())
+      while disturbed and self._wait_for_a_moment(trainer):
         fault = rng.choice(FAULTS + (POD_FAULTS if servers else []))
         made.append(fault)
-        self._make(fault, trainer, servers)
+        self._make_fault(fault, trainer, servers)
         if fault != PAUSE:
           break
       self.counts.update(["start", *made])
-      code = self._end_of(trainer, "trainer.txt", made)
+      code = self._check_end(trainer, "trainer.txt", made)
     return code == 0
 
   def _start(self, kinds: list[str], servers: Servers | None):
@@ -122,9 +248,11 @@ class Round:
       macros |= {"POD_TIMEOUT_SECS": POD_TIMEOUT_SECS}
     flags = runs.arguments("train", self._corpus, self.model_dir, **macros)
     disturbed = [",".join(kinds), str(self._rng.randrange(2**31))]
-    return self._process("trainer.txt", "tools.disturbed", *disturbed, *flags)
+    return self._start_process(
+      "trainer.txt", "tools.disturbed", *disturbed, *flags
+    )
 
-  def _process(self, log: str, *arguments: str) -> subprocess.Popen:
+  def _start_process(self, log: str, *arguments: str) -> subprocess.Popen:
     with open(self._logs / log, "w") as file:
       return processes.start(
         *("-m", *arguments),
@@ -135,21 +263,21 @@ class Round:
       )
 
   @contextlib.contextmanager
-  def _reader(self):
-    """Another command reads the run meanwhile."""
+  def _reading(self):
+    """Lets another command read the run during the `with` block."""
     command = self._rng.choice(READERS)
     arguments = [each.format(self.model_dir) for each in command]
-    reader = self._process("reader.txt", "palm_mtf", *arguments)
+    reader = self._start_process("reader.txt", "palm_mtf", *arguments)
     try:
       yield
-      self._end_of(reader, "reader.txt", [READER])
+      self._check_end(reader, "reader.txt", [READER])
     finally:
       reader.kill()
 
-  def _moment(self, trainer: subprocess.Popen) -> bool:
+  def _wait_for_a_moment(self, trainer: subprocess.Popen) -> bool:
     """Waits for a random moment; returns whether the trainer still runs."""
     log = self._logs / "trainer.txt"
-    if chance(self._rng, 4):  # while it starts, perhaps
+    if chance(self._rng, 4):  # possibly while the trainer starts
       wait = self._rng.uniform(0, 8)
     else:
       while trainer.poll() is None and b": step " not in log.read_bytes():
@@ -159,7 +287,7 @@ class Round:
       trainer.wait(wait)
     return trainer.poll() is None
 
-  def _make(self, fault: str, trainer, servers: Servers | None) -> None:
+  def _make_fault(self, fault: str, trainer, servers: Servers | None) -> None:
     rng = self._rng
     if fault == KILL:
       trainer.kill()
@@ -178,8 +306,8 @@ class Round:
     else:
       servers.cut(rng)
 
-  def _end_of(self, process: subprocess.Popen, log: str, made: list[str]):
-    """Returns a process's exit code, which the faults that were made allow."""
+  def _check_end(self, process: subprocess.Popen, log: str, made: list[str]):
+    """Returns a process's exit code after a check against its faults."""
     with contextlib.suppress(subprocess.TimeoutExpired):
       process.wait(ANSWER_SECS)
     code, text = process.poll(), (self._logs / log).read_text(errors="replace")
@@ -188,7 +316,7 @@ class Round:
       allowed.add(2)
     if KILL in made:
       allowed.add(-signal.SIGKILL)
-    if STOP in made:  # by its own handler, or before there is one
+    if STOP in made:  # by its own signal handler, or before it has one
       allowed |= {128 + each for each in SIGNALS} | {-each for each in SIGNALS}
     wrong = [x for x in ("Traceback", "DAMAGED", "damaged") if x in text]
     if code not in allowed or wrong:
@@ -197,43 +325,44 @@ class Round:
 
 
 def chance(rng: random.Random, one_in: int) -> bool:
-  """Returns True once in so many times."""
+  """Returns True with probability 1 / one_in."""
   return rng.randrange(one_in) == 0
 
 
-def _tensors(model_dir: Path, step: int) -> dict[str, bytes]:
+def _read_tensors(model_dir: Path, step: int) -> dict[str, bytes]:
   """Returns the bytes of every tensor of a checkpoint."""
   tensors = runs.read_tensors(model_dir, step)
   return {name: value.tobytes() for name, value in tensors.items()}
 
 
-def _files(model_dir: Path, step: int) -> dict[str, bytes | dict]:
+def _read_files(model_dir: Path, step: int) -> dict[str, bytes | dict]:
   """Returns the content of every file of a checkpoint."""
   files = runs.read_files(model_dir / "checkpoints" / f"step_{step:08d}")
   manifest = json.loads(files["manifest.json"])
-  # A run that was stopped saves its last step, which the next checkpoint then
-  # comes from; the seal is of this too.
+  # A run that was stopped saves its last step, which becomes the parent of the
+  # next checkpoint. The manifest's hash covers the parent.
   del manifest["parent"], manifest["blake2b"]
   return {**files, "manifest.json": manifest}
 
 
 def check_same(calm: Path, found: Path, *, files: bool) -> None:
-  """Compares what two runs have left.
+  """Compares the files of two runs.
 
   Args:
     calm: MODEL_DIR of the undisturbed run.
-    found: MODEL_DIR of the other.
-    files: whether the files of checkpoints are compared, not their tensors:
-      manifests name the pods' addresses, and each server writes a file.
+    found: MODEL_DIR of the other run.
+    files: whether to compare the files of checkpoints instead of their tensors.
+      Files of pods differ, because manifests name the pods' addresses and each
+      server writes a file.
 
   Raises:
-    WrongEndError: a bit differs, or the last checkpoint is not there.
+    WrongEndError: if a bit differs, or the last checkpoint is missing.
   """
   names = []
-  # Of the last three a stopped run may have one that the other has not.
+  # A stopped run may have a checkpoint that the other run does not have.
   last = steps_of(calm)[-1]
   for step in sorted({*steps_of(calm)} & {*steps_of(found)} | {last}):
-    read = _files if files else _tensors
+    read = _read_files if files else _read_tensors
     one, other = (read(x, step) for x in (calm, found))
     names += [
       f"checkpoints/step_{step:08d}/{name}"
@@ -257,7 +386,8 @@ def run_rounds(
   """Trains round after round; counts how often each fault was made.
 
   Raises:
-    WrongEndError: a bit differs, or a process ended otherwise than it should.
+    WrongEndError: if a bit differs, or a process ended in a way that is not
+      allowed.
   """
   until = time.monotonic() + 60 * minutes
   rng = random.Random(seed)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compares plans of this machine with what training on it takes.
+"""Compares plans for this machine with training steps on it.
 
   palm_mtf plan --calibrate
   python -m tools.validate_plan
@@ -10,19 +10,24 @@
 The machine should do nothing else. Results are on stdout, progress on stderr.
 """
 
-# None of these models is one that the calibration trains. Each trains in a
-# process of its own, pods in processes of a core each; a few live at once and
-# take turns, a step a turn. The rule was fixed before the first table: seconds
-# of a step are divided by how much longer products right before and after it
-# take than at best when calibrated (rates/calibration.py); the median of TURNS
-# counts.
-# Of pods in processes of a core each it is the processor time of the busier.
-# How much slower the machine was, in the median, has a column; of several runs
-# a row keeps the one where that was least. Layouts split virtual devices, which
-# share cores: their time says nothing, their memory and bytes do.
+# The calibration trains none of these models. Each model trains in a separate
+# process, and each pod in a process with one core. A few processes live at the
+# same time and take turns, one step per turn. The rule was fixed before the
+# first table: the seconds of a step are divided by the slowdown, which is how
+# much longer products right before and after the step take than the best
+# calibrated time (rates/calibration.py). The median of TURNS counts. For pods
+# the time is the processor time of the busier process. The median slowdown has
+# a column; of several runs, a row keeps the run with the smallest slowdown.
+# Layouts split virtual devices that share cores, so only their memory and bytes
+# are compared, not their time.
 
 import argparse
+import contextlib
+import itertools
 import json
+import math
+import os
+import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,23 +41,29 @@ from palm_mtf.cli import gin_files
 from palm_mtf.commands.plan import check_settings
 from palm_mtf.config import PlanConfig
 from palm_mtf.errors import check_choice
+from palm_mtf.machine.compiled_code import keep_compiled_code
+from palm_mtf.machine.host_memory import largest_resident_bytes
+from palm_mtf.machine.process import own_process
 from tools.bench.command import one_line_errors
-from tools.bench.models import SIZES
-from tools.bench.pairs import Program, alternate
-from tools.plan_worker import work
+from tools.bench.models import SIZES, pod_cluster, random_tokens
+from tools.bench.pairs import Program, alternate, processor_secs
+from tools.peers.turns import take_turns
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "predictions.md"
 BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 TURNS = 5
 _MOST_WORKERS, _MOST_BYTES = 4, 7e9
 _WITHIN = 0.15
+_WARM_UP_STEPS = 2
+_POD = re.compile(r"/job:(pod_\d+)/")
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 _LONG = {"SEQUENCE_LENGTH": 1024, "GLOBAL_BATCH_SIZE": 2}
 _PODS = {"NUM_PODS": 2, "PODS": "local_servers"}
 _MODEL = "batch:data,heads:model,d_ff:model,vocab:model"
 
-# What differs from 8 sequences of 256, by the name of the case: size, dtype.
+# Macros that differ from 8 sequences of 256, by case; a case's name begins with
+# size and dtype.
 TIMED: dict[str, dict[str, object]] = {
   "4.8M f32": {},
   "4.8M bf16": {},
@@ -99,7 +110,7 @@ def config_of(case: str) -> PlanConfig:
   """Returns the settings of one of CASES, with this machine's rates.
 
   Raises:
-    UserError: this machine was not calibrated.
+    UserError: if this machine was not calibrated.
   """
   size, dtype = case.partition(",")[0].split()
   macros = {
@@ -114,8 +125,8 @@ def config_of(case: str) -> PlanConfig:
   return check_settings(gin_files.load("plan", files, given).build()[1])
 
 
-def prediction(case: str) -> dict[str, Any]:
-  """Returns what is predicted of a case, for all devices of a process."""
+def predict(case: str) -> dict[str, Any]:
+  """Returns the predictions for a case, for all devices of a process."""
   config = config_of(case)
   (batch_size,) = config.run.batch_sizes.sizes
   step = predicted(config, batch_size)
@@ -132,11 +143,11 @@ def prediction(case: str) -> dict[str, Any]:
 
 
 def groups(cases: Sequence[str]) -> Iterator[list[str]]:
-  """Yields cases that live at once, as memory allows."""
+  """Yields groups of cases whose processes fit into memory together."""
   group, size = [], 0.0
   for case in cases:
     config = config_of(case)
-    needed = config.pods.num_pods * prediction(case)["predicted_bytes"]
+    needed = config.pods.num_pods * predict(case)["predicted_bytes"]
     if group and (len(group) == _MOST_WORKERS or size + needed > _MOST_BYTES):
       yield group
       group, size = [], 0.0
@@ -152,13 +163,13 @@ def measure(group: Sequence[str]) -> Iterator[dict[str, Any]]:
     for case in group:
       command = [sys.executable, "-m", "tools.validate_plan", "--worker", case]
       programs[case] = Program(case, command)
-    yield from _records(programs)
+    yield from _take_turns(programs)
   finally:
     for program in programs.values():
       program.__exit__()
 
 
-def _records(programs: Mapping[str, Program]) -> Iterator[dict[str, Any]]:
+def _take_turns(programs: Mapping[str, Program]) -> Iterator[dict[str, Any]]:
   turns = alternate(list(programs.values()), TURNS)
   for case, program in programs.items():
     secs, slowdown = (
@@ -171,7 +182,7 @@ def _records(programs: Mapping[str, Program]) -> Iterator[dict[str, Any]]:
       "measured_bytes": turns[case][-1].values["peak_bytes"],
       "counted_moved": program.facts["moved"],
       "slowdown": slowdown,
-      **prediction(case),
+      **predict(case),
     }
 
 
@@ -181,11 +192,13 @@ def row(record: Mapping[str, Any]) -> str:
   cells = ["-", "-", "-", "-"]
   if secs is not None:
     cells = [f"{x:.3f} s" for x in (record["predicted_secs"], secs)]
-    cells.append(_off(record["predicted_secs"], secs, notes, "time"))
+    cells.append(
+      _describe_difference(record["predicted_secs"], secs, notes, "time")
+    )
     cells.append(f"{record['slowdown']:.2f}")
   sizes = record["predicted_bytes"], record["measured_bytes"]
   cells += [f"{x / 1e6:,.0f} MB" for x in sizes]
-  cells.append(_off(*sizes, notes, "memory"))
+  cells.append(_describe_difference(*sizes, notes, "memory"))
   moved = record["predicted_moved"], record["counted_moved"]
   cells.append(f"{moved[1] / 1e6:,.1f} MB" if any(moved) else "-")
   if moved[0] != moved[1]:
@@ -193,7 +206,9 @@ def row(record: Mapping[str, Any]) -> str:
   return "| " + " | ".join([record["case"], *cells, "; ".join(notes)]) + " |"
 
 
-def _off(planned: float, measured: float, notes: list[str], what: str) -> str:
+def _describe_difference(
+  planned: float, measured: float, notes: list[str], what: str
+) -> str:
   off = round(planned / measured - 1, 2)
   if abs(off) > _WITHIN:
     notes.append(f"a miss: {what}")
@@ -207,7 +222,7 @@ HEAD = (
 
 
 def write(records: Sequence[Mapping[str, Any]], page: str) -> str:
-  """Returns the page with the rows of these records, others as they are."""
+  """Returns the page with the rows of these records and its other rows."""
   before, _, rest = page.partition(BEGIN)
   table, _, after = rest.partition(END)
   rows = {x.split(" | ")[0].removeprefix("| "): x for x in table.splitlines()}
@@ -218,7 +233,7 @@ def write(records: Sequence[Mapping[str, Any]], page: str) -> str:
 
 
 def summary(rows: Sequence[str]) -> Iterator[str]:
-  """Yields how near the plans of a table's rows are, a line for each kind."""
+  """Yields how near plans are to measurements, one line per kind."""
   cells = [x.split(" | ") for x in rows]
   for what, column in (("times", 3), ("sizes of memory", 7)):
     off = [
@@ -234,9 +249,90 @@ def summary(rows: Sequence[str]) -> Iterator[str]:
       )
 
 
+def work(config: PlanConfig) -> None:
+  """Trains in this process, one step per turn.
+
+  A turn reports the seconds that the step would take on an idle machine, the
+  slowdown, and the largest resident bytes of a process with devices.
+  """
+  keep_compiled_code()
+  own_process()
+  from palm_mtf._tf import tf
+  from palm_mtf.programs.train_program import build_train_program
+  from palm_mtf.rates.calibration import PRODUCT_FLOPS, pace, undisturbed_secs
+  from palm_mtf.training.step import TrainStep
+  from tools.traffic import traffic
+
+  (batch_size,) = config.run.batch_sizes.sizes
+  tokens = random_tokens(config.model, batch_size).astype("int32")
+  batch = {"inputs": tokens, "targets": tokens}
+  with (
+    pod_cluster(config.pods, config.mesh_layout) as cluster,
+    tf.Graph().as_default(),
+  ):
+    program = build_train_program(
+      config.model,
+      config.mesh_layout,
+      config.optimizer,
+      batch_size=batch_size,
+      seed=0,
+      pods=config.pods,
+      devices=cluster.devices,
+    )
+    calls = [[program.update, *program.metrics.values()]]
+    calls += [[pod.accumulate for pod in program.pods]] * (
+      program.num_microbatches - 1
+    )
+    moved = sum(
+      traffic(x).total() + _count_bytes_between_pods(x) for x in calls
+    )
+    with cluster.session() as session, contextlib.ExitStack() as stack:
+      session.run(program.initialize)
+      run, steps = TrainStep(session, program).run, itertools.count()
+      for _ in range(_WARM_UP_STEPS):
+        run(batch, next(steps))
+      machine = stack.enter_context(pace(tf.float32))
+      best_secs = PRODUCT_FLOPS / config.hardware.chip_float32_flops
+
+      def turn() -> dict[str, float]:
+        before = processor_secs(os.getpid())
+        timed = machine.time_call(lambda: run(batch, next(steps)))
+        _, *servers = processor_secs(os.getpid()).items()
+        # On an idle machine a server with one core would take its processor
+        # time. Products on all cores predict that time less well.
+        secs = max((now - before[x] for x, now in servers), default=None)
+        return {
+          "step_secs": secs or undisturbed_secs(*timed, best_secs),
+          "slowdown": timed[1] / best_secs,
+          "peak_bytes": _peak_bytes(),
+        }
+
+      take_turns(turn, {"moved": moved})
+
+
+def _count_bytes_between_pods(fetches: list) -> int:
+  """Returns the bytes that the pods' servers send to each other."""
+  from tools.traffic import needed
+
+  sent = {}
+  for op in needed(fetches):
+    end = _POD.findall(op.device)
+    for x in op.inputs:
+      begin = _POD.findall(x.op.device)
+      if begin and end and begin != end:
+        sent[x.name, op.device] = x.dtype.size * math.prod(x.shape.as_list())
+  return sum(sent.values())
+
+
+def _peak_bytes() -> int:
+  """Returns the largest resident bytes of a server, or else of this process."""
+  own, *servers = map(largest_resident_bytes, processor_secs(os.getpid()))
+  return max(servers, default=own)
+
+
 @one_line_errors
 def main() -> None:
-  """Prints the table, or in a process of its own trains."""
+  """Prints the table; as a worker, trains one case."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   add = parser.add_argument
   add("--case", action="append", help="name of a row; else all")

@@ -18,7 +18,7 @@ from tools.validate_plan import (
   TIMED,
   config_of,
   groups,
-  prediction,
+  predict,
   row,
   summary,
   write,
@@ -60,9 +60,7 @@ def test_no_case_is_what_the_calibration_trained(calibrated):
 def test_a_pod_in_a_process_of_its_own_holds_one_process_and_its_share(
   calibrated,
 ):
-  alone, together = (
-    prediction(f"26.6M f32{pods}") for pods in ("", ", two pods")
-  )
+  alone, together = (predict(f"26.6M f32{pods}") for pods in ("", ", two pods"))
   more = together["predicted_bytes"] - alone["predicted_bytes"]
   exchanged = 4 * 2 * 26_611_200  # the other's gradients, and the sum
   assert 0 < more <= exchanged

@@ -1,11 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of every peer: sizes, named as in palm_mtf.config.PalmConfig."""
+"""The flags of peers: sizes, named as in palm_mtf.config.PalmConfig."""
 
 import argparse
 from collections.abc import Collection
 
-# The model of tools/bench/models.py, which passes all of them anyway.
+# The model of 26.6M parameters in tools/bench/models.py. The bench passes every
+# size.
 _SIZES = {
   "num_layers": 6,
   "d_model": 512,
@@ -20,12 +21,12 @@ _SIZES = {
 def parser_of(
   description: str, *, dtypes: Collection[str], **numbers: int
 ) -> argparse.ArgumentParser:
-  """Returns a parser of the sizes, --dtype and the numbers of one peer.
+  """Returns a parser of the sizes, of --dtype and of further numbers.
 
   Args:
-    description: first line of its help.
-    dtypes: choices of --dtype, the first one its default.
-    **numbers: defaults of its other flags.
+    description: first line of the help.
+    dtypes: choices of --dtype; the first is the default.
+    **numbers: defaults of the peer's other flags.
   """
   parser = argparse.ArgumentParser(description=description)
   for name, default in {**_SIZES, **numbers}.items():

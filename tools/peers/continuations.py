@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The turns of a program that decodes a token of all prompts at a time."""
+"""Turns of programs that decode one token of all prompts per call."""
 
 import argparse
 import time
@@ -15,12 +15,13 @@ def continue_in_turns(
   sizes: argparse.Namespace,
   num_parameters: int,
 ) -> None:
-  """Takes turns: a continuation of all prompts each; reading them is not timed.
+  """Takes turns: a continuation of all prompts each. Prompts are not timed.
 
   Args:
-    read: takes tokens, [batch, length], and the place of the first; returns the
-      likeliest token behind each row, [batch, 1]. Place 0 begins anew.
-    sizes: flags of `parser_of`, "prompt_tokens" among them.
+    read: function of tokens, [batch, length], and the place of the first token;
+      returns the likeliest next token of each row, [batch, 1]. Place 0 begins
+      new sequences.
+    sizes: flags of `parser_of`, including "prompt_tokens".
     num_parameters: number of parameters of the model.
   """
   shape = sizes.batch_size, sizes.prompt_tokens

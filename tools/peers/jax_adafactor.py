@@ -29,8 +29,8 @@ def step(params, state, gradients, beta2, learning_rate):
 
   Args:
     params: tree of float32 arrays.
-    state: state that `init` or the step before returned.
-    gradients: tree of the shape of `params`.
+    state: state that `init` or the previous step returned.
+    gradients: tree with the structure of `params`.
     beta2: decay of the mean squares in this step.
     learning_rate: learning rate of this step.
   """
@@ -44,7 +44,8 @@ def step(params, state, gradients, beta2, learning_rate):
   )
 
   def momentum(m, p, g, v):
-    # One array is one variable: clipped, and scaled by its root mean square.
+    # One array is one variable. Its update is clipped, and scaled by the root
+    # mean square of the array.
     update = g / jnp.sqrt(v)
     update /= jnp.maximum(1.0, jnp.sqrt(jnp.mean(update**2)))
     size = jnp.maximum(1e-3, jnp.sqrt(jnp.mean(p**2)))

@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes a PaLM in JAX under jit: one turn is a continuation of all prompts.
+"""Decodes a PaLM in JAX under jit; a turn is a continuation of all prompts.
 
 python jax_decode.py --dtype float32 --batch_size 1
 """
 
-# What a JAX user would write to go fast: the loop over tokens is one jitted
-# scan over keys and values that are updated in place, and weights have the
-# dtype they are used in. Needs jax alone; tools/bench starts it.
+# This is what a JAX user would write for speed: the loop over tokens is one
+# jitted scan over keys and values that are updated in place, and weights are
+# stored in the dtype of the products. Needs only jax. tools/bench starts it.
 
 import time
 
@@ -19,8 +19,8 @@ from turns import take_turns
 
 
 def next_logits(sizes, params, tokens, caches, start):
-  """Returns logits of the token after `tokens`, and the updated caches."""
-  # tokens: [batch, length], from position `start` on; caches: keys and values
+  """Returns the logits after `tokens`, and the updated caches."""
+  # tokens: [batch, length], from position `start` on. caches: keys and values
   # of each layer, [batch, sequence_length, d_kv], one head for all queries.
   place = start + jnp.arange(tokens.shape[1])
   pair = jnp.arange(sizes.d_kv // 2)
@@ -30,7 +30,7 @@ def next_logits(sizes, params, tokens, caches, start):
   for w, (keys, values) in zip(params["blocks"], caches, strict=True):
     y = layer_norm(x, w["scale"])
     q = rotated(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
-    # XLA updates in place what nothing else holds.
+    # XLA updates an array in place if nothing else holds it.
     put = jax.lax.dynamic_update_slice
     keys = put(keys, rotated(y @ w["k"], angle), (0, start, 0))
     values = put(values, y @ w["v"], (0, start, 0))
@@ -41,7 +41,7 @@ def next_logits(sizes, params, tokens, caches, start):
     heads = jnp.einsum("bhlm,bmk->blhk", weights, values)
     hidden = jax.nn.silu(y @ w["gate"]) * (y @ w["up"])
     x = x + jnp.einsum("blhk,hkd->bld", heads, w["o"]) + hidden @ w["down"]
-  # Of a prompt, only the last position's logits are needed.
+  # For a prompt, only the logits of its last position are needed.
   y = layer_norm(x[:, -1:], params["scale"]) * sizes.d_model**-0.5
   return y @ params["embedding"].T, after
 
@@ -61,7 +61,7 @@ def decoder_of(sizes, params):
     return logits.argmax(-1), caches
 
   @jax.jit
-  def go_on(params, token, caches):
+  def continue_texts(params, token, caches):
     def step(carry, place):
       logits, caches = next_logits(sizes, params, *carry, place)
       return (logits.argmax(-1), caches), None
@@ -77,7 +77,7 @@ def decoder_of(sizes, params):
     # Reading the prompt is not timed.
     first = jax.block_until_ready(prefill(params, tokens))
     start = time.perf_counter()
-    jax.block_until_ready(go_on(params, *first))
+    jax.block_until_ready(continue_texts(params, *first))
     return time.perf_counter() - start
 
   return continuation_secs

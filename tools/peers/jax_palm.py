@@ -1,12 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a PaLM in JAX under jit: one turn is a step.
+"""Trains a PaLM in JAX under jit; a turn is a step.
 
 python jax_palm.py --dtype float32
 """
 
-# What a JAX user would write to go fast: one jitted step with donated buffers,
-# PaLM's optimizer in it. Needs jax alone; tools/bench starts it.
+# This is what a JAX user would write for speed: one jitted step with donated
+# buffers, which includes PaLM's optimizer. Needs only jax. tools/bench starts
+# it.
 
 import functools
 import itertools
@@ -18,7 +19,7 @@ WARM_UP_STEPS = 2
 
 
 def initial_parameters(sizes, key):
-  """Returns float32 weights: embedding, a dict a block, and final scale."""
+  """Returns float32 weights: embedding, a dict per block, and final scale."""
   d, heads, d_kv = sizes.d_model, sizes.num_heads, sizes.d_kv
   shapes_and_fan_ins = {
     "q": ((d, heads, d_kv), d),
@@ -33,9 +34,9 @@ def initial_parameters(sizes, key):
   for layer in range(sizes.num_layers):
     block = {"scale": jnp.ones(d)}
     keys = jax.random.split(jax.random.fold_in(key, layer), 7)
-    for name, one in zip(shapes_and_fan_ins, keys, strict=True):
+    for name, name_key in zip(shapes_and_fan_ins, keys, strict=True):
       shape, fan_in = shapes_and_fan_ins[name]
-      block[name] = jax.random.normal(one, shape) / fan_in**0.5
+      block[name] = jax.random.normal(name_key, shape) / fan_in**0.5
     blocks.append(block)
   embedding = jax.random.normal(key, (sizes.vocab_size, d))
   return {"embedding": embedding, "blocks": blocks, "scale": jnp.ones(d)}
@@ -50,7 +51,7 @@ def layer_norm(x, scale):
 
 def rotated(x, angle):
   """Returns x [batch, length, ..., d_kv] with half-split rotary applied."""
-  # angle is [length, d_kv / 2]; heads, where x has them, share it.
+  # angle is [length, d_kv / 2]. If x has heads, all heads share it.
   angle = angle.reshape(angle.shape[0], *[1] * (x.ndim - 3), angle.shape[1])
   sine, cosine = jnp.sin(angle), jnp.cos(angle)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -60,7 +61,7 @@ def rotated(x, angle):
 
 def parallel_block(x, block, angle):
   """Returns x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), multi-query."""
-  # Weights are float32, and cast where they are used, as PaLM's are.
+  # As in PaLM, weights are float32 and are cast where they are used.
   w = {name: weight.astype(x.dtype) for name, weight in block.items()}
   y = layer_norm(x, block["scale"])
   q = rotated(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
@@ -83,7 +84,7 @@ def loss_of(params, inputs, targets, sizes):
   x = embedding[inputs]
   for block in params["blocks"]:
     x = parallel_block(x, block, angle)
-  # The embedding is tied, and its logits scaled (PaLM 2).
+  # The embedding is tied, and logits are scaled (PaLM, section 2).
   x = layer_norm(x, params["scale"]) * sizes.d_model**-0.5
   logits = (x @ embedding.T).astype(jnp.float32)
   log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -93,7 +94,7 @@ def loss_of(params, inputs, targets, sizes):
 
 def step_of(sizes, params):
   """Returns a function that takes a step on one random batch."""
-  import jax_adafactor  # beside this file, see `main`
+  import jax_adafactor  # in this folder, see `main`
 
   shape = sizes.batch_size, sizes.sequence_length
   targets = jax.random.randint(jax.random.key(1), shape, 0, sizes.vocab_size)
@@ -112,7 +113,7 @@ def step_of(sizes, params):
     nonlocal params, state
     schedule = jax_adafactor.schedule(next(numbers))
     params, state, loss = updated(params, state, *schedule)
-    # JAX returns before the step is done.
+    # JAX returns before the step has ended.
     jax.block_until_ready(params)
     return {"loss": float(loss)}
 
@@ -121,7 +122,8 @@ def step_of(sizes, params):
 
 def main() -> None:
   """Takes turns."""
-  # Beside this file where it is a program; tools/parity.py imports the model.
+  # Imported here, because these names exist only if this file is a program, and
+  # tools/parity.py imports the model.
   from arguments import parser_of
   from turns import take_turns
 

@@ -1,13 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes a PaLM with llama.cpp: one turn is a continuation of all prompts.
+"""Decodes a PaLM with llama.cpp; a turn is a continuation of all prompts.
 
 python llama_cpp_decode.py --model model.gguf --dtype q4_0
 """
 
-# What llama-batched-bench does: one batch of a token of every sequence a step,
-# all cores, and the likeliest token of each. Needs llama-cpp-python, compiled
-# for the machine at hand; tools/bench writes the model and starts it.
+# As llama-batched-bench does, each step decodes one token of every sequence in
+# one batch on all cores, and chooses the likeliest tokens. Needs
+# llama-cpp-python, compiled for this machine. tools/bench writes the model and
+# starts the program.
 
 import ctypes
 import os
@@ -26,11 +27,11 @@ FILE_TYPES = {
 
 @llama_cpp.llama_log_callback
 def ignore(level, text, data):
-  """Takes what llama.cpp says of each tensor."""
+  """Discards the messages of llama.cpp about each tensor."""
 
 
-def quantized(path: str, dtype: str) -> str:
-  """Returns the path of the model in a dtype, made where it is not there."""
+def quantize(path: str, dtype: str) -> str:
+  """Returns the path of the model in a dtype, which it writes."""
   if dtype == "float32":
     return path
   made = f"{path}.{dtype}"
@@ -42,7 +43,7 @@ def quantized(path: str, dtype: str) -> str:
 
 
 class Decoder:
-  """A model with a cache of all sequences."""
+  """A model with a cache for all sequences."""
 
   def __init__(self, sizes, path: str):
     self.sizes = sizes
@@ -60,11 +61,11 @@ class Decoder:
     self.batch = llama_cpp.llama_batch_init(count, 0, 1)
 
   def read(self, tokens, start: int):
-    """Reads tokens [batch, length]; returns the likeliest behind each row."""
+    """Reads tokens [batch, length]; returns the likeliest next tokens."""
     if start == 0:
       memory = llama_cpp.llama_get_memory(self.context)
       llama_cpp.llama_memory_clear(memory, True)
-    # Sequence by sequence, logits of each one's last token.
+    # Sequence by sequence; logits are computed for each last token.
     batch, (rows, length) = self.batch, tokens.shape
     batch.n_tokens = tokens.size
     for i, token in enumerate(tokens.ravel().tolist()):
@@ -92,7 +93,7 @@ def main() -> None:
   sizes = parser.parse_args()
   llama_cpp.llama_log_set(ignore, ctypes.c_void_p(0))
   llama_cpp.llama_backend_init()
-  decoder = Decoder(sizes, quantized(sizes.model, sizes.dtype))
+  decoder = Decoder(sizes, quantize(sizes.model, sizes.dtype))
   count = llama_cpp.llama_model_n_params(decoder.model)
   continue_in_turns(decoder.read, sizes, count)
 

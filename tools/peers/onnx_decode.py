@@ -1,15 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes a PaLM with ONNX Runtime: one turn is a continuation of all prompts.
+"""Decodes a PaLM with ONNX Runtime; a turn is a continuation of all prompts.
 
 python onnx_decode.py --dtype int4
 """
 
-# What an exporter for generation makes: products of one input are one, and
-# attention with its rotary embedding and a cache in place is ONNX Runtime's own
-# operator. Quantized weights have a scale for each 32 of them, and are
-# multiplied by activations that are rounded to 8 bits. Needs onnx and
-# onnxruntime; tools/bench starts it.
+# The graph is what an exporter for generation makes: products with the same
+# input are joined, and attention with rotary embedding and a cache that is
+# updated in place is ONNX Runtime's operator. Each 32 quantized weights have a
+# scale, and are multiplied by activations that are rounded to 8 bits. Needs
+# onnx and onnxruntime. tools/bench starts it.
 
 import os
 import tempfile
@@ -46,7 +46,7 @@ class Graph:
     return name
 
   def product(self, x, name, inputs, outputs):
-    """Multiplies by a kernel, [inputs, outputs], of --dtype."""
+    """Multiplies x by a kernel, [inputs, outputs], in --dtype."""
     if self.sizes.dtype == "float32":
       shape = [inputs, outputs]
       kernel = self.rng.normal(0, 0.04, shape).astype(np.float32)
@@ -68,14 +68,14 @@ class Graph:
     )
 
   def norm(self, x, name, scale=1.0):
-    """Normalizes."""
+    """Adds a LayerNorm of x."""
     ones = np.full(self.sizes.d_model, scale, np.float32)
     self.num_parameters += ones.size
     inputs = [x, self.weight(name, ones)]
     return self.add("LayerNormalization", inputs, axis=-1, epsilon=1e-6)
 
   def build(self):
-    """Adds all layers."""
+    """Adds the nodes of all layers."""
     s = self.sizes
     heads, d = s.num_heads * s.d_kv, s.d_model
     pair = np.arange(s.d_kv // 2)
@@ -113,7 +113,7 @@ class Graph:
     ends = [np.array([value], np.int64) for value in (-1, 2**31, 1)]
     names = [self.weight(f"slice_{i}", x) for i, x in enumerate(ends)]
     x = self.add("Slice", [x, *names])
-    # The table is tied: the product's kernel counts as the table does.
+    # The embedding is tied, so the kernel of the logits is counted once.
     logits = self.product(
       self.norm(x, "final_norm", d**-0.5), "unembed", d, s.vocab_size
     )
@@ -157,7 +157,7 @@ class Graph:
 
 
 class Decoder:
-  """A session with a cache in place."""
+  """A session whose cache is updated in place."""
 
   def __init__(self, sizes, path):
     self.sizes = sizes
@@ -181,7 +181,7 @@ class Decoder:
     self.binding.bind_ortvalue_output("next", self.next)
 
   def read(self, tokens, start):
-    """Reads tokens [batch, length]; returns the likeliest behind each row."""
+    """Reads tokens [batch, length]; returns the likeliest next tokens."""
     total = start + tokens.shape[1]
     values = {
       "tokens": tokens,

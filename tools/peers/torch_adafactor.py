@@ -36,7 +36,7 @@ class Adafactor:
   def __init__(
     self, parameters: Iterable[torch.Tensor], *, compiled: bool = False
   ):
-    """Starts both at zero; a step is one function, which may be compiled."""
+    """Starts at zero; `compiled` compiles the function of a step."""
     self.parameters = list(parameters)
     self.mean_squares, self.momenta = (
       [torch.zeros_like(p) for p in self.parameters] for _ in range(2)
@@ -46,9 +46,10 @@ class Adafactor:
 
   @torch.no_grad()
   def step(self) -> None:
-    """Takes a step by the gradients of the parameters, and forgets them."""
+    """Takes a step with the parameters' gradients, and clears them."""
     self.num_steps = k = self.num_steps + 1
-    # As tensors: numbers would be compiled into the step, anew for each one.
+    # Tensors, because numbers would be compiled into the step, which would be
+    # compiled again for each new number.
     numbers = [1 - k**-0.8, min(0.01, k**-0.5)]
     like = {"dtype": self.parameters[0].dtype}
     self._step(

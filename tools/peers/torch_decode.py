@@ -1,14 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes a PaLM in PyTorch: one turn is a continuation of all prompts.
+"""Decodes a PaLM in PyTorch; a turn is a continuation of all prompts.
 
 python torch_decode.py --dtype bfloat16 --batch_size 1
 """
 
-# What a PyTorch user would write to go fast: all products of a block that share
-# an input are one, keys and values are kept in tensors allocated beforehand,
-# attention is PyTorch's own, weights have the dtype they are used in. Needs
-# torch alone; tools/bench starts it.
+# This is what a PyTorch user would write for speed: the products of a block
+# that share an input are joined, keys and values are kept in preallocated
+# tensors, attention is PyTorch's, and weights are stored in the dtype of the
+# products. Needs only torch. tools/bench starts it.
 
 import time
 
@@ -50,7 +50,7 @@ class Model:
     self.sin, self.cos = angle.sin().to(self.dtype), angle.cos().to(self.dtype)
 
   def num_parameters(self) -> int:
-    """Returns the number of parameters, norm scales included."""
+    """Returns the number of parameters, including norm scales."""
     tensors = [self.embedding, self.scale]
     tensors += [each for block in self.blocks for each in block.values()]
     return sum(each.numel() for each in tensors)
@@ -71,8 +71,8 @@ class Model:
 
   def next_logits(self, tokens, caches, start):
     """Returns logits of the token after `tokens` [batch, length]."""
-    # The tokens' positions are start, start + 1, ...; the caches hold those
-    # before, and take these.
+    # Positions of the tokens are start, start + 1, ...; the caches hold earlier
+    # positions, and the new ones are added.
     heads, length = self.sizes.num_heads, tokens.shape[1]
     end = start + length
     sin, cos = self.sin[start:end], self.cos[start:end]
@@ -101,7 +101,7 @@ class Model:
 
 @torch.inference_mode()
 def continuation_secs(sizes, model) -> float:
-  """Returns the seconds of a continuation; reading prompts is not timed."""
+  """Returns the seconds of a continuation, without reading the prompts."""
   caches = model.caches()
   prompts = torch.randint(
     sizes.vocab_size, (sizes.batch_size, sizes.prompt_tokens)

@@ -1,16 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a GPT in PyTorch; a turn is some seconds of processor time.
+"""Trains a GPT in PyTorch; a turn is --turn_secs of processor time.
 
 python torch_gpt.py --data FOLDER --learning_rate 2e-3 --budget_secs 600
 """
 
 # The usual recipe (Radford et al. 2019; Brown et al. 2020): serial blocks with
 # biases, GELU, learned positions, tied embedding; AdamW with betas 0.9 and
-# 0.95, weight decay 0.1 of matrices, a clipped norm, and a rate that warms up
-# for 2% of the budget and falls to a tenth by a cosine. torch.compile, in the
-# dtype that is the faster here. Needs torch and numpy; tools/bench
-# writes the tokens and starts it.
+# 0.95, weight decay 0.1 for matrices, a clipped gradient norm, and a learning
+# rate that warms up for 2% of the budget and falls to a tenth by a cosine. The
+# loss is compiled, in the dtype that is faster on this machine. Needs torch and
+# numpy. tools/bench writes the tokens and starts the program.
 
 import argparse
 import copy
@@ -30,7 +30,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Block(nn.Module):
-  """Attention, then an MLP, each behind a LayerNorm."""
+  """Attention, then an MLP, each after a LayerNorm."""
 
   def __init__(self, width, heads):
     super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
     self.down = nn.Linear(4 * width, width)
 
   def forward(self, x):
-    """Returns x [batch, length, width] behind the block."""
+    """Returns x, [batch, length, width], after the block."""
     q, k, v = (
       y.unflatten(-1, (self.heads, -1)).transpose(1, 2)
       for y in self.into(self.norms[0](x)).chunk(3, -1)
@@ -100,7 +100,7 @@ class Training:
     )
 
   def begin(self, dtype):
-    """Begins anew, from the first weights, with products in this dtype."""
+    """Resets to the initial weights, with products in this dtype."""
     self.dtype, self.spent_secs, self.num_steps = dtype, 0.0, 0
     self.model.load_state_dict(self.first_weights)
     matrices = [x for x in self.model.parameters() if x.ndim == 2]
@@ -118,12 +118,12 @@ class Training:
     )
 
   def autocast(self):
-    """Computes products in the dtype."""
+    """Returns a context in which products are computed in the dtype."""
     is_reduced = self.dtype != torch.float32
     return torch.autocast("cpu", self.dtype, enabled=is_reduced)
 
   def step(self):
-    """Takes a step; its processor time counts."""
+    """Takes a step, and adds its processor time to `spent_secs`."""
     start = time.process_time()
     done = self.spent_secs / self.flags.budget_secs
     rate = min(done / WARM_UP_SHARE, 1.0)
@@ -140,8 +140,8 @@ class Training:
     self.spent_secs += time.process_time() - start
     self.num_steps += 1
 
-  def secs_of_steps(self, dtype) -> float:
-    """Returns the seconds of some first steps in a dtype, warm."""
+  def time_steps(self, dtype) -> float:
+    """Returns the seconds of the first steps in a dtype, when warm."""
     self.begin(dtype)
     for _ in range(3):
       self.step()
@@ -172,7 +172,7 @@ def main() -> None:
   add("--data", required=True, help="folder of train.npy and validation.npy")
   flags = parser.parse_args()
   training = Training(flags)
-  training.begin(min(DTYPES, key=training.secs_of_steps))
+  training.begin(min(DTYPES, key=training.time_steps))
 
   def turn() -> dict[str, float]:
     end = training.spent_secs + flags.turn_secs

@@ -1,14 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a PaLM in PyTorch: one turn is a step.
+"""Trains a PaLM in PyTorch; a turn is a step.
 
 python torch_palm.py --dtype bfloat16 --compile
 """
 
-# What a PyTorch user would write to go fast: the five products of a block that
-# share an input are one, attention is PyTorch's own, and autocast casts
-# weights. --compile compiles the loss with its gradients, and a step of the
-# optimizer, which is PaLM's. Needs torch alone; tools/bench starts it.
+# This is what a PyTorch user would write for speed: the five products of a
+# block that share an input are joined, attention is PyTorch's, and autocast
+# casts weights. --compile compiles the loss with its gradients, and the step of
+# PaLM's optimizer. Needs only torch. tools/bench starts it.
 
 import torch
 from arguments import parser_of
@@ -22,7 +22,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def random_weight(*shape: int, fan_in: int) -> nn.Parameter:
-  """Returns a parameter from a normal distribution of variance 1 / fan_in."""
+  """Returns a normally distributed parameter with variance 1 / fan_in."""
   return nn.Parameter(torch.randn(shape) / fan_in**0.5)
 
 
@@ -61,7 +61,6 @@ class ParallelBlock(nn.Module):
   def forward(self, x, tables):
     """Returns x [batch, length, d_model] after the block."""
     normed = functional.layer_norm(x, x.shape[-1:], self.scale, eps=1e-6)
-    # One product for q, k, v and both inputs of SwiGLU.
     wide = functional.linear(normed, self.into)
     q, k, v, gate, up = wide.split(self.widths, dim=-1)
     q = turn(q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2), tables)
@@ -94,7 +93,7 @@ class Palm(nn.Module):
 
   def forward(self, inputs):
     """Returns logits scaled by d_model ** -0.5."""
-    # The embedding is tied, and its logits scaled (PaLM 2).
+    # The embedding is tied, and logits are scaled (PaLM, section 2).
     x = functional.embedding(inputs, self.embedding).to(self.dtype)
     for block in self.blocks:
       x = block(x, (self.sine, self.cosine))

@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The turns of a program of a bench: one for each line of its stdin.
+"""Lets the program of a bench take a turn for each line of its stdin.
 
-It imports the standard library alone: peers run in environments of their own.
+Imports only the standard library, because peers run in other environments.
 """
 
 import json
@@ -17,9 +17,9 @@ def take_turns(
   """Takes a turn for each line of stdin; prints its seconds and its values.
 
   Args:
-    turn: work of a turn, warm; returns numbers to report. "secs" among them
-      are those that count, in place of all of the turn's.
-    facts: printed before the first turn.
+    turn: takes a warm turn; returns numbers to report. If it returns "secs",
+      they replace the seconds of the whole turn.
+    facts: values to print before the first turn.
   """
   print(json.dumps(facts), flush=True)
   for _ in sys.stdin:
