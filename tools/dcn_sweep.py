@@ -10,10 +10,10 @@ stderr.
 """
 
 # The pods are servers of `palm_mtf pods serve` in two network namespaces of
-# this machine (linked_namespaces.py), each with half of its cores; the client
-# is `palm_mtf train`, beside the first. The link changes while it trains. The
-# median step over each link is printed beside the prediction of
-# accounting/communication.py, from the step over a link without limits.
+# this machine (linked_namespaces.py), each with half of its cores. The client
+# is `palm_mtf train` in the first namespace. The link changes while the client
+# trains. The table has the median step over each link, and the prediction of
+# accounting/communication.py from the step over a link without limits.
 
 import argparse
 import contextlib
@@ -37,20 +37,20 @@ from palm_mtf.errors import UserError, check_choice, check_count, check_real
 from tools.bench.command import one_line_errors, train_config
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 
-PORT = 2222  # of both servers: each has a namespace of its own
-TIMEOUT_SECS = 240  # of a start, and of a few steps over any link
-# One step is under way while the link changes; the others find its pace.
+PORT = 2222  # of both servers, which are in different namespaces
+TIMEOUT_SECS = 240  # for a start, and for a few steps over any link
+# One step runs while the link changes; the other steps settle at the new pace.
 SETTLING_STEPS = 6
 RECIPE = "recipes/quickstart.gin"
 
 
 def pods_of(dtype: str) -> PodsConfig:
-  """Returns two pods whose gradients cross in `dtype`."""
+  """Returns two pods that exchange gradients in `dtype`."""
   return PodsConfig(num_pods=2, dcn_dtype=dtype)
 
 
 def client_command(model_dir: Path, dtype: str) -> list[str]:
-  """Returns a training run that logs each step, and does nothing else."""
+  """Returns the command line of a run that only trains and logs each step."""
   texts = Path(os.__file__).parent / "*.py"  # of the standard library
   macros = {
     "MODEL_DIR": str(model_dir),
@@ -62,7 +62,7 @@ def client_command(model_dir: Path, dtype: str) -> list[str]:
     "CHECKPOINT_STEPS": 100_000,
     "FINGERPRINT_STEPS": 100_000,
     "SAMPLE_STEPS": None,
-    "CHIP": "a100",  # nothing is made of MFU here
+    "CHIP": "a100",  # only MFU depends on it
     "DCN_DTYPE": dtype,
     "CLIENT_ADDRESS": ADDRESSES[0],
     "ISLANDS": [[f"{address}:{PORT}"] for address in ADDRESSES],
@@ -76,9 +76,9 @@ def client_command(model_dir: Path, dtype: str) -> list[str]:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path, cores=None) -> Iterator:
-  """Runs a program for as long as the body lasts, its output in a file."""
+  """Runs a program during the `with` block, with its output in a file."""
 
-  # After the fork, before the program: it dies with us, and has its own cores.
+  # Runs in the child before the program: it ends with us, on its own cores.
   def prepare() -> None:
     end_with_parent()
     if cores:
@@ -96,7 +96,7 @@ def running(command: Sequence[str], log: Path, cores=None) -> Iterator:
 
 
 class Client:
-  """A training run whose step times are read off metrics.jsonl."""
+  """A training run whose step times are read from metrics.jsonl."""
 
   def __init__(self, process: subprocess.Popen, log: Path, model_dir: Path):
     """Keeps the process, the path of its output, and its MODEL_DIR."""
@@ -117,7 +117,7 @@ class Client:
   def _lines(self) -> list[str]:
     if not self._metrics.exists():
       return []
-    # What is behind the last line end is half a line, or nothing.
+    # After the last line end there is half a line, or nothing.
     *whole, _ = self._metrics.read_text().split("\n")
     return whole
 
@@ -125,14 +125,14 @@ class Client:
 def measure(
   links: Sequence[Link], dtypes: Sequence[str], steps: int, folder: Path
 ) -> list[dict]:
-  """Returns a record for each dtype and link."""
+  """Returns a record per dtype and link."""
   has_delay = any(link.delay_secs for link in links)
   with (
     LinkedNamespaces(has_delay) as namespaces,
     contextlib.ExitStack() as servers,
   ):
-    say(f"two network namespaces, joined by {namespaces.how}")
-    # Equally many threads: pods hold the same bits.
+    say(f"two network namespaces, joined by {namespaces.kind}")
+    # Equally many threads, so that the pods hold the same bits.
     cores = cores_of_pods(len(ADDRESSES))
     for side, address in enumerate(ADDRESSES):
       serve = ["-m", "palm_mtf", "pods", "serve"]
@@ -168,7 +168,7 @@ def measure_dtype(
   dtype: str,
   steps: int,
 ) -> list[dict]:
-  """Returns a record for each link, the first of a link without limits."""
+  """Returns a record per link; the first link has no limits."""
   model, mesh = trained()
   pods = pods_of(dtype)
   records = []
@@ -176,7 +176,7 @@ def measure_dtype(
     namespaces.set_link(link.bits_per_sec, link.delay_secs)
     median = statistics.median(client.step_secs(steps))
     if link == Link():
-      compute_secs = median  # which the prediction for the others starts from
+      compute_secs = median  # the base of the predictions for other links
     predicted = step_secs(model, mesh, pods, compute_secs, link)
     unlimited = link.bits_per_sec == math.inf
     records.append(
@@ -208,7 +208,7 @@ def row_of(record: dict) -> list[str]:
 
 
 def print_table(records: Sequence[dict]) -> None:
-  """Prints the records for a reader; ratio is measured / predicted."""
+  """Prints the records as a table; ratio is measured / predicted."""
   print(
     f"{'DCN_DTYPE':<9} {'bandwidth':>11} {'delay':>8} {'measured':>10} "
     f"{'predicted':>10} {'ratio':>6}"
@@ -218,7 +218,7 @@ def print_table(records: Sequence[dict]) -> None:
 
 
 def draw(records: Sequence[dict], path: str) -> None:
-  """Draws step time against bandwidth: lines predicted, marks measured."""
+  """Draws step time by bandwidth: lines are predicted, marks measured."""
   from matplotlib.figure import Figure
 
   dtypes = list(dict.fromkeys(each["dcn_dtype"] for each in records))
@@ -254,9 +254,9 @@ def draw(records: Sequence[dict], path: str) -> None:
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
-  all_axes[0].set_ylabel("seconds a step")
+  all_axes[0].set_ylabel("seconds per step")
   all_axes[-1].legend(frameon=False, title="marks measured, lines predicted")
-  # A reader of the page never sees half a picture.
+  # Replaced in one step, so that a reader never sees half a picture.
   partial = Path(path).with_suffix(".partial.png")
   figure.savefig(partial, dpi=120)
   os.replace(partial, path)
@@ -301,7 +301,7 @@ def numbers(flag: str, given: str, least: float, most: float) -> list[float]:
 @one_line_errors
 def main(arguments: Sequence[str] | None = None) -> int:
   """Measures, prints and draws; returns the exit code."""
-  # An exception, so that servers, client and namespaces end.
+  # Raises an exception, so that servers, client and namespaces end.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   given = read_arguments(arguments)
   links = [

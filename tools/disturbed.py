@@ -1,11 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs palm_mtf on a disk that is slow, or with a clock that jumps.
+"""Runs palm_mtf with a slow disk, or with a clock that jumps.
 
   python -m tools.disturbed "slow disk,clock jump" SEED train --gin_file=...
 
-Python's own calls are slow or wrong: fsync and renames take up to 0.1 seconds
-more, and the time of day jumps by up to a year, at most every two seconds.
+Python's functions are slow or wrong: fsync and renames take up to 0.1 seconds
+longer, and the time of day jumps by up to a year, every two seconds or more
+often.
 """
 
 import os
@@ -22,7 +23,7 @@ _MOST_SECS = 0.1
 _YEAR_SECS = 3e7
 
 
-def _slow(function: Callable[..., Any], rng: random.Random):
+def _slow_down(function: Callable[..., Any], rng: random.Random):
   def call(*arguments: Any, **keywords: Any) -> Any:
     time.sleep(rng.uniform(0, _MOST_SECS))
     return function(*arguments, **keywords)
@@ -55,7 +56,7 @@ def disturb(kinds: str, seed: int) -> None:
   rng = random.Random(seed)
   if SLOW_DISK in kinds:
     for name in ("fsync", "replace", "rename"):
-      setattr(os, name, _slow(getattr(os, name), rng))
+      setattr(os, name, _slow_down(getattr(os, name), rng))
   if CLOCK_JUMP in kinds:
     clock = _Clock(rng)
     time.time, time.time_ns = clock.time, clock.time_ns

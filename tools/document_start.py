@@ -1,12 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures held-out documents behind token 0 and behind [eod].
+"""Measures held-out documents after token 0 and after [eod].
 
   python -m tools.document_start runs/quickstart
 
-Rows of PACKING "joined" begin with 0 wherever a document is cut, and [eod]
-stands before every document but the first of a row. Prints the mean difference
-of the log-likelihood of a document's first SEQUENCE_LENGTH tokens.
+With PACKING "joined", a row begins with token 0, also in the middle of a
+document, and [eod] stands before every document except the first in a row.
+Prints the mean difference between the two log-likelihoods of a document's first
+SEQUENCE_LENGTH tokens.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from palm_mtf.generation.inference.scorer import Example, Scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
 
-def differences(model_dir: str, config: Config) -> list[float]:
-  """Returns log p behind [eod] minus that behind 0 of each document, in nats.
+def measure_differences(model_dir: str, config: Config) -> list[float]:
+  """Returns log p after [eod] minus log p after 0 per document, in nats.
 
   Args:
     model_dir: MODEL_DIR of a training run.
@@ -42,11 +43,11 @@ def differences(model_dir: str, config: Config) -> list[float]:
   ]
   checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
   with LoadedDecoder(checkpoint, model, config.mesh_layout) as loaded:
-    behind = [
+    log_p = [
       dict(Scorer(loaded, start_id=start).log_likelihoods(documents))
       for start in (0, vocabulary.eod_id)
     ]
-  return [behind[1][i] - behind[0][i] for i in range(len(documents))]
+  return [log_p[1][i] - log_p[0][i] for i in range(len(documents))]
 
 
 def main() -> None:
@@ -56,10 +57,10 @@ def main() -> None:
   model_dir = parser.parse_args().model_dir
   configure_logging()
   _, config = load_run("evaluate", model_dir, {})
-  found = differences(model_dir, config)
+  found = measure_differences(model_dir, config)
   error = statistics.stdev(found) / len(found) ** 0.5
   print(
-    f"{len(found)} documents: [eod] over 0, nats a document: "
+    f"{len(found)} documents: [eod] over 0, nats per document: "
     f"{statistics.fmean(found):.3f} +- {error:.3f}"
   )
 

@@ -5,13 +5,13 @@
 10.77.0.1   tbf --->   link   <--- tbf   10.77.0.2
 """
 
-# The kernel's token bucket (tbf) limits the bandwidth of either direction. The
-# link is a veth pair where the kernel can delay packets (netem), or none are to
-# be delayed; elsewhere a process passes the packets between two TUN devices on,
-# each after the delay.
+# The kernel's token bucket (tbf) limits the bandwidth of each direction. The
+# link is a veth pair if no delay is needed or if the kernel can delay packets
+# (netem). Otherwise a process passes packets between two TUN devices, each
+# after the delay.
 #
-# This file, run as a program, holds both namespaces open: the kernel removes
-# them when that process ends, and ends it with its parent.
+# This file, run as a program, holds both namespaces open. The kernel removes
+# the namespaces when that process ends, and ends the process with its parent.
 
 import collections
 import contextlib
@@ -36,11 +36,12 @@ _DEVICE = "pods"
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _TUNSETIFF, _IFF_TUN_NO_PI = 0x400454CA, 0x1001
-_MTU = 65000  # few packets: they may pass through Python
+_MTU = 65000  # few packets, because they may pass through Python
 _QUEUE_BYTES = 16_000_000
-# What may leave at once: two packets, or a millisecond's worth.
+# At least two packets may leave at the same time, or the bytes of a
+# millisecond.
 _LEAST_BURST_BYTES = 2 * _MTU
-# On a long link bandwidth x round trip is on its way, from the first packet on.
+# On a long link, bandwidth x round trip is in flight from the first packet on.
 _SYSCTLS = {
   "tcp_rmem": "4096 131072 67108864",
   "tcp_wmem": "4096 131072 67108864",
@@ -49,21 +50,21 @@ _SYSCTLS = {
 
 
 def end_with_parent() -> None:
-  """Asks the kernel to end this process with the one that started it."""
+  """Asks the kernel to end this process when its parent ends."""
   ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class LinkedNamespaces:
-  """Two namespaces and their link, which end with the `with` block."""
+  """Two namespaces and their link, until the end of the `with` block."""
 
   def __init__(self, has_delay: bool):
-    """Makes namespaces and link.
+    """Makes the namespaces and the link.
 
     Args:
       has_delay: whether `set_link` will be called with a delay.
 
     Raises:
-      UserError: a program or the rights of root are missing.
+      UserError: if a program or the rights of root are missing.
     """
     for program in ("ip", "tc", "nsenter"):
       if not shutil.which(program):
@@ -100,12 +101,12 @@ class LinkedNamespaces:
     self._end()
 
   @property
-  def how(self) -> str:
-    """Kind of the link, for people."""
+  def kind(self) -> str:
+    """Kind of the link, for messages."""
     return "a relay between TUN devices" if self._is_tun else "a veth pair"
 
   def command(self, side: int, *command: str) -> list[str]:
-    """Returns the command line that runs a command in one namespace."""
+    """Returns the command line that runs `command` in one namespace."""
     return ["nsenter", f"--net={self._paths[side]}", *command]
 
   def set_link(self, bits_per_sec: float, delay_secs: float) -> None:
@@ -146,7 +147,8 @@ class LinkedNamespaces:
     ]
 
   def _end(self) -> None:
-    self._holder.communicate()  # closes its stdin: it ends, and they with it
+    # Closes its stdin, so that it ends, and the namespaces with it.
+    self._holder.communicate()
 
   def _has_netem(self) -> bool:
     command = "tc qdisc add dev lo root netem delay 1ms".split()
@@ -162,15 +164,15 @@ class LinkedNamespaces:
 
 
 class _Relay:
-  """Passes packets from one device to another, each after a delay."""
+  """Passes packets from one device to another, each after `delay_secs`."""
 
   delay_secs = 0.0  # of all relays
 
   def __init__(self, source: int, sink: int):
     self._source, self._sink = source, sink
-    threading.Thread(target=self._pass_on, daemon=True).start()
+    threading.Thread(target=self._pass_packets, daemon=True).start()
 
-  def _pass_on(self) -> None:
+  def _pass_packets(self) -> None:
     waiting: collections.deque[tuple[float, bytes]] = collections.deque()
     while True:
       secs = None
@@ -181,11 +183,11 @@ class _Relay:
         due = time.monotonic() + self.delay_secs
         waiting.append((due, os.read(self._source, 2 * _MTU)))
       while waiting and waiting[0][0] <= time.monotonic():
-        with contextlib.suppress(OSError):  # that end is not up yet
+        with contextlib.suppress(OSError):  # the sink is not up yet
           os.write(self._sink, waiting.popleft()[1])
 
 
-def _new_namespace() -> int:
+def _enter_new_namespace() -> int:
   """Enters a new network namespace; returns its file descriptor."""
   libc = ctypes.CDLL(None, use_errno=True)
   if libc.unshare(_CLONE_NEWNET):
@@ -193,8 +195,8 @@ def _new_namespace() -> int:
   return os.open("/proc/self/ns/net", os.O_RDONLY)
 
 
-def _new_tun() -> int:
-  """Makes a TUN device in this namespace; returns its descriptor."""
+def _make_tun() -> int:
+  """Makes a TUN device in this namespace; returns its file descriptor."""
   tun = os.open("/dev/net/tun", os.O_RDWR)
   request = struct.pack("16sH22x", _DEVICE.encode(), _IFF_TUN_NO_PI)
   fcntl.ioctl(tun, _TUNSETIFF, request)
@@ -202,14 +204,14 @@ def _new_tun() -> int:
 
 
 def main() -> None:
-  """Holds two namespaces, with "tun" their link too, until stdin ends."""
+  """Holds two namespaces, and with "tun" their link, until stdin ends."""
   end_with_parent()
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
   namespaces, tuns = [], []
   for _ in ADDRESSES:
-    namespaces.append(_new_namespace())
+    namespaces.append(_enter_new_namespace())
     if sys.argv[1:] == ["tun"]:
-      tuns.append(_new_tun())
+      tuns.append(_make_tun())
   if tuns:
     _Relay(*tuns)
     _Relay(*reversed(tuns))

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prints PaLM's Avg NLG and Avg NLU of a checkpoint's results on its 29 tasks.
+"""Prints Avg NLG and Avg NLU from a checkpoint's results on PaLM's 29 tasks.
 
 python -m tools.palm_averages runs/mine/eval/step_00001000
 """
 
-# The folder is written by `palm_mtf evaluate` with EVAL_TASKS =
-# ["palm_english_few_shot"], or with "palm_english" and NUM_SHOTS = 1 as in the
+# `palm_mtf evaluate` writes the folder, with EVAL_TASKS =
+# ["palm_english_few_shot"], or with "palm_english" and NUM_SHOTS = 1 as for the
 # paper's averages.
 
 import argparse
@@ -19,7 +19,7 @@ from tools.bench.command import one_line_errors
 
 
 def read_results(folder: Path) -> dict[str, dict[str, float]]:
-  """Returns the metrics of every task whose results are in `folder`."""
+  """Returns the metrics of each task with results in `folder`."""
   contents = [
     json.loads(path.read_text(encoding="utf-8"))
     for path in sorted(folder.glob("*.json"))

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts what papers published, from published rates of chips alone.
+"""Predicts published numbers of papers, only from published rates of chips.
 
 python -m tools.papers_plan            the table
 python -m tools.papers_plan --write    into docs/predictions.md
@@ -50,7 +50,7 @@ class Row:
 
 
 def recipe(name: str, **macros: object) -> PlanConfig:
-  """Returns the settings of a recipe, macros over them."""
+  """Returns the settings of a recipe, overridden by macros."""
   given = [f"{macro}={value!r}" for macro, value in macros.items()]
   return gin_files.load("plan", [f"recipes/{name}.gin"], given).build()[1]
 
@@ -62,7 +62,7 @@ def rows() -> list[Row]:
 
 def _sizes() -> Iterator[Row]:
   """PaLM Tables 1 and 22, and the cache of multi-query attention."""
-  # Billions of parameters, TFLOP a token, FLOPs of the run, KiB.
+  # Billions of parameters, TFLOP per token, FLOPs of the run, KiB.
   published = {
     "8b": (8.63, 0.0550, 4.29e22, 32),
     "62b": (62.50, 0.388, 3.08e23, 64),
@@ -151,12 +151,12 @@ def _pathways() -> Iterator[Row]:
   yield from _islands()
 
 
-# What Pathways 5.3 does not print of its models, and is assumed: PaLM's block,
-# of the width of PaLM 62B and of one between 62B and 540B, with the number of
-# layers that makes the parameters; the layout of the recipe of 62B; blocks
-# recomputed, because their activations do not fit otherwise; the two batches of
-# PaLM 62B; and PaLM's network, 81 Tbit/s of 1,536 hosts. The 128 pairs of hosts
-# that the paper has for 64B have two chips each.
+# Pathways, section 5.3, does not print all of its settings. Assumed are: PaLM's
+# block, with the width of PaLM 62B and with a width between 62B and 540B, and
+# the number of layers that gives the published parameters; the layout of the
+# recipe of 62B; recomputed blocks, because activations do not fit otherwise;
+# the two batch sizes of PaLM 62B; and PaLM's network, 81 Tbit/s for 1,536
+# hosts. The paper's 128 pairs of hosts for 64B have two chips each.
 ISLANDS = (
   ("64B", 512, 457, 97.2, {"NUM_LAYERS": 66}),
   (
@@ -212,7 +212,7 @@ def table() -> str:
 
 
 def main() -> int:
-  """Prints the table, or writes it into the page."""
+  """Prints the table, or writes it into docs/predictions.md."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--write", action="store_true")
   options = parser.parse_args()

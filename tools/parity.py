@@ -9,9 +9,10 @@ Exits with 1 if the losses differ. Needs the packages of the extra `test`.
 Results are on stdout.
 """
 
-# Both programs start from the same weights and read the same batches, rows of
-# bytes of the Python standard library's source, in float32 on the CPU. The JAX
-# model is tools/peers/jax_palm.py, its optimizer tools/peers/jax_adafactor.py.
+# Both programs start from the same weights and read the same batches, which are
+# rows of bytes from the source of Python's standard library. They compute in
+# float32 on the CPU. The JAX model is tools/peers/jax_palm.py, and its
+# optimizer tools/peers/jax_adafactor.py.
 
 import argparse
 import dataclasses
@@ -29,8 +30,8 @@ from palm_mtf.errors import check_count
 from tools.bench.command import one_line_errors
 from tools.bench.models import PALM_OPTIMIZER, training_program
 
-# Largest relative difference of the losses: rounding alone in the first steps,
-# and what Adafactor's g / sqrt(v) amplifies of it later.
+# Largest relative differences of the losses: in the first steps only rounding,
+# later rounding that Adafactor's g / sqrt(v) amplifies.
 FIRST_STEPS = 10
 FIRST_LIMIT = 1e-5
 LIMIT = 1e-3
@@ -42,7 +43,7 @@ SIZES = {
   "d_ff": 512,
   "sequence_length": 128,
 }
-# Names of a block's weights: the JAX program's, and a checkpoint's.
+# Names of a block's weights in the JAX program, and in a checkpoint.
 BLOCK_NAMES = {
   "scale": "norm/scale",
   "q": "attention/q",
@@ -69,7 +70,7 @@ def batches(
   text = read_bytes()
   rng = np.random.default_rng(seed)
   for _ in range(steps):
-    # Any place may begin a row; targets are inputs one byte on.
+    # A row may begin at any byte. Targets are the inputs one byte later.
     starts = rng.integers(len(text) - config.sequence_length, size=batch_size)
     rows = starts[:, np.newaxis] + np.arange(config.sequence_length + 1)
     tokens = text[rows].astype(np.int32)
@@ -82,7 +83,7 @@ def train_ours(
   """Trains with palm_mtf; returns the first weights and every step's loss."""
   from palm_mtf.training.step import TrainStep
 
-  # The JAX program knows no zero-centered scales of norms.
+  # The JAX program has no zero-centered norm scales.
   optimizer = dataclasses.replace(PALM_OPTIMIZER, norm_scale="plain")
   with training_program(
     config, optimizer, batch_size=batch_size, seed=seed
@@ -122,7 +123,7 @@ def train_jax(
       for layer in range(config.num_layers)
     ],
   }
-  # What jax_palm.loss_of reads of the flags of that program.
+  # The flags of the JAX program that jax_palm.loss_of reads.
   sizes = types.SimpleNamespace(
     dtype="float32", d_kv=config.d_kv, d_model=config.d_model
   )
@@ -165,7 +166,7 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict:
 
 
 def print_curves(ours, theirs, record) -> None:
-  """Prints both losses at some steps, and the verdict, for a reader."""
+  """Prints both losses at some steps, and whether they agree."""
   print("  step    palm_mtf         jax  difference")
   for k in sorted({1, 2, 5, 10, *range(20, len(ours) + 1, 20), len(ours)}):
     if k <= len(ours):

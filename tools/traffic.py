@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that a lowered program moves between devices, by collective."""
+"""Counts the bytes that a lowered program moves, by collective."""
 
 import collections
 import math
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from palm_mtf._tf import tf
 from palm_mtf.mesh.placement import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
-# The bytes are read off the TensorFlow graph. Operations that the fetches do
+# The bytes are counted in the TensorFlow graph. Operations that the fetches do
 # not need, and tensors that a device already has, do not count. Between CPUs or
-# GPUs bytes move along edges from one device to another. On TPUs one of these
-# operations stands for the traffic of all TPUs of a pod.
+# GPUs, bytes move along edges from one device to another. On TPUs, one
+# operation of these types stands for the traffic of all TPUs of a pod.
 _CROSS_REPLICA = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
 
 _SCOPE = re.compile(
@@ -21,7 +21,7 @@ _SCOPE = re.compile(
   r"\.([a-z]+(?:\.[a-z]+)*)(?:_\d+)?/"
 )
 
-# Bytes by kind of collective and mesh axes.
+# Bytes, by kind of collective and mesh axes.
 Traffic = collections.Counter[tuple[str, tuple[str, ...]]]
 
 
@@ -42,8 +42,8 @@ def traffic(fetches: Iterable[tf.Operation | tf.Tensor]) -> Traffic:
       continue
     end = _device(op)
     for x in op.inputs:
-      # What several operations of a device read is sent once. What is within a
-      # TPU's program has no device.
+      # A tensor that several operations of a device read is sent once.
+      # Operations within a TPU's program have no device.
       if _device(x.op) not in ("", end) and end and (x.name, end) not in seen:
         seen.add((x.name, end))
         totals[collective] += _num_bytes(x)
@@ -55,7 +55,7 @@ def _num_bytes(x: tf.Tensor) -> int:
 
 
 def _cross_replica_bytes(op: tf.Operation, kind: str) -> int:
-  """Returns what a collective of a TPU program moves, of all devices."""
+  """Returns the bytes that a TPU collective moves, for all devices."""
   x, groups = op.inputs[:2]
   num_groups, n = groups.shape.as_list()
   # An all-reduce is a reduce-scatter and an all-gather.
@@ -78,13 +78,13 @@ def needed(
 
 
 def _device(op: tf.Operation) -> str:
-  """Returns where an operation runs; an access to a variable, where that is."""
+  """Returns an operation's device; for a variable access, the variable's."""
   if op.device or not op.inputs or op.inputs[0].dtype != tf.resource:
     return op.device
   return op.inputs[0].op.device
 
 
 def collective_of(operation: str) -> tuple[str, tuple[str, ...]] | None:
-  """Returns kind and axes of the collective of an operation, by its name."""
+  """Returns kind and axes of an operation's collective, from its name."""
   found = _SCOPE.search(operation)
   return (found[1], tuple(found[2].split("."))) if found else None
