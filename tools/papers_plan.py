@@ -74,12 +74,12 @@ def _sizes() -> Iterator[Row]:
     parameters = count_parameters(model) / 1e9
     yield Row(f"{name}: parameters", billions, parameters, "B")
     of_token = train_flops_per_token(model)
-    yield Row(f"{name}: FLOPs a token", tera_flops, of_token / 1e12, "T")
+    yield Row(f"{name}: FLOPs per token", tera_flops, of_token / 1e12, "T")
     tokens = run.batch_sizes.rows_before(run.train_steps) * 2048
     yield Row(f"{name}: FLOPs of the run", flops, tokens * of_token)
     cache = cache_bytes_per_token(model) / 1024
     note = "published code's shapes"
-    yield Row(f"{name}: cache of a token", kib, cache, "KiB", note)
+    yield Row(f"{name}: cache per token", kib, cache, "KiB", note)
   for size in ("8B", "62B"):
     yield Row(f"PaLM {size}: step time", None, None, note="not published")
 
@@ -131,7 +131,7 @@ def _pathways() -> Iterator[Row]:
   """Pathways (Barham et al. 2022), Tables 1 and 2 and 5.3, on TPU v3."""
   core = hardware_of("tpu_v3")
   flops = core.chip_bfloat16_flops / core.chip_devices * core.chip_efficiency
-  note = "a miss: products alone, of an encoder and decoder that is not ours"
+  note = "a miss: only products, of an encoder and decoder that is not ours"
   for name, parameters, cores, thousands in (
     ("T5-Base", 270e6, 32, 618),
     ("T5-Large", 770e6, 32, 90.4),
@@ -146,7 +146,7 @@ def _pathways() -> Iterator[Row]:
   for (stages, parts), speed in speeds.items():
     share = parts / (parts + stages - 1)
     what = f"3B pipeline, S = {stages}, M = {parts}"
-    note = "the first row sets the speed" if stages == 4 else "bubble alone"
+    note = "the first row sets the speed" if stages == 4 else "only the bubble"
     yield Row(what, speed, first * share, "K tokens/s", note)
   yield from _islands()
 
@@ -195,7 +195,7 @@ def _islands() -> Iterator[Row]:
     note = f'float32, both ways: {sent / 2**30:,.1f} GiB, PaLM\'s "GB"'
     if not 0.9 < sent / 1e9 / gigabytes < 1.1:
       note = f"a miss: {note}"
-    yield Row(f"{what}: sent a step", gigabytes, sent / 1e9, "GB", note)
+    yield Row(f"{what}: sent per step", gigabytes, sent / 1e9, "GB", note)
     for batch_size in (512, 1024):
       two = predicted(island(cores, 2, batch_size, **shape), batch_size)
       one = predicted(island(2 * cores, 1, batch_size, **shape), batch_size)

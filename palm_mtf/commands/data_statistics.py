@@ -271,7 +271,7 @@ def _format_overlap(overlap: Contamination) -> Iterator[str]:
   )
   # For a larger set, only a sample is compared whose n-grams fit in memory.
   if overlap.judged < overlap.examples:
-    yield f"  judged           a sample of {overlap.judged:,} of them"
+    yield f"  searched         a sample of {overlap.judged:,} of them"
 
 
 def _format_percent(part: int, whole: int) -> str:

@@ -105,7 +105,7 @@ def test_a_sample_of_a_large_evaluation_set_is_said_to_be_one(
   statistics, monkeypatch
 ):
   monkeypatch.setattr(Examples.__init__, "__defaults__", (1000,))
-  assert "\n  judged           a sample of 5 of them" in statistics()[1]
+  assert "\n  searched         a sample of 5 of them" in statistics()[1]
 
 
 def test_where_no_vocabulary_can_be_trained_tokens_are_not_counted(statistics):

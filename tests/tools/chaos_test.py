@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Chaos: a round ends with the same bits; one that does not is told."""
+"""A round of chaos ends with the same bits; other ends are reported."""
 
 import shutil
 

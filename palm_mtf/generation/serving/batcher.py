@@ -61,7 +61,7 @@ class Row:
 # At this length streams look smooth, new rows wait little, and the work between
 # calls takes a fiftieth of the time.
 _MOST_SECS = 0.02
-# The queue has room for this number of clients with full queues of their own.
+# The queue has room for this number of clients, each with a full queue.
 _MOST_CLIENTS = 8
 _GAUGES = ("running", "waiting", "checkpoint_step")
 

@@ -11,11 +11,11 @@ python -m tools.bench pods --microbatches 1,4 --dcn_dtype float32 --json
 #
 #   joined  both pods exchange their gradients: a training step
 #   apart   both pods at once, each for itself: the same step without exchange
-#   alone   only the first pod, while the other is idle
+#   single  only the first pod, while the other is idle
 #
 # `apart / joined` is the ratio of their times: 0.975 means that the exchange
 # costs 2.5% of a step. `speed-up` is the work of two joined pods divided by the
-# work of `alone`. It stays below twice the ratio, because cores that share a
+# work of `single`. It stays below twice the ratio, because cores that share a
 # clock and memory slow each other down without any exchange.
 
 import argparse
@@ -48,7 +48,7 @@ from tools.bench.pairs import (
 
 NUM_PODS = 2
 WARM_UP_ROUNDS = 2  # not timed: they compile and fill caches
-HEAD = "microbatches    joined     apart     alone  speed-up  apart / joined"
+HEAD = "microbatches    joined     apart    single  speed-up  apart / joined"
 # A microbatch is 8 sequences per pod. More microbatches mean more work for
 # equally many gradients.
 FLAGS = {
@@ -106,7 +106,7 @@ def turns_of_steps(
     kinds = {
       "joined": lambda number: joined(batch, number),
       "apart": apart,
-      "alone": lambda number: each[0](part, number),
+      "single": lambda number: each[0](part, number),
     }
     turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
     for number in range(WARM_UP_ROUNDS + rounds):
@@ -128,7 +128,7 @@ def summarize(turns: Mapping[str, Sequence[Turn]]) -> dict[str, object]:
   """Returns the ratio with its interval, the speed-up and median seconds."""
   return {
     **ratio_fields(turns["apart"], turns["joined"]),
-    "speed_up": NUM_PODS * ratio(turns["alone"], turns["joined"]).median,
+    "speed_up": NUM_PODS * ratio(turns["single"], turns["joined"]).median,
     **{
       f"{kind}_secs": statistics.median(x.secs for x in each)
       for kind, each in turns.items()
@@ -157,7 +157,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
 
 def row(record: dict) -> str:
   """Returns a line of the table."""
-  kinds = ("joined", "apart", "alone")
+  kinds = ("joined", "apart", "single")
   secs = "  ".join(f"{record[f'{kind}_secs']:6.3f} s" for kind in kinds)
   return (
     f"{record['num_microbatches']:<12}  {secs}  {record['speed_up']:8.2f}  "

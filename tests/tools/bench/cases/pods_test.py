@@ -12,17 +12,17 @@ from tools.bench.pairs import Turn
 
 
 def test_ratio_and_speed_up_are_medians_of_the_rounds():
-  secs = {"joined": [4, 2, 8], "apart": [3, 1.8, 4], "alone": [2, 1.6, 3]}
+  secs = {"joined": [4, 2, 8], "apart": [3, 1.8, 4], "single": [2, 1.6, 3]}
   record = pods.summarize(
     {kind: [Turn(x, 0.0, {}) for x in each] for kind, each in secs.items()}
   )
   assert (record["low"], record["high"]) == (0.5, 0.9)
   assert (record["ratio"], record["speed_up"]) == (0.75, 1)
-  assert (record["joined_secs"], record["alone_secs"]) == (4, 2)
+  assert (record["joined_secs"], record["single_secs"]) == (4, 2)
 
 
 @pytest.mark.slow
-def test_two_servers_train_joined_apart_and_alone(run_bench, monkeypatch):
+def test_two_servers_train_joined_apart_and_single(run_bench, monkeypatch):
   whole = pods.benchmark_config("bfloat16")
   small = dataclasses.replace(whole, num_layers=1, d_model=32, d_ff=64)
   monkeypatch.setattr(pods, "benchmark_config", lambda dtype: small)
@@ -36,4 +36,4 @@ def test_two_servers_train_joined_apart_and_alone(run_bench, monkeypatch):
     assert record["ratio"] * record["joined_secs"] == pytest.approx(
       record["apart_secs"], rel=0.05
     )
-    assert min(record[f"{kind}_secs"] for kind in ("joined", "alone")) > 0
+    assert min(record[f"{kind}_secs"] for kind in ("joined", "single")) > 0

@@ -84,7 +84,7 @@ def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["palm_8b", "palm_62b", "palm_540b"])
 def test_recipes_of_two_pods_build_their_programs(name):
-  """In a process of its own: that of 540B takes 7 GiB."""
+  """Uses a separate process, because 540B takes 7 GiB."""
   recipe = f"--gin_file=recipes/{name}_two_pods.gin"
   bench = processes.ROOT / "tools" / "bench"
   done = processes.python(bench, "tpu", recipe, "--json")
