@@ -103,8 +103,8 @@ IMPORTS = {
   "model_dir",
   "foreign_models": "errors user_code config _tf ops mesh programs "
   "cluster/client training cli",
-  "lm_eval": "errors console config machine accounting data/vocabulary "
-  "data/batches checkpoints generation/inference cli",
+  "lm_eval": "errors console config machine data/batches checkpoints "
+  "generation/inference cli",
   "__main__": "cli",
 }
 PURE = {

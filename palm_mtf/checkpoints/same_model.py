@@ -1,17 +1,41 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses a checkpoint of another model or vocabulary than the run's."""
+"""Opens the newest checkpoint; refuses another model or vocabulary."""
 
 from collections.abc import Mapping
 
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   newest_whole,
   read_and_hold,
 )
+from palm_mtf.config import CorpusConfig
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 
 _SHOWN_DIFFERENCES = 3
+
+
+def open_newest(
+  model_dir: str, config: CorpusConfig
+) -> tuple[Checkpoint, Vocabulary]:
+  """Returns a run's newest whole checkpoint, held open, and its vocabulary.
+
+  Args:
+    model_dir: MODEL_DIR.
+    config: settings of the run.
+
+  Raises:
+    UserError: if there is no checkpoint, or it does not fit the settings.
+  """
+  shapes = parameter_shapes(config.model)
+  checkpoint = newest_checkpoint(model_dir, shapes)
+  vocabulary = load_vocabulary(
+    model_dir, config.data, vocab_size=config.model.vocab_size
+  )
+  check_same_model(checkpoint, shapes, vocabulary.sha256)
+  return checkpoint, vocabulary
 
 
 def newest_checkpoint(

@@ -11,8 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.architecture import parameter_shapes
-from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
+from palm_mtf.checkpoints.same_model import check_same_model, open_newest
 from palm_mtf.checkpoints.validation_split import (
   warn_of_larger_share,
   warn_of_other_evaluation_text,
@@ -20,7 +19,7 @@ from palm_mtf.checkpoints.validation_split import (
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
 from palm_mtf.data.batches.batches import split_batch, unigram_entropy
 from palm_mtf.data.batches.corpus import corpus_of_run
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.evaluation.checkpoint_poller import find_checkpoints
 from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.json_text import json_text
@@ -49,18 +48,17 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   )
   model = resolved(config.model, mesh)
   config = dataclasses.replace(config, model=model)
-  shapes = parameter_shapes(model)
   if not config.evaluation.eval_tasks:
-    checkpoint = newest_checkpoint(model_dir, shapes)
-    _print_results(
-      _compute_validation_loss(model_dir, checkpoint, config), as_json
-    )
+    _print_results(_compute_validation_loss(model_dir, config), as_json)
     return
+  shapes = parameter_shapes(model)
   check_room(model, run)
   checkpoints = find_checkpoints(
     model_dir, shapes, config.evaluation, run.train_steps
   )
-  vocabulary = _load_vocabulary(model_dir, config)
+  vocabulary = load_vocabulary(
+    model_dir, config.data, vocab_size=model.vocab_size
+  )
   # Importing SeqIO and TensorFlow takes seconds, so report bad settings first.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
   from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
@@ -81,19 +79,12 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
       printed = True
 
 
-def _load_vocabulary(model_dir: str, config: Config) -> Vocabulary:
-  return load_vocabulary(
-    model_dir, config.data, vocab_size=config.model.vocab_size
-  )
-
-
 def _compute_validation_loss(
-  model_dir: str, checkpoint: Checkpoint, config: Config
+  model_dir: str, config: Config
 ) -> dict[str, object]:
   """Returns the loss, in nats per token, and figures that follow from it."""
   model, mesh, run = config.model, config.mesh_layout, config.run
-  vocabulary = _load_vocabulary(model_dir, config)
-  check_same_model(checkpoint, parameter_shapes(model), vocabulary.sha256)
+  checkpoint, vocabulary = open_newest(model_dir, config)
   log_dtype(model, mesh)
   # Only one pod evaluates. Its microbatch has as many rows as in training, so
   # that it fits in memory.

@@ -4,10 +4,8 @@
 
 import os
 
-from palm_mtf.accounting.architecture import parameter_shapes
-from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
+from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.config import Config
-from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf import GgufFile
 from palm_mtf.export.huggingface.folder import HuggingFaceFolder
@@ -43,12 +41,7 @@ def export(
       f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
       "out, or use --format=gguf."
     )
-  shapes = parameter_shapes(config.model)
-  checkpoint = newest_checkpoint(model_dir, shapes)
-  vocabulary = load_vocabulary(
-    model_dir, config.data, vocab_size=config.model.vocab_size
-  )
-  check_same_model(checkpoint, shapes, vocabulary.sha256)
+  checkpoint, vocabulary = open_newest(model_dir, config)
   trained = TrainedModel(config, checkpoint, vocabulary)
   if target == "gguf":
     exported = GgufFile(trained, dtype)

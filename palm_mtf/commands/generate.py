@@ -7,10 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from palm_mtf.accounting.architecture import parameter_shapes
-from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
+from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.config import Config, RunConfig, mesh_layout
-from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import (
   check_prompts,
@@ -65,12 +63,7 @@ def generate(
       "PROMPTS = []: give at least one text to continue, such as "
       "--prompt 'def main(', or --input FILE."
     )
-  shapes = parameter_shapes(model)
-  checkpoint = newest_checkpoint(model_dir, shapes)
-  vocabulary = load_vocabulary(
-    model_dir, config.data, vocab_size=model.vocab_size
-  )
-  check_same_model(checkpoint, shapes, vocabulary.sha256)
+  checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, run)
 
   def check(texts):

@@ -5,12 +5,11 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
+from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.score_inputs import (
   ScoreItem,
@@ -55,12 +54,7 @@ def score(
   items = make_text_items(texts or [])
   for path in input_files or []:
     items += read_items(path)
-  shapes = parameter_shapes(model)
-  checkpoint = newest_checkpoint(model_dir, shapes)
-  vocabulary = load_vocabulary(
-    model_dir, config.data, vocab_size=model.vocab_size
-  )
-  check_same_model(checkpoint, shapes, vocabulary.sha256)
+  checkpoint, vocabulary = open_newest(model_dir, config)
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
   # Importing TensorFlow takes seconds, so bad input was reported before this.

@@ -20,11 +20,11 @@ from palm_mtf.accounting.memory import (
   decode_weight_bytes,
 )
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
+from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.cluster.addresses import split_address
 from palm_mtf.config import Config, DecodeConfig, PalmConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
 from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.generation.serving.newer_checkpoint import NewerCheckpoint
@@ -88,16 +88,12 @@ def serve(
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolved(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
-  shapes = parameter_shapes(model)
   _check_slots(slots, model, config.decode.weight_dtype)
-  checkpoint = newest_checkpoint(model_dir, shapes)
-  vocabulary = load_vocabulary(
-    model_dir, config.data, vocab_size=model.vocab_size
-  )
-  check_same_model(checkpoint, shapes, vocabulary.sha256)
+  checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, config.run)
   newer = None
   if follow:
+    shapes = parameter_shapes(model)
     newer = NewerCheckpoint(model_dir, checkpoint, shapes, vocabulary.sha256)
   with listening.listen(
     listen, allow_any_address=allow_any_address, has_keys=bool(keys)

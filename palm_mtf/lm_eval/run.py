@@ -10,12 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from palm_mtf.accounting.architecture import parameter_shapes
-from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
+from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import DecodeConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
-from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import log_dtype
 
@@ -124,12 +122,7 @@ class Run:
     model_dir, config = load_run("score", model_dir, macros, trust_config)
     mesh_layout.check_layout(config.mesh_layout, config.model)
     self._config = config
-    shapes = parameter_shapes(config.model)
-    checkpoint = newest_checkpoint(model_dir, shapes)
-    self._vocabulary = load_vocabulary(
-      model_dir, config.data, vocab_size=config.model.vocab_size
-    )
-    check_same_model(checkpoint, shapes, self._vocabulary.sha256)
+    checkpoint, self._vocabulary = open_newest(model_dir, config)
     log_dtype(config.model, config.mesh_layout)
     from palm_mtf.generation.inference.scorer import Scorer
     from palm_mtf.generation.inference.sessions import LoadedDecoder
