@@ -9,6 +9,7 @@ and train_on_pods gin configurables of the module `palm_mtf.foreign_models`.
 import argparse
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -32,7 +33,12 @@ from palm_mtf.cli.main import FlagParser, parse_flags, run_command
 from palm_mtf.cli.user_values import import_modules
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.errors import (
+  UserError,
+  check_count,
+  did_you_mean,
+  shown,
+)
 from palm_mtf.foreign_models.model_function import ModelFunction
 from palm_mtf.foreign_models.training import PodTraining
 from palm_mtf.user_code import user_code
@@ -102,7 +108,19 @@ def train_on_pods(
     UserError: if a setting, a batch or the model does not fit, the loss is not
       finite, a pod is lost, or pods differ.
   """
+  if not isinstance(training, PodTraining):
+    raise UserError(
+      f"train_on_pods.training = {shown(training)}: give a PodTraining; in a "
+      "gin file, @PodTraining()."
+    )
   check_count("train_on_pods.num_steps", num_steps)
+  if not isinstance(save_path, str | None) or (
+    save_path and not os.path.isdir(os.path.dirname(save_path) or ".")
+  ):
+    raise UserError(
+      f"train_on_pods.save_path = {shown(save_path)}: give None, or a file in "
+      "a folder that exists."
+    )
   with training:
     for step in range(num_steps):
       with user_code(f"train_on_pods.batches, step {step}"):

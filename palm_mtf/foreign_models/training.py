@@ -14,7 +14,7 @@ from palm_mtf.cluster.client.heartbeat import Heartbeat
 from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
-from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.errors import UserError, check_count, did_you_mean, shown
 from palm_mtf.foreign_models.model_function import ModelFunction, ModelLoss
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.train_program import TrainProgram, build_program
@@ -68,6 +68,13 @@ class PodTraining:
     Raises:
       UserError: if the settings do not fit each other.
     """
+    for name, value, kind in (
+      ("mesh", mesh, DeviceMesh),
+      ("optimizer", optimizer, AdafactorConfig),
+      ("pods", pods, PodsConfig),
+      ("features", features, Mapping),
+    ):
+      _check_kind(name, value, kind)
     _check_optimizer(optimizer)
     check_count("GLOBAL_BATCH_SIZE", global_batch_size)
     check_shares(global_batch_size, pods.num_pods, mesh.num_microbatches)
@@ -199,6 +206,15 @@ class PodTraining:
         )
       checked[name] = rows
     return checked
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+  """Raises UserError unless an argument of PodTraining is of this class."""
+  if not isinstance(value, kind):
+    right = f"a {kind.__name__}; in a gin file, @{kind.__name__}()"
+    if kind is Mapping:
+      right = 'the features by name, as in {"inputs": ("int32", "length:64")}'
+    raise UserError(f"PodTraining.{name} = {shown(value)}: give {right}.")
 
 
 def _check_optimizer(optimizer: AdafactorConfig) -> None:

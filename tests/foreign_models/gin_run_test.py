@@ -158,6 +158,16 @@ def test_a_class_that_python_makes_does_not_read_gin(main):
       "(train_on_pods.num_steps is set in own.gin:21)",
     ),
     (
+      {"added": "train_on_pods.save_path = 'no/such.npz'"},
+      "train_on_pods.save_path = 'no/such.npz': give None, or a file in a "
+      "folder that exists. (train_on_pods.save_path is set in own.gin:21)",
+    ),
+    (
+      {"added": "PodTraining.features = 3"},
+      'PodTraining.features = 3: give the features by name, as in {"inputs": '
+      '("int32", "length:64")}. (PodTraining.features is set in own.gin:21)',
+    ),
+    (
       {"added": "import no_such_module"},
       "own.gin:21: import no_such_module: No module named 'no_such_module'; is "
       "it installed?",
@@ -172,6 +182,23 @@ def test_a_class_that_python_makes_does_not_read_gin(main):
 def test_a_wrong_file_is_one_line(main, capsys, changes, message):
   assert main(**changes) == 2
   assert capsys.readouterr() == ("", f"palm_mtf: {message}\n")
+
+
+@pytest.mark.parametrize(
+  ("name", "kind"),
+  [
+    ("train_on_pods.training", "PodTraining"),
+    ("PodTraining.mesh", "DeviceMesh"),
+    ("PodTraining.optimizer", "AdafactorConfig"),
+    ("PodTraining.pods", "PodsConfig"),
+  ],
+)
+def test_a_class_without_its_call_is_one_line(main, capsys, name, kind):
+  assert main(added=f"{name} = @{kind}") == 2
+  out, err = capsys.readouterr()
+  assert out == "" and err.count("\n") == 1
+  assert err.startswith(f"palm_mtf: {name} = <")
+  assert f": give a {kind}; in a gin file, @{kind}(). ({name} is set in" in err
 
 
 def test_an_error_in_the_projects_own_code_is_one_line(main, capsys):
