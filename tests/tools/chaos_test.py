@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A round of chaos ends with the same bits; other ends are reported."""
+"""A round of chaos ends with the same bits; a difference is reported."""
 
 import shutil
 

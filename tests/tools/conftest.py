@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tools, run in this process as their command lines run them."""
+"""Runs tools in this process as their command lines do."""
 
 import functools
 import importlib
@@ -23,5 +23,5 @@ def run_tool(monkeypatch, capsys):
 
 @pytest.fixture
 def run_bench(run_tool):
-  """Runs a case of the bench as `run_tool` does a tool."""
+  """Runs a case of the bench as `run_tool` runs a tool."""
   return functools.partial(run_tool, "bench.command")

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep limits real links, cleans up, or says in a line why it cannot."""
+"""The sweep limits real links and cleans up, or says why it cannot."""
 
 import ctypes
 import json
@@ -35,7 +35,7 @@ with socket.create_connection(("{address}", 5000)) as connection:
 
 
 def secs_to_send(namespaces, num_bytes):
-  """Sends so many bytes to the second namespace, and waits for one back."""
+  """Sends bytes to the second namespace, and waits for one byte back."""
   words = {"address": ADDRESSES[1], "num_bytes": num_bytes}
   with subprocess.Popen(
     namespaces.command(1, sys.executable, "-c", SEND.format(**words)),
@@ -60,7 +60,7 @@ def namespaces(request):
 
 
 def test_a_link_has_the_bandwidth_that_it_is_given(namespaces):
-  """Two megabytes are 0.16 s at 100 Mb/s, less what may leave at once."""
+  """2 MB take 0.16 s at 100 Mb/s; the first bytes may leave immediately."""
   namespaces.set_link(100e6, 0.0)
   assert 0.13 < secs_to_send(namespaces, 2_000_000) < 0.3
   namespaces.set_link(float("inf"), 0.0)
@@ -68,7 +68,7 @@ def test_a_link_has_the_bandwidth_that_it_is_given(namespaces):
 
 
 def test_a_link_has_the_delay_that_it_is_given():
-  """A byte and its answer: there, and back."""
+  """A byte and its answer take the delay twice."""
   try:
     with LinkedNamespaces(has_delay=True) as namespaces:
       namespaces.set_link(1e9, 0.1)
@@ -84,7 +84,7 @@ def test_with_who_made_them_namespaces_are_gone(namespaces):
 
 
 def give_up_rights():
-  """Leaves even root without CAP_SYS_ADMIN, once it runs a program."""
+  """Takes CAP_SYS_ADMIN from the program that runs next, also from root."""
   pr_capbset_drop, cap_sys_admin = 24, 21
   ctypes.CDLL(None).prctl(pr_capbset_drop, cap_sys_admin)
 
@@ -100,7 +100,7 @@ def test_without_the_rights_it_says_so_and_stops():
 
 @pytest.mark.slow
 def test_a_slow_link_takes_the_time_of_its_bytes(tmp_path):
-  """5.9 MB each way at 100 Mb/s are 0.47 s, of which a step hides a part."""
+  """5.9 MB each way at 100 Mb/s take 0.47 s; a step hides a part of it."""
   done = processes.python(
     *["-m", "tools.dcn_sweep"],
     *["--mbits=100", "--delays_ms=0", "--dtypes=float32", "--steps=2"],

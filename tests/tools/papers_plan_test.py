@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The page of predictions is the tool's, and what it calls no miss is none."""
+"""The page has the tool's table, and calls each miss a miss."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_numbers_of_palms_run_are_within_10_percent_but_where_it_says_a_miss():
 
 
 def test_two_islands_have_97_percent_of_one_of_twice_the_size_within_2():
-  """Of the 64B and the 136B model, with each batch that is assumed; all fit."""
+  """For the 64B and 136B models, with each assumed batch size; all fit."""
   islands = [x for x in ROWS if "speed of one of" in x.what]
   assert len(islands) == 4
   for row in islands:
@@ -42,7 +42,7 @@ def test_two_islands_have_97_percent_of_one_of_twice_the_size_within_2():
 
 def test_islands_send_the_published_bytes_or_it_is_called_a_miss():
   """457 and 1,030 GB per step (Pathways 5.3)."""
-  sent = [x for x in ROWS if "sent per step" in x.what]
+  sent = [x for x in ROWS if "sent a step" in x.what]
   assert [x.published for x in sent] == [457, 1030]
   for row in sent:
     is_near = row.predicted == pytest.approx(row.published, rel=0.1)

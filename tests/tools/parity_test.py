@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The learning curve is that of an independent program, or the tool says so."""
+"""The curve equals an independent program's; differences are reported."""
 
 import json
 import math

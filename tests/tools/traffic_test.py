@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""An operation's name says which collective it is part of."""
+"""An operation's name says to which collective it belongs."""
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.placement import collective_scope

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of plans beside steps: its cases, its misses, and a short one."""
+"""The table of plans and steps: its cases, its misses, and a short run."""
 
 import json
 
@@ -37,7 +37,7 @@ CHIP_PROCESS_BYTES = 8e8
 
 @pytest.fixture
 def calibrated(tmp_path, monkeypatch):
-  """A machine whose rates are made up."""
+  """A machine with invented rates."""
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   (tmp_path / "palm_mtf" / "hardware").mkdir(parents=True)
   with open(measured_hardware(), "w") as file:
@@ -131,9 +131,9 @@ def test_the_page_sums_up_its_own_rows():
 def test_a_calibrated_machine_trains_about_as_planned(
   tmp_path, monkeypatch, run_tool
 ):
-  """Within a factor of two in time: tests share the machine."""
+  """Within a factor of two in time, because tests share the machine."""
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-  # In a process of its own, whose memory is measured.
+  # In a separate process, because its memory is measured.
   runs.finish(processes.start("-m", "palm_mtf", "plan", "--calibrate"))
   cases = ["4.8M f32", "4.8M bf16", "26.6M bf16, fully sharded"]
   flags = [f"--case={case}" for case in cases]

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the flags of a tool is one line, before any work."""
+"""A wrong flag of a tool is refused in one line, before any work."""
 
 import functools
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ratios of turns: what they are, and which rounds count."""
+"""Ratios are medians over rounds, without disturbed rounds."""
 
 import sys
 
@@ -26,7 +26,7 @@ def turns(secs, others=0.0):
 
 
 def test_the_ratio_is_the_median_of_rounds_not_of_times():
-  """A machine that gets slower and slower changes both programs alike."""
+  """A machine that slows down changes both programs alike."""
   slow = np.geomspace(1, 100, MIN_ROUNDS)
   found = ratio(turns(3 * slow), turns(2 * slow))
   assert found.median == pytest.approx(1.5)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons run ours, and say the speeds of what they ran."""
+"""Comparisons run palm_mtf, and report the speeds of all programs."""
 
 import json
 

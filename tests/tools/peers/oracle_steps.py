@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of PaLM's optimizer by the oracle, which peers are to take."""
+"""Steps of PaLM's optimizer by the oracle, for comparison with peers."""
 
 from collections.abc import Iterator
 
@@ -30,7 +30,7 @@ def oracle_steps() -> Iterator[tuple[int, Arrays, Arrays]]:
   params = initial_parameters()
   adafactor = oracle.Adafactor(PALM_OPTIMIZER, params)
   for k in range(1, 31):
-    # Below and above the norm that is clipped.
+    # Gradients with norms below and above the clipping norm.
     gradients = {n: g * 0.1 * (1 + k % 4) for n, g in _arrays(k).items()}
     params = adafactor.step(params, gradients)
     yield k, gradients, params

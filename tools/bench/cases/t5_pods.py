@@ -35,7 +35,7 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.training.step import TrainStep
 from tools.bench.command import Flag, worker_command
-from tools.bench.pairs import describe_interval, race, ratio
+from tools.bench.pairs import race, ratio
 from tools.peers.turns import take_turns
 
 EXAMPLE = str(
@@ -127,9 +127,12 @@ def row(record: dict) -> str:
   """Returns a record as two lines of text."""
   one = np.array(record["one_pod_losses"])
   two = np.array(record["two_pods_losses"])
+  disturbed = " (disturbed)" if record["is_disturbed"] else ""
   return (
-    f"two pods / one pod  {record['median']:.3f}  {describe_interval(record)}  "
-    f"{record['two_pods_secs']:.3f} / {record['one_pod_secs']:.3f} s\n"
+    f"two pods / one pod  {record['median']:.3f}  "
+    f"{record['low']:.3f} to {record['high']:.3f}  "
+    f"{record['two_pods_secs']:.3f} / {record['one_pod_secs']:.3f} s  "
+    f"{record['rounds']} rounds, {record['left_out']} left out{disturbed}\n"
     f"losses {one[0]:.4f} to {one[-1]:.4f}, apart by at most "
     f"{np.max(np.abs(two / one - 1)):.1e} of them"
   )

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What servers write of a checkpoint does not pass through the client."""
+"""Parts of a checkpoint that servers write do not pass through the client."""
 
 import dataclasses
 import json

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of graphs; building needs no memory for what a model holds."""
+"""The table of graphs; building a program allocates no weights."""
 
 import json
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of layouts; the memory that a process holds follows the layout."""
+"""The table of layouts; the peak of memory follows the layout."""
 
 import json
 
@@ -34,8 +34,9 @@ def test_peak_memory_follows_what_devices_keep(run_bench):
   assert [x["layout"] for x in records] == list(names)
   kept = [4 * (x["weight_bytes"] + x["slot_bytes"]) for x in records]
   assert kept[1] * 4 == kept[0]
-  # On top of a weight and two slots come, split alike, at most its gradient,
-  # the sum of all devices' gradients, and the next values: 8 in place of 3.
+  # Besides a weight and its two slots, a process holds at most, split in the
+  # same way, the gradient, the sum of all devices' gradients, and the next
+  # values of the three: 8 numbers instead of 3.
   saved = whole["peak_bytes"] - split["peak_bytes"]
   assert 0.8 * (kept[0] - kept[1]) < saved < 8 / 3 * (kept[0] - kept[1])
   assert list(split["moved_bytes"]) == [

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of losses, the GPT's size, and a real turn of ours."""
+"""The table of losses, the GPT's size, and real turns of palm_mtf."""
 
 import json
 import math

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory is flat, whatever a run repeats; the table says what was measured."""
+"""Memory does not grow with repetitions; the table has the sizes."""
 
 import json
 
@@ -9,7 +9,7 @@ import pytest
 from tools.bench import command
 from tools.bench.cases import memory
 
-# Enough that what stays of each would show: the curves of all are in docs/.
+# Enough to show memory that each repetition leaves; docs/ has the full curves.
 FEWER = {"samples": 60, "task evaluations": 40, "prompts": 300}
 
 

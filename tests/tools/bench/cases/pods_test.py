@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the exchange costs is measured against the same pods without it."""
+"""The exchange is compared with the same pods without an exchange."""
 
 import dataclasses
 import json

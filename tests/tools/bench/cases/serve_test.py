@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The load that is measured is that of real requests."""
+"""Real requests are measured."""
 
 import json
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of starts: what is run, and what is said of it."""
+"""Which commands run, and the table of their times."""
 
 import json
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tool builds a TPU's program whole, and refuses what has none."""
+"""The case builds whole TPU programs, and refuses settings without a TPU."""
 
 import collections
 import json
@@ -31,8 +31,8 @@ def test_it_counts_the_collectives_of_two_pods(run_bench):
   assert code == 0
   found = json.loads(out)
   assert (found["tpu"], found["devices"], found["pods"]) == ("v4-8", 4, 2)
-  # Of each of 10 gradients, of each pod, and again of the embedding's other
-  # use; those of norm scales are cut for the exchange.
+  # One per pod for each of 10 gradients, and one for the embedding's second
+  # use. Gradients of norm scales are sliced for the exchange.
   assert found["XlaReduceScatter"] >= 2 * 10
 
 
@@ -55,7 +55,7 @@ def of_8b(slice_):
 def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
   files, num_alone
 ):
-  """Where all is split alike, `num_alone` squares are fetched apart too."""
+  """Layouts that split all weights alike fetch `num_alone` squares separately."""
   counts = []
   for macros in (["NUM_LAYERS=1"], ["NUM_LAYERS=2"], []):
     config = tpu.config_of(files, ["NUM_PODS=1", *macros])
@@ -84,7 +84,7 @@ def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["palm_8b", "palm_62b", "palm_540b"])
 def test_recipes_of_two_pods_build_their_programs(name):
-  """Uses a separate process, because 540B takes 7 GiB."""
+  """In a separate process, because the program of 540B takes 7 GiB."""
   recipe = f"--gin_file=recipes/{name}_two_pods.gin"
   bench = processes.ROOT / "tools" / "bench"
   done = processes.python(bench, "tpu", recipe, "--json")
@@ -92,5 +92,5 @@ def test_recipes_of_two_pods_build_their_programs(name):
   found = json.loads(done.stdout)
   chips = {"palm_8b": 64, "palm_62b": 512, "palm_540b": 3072}
   assert (found["pods"], found["devices"]) == (2, chips[name])
-  # Each weight's gradient is cut over the axis of the batch, in each pod.
+  # Each pod reduce-scatters each weight's gradient over the batch's axis.
   assert found["XlaReduceScatter"] >= 2 * 8 * found["layers"]
