@@ -55,7 +55,7 @@ def of_8b(slice_):
 def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
   files, num_alone
 ):
-  """Layouts that split all weights alike fetch `num_alone` squares separately."""
+  """Layouts that split all weights alike fetch `num_alone` squares apart."""
   counts = []
   for macros in (["NUM_LAYERS=1"], ["NUM_LAYERS=2"], []):
     config = tpu.config_of(files, ["NUM_PODS=1", *macros])
