@@ -73,7 +73,7 @@ def random_tokens(model: PalmConfig, batch_size: int) -> np.ndarray:
 @contextlib.contextmanager
 def training_program(
   model: PalmConfig,
-  optimizer: AdafactorConfig,
+  optimizer: AdafactorConfig = PALM_OPTIMIZER,
   *,
   batch_size: int,
   mesh_layout: MeshLayout = ONE_DEVICE,

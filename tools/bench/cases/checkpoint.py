@@ -26,13 +26,8 @@ from palm_mtf.machine.host_memory import (
   largest_resident_bytes,
   resident_bytes,
 )
+from tools.bench import models
 from tools.bench.command import Flag, numbers
-from tools.bench.models import (
-  ONE_DEVICE,
-  PALM_OPTIMIZER,
-  benchmark_config,
-  pod_cluster,
-)
 from tools.bench.pairs import seconds_of
 
 HEAD = "servers  by       MB      MB/s    pause     write     restore   client"
@@ -58,9 +53,9 @@ def _records(
   """Yields the record of the servers' checkpoints, then of the client's."""
   pods = PodsConfig(num_pods=num_servers, pods="local_servers")
   config = dataclasses.replace(
-    benchmark_config("float32"), num_layers=num_layers
+    models.benchmark_config("float32"), num_layers=num_layers
   )
-  with pod_cluster(pods, ONE_DEVICE) as cluster:
+  with models.pod_cluster(pods, models.ONE_DEVICE) as cluster:
     from palm_mtf._tf import tf
     from palm_mtf.checkpoints.processes import find_checkpoint_processes
     from palm_mtf.checkpoints.variables import WeightsCopier, restore
@@ -70,8 +65,8 @@ def _records(
     with tf.Graph().as_default(), cluster.session() as session:
       program = build_train_program(
         config,
-        ONE_DEVICE,
-        PALM_OPTIMIZER,
+        models.ONE_DEVICE,
+        models.PALM_OPTIMIZER,
         batch_size=num_servers,
         seed=0,
         pods=pods,

@@ -28,16 +28,8 @@ from collections.abc import Iterator
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 from palm_mtf.machine.process import own_process
+from tools.bench import models, pairs, peers
 from tools.bench.command import Flag, choices, count, worker_command
-from tools.bench.models import SIZES, benchmark_config, num_parameters
-from tools.bench.pairs import SPEEDS_HEAD, race, speed_records, speeds_row
-from tools.bench.peers import (
-  PEERS,
-  SPEED_FLAGS,
-  check_peers,
-  peer_command,
-  peer_flags,
-)
 from tools.peers.turns import take_turns
 
 # Dtypes by bits per weight.
@@ -46,7 +38,7 @@ _QUANTIZED = ("int8", "int4")
 # D_FF of multi-head attention is a multiple of this, as fast products need. So
 # the numbers of parameters differ by up to 0.2% (at 4.8M they are equal).
 _D_FF_MULTIPLE, _TOLERANCE = 16, 0.002
-HEAD, row = SPEEDS_HEAD, speeds_row
+HEAD, row = pairs.SPEEDS_HEAD, pairs.speeds_row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +46,7 @@ class Task:
   """What is decoded.
 
   Attributes:
-    size: one of SIZES.
+    size: one of SIZES in models.py.
     sequence_length: number of tokens of prompt and continuation.
     batch_size: number of prompts.
     attention: "multi_query" or "multi_head".
@@ -79,7 +71,7 @@ class Task:
   def config(self, dtype: str) -> PalmConfig:
     """Returns the architecture; quantized weights have the fast activations."""
     dtype = fast_dtype_here() if dtype in _QUANTIZED else dtype
-    model = benchmark_config(dtype, self.size)
+    model = models.benchmark_config(dtype, self.size)
     d_ff = model.d_ff
     if self.attention == "multi_head":
       # Kernels of d_model rows: every further head has two of d_kv columns, for
@@ -95,8 +87,8 @@ class Task:
 
 
 FLAGS = {
-  **SPEED_FLAGS,
-  **peer_flags("decode"),
+  **peers.SPEED_FLAGS,
+  **peers.peer_flags("decode"),
   "--batch_size": Flag(1, "number of prompts"),
   "--sequence_length": Flag(256, "a quarter is prompt", count(8)),
   "--bits": Flag("32,16,8,4", "bits per weight", choices(map(str, OURS))),
@@ -181,7 +173,7 @@ def work(dtype: str, **task: object) -> None:
       return {"secs": time.perf_counter() - start}
 
     turn()  # compiles
-    take_turns(turn, {"parameters": num_parameters(task.config(dtype))})
+    take_turns(turn, {"parameters": models.num_parameters(task.config(dtype))})
 
 
 def _our_command(task: Task, dtype: str) -> list[str]:
@@ -228,12 +220,12 @@ def _races(
   for bits in map(int, chosen.bits):
     commands = {("ours", OURS[bits]): _our_command(task, OURS[bits])}
     for name in chosen.peer:
-      peer = PEERS["decode"][name]
+      peer = peers.PEERS["decode"][name]
       if bits in peer.dtypes:
-        commands[name, peer.dtypes[bits]] = peer_command(
+        commands[name, peer.dtypes[bits]] = peers.peer_command(
           chosen.peer_python,
           peer,
-          SIZES[task.size] | {"sequence_length": task.sequence_length},
+          models.SIZES[task.size] | {"sequence_length": task.sequence_length},
           prompt_tokens=task.prompt_tokens,
           batch_size=task.batch_size,
           dtype=peer.dtypes[bits],
@@ -244,11 +236,11 @@ def _races(
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields a record per program and number of bits."""
-  check_peers("decode", chosen.peer, chosen.peer_python)
+  peers.check_peers("decode", chosen.peer, chosen.peer_python)
   task = Task(chosen.size, chosen.sequence_length, chosen.batch_size)
   tolerance = _TOLERANCE if chosen.attention else 0.0
   with tempfile.TemporaryDirectory() as folder:
     for commands in _races(chosen, task, folder):
-      turns = race(commands, chosen.rounds, tolerance=tolerance)
-      for record in speed_records(turns, task.timed_tokens):
+      turns = pairs.race(commands, chosen.rounds, tolerance=tolerance)
+      for record in pairs.speed_records(turns, task.timed_tokens):
         yield {**record, **dataclasses.asdict(task)}

@@ -17,50 +17,36 @@ import argparse
 import dataclasses
 from collections.abc import Iterator
 
-from tools.bench.cases.decode import (
-  OURS,
-  Task,
-  choose_first_tokens,
-  decoding,
-)
+from tools.bench import models, pairs
+from tools.bench.cases import decode
 from tools.bench.command import Flag, count, worker_command
-from tools.bench.models import (
-  PALM_OPTIMIZER,
-  num_parameters,
-  random_tokens,
-  training_program,
-)
-from tools.bench.pairs import SPEEDS_HEAD, race, speed_records, speeds_row
 from tools.bench.peers import SPEED_FLAGS
 from tools.peers.turns import take_turns
 
-HEAD, row = SPEEDS_HEAD, speeds_row
+HEAD, row = pairs.SPEEDS_HEAD, pairs.speeds_row
 FLAGS = {
   **SPEED_FLAGS,
   "--tokens": Flag(1000, "length of the prompt", count(8)),
 }
 
 
-def _read_prompts(task: Task, dtype: str) -> None:
+def _read_prompts(task: decode.Task, dtype: str) -> None:
   """Takes turns: one prompt each, up to the first new token."""
-  with decoding(task, dtype) as (session, program, feed):
+  with decode.decoding(task, dtype) as (session, program, feed):
 
     def turn() -> dict[str, float]:
-      choose_first_tokens(session, program, feed)
+      decode.choose_first_tokens(session, program, feed)
       return {}
 
     turn()  # compiles
-    take_turns(turn, {"parameters": num_parameters(task.config(dtype))})
+    take_turns(turn, {"parameters": models.num_parameters(task.config(dtype))})
 
 
-def _compute_losses(task: Task, dtype: str, tokens: int) -> None:
+def _compute_losses(task: decode.Task, dtype: str, tokens: int) -> None:
   """Takes turns: the loss of one text each."""
   config = dataclasses.replace(task.config(dtype), sequence_length=tokens)
-  features = random_tokens(config, 1)
-  with training_program(config, PALM_OPTIMIZER, batch_size=1) as (
-    session,
-    program,
-  ):
+  features = models.random_tokens(config, 1)
+  with models.training_program(config, batch_size=1) as (session, program):
     (pod,) = program.pods
     feed = dict.fromkeys(pod.features.values(), features)
 
@@ -68,12 +54,12 @@ def _compute_losses(task: Task, dtype: str, tokens: int) -> None:
       return {"loss": float(session.run(pod.loss, feed))}
 
     turn()  # compiles
-    take_turns(turn, {"parameters": num_parameters(config)})
+    take_turns(turn, {"parameters": models.num_parameters(config)})
 
 
 def work(program: str, dtype: str, size: str, tokens: int) -> None:
   """Takes turns as the program "prompt" or "loss"."""
-  task = Task(size, sequence_length=4 * tokens, batch_size=1)
+  task = decode.Task(size, sequence_length=4 * tokens, batch_size=1)
   if program == "prompt":
     _read_prompts(task, dtype)
   else:
@@ -83,13 +69,13 @@ def work(program: str, dtype: str, size: str, tokens: int) -> None:
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields two records per dtype."""
   settings = {"size": chosen.size, "tokens": chosen.tokens}
-  for dtype in OURS.values():
+  for dtype in decode.OURS.values():
     commands = {
       (name, dtype): worker_command(
         "prompt", program=name, dtype=dtype, **settings
       )
       for name in ("prompt", "loss")
     }
-    turns = race(commands, chosen.rounds)
-    for record in speed_records(turns, chosen.tokens):
+    turns = pairs.race(commands, chosen.rounds)
+    for record in pairs.speed_records(turns, chosen.tokens):
       yield {**record, **settings}

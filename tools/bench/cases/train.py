@@ -23,32 +23,16 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 from palm_mtf.machine.process import own_process
+from tools.bench import models, pairs, peers
 from tools.bench.command import Flag, worker_command
-from tools.bench.models import (
-  PALM_OPTIMIZER,
-  SIZES,
-  WARM_UP_STEPS,
-  benchmark_config,
-  num_parameters,
-  random_tokens,
-  training_program,
-)
-from tools.bench.pairs import SPEEDS_HEAD, race, speed_records, speeds_row
-from tools.bench.peers import (
-  PEERS,
-  SPEED_FLAGS,
-  check_peers,
-  peer_command,
-  peer_flags,
-)
 from tools.peers.turns import take_turns
 
 TOKENS = 2048  # in a step, unless a sequence is longer
-HEAD, row = SPEEDS_HEAD, speeds_row
+HEAD, row = pairs.SPEEDS_HEAD, pairs.speeds_row
 # By default the dtype that this machine multiplies fast.
 FLAGS = {
-  **SPEED_FLAGS,
-  **peer_flags("train"),
+  **peers.SPEED_FLAGS,
+  **peers.peer_flags("train"),
   "--sequence_length": Flag(256, f"a divisor of {TOKENS}, or more than that"),
   "--dtype": Flag(
     fast_dtype_here(), "of all programs", ["bfloat16", "float32"]
@@ -59,8 +43,8 @@ FLAGS = {
 def train(config: PalmConfig, batch_size: int) -> None:
   """Takes turns: one training step each."""
   own_process()  # as commands do
-  tokens = random_tokens(config, batch_size)
-  with training_program(config, PALM_OPTIMIZER, batch_size=batch_size) as (
+  tokens = models.random_tokens(config, batch_size)
+  with models.training_program(config, batch_size=batch_size) as (
     session,
     program,
   ):
@@ -75,15 +59,15 @@ def train(config: PalmConfig, batch_size: int) -> None:
       loss, _ = run_step(tokens, tokens, next(steps))
       return {"loss": float(loss)}
 
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(models.WARM_UP_STEPS):
       turn()
-    take_turns(turn, {"parameters": num_parameters(config)})
+    take_turns(turn, {"parameters": models.num_parameters(config)})
 
 
 def work(size: str, dtype: str, sequence_length: int, batch_size: int) -> None:
   """Takes turns with the model of one size."""
   config = dataclasses.replace(
-    benchmark_config(dtype, size),
+    models.benchmark_config(dtype, size),
     sequence_length=sequence_length,
     remat="attention" if sequence_length > TOKENS else "none",
   )
@@ -99,18 +83,20 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
       f"--sequence_length = {length}: a step has {TOKENS:,} tokens; give a "
       "divisor of that, such as 1024, or more."
     )
-  check_peers("train", chosen.peer, chosen.peer_python)
+  peers.check_peers("train", chosen.peer, chosen.peer_python)
   settings = {"sequence_length": length, "batch_size": tokens // length}
   # palm_mtf too runs in a separate process.
   ours = worker_command("train", size=chosen.size, dtype=dtype, **settings)
   commands = {("ours", dtype): ours}
   for name in chosen.peer:
-    commands[name, dtype] = peer_command(
+    commands[name, dtype] = peers.peer_command(
       chosen.peer_python,
-      PEERS["train"][name],
-      SIZES[chosen.size],
+      peers.PEERS["train"][name],
+      models.SIZES[chosen.size],
       **settings,
       dtype=dtype,
     )
-  for record in speed_records(race(commands, chosen.rounds), tokens):
+  for record in pairs.speed_records(
+    pairs.race(commands, chosen.rounds), tokens
+  ):
     yield {**record, "size": chosen.size, "sequence_length": length}

@@ -7,16 +7,16 @@ import json
 
 import pytest
 
-from tools.bench.cases import checkpoint
+from tools.bench import models
 
 
 @pytest.mark.slow
 def test_the_clients_memory_grows_with_the_model_only_where_it_writes(
   run_bench, monkeypatch
 ):
-  whole = checkpoint.benchmark_config("float32")
+  whole = models.benchmark_config("float32")
   wide = dataclasses.replace(whole, d_model=1024, d_ff=4096)
-  monkeypatch.setattr(checkpoint, "benchmark_config", lambda dtype: wide)
+  monkeypatch.setattr(models, "benchmark_config", lambda dtype: wide)
   flags = ["--servers=2", "--layers=1,5", "--rounds=2", "--json"]
   code, out, _ = run_bench("checkpoint", *flags)
   assert code == 0
