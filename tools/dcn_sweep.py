@@ -78,7 +78,8 @@ def client_command(model_dir: Path, dtype: str) -> list[str]:
 def running(command: Sequence[str], log: Path, cores=None) -> Iterator:
   """Runs a program during the `with` block, with its output in a file."""
 
-  # Runs in the child before the program: it ends with us, on its own cores.
+  # Runs in the child process before the program, so that the program ends with
+  # this process and has its own cores.
   def prepare() -> None:
     end_with_parent()
     if cores:

@@ -38,8 +38,8 @@ _PR_SET_PDEATHSIG = 1
 _TUNSETIFF, _IFF_TUN_NO_PI = 0x400454CA, 0x1001
 _MTU = 65000  # few packets, because they may pass through Python
 _QUEUE_BYTES = 16_000_000
-# At least two packets may leave at the same time, or the bytes of a
-# millisecond.
+# As much as two packets may leave at the same time, or the bytes of a
+# millisecond if these are more.
 _LEAST_BURST_BYTES = 2 * _MTU
 # On a long link, bandwidth x round trip is in flight from the first packet on.
 _SYSCTLS = {

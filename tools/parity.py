@@ -80,7 +80,7 @@ def batches(
 def train_ours(
   config: PalmConfig, batch_size: int, steps: int, seed: int
 ) -> tuple[dict[str, np.ndarray], list[float]]:
-  """Trains with palm_mtf; returns the first weights and every step's loss."""
+  """Trains with palm_mtf; returns initial weights and the loss of each step."""
   from palm_mtf.training.step import TrainStep
 
   # The JAX program has no zero-centered norm scales.
@@ -147,7 +147,7 @@ def train_jax(
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict:
-  """Returns the largest relative differences, and whether they are allowed."""
+  """Returns the largest relative differences, and whether they agree."""
   ours, theirs = np.array(ours), np.array(theirs)
   # A loss that is infinite or no number counts as an infinite difference.
   with np.errstate(invalid="ignore"):

@@ -92,7 +92,7 @@ def bench_cache(
   store = read_store(folder)
   counts = store.train.counts + store.validation.counts
   num_bytes = sum(entry.stat().st_size for entry in os.scandir(folder))
-  # Worker processes encode; the peak of this process holds a shard.
+  # Worker processes encode. This process holds one shard, which makes its peak.
   kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   return {
     "text_mb": counts.num_bytes / 1e6,

@@ -69,7 +69,7 @@ class Task:
     return self.batch_size * steps
 
   def config(self, dtype: str) -> PalmConfig:
-    """Returns the architecture; quantized weights have the fast activations."""
+    """Returns the architecture; int8 and int4 use the fast activation dtype."""
     dtype = fast_dtype_here() if dtype in _QUANTIZED else dtype
     model = models.benchmark_config(dtype, self.size)
     d_ff = model.d_ff

@@ -43,7 +43,7 @@ from tools.peers.turns import take_turns
 RECIPE = "recipes/quickstart.gin"
 TURN_SECS = 10.0
 _DEFAULTS = ["NUM_PODS=1", "PROMPTS=[]"]
-_ROWS_OF_PEER = 200_000  # more than it reads in an hour of two cores
+_ROWS_OF_PEER = 200_000  # more than the GPT reads in an hour on two cores
 FLAGS = {
   "--minutes": Flag(10, "processor time of each program"),
   "--learning_rates": Flag(
