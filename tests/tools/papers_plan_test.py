@@ -42,7 +42,7 @@ def test_two_islands_have_97_percent_of_one_of_twice_the_size_within_2():
 
 def test_islands_send_the_published_bytes_or_it_is_called_a_miss():
   """457 and 1,030 GB per step (Pathways 5.3)."""
-  sent = [x for x in ROWS if "sent a step" in x.what]
+  sent = [x for x in ROWS if "sent per step" in x.what]
   assert [x.published for x in sent] == [457, 1030]
   for row in sent:
     is_near = row.predicted == pytest.approx(row.published, rel=0.1)

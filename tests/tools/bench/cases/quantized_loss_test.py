@@ -25,7 +25,7 @@ def test_int8_costs_a_percent_of_perplexity_at_most_and_int4_five(
   json.dumps(result)
   loss = result["activation"]["loss"]
   assert loss == pytest.approx(evaluated, rel=1e-5)
-  assert loss < 3  # it has learned; without training it is 5.8
+  assert loss < 3  # the model has learned; an untrained model has 5.8
   for weight_dtype, most in (("int8", 0.01), ("int4", 0.05)):
     assert result[weight_dtype]["loss"] != loss
     ratio = result[weight_dtype]["perplexity_ratio"]
