@@ -92,7 +92,7 @@ class Action:
       return self.at_end
     return step % self.every == 0 or step in self.steps
 
-  def next_steps(self, step: int) -> list[int]:
+  def find_next_steps(self, step: int) -> list[int]:
     """Returns later steps; the least is the next at which the action is due."""
     found = [x for x in self.steps if x > step]
     if self.every is not None:
@@ -292,7 +292,7 @@ class TrainLoop:
       return 1
     ends = [self._last_step]
     for action in self._actions:
-      ends += action.next_steps(step)
+      ends += action.find_next_steps(step)
     # A traced step has a separate call.
     ends += [x - 1 for x in self._config.run.trace_steps if x - 1 > step]
     return min(loop.max_steps, min(ends) - step)

@@ -98,7 +98,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   corpus = corpus_of_run(model_dir, config, vocabulary)
   corpus.batches(run.batch_sizes)  # raises UserError if there are too few
   task_evaluation = _open_tasks(model_dir, config, vocabulary)
-  entropy = unigram_entropy(_validation_batches(corpus, config))
+  entropy = unigram_entropy(_read_validation_batches(corpus, config))
   manifest = _make_manifest(config, vocabulary, corpus)
   if newest:
     _log_resumption(newest, manifest)
@@ -192,7 +192,7 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
   return dataclasses.replace(config, model=model)
 
 
-def _validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
+def _read_validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
   run = config.run
   # With the last step's batch size, as at the end of training.
   return corpus.validation_batches(

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor of a run starts one training loop (loop.py) after another.
 
-An event ends each loop, and decides what the next loop needs anew:
+An event ends each loop, and decides what is made again for the next loop:
 
   NewBatchSize             the session, with a program for that batch size
   Spike                    also metrics, progress, checkpoint writer, watchdog

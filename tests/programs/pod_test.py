@@ -29,7 +29,7 @@ from tests.mtf_testing import (
 CONFIG = small_config(num_layers=1)
 TWO_PODS = PodsConfig(num_pods=2)
 IN_BFLOAT16 = dataclasses.replace(TWO_PODS, dcn_dtype="bfloat16")
-# Every gradient is clipped, so that the norm behind the clip matters.
+# Every gradient is clipped, so that a wrong norm would change the step.
 CLIPPING = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=0.1)
 
 

@@ -177,7 +177,7 @@ class _Continuations:
       lambda x: make_variable(tf.zeros(x.shape, x.dtype), "state"), x
     )
 
-  def _positions(self, lengths: LaidOut, place: tf.Tensor) -> LaidOut:
+  def _find_positions(self, lengths: LaidOut, place: tf.Tensor) -> LaidOut:
     return self._impl.slicewise(lambda n: n + place - 1, lengths)
 
 
@@ -216,7 +216,7 @@ class _Samples(_Continuations):
     steps = self._step.advance(
       limit - place,
       Texts(
-        *(last, self._positions(lengths, place), places, is_over, keys),
+        *(last, self._find_positions(lengths, place), places, is_over, keys),
         # A gin file may set 1 for 1.0, and the operation takes no int.
         *(float(decode.temperature), decode.top_k, float(decode.top_p), seen),
       ),
@@ -279,7 +279,7 @@ class _Searches(_Continuations):
     def step(place, state):
       is_over, last, *search = state[:num_state]
       logits, cache = self._step.read(
-        last, self._positions(lengths, place), state[num_state:]
+        last, self._find_positions(lengths, place), state[num_state:]
       )
       *state, rows = self._impl.slicewise(
         lambda logits, *x: choose(logits, place, *x), logits, is_over, *search

@@ -173,11 +173,11 @@ class NativeStep:
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
   ) -> tuple[LaidOut, Cache]:
     """Reads one token of every row; see `Step`."""
-    weights = self._weights(cache)
+    weights = self._make_weights(cache)
 
     def read(tokens, positions, *cache):
       logits, after = run_decode_step(weights, tokens, positions, cache)
-      return (self._without_padding(logits), *after)
+      return (self._drop_padding(logits), *after)
 
     logits, *after = self._impl.slicewise(read, tokens, positions, *cache)
     return logits, after
@@ -195,7 +195,7 @@ class NativeStep:
 
     *tensors, seen = texts
     steps = run_text_steps(
-      self._weights(cache),
+      self._make_weights(cache),
       count,
       Texts(*map(unpack, tensors), seen=[*map(unpack, seen)]),
       [*map(unpack, cache)],
@@ -204,12 +204,12 @@ class NativeStep:
     pack = self._impl.LaidOutTensor
     return TextSteps(
       pack([steps.chosen]),
-      pack([self._without_padding(steps.logits)]),
+      pack([self._drop_padding(steps.logits)]),
       [pack([x]) for x in steps.seen],
       [pack([x]) for x in steps.cache],
     )
 
-  def _weights(self, cache):
+  def _make_weights(self, cache):
     tables = sines_and_cosines(cache[0].slice_shape[-2], self._config.d_kv)
     return StepWeights(
       config=self._config,
@@ -218,7 +218,7 @@ class NativeStep:
       kernels=self._kernels,
     )
 
-  def _without_padding(self, logits):
+  def _drop_padding(self, logits):
     # The rows that pad the embedding also have logits: the last columns.
     return logits[:, : self._config.vocab_size]
 
@@ -311,7 +311,7 @@ class TensorflowStep:
     after: Cache = []
 
     def attend(layer: int, y: LaidOut, names: list[str]) -> list[LaidOut]:
-      columns = self._columns(names, is_gated=len(names) == 5)
+      columns = self._make_columns(names, is_gated=len(names) == 5)
 
       def read(keys, values, positions, at, sin, cos, wide):
         q, k, v, *hidden = columns.read(wide, sin.shape[:1], (sin, cos))
@@ -331,7 +331,7 @@ class TensorflowStep:
 
     x, y = self._add_and_norm(self._embed(tokens), {}, f"{layer_name(0)}/norm")
     for layer in range(self._config.num_layers):
-      x, y = self._block(layer, x, y, attend)
+      x, y = self._apply_block(layer, x, y, attend)
     return self._products.compute_logits(y), after
 
   def advance(
@@ -395,7 +395,7 @@ class TensorflowStep:
     _, _, chosen, *seen = state[:first_cache]
     return TextSteps(chosen, logits, seen, state[first_cache:])
 
-  def _block(
+  def _apply_block(
     self,
     layer: int,
     x: LaidOut,
@@ -418,14 +418,14 @@ class TensorflowStep:
     (heads,) = attend(layer, y, qkv)
     branches = {f"{name}/attention/o": heads}
     x, y = self._add_and_norm(x, branches, f"{name}/mlp_norm")
-    columns = self._columns(gates, is_gated=True)
+    columns = self._make_columns(gates, is_gated=True)
     (hidden,) = self._impl.slicewise(
       lambda wide: columns.read(wide, x.slice_shape[:1], ()),
       self._products.project_in(y, gates),
     )
     return self._add_and_norm(x, {f"{name}/mlp/wo": hidden}, following)
 
-  def _columns(self, names: list[str], *, is_gated: bool) -> JoinedColumns:
+  def _make_columns(self, names: list[str], *, is_gated: bool) -> JoinedColumns:
     return JoinedColumns(self._products.shapes(names), is_gated, threads=0)
 
   def _embed(self, tokens: LaidOut) -> LaidOut:

@@ -138,7 +138,7 @@ def measure_begun_stop(text: str, stop: str) -> int:
   return matched
 
 
-def sampling_key(seed: int, sample: int, prompt: str) -> np.ndarray:
+def make_sampling_key(seed: int, sample: int, prompt: str) -> np.ndarray:
   """Returns the random key of a text, [2] int32, the same in every batch."""
   text = f"{seed}/{sample}/{prompt}".encode()
   digest = hashlib.blake2b(text, digest_size=8).digest()

@@ -16,7 +16,7 @@ from palm_mtf.generation.decode.generate_program import (
 from palm_mtf.generation.inference.continuation import (
   Continuation,
   ContinuationReader,
-  sampling_key,
+  make_sampling_key,
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
@@ -203,4 +203,4 @@ class Generator:
   def _make_keys(self, prompt: Sequence[int]) -> np.ndarray:
     text = self._vocabulary.decode(prompt)
     samples = range(self._decode.rows_per_prompt)
-    return np.stack([sampling_key(self._seed, i, text) for i in samples])
+    return np.stack([make_sampling_key(self._seed, i, text) for i in samples])

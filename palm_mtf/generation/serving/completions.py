@@ -16,7 +16,7 @@ from palm_mtf.generation.serving.choice import Choice
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 from palm_mtf.generation.serving.messages import (
   RefusalError,
-  json_response,
+  make_json_response,
   read_json,
 )
 from palm_mtf.generation.serving.served_model import ServedModel
@@ -85,7 +85,7 @@ class Completions:
       "choices": found,
       "usage": _count_tokens(choices),
     }
-    return json_response(answer)
+    return make_json_response(answer)
 
   def _is_over(self, choice: Choice) -> bool:
     _check_choice(choice)

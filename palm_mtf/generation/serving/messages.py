@@ -45,10 +45,10 @@ class RefusalError(Exception):
 
   def make_response(self) -> web.Response:
     """Returns the answer."""
-    return json_response(self.as_json(), self.status, self.headers)
+    return make_json_response(self.as_json(), self.status, self.headers)
 
 
-def json_response(
+def make_json_response(
   content: object,
   status: int = 200,
   headers: Mapping[str, str] | None = None,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.generation.inference.continuation import sampling_key
+from palm_mtf.generation.inference.continuation import make_sampling_key
 from palm_mtf.generation.inference.prompts import add_start
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.choice import Choice
@@ -157,7 +157,9 @@ class ServedModel:
     return Row(
       prompt=prompt,
       max_tokens=asked.max_tokens,
-      key=sampling_key(asked.seed, sample, self.vocabulary.decode(prompt[1:])),
+      key=make_sampling_key(
+        asked.seed, sample, self.vocabulary.decode(prompt[1:])
+      ),
       temperature=asked.temperature,
       top_k=asked.top_k,
       top_p=asked.top_p,

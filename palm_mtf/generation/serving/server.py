@@ -25,7 +25,7 @@ from palm_mtf.generation.serving.connections import (
 from palm_mtf.generation.serving.messages import (
   MOST_BODY_BYTES,
   RefusalError,
-  json_response,
+  make_json_response,
 )
 from palm_mtf.generation.serving.served_model import ServedModel
 from palm_mtf.machine.stop_signals import handled_signals
@@ -180,17 +180,19 @@ class Server:
   async def _answer_health(self, unused_request: web.Request) -> web.Response:
     if self._stopped.is_set():
       raise RefusalError(503, "this server is stopping.")
-    return json_response({"status": "ok"})
+    return make_json_response({"status": "ok"})
 
   async def _answer_metrics(self, unused_request: web.Request) -> web.Response:
     return web.Response(text=self._counters.format_page())
 
   async def _answer_models(self, unused_request: web.Request) -> web.Response:
-    return json_response({"object": "list", "data": [self._describe_model()]})
+    return make_json_response(
+      {"object": "list", "data": [self._describe_model()]}
+    )
 
   async def _answer_model(self, request: web.Request) -> web.Response:
     check_name(self._model, request.match_info["name"])
-    return json_response(self._describe_model())
+    return make_json_response(self._describe_model())
 
   def _describe_model(self) -> dict:
     engine = self._batcher.engine
