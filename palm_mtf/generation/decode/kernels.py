@@ -151,8 +151,8 @@ def multiply(
 
 def _multiply_floats(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
   # A plain product packs bfloat16 weights at every call, so that a step with
-  # one row takes 1.6 times as long (26.6M parameters, Zen 5). In float32 packing
-  # gains nothing.
+  # one row takes 1.6 times as long (26.6M parameters, Zen 5). Packing float32
+  # weights gains nothing.
   packed = packed and w.dtype == tf.bfloat16
   # oneDNN runs only on CPUs.
   on_cpu = "gpu" not in x.device.lower()
