@@ -141,7 +141,10 @@ def calibrate(
   try:
     # Open the cache folder first, because measuring takes half a minute.
     with open_cache(os.path.dirname(path), make=True):
-      macros = _measure_macros()
+      # Importing TensorFlow takes seconds, and plans do not need it.
+      from palm_mtf.rates.calibration import calibration
+
+      macros = _round(calibration())
     lines = [f"{name} = {value!r}" for name, value in macros.items()]
     write_cached(path, "\n".join([*lines, ""]).encode())
   except CacheError as error:
@@ -149,30 +152,6 @@ def calibrate(
   print(json_text({"file": path, **macros}) if as_json else path)
   if not as_json:
     print("\n".join(lines))
-
-
-def _measure_macros() -> dict[str, Any]:
-  # Importing TensorFlow takes seconds, and plans do not need it.
-  from palm_mtf.rates.calibration import calibration
-
-  measured = calibration()
-  memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-  # Virtual devices and pods on one machine exchange data by copies in memory;
-  # a copy reads and writes every byte.
-  copied = measured.memory_bandwidth / 2
-  macros = {
-    "CHIP_BFLOAT16_FLOPS": measured.flops["bfloat16"],
-    "CHIP_FLOAT32_FLOPS": measured.flops["float32"],
-    "CHIP_EFFICIENCY": 1.0,  # the FLOPs above are measured, not peak, rates
-    "CHIP_MEMORY_BYTES": memory,
-    "CHIP_MEMORY_BANDWIDTH": measured.memory_bandwidth,
-    "CHIP_PASS_BANDWIDTHS": measured.pass_bandwidths,
-    "CHIP_PROCESS_BYTES": measured.process_bytes,
-    "CHIP_FUSED_ATTENTION": measured.has_fused_attention,
-    "CHIP_LINK_BANDWIDTH": copied,
-    "CHIP_DCN_BANDWIDTH": copied,
-  }
-  return {name: _round(value) for name, value in macros.items()}
 
 
 def _round(value: Any) -> Any:

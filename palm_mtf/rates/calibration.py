@@ -1,19 +1,22 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What plans need to know of this machine (`palm_mtf plan --calibrate`).
+"""Measures what plans need to know of this machine (`plan --calibrate`).
 
-Small models train a few steps. In the step of each, another kind of passes over
-memory (accounting/memory.py) takes much of the time besides products,
-whose rate is measured separately. The seconds per byte of each kind solve the
-linear equations that all models give.
+Small models (probes) train for a few steps. The rate of matrix products is
+measured separately. The rest of a step's time goes to passes over memory, whose
+kinds accounting/memory.py lists; each probe spends it mostly on another kind.
+The probes give linear equations, whose solution is the seconds per byte of each
+kind.
 """
 
 import contextlib
 import dataclasses
 import itertools
 import math
+import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +59,7 @@ _OPTIMIZER = AdafactorConfig(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Probe:
-  """A model of one layer that trains to be timed, and its sequences."""
+  """A model with one layer that is trained and timed, and its batch."""
 
   d_model: int
   d_ff: int
@@ -65,7 +68,7 @@ class Probe:
   batch_size: int
 
   def model(self, dtype: str) -> PalmConfig:
-    """Returns its architecture."""
+    """Returns the architecture."""
     return PalmConfig(
       num_layers=1,
       d_model=self.d_model,
@@ -78,7 +81,7 @@ class Probe:
     )
 
 
-# By the kind of passes that takes most of the probe's time.
+# By the kind of passes that takes most of the probe's time besides products.
 PROBES = {
   "blocks": Probe(
     d_model=512, d_ff=2048, vocab_size=256, sequence_length=128, batch_size=16
@@ -94,47 +97,42 @@ PROBES = {
   ),
 }
 _WARM_UP_STEPS, _STEPS = 2, 5
-_ROUNDS = 100  # enough for the solution to converge
-# Products run before and after a call for this share of its time, and at least
-# so long.
+_ROUNDS = 100  # iterations of solve_secs, enough to converge
+# Before and after a timed call, products run for this share of the call's time,
+# but at least for _LEAST_SECS.
 _SHARE, _LEAST_SECS = 0.15, 0.1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Calibration:
-  """Rates of this machine, of all its cores together.
+def calibration() -> dict[str, Any]:
+  """Measures this machine; takes half a minute if no other program runs.
 
-  Attributes:
-    flops: FLOP/s of products, by dtype.
-    memory_bandwidth: bytes/s that are read.
-    pass_bandwidths: bytes/s of passes, by dtype and kind.
-    process_bytes: memory of a process that trains, without the step's tensors.
-    has_fused_attention: see `HardwareConfig`.
+  Returns:
+    {macro: value} for CHIP = "measured" (`HardwareConfig`), the rates of all
+    cores together.
   """
-
-  flops: Mapping[str, float]
-  memory_bandwidth: float
-  pass_bandwidths: Mapping[str, Mapping[str, float]]
-  process_bytes: int
-  has_fused_attention: bool
-
-
-def calibration() -> Calibration:
-  """Measures this machine; takes half a minute where nothing else runs."""
-  # First, because a process's largest memory never falls. The probe of the loss
-  # has large products, whose temporary buffers count too.
+  # Measure memory first, because the peak of a process never falls. Use the
+  # probe of the loss, because large products have temporary buffers too.
   process_bytes = _process_bytes(PROBES["loss"])
   memory_bandwidth = read_bytes_per_sec()
   flops, pass_bandwidths = {}, {}
   for dtype in ("float32", "bfloat16"):
     flops[dtype], pass_bandwidths[dtype] = _rates(dtype, memory_bandwidth)
-  return Calibration(
-    flops=flops,
-    memory_bandwidth=memory_bandwidth,
-    pass_bandwidths=pass_bandwidths,
-    process_bytes=process_bytes,
-    has_fused_attention=_unmeasured_hardware().chip_fused_attention,
-  )
+  # Virtual devices and pods on one machine exchange data by copies in memory;
+  # a copy reads and writes every byte.
+  copied = memory_bandwidth / 2
+  return {
+    "CHIP_BFLOAT16_FLOPS": flops["bfloat16"],
+    "CHIP_FLOAT32_FLOPS": flops["float32"],
+    "CHIP_EFFICIENCY": 1.0,  # the FLOPs above are measured, not peak, rates
+    "CHIP_MEMORY_BYTES": os.sysconf("SC_PHYS_PAGES")
+    * os.sysconf("SC_PAGE_SIZE"),
+    "CHIP_MEMORY_BANDWIDTH": memory_bandwidth,
+    "CHIP_PASS_BANDWIDTHS": pass_bandwidths,
+    "CHIP_PROCESS_BYTES": process_bytes,
+    "CHIP_FUSED_ATTENTION": _unmeasured_hardware().chip_fused_attention,
+    "CHIP_LINK_BANDWIDTH": copied,
+    "CHIP_DCN_BANDWIDTH": copied,
+  }
 
 
 def _unmeasured_hardware() -> HardwareConfig:
@@ -144,7 +142,7 @@ def _unmeasured_hardware() -> HardwareConfig:
 
 @contextlib.contextmanager
 def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
-  """Yields a function that trains a probe for a step, after some steps."""
+  """Yields a function that trains a probe for one step; warms it up first."""
   shape = [probe.batch_size, probe.sequence_length]
   tokens = np.random.default_rng(0).integers(probe.vocab_size, size=shape)
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
@@ -167,7 +165,7 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
 
 
 def _process_bytes(probe: Probe) -> int:
-  """Returns the most memory of this process without the tensors of a probe."""
+  """Returns this process's peak memory without the tensors of a probe."""
   with training_step(probe, "float32"):
     pass
   model = describe_remat(probe.model("float32"), _unmeasured_hardware())
@@ -188,7 +186,7 @@ def _rates(
         timed[kind] = [machine.time_call(step) for _ in range(_STEPS)]
   traffic, secs = [], []
   for kind, probe in PROBES.items():
-    # Passes take the time that products leave.
+    # Passes take the rest of a step's time after products.
     model = describe_remat(probe.model(dtype), _unmeasured_hardware())
     rows = probe.batch_size
     kept = device_bytes(model, _MESH, _OPTIMIZER)
@@ -203,12 +201,12 @@ def _rates(
 
 
 class Pace:
-  """Times calls, and products around them.
+  """Times calls, and matrix products before and after each call.
 
-  Other programs slow down a call and the products around it alike.
+  Other programs slow down a call and the products next to it equally.
 
   Attributes:
-    best_secs: least seconds of a product so far.
+    best_secs: seconds of the fastest product so far.
   """
 
   def __init__(self, multiply: Callable[[], object]):
@@ -241,21 +239,21 @@ class Pace:
 def undisturbed_secs(
   secs: float, product_secs: float, best_secs: float
 ) -> float:
-  """Returns the seconds of a call where nothing else runs.
+  """Returns the seconds that a call takes if no other program runs.
 
   Example:
-    A call of 3 s between products that took 1.5 times their best is 2 s.
+    A call took 3 s, and products next to it 1.5 times their best: 2 s.
   """
   return secs * min(1.0, best_secs / product_secs)
 
 
 @contextlib.contextmanager
 def pace(dtype: tf.DType) -> Iterator[Pace]:
-  """Yields a pace of products of a dtype, with its own session."""
+  """Yields a `Pace` with products of a dtype, in its own session."""
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
     factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
     multiply = session.make_callable(matmul(factor, factor).op)
-    multiply()  # makes its kernel
+    multiply()  # makes the kernel
     yield Pace(multiply)
 
 
@@ -265,10 +263,10 @@ def solve_secs(
   """Returns seconds per byte of each kind, [kinds], none below `least`.
 
   Args:
-    traffic: bytes of each probe by kind, [probes, kinds]; most bytes of a
-      kind's probe are of that kind.
+    traffic: bytes that each probe moves by kind, [probes, kinds]; most bytes of
+      each row are on the diagonal.
     secs: seconds of each probe without its products, [probes].
-    least: seconds per byte at the bandwidth of memory, which no pass beats.
+    least: seconds per byte at the memory bandwidth, a bound for every pass.
   """
   # Gauss-Seidel iteration, with each value clamped to the bound.
   solved = np.zeros(len(secs))

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of this machine: FLOP/s of products, and bytes/s of memory.
+"""Measures this machine: FLOP/s of matrix products, bytes/s of memory.
 
 `python -m palm_mtf.rates.measure` prints a JSON object {name: text}, for
 `palm_mtf doctor --measure`.
@@ -22,40 +22,41 @@ from palm_mtf.ops.matmul import matmul
 
 _logger = logging.getLogger(__name__)
 
-# A CPU's data sheet gives no useful peak, so a product of matrices
-# [size, size], large enough to reach the peak, is timed.
+# A CPU's data sheet gives no useful peak. So we time a product of matrices
+# [size, size] that is large enough to reach the peak.
 PRODUCT_SIZE = 1536
 PRODUCT_FLOPS = 2 * PRODUCT_SIZE**3  # a multiply-add counts as 2
 _REPEATS = 4
-# Beyond any processor's cache: decoding reads every weight from memory.
+# Larger than any processor's cache, because decoding reads every weight from
+# memory.
 _READ_BYTES = 2**28
-# Of the product by which float32 and bfloat16 are compared.
+# For the product that compares float32 with bfloat16: its rows, and its runs.
 _TOKENS, _COMPARISONS = 1024, 5
 
 
 def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
-  """Returns the peak of all devices of a run together, the base of MFU, FLOP/s.
+  """Returns the peak FLOP/s of all devices of a run, of which MFU is a share.
 
   Args:
-    config: settings: CHIP, the pods and their meshes.
-    num_hosts: number of hosts that the devices are on.
+    config: CHIP, the pods and their meshes.
+    num_hosts: number of hosts that have the devices.
   """
   num_pods = config.pods.num_pods
   num_devices = num_pods * config.mesh_layout.num_devices
   if config.run.chip != MEASURED:
     return peak_of_devices(config.run.chip, config.hardware, num_devices)
   dtype = tf.as_dtype(config.model.activation_dtype)
-  if gpu_capabilities():  # a product runs on one of them
+  if gpu_capabilities():  # the measured product runs on one GPU
     return num_devices * measured_flops_per_sec(dtype)
-  # Virtual devices of a CPU share it. Other hosts are assumed to be as fast as
-  # this one, which multiplies for all of its pods at once.
+  # Virtual devices share their CPU, so measure the products of all pods of this
+  # host at once. Other hosts are assumed to be as fast as this host.
   pods_of_host = -(-num_pods // num_hosts)
   return num_hosts * measured_flops_per_sec(dtype, pods_of_host)
 
 
 def measured_flops_per_sec(dtype: tf.DType, num_pods: int = 1) -> float:
   """Returns the FLOP/s of square products on this host, one per pod at once."""
-  # TensorFlow keeps the number of threads of a process's first session.
+  # A process keeps the number of threads of its first session.
   config = session_config(1, num_pods)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
@@ -76,7 +77,7 @@ def read_bytes_per_sec() -> float:
 def make_variable(
   session: tf.Session, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-  """Returns a variable of ones: a product of constants would be folded away."""
+  """Returns a variable of ones, because TensorFlow folds constants."""
   variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
   session.run(variable.initializer)
   return variable
@@ -91,7 +92,8 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def _fastest_secs(call: Callable[[], object]) -> float:
   """Returns the least seconds of a few calls."""
-  # Other programs only slow a call down. The first call makes its kernels.
+  # The minimum is best, because other programs only slow a call down. The first
+  # call is not timed, because it makes the kernels.
   call()
   return min(seconds_of(call) for _ in range(_REPEATS))
 
@@ -99,7 +101,7 @@ def _fastest_secs(call: Callable[[], object]) -> float:
 def warn_if_slow(
   model: PalmConfig, mesh: MeshLayout, config: tf.ConfigProto
 ) -> None:
-  """Warns of a model whose products are in bfloat16 that is not native.
+  """Warns if a model multiplies in bfloat16 and this machine emulates it.
 
   Args:
     model: architecture, its dtype resolved.
@@ -108,15 +110,15 @@ def warn_if_slow(
   """
   if not is_slow(model, mesh):
     return
-  # With the configuration of later sessions, because a process keeps the
-  # threads of its first session.
+  # Use the configuration of later sessions, because a process keeps the threads
+  # of its first session.
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     products = []
     for dtype in (tf.bfloat16, tf.float32):
       x = make_variable(session, [_TOKENS, model.d_model], dtype)
       w = make_variable(session, [model.d_model, model.d_ff], dtype)
       products.append(session.make_callable(matmul(x, w).op))
-    # The first call of each makes its kernel.
+    # The first call of each product makes its kernel, and is not counted.
     _, *times = ([*map(seconds_of, products)] for _ in range(_COMPARISONS + 1))
   bfloat16, float32 = map(min, zip(*times, strict=True))
   _logger.warning(

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Overlap of transfers between pods with computation.
+"""Measures how far transfers between pods overlap with computation.
 
 receiving   ------######------####---
 computing   #########------##########
@@ -17,20 +17,20 @@ Intervals = list[tuple[float, float]]  # [start, end) in seconds
 
 
 class Received(NamedTuple):
-  """Transfers that a pod received in a step, from all pods or from some."""
+  """What one pod received in a step, from all pods or from some."""
 
   received_bytes: int
-  hidden_secs: float  # in which the pod received and computed
-  exposed: Intervals  # in which it received and did not compute
+  hidden_secs: float  # time in which the pod received and computed
+  exposed: Intervals  # times in which it received and did not compute
 
   @property
   def exposed_secs(self) -> float:
-    """Length of `exposed`."""
+    """Total length of `exposed`."""
     return length(self.exposed)
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-  """Returns the union of intervals as disjoint ones, in order."""
+  """Returns the union of intervals as disjoint intervals, in order."""
   merged: Intervals = []
   for start, end in sorted(each for each in intervals if each[0] < each[1]):
     if merged and start <= merged[-1][1]:
@@ -41,7 +41,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def subtract(intervals: Intervals, others: Intervals) -> Intervals:
-  """Returns `intervals` minus `others`, both disjoint and in order."""
+  """Returns `intervals` minus `others`; each list is disjoint and in order."""
   left: Intervals = []
   first = 0
   for start, end in intervals:
@@ -59,22 +59,23 @@ def subtract(intervals: Intervals, others: Intervals) -> Intervals:
 
 
 def length(intervals: Intervals) -> float:
-  """Returns the length of disjoint intervals, seconds."""
+  """Returns the total length of disjoint intervals, in seconds."""
   return sum(end - start for start, end in intervals)
 
 
 def received(
   trace: Trace, target: int, sources: Container[int] | None = None
 ) -> Received:
-  """Returns the transfers to pod `target`, from `sources` or all pods."""
+  """Sums up the transfers to pod `target`, from `sources` or from all pods."""
   transfers = [
     x
     for x in trace.transfers
     if x.target == target and (sources is None or x.source in sources)
   ]
-  # A transfer begins when the sender has the tensor, and ends when the pod has
-  # it. A pod computes while any of its devices runs an operation. If the same
-  # processor computes and sends, as on CPUs, a hidden transfer is not free.
+  # A transfer lasts from the moment when the sender has the tensor until the
+  # receiving pod has it. A pod computes while one of its devices runs an
+  # operation. On CPUs the same processor computes and sends, so that even a
+  # hidden transfer costs time.
   receiving = union((x.ready, x.arrived) for x in transfers)
   computing = union(
     (x.start, x.end) for x in trace.operations if x.pod == target
@@ -95,14 +96,15 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   exposed = sum(x.exposed_secs for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
-    # Sum over pods. If all tokens weigh the same and a step is one microbatch,
-    # it is 4 bytes per device less than in accounting/communication.py, because
-    # TensorFlow computes the constant sum of weights before the first step.
+    # Sum over pods. If all tokens have the same weight and a step is one
+    # microbatch, the sum is 4 bytes per device less than the prediction of
+    # accounting/communication.py, because the sum of weights is a constant,
+    # which TensorFlow computes before the first step.
     "traced_dcn_bytes": num_bytes,
     "traced_hidden_secs": hidden / len(pods),  # mean of pods
     "traced_exposed_secs": exposed / len(pods),  # mean of pods
   }
-  # 10^9 bits per second per pod. Within a process no transfer takes time.
+  # Unit: 10^9 bits per second per pod. Within a process transfers take no time.
   if hidden + exposed:
     figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
   return figures

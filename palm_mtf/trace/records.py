@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow's records of a step, read as operations and transfers.
+"""Reads TensorFlow's records of a step as operations and transfers.
 
 A traced step has the same feeds and fetches as every other step, and computes
 the same bits. Each host's times are from its own clock.
@@ -23,7 +23,7 @@ FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
   "update",
 )
 _EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
-# The phase of an operation is the first whose pattern is in its scope.
+# An operation has the first phase whose pattern matches its scope.
 _PHASES = {
   EXCHANGE: _EXCHANGE,
   UPDATE: re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
@@ -35,7 +35,8 @@ _DEVICE = re.compile(
 )
 # TensorFlow's label of a received tensor: operation, sender, receiver.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
-# Most operations between a transferred tensor and its variable's update.
+# The most operations between a transferred tensor and the update of its
+# variable.
 _MOST_OPERATIONS_TO_UPDATE = 4
 
 
@@ -44,7 +45,7 @@ class Operation:
   """An operation that a device ran; times are seconds since the step began."""
 
   pod: int
-  device: int  # number within the pod's mesh
+  device: int  # its number in the pod's mesh
   name: str
   phase: str  # of PHASES; the exchange begins with the pod's part of the sum
   start: float
@@ -58,13 +59,13 @@ class Transfer:
   Pods of one process pass tensors in memory: all three times are equal.
   """
 
-  name: str  # of the variable whose gradient it is, or of the operation
+  name: str  # of the variable of a gradient, else of the sender's operation
   source: int  # pod
   target: int  # pod
   num_bytes: int
   ready: float  # the sender has computed the tensor
-  sent: float  # the receiver has asked for it, and the sender begins to send
-  arrived: float  # the receiver has it
+  sent: float  # the receiver has asked for the tensor; the sender starts
+  arrived: float  # the receiver has the tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,24 +73,24 @@ class Trace:
   """A traced step of all pods; times are seconds since the step began."""
 
   num_pods: int
-  # Start of the last call into the session, which has the last microbatches,
-  # the exchange and the update.
+  # Start of the last call into the session. This call computes the last
+  # microbatches, the exchange between pods and the update.
   last_call: float
   operations: list[Operation]
   transfers: list[Transfer]
-  end: float  # of the last record
+  end: float  # end of the last record
 
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-  """A record of a device."""
+  """One record of a device: an operation, or a received tensor."""
 
   device: tuple  # job, task, kind, number
   name: str
   # Nanoseconds since 1970: a float64 would round to a quarter of a microsecond.
   start: int
   end: int
-  # Of a received tensor; an operation has 0 and "".
+  # Both describe a received tensor; an operation has 0 and "".
   num_bytes: int
   label: str
 
@@ -169,7 +170,7 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
 
 
 def _find_forward(program: TrainProgram) -> set[str]:
-  """Returns the operations that losses and exchanges depend on."""
+  """Returns the names of operations that losses and exchanges depend on."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [
     x for x in program.step.graph.get_operations() if _EXCHANGE.match(x.name)
@@ -185,8 +186,8 @@ def _find_forward(program: TrainProgram) -> set[str]:
 
 
 def _find_phase(name: str, forward: set[str]) -> str:
-  # An operation without a scope is forward if a loss depends on it, and belongs
-  # to the update otherwise.
+  # An operation that matches no pattern belongs to the forward pass if a loss
+  # depends on it, otherwise to the update.
   scoped = (phase for phase, scope in _PHASES.items() if scope.search(name))
   return next(scoped, FORWARD if name in forward else UPDATE)
 
@@ -197,11 +198,11 @@ def _read_transfers(
   graph: tf.Graph,
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields the transfers between pods of a call."""
-  # The receiver records when the sender began to send and when the tensor had
-  # arrived; the sender has the tensor when its operation ends. A server records
-  # from the moment when the client's message arrives, for which the client does
-  # not wait: a step of a few milliseconds may lack its first transfers.
+  """Yields a call's transfers between pods."""
+  # The receiver records the start of sending and the arrival. The sender has
+  # the tensor when its operation ends. A server starts to record when the
+  # client's message arrives, and the client does not wait for that. So a step
+  # of a few milliseconds may lack its first transfers.
   ends = {(x.device, x.name): x.end for x in ran}
   yield from _infer_transfers(graph, ends, numbers)
   for span in spans:
@@ -210,12 +211,12 @@ def _read_transfers(
     name, *places = _RECEIVED.search(span.label).groups()
     source, target = map(_parse_device, places)
     if source not in numbers or target not in numbers:
-      continue  # from or to the client
+      continue  # the client sent or received the tensor
     pods = numbers[source][0], numbers[target][0]
     if pods[0] == pods[1]:
-      continue  # between hosts of a pod
-    # The sender's clock may run ahead, so that TensorFlow clamps the send time
-    # to the receiver's interval from request to arrival; so do we with `ready`.
+      continue  # both servers belong to one pod
+    # The sender's clock may run ahead, so TensorFlow clamps the send time to the
+    # receiver's interval from request to arrival, and we clamp `ready`.
     ready = min(ends.get((source, name), span.start), span.start)
     yield Transfer(
       _find_variable(graph, name),
@@ -232,7 +233,7 @@ def _infer_transfers(
   ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields transfers between pods of this process, which has no records."""
+  """Yields transfers between pods in this process; no record shows them."""
   if any(device[0] != "localhost" for device in numbers):
     return
   seen = set()
@@ -241,13 +242,13 @@ def _infer_transfers(
       continue
     target = _parse_device(operation.device)
     if (target, operation.name) not in ends:
-      continue  # did not run in this call
+      continue  # this call did not run the operation
     for x in operation.inputs:
       source = _parse_device(x.op.device) if x.op.device else target
       ready = ends.get((source, x.op.name))
       if ready is None or numbers[source][0] == numbers[target][0]:
         continue
-      if (x.name, target) in seen:  # sent once for several operations
+      if (x.name, target) in seen:  # TensorFlow sends a tensor once
         continue
       seen.add((x.name, target))
       yield Transfer(
@@ -260,7 +261,7 @@ def _infer_transfers(
 
 
 def _find_variable(graph: tf.Graph, name: str) -> str:
-  """Returns the variable that a tensor updates, or else its operation."""
+  """Returns the variable that a tensor updates, else the operation's name."""
   try:
     level = [graph.get_operation_by_name(name)]
   except KeyError:  # an operation of TensorFlow's runtime

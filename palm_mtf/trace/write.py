@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a traced step: MODEL_DIR/traces/step_00000020.json.
 
-chrome://tracing and ui.perfetto.dev read the file. Lanes are "pod 0" for the
-operations of a pod, and "pod 0 -> pod 1" for the transfers of a direction.
-Times are microseconds.
+chrome://tracing and ui.perfetto.dev show the file. The lane "pod 0" has the
+operations of this pod, and "pod 0 -> pod 1" the transfers in this direction.
+Times are in microseconds.
 """
 
 import heapq
@@ -23,10 +23,10 @@ _SHORTEST_SECS = 1e-6
 
 
 class WrittenTrace(NamedTuple):
-  """A trace that is written."""
+  """The result of writing a trace."""
 
-  says: str  # its line on stderr
-  figures: Mapping[str, float]  # metrics of the step
+  says: str  # the line for stderr
+  figures: Mapping[str, float]  # the step's metrics by name
 
 
 def write_trace(
@@ -35,13 +35,13 @@ def write_trace(
   program: TrainProgram,
   calls: Sequence[tf.RunMetadata],
 ) -> WrittenTrace:
-  """Writes the file of a step.
+  """Writes the trace file of a step.
 
   Args:
     model_dir: MODEL_DIR.
     step: number of the step, from 1.
     program: training program.
-    calls: [calls] TensorFlow's records of each call into the session.
+    calls: TensorFlow's records of each call into the session, [calls].
   """
   trace = read_trace(calls, program)
   path = f"{ModelDir(model_dir).trace(step)}.json"
@@ -57,7 +57,7 @@ def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
   if num_pods == 1:
     return text
   text += f"; {figures['traced_dcn_bytes'] / 1e6:,.1f} MB crossed between pods"
-  # Pods of one process hand tensors over in memory.
+  # Pods in one process pass tensors in memory.
   if "traced_gbits_per_sec" not in figures:
     return f"{text}, in memory"
   return (
@@ -73,11 +73,11 @@ def _ms(secs: float) -> str:
 
 def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
   """Returns the content of a step's file."""
-  # The shortest operations, which are the most, would be invisible.
+  # Most operations are so short that a viewer cannot show them: omit these.
   operations = [
     x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
   ]
-  # Lanes are numbered: pods first, then directions.
+  # Lanes have numbers: first those of pods, then those of directions.
   events: list[dict] = []
   for pod in range(trace.num_pods):
     of_pod = [x for x in operations if x.pod == pod]
@@ -151,8 +151,8 @@ def _transfer(transfer: Transfer) -> dict[str, Any]:
 def _lane(
   name: str, number: int, events: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-  """Yields the events of a lane, in as many rows as events overlap."""
-  # In the format a lane is a process, a row is a thread, and metadata is "M".
+  """Yields a lane's events; events that overlap get different rows."""
+  # The format calls a lane a process, and a row a thread. "M" is metadata.
   for kind, key, value in (
     ("process_name", "name", name),
     ("process_sort_index", "sort_index", number),

@@ -187,13 +187,18 @@ def test_this_machine_is_measured_once_for_all_plans(
   quickstart = "--gin_file=recipes/quickstart.gin"
   assert "palm_mtf plan --calibrate" in fails("plan", quickstart)
   passes = {"blocks": 5e9, "attention": 4e9, "loss": 3e9, "weights": 2e9}
-  measured = calibration.Calibration(
-    flops={"float32": 1e11, "bfloat16": 5e10},
-    memory_bandwidth=2e10,
-    pass_bandwidths={"float32": passes, "bfloat16": passes},
-    process_bytes=700_000_000,
-    has_fused_attention=True,
-  )
+  measured = {
+    "CHIP_FLOAT32_FLOPS": 1e11,
+    "CHIP_BFLOAT16_FLOPS": 5e10,
+    "CHIP_EFFICIENCY": 1.0,
+    "CHIP_MEMORY_BYTES": 2**34,
+    "CHIP_MEMORY_BANDWIDTH": 2e10,
+    "CHIP_PASS_BANDWIDTHS": {"float32": passes, "bfloat16": passes},
+    "CHIP_PROCESS_BYTES": 700_000_000,
+    "CHIP_FUSED_ATTENTION": True,
+    "CHIP_LINK_BANDWIDTH": 1e10,
+    "CHIP_DCN_BANDWIDTH": 1e10,
+  }
   monkeypatch.setattr(calibration, "calibration", lambda: measured)
   code, out, _ = palm_mtf("plan", "--calibrate")
   assert code == 0 and out.startswith(f"{measured_hardware()}\n")
