@@ -215,8 +215,8 @@ def _read_transfers(
     pods = numbers[source][0], numbers[target][0]
     if pods[0] == pods[1]:
       continue  # both servers belong to one pod
-    # The sender's clock may run ahead, so TensorFlow clamps the send time to the
-    # receiver's interval from request to arrival, and we clamp `ready`.
+    # The sender's clock may run ahead, so TensorFlow clamps the send time to
+    # the interval from request to arrival of the receiver; clamp `ready` too.
     ready = min(ends.get((source, name), span.start), span.start)
     yield Transfer(
       _find_variable(graph, name),
