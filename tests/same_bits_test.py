@@ -30,7 +30,7 @@ CASES = {
   "dropout": {"DROPOUT": 0.1},
   "factored": {
     "SECOND_MOMENT": "factored",
-    "PARAMETER_SCALE": "layer_stack",
+    "PARAMETER_SCALE": "stacked",
     "MOMENTUM_DTYPE": "bfloat16",
   },
   "packed, prefix_lm": {"PACKING": "packed", "OBJECTIVE": "prefix_lm"},

@@ -170,3 +170,16 @@ def test_a_commit_runs_what_make_lint_runs():
   hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
   assert re.findall(r"entry: \.venv/bin/(.*)$", hooks, re.M) == lint
   assert lint[-1] == "mypy"
+
+
+def test_contributing_says_what_make_and_these_tests_do():
+  text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+  makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+  targets = re.findall(r"^([a-z-]+): .*##", makefile, re.M)
+  named = re.findall(r"\bmake (?:\w+=\S+ )*([a-z-]+)", text)
+  assert {*named} <= {*targets} | {"venv"}
+  assert {x for x in targets if x.startswith("test")} <= {*named}
+  assert f"at most {MAX_FILE_LINES} lines" in text
+  assert f"at most {MAX_FUNCTION_LINES}." in text
+  for path in re.findall(r"`((?:palm_mtf|tests|tools|docs)/[\w/.]+)`", text):
+    assert (ROOT / path).exists(), path
