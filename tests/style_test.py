@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.doc_pages import blocks_of
+from tests.internals_page import apply_diff, read_spine
 from tests.source_files import (
   EVERY,
   PACKAGE,
@@ -183,3 +185,17 @@ def test_contributing_says_what_make_and_these_tests_do():
   assert f"at most {MAX_FUNCTION_LINES}." in text
   for path in re.findall(r"`((?:palm_mtf|tests|tools|docs)/[\w/.]+)`", text):
     assert (ROOT / path).exists(), path
+
+
+def test_internals_names_functions_that_exist_and_diffs_that_apply():
+  """tests/docs/internals_test.py runs them, which takes a minute."""
+  page = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
+  for block in blocks_of(page):
+    if block.language == "diff":
+      assert list(apply_diff(block.text, ROOT))
+      continue
+    for functions, _ in read_spine(block.text):
+      for function in functions:
+        file, _, name = function.partition(": ")
+        names = {x.name for x in _functions(f"palm_mtf/{file}")}
+        assert name.rpartition(".")[2] in names, function

@@ -7,38 +7,18 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests import processes, runs
-from tests.doc_pages import Page
+from tests.doc_pages import Block, Page
+from tests.internals_page import change_files, read_spine
 from tests.source_files import ROOT
 
 PAGE = Page("docs/internals.md")
 slow = pytest.mark.slow
-
-
-def apply_diff(text: str, root: Path) -> None:
-  """Changes files as a diff says; fails unless each place is found once."""
-  for part in re.split(r"^(?=--- )", text, flags=re.M)[1:]:
-    header, *hunks = re.split(r"^@@\n", part, flags=re.M)
-    old, new = re.fullmatch(r"--- (.+)\n\+\+\+ (.+)\n", header).groups()
-    path, is_new = root / new, old == "/dev/null"
-    assert (is_new or old == new) and path.exists() != is_new, new
-    content = "" if is_new else path.read_text("utf-8")
-    for hunk in hunks:
-      lines = hunk.splitlines(keepends=True)
-      assert all(line[0] in " +-" for line in lines), hunk
-      before = "".join(line[1:] for line in lines if line[0] in " -")
-      after = "".join(line[1:] for line in lines if line[0] in " +")
-      # "\n", so that a place begins with a whole line.
-      count = is_new or f"\n{content}".count(f"\n{before}")
-      assert count == 1, f"{new} has {count} times:\n{before}"
-      content = content.replace(before, after) if before else after
-    path.write_text(content, "utf-8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +80,7 @@ def project(tmp_path: Path) -> Project:
 @pytest.fixture
 def changed(block, project: Project) -> Project:
   """The copy with a block of the page applied, in the style of the project."""
-  apply_diff(block.text, project.root)
+  change_files(block.text, project.root)
   folders = [project.root / x for x in ("palm_mtf", "tasks", "tests")]
   for words in (["check", "--no-cache"], ["format", "--check", "--no-cache"]):
     done = project.python("-m", "ruff", *words, *folders)
@@ -108,26 +88,10 @@ def changed(block, project: Project) -> Project:
   return project
 
 
-def read_spine(block) -> list[tuple[list[str], list[str]]]:
-  """Returns the functions of each line, and those of the line that calls it.
-
-  A function is "cli/main.py: main".
-  """
-  above: list[list[str]] = [[]]
-  found = []
-  for line in block.text.splitlines():
-    file, _, names = line.strip().partition(": ")
-    functions = [f"{file}: {name}" for name in names.split(", ")]
-    depth = (len(line) - len(line.lstrip())) // 2
-    del above[depth + 1 :]
-    found.append((functions, above[depth]))
-    above.append(functions)
-  return found
-
-
-def list_files(functions: Iterable[str]) -> set[str]:
-  """Returns the files of functions."""
-  return {each.partition(":")[0] for each in functions}
+def list_files(block: Block) -> set[str]:
+  """Returns the files of the functions of a step."""
+  lines = read_spine(block.text)
+  return {x.partition(":")[0] for functions, _ in lines for x in functions}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +110,7 @@ def traced(corpus, tmp_path_factory) -> dict:
 
 @PAGE.shows("cli/main.py: main")
 def test_each_function_of_a_step_is_called_by_the_one_above_it(block, traced):
-  for functions, callers in read_spine(block):
+  for functions, callers in read_spine(block.text):
     for function in functions:
       assert function in traced["callers"], f"{function} does not run"
       found = set(traced["callers"][function])
@@ -155,7 +119,9 @@ def test_each_function_of_a_step_is_called_by_the_one_above_it(block, traced):
 
 @PAGE.shows("cli/main.py: main")
 def test_the_spine_has_at_most_18_files_each_with_a_paragraph(block):
-  files = list_files(x for functions, _ in read_spine(block) for x in functions)
+  files = list_files(
+    x for functions, _ in read_spine(block.text) for x in functions
+  )
   assert len(files) <= 18
   told = re.findall(r"^\d+\. `([\w/]+\.py)` ", PAGE.text, re.M)
   assert len(told) == len(files) and set(told) == files
@@ -165,7 +131,9 @@ def test_the_spine_has_at_most_18_files_each_with_a_paragraph(block):
 def test_every_other_file_of_the_step_is_in_a_folder_of_leaves(block, traced):
   rows = re.findall(r"^\| (`[\w/]+/`.*?) \|", PAGE.text, re.M)
   told = {x for row in rows for x in re.findall(r"`([\w/]+)/`", row)}
-  spine = list_files(x for functions, _ in read_spine(block) for x in functions)
+  spine = list_files(
+    x for functions, _ in read_spine(block.text) for x in functions
+  )
   left = [Path("palm_mtf", x).parts for x in traced["files"] if x not in spine]
   assert told == {parts[1] if len(parts) > 2 else parts[0] for parts in left}
 
