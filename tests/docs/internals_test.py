@@ -119,9 +119,7 @@ def test_each_function_of_a_step_is_called_by_the_one_above_it(block, traced):
 
 @PAGE.shows("cli/main.py: main")
 def test_the_spine_has_at_most_18_files_each_with_a_paragraph(block):
-  files = list_files(
-    x for functions, _ in read_spine(block.text) for x in functions
-  )
+  files = list_files(block)
   assert len(files) <= 18
   told = re.findall(r"^\d+\. `([\w/]+\.py)` ", PAGE.text, re.M)
   assert len(told) == len(files) and set(told) == files
@@ -131,9 +129,7 @@ def test_the_spine_has_at_most_18_files_each_with_a_paragraph(block):
 def test_every_other_file_of_the_step_is_in_a_folder_of_leaves(block, traced):
   rows = re.findall(r"^\| (`[\w/]+/`.*?) \|", PAGE.text, re.M)
   told = {x for row in rows for x in re.findall(r"`([\w/]+)/`", row)}
-  spine = list_files(
-    x for functions, _ in read_spine(block.text) for x in functions
-  )
+  spine = list_files(block)
   left = [Path("palm_mtf", x).parts for x in traced["files"] if x not in spine]
   assert told == {parts[1] if len(parts) > 2 else parts[0] for parts in left}
 
