@@ -13,13 +13,11 @@ SEQUENCE_LENGTH tokens.
 import argparse
 import statistics
 
-from palm_mtf.accounting.architecture import parameter_shapes
-from palm_mtf.checkpoints.same_model import newest_checkpoint
+from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import Config
 from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.corpus import corpus_of_run
-from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.generation.inference.scorer import Example, Scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
@@ -32,16 +30,13 @@ def measure_differences(model_dir: str, config: Config) -> list[float]:
     config: settings of the run.
   """
   model = config.model
-  vocabulary = load_vocabulary(
-    model_dir, config.data, vocab_size=model.vocab_size
-  )
+  checkpoint, vocabulary = open_newest(model_dir, config)
   corpus = corpus_of_run(model_dir, config, vocabulary)
   documents = [
     Example([], tokens.read(begin, min(end, begin + model.sequence_length))[0])
     for tokens in [store.validation.tokens for store in corpus.stores]
     for begin, _, end in tokens.spans().tolist()
   ]
-  checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
   with LoadedDecoder(checkpoint, model, config.mesh_layout) as loaded:
     log_p = [
       dict(Scorer(loaded, start_id=start).log_likelihoods(documents))

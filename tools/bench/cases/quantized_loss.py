@@ -12,15 +12,13 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 
-from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.same_model import newest_checkpoint
+from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import corpus_of_run
-from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from tools.bench.command import REQUIRED, Flag
 
@@ -72,8 +70,7 @@ def measure_run(model_dir: str) -> dict:
   """
   _, config = load_run("evaluate", model_dir, {})
   model, run, data = config.model, config.run, config.data
-  checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
-  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  checkpoint, vocabulary = open_newest(model_dir, config)
   corpus = corpus_of_run(model_dir, config, vocabulary)
   batches = list(
     corpus.validation_batches(

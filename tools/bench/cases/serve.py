@@ -22,11 +22,9 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 
-from palm_mtf.accounting.architecture import parameter_shapes
-from palm_mtf.checkpoints.same_model import newest_checkpoint
+from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.console import configure_logging
-from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import open_generator
 from tools.bench.command import REQUIRED, Flag, count
@@ -85,10 +83,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   model_dir, counts = chosen.model_dir, chosen.requests or [1, 4, 16]
   _, config = load_run("generate", model_dir, _MACROS)
   model, run = config.model, config.run
-  checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
-  vocabulary = load_vocabulary(
-    model_dir, config.data, vocab_size=model.vocab_size
-  )
+  checkpoint, vocabulary = open_newest(model_dir, config)
   length = (model.sequence_length - run.sample_tokens) // 2
   ids = np.random.default_rng(0).integers(
     3, vocabulary.size, [max(counts), length]
