@@ -243,7 +243,7 @@ def _run_case(name: str, arguments: Sequence[str]) -> None:
     print(json.dumps(record) if as_json else case.row(record), flush=True)
   if hasattr(case, "finish"):
     text = case.finish(records, chosen)
-    if not as_json:
+    if text and not as_json:
       print(text)
 
 
@@ -261,4 +261,7 @@ def main() -> int:
   except UserError as error:
     print(f"{says}: {error}", file=sys.stderr)
     return 2
+  except KeyboardInterrupt:
+    print(f"{says}: interrupted", file=sys.stderr)
+    return 130
   return 0

@@ -51,12 +51,12 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench tpu", "--gin_file=recipes/quickstart.gin", "TPU is not set"),
     ("bench tpu", "--layers=3", f"--layers=3: {NO_FLAG}"),
     (
-      "dcn_sweep",
+      "bench dcn_sweep",
       "--mbits=fast",
-      '--mbits = "fast": give numbers as in 200,50',
+      "--mbits = fast: give numbers, as in 200,50",
     ),
-    ("dcn_sweep", "--dtypes=int8", "--dtypes"),
-    ("dcn_sweep", "--steps=0", f"--steps = 0: {AT_LEAST_1}"),
+    ("bench dcn_sweep", "--dtypes=int8", "--dtypes"),
+    ("bench dcn_sweep", "--steps=0", f"--steps = 0: {AT_LEAST_1}"),
     (
       "bench quantized_loss",
       "--model_dir=nowhere",

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the step time of two pods over links of set bandwidth and delay.
 
-  python -m tools.dcn_sweep
-  python -m tools.dcn_sweep --mbits 1000,100 --delays_ms 0 --dtypes bfloat16
+  python -m tools.bench dcn_sweep
+  python -m tools.bench dcn_sweep --mbits 1000,100 --delays_ms 0
 
-Needs the rights of root, and iproute2. Results are on stdout, progress is on
-stderr.
+Needs the rights of root, and iproute2.
 """
 
 # The pods are servers of `palm_mtf pods serve` in two network namespaces of
@@ -17,7 +16,6 @@ stderr.
 
 import argparse
 import contextlib
-import functools
 import json
 import math
 import os
@@ -27,26 +25,50 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
 from palm_mtf.cluster.client.local_servers import cores_of_pods
-from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
-from palm_mtf.errors import UserError, check_choice, check_count, check_real
-from tools.bench.command import one_line_errors, train_config
+from palm_mtf.config import PodsConfig
+from palm_mtf.errors import check_real
+from tools.bench.command import Flag, choices, numbers, train_config
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 
 PORT = 2222  # of both servers, which are in different namespaces
 TIMEOUT_SECS = 240  # for a start, and for a few steps over any link
 # One step runs while the link changes; the other steps settle at the new pace.
 SETTLING_STEPS = 6
-RECIPE = "recipes/quickstart.gin"
+_RECIPE = "recipes/quickstart.gin"
 
 
-def pods_of(dtype: str) -> PodsConfig:
-  """Returns two pods that exchange gradients in `dtype`."""
-  return PodsConfig(num_pods=2, dcn_dtype=dtype)
+HEAD = (
+  f"{'DCN_DTYPE':<9} {'bandwidth':>11} {'delay':>8} {'measured':>10} "
+  f"{'predicted':>10} {'ratio':>6}"
+)
+
+
+def _parse_reals(low: float, high: float) -> Callable[[str, str], list[float]]:
+  def parse(name: str, text: str) -> list[float]:
+    values = numbers("200,50", float)(name, text)
+    for value in values:
+      check_real(name, value, low, high)
+    return values
+
+  return parse
+
+
+FLAGS = {
+  "--mbits": Flag(
+    "10000,1000,200", "bandwidths, 10^6 bits/s", _parse_reals(1, 1e6)
+  ),
+  "--delays_ms": Flag("0,10,50", "each way", _parse_reals(0, 1e4)),
+  "--dtypes": Flag(
+    "float32,bfloat16", "of DCN_DTYPE", choices(["float32", "bfloat16"])
+  ),
+  "--steps": Flag(5, "measured steps per link"),
+  "--picture": Flag(None, "draw the table into this PNG file"),
+}
 
 
 def client_command(model_dir: Path, dtype: str) -> list[str]:
@@ -69,7 +91,7 @@ def client_command(model_dir: Path, dtype: str) -> list[str]:
   }
   return [
     *[sys.executable, "-m", "palm_mtf", "train"],
-    *[f"--gin_file={RECIPE}", "--gin_file=pods/cluster.gin"],
+    *[f"--gin_file={_RECIPE}", "--gin_file=pods/cluster.gin"],
     *(f"--gin.{name}={value!r}" for name, value in macros.items()),
   ]
 
@@ -123,16 +145,22 @@ class Client:
     return whole
 
 
-def measure(
-  links: Sequence[Link], dtypes: Sequence[str], steps: int, folder: Path
-) -> list[dict]:
-  """Returns a record per dtype and link."""
-  has_delay = any(link.delay_secs for link in links)
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+  """Yields a record per dtype and link; each dtype begins without limits."""
+  links = [
+    Link(bits_per_sec=1e6 * mbits, delay_secs=delay / 1000)
+    for delay in chosen.delays_ms
+    for mbits in chosen.mbits
+  ]
+  # Raises an exception, so that servers, client and namespaces end.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   with (
-    LinkedNamespaces(has_delay) as namespaces,
+    tempfile.TemporaryDirectory() as name,
+    LinkedNamespaces(has_delay=any(chosen.delays_ms)) as namespaces,
     contextlib.ExitStack() as servers,
   ):
-    say(f"two network namespaces, joined by {namespaces.kind}")
+    folder, link_kind = Path(name), namespaces.kind
+    print(f"two network namespaces, joined by {link_kind}", file=sys.stderr)
     # Equally many threads, so that the pods hold the same bits.
     cores = cores_of_pods(len(ADDRESSES))
     for side, address in enumerate(ADDRESSES):
@@ -142,8 +170,7 @@ def measure(
       servers.enter_context(
         running(command, folder / f"server_{side}", cores[side])
       )
-    records = []
-    for dtype in dtypes:
+    for dtype in chosen.dtypes:
       (folder / "run/metrics.jsonl").unlink(missing_ok=True)
       # The first step builds and compiles over a link without limits.
       namespaces.set_link(math.inf, 0.0)
@@ -151,28 +178,19 @@ def measure(
       log = folder / "client"
       with running(command, log) as process:
         client = Client(process, log, folder / "run")
-        records += measure_dtype(client, namespaces, links, dtype, steps)
-    return records
+        yield from _sweep(client, namespaces, links, dtype, chosen.steps)
 
 
-@functools.cache
-def trained() -> tuple[PalmConfig, MeshLayout]:
-  """Returns the model that the client trains, and the mesh of each pod."""
-  config = train_config([RECIPE], [])
-  return config.model, config.mesh_layout
-
-
-def measure_dtype(
+def _sweep(
   client: Client,
   namespaces: LinkedNamespaces,
   links: Sequence[Link],
   dtype: str,
   steps: int,
-) -> list[dict]:
-  """Returns a record per link; the first link has no limits."""
-  model, mesh = trained()
-  pods = pods_of(dtype)
-  records = []
+) -> Iterator[dict]:
+  config = train_config([_RECIPE], [])
+  model, mesh = config.model, config.mesh_layout
+  pods = PodsConfig(num_pods=2, dcn_dtype=dtype)
   for link in [Link(), *links]:
     namespaces.set_link(link.bits_per_sec, link.delay_secs)
     median = statistics.median(client.step_secs(steps))
@@ -180,42 +198,32 @@ def measure_dtype(
       compute_secs = median  # the base of the predictions for other links
     predicted = step_secs(model, mesh, pods, compute_secs, link)
     unlimited = link.bits_per_sec == math.inf
-    records.append(
-      {
-        "dcn_dtype": dtype,
-        "dcn_bytes": dcn_bytes(model, mesh, pods),
-        "mbits_per_sec": None if unlimited else link.bits_per_sec / 1e6,
-        "delay_ms": 1000 * link.delay_secs,
-        "step_secs": round(median, 4),
-        "predicted_secs": round(predicted, 4),
-        "ratio": round(median / predicted, 3),
-      }
-    )
-    say(" ".join(row_of(records[-1])))
-  return records
+    yield {
+      "dcn_dtype": dtype,
+      "dcn_bytes": dcn_bytes(model, mesh, pods),
+      "mbits_per_sec": None if unlimited else link.bits_per_sec / 1e6,
+      "delay_ms": 1000 * link.delay_secs,
+      "step_secs": round(median, 4),
+      "predicted_secs": round(predicted, 4),
+      "ratio": round(median / predicted, 3),
+    }
 
 
-def row_of(record: dict) -> list[str]:
-  """Returns a record's cells, aligned."""
+def row(record: dict) -> str:
+  """Returns a line of the table; ratio is measured / predicted."""
   mbits = record["mbits_per_sec"]
-  return [
-    f"{record['dcn_dtype']:<9}",
-    f"{'no limit' if mbits is None else f'{mbits:,.0f} Mb/s':>11}",
-    f"{record['delay_ms']:>5.0f} ms",
-    f"{record['step_secs']:>10.3f}",
-    f"{record['predicted_secs']:>10.3f}",
-    f"{record['ratio']:>6.2f}",
-  ]
-
-
-def print_table(records: Sequence[dict]) -> None:
-  """Prints the records as a table; ratio is measured / predicted."""
-  print(
-    f"{'DCN_DTYPE':<9} {'bandwidth':>11} {'delay':>8} {'measured':>10} "
-    f"{'predicted':>10} {'ratio':>6}"
+  bandwidth = "no limit" if mbits is None else f"{mbits:,.0f} Mb/s"
+  return (
+    f"{record['dcn_dtype']:<9} {bandwidth:>11} {record['delay_ms']:>5.0f} ms "
+    f"{record['step_secs']:>10.3f} {record['predicted_secs']:>10.3f} "
+    f"{record['ratio']:>6.2f}"
   )
-  for record in records:
-    print(" ".join(row_of(record)))
+
+
+def finish(records: Sequence[dict], chosen: argparse.Namespace) -> None:
+  """Draws the picture."""
+  if chosen.picture:
+    draw(records, chosen.picture)
 
 
 def draw(records: Sequence[dict], path: str) -> None:
@@ -261,70 +269,3 @@ def draw(records: Sequence[dict], path: str) -> None:
   partial = Path(path).with_suffix(".partial.png")
   figure.savefig(partial, dpi=120)
   os.replace(partial, path)
-
-
-def say(text: str) -> None:
-  """Writes a line of progress to stderr."""
-  print(f"dcn_sweep: {text}", file=sys.stderr, flush=True)
-
-
-def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-  """Returns the command line's choices, lists as lists; checks all of them."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  add = parser.add_argument
-  add("--json", action="store_true", help="print one object a line")
-  add("--mbits", default="10000,1000,200", help="bandwidths, 10^6 bits/s")
-  add("--delays_ms", default="0,10,50", help="each way")
-  add("--dtypes", default="float32,bfloat16", help="of DCN_DTYPE")
-  add("--steps", type=int, default=5, help="measured of each link")
-  add("--picture", metavar="PNG", help="draw the table into this file")
-  given = parser.parse_args(arguments)
-  check_count("--steps", given.steps)
-  given.dtypes = given.dtypes.split(",")
-  for dtype in given.dtypes:
-    check_choice("--dtypes", dtype, ["float32", "bfloat16"])
-  given.mbits = numbers("--mbits", given.mbits, 1, 1e6)
-  given.delays_ms = numbers("--delays_ms", given.delays_ms, 0, 1e4)
-  return given
-
-
-def numbers(flag: str, given: str, least: float, most: float) -> list[float]:
-  """Returns the numbers of a list "200,50", each checked."""
-  try:
-    values = [float(each) for each in given.split(",")]
-  except ValueError:
-    raise UserError(f'{flag} = "{given}": give numbers as in 200,50.') from None
-  for value in values:
-    check_real(flag, value, least, most)
-  return values
-
-
-@one_line_errors
-def main(arguments: Sequence[str] | None = None) -> int:
-  """Measures, prints and draws; returns the exit code."""
-  # Raises an exception, so that servers, client and namespaces end.
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-  given = read_arguments(arguments)
-  links = [
-    Link(bits_per_sec=1e6 * mbits, delay_secs=delay / 1000)
-    for delay in given.delays_ms
-    for mbits in given.mbits
-  ]
-  try:
-    with tempfile.TemporaryDirectory() as folder:
-      records = measure(links, given.dtypes, given.steps, Path(folder))
-  except KeyboardInterrupt:
-    print("dcn_sweep: interrupted", file=sys.stderr)
-    return 130
-  if given.picture:
-    draw(records, given.picture)
-  if given.json:
-    for record in records:
-      print(json.dumps(record))
-  else:
-    print_table(records)
-  return 0
-
-
-if __name__ == "__main__":
-  sys.exit(main())

@@ -92,17 +92,18 @@ def give_up_rights():
 def test_without_the_rights_it_says_so_and_stops():
   has_programs = all(map(shutil.which, ("ip", "tc", "nsenter")))
   message = "takes the rights of root" if has_programs else "install iproute2"
-  done = processes.python("-m", "tools.dcn_sweep", preexec_fn=give_up_rights)
+  command = [processes.ROOT / "tools" / "bench", "dcn_sweep"]
+  done = processes.python(*command, preexec_fn=give_up_rights)
   assert done.returncode == 2
   (line,) = done.stderr.splitlines()
-  assert line.startswith("dcn_sweep: ") and message in line
+  assert line.startswith("bench dcn_sweep: ") and message in line
 
 
 @pytest.mark.slow
 def test_a_slow_link_takes_the_time_of_its_bytes(tmp_path):
   """5.9 MB each way at 100 Mb/s take 0.47 s; a step hides a part of it."""
   done = processes.python(
-    *["-m", "tools.dcn_sweep"],
+    *[processes.ROOT / "tools" / "bench", "dcn_sweep"],
     *["--mbits=100", "--delays_ms=0", "--dtypes=float32", "--steps=2"],
     *["--json", f"--picture={tmp_path}/sweep.png"],
   )
