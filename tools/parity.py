@@ -123,14 +123,14 @@ def train_jax(
       for layer in range(config.num_layers)
     ],
   }
-  # The flags of the JAX program that jax_palm.loss_of reads.
+  # The flags of the JAX program that jax_palm.compute_loss reads.
   sizes = types.SimpleNamespace(
     dtype="float32", d_kv=config.d_kv, d_model=config.d_model
   )
 
   @jax.jit
   def step(params, state, batch, beta2, learning_rate):
-    loss, gradients = jax.value_and_grad(jax_palm.loss_of)(
+    loss, gradients = jax.value_and_grad(jax_palm.compute_loss)(
       params, batch["inputs"], batch["targets"], sizes
     )
     return loss, *jax_adafactor.step(

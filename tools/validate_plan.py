@@ -106,7 +106,7 @@ LAYOUTS: dict[str, dict[str, object]] = {
 CASES = {**TIMED, **LAYOUTS}
 
 
-def config_of(case: str) -> PlanConfig:
+def make_config(case: str) -> PlanConfig:
   """Returns the settings of one of CASES, with this machine's rates.
 
   Raises:
@@ -127,7 +127,7 @@ def config_of(case: str) -> PlanConfig:
 
 def predict(case: str) -> dict[str, Any]:
   """Returns the predictions for a case, for all devices of a process."""
-  config = config_of(case)
+  config = make_config(case)
   (batch_size,) = config.run.batch_sizes.sizes
   step = predicted(config, batch_size)
   mesh, pods = config.mesh_layout, config.pods
@@ -146,7 +146,7 @@ def groups(cases: Sequence[str]) -> Iterator[list[str]]:
   """Yields groups of cases whose processes fit into memory together."""
   group, size = [], 0.0
   for case in cases:
-    config = config_of(case)
+    config = make_config(case)
     needed = config.pods.num_pods * predict(case)["predicted_bytes"]
     if group and (len(group) == _MOST_WORKERS or size + needed > _MOST_BYTES):
       yield group
@@ -304,7 +304,7 @@ def work(config: PlanConfig) -> None:
         return {
           "step_secs": secs or undisturbed_secs(*timed, best_secs),
           "slowdown": timed[1] / best_secs,
-          "peak_bytes": _peak_bytes(),
+          "peak_bytes": _find_peak_bytes(),
         }
 
       take_turns(turn, {"moved": moved})
@@ -324,7 +324,7 @@ def _count_bytes_between_pods(fetches: list) -> int:
   return sum(sent.values())
 
 
-def _peak_bytes() -> int:
+def _find_peak_bytes() -> int:
   """Returns the largest resident bytes of a server, or else of this process."""
   own, *servers = map(largest_resident_bytes, processor_secs(os.getpid()))
   return max(servers, default=own)
@@ -341,7 +341,7 @@ def main() -> None:
   add("--worker", help=argparse.SUPPRESS)
   chosen = parser.parse_args()
   if chosen.worker:
-    work(config_of(chosen.worker))
+    work(make_config(chosen.worker))
     return
   cases = chosen.case or list(CASES)
   for case in cases:

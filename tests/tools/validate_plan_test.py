@@ -16,8 +16,8 @@ from tools.validate_plan import (
   LAYOUTS,
   PAGE,
   TIMED,
-  config_of,
   groups,
+  make_config,
   predict,
   row,
   summary,
@@ -50,7 +50,7 @@ def test_no_case_is_what_the_calibration_trained(calibrated):
     (x.d_model, x.vocab_size, x.sequence_length) for x in PROBES.values()
   }
   for case in CASES:
-    config = config_of(case)
+    config = make_config(case)
     model = config.model
     assert model.num_layers > 1
     shape = model.d_model, model.vocab_size, model.sequence_length

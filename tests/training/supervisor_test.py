@@ -20,7 +20,7 @@ from tests import runs
 from tests.seqio_testing import registries_restored
 from tools.bench.cases.memory import (
   add_task,
-  macros_of,
+  make_macros,
   spikes_in_every_second_step,
 )
 
@@ -102,7 +102,7 @@ def test_no_object_is_left_of_samples_evaluations_and_rewinds(
   monkeypatch.setattr(sessions, "free_garbage", count)
   macros: dict[str, object] = {}
   for kind in ("rewinds", "task evaluations", "samples"):
-    macros = macros_of(kind, 4) | macros | {"PROMPTS": ["one two"]}
+    macros = make_macros(kind, 4) | macros | {"PROMPTS": ["one two"]}
   with registries_restored(), spikes_in_every_second_step():
     add_task()
     assert runs.run("train", corpus, tmp_path, **macros) == 0

@@ -92,7 +92,7 @@ class Program:
     return json.loads(line)
 
 
-def seconds_of(function: Callable[..., object], *arguments: object) -> float:
+def time_call(function: Callable[..., object], *arguments: object) -> float:
   """Returns the wall-clock seconds of one call."""
   start = time.perf_counter()
   function(*arguments)
@@ -107,11 +107,11 @@ def measure_turn(pid: int, take: Callable[[], dict[str, float]]) -> Turn:
     take: takes the turn; returns its "secs" and further numbers.
   """
   time.sleep(_SETTLE_SECS)
-  busy, own = _busy_secs(), sum(processor_secs(pid).values())
+  busy, own = _read_busy_secs(), sum(processor_secs(pid).values())
   values = take()
   secs = values.pop("secs")
   own = sum(processor_secs(pid).values()) - own
-  others = _busy_secs() - busy - own
+  others = _read_busy_secs() - busy - own
   return Turn(secs, max(0.0, others) / secs / os.cpu_count(), values)
 
 
@@ -132,7 +132,7 @@ def processor_secs(pid: int) -> dict[int, float]:
   return secs
 
 
-def _busy_secs() -> float:
+def _read_busy_secs() -> float:
   """Returns the seconds in which cores were not idle, including steal."""
   with open("/proc/stat") as file:
     user, nice, system, _, _, irq, softirq, steal = map(

@@ -18,7 +18,7 @@ _SIZES = {
 }
 
 
-def parser_of(
+def make_parser(
   description: str, *, dtypes: Collection[str], **numbers: int
 ) -> argparse.ArgumentParser:
   """Returns a parser of the sizes, of --dtype and of further numbers.

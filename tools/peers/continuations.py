@@ -21,7 +21,7 @@ def continue_in_turns(
     read: function of tokens, [batch, length], and the place of the first token;
       returns the likeliest next token of each row, [batch, 1]. Place 0 begins
       new sequences.
-    sizes: flags of `parser_of`, including "prompt_tokens".
+    sizes: flags of `make_parser`, including "prompt_tokens".
     num_parameters: number of parameters of the model.
   """
   shape = sizes.batch_size, sizes.prompt_tokens

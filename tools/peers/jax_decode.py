@@ -13,8 +13,8 @@ import time
 
 import jax
 import jax.numpy as jnp
-from arguments import parser_of
-from jax_palm import initial_parameters, layer_norm, rotated
+from arguments import make_parser
+from jax_palm import initial_parameters, layer_norm, rotate
 from turns import take_turns
 
 
@@ -29,10 +29,10 @@ def next_logits(sizes, params, tokens, caches, start):
   x, after = params["embedding"][tokens], []
   for w, (keys, values) in zip(params["blocks"], caches, strict=True):
     y = layer_norm(x, w["scale"])
-    q = rotated(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
+    q = rotate(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
     # XLA updates an array in place if nothing else holds it.
     put = jax.lax.dynamic_update_slice
-    keys = put(keys, rotated(y @ w["k"], angle), (0, start, 0))
+    keys = put(keys, rotate(y @ w["k"], angle), (0, start, 0))
     values = put(values, y @ w["v"], (0, start, 0))
     after.append((keys, values))
     scores = jnp.einsum("blhk,bmk->bhlm", q * q.shape[-1] ** -0.5, keys)
@@ -46,7 +46,7 @@ def next_logits(sizes, params, tokens, caches, start):
   return y @ params["embedding"].T, after
 
 
-def decoder_of(sizes, params):
+def make_decoder(sizes, params):
   """Returns a function that returns the seconds of a continuation."""
   count = sizes.sequence_length - sizes.prompt_tokens - 1
   shape = sizes.batch_size, sizes.sequence_length, sizes.d_kv
@@ -85,7 +85,7 @@ def decoder_of(sizes, params):
 
 def main() -> None:
   """Takes turns."""
-  sizes = parser_of(
+  sizes = make_parser(
     __doc__.splitlines()[0],
     dtypes=["float32", "bfloat16"],
     prompt_tokens=64,
@@ -94,7 +94,7 @@ def main() -> None:
   params = initial_parameters(sizes, jax.random.key(0))
   num_parameters = sum(w.size for w in jax.tree.leaves(params))
   params = jax.tree.map(lambda w: w.astype(sizes.dtype), params)
-  continuation_secs = decoder_of(sizes, params)
+  continuation_secs = make_decoder(sizes, params)
 
   def turn() -> dict[str, float]:
     return {"secs": continuation_secs()}

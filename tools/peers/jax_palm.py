@@ -49,7 +49,7 @@ def layer_norm(x, scale):
   return (normed * scale).astype(x.dtype)
 
 
-def rotated(x, angle):
+def rotate(x, angle):
   """Returns x [batch, length, ..., d_kv] with half-split rotary applied."""
   # angle is [length, d_kv / 2]. If x has heads, all heads share it.
   angle = angle.reshape(angle.shape[0], *[1] * (x.ndim - 3), angle.shape[1])
@@ -64,8 +64,8 @@ def parallel_block(x, block, angle):
   # As in PaLM, weights are float32 and are cast where they are used.
   w = {name: weight.astype(x.dtype) for name, weight in block.items()}
   y = layer_norm(x, block["scale"])
-  q = rotated(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
-  k, v = rotated(y @ w["k"], angle), y @ w["v"]
+  q = rotate(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
+  k, v = rotate(y @ w["k"], angle), y @ w["v"]
   scores = jnp.einsum("blhk,bmk->bhlm", q * q.shape[-1] ** -0.5, k)
   visible = jnp.tri(x.shape[1], dtype=bool)
   scores = jnp.where(visible, scores.astype(jnp.float32), -1e9)
@@ -75,7 +75,7 @@ def parallel_block(x, block, angle):
   return x + jnp.einsum("blhk,hkd->bld", heads, w["o"]) + hidden @ w["down"]
 
 
-def loss_of(params, inputs, targets, sizes):
+def compute_loss(params, inputs, targets, sizes):
   """Returns cross-entropy plus z-loss, both means over all tokens."""
   embedding = params["embedding"].astype(sizes.dtype)
   pair = jnp.arange(sizes.d_kv // 2)
@@ -92,7 +92,7 @@ def loss_of(params, inputs, targets, sizes):
   return jnp.mean(log_z - target[..., 0] + 1e-4 * log_z**2)
 
 
-def step_of(sizes, params):
+def make_step(sizes, params):
   """Returns a function that takes a step on one random batch."""
   import jax_adafactor  # in this folder, see `main`
 
@@ -102,7 +102,7 @@ def step_of(sizes, params):
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def updated(params, state, *schedule):
-    loss, gradients = jax.value_and_grad(loss_of)(
+    loss, gradients = jax.value_and_grad(compute_loss)(
       params, inputs, targets, sizes
     )
     return *jax_adafactor.step(params, state, gradients, *schedule), loss
@@ -124,15 +124,15 @@ def main() -> None:
   """Takes turns."""
   # Imported here, because these names exist only if this file is a program, and
   # tools/parity.py imports the model.
-  from arguments import parser_of
+  from arguments import make_parser
   from turns import take_turns
 
-  sizes = parser_of(
+  sizes = make_parser(
     __doc__.splitlines()[0], dtypes=["float32", "bfloat16"], batch_size=8
   ).parse_args()
   params = initial_parameters(sizes, jax.random.key(0))
   num_parameters = sum(w.size for w in jax.tree.leaves(params))
-  step = step_of(sizes, params)
+  step = make_step(sizes, params)
   for _ in range(WARM_UP_STEPS):
     step()
   take_turns(step, {"parameters": num_parameters})

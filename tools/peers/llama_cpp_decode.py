@@ -15,7 +15,7 @@ import os
 
 import llama_cpp
 import numpy as np
-from arguments import parser_of
+from arguments import make_parser
 from continuations import continue_in_turns
 
 FILE_TYPES = {
@@ -83,7 +83,7 @@ class Decoder:
 
 def main() -> None:
   """Takes turns."""
-  parser = parser_of(
+  parser = make_parser(
     __doc__.splitlines()[0],
     dtypes=["float32", *FILE_TYPES],
     prompt_tokens=64,

@@ -16,7 +16,7 @@ import tempfile
 
 import numpy as np
 import onnxruntime
-from arguments import parser_of
+from arguments import make_parser
 from continuations import continue_in_turns
 from onnx import TensorProto, helper, numpy_helper, save
 
@@ -196,7 +196,7 @@ class Decoder:
 
 def main() -> None:
   """Takes turns."""
-  sizes = parser_of(
+  sizes = make_parser(
     __doc__.splitlines()[0],
     dtypes=["float32", *BITS],
     prompt_tokens=64,

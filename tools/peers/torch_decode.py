@@ -13,7 +13,7 @@ python torch_decode.py --dtype bfloat16 --batch_size 1
 import time
 
 import torch
-from arguments import parser_of
+from arguments import make_parser
 from torch.nn import functional
 from turns import take_turns
 
@@ -115,7 +115,7 @@ def continuation_secs(sizes, model) -> float:
 
 def main() -> None:
   """Takes turns."""
-  sizes = parser_of(
+  sizes = make_parser(
     __doc__.splitlines()[0], dtypes=DTYPES, prompt_tokens=64, batch_size=1
   ).parse_args()
   torch.manual_seed(0)

@@ -11,7 +11,7 @@ python torch_palm.py --dtype bfloat16 --compile
 # PaLM's optimizer. Needs only torch. tools/bench starts it.
 
 import torch
-from arguments import parser_of
+from arguments import make_parser
 from torch import nn
 from torch.nn import functional
 from torch_adafactor import Adafactor
@@ -101,7 +101,7 @@ class Palm(nn.Module):
     return functional.linear(x * x.shape[-1] ** -0.5, self.embedding).float()
 
 
-def loss_of(model, inputs, targets):
+def compute_loss(model, inputs, targets):
   """Returns cross-entropy plus z-loss, both means over all tokens."""
   logits = model(inputs)
   log_z = logits.logsumexp(-1)
@@ -109,13 +109,13 @@ def loss_of(model, inputs, targets):
   return (log_z - target + 1e-4 * log_z.square()).mean()
 
 
-def step_of(sizes, model):
+def make_step(sizes, model):
   """Returns a function that takes a step on one random batch."""
   shape = sizes.batch_size, sizes.sequence_length
   targets = torch.randint(sizes.vocab_size, shape)
   inputs = functional.pad(targets[:, :-1], (1, 0))
   optimizer = Adafactor(model.parameters(), compiled=sizes.compile)
-  evaluate_loss = torch.compile(loss_of) if sizes.compile else loss_of
+  evaluate_loss = torch.compile(compute_loss) if sizes.compile else compute_loss
   reduced = sizes.dtype != "float32"
 
   def step() -> dict[str, float]:
@@ -130,12 +130,12 @@ def step_of(sizes, model):
 
 def main() -> None:
   """Takes turns."""
-  flags = parser_of(__doc__.splitlines()[0], dtypes=DTYPES, batch_size=8)
+  flags = make_parser(__doc__.splitlines()[0], dtypes=DTYPES, batch_size=8)
   flags.add_argument("--compile", action="store_true")
   sizes = flags.parse_args()
   torch.manual_seed(0)
   model = Palm(sizes)
-  step = step_of(sizes, model)
+  step = make_step(sizes, model)
   for _ in range(WARM_UP_STEPS):
     step()
   count = sum(p.numel() for p in model.parameters())

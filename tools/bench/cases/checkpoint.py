@@ -28,7 +28,7 @@ from palm_mtf.machine.host_memory import (
 )
 from tools.bench import models
 from tools.bench.command import Flag, numbers
-from tools.bench.pairs import seconds_of
+from tools.bench.pairs import time_call
 
 HEAD = "servers  by       MB      MB/s    pause     write     restore   client"
 FLAGS = {
@@ -111,9 +111,9 @@ def _write_and_read(path: str, copy, restore) -> dict[str, float]:
     file.write("5")  # resets the largest resident bytes to the current ones
   before = resident_bytes()
   writes = []
-  copy_secs = seconds_of(lambda: writes.append(copy()))
-  write_secs = seconds_of(lambda: writes[0](path))
-  restore_secs = seconds_of(restore, path)
+  copy_secs = time_call(lambda: writes.append(copy()))
+  write_secs = time_call(lambda: writes[0](path))
+  restore_secs = time_call(restore, path)
   num_bytes = 0
   for name in os.listdir(os.path.dirname(path)):
     file_path = os.path.join(os.path.dirname(path), name)

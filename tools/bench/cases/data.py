@@ -32,7 +32,7 @@ from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from tools.bench.command import Flag
-from tools.bench.pairs import seconds_of
+from tools.bench.pairs import time_call
 
 ROWS, LENGTH = 16, 256  # the quickstart's
 FAR_STEP = 10**9  # must be as fast as step 0, which a table would not allow
@@ -68,7 +68,7 @@ def bench_encode(
     # In turns, so that other load on the core slows both. The ratio is the
     # median over rounds; 1 means as fast as only SentencePiece.
     secs = [
-      (seconds_of(encode_ours), seconds_of(encode_directly))
+      (time_call(encode_ours), time_call(encode_directly))
       for _ in range(rounds)
     ]
   finally:
@@ -88,7 +88,7 @@ def bench_cache(
   source: Source, vocabulary: Vocabulary, folder: str
 ) -> tuple[dict[str, float], TokenStore]:
   """Writes a token store; returns its figures, and the store."""
-  secs = seconds_of(write_store, folder, source, vocabulary)
+  secs = time_call(write_store, folder, source, vocabulary)
   store = read_store(folder)
   counts = store.train.counts + store.validation.counts
   num_bytes = sum(entry.stat().st_size for entry in os.scandir(folder))
@@ -114,7 +114,7 @@ def bench_batch(store: TokenStore, rates: tuple[float, ...]) -> dict:
   batches = Batches(rows, BatchSizes(ROWS))
 
   def read(first: int) -> float:
-    secs = [seconds_of(batches.batch, first + i) for i in range(CALLS)]
+    secs = [time_call(batches.batch, first + i) for i in range(CALLS)]
     return 1e3 * statistics.median(secs)
 
   return {

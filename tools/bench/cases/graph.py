@@ -45,7 +45,7 @@ FLAGS = {
 }
 
 
-def config_of(
+def make_config(
   mesh: str, num_layers: int, files: list[str], macros: list[str]
 ) -> Config:
   """Returns the settings of a run on a mesh, checked."""
@@ -69,7 +69,7 @@ def work(
   files: list[str], macros: list[str], mesh_shape: str, num_layers: int
 ) -> dict:
   """Builds in this process; returns seconds, bytes and operations."""
-  config = config_of(mesh_shape, num_layers, files, macros)
+  config = make_config(mesh_shape, num_layers, files, macros)
   from palm_mtf._tf import tf
   from palm_mtf.mesh.cpu_gpu import local_devices
   from palm_mtf.programs.train_program import build_train_program
@@ -109,7 +109,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   ]
   # All pairs are checked before the first program is built.
   for pair in pairs:
-    config_of(*pair, **chosen.gin)
+    make_config(*pair, **chosen.gin)
   for mesh, num_layers in pairs:
     built = measure_apart(
       "graph",

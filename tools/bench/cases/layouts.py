@@ -27,7 +27,7 @@ from tools.bench.command import (
   train_config,
 )
 from tools.bench.models import WARM_UP_STEPS, random_tokens, training_program
-from tools.bench.pairs import seconds_of
+from tools.bench.pairs import time_call
 
 RECIPE = "recipes/quickstart.gin"
 _WORK = "heads:model,d_ff:model,vocab:model"
@@ -51,7 +51,7 @@ FLAGS = {
 }
 
 
-def config_of(name: str, files: list[str], macros: list[str]) -> Config:
+def make_config(name: str, files: list[str], macros: list[str]) -> Config:
   """Returns the settings of a run in one of LAYOUTS, checked."""
   mesh_shape, rules = LAYOUTS[name]
   defaults = [f"MESH_SHAPE={mesh_shape!r}", f"LAYOUT={rules!r}"]
@@ -68,7 +68,7 @@ def work(
   from palm_mtf.training.step import TrainStep
   from tools.traffic import traffic
 
-  config = config_of(layout, files, macros)
+  config = make_config(layout, files, macros)
   model, mesh = config.model, config.mesh_layout
   optimizer = config.optimizer
   batch_size = config.run.batch_sizes.sizes[0]
@@ -85,7 +85,7 @@ def work(
       moved += traffic([pod.accumulate for pod in program.pods])
     run = TrainStep(session, program).run
     times = [
-      seconds_of(run, batch, step) for step in range(WARM_UP_STEPS + num_steps)
+      time_call(run, batch, step) for step in range(WARM_UP_STEPS + num_steps)
     ]
   peak = largest_resident_bytes()
   kept = device_bytes(model, mesh, optimizer)  # per device, closed form
@@ -124,7 +124,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   names = chosen.layout or list(LAYOUTS)
   # All layouts are checked before the first is measured.
   for name in names:
-    config_of(name, **chosen.gin)
+    make_config(name, **chosen.gin)
   for name in names:
     measured = measure_apart(
       "layouts",

@@ -111,7 +111,7 @@ def train(config: Config, model_dir: str) -> None:
     take_turns(turn, {"parameters": count_parameters(config.model)})
 
 
-def gpt_width(config: Config) -> int:
+def choose_gpt_width(config: Config) -> int:
   """Returns the width at which a GPT has as many parameters as ours."""
   model, wanted = config.model, count_parameters(config.model)
 
@@ -137,7 +137,7 @@ def race(programs: list[Program], turns: int) -> dict[str, list[dict]]:
   return found
 
 
-def secs_to(curve: list[dict], loss: float) -> float | None:
+def find_secs_to(curve: list[dict], loss: float) -> float | None:
   """Returns the processor seconds until a loss is reached, or None."""
   return next((x["processor_secs"] for x in curve if x["loss"] <= loss), None)
 
@@ -157,7 +157,7 @@ def lines(records: dict[str, list[dict]], bytes_per_token: float) -> list[str]:
   if peers:
     best = min(peers, key=lambda name: peers[name][-1]["loss"])
     last = peers[best][-1]
-    secs = secs_to(records[ours], last["loss"])
+    secs = find_secs_to(records[ours], last["loss"])
     reached = "not reached by ours" if secs is None else f"{secs:.0f} s of ours"
     made.append(f"{last['processor_secs']:.0f} s of {best}: {reached}")
   return made
@@ -176,7 +176,7 @@ def _gpt_command(
     chosen.peer_python,
     PEERS["learning"]["gpt"],
     {name: getattr(config.model, name) for name in names},
-    d_model=gpt_width(config),
+    d_model=choose_gpt_width(config),
     batch_size=config.run.batch_sizes.sizes[0],
     learning_rate=rate,
     budget_secs=60.0 * chosen.minutes,

@@ -68,7 +68,7 @@ FLAGS = {
 }
 
 
-def macros_of(kind: str, times: int) -> dict[str, object]:
+def make_macros(kind: str, times: int) -> dict[str, object]:
   """Returns the macros of a run that repeats a kind `times` times."""
   sizes = [[step, 4 + 4 * (step % 2)] for step in range(times)]
   own = {
@@ -153,7 +153,7 @@ def work(kind: str, times: int) -> list[int]:
       stack.enter_context(spikes_in_every_second_step())
     if kind == "task evaluations":
       add_task()
-    model_dir, macros = Path(folder) / "run", macros_of(kind, times)
+    model_dir, macros = Path(folder) / "run", make_macros(kind, times)
     corpus = runs.write_corpus(Path(folder) / "corpus")
     code = runs.run("train", corpus, model_dir, **macros)
     if kind == "prompts" and not code:
@@ -172,7 +172,7 @@ def work(kind: str, times: int) -> list[int]:
   return [max(line[x] for x in fields) for line in lines][-times:]
 
 
-def growth(sizes: Sequence[int]) -> float:
+def compute_growth(sizes: Sequence[int]) -> float:
   """Returns the growth from the tenth to the last size, as a share."""
   return sizes[-1] / sizes[_TENTH - 1] - 1
 
@@ -182,7 +182,8 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   for kind in chosen.only or TIMES:
     times = chosen.times or TIMES[kind]
     sizes = command.measure_apart("memory", kind=kind, times=times)
-    yield {"kind": kind, "bytes": sizes, "growth": round(growth(sizes), 5)}
+    growth = round(compute_growth(sizes), 5)
+    yield {"kind": kind, "bytes": sizes, "growth": growth}
 
 
 def row(record: dict) -> str:

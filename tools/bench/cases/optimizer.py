@@ -31,7 +31,7 @@ HEAD = "       optimizer's share  quartiles        step"
 FLAGS = {"--rounds": Flag(20, "timed pairs of steps")}
 
 
-def seconds_of_pairs(config: Config, rounds: int) -> dict[str, list]:
+def time_pairs(config: Config, rounds: int) -> dict[str, list]:
   """Returns [rounds] pairs of seconds, for whole steps and for gradients."""
   model, mesh = config.model, config.mesh_layout
   batch_size = config.run.batch_sizes.sizes[0] // mesh.num_microbatches
@@ -77,7 +77,7 @@ def summarize(pairs: list[tuple[float, float]]) -> dict[str, float]:
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields one record with the shares by clock and by CPU seconds."""
   config = train_config(**chosen.gin, defaults=["NUM_MICROBATCHES=1"])
-  seconds = seconds_of_pairs(config, chosen.rounds)
+  seconds = time_pairs(config, chosen.rounds)
   records = {by: summarize(pairs) for by, pairs in seconds.items()}
   yield {**records, "rounds": chosen.rounds}
 

@@ -43,7 +43,7 @@ from tools.bench.pairs import (
   measure_turn,
   ratio,
   ratio_fields,
-  seconds_of,
+  time_call,
 )
 
 NUM_PODS = 2
@@ -60,7 +60,7 @@ FLAGS = {
 }
 
 
-def turns_of_steps(
+def take_steps(
   cluster, pods: PodsConfig, mesh: MeshLayout, rounds: int
 ) -> dict[str, list[Turn]]:
   """Returns the turns of each kind of step, one per round."""
@@ -114,7 +114,7 @@ def turns_of_steps(
         # From step 1 on, because the moments of step 0 are 0.
         turn = measure_turn(
           os.getpid(),
-          lambda run=run, number=number: {"secs": seconds_of(run, 1 + number)},
+          lambda run=run, number=number: {"secs": time_call(run, 1 + number)},
         )
         turns[kind].append(turn)
       secs = "  ".join(
@@ -147,7 +147,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   ]
   with pod_cluster(pods, meshes[0]) as cluster:
     for mesh in meshes:
-      turns = turns_of_steps(cluster, pods, mesh, chosen.rounds)
+      turns = take_steps(cluster, pods, mesh, chosen.rounds)
       yield {
         "num_microbatches": mesh.num_microbatches,
         **summarize(turns),

@@ -26,7 +26,7 @@ WEIGHT_DTYPES = ("activation", "int8", "int4")
 FLAGS = {"--model_dir": Flag(None, "a training run", settings=REQUIRED)}
 
 
-def scored_loss(
+def measure_loss(
   checkpoint: Checkpoint,
   config: PalmConfig,
   batches: Sequence[Batch],
@@ -84,7 +84,7 @@ def measure_run(model_dir: str) -> dict:
       'decoder sees one; measure a run with PACKING = "joined" or "single".'
     )
   losses = {
-    weight_dtype: scored_loss(checkpoint, model, batches, weight_dtype)
+    weight_dtype: measure_loss(checkpoint, model, batches, weight_dtype)
     for weight_dtype in WEIGHT_DTYPES
   }
   return {

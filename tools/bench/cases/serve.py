@@ -28,7 +28,7 @@ from palm_mtf.console import configure_logging
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import open_generator
 from tools.bench.command import REQUIRED, Flag, count
-from tools.bench.pairs import seconds_of
+from tools.bench.pairs import time_call
 
 _ROUNDS = 3  # the median counts
 _MACROS = {"TEMPERATURE": 0.0, "STOP_STRINGS": []}
@@ -66,13 +66,13 @@ def ask(server: str, prompt: Sequence[int]) -> int:
   return answer["usage"]["completion_tokens"]
 
 
-def tokens_per_sec(run: Callable[[], int]) -> float:
+def measure_speed(run: Callable[[], int]) -> float:
   """Returns the median tokens per second; `run` returns its tokens."""
   run()
   rates = []
   for _ in range(_ROUNDS):
     counts: list[int] = []
-    secs = seconds_of(lambda counts=counts: counts.append(run()))
+    secs = time_call(lambda counts=counts: counts.append(run()))
     rates.append(counts[0] / secs)
   return statistics.median(rates)
 
@@ -96,7 +96,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     for record in records:
       some = prompts[: record["requests"]]
       with ThreadPoolExecutor(len(some)) as pool:
-        record["served"] = tokens_per_sec(
+        record["served"] = measure_speed(
           lambda pool=pool, some=some: sum(
             pool.map(lambda prompt: ask(server, prompt), some)
           )
@@ -104,7 +104,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   with open_generator(checkpoint, config, vocabulary) as generator:
     for record in records:
       some = prompts[: record["requests"]]
-      record["generated"] = tokens_per_sec(
+      record["generated"] = measure_speed(
         lambda some=some: sum(
           each.num_tokens for (each,) in generator.continue_tokens(some)
         )

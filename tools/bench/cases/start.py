@@ -78,7 +78,7 @@ def run_python(arguments: Sequence[str]) -> tuple[float, float]:
     UserError: if it failed.
   """
   # The kernel sums the CPU time of child processes that have ended.
-  before, start = _child_seconds(), time.perf_counter()
+  before, start = _read_child_seconds(), time.perf_counter()
   done = subprocess.run(
     [sys.executable, *arguments], capture_output=True, check=False, text=True
   )
@@ -86,10 +86,10 @@ def run_python(arguments: Sequence[str]) -> tuple[float, float]:
   if done.returncode:
     said = done.stderr.strip().splitlines() or ["nothing"]
     raise UserError(f"{' '.join(arguments)}: failed and said {said[-1]}")
-  return _child_seconds() - before, wall
+  return _read_child_seconds() - before, wall
 
 
-def _child_seconds() -> float:
+def _read_child_seconds() -> float:
   used = resource.getrusage(resource.RUSAGE_CHILDREN)
   return used.ru_utime + used.ru_stime
 

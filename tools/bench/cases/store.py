@@ -29,7 +29,7 @@ from palm_mtf.data.tokens.shard import (
 from palm_mtf.data.tokens.store import SHARD_BYTES, TokenStore, read_store
 from palm_mtf.machine.host_memory import largest_resident_bytes
 from tools.bench.command import Flag
-from tools.bench.pairs import seconds_of
+from tools.bench.pairs import time_call
 
 BYTES_PER_TOKEN = 4.3  # of text
 ROWS, LENGTH = 512, 2048  # PaLM 540B's first batches
@@ -106,11 +106,11 @@ def _measure_store(folder: str) -> dict[str, float]:
     stream = JoinedStream([source], LENGTH, eod_id=None, seed=0)
     batches = Batches(stream, BatchSizes(ROWS), None)
 
-  found["open_secs"] = seconds_of(open_store)
-  found["plan_secs"] = seconds_of(plan)
-  found["first_batch_secs"] = seconds_of(lambda: batches.batch(0))
-  found["next_batch_secs"] = seconds_of(lambda: batches.batch(1))
-  found["far_batch_secs"] = seconds_of(lambda: batches.batch(FAR_STEP))
+  found["open_secs"] = time_call(open_store)
+  found["plan_secs"] = time_call(plan)
+  found["first_batch_secs"] = time_call(lambda: batches.batch(0))
+  found["next_batch_secs"] = time_call(lambda: batches.batch(1))
+  found["far_batch_secs"] = time_call(lambda: batches.batch(FAR_STEP))
   found["open_files"] = len(os.listdir("/proc/self/fd"))
   found["peak_gib"] = largest_resident_bytes() / 2**30
   return {name: round(value, 3) for name, value in found.items()}

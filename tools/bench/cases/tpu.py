@@ -50,7 +50,7 @@ HEAD = "".join(f"{x:>17}" for x in (*_NUMBERS, "operations", *KINDS))
 RECIPE = ""  # none: a table
 
 
-def config_of(files: list[str], macros: list[str]) -> Config:
+def make_config(files: list[str], macros: list[str]) -> Config:
   """Returns the settings of a run, checked.
 
   Raises:
@@ -67,7 +67,7 @@ def config_of(files: list[str], macros: list[str]) -> Config:
   return config
 
 
-def program_of(config: Config) -> tuple["tf.Graph", "TrainProgram"]:
+def build_program(config: Config) -> tuple["tf.Graph", "TrainProgram"]:
   """Builds a training program in a new graph."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
@@ -100,7 +100,7 @@ def program_of(config: Config) -> tuple["tf.Graph", "TrainProgram"]:
 def build(config: Config) -> dict[str, object]:
   """Builds a training program; returns its size, and seconds and GiB taken."""
   start = time.perf_counter()
-  graph, _ = program_of(config)
+  graph, _ = build_program(config)
   secs = time.perf_counter() - start
   operations = graph.get_operations()
   counts = collections.Counter(op.type for op in operations if op.type in KINDS)
@@ -122,7 +122,7 @@ FLAGS = {}  # gin files and macros are the only choices
 
 def work(files: list[str], macros: list[str]) -> dict[str, object]:
   """Builds the program of gin files in this process."""
-  return build(config_of(files, macros))
+  return build(make_config(files, macros))
 
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
@@ -132,7 +132,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     given = chosen.gin["macros"]
     table = [{"files": x, "macros": [*own, *given]} for x, own in ROWS]
   for gin in table:
-    config_of(**gin)  # checks all before the first is built
+    make_config(**gin)  # checks all before the first is built
   for gin in table:
     yield measure_apart("tpu", **gin)
 

@@ -64,7 +64,7 @@ def work(batch_size: int = BATCH_SIZE, num_layers: int = NUM_LAYERS) -> None:
   train(dataclasses.replace(config, num_layers=num_layers), batch_size)
 
 
-def ratios(
+def measure_ratios(
   setting: str, values: Sequence[int], base: int, rounds: int
 ) -> dict[int, Ratio]:
   """Returns how many times the seconds of the step with `base` a step takes.
@@ -83,7 +83,7 @@ def ratios(
   return {x: ratio(turns[str(x)], turns[str(base)]) for x in values}
 
 
-def waits(size: str, folder: str) -> dict[str, float]:
+def measure_waits(size: str, folder: str) -> dict[str, float]:
   """Trains a model of SIZES; returns its waits as shares of a median step."""
   macros = {
     **{name.upper(): value for name, value in SIZES[size].items()},
@@ -107,10 +107,10 @@ def waits(size: str, folder: str) -> dict[str, float]:
   )
   with open(os.path.join(folder, "metrics.jsonl")) as file:
     lines = [json.loads(line) for line in file]
-  return shares_of_a_step(lines)
+  return compute_shares(lines)
 
 
-def shares_of_a_step(lines: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def compute_shares(lines: Sequence[Mapping[str, float]]) -> dict[str, float]:
   """Returns the waits in the metrics of each step, in median steps.
 
   Example:
@@ -129,7 +129,7 @@ def shares_of_a_step(lines: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields a record per point."""
-  found = ratios("batch_size", BATCH_SIZES, BATCH_SIZE, chosen.rounds)
+  found = measure_ratios("batch_size", BATCH_SIZES, BATCH_SIZE, chosen.rounds)
   for value, seconds in found.items():
     # Tokens per second: a longer step means fewer.
     speed = {
@@ -138,14 +138,14 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
       "high": value / BATCH_SIZE / seconds.low,
     }
     yield {"of": "batch", "x": value, **speed, **_rounds(seconds)}
-  found = ratios("num_layers", LAYERS, NUM_LAYERS, chosen.rounds)
+  found = measure_ratios("num_layers", LAYERS, NUM_LAYERS, chosen.rounds)
   for value, seconds in found.items():
     span = {"low": seconds.low, "high": seconds.high}
     record = {"of": "layers", "x": value, "value": seconds.median, **span}
     yield record | _rounds(seconds)
   for size in TRAINED:
     with tempfile.TemporaryDirectory() as folder:
-      shares = waits(size, folder)
+      shares = measure_waits(size, folder)
     for of in ("data", "checkpoint"):
       yield {"of": of, "x": size, "value": shares[of]}
 
@@ -164,7 +164,7 @@ def row(record: Mapping[str, object]) -> str:
   return text
 
 
-def line_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
   """Returns slope and value at 0 of the least-squares line through points."""
   slope, height = np.polyfit(*zip(*points, strict=True), 1)
   return float(slope), float(height)
@@ -197,7 +197,7 @@ def draw(records: Sequence[Mapping[str, object]], path: str) -> None:
   batch.set_xticks(BATCH_SIZES, [str(x) for x in BATCH_SIZES])
   batch.minorticks_off()
   batch.set_ylabel(f"relative to {BATCH_SIZE} sequences")
-  slope, height = line_of([(x["x"], x["value"]) for x in of["layers"]])
+  slope, height = fit_line([(x["x"], x["value"]) for x in of["layers"]])
   ends = [0, max(LAYERS)]
   layers.plot(ends, [height + slope * x for x in ends], "0.6", linewidth=1)
   layers.set(title="seconds per step", xlabel="layers")
@@ -224,7 +224,7 @@ def draw(records: Sequence[Mapping[str, object]], path: str) -> None:
 def finish(records: Sequence[Mapping], chosen: argparse.Namespace) -> str:
   """Draws the picture; returns how far layers are from a line."""
   points = [(x["x"], x["value"]) for x in records if x["of"] == "layers"]
-  slope, height = line_of(points)
+  slope, height = fit_line(points)
   off = max(abs(y / (height + slope * x) - 1) for x, y in points)
   if chosen.picture:
     draw(records, chosen.picture)

@@ -38,7 +38,7 @@ def test_a_loss_that_ours_does_not_reach_is_said():
 
 def test_the_gpt_has_as_many_parameters_as_the_quickstart():
   config = train_config(["recipes/quickstart.gin"], [])
-  assert learning.gpt_width(config) == 136
+  assert learning.choose_gpt_width(config) == 136
   # GPT-2's count: 4 layers of 12 d^2 + 13 d, the last norm, both tables.
   d = 136
   count = 4 * (12 * d * d + 13 * d) + 2 * d + (4096 + 128) * d

@@ -58,8 +58,8 @@ def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
   """Layouts that split all weights alike fetch `num_alone` squares apart."""
   counts = []
   for macros in (["NUM_LAYERS=1"], ["NUM_LAYERS=2"], []):
-    config = tpu.config_of(files, ["NUM_PODS=1", *macros])
-    _, program = tpu.program_of(config)
+    config = tpu.make_config(files, ["NUM_PODS=1", *macros])
+    _, program = tpu.build_program(config)
     types = placed_types(program)
     counts.append(np.array([types[kind] for kind in tpu.KINDS]))
   one, two, all_layers = counts

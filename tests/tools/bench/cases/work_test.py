@@ -26,7 +26,7 @@ def test_waits_are_shares_of_the_median_step():
       for step, secs, pause in [(3, 2, 0), (4, 1.5, 0.5), (5, 7, 0.1)]
     ),
   ]
-  assert work.shares_of_a_step(steps) == {
+  assert work.compute_shares(steps) == {
     "step_secs": 2,
     "data": pytest.approx(0.0005),
     "checkpoint": 0.25,
@@ -34,7 +34,7 @@ def test_waits_are_shares_of_the_median_step():
 
 
 def test_a_line_goes_through_its_points():
-  assert work.line_of([(1, 5), (2, 7), (4, 11)]) == pytest.approx((2, 3))
+  assert work.fit_line([(1, 5), (2, 7), (4, 11)]) == pytest.approx((2, 3))
 
 
 def test_every_kind_of_cost_has_a_panel(tmp_path):
