@@ -39,7 +39,8 @@ _SHOWN_CPU_FLAGS = (
   *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
   *("amx_int8", "amx_bf16", "i8mm", "bf16"),
 )
-# Packages that write into the folder of the package that others require.
+# By package: other packages that write into its folder. Libraries require the
+# package by its own name.
 _SAME_FOLDER = {
   "tensorflow": (
     *("tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "tf-nightly-cpu"),
@@ -48,16 +49,21 @@ _SAME_FOLDER = {
   "tensorflow-datasets": ("tfds-nightly",),
   "seqio": ("seqio-nightly",),
 }
-# Packages whose requirements are checked. tensorflow-text is linked against one
-# minor version of TensorFlow.
+# Packages whose requirements doctor checks. tensorflow-text is linked against
+# one minor version of TensorFlow.
 _REQUIRERS = ("palm_mtf", "seqio", "tensorflow-text")
+# Packages whose modules have another name.
+_PACKAGE_OF_MODULE = {
+  **{"absl": "absl-py", "gin": "gin-config"},
+  **{"google": "protobuf", "tree": "dm-tree"},
+}
 _IMPORT_SECS = 180
 _GIB = 2**30
 _ROOT = Path(palm_mtf.__file__).parent.parent
 
-# Prints each module before it is imported, then TensorFlow's devices.
-# sentencepiece_model_pb2 is generated code, and the first module to refuse a
-# protobuf that is too old.
+# Prints the name of each module before importing it, then TensorFlow's devices.
+# sentencepiece_model_pb2 is generated code: it is the first module that refuses
+# an old protobuf.
 _IMPORT_PROGRAM = """
 import importlib, sys
 sys.path.append(sys.argv[1])
@@ -71,7 +77,7 @@ print("\\n> devices", ", ".join(x.name for x in devices), flush=True)
 
 
 class Problem(NamedTuple):
-  """What is wrong, in one line, and the command or the act that mends it."""
+  """What is wrong, in one line, and how to mend it."""
 
   what: str
   fix: str
@@ -82,10 +88,10 @@ class Installation:
   """What is installed.
 
   Attributes:
-    python: the interpreter, as a user types it.
-    versions: version of every installed package, by its normalized name.
-    requirements: requirements of palm_mtf and of its libraries, as their
-      metadata states them.
+    python: path of the interpreter, quoted for a shell.
+    versions: version of every installed package, by normalized name.
+    requirements: requirements of palm_mtf and of some of its libraries, in the
+      form of their metadata, such as "numpy<3,>=2.1".
     import_error: why an import fails, "" if none does.
   """
 
@@ -101,8 +107,8 @@ class Installation:
 
   @property
   def specifiers(self) -> dict[str, object]:
-    """The versions of each package that are required here."""
-    # A broken installation may lack even this; the other checks do without.
+    """The versions that each required package may have."""
+    # A broken installation may lack `packaging`; the other checks work anyway.
     if "packaging" not in self.versions:
       return {}
     from packaging.requirements import Requirement
@@ -121,7 +127,7 @@ def main(measure: bool = False, as_json: bool = False) -> int:
   """Prints what this machine has and what to mend.
 
   Args:
-    measure: measure the rates of the machine too.
+    measure: also measure the rates of the machine.
     as_json: print one JSON object instead of text.
 
   Returns:
@@ -141,7 +147,7 @@ def main(measure: bool = False, as_json: bool = False) -> int:
   )
   found = _describe(installed.versions, devices)
   problems = find_faults(installed)
-  # Rates of a broken installation would mean nothing.
+  # A broken installation cannot measure rates.
   if measure and not problems:
     found["measured"] = _measure_rates()
   problems += find_slowness(
@@ -212,7 +218,7 @@ def _describe(versions: Mapping[str, str], devices: str) -> dict:
 def _requirements(package: str) -> list[str]:
   try:
     return metadata.requires(package) or []
-  except metadata.PackageNotFoundError:  # such as a checkout of palm_mtf
+  except metadata.PackageNotFoundError:  # a checkout that is not installed
     return []
 
 
@@ -251,7 +257,7 @@ def _find_cause(why: str) -> str:
 def find_faults(found: Installation) -> list[Problem]:
   """Returns what is wrong with an installation, causes before consequences."""
   problems = [*_find_overwritten(found), *_find_unmet_requirements(found)]
-  # A failing import is mostly a consequence.
+  # A failed import is usually a consequence of the problems above.
   if found.import_error and not problems:
     problems = [_explain_import(found)]
   return problems
@@ -272,7 +278,7 @@ def _find_overwritten(found: Installation) -> Iterator[Problem]:
       right = f"{wanted}=={found.versions[wanted]}"
     else:
       right = f'"{wanted}{found.specifiers.get(wanted, "")}"'
-    # All go: uninstalling one package takes files of the other along.
+    # Uninstall all, because uninstalling one removes files of the others.
     yield Problem(
       f"{listed} {why}.",
       f"{found.pip} uninstall -y {' '.join(present)} && "
@@ -281,7 +287,7 @@ def _find_overwritten(found: Installation) -> Iterator[Problem]:
 
 
 def _find_unmet_requirements(found: Installation) -> Iterator[Problem]:
-  # `pip check` finds these too, but names no fix.
+  # `pip check` finds the same, but names no fix.
   for name, specifier in found.specifiers.items():
     version = found.versions.get(name)
     fix = f'{found.pip} install "{name}{specifier}"'
@@ -297,9 +303,10 @@ def _find_unmet_requirements(found: Installation) -> Iterator[Problem]:
 def _explain_import(found: Installation) -> Problem:
   error = found.import_error
   if match := re.search(r"No module named '([^'.]+)", error):
-    fix = f"{found.pip} install {match[1]}"
+    package = _PACKAGE_OF_MODULE.get(match[1], match[1].replace("_", "-"))
+    fix = f"{found.pip} install {package}"
   elif re.search("(?i)protobuf|Descriptors cannot be created", error):
-    # Generated code is newer than the library that reads it.
+    # The installed protobuf is older than generated code of another package.
     fix = f'{found.pip} install --upgrade "protobuf>=6.31.1,<8"'
   elif "SIGILL" in error:
     fix = "use a CPU with AVX2, for which TensorFlow's wheels are compiled"
@@ -314,14 +321,14 @@ def _explain_import(found: Installation) -> Problem:
 def find_slowness(
   cores: Sequence[int], quota: float | None, threads: int
 ) -> list[Problem]:
-  """Returns what will make a run slow.
+  """Returns problems that make a run slow.
 
   Args:
     cores: the cores that this process may use, by number.
     quota: the CPU quota of a container, in cores; None for no limit.
-    threads: the threads that share a matrix product's work.
+    threads: number of threads that compute one matrix product.
   """
-  # A container may see more cores than its quota of time pays for.
+  # A container may see more cores than its quota of CPU time allows.
   count = min(len(cores), max(1, int(quota or len(cores))))
   if threads <= count:
     return []

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a sweep: the losses of each run, how it ended, and a table."""
+"""The results of a sweep: which runs have finished, and the table of runs."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def has_finished(where: SweepDir, name: str) -> bool:
-  """Returns whether a run has ended, and not failed."""
+  """Returns whether a run has ended without failing."""
   try:
     with open(where.outcome(name), encoding="utf-8", errors="replace") as file:
       return file.read().strip() == FINISHED
@@ -72,7 +72,7 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
 
 
 def table_text(rows: Sequence[Row]) -> str:
-  """Returns the table for people."""
+  """Returns the table as text."""
   width = max(len("run"), *(len(row["run"]) for row in rows))
   lines = [
     f"{'run':{width}}  {'parameters':>14}  {'tokens':>15}  {'FLOPs':>9}  "

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a run: `palm_mtf train` on some cores; it ends with the sweep.
+"""The process of a run: `palm_mtf train` on given cores; ends with the sweep.
 
 python -m palm_mtf.sweep.run_process SWEEP_PID CORES GIN_FILE
 """
@@ -16,10 +16,10 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
   """Becomes `palm_mtf train --gin_file=GIN_FILE` on CORES, such as "0,1"."""
   sweep, cores, gin_file = sys.argv[1:]
-  # Before TensorFlow is imported, which counts the cores that it may use.
+  # Set this before TensorFlow is imported, because TensorFlow counts the cores.
   os.sched_setaffinity(0, map(int, cores.split(",")))
-  # The kernel kills the run when the sweep is killed. The run resumes with the
-  # sweep. Both settings outlive exec.
+  # The kernel kills the run when the sweep dies; the next sweep resumes it. Both
+  # settings survive exec.
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != int(sweep):  # the sweep ended before the line above

@@ -22,7 +22,7 @@ from palm_mtf.sweep.runs import SweepRun
 _logger = logging.getLogger(__name__)
 
 _POLL_SECS = 0.5
-_LAST_BYTES = 4096  # of a log, which hold its last line
+_LAST_BYTES = 4096  # the end of a log, which holds the last line
 
 
 @dataclasses.dataclass
@@ -33,10 +33,10 @@ class _Process:
 
 
 def cores_of_runs(num_at_once: int) -> list[list[int]]:
-  """Returns the cores of each of the runs that train at the same time.
+  """Returns, for each run that trains at the same time, its cores.
 
   Raises:
-    UserError: there are fewer cores than runs.
+    UserError: if there are fewer cores than runs.
   """
   if num_at_once > usable_cores():
     raise UserError(
@@ -45,14 +45,14 @@ def cores_of_runs(num_at_once: int) -> list[list[int]]:
     )
   cores = visible_cores()
   share = len(cores) // num_at_once
-  # Every run has as many cores, so that the times of runs compare.
+  # Every run has the same number of cores, so that times can be compared.
   return [cores[i * share : (i + 1) * share] for i in range(num_at_once)]
 
 
 def train_runs(
   runs: Sequence[SweepRun], sweep: SweepConfig, where: SweepDir
 ) -> dict[str, str]:
-  """Trains the runs that have not ended yet, in their order.
+  """Trains the runs that have not finished, in their order.
 
   Args:
     runs: all runs of the sweep.
@@ -60,10 +60,10 @@ def train_runs(
     where: folder of the sweep.
 
   Returns:
-    {name of a run that failed: how it ended}.
+    {name of a failed run: exit code and last line of its log}.
 
   Raises:
-    StoppedError: a signal came; the runs have saved their last steps.
+    StoppedError: if a signal came; the runs have saved their last steps.
   """
   waiting = [x for x in runs if not has_finished(where, x.name)]
   free = cores_of_runs(sweep.sweep_at_once)
@@ -82,12 +82,12 @@ def train_runs(
             training.remove(each)
             free.append(each.cores)
             _end(each, where, failed)
-      for each in training:  # a signal came: they save their last steps
+      for each in training:  # a signal came: the runs save their last steps
         each.process.terminate()
       for each in training:
         each.process.wait()
     finally:
-      # After a second signal or an error. A run that is killed resumes.
+      # After a second signal or an error, kill the runs; they resume later.
       for each in training:
         each.process.kill()
         each.process.wait()
@@ -102,7 +102,7 @@ def train_runs(
 def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
   settings = where.settings(run.name)
   write_atomically(settings, run.gin_text.encode())
-  # The run finds the same modules as this process.
+  # So the run finds the same modules as this process.
   path = os.pathsep.join(folder for folder in sys.path if folder)
   numbers = ",".join(map(str, cores))
   with open(where.log(run.name), "ab") as log:
@@ -115,7 +115,7 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
       stdout=log,
       stderr=log,
       env={**os.environ, "PYTHONPATH": path},
-      # So a terminal sends Ctrl-C only to the sweep, which stops each run once.
+      # A terminal then sends Ctrl-C only to the sweep, which stops each run.
       start_new_session=True,
     )
   _logger.info(
@@ -126,7 +126,7 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
 
 
 def _end(each: _Process, where: SweepDir, failed: dict[str, str]) -> None:
-  """Keeps how a run ended, unless it failed."""
+  """Records that a run finished or failed."""
   code, name = each.process.returncode, each.run.name
   if code:
     failed[name] = f"exit code {code}, {_last_line(where.log(name))}"
@@ -147,7 +147,7 @@ def _last_line(log: str) -> str:
 
 
 def check_none_failed(failed: Mapping[str, str], where: SweepDir) -> None:
-  """Raises UserError that names the runs that failed, and how they ended."""
+  """Raises UserError that names the failed runs and how they ended."""
   if failed:
     each = "; ".join(f"{name}: {how}" for name, how in failed.items())
     raise UserError(

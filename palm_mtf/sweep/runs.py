@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a sweep: the product of SWEEP_RUNS, each with its settings."""
+"""Makes the runs of a sweep, one for each combination of SWEEP_RUNS."""
 
 import collections
 import dataclasses
@@ -34,11 +34,12 @@ class SweepRun:
   """One run of a sweep.
 
   Attributes:
-    name: names of its entries in the axes, joined by "-".
+    name: names of the run's choices on all axes, joined by "-".
     model_dir: MODEL_DIR of the run.
     config: every setting.
     gin_text: gin file that gives `config` again.
-    is_held_out: whether the scaling law is checked on it and not fitted to it.
+    is_held_out: whether the scaling law is checked on this run, not fitted to
+      it.
   """
 
   name: str
@@ -49,7 +50,7 @@ class SweepRun:
 
   @property
   def num_parameters(self) -> int:
-    """Parameters without norm scales."""
+    """Number of parameters without norm scales."""
     return count_parameters(self.config.model)
 
   @property
@@ -78,7 +79,7 @@ def make_runs(
       sweep's; returns settings and gin file of a training run.
 
   Raises:
-    UserError: there is no run, a run's settings do not fit together, runs read
+    UserError: if there is no run, a run's settings do not fit together, runs read
       different data, or SWEEP_HELD_OUT names none.
   """
   shared = {
@@ -135,12 +136,12 @@ def _values(gin_text: str) -> dict[str, str]:
   """Returns the values in a run's gin file that the run itself sets."""
   pairs = (line.split(" = ", 1) for line in gin_text.splitlines())
   values = {x[0]: x[1] for x in pairs if len(x) == 2}
-  # The folder of a sweep may move.
+  # The sweep's folder, which these macros name, may move.
   return {x: value for x, value in values.items() if x not in _OF_THE_SWEEP}
 
 
 def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
-  """Returns the entries of each axis, (name, {macro: value})."""
+  """Returns the choices of each axis, (name, {macro: value}) each."""
   if not isinstance(axes, (list, tuple)) or not axes:
     raise UserError(
       f"SWEEP_RUNS = {axes!r}: give a list of axes, such as {_EXAMPLE}."
@@ -180,7 +181,7 @@ def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
 def _join_macros(
   entries: Sequence[tuple[str, Mapping[str, object]]],
 ) -> dict[str, object]:
-  """Returns the macros of a run; every axis sets some of them."""
+  """Returns the macros that a run's choices on all axes set."""
   found: dict[str, object] = {}
   for entry, macros in entries:
     for name, value in macros.items():
@@ -210,7 +211,7 @@ def _check_held_out(sweep: SweepConfig) -> None:
 
 
 def _check_fits(name: str, config: Config) -> None:
-  """Raises UserError unless sizes, mesh, pods and chip of a run fit."""
+  """Raises UserError unless a run's sizes, mesh, pods and chip fit together."""
   try:
     mesh_layout.check_layout(
       config.mesh_layout,
@@ -224,7 +225,7 @@ def _check_fits(name: str, config: Config) -> None:
 
 
 def _check_same_data(first: SweepRun, run: SweepRun) -> None:
-  """Raises UserError unless the losses of two runs are of the same tokens."""
+  """Raises UserError unless two runs train and validate on the same tokens."""
   one, other = (
     {
       **dataclasses.asdict(x.config.data),

@@ -8,11 +8,11 @@ N are parameters without norm scales, D training tokens, L nats per token. The
 fit is their approach 3: the Huber loss, with delta = 1e-3, of the difference of
 logarithms.
 
-Its uncertainty comes from a parametric bootstrap: sizes and tokens were chosen
-and not drawn, so only log L is drawn again, normally distributed around the law
-(Efron and Tibshirani 1993, chapter 6.5). Drawing from the residuals would make
-intervals too short, because the Huber loss leaves as many residuals at 0 as
-there are coefficients.
+Its uncertainty comes from a parametric bootstrap (Efron and Tibshirani 1993,
+chapter 6.5). Sizes and tokens were chosen and not drawn, so only log L is drawn
+again, from a normal distribution around the law. Drawing from the residuals
+would make intervals too short, because the Huber loss leaves as many residuals
+at 0 as there are coefficients.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from scipy.optimize import least_squares, nnls
 from palm_mtf.sweep.results import FINISHED, Row
 
 _HUBER_DELTA = 1e-3
-_EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # from which the fit starts
-_MOST = 5.0  # of an exponent
-_NUM_STARTS = 3  # the best, of all pairs of these exponents
-_SMALLEST = 1e-9  # of E and of each term where N and D are typical, nats
+_EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # the fit tries all pairs
+_NUM_STARTS = 3  # the best pairs, from which the fit starts
+_MOST = 5.0  # the largest exponent
+_SMALLEST = 1e-9  # lower bound of E, and of each term at typical N and D, nats
 _NUM_LAWS = 400
 _INTERVAL = (2.5, 97.5)  # percentiles
-# Two runs more than the law has coefficients: residuals that tell the noise.
+# Two runs more than the law has coefficients, so that residuals show the noise.
 _MIN_RUNS, _MIN_VALUES = 7, 3
 
 
@@ -54,9 +54,9 @@ class Law:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """FLOPs of a training token by size, scale * N ** power.
+  """FLOPs of a training token by size: scale * N ** power.
 
-  Hoffmann et al. have 6 N; attention makes small models dearer.
+  Hoffmann et al. use 6 N. In small models attention costs relatively more.
   """
 
   scale: float = 6.0
@@ -66,17 +66,17 @@ class Cost:
   def fitted(
     cls, parameters: Sequence[float], flops: Sequence[float]
   ) -> "Cost":
-    """Returns the cost of models, by least squares of logarithms.
+    """Fits the cost to models, by least squares of logarithms.
 
     Args:
-      parameters: sizes of models, two of them different.
-      flops: FLOPs of a training token of each.
+      parameters: sizes of models, at least two of them different.
+      flops: FLOPs of a training token in each model.
     """
     power, log_scale = np.polyfit(np.log(parameters), np.log(flops), 1)
     return cls(float(np.exp(log_scale)), float(power))
 
   def optimum(self, law: Law, flops: float) -> tuple[float, float]:
-    """Returns the parameters and tokens of the lowest loss for training FLOPs.
+    """Returns the parameters and tokens with the lowest loss for these FLOPs.
 
     With a cost of 6 N this is equation 4 of Hoffmann et al.
     """
@@ -109,11 +109,11 @@ def fit(
     losses: [runs], validation losses, nats per token.
     start: a law near the result; None tries several starts.
   """
-  # Relative to their means A and B are as large as the losses.
+  # Divided by the means of N and D, A and B are about as large as the losses.
   size, length = (np.exp(np.mean(np.log(x))) for x in (parameters, tokens))
   sizes, lengths = parameters / size, tokens / length
 
-  # theta: the logarithms of E, A, B, alpha and beta, which are positive.
+  # theta holds the logarithms of E, A, B, alpha and beta, which are positive.
   def compute_terms(theta: np.ndarray) -> np.ndarray:
     e, a, b, alpha, beta = np.exp(theta)
     return np.stack([e * sizes**0, a * sizes**-alpha, b * lengths**-beta])
@@ -156,7 +156,7 @@ def fit(
 
 
 class Interval(NamedTuple):
-  """A number, and the bounds of its 95% interval."""
+  """A number with the bounds of its 95% interval."""
 
   value: float
   low: float
@@ -164,20 +164,20 @@ class Interval(NamedTuple):
 
 
 class Resampled(NamedTuple):
-  """The law of runs, and laws of losses drawn around it."""
+  """The law of runs, and laws that fit losses drawn around it."""
 
   law: Law
   laws: Law  # of arrays, [laws]
-  noise: np.ndarray  # [laws], of log L of one more run
+  noise: np.ndarray  # [laws], drawn noise of log L for one more run
 
   def interval(self, number: Callable[[Law], float]) -> Interval:
-    """Returns a function of a law with its interval."""
+    """Returns the value of a function of the law, with its interval."""
     low, high = np.percentile(number(self.laws), _INTERVAL)
     return Interval(float(number(self.law)), float(low), float(high))
 
   def prediction(self, parameters: float, tokens: float) -> Interval:
     """Returns the loss that one more run would have, nats per token."""
-    # A run itself deviates from the law of all runs, too.
+    # The run itself deviates from the law, too.
     losses = self.laws.loss(parameters, tokens) * np.exp(self.noise)
     low, high = np.percentile(losses, _INTERVAL)
     value = self.law.loss(parameters, tokens)
@@ -187,7 +187,7 @@ class Resampled(NamedTuple):
 def resample(
   parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, seed: int = 0
 ) -> Resampled:
-  """Fits the law of runs, and again to losses drawn around it.
+  """Fits the law to runs, and then to losses drawn around the law.
 
   Args:
     parameters: [runs], sizes of the models.
@@ -199,7 +199,8 @@ def resample(
   fitted = law.loss(parameters, tokens)
   residuals = np.log(losses / fitted)
   rng = np.random.default_rng(seed)
-  # Few residuals leave the deviation uncertain, too: Student's distribution.
+  # Few residuals leave the deviation uncertain, so draw it, too; together this
+  # gives Student's t distribution.
   freedom = len(losses) - len(dataclasses.fields(Law))
   variance = np.sum(residuals**2) / rng.chisquare(freedom, [_NUM_LAWS, 1])
   drawn = rng.normal(0, np.sqrt(variance), [_NUM_LAWS, len(losses) + 1])
@@ -213,7 +214,7 @@ def resample(
 
 
 def runs_to_fit(rows: Sequence[Row]) -> list[Row]:
-  """Returns the best of the finished runs of each size and number of tokens."""
+  """Returns the best finished run for each size and number of tokens."""
   best: dict[tuple[int, int], Row] = {}
   for row in rows:
     if _has_result(row) and not row["held_out"]:
@@ -228,7 +229,7 @@ def _has_result(row: Row) -> bool:
 
 
 def why_no_law(rows: Sequence[Row]) -> str:
-  """Returns what the runs to fit lack for a scaling law, "" for nothing."""
+  """Returns why the runs are too few to fit a law; "" if they suffice."""
   runs = runs_to_fit(rows)
   sizes, tokens = (
     len({row[x] for row in runs}) for x in ("parameters", "tokens")
@@ -243,11 +244,11 @@ def why_no_law(rows: Sequence[Row]) -> str:
 
 
 def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
-  """Returns the law of the runs, its optimum and its check.
+  """Returns the law of the runs, its optimum, and its check on other runs.
 
   Args:
     rows: a table for which `why_no_law` returns "".
-    budget: training FLOPs to find the best size for, or None.
+    budget: training FLOPs for which the best size is wanted, or None.
 
   Returns:
     {name: number, or [number, low, high] with its 95% interval}; losses are in
@@ -291,7 +292,7 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
 
 
 def law_text(record: Mapping[str, Any]) -> str:
-  """Returns the law, its optimum and its check for people."""
+  """Returns the law, its optimum and its check as text."""
   lines = [
     f"scaling law of {record['num_runs']} runs, with 95% intervals",
     "  L(N, D) = E + A / N^alpha + B / D^beta, of N parameters and D tokens",

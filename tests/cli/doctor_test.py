@@ -264,6 +264,10 @@ def test_a_protobuf_older_than_generated_code_is_upgraded(error):
       "/env/bin/python -m pip install clu",
     ),
     (
+      "import of tensorflow fails: No module named 'google.protobuf'",
+      "/env/bin/python -m pip install protobuf",
+    ),
+    (
       "import of palm_mtf._tf fails: ImportError: libx.so: undefined symbol: y",
       "/env/bin/python -m pip install --force-reinstall --no-deps "
       "mesh-tensorflow",
@@ -273,7 +277,7 @@ def test_a_protobuf_older_than_generated_code_is_upgraded(error):
       "use a CPU with AVX2, for which TensorFlow's wheels are compiled",
     ),
   ],
-  ids=["missing", "broken", "old_cpu"],
+  ids=["missing", "other_name", "broken", "old_cpu"],
 )
 def test_an_import_that_fails_has_a_fix(error, fix):
   assert _only(find_faults(_with_import(error))) == (error, fix)
