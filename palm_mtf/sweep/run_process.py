@@ -16,10 +16,10 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
   """Becomes `palm_mtf train --gin_file=GIN_FILE` on CORES, such as "0,1"."""
   sweep, cores, gin_file = sys.argv[1:]
-  # Set this before TensorFlow is imported, because TensorFlow counts the cores.
+  # Before TensorFlow is imported, because TensorFlow counts the cores.
   os.sched_setaffinity(0, map(int, cores.split(",")))
-  # The kernel kills the run when the sweep dies; the next sweep resumes it. Both
-  # settings survive exec.
+  # The kernel kills the run when the sweep dies. The next sweep resumes it.
+  # Both settings survive exec.
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != int(sweep):  # the sweep ended before the line above

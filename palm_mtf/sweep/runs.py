@@ -79,8 +79,8 @@ def make_runs(
       sweep's; returns settings and gin file of a training run.
 
   Raises:
-    UserError: if there is no run, a run's settings do not fit together, runs read
-      different data, or SWEEP_HELD_OUT names none.
+    UserError: if there is no run, a run's settings do not fit together, runs
+      read different data, or SWEEP_HELD_OUT names none.
   """
   shared = {
     "VOCABULARY": config.data.vocabulary or where.vocabulary,
