@@ -189,15 +189,15 @@ def _module_name(path: str) -> str:
   return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _row(names: Sequence[str]) -> str:
+def _find_row(names: Sequence[str]) -> str:
   """Returns the row of a module or folder, named below palm_mtf."""
   folder, *below = names
   return f"{folder}/{below[0]}" if folder in WINGS and below else folder
 
 
-def _part(path: str) -> str:
+def _find_part(path: str) -> str:
   """Returns the row of the table that a file belongs to."""
-  return _row(_module_name(path).split(".")[1:] or ["__init__"])
+  return _find_row(_module_name(path).split(".")[1:] or ["__init__"])
 
 
 def _is_in(part: str, rows: Collection[str]) -> bool:
@@ -206,7 +206,7 @@ def _is_in(part: str, rows: Collection[str]) -> bool:
 
 
 @functools.cache
-def _imports(path: str) -> tuple[str, ...]:
+def _find_imports(path: str) -> tuple[str, ...]:
   """Returns the full name of everything that a file imports, anywhere in it."""
   names = []
   for node in nodes_of(path):
@@ -218,25 +218,27 @@ def _imports(path: str) -> tuple[str, ...]:
   return tuple(names)
 
 
-def _imported_rows(path: str) -> set[str]:
+def _find_imported_rows(path: str) -> set[str]:
   """Returns the rows of the table that a file imports."""
-  names = [x.split(".")[1:] for x in _imports(path) if x.startswith("palm_mtf")]
-  is_there = {_part(x) for x in PACKAGE}
+  names = [
+    x.split(".")[1:] for x in _find_imports(path) if x.startswith("palm_mtf")
+  ]
+  is_there = {_find_part(x) for x in PACKAGE}
   # A name without a row, such as __version__, is in palm_mtf/__init__.py.
-  rows = {_row(x) for x in names if x}
+  rows = {_find_row(x) for x in names if x}
   return {x if x in is_there else "__init__" for x in rows}
 
 
-def _drawn() -> dict[str, set[str]]:
+def _draw_imports() -> dict[str, set[str]]:
   """Returns the other rows that each row of the table imports."""
   drawn: dict[str, set[str]] = {}
   for path in PACKAGE:
-    part = _part(path)
-    drawn.setdefault(part, set()).update(_imported_rows(path) - {part})
+    part = _find_part(path)
+    drawn.setdefault(part, set()).update(_find_imported_rows(path) - {part})
   return {x: found for x, found in drawn.items() if x not in WINGS}
 
 
-def _differences(
+def _compare(
   table: Mapping[str, str], drawn: Mapping[str, set[str]]
 ) -> Iterator[str]:
   for part in sorted({*table, *drawn}):
@@ -250,7 +252,7 @@ def _differences(
 
 
 def test_folders_import_what_the_table_says_and_no_less():
-  assert_none(_differences(IMPORTS, _drawn()))
+  assert_none(_compare(IMPORTS, _draw_imports()))
 
 
 def test_the_table_draws_no_circle():
@@ -266,7 +268,7 @@ def test_no_files_import_each_other_in_a_circle():
   graph = {
     path: {
       modules.get(name) or modules.get(name.rpartition(".")[0])
-      for name in _imports(path)
+      for name in _find_imports(path)
     }
     - {None}
     for path in PACKAGE
@@ -294,7 +296,7 @@ def test_each_library_is_imported_in_its_one_place():
     f"{path}: imports {name}, which only {place} does"
     for path in PACKAGE
     for library, place in ONLY_IMPORTERS.items()
-    for name in _imports(path)
+    for name in _find_imports(path)
     if name.split(".")[0] == library and not path.startswith(place)
   )
 
@@ -303,7 +305,7 @@ def test_of_data_only_the_source_of_seqio_tasks_needs_tensorflow():
   found = {
     path
     for path in PACKAGE
-    if _is_in(_part(path), {"data"}) and "_tf" in _imported_rows(path)
+    if _is_in(_find_part(path), {"data"}) and "_tf" in _find_imported_rows(path)
   }
   assert found == {"palm_mtf/data/sources/seqio_task.py"}
 
@@ -312,7 +314,7 @@ def test_the_package_imports_neither_tasks_nor_tools_nor_tests():
   assert_none(
     f"{path}: imports {name}"
     for path in PACKAGE
-    for name in _imports(path)
+    for name in _find_imports(path)
     if name.split(".")[0] in ("tasks", "tests", "tools")
     or name.split(".")[:2] == ["palm_mtf", "tasks"]
   )
@@ -329,7 +331,9 @@ def _writes_json(node: ast.AST) -> bool:
 def test_whatever_writes_json_calls_json_text():
   found = {path for path in PACKAGE if any(map(_writes_json, nodes_of(path)))}
   # Each answer of `serve` has its own test.
-  assert {x for x in found if _part(x) != "generation/serving"} == JSON_WRITERS
+  assert {
+    x for x in found if _find_part(x) != "generation/serving"
+  } == JSON_WRITERS
 
 
 def _opens(node: ast.AST) -> bool:
@@ -347,7 +351,7 @@ def test_the_graph_layer_opens_no_session_and_no_file():
   assert_none(
     f"{path}:{node.lineno}"
     for path in PACKAGE
-    if _part(path) in GRAPH - {"_tf"}
+    if _find_part(path) in GRAPH - {"_tf"}
     for node in nodes_of(path)
     if _opens(node)
   )
@@ -377,7 +381,7 @@ print(json.dumps(failed))
 WITHOUT_TENSORFLOW = tuple(
   _module_name(path)
   for path in PACKAGE
-  if _is_in(_part(path), TENSORFLOW_FREE) or path in TENSORFLOW_FREE_FILES
+  if _is_in(_find_part(path), TENSORFLOW_FREE) or path in TENSORFLOW_FREE_FILES
 )
 
 

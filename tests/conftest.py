@@ -41,14 +41,15 @@ own_process()
 # fifth of the import time.
 gc.disable()
 
-# So small that a few workers fit into the memory of any machine.
+# With this limit, a few workers fit into the memory of any machine.
 _MAX_BYTES = 2 * 10**9
 _LARGEST = re.compile(
   r"^tpu_|loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
 )
 # After this much new memory, collect garbage.
 _MUCH_BYTES = 2 * 10**8
-# Ten minutes on a fast machine; the limit of other tests is in pyproject.toml.
+# Slow tests take up to ten minutes on a fast machine. pyproject.toml has the
+# limit for other tests.
 _SLOW_SECS = 3600
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -78,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
   config.pluginmanager.register(claims)
 
 
-# Compiled before the workers start and any test counts lines on stderr.
+# Compile the C++ library before workers start and tests count lines on stderr.
 with contextlib.suppress(BuildError):
   load_library()
 

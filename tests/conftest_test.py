@@ -50,7 +50,7 @@ def run(folder, *options, **modules):
   shutil.copy(ROOT / "pyproject.toml", folder)
   hooks = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
   assert hooks.count(MAX_BYTES) == 1
-  # Filling two gigabytes takes seconds.
+  # Lower the limit, because filling two gigabytes takes seconds.
   (folder / "conftest.py").write_text(hooks.replace(MAX_BYTES, "3 * 10**8"))
   for name, program in modules.items():
     (folder / f"{name}_test.py").write_text(program)

@@ -19,7 +19,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.training import prepare
 from tests import processes, runs
 from tests.fuzzed_files import IN_CHILD, KINDS, TextWouldBeReadError, seal_again
-from tests.mutations import mutated
+from tests.mutations import mutate
 
 SHARE, SLOW_SHARE = 25, 770  # cases per kind of file: 300 and 10,000 in all
 
@@ -49,7 +49,7 @@ def _cases(kind: str, count: int, work: Path) -> Iterator[tuple[int, Path]]:
     shutil.copytree(pristine, folder)
     paths = sorted(x for x in folder.glob(pattern) if x.is_file())
     path = rng.choice(paths)
-    path.write_bytes(mutated(path.read_bytes(), rng))
+    path.write_bytes(mutate(path.read_bytes(), rng))
     if kind == "sealed":
       seal_again(path)
     yield seed, folder

@@ -57,18 +57,20 @@ def name_of(path: Path) -> str:
   return str(path.relative_to(FOLDER))
 
 
-def own_lines(path: Path) -> list[str]:
+def read_statements(path: Path) -> list[str]:
   """Returns the statements of a file, without comments and blank lines."""
   lines = path.read_text(encoding="ascii").splitlines()
   return [line for line in lines if line and line[0] not in "# "]
 
 
 def macros_set_in(path: Path) -> set[str]:
-  names = (re.match(r"([A-Z0-9_]+) = ", line) for line in own_lines(path))
+  names = (re.match(r"([A-Z0-9_]+) = ", line) for line in read_statements(path))
   return {name[1] for name in names if name}
 
 
-def loaded(recipe: Path, command: str = "train") -> gin_files.Configuration:
+def load_recipe(
+  recipe: Path, command: str = "train"
+) -> gin_files.Configuration:
   """Loads a recipe with the macros that it leaves to the user."""
   mine = [
     f"{name}={value}"
@@ -96,12 +98,14 @@ def test_a_fragment_is_a_header_imports_and_macros_in_twenty_lines(path):
   assert len(text.splitlines()) <= 20
   assert re.match(r"# [A-Z](.|\n# )*\.\n", text)
   statements = r"[A-Z0-9_]+ = |from [\w.]+ import \w+$"
-  assert all(re.match(statements, line) for line in own_lines(path))
+  assert all(re.match(statements, line) for line in read_statements(path))
 
 
 def test_only_data_imports_and_only_tasks():
   for path in FRAGMENTS:
-    imports = {line for line in own_lines(path) if line.startswith("from ")}
+    imports = {
+      line for line in read_statements(path) if line.startswith("from ")
+    }
     imports.discard("from __gin__ import dynamic_registration")
     assert path.parent.name == "data" or not imports
     assert all(line.startswith("from palm_mtf.tasks ") for line in imports)
@@ -115,18 +119,20 @@ def test_what_eval_holds_sets_tasks_by_the_macros_of_the_run_or_their_size():
       r"(EVAL_TASKS|SAMPLE_TOKENS) = |"
       r"[a-z_]+\.[a-z_]+\.[a-z_]+ = (%[A-Z_]+|\d+)$"
     )
-    assert all(re.match(f"{imports}|{bindings}", x) for x in own_lines(path))
+    assert all(
+      re.match(f"{imports}|{bindings}", x) for x in read_statements(path)
+    )
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
 def test_a_recipe_is_a_header_includes_and_macros(path):
   text = path.read_text(encoding="ascii")
-  assert len(own_lines(path)) <= 20
+  assert len(read_statements(path)) <= 20
   assert re.match(r"# [A-Z](.|\n# |\n#\n)*\.\n", text)
   included = re.findall(r"^include '(\w+)/\w+\.gin'$", text, re.MULTILINE)
   pods = [] if "pods" in included else ["pods"]
   assert sorted(included + pods) == FRAGMENT_FOLDERS, "one of each, or one pod"
-  assert len(own_lines(path)) == len(included) + len(macros_set_in(path))
+  assert len(read_statements(path)) == len(included) + len(macros_set_in(path))
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -192,14 +198,14 @@ def test_a_chip_is_a_header_with_its_source_and_its_rates(path):
 @pytest.mark.parametrize("command", CONFIGURED)
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_every_recipe_is_complete_for_every_command(recipe, command):
-  model_dir, settings = loaded(recipe, command).build()
+  model_dir, settings = load_recipe(recipe, command).build()
   assert model_dir == "model_dir"
   assert isinstance(settings, getattr(config, COMMANDS[command].config))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_every_recipe_builds_settings_that_fit_together(recipe):
-  _, settings = loaded(recipe).build()
+  _, settings = load_recipe(recipe).build()
   mesh_layout.check_layout(
     settings.mesh_layout,
     settings.model,
@@ -258,7 +264,7 @@ def test_the_counts_in_a_model_header_are_those_of_its_sizes(path):
 def test_the_paper_recipes_have_the_paper_sizes_batches_and_tokens(
   name, parameters, batches, billions
 ):
-  _, settings = loaded(FOLDER / "recipes" / f"{name}.gin").build()
+  _, settings = load_recipe(FOLDER / "recipes" / f"{name}.gin").build()
   model, run = settings.model, settings.run
   assert count_parameters(model) == parameters
   assert (model.sequence_length, model.vocab_size) == (2048, 256000)
@@ -294,8 +300,8 @@ def test_the_header_of_a_defaults_file_speaks_of_its_command(command):
   ],
 )
 def test_recipes_of_two_pods_join_what_the_paper_trained_with(name, axes, rows):
-  _, settings = loaded(FOLDER / "recipes" / f"{name}_two_pods.gin").build()
-  _, alone = loaded(FOLDER / "recipes" / f"{name}.gin").build()
+  _, settings = load_recipe(FOLDER / "recipes" / f"{name}_two_pods.gin").build()
+  _, alone = load_recipe(FOLDER / "recipes" / f"{name}.gin").build()
   assert (settings.model, settings.optimizer) == (alone.model, alone.optimizer)
   mesh, pods, watch = (
     settings.mesh_layout,
@@ -325,7 +331,9 @@ def test_recipes_of_two_pods_join_what_the_paper_trained_with(name, axes, rows):
 def test_the_vocabulary_of_256000_is_padded_to_what_the_pod_divides(
   name, axis, rows
 ):
-  _, settings = loaded(FOLDER / "recipes" / f"palm_{name}_two_pods.gin").build()
+  _, settings = load_recipe(
+    FOLDER / "recipes" / f"palm_{name}_two_pods.gin"
+  ).build()
   model, mesh = settings.model, settings.mesh_layout
   assert model.vocab_size == 256_000
   assert mesh.axis_size_of("vocab") == axis
@@ -348,7 +356,7 @@ def test_smaller_models_do_not_divide_over_the_pod_of_540b(name):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_a_recipe_starts_from_a_step_that_the_recipe_before_it_keeps(recipe):
-  _, settings = loaded(recipe).build()
+  _, settings = load_recipe(recipe).build()
   if settings.run.init_checkpoint in (None, "runs/first"):  # the user's own run
     assert settings.run.init_state == "weights"
     return
@@ -356,7 +364,7 @@ def test_a_recipe_starts_from_a_step_that_the_recipe_before_it_keeps(recipe):
     r"runs/(\w+)/checkpoints/step_\d{8}", settings.run.init_checkpoint
   )
   before = FOLDER / "recipes" / f"{named[1]}.gin"
-  _, earlier = loaded(before).build()
+  _, earlier = load_recipe(before).build()
   assert before.name in recipe.read_text()  # its header names the recipe
   assert parameter_shapes(earlier.model) == parameter_shapes(settings.model)
   step, run = step_of(settings.run.init_checkpoint), earlier.run
@@ -371,7 +379,7 @@ def test_a_recipe_starts_from_a_step_that_the_recipe_before_it_keeps(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_a_long_recipe_keeps_checkpoints_of_all_its_length(recipe):
-  _, settings = loaded(recipe).build()
+  _, settings = load_recipe(recipe).build()
   run = settings.run
   if run.train_steps > 50_000:
     assert run.keep_every_steps <= run.train_steps / 20
@@ -380,7 +388,7 @@ def test_a_long_recipe_keeps_checkpoints_of_all_its_length(recipe):
 def test_62b_continues_from_600b_tokens_to_1325b():
   """PaLM Appendix F."""
   path = FOLDER / "recipes" / "palm_62b_continued.gin"
-  _, settings = loaded(path).build()
+  _, settings = load_recipe(path).build()
   rows = settings.run.batch_sizes.rows_before
   begun_at = step_of(settings.run.init_checkpoint)
   # A checkpoint is kept every 10,000 steps, which are 21B tokens.
@@ -397,7 +405,7 @@ def test_62b_continues_from_600b_tokens_to_1325b():
 @pytest.mark.parametrize("name", ["palm_8b", "palm_62b", "palm_540b"])
 def test_a_chip_of_two_pods_has_memory_for_what_it_keeps(name):
   """TPU v4 has 32 GiB. The test computes the activations that REMAT keeps."""
-  _, settings = loaded(FOLDER / "recipes" / f"{name}_two_pods.gin").build()
+  _, settings = load_recipe(FOLDER / "recipes" / f"{name}_two_pods.gin").build()
   model, mesh = settings.model, settings.mesh_layout
   kept = device_bytes(model, mesh, settings.optimizer)
   rows = settings.run.batch_sizes.largest / 2 / mesh.num_microbatches
@@ -438,7 +446,7 @@ def test_recipe_builds_its_whole_training_step_without_its_memory(
   Tests that are not slow build large models with few layers, because all layers
   are alike.
   """
-  _, settings = loaded(recipe).build()
+  _, settings = load_recipe(recipe).build()
   model = resolved(settings.model, settings.mesh_layout)
   if recipe.stem in LARGE:
     num_layers = min(model.num_layers, most_layers)

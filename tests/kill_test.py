@@ -25,7 +25,7 @@ SETTINGS = {
 LONGEST_LIFE_STEPS = 25
 
 
-def logged_step(model_dir):
+def find_logged_step(model_dir):
   """Returns the newest step in metrics.jsonl, 0 if there is none."""
   path = model_dir / "metrics.jsonl"
   lines = path.read_text().splitlines() if path.exists() else []
@@ -33,7 +33,7 @@ def logged_step(model_dir):
   return max((json.loads(x)["step"] for x in lines if x[-1:] == "}"), default=0)
 
 
-def kept_step(model_dir):
+def find_kept_step(model_dir):
   """Returns the step of the newest checkpoint whose bytes are whole."""
   newest = newest_whole(str(model_dir))
   return newest.manifest.step if newest else 0
@@ -45,11 +45,11 @@ def is_saving(model_dir):
 
 def kill_once(process, model_dir, *, num_steps, during_save, wait_secs):
   """Kills a process a number of steps and seconds after it began to train."""
-  kept = kept_step(model_dir)
-  drops = logged_step(model_dir) > kept  # lines after the checkpoint
+  kept = find_kept_step(model_dir)
+  drops = find_logged_step(model_dir) > kept  # lines after the checkpoint
   if drops:
-    wait_until(lambda: logged_step(model_dir) <= kept, process)
-  wait_until(lambda: logged_step(model_dir) >= kept + num_steps, process)
+    wait_until(lambda: find_logged_step(model_dir) <= kept, process)
+  wait_until(lambda: find_logged_step(model_dir) >= kept + num_steps, process)
   if during_save:
     wait_until(lambda: is_saving(model_dir), process)
   time.sleep(wait_secs)
@@ -77,9 +77,9 @@ def test_a_run_killed_thirty_times_ends_with_the_bits_of_one_left_in_peace(
       wait_secs=rng.uniform(0, 0.02),
     )
     during_saves += is_saving(killed)
-    before, kept = kept, kept_step(killed)
+    before, kept = kept, find_kept_step(killed)
     assert kept >= before, "what was whole stays whole"
-    lost = max(lost, logged_step(killed) - kept)
+    lost = max(lost, find_logged_step(killed) - kept)
   assert runs.run("train", corpus, killed, **SETTINGS) == 0
   with capsys.disabled():
     print(

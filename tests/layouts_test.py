@@ -52,7 +52,7 @@ def layout_of(shape):
   return ",".join(rules)
 
 
-def trained(mesh=SINGLE, remat="none", num_pods=1):
+def train_model(mesh=SINGLE, remat="none", num_pods=1):
   """Returns every variable and the metrics of all steps."""
   return train(
     dataclasses.replace(CONFIG, remat=remat),
@@ -67,23 +67,23 @@ def trained(mesh=SINGLE, remat="none", num_pods=1):
 
 
 @functools.cache
-def split(shape, remat, num_microbatches, num_pods):
-  """Returns what `trained` returns, for a mesh of several devices."""
+def train_split(shape, remat, num_microbatches, num_pods):
+  """Returns what `train_model` returns, for a mesh of several devices."""
   mesh = MeshLayout(
     mesh_shape=shape, layout=layout_of(shape), num_microbatches=num_microbatches
   )
-  return trained(mesh, remat, num_pods)
+  return train_model(mesh, remat, num_pods)
 
 
 @pytest.fixture(scope="module")
 def single():
-  return trained()
+  return train_model()
 
 
 # `train` compares the copies on all devices, and the pods, to the bit.
 @pytest.mark.parametrize("case", [*FEW, *WIDE], ids=str)
 def test_ten_steps_are_those_of_one_device(case, single):
-  variables, metrics = split(*case)
+  variables, metrics = train_split(*case)
   expected, expected_metrics = single
   for seen, one in zip(metrics, expected_metrics, strict=True):
     assert seen == pytest.approx(one, rel=1e-5)
@@ -95,8 +95,8 @@ def test_ten_steps_are_those_of_one_device(case, single):
 
 @pytest.mark.parametrize("case", [FEW[0], *WIDE[1::4]], ids=str)
 def test_a_layout_gives_the_same_bits_twice(case):
-  first, first_metrics = split(*case)
-  second, second_metrics = split.__wrapped__(*case)
+  first, first_metrics = train_split(*case)
+  second, second_metrics = train_split.__wrapped__(*case)
   assert first_metrics == second_metrics
   for name, value in first.items():
     np.testing.assert_array_equal(second[name], value, err_msg=name)

@@ -81,7 +81,7 @@ _TEXT = [_swap_value, _swap_value, _copy_value, _nest, _lines]
 _ANY = [_flip, _flip, _cut, _drop, _insert]
 
 
-def mutated(content: bytes, rng: random.Random) -> bytes:
+def mutate(content: bytes, rng: random.Random) -> bytes:
   """Returns `content` with one to three changes."""
   for _ in range(rng.choice([1, 1, 2, 3])):
     if content:

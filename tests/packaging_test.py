@@ -263,7 +263,7 @@ def package_metadata(wheel) -> email.message.Message:
 @pytest.mark.parametrize("lock", LOCKS)
 def test_the_lock_names_each_package_once_with_an_exact_version(lock):
   requirements = _requirements(lock)
-  assert len(_locked_versions(lock)) == len(requirements)
+  assert len(_read_locked_versions(lock)) == len(requirements)
   for requirement in requirements:
     assert re.fullmatch(r"==[0-9.]+", str(requirement.specifier)), requirement
 
@@ -302,12 +302,15 @@ def test_pip_refuses_a_file_with_another_hash_than_the_lock_s(wheel, tmp_path):
 
 
 def test_the_two_locks_share_no_package():
-  first, second = map(_locked_versions, LOCKS)
+  first, second = map(_read_locked_versions, LOCKS)
   assert not first.keys() & second.keys()
 
 
 def test_the_lock_meets_every_requirement_of_the_package(package_metadata):
-  locked = {**_locked_versions(LOCKS[0]), **_locked_versions(LOCKS[1])}
+  locked = {
+    **_read_locked_versions(LOCKS[0]),
+    **_read_locked_versions(LOCKS[1]),
+  }
   for line in package_metadata.get_all("Requires-Dist"):
     requirement = Requirement(line)
     marker = str(requirement.marker or "")
@@ -323,7 +326,7 @@ OVERLAYS = {"seqio-nightly", "tfds-nightly"}
 OF_MODELS = {"transformers"}
 
 
-def _required(lines: list[str], extra: str = "") -> set[str]:
+def _read_required(lines: list[str], extra: str = "") -> set[str]:
   return {
     canonicalize_name(each.name)
     for each in map(Requirement, lines)
@@ -333,16 +336,16 @@ def _required(lines: list[str], extra: str = "") -> set[str]:
 
 def test_no_extra_brings_a_package_that_writes_over_another(package_metadata):
   for extra in package_metadata.get_all("Provides-Extra"):
-    names = _required(package_metadata.get_all("Requires-Dist"), extra)
+    names = _read_required(package_metadata.get_all("Requires-Dist"), extra)
     # t5 requires both of these packages.
     assert not names & (OVERLAYS | {"t5"}), extra
 
 
 def test_the_extra_t5_has_all_else_that_t5_asks_for(package_metadata):
   pytest.importorskip("t5", reason="t5 is not installed")
-  of_t5 = _required(importlib.metadata.requires("t5"))
+  of_t5 = _read_required(importlib.metadata.requires("t5"))
   assert of_t5 >= OVERLAYS, "pip could install t5 by itself"
-  ours = _required(package_metadata.get_all("Requires-Dist"), "t5")
+  ours = _read_required(package_metadata.get_all("Requires-Dist"), "t5")
   assert of_t5 - OVERLAYS - OF_MODELS <= ours
 
 
@@ -395,7 +398,7 @@ def _requirements(lock: str) -> list[Requirement]:
   ]
 
 
-def _locked_versions(lock: str) -> dict[str, str]:
+def _read_locked_versions(lock: str) -> dict[str, str]:
   return {
     canonicalize_name(requirement.name): specifier.version
     for requirement in _requirements(lock)

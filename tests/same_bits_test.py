@@ -101,7 +101,7 @@ def train(package, corpus, model_dir, macros):
   """Returns the last checkpoint's tensors, the metrics and the samples."""
   changes = {"TRAIN_STEPS": 6, "SAMPLE_STEPS": 6, **macros}
   command = runs.arguments("train", corpus, model_dir, **changes)
-  # Python looks into the working folder first.
+  # Python imports from the working folder first.
   result = subprocess.run(
     [sys.executable, "-m", "palm_mtf", *command],
     cwd=package,

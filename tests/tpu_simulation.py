@@ -100,9 +100,7 @@ def _write_out_loops(definition: tf.GraphDef, max_rounds: int) -> None:
       parts = []
       for part in ("cond", "body"):
         function = functions[node.attr[part].func.name]
-        parts.append(
-          _inlined(nodes, function, values, f"{prefix}/{part}", node)
-        )
+        parts.append(_inline(nodes, function, values, f"{prefix}/{part}", node))
       (is_on,), after = parts
       for i, (old, new) in enumerate(zip(values, after, strict=True)):
         if new == old:
@@ -125,7 +123,7 @@ def _write_out_loops(definition: tf.GraphDef, max_rounds: int) -> None:
   definition.node.extend(nodes)
 
 
-def _inlined(nodes, function, values, prefix, loop) -> list[str]:
+def _inline(nodes, function, values, prefix, loop) -> list[str]:
   """Adds the operations of a function; returns the names of its results."""
   definition, flat_names = function_def_to_graph_def(function)
   arguments = [each.name for each in function.signature.input_arg]
@@ -197,15 +195,13 @@ class _Simulation:
         if index is None:  # ^control: on all copies
           source, _ = _split(found.input[0])
           size = self._sizes[self._cluster(self._nodes[source])]
-          yield from (f"^{_named(source, i)}" for i in range(size))
+          yield from (f"^{_name(source, i)}" for i in range(size))
         else:
           inner, inner_index = _split(found.input[0])
-          yield f"{_named(inner, index)}:{inner_index}"
+          yield f"{_name(inner, index)}:{inner_index}"
       elif cluster := self._cluster(found):
         assert index is None, f"{node.name} reads {name} of {cluster}"
-        yield from (
-          f"^{_named(source, i)}" for i in range(self._sizes[cluster])
-        )
+        yield from (f"^{_name(source, i)}" for i in range(self._sizes[cluster]))
       else:
         yield name
 
@@ -219,11 +215,11 @@ class _Simulation:
     if found.op == "TPUReplicatedInput":
       return found.input[replica] if index is not None else f"^{source}"
     if self._cluster(found):
-      source = _named(source, replica)
+      source = _name(source, replica)
     return f"^{source}" if index is None else f"{source}:{index}"
 
   def _copy(self, node, replica):
-    name = _named(node.name, replica)
+    name = _name(node.name, replica)
     if node.op == "TPUReplicateMetadata":
       self._add(name, "NoOp", self._inputs(node, replica))
     elif node.op in ("CrossReplicaSum", "XlaAllReduce"):
@@ -251,7 +247,7 @@ class _Simulation:
         copy.op = "IdentityN"
       if node.op == "Enter":
         frame = node.attr["frame_name"].s.decode()
-        copy.attr["frame_name"].s = _named(frame, replica).encode()
+        copy.attr["frame_name"].s = _name(frame, replica).encode()
       del copy.input[:]
       copy.input.extend(self._inputs(node, replica))
 
@@ -285,7 +281,7 @@ class _Simulation:
       node.attr[key].CopyFrom(value)
 
 
-def _named(name: str, replica: int) -> str:
+def _name(name: str, replica: int) -> str:
   return f"{name}__replica_{replica}"
 
 

@@ -406,12 +406,12 @@ def test_a_command_has_its_defaults_unless_the_user_sets_them(here):
   assert without_origins(load("evaluate", [kept])) == without_origins(plain)
 
 
-def loaded(*given):
+def load_macros(*given):
   return load("train", [RECIPE], [DIR, *given])
 
 
 def hardware(*given):
-  return loaded(*given).build()[1].hardware
+  return load_macros(*given).build()[1].hardware
 
 
 def test_a_chip_brings_its_rates_and_the_user_has_the_last_word():
@@ -422,7 +422,7 @@ def test_a_chip_brings_its_rates_and_the_user_has_the_last_word():
 
 def test_another_chip_over_a_runs_config_brings_its_own_rates(tmp_path):
   """config.gin only has comments for the settings that followed from CHIP."""
-  text = loaded('CHIP="tpu_v4"', "CHIP_WATTS=500").format_effective()
+  text = load_macros('CHIP="tpu_v4"', "CHIP_WATTS=500").format_effective()
   file = tmp_path / "config.gin"
   file.write_text(text)
   again = load("train", [str(file)], ['CHIP="a100"']).build()[1]
@@ -515,7 +515,7 @@ def forms(model_dir) -> list[list[str]]:
   return [["--model_dir", str(model_dir)], [of_file, moved]]
 
 
-def printed(capsys, *arguments) -> tuple[str, list[dict]]:
+def print_results(capsys, *arguments) -> tuple[str, list[dict]]:
   """Returns the first line of stderr, and the objects on stdout."""
   capsys.readouterr()
   assert main([*arguments, "--json"]) == 0
@@ -531,7 +531,9 @@ def test_a_run_computes_in_the_dtype_that_its_user_named(
   assert runs.SETTINGS["ACTIVATION_DTYPE"] == "float32"
   cpus.pretend_cpu(cpus.ZEN_4, tmp_path, monkeypatch)  # "auto": bfloat16
   flags, count = COMMANDS[command]
-  found = [printed(capsys, command, *form, *flags) for form in forms(finished)]
+  found = [
+    print_results(capsys, command, *form, *flags) for form in forms(finished)
+  ]
   for first, records in found:
     assert first == "computing in float32 (native bfloat16: avx512_bf16)"
     assert [x["activation_dtype"] for x in records] == ["float32"] * count
@@ -540,7 +542,7 @@ def test_a_run_computes_in_the_dtype_that_its_user_named(
 
 def test_a_dtype_on_the_command_line_replaces_that_of_the_run(finished, capsys):
   for form in forms(finished):
-    first, (record,) = printed(
+    first, (record,) = print_results(
       capsys, "evaluate", *form, "--gin.ACTIVATION_DTYPE='bfloat16'"
     )
     assert first.startswith("computing in bfloat16 (")

@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch):
   return tmp_path
 
 
-def copied(folder: Path, inside: bool) -> str:
+def copy_package(folder: Path, inside: bool) -> str:
   """Copies the package to `folder`; returns the gin folder that it finds."""
   shutil.copytree(ROOT / "palm_mtf" / "cli", folder / "palm_mtf" / "cli")
   for name in ("__init__.py", "errors.py"):
@@ -49,14 +49,14 @@ def copied(folder: Path, inside: bool) -> str:
 
 
 def test_a_checkout_has_its_gin_folder_next_to_the_package(here):
-  assert copied(here, inside=False) == str(here / "gin")
+  assert copy_package(here, inside=False) == str(here / "gin")
 
 
 def test_a_wheel_has_its_gin_folder_inside_the_package(here):
   # Next to an installed package, the folder "gin" is gin's own package.
   (here / "gin").mkdir()
   (here / "gin" / "__init__.py").touch()
-  assert copied(here, inside=True) == str(here / "palm_mtf" / "gin")
+  assert copy_package(here, inside=True) == str(here / "palm_mtf" / "gin")
 
 
 def test_the_current_folder_comes_before_the_gin_folder(here):

@@ -141,7 +141,7 @@ def here(tmp_path, monkeypatch):
   return tmp_path
 
 
-def configured(here, *lines):
+def configure(here, *lines):
   """Returns the recipe's configuration with the lines of mine.gin."""
   text = "\n".join([f"include '{RECIPE}'", "import own", *lines])
   (here / "mine.gin").write_text(text)
@@ -149,7 +149,7 @@ def configured(here, *lines):
 
 
 def refusal(here, *lines):
-  configuration = configured(here, *lines)
+  configuration = configure(here, *lines)
   with pytest.raises(UserError) as error:
     configuration.build()
   # The command adds where the macro was set.
@@ -177,7 +177,7 @@ def line_of(own, text):
 def test_numbers_arrays_and_paths_of_libraries_are_taken(
   here, macro, function, read
 ):
-  configuration = configured(here, f"{macro} = @own.{function}()")
+  configuration = configure(here, f"{macro} = @own.{function}()")
   value = configuration._compute_values()[macro]
   assert (value, type(value)) == (read, type(read))
   configuration.build()
@@ -204,24 +204,24 @@ def test_numbers_arrays_and_paths_of_libraries_are_taken(
 def test_gins_own_functions_are_taken_with_and_without_their_module(
   here, lines, layers
 ):
-  _, config = configured(here, *lines).build()
+  _, config = configure(here, *lines).build()
   assert config.model.num_layers == layers
 
 
 def test_a_chip_has_its_rates_however_its_name_is_given(here):
-  _, plain = configured(here, 'CHIP = "v100"').build()
+  _, plain = configure(here, 'CHIP = "v100"').build()
   assert plain.hardware.chip_memory_bytes
   for lines in (
     ["CHIP = @own.chip()"],
     ["CHIP = %MINE", 'MINE = "v100"'],
     ["CHIP = %MINE", "MINE = @own.chip()"],
   ):
-    _, config = configured(here, *lines).build()
+    _, config = configure(here, *lines).build()
     assert config.hardware == plain.hardware
 
 
 def test_what_a_function_prints_is_no_result(here, capsys):
-  _, config = configured(here, "NUM_LAYERS = @own.chatter()").build()
+  _, config = configure(here, "NUM_LAYERS = @own.chatter()").build()
   assert config.model.num_layers == 3
   assert capsys.readouterr() == ("", "chatter\n")
 
@@ -361,19 +361,19 @@ def test_a_module_that_cannot_be_imported_is_one_line(
 
 
 def test_an_interruption_is_no_fault_of_the_function(here):
-  configuration = configured(here, "NUM_LAYERS = @own.interrupted()")
+  configuration = configure(here, "NUM_LAYERS = @own.interrupted()")
   with pytest.raises(KeyboardInterrupt):
     configuration.build()
 
 
 def test_print_config_computes_values_and_prints_how_they_are_set(here, capsys):
-  configured(here, "NUM_LAYERS = @own.chatter()")
+  configure(here, "NUM_LAYERS = @own.chatter()")
   flags = ["--gin_file=mine.gin", "--gin.MODEL_DIR='run'", "--print_config"]
   assert main(["train", *flags]) == 0
   out, err = capsys.readouterr()
   assert "\nNUM_LAYERS = @own.chatter()  # mine.gin:3\n" in out
   assert (err, "chatter\n" in out) == ("chatter\n", False)
-  configured(here, "NUM_LAYERS = @own.leave()")
+  configure(here, "NUM_LAYERS = @own.leave()")
   assert main(["train", *flags]) == 2
   out, err = capsys.readouterr()
   assert (out, err.count("\n")) == ("", 1)

@@ -30,7 +30,7 @@ def imported(folder, tmp_path_factory):
   return path
 
 
-def _generated(model_dir, capsys) -> str:
+def _generate(model_dir, capsys) -> str:
   capsys.readouterr()
   flags = ["--model_dir", str(model_dir), "--prompt", "one two", "--json"]
   greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
@@ -79,7 +79,7 @@ def test_an_imported_checkpoint_has_the_bits_of_the_exported_one(
 
 
 def test_an_imported_run_generates_the_same_text(imported, finished, capsys):
-  assert _generated(imported, capsys) == _generated(finished, capsys)
+  assert _generate(imported, capsys) == _generate(finished, capsys)
 
 
 def test_a_run_starts_from_an_imported_one(imported, corpus, tmp_path):
@@ -165,7 +165,7 @@ def test_transformers_computes_our_logits_and_our_greedy_text(
     config, runs.read_tensors(run, 12), inputs["input_ids"].numpy()
   )
   assert np.abs(logits - expected).max() < 1e-4 * np.ptp(expected)
-  text = json.loads(_generated(run, capsys))["continuation"]
+  text = json.loads(_generate(run, capsys))["continuation"]
   tokens = model.generate(**inputs, max_new_tokens=8, do_sample=False)[0]
   new = tokens[inputs["input_ids"].shape[1] :]
   assert tokenizer.decode(new, skip_special_tokens=True) == text

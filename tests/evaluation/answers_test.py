@@ -65,7 +65,7 @@ def load(*settings):
   return gin_files.load("evaluate", files, flags).build()[1]
 
 
-def with_new_field(part):
+def add_field(part):
   """Returns a copy of a part that has one field more."""
   cls = type(part)
   extended = dataclasses.make_dataclass(
@@ -79,18 +79,18 @@ def with_new_field(part):
   return extended(**{x.name: getattr(part, x.name) for x in fields})
 
 
-def extended_copies(part):
+def extend_copies(part):
   """Yields copies of a configuration; each has another part extended."""
-  yield type(part).__name__, with_new_field(part)
+  yield type(part).__name__, add_field(part)
   for field in dataclasses.fields(part):
     value = getattr(part, field.name)
     if dataclasses.is_dataclass(value):
-      for name, copy in extended_copies(value):
+      for name, copy in extend_copies(value):
         yield name, dataclasses.replace(part, **{field.name: copy})
 
 
 def test_a_new_field_of_any_part_counts_by_default():
-  copies = dict(extended_copies(load()))
+  copies = dict(extend_copies(load()))
   # Every class of settings that an evaluation has is extended.
   others = {"ConfigOfSweep", "CorpusConfig", "PlanConfig", "SweepConfig"}
   others.add("StatisticsConfig")

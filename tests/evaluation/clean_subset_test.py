@@ -54,7 +54,7 @@ def ngrams(text: str) -> list[tuple[str, ...]]:
   return [tuple(split[i : i + 8]) for i in range(len(split) - 7)]
 
 
-def contaminated_by_hand(examples, documents) -> list[int]:
+def find_contaminated(examples, documents) -> list[int]:
   seen = {ngram for each in documents for ngram in ngrams(each)}
   found = []
   for number, example in enumerate(examples):
@@ -119,7 +119,7 @@ def find(tmp_path):
   return find
 
 
-def evaluated(task, contaminated, scores):
+def evaluate(task, contaminated, scores):
   """Returns the result of a task for answers with these scores."""
   clean = [n for n in range(len(scores)) if n not in contaminated]
   return task.evaluate(1, Says(numbers=scores), clean)
@@ -128,7 +128,7 @@ def evaluated(task, contaminated, scores):
 def test_contaminated_examples_are_those_of_sets_of_8_grams(find):
   register("plain")
   _, found = find("plain")
-  assert found == contaminated_by_hand(EXAMPLES, DOCUMENTS)
+  assert found == find_contaminated(EXAMPLES, DOCUMENTS)
   assert 0 < len(found) < 12
 
 
@@ -136,7 +136,7 @@ def test_of_clean_examples_the_metric_functions_get_targets_and_answers(find):
   register("plain")
   task, found = find("plain")
   scores = [float(2**i) for i in range(12)]
-  result = evaluated(task, found, scores)
+  result = evaluate(task, found, scores)
   clean = [s for i, s in enumerate(scores) if i not in found]
   assert result.metrics == {
     "mean_score": np.mean(scores),
@@ -154,7 +154,7 @@ def test_averages_over_categories_are_of_clean_examples_too(find):
   register("plain", exemplar_group=categories)
   task, found = find("plain")
   scores = [float(2**i) for i in range(12)]
-  metrics = evaluated(task, found, scores).metrics
+  metrics = evaluate(task, found, scores).metrics
   means = [
     np.mean([s for i, s in enumerate(scores) if i % 2 == j and i not in found])
     for j in range(2)
@@ -165,12 +165,12 @@ def test_averages_over_categories_are_of_clean_examples_too(find):
 def test_eval_examples_limits_the_compared_examples(find):
   register("plain")
   task, found = find("plain", eval_examples=6)
-  assert found == contaminated_by_hand(EXAMPLES[:6], DOCUMENTS)
+  assert found == find_contaminated(EXAMPLES[:6], DOCUMENTS)
   assert len(task.texts) == 6
 
 
 def test_options_of_a_question_stay_together(find):
-  number = contaminated_by_hand(EXAMPLES, DOCUMENTS)[0]
+  number = find_contaminated(EXAMPLES, DOCUMENTS)[0]
   record = ["a", "b", "c", "d", "e", "f"]
   register("named", record=[record[i // 2] for i in range(12)])
   _, named = find("named")
@@ -191,7 +191,7 @@ def test_exemplars_are_not_compared(find):
   train = [(text, "0") for text in DOCUMENTS]
   register("shots", train=train)
   _, found = find("shots", few_shot=FewShotConfig(num_shots=1))
-  assert found == contaminated_by_hand(EXAMPLES, DOCUMENTS)
+  assert found == find_contaminated(EXAMPLES, DOCUMENTS)
 
 
 @pytest.mark.parametrize("clean", [0, 12])
@@ -204,7 +204,7 @@ def test_of_none_there_is_no_clean_metric_and_of_all_it_is_the_metric(
   task, found = find("seen")
   assert len(found) == 12 - clean
   expected = {"mean_score": 1.0} | ({"mean_score_clean": 1.0} if clean else {})
-  assert evaluated(task, found, [1.0] * 12).metrics == expected
+  assert evaluate(task, found, [1.0] * 12).metrics == expected
 
 
 def test_what_was_found_is_kept_until_text_or_examples_change(

@@ -293,7 +293,7 @@ def test_answers_of_another_model_function_are_asked_again(evaluate, config):
   assert len(told) == 2 * 4
 
 
-def guarded(part, names):
+def guard(part, names):
   """Returns a copy of settings and parts that raises if `names` are read."""
   # The code of dataclasses and of checks may read all fields, because it does
   # not compute answers.
@@ -311,7 +311,7 @@ def guarded(part, names):
   copy = object.__new__(Guarded)
   for name, value in vars(part).items():
     is_part = dataclasses.is_dataclass(value)
-    vars(copy)[name] = guarded(value, names) if is_part else value
+    vars(copy)[name] = guard(value, names) if is_part else value
   return copy
 
 
@@ -319,9 +319,9 @@ def test_no_answer_reads_a_setting_that_answers_are_kept_without(evaluate):
   names = set(" ".join(INDEPENDENT.values()).split())
   names.remove("CLEAN_SUBSET")  # the evaluator reads it, but only for metrics
   with pytest.raises(AssertionError, match="reads TRAIN_STEPS"):
-    _ = guarded(RUN, names).train_steps
+    _ = guard(RUN, names).train_steps
   found = evaluate(
-    "options", "open", prepared=lambda settings: guarded(settings, names)
+    "options", "open", prepared=lambda settings: guard(settings, names)
   )
   assert found.keys() == {"options", "open"}
 

@@ -76,7 +76,7 @@ def test_solved_training_examples_stand_before_each_input():
   assert len(seen) > 10, "each example has its own"
 
 
-def formed(name, **settings) -> tuple[str, list[str]]:
+def make_form(name, **settings) -> tuple[str, list[str]]:
   """Returns the name of a few-shot form, and its inputs."""
   form = make_few_shot(seqio.TaskRegistry.get(name), FewShotConfig(**settings))
   seqio.TaskRegistry.add_provider(f"form of {name}", form)
@@ -85,16 +85,16 @@ def formed(name, **settings) -> tuple[str, list[str]]:
   return form.name, texts
 
 
-def solved(*numbers) -> list[str]:
+def solve(*numbers) -> list[str]:
   return [f"Q: {n} + {n}?\nA: {2 * n}" for n in numbers]
 
 
 def test_the_first_training_examples_stand_before_every_input():
   add_sums(train=(7, 5, 3, 1))
-  name, texts = formed("sums", num_shots=2, exemplars="first", seed=4)
+  name, texts = make_form("sums", num_shots=2, exemplars="first", seed=4)
   assert name == "sums_2_shot_custom"
   assert texts == [
-    SEPARATOR.join([*solved(7, 5), f"Q: {n} + {n}?\nA:"])
+    SEPARATOR.join([*solve(7, 5), f"Q: {n} + {n}?\nA:"])
     for n in range(100, 110)
   ]
 
@@ -103,7 +103,7 @@ def test_the_first_ones_are_of_the_group_and_never_the_example_itself():
   add_choices(
     exemplar_group=["low" if i < 4 else "high" for i in range(8) for _ in "ab"]
   )
-  _, texts = formed("choices", num_shots=2, exemplars="first")
+  _, texts = make_form("choices", num_shots=2, exemplars="first")
   numbers = [[int(x.split()[1]) for x in t.split(SEPARATOR)] for t in texts]
   assert numbers[::2] == numbers[1::2] == [
     [1, 2, 0], [0, 2, 1], [0, 1, 2], [0, 1, 3],
@@ -118,7 +118,7 @@ def test_a_header_stands_once_before_the_exemplars_of_each_group():
     unconditional=[j == 1 for _ in range(8) for j in range(2)],
   )
   header = "Even, or not? These are {group}: {}\n"
-  name, texts = formed(
+  name, texts = make_form(
     "choices", num_shots=1, prompt_headers={"choices": header}
   )
   assert name == "choices_1_shot_custom"
@@ -130,7 +130,7 @@ def test_a_header_stands_once_before_the_exemplars_of_each_group():
     assert text.count("Even, or not?") == 1
     assert text.count(SEPARATOR) == 2
   assert not any("These are" in text for text in texts[1::2]), "unconditional"
-  name, texts = formed("choices", prompt_headers={"choices": "Even?"})
+  name, texts = make_form("choices", prompt_headers={"choices": "Even?"})
   assert name == "choices_0_shot_custom"
   assert texts[0] == f"Even?{SEPARATOR}Is 0 even?\nA:"
 
@@ -144,11 +144,11 @@ def test_a_file_replaces_the_training_split(tmp_path):
   )
   (tmp_path / "mine.txt").write_text("Sums.\n\nQ: 6 + 6?\nA: 12\n###\n\n")
   queries = [f"Q: {n} + {n}?\nA:" for n in range(100, 110)]
-  both = SEPARATOR.join([*solved(2, 1), ""])
+  both = SEPARATOR.join([*solve(2, 1), ""])
   for path, settings, expected, before in (
     (lines, {}, "sums_custom", both),
     (lines, {"num_shots": 2, "seed": 1}, "sums_2_shot_custom", both),
-    (lines, {"num_shots": 1}, "sums_1_shot_custom", solved(2)[0] + SEPARATOR),
+    (lines, {"num_shots": 1}, "sums_1_shot_custom", solve(2)[0] + SEPARATOR),
     (
       tmp_path / "mine.txt",
       {"num_shots": 8, "prompt_headers": {"sums": "Here:"}},
@@ -157,7 +157,7 @@ def test_a_file_replaces_the_training_split(tmp_path):
     ),
   ):
     files = {"sums": str(path)}
-    name, texts = formed("sums", exemplar_files=files, **settings)
+    name, texts = make_form("sums", exemplar_files=files, **settings)
     assert name == expected
     assert texts == [before + query for query in queries]
 
@@ -323,7 +323,7 @@ def test_what_cannot_work_is_one_line():
   with pytest.raises(UserError, match="'sums_1_shot' has exemplars already"):
     few_shot_task(few_shot_task("sums", 1), 1)
   with pytest.raises(Exception, match=r"sums, whose examples have no group"):
-    formed("sums", prompt_headers={"sums": "About {group}:"})
+    make_form("sums", prompt_headers={"sums": "About {group}:"})
   with pytest.raises(Exception, match="NUM_SHOTS = 5, but split 'train' has"):
     inputs_of(few_shot_task("sums", 5))
 

@@ -64,7 +64,7 @@ def register(
   add_examples(name, {split: examples}, steps, **changes)
 
 
-def opened(vocabulary, *names, few_shot=None, **settings):
+def open_tasks(vocabulary, *names, few_shot=None, **settings):
   few_shot = FewShotConfig(**few_shot or {})
   config = TaskEvalConfig(eval_tasks=names, few_shot=few_shot, **settings)
   return open_eval_tasks(config, vocabulary, 64)
@@ -78,7 +78,7 @@ def test_text_becomes_the_runs_ids_though_the_tasks_are_out_of_reach(
   tokenize = functools.partial(STEPS[0], copy_pretokenized=False)
   register("bare", [exact], steps=[tokenize])
   registered = set(seqio.TaskRegistry.names())
-  plain, with_eos, bare = opened(vocabulary, "plain", "with_eos", "bare")
+  plain, with_eos, bare = open_tasks(vocabulary, "plain", "with_eos", "bare")
   assert set(seqio.TaskRegistry.names()) == registered, "nothing stays there"
   expected = [vocabulary.encode(x) for x in QUESTIONS["targets"]]
   assert plain.targets == bare.targets == expected
@@ -100,17 +100,19 @@ def test_num_shots_puts_solved_examples_before_each_that_fit(vocabulary):
     features=BOTH,
     metric_fns=[exact],
   )
-  (as_registered,) = opened(vocabulary, "solved")
-  (task,) = opened(vocabulary, "solved", few_shot={"num_shots": 1})
+  (as_registered,) = open_tasks(vocabulary, "solved")
+  (task,) = open_tasks(vocabulary, "solved", few_shot={"num_shots": 1})
   assert task.name == "solved_1_shot"
   for ids, before in zip(task.inputs, as_registered.inputs, strict=True):
     shot, query = vocabulary.decode(ids).split("\n\n")
     assert query == vocabulary.decode(before)
     assert shot in map("".join, zip(*QUESTIONS.values(), strict=True))
     assert not shot.startswith(query)
-  (many,) = opened(vocabulary, "solved", few_shot={"num_shots": 2})
+  (many,) = open_tasks(vocabulary, "solved", few_shot={"num_shots": 2})
   assert max(map(len, many.inputs)) <= 64, "the context"
-  (other,) = opened(vocabulary, "solved", few_shot={"num_shots": 1, "seed": 3})
+  (other,) = open_tasks(
+    vocabulary, "solved", few_shot={"num_shots": 1, "seed": 3}
+  )
   assert other.inputs != task.inputs
 
 
@@ -128,7 +130,7 @@ def test_metrics_are_what_the_tasks_functions_make_of_texts_and_scores(
   says = Says([["2"], ["  5 "], ["\u00e9\n"]], [-1.0, -2.0, -6.0])
 
   def evaluate():
-    (task,) = opened(vocabulary, "both")
+    (task,) = open_tasks(vocabulary, "both")
     return task.evaluate(7, says)
 
   if in_a_graph:  # as during training
@@ -162,7 +164,7 @@ def test_predictions_may_be_empty_and_several_and_have_scores(vocabulary):
 
   register("several", [best_of])
   register("scored", [with_aux])
-  several, scored = opened(vocabulary, "several", "scored")
+  several, scored = open_tasks(vocabulary, "several", "scored")
   texts = [["a", " 2"], ["", "4"], [" \u00e9", "b"]]
   assert several.evaluate(1, Says(texts)).metrics["best"] == pytest.approx(
     2 / 3
@@ -180,7 +182,7 @@ def test_a_mixture_is_its_tasks_without_those_that_cannot_be(
   register("no_split", [], split="train")
   names = ["first", "second", "no_metric", "no_split"]
   seqio.MixtureRegistry.add("all_of_them", names, default_rate=1.0)
-  tasks = opened(vocabulary, "all_of_them", "first", eval_examples=2)
+  tasks = open_tasks(vocabulary, "all_of_them", "first", eval_examples=2)
   assert [task.name for task in tasks] == ["first", "second"]
   assert [len(task.targets) for task in tasks] == [2, 2]
   err = capsys.readouterr().err
@@ -196,7 +198,7 @@ def test_preprocessors_that_cut_get_the_sequence_length(vocabulary):
     return dataset
 
   register("cut", [exact], steps=[*STEPS, cut])
-  opened(vocabulary, "cut")
+  open_tasks(vocabulary, "cut")
   assert seen[0] == {"inputs": 64, "targets": 64}
 
 
@@ -247,14 +249,14 @@ def ids_of(dataset):
 def test_what_cannot_be_evaluated_is_one_line(vocabulary, changes, message):
   register(**{"name": "mine", "metrics": [exact], **changes})
   with pytest.raises(UserError) as info:
-    opened(vocabulary, "mine")
+    open_tasks(vocabulary, "mine")
   assert message in str(info.value)
   assert "\n" not in str(info.value)
 
 
 def test_a_metric_function_that_fails_is_one_line_with_the_task(vocabulary):
   register("broken", [broken_metric])
-  (task,) = opened(vocabulary, "broken")
+  (task,) = open_tasks(vocabulary, "broken")
   with pytest.raises(UserError) as info:
     task.evaluate(1, Says([["a"]] * 3))
   line = inspect.getsourcelines(broken_metric)[1] + 1

@@ -85,7 +85,7 @@ def measured(finished, tmp_path_factory):
   return json.loads(results.read_text()), samples
 
 
-def _printed(command, finished, capsys, *flags) -> list[dict]:
+def _run_command(command, finished, capsys, *flags) -> list[dict]:
   capsys.readouterr()
   given = ["--model_dir", str(finished), "--json", *flags]
   assert main([command, *given]) == 0
@@ -107,7 +107,7 @@ def test_options_have_the_likelihoods_of_score(
       for x in DOCUMENTS
     )
   )
-  lines = _printed("score", finished, capsys, "--input", str(file))
+  lines = _run_command("score", finished, capsys, "--input", str(file))
   for sample, line in zip(samples["choice"], lines, strict=True):
     # [[[log p, is greedy]], ...] as text
     found = [float(response[0][0]) for response in sample["resps"]]
@@ -121,7 +121,7 @@ def test_bits_per_byte_of_documents_are_those_of_score(
 ):
   results, _ = measured
   flags = [flag for x in DOCUMENTS for flag in ("--text", x["text"])]
-  *_, total = _printed("score", finished, capsys, *flags)
+  *_, total = _run_command("score", finished, capsys, *flags)
   assert results["config"]["model_dtype"] == "float32"
   found = results["results"]["rolling"]["bits_per_byte,none"]
   assert found == pytest.approx(total["bits_per_byte"], rel=1e-6)
@@ -132,7 +132,7 @@ def test_greedy_texts_are_those_of_generate(measured, finished, capsys):
   _, samples = measured
   flags = [flag for x in DOCUMENTS for flag in ("--prompt", x["question"])]
   flags += ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
-  lines = _printed("generate", finished, capsys, *flags)
+  lines = _run_command("generate", finished, capsys, *flags)
   found = [sample["resps"][0][0] for sample in samples["greedy"]]
   expected = [line["continuation"].split("\n")[0] for line in lines]
   assert found == expected

@@ -27,7 +27,7 @@ def run(finished):
   return Run(str(finished), {}, False)
 
 
-def _printed(command, finished, capsys, *flags) -> list[dict]:
+def _run_command(command, finished, capsys, *flags) -> list[dict]:
   capsys.readouterr()
   given = ["--model_dir", str(finished), "--json", *flags]
   assert main([command, *given]) == 0
@@ -44,7 +44,7 @@ def test_continuations_have_the_likelihoods_of_targets(
 ):
   file = tmp_path / "pairs.tsv"
   file.write_text("".join("\t".join(pair) + "\n" for pair in PAIRS))
-  lines = _printed("score", finished, capsys, "--input", str(file))
+  lines = _run_command("score", finished, capsys, "--input", str(file))
   expected = [line["log_likelihood"] for line in lines[: len(PAIRS)]]
   assert [x.log_likelihood for x in _scores(run, PAIRS)] == expected
 
@@ -53,7 +53,7 @@ def test_a_document_of_any_length_has_the_likelihood_of_a_text(
   run, finished, capsys
 ):
   flags = ["--text", "one two three", "--text", LONG]
-  lines = _printed("score", finished, capsys, *flags)
+  lines = _run_command("score", finished, capsys, *flags)
   found = _scores(run, [("", "one two three"), ("", LONG)])
   expected = [line["log_likelihood"] for line in lines[:2]]
   assert [x.log_likelihood for x in found] == expected
@@ -78,7 +78,7 @@ def test_the_greedy_text_is_that_of_generate_and_is_called_greedy(
   found = dict(run.continuations([(x, GREEDY) for x in prompts]))
   flags = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
   flags += ["--prompt", prompts[0], "--prompt", prompts[1]]
-  lines = _printed("generate", finished, capsys, *flags)
+  lines = _run_command("generate", finished, capsys, *flags)
   expected = [line["continuation"] for line in lines]
   assert [found[i] for i in range(3)] == [*expected, expected[0]]
   (greedy,) = _scores(run, [(prompts[0], expected[0])])
@@ -128,7 +128,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 LENGTH = 512
 
 
-def _asked(**gen_kwargs):
+def _read_settings(**gen_kwargs):
   return read_generation(gen_kwargs, DecodeConfig(), LENGTH)
 
 
@@ -146,14 +146,14 @@ def test_spaces_that_end_a_context_belong_to_the_continuation(pair, expected):
 
 
 def test_a_task_that_says_nothing_has_256_greedy_tokens():
-  asked = _asked()
+  asked = _read_settings()
   assert (asked.max_tokens, asked.decode.is_greedy) == (256, True)
   assert asked.decode.stop_strings == ()
 
 
 @pytest.mark.parametrize("until, stops", [("x", ("x",)), (["", "a"], ("a",))])
 def test_until_is_a_string_or_several(until, stops):
-  assert _asked(until=until).decode.stop_strings == stops
+  assert _read_settings(until=until).decode.stop_strings == stops
 
 
 @pytest.mark.parametrize(
@@ -166,20 +166,20 @@ def test_until_is_a_string_or_several(until, stops):
   ],
 )
 def test_a_temperature_counts_where_tokens_are_drawn(gen_kwargs, temperature):
-  assert _asked(**gen_kwargs).decode.temperature == temperature
+  assert _read_settings(**gen_kwargs).decode.temperature == temperature
 
 
 def test_the_number_of_tokens_has_four_names_of_which_the_first_counts():
-  assert _asked(max_new_tokens=5).max_tokens == 5
-  assert _asked(max_completion_tokens=6, max_gen_toks=7).max_tokens == 7
+  assert _read_settings(max_new_tokens=5).max_tokens == 5
+  assert _read_settings(max_completion_tokens=6, max_gen_toks=7).max_tokens == 7
 
 
 def test_as_many_tokens_as_a_row_has_become_half_a_row():
-  assert _asked(max_gen_toks=LENGTH - 1).max_tokens == LENGTH - 1
-  asked = _asked(max_gen_toks=LENGTH)
+  assert _read_settings(max_gen_toks=LENGTH - 1).max_tokens == LENGTH - 1
+  asked = _read_settings(max_gen_toks=LENGTH)
   assert (asked.max_tokens, asked.asked_tokens) == (LENGTH // 2, LENGTH)
 
 
 def test_a_keyword_that_would_be_forgotten_is_refused():
   with pytest.raises(UserError, match="have num_beams; palm_mtf knows"):
-    _asked(num_beams=4)
+    _read_settings(num_beams=4)
