@@ -6,6 +6,7 @@ import contextlib
 import errno
 import glob
 import os
+import re
 import secrets
 import shutil
 import time
@@ -15,6 +16,8 @@ from palm_mtf.errors import UserError, check_no_address
 
 # Full disk, exceeded quota, exceeded file size.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# The whole error of ndarray.tofile on a full disk: the error has no errno.
+_SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 # Begins the name of a file or folder that is not whole yet; nothing reads it.
 PARTIAL = ".partial_"
 _ABANDONED_SECS = 3600.0  # no writer of one file takes so long
@@ -185,7 +188,7 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    if error.errno in _NO_SPACE:
+    if error.errno in _NO_SPACE or _SHORT_WRITE.fullmatch(str(error)):
       needed = ""
       if needed_bytes:
         needed = f", which needs up to {needed_bytes:,} bytes"
@@ -193,8 +196,9 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
         f"no disk space left for {path}{needed}; free some, or choose another "
         "folder."
       ) from None
+    reason = error.strerror or str(error)
     raise UserError(
-      f"cannot write {path}: {error.strerror}; choose another folder."
+      f"cannot write {path}: {reason}; choose another folder."
     ) from None
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import pathlib
 
+import numpy as np
 import pytest
 
 from palm_mtf.errors import UserError
@@ -161,6 +162,18 @@ def test_what_the_disk_refuses_is_told_with_the_folder(number, message):
   with pytest.raises(UserError) as info, writing("/some/run", 12345):
     raise OSError(number, os.strerror(number))
   assert str(info.value) == message
+
+
+def test_an_error_without_errno_is_told_by_its_text():
+  with pytest.raises(UserError) as info, writing("/some/file", 12345):
+    raise OSError("the pipe is blocked")
+  assert str(info.value) == (
+    "cannot write /some/file: the pipe is blocked; choose another folder."
+  )
+  with pytest.raises(UserError) as info, writing("/some/file", 12345):
+    with open("/dev/full", "wb") as full:
+      np.zeros(100_000).tofile(full)
+  assert str(info.value).startswith("no disk space left for /some/file, which")
 
 
 @pytest.mark.parametrize(
