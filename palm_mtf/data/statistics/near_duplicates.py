@@ -3,9 +3,9 @@
 """Exact and near duplicates among documents, found in one pass.
 
 Exact duplicates have the same text. Near duplicates are different texts whose
-sets of 5-word runs have a Jaccard similarity (shared runs over all runs) of
-about 0.8 or more; pairs of near duplicates are connected to groups. A pair is
-found with
+sets of 5-grams (of words) have a Jaccard similarity (shared over all n-grams)
+of about 0.8 or more; pairs of near duplicates are connected to groups. A pair
+is found with
 
   similarity    0.60   0.65   0.70   0.75   0.80   0.85   0.90   0.95
   probability  0.000  0.000  0.005  0.089  0.495  0.934  1.000  1.000
@@ -29,7 +29,7 @@ from palm_mtf.data.statistics.ngrams import (
 )
 
 MIN_SIMILARITY = 0.8
-_RUN_WORDS = 5  # a text of fewer words is one run
+_NGRAM_WORDS = 5  # a text of fewer words is one n-gram
 # MinHash (Broder 1997): two texts of similarity J share each value with
 # probability J. Texts that share all values of a band are compared.
 _BANDS, _ROWS = 16, 8  # number of bands, and of values per band
@@ -39,11 +39,11 @@ DIGEST_BYTES = 16
 # all pairs, and a part of their pairs connects them too.
 _NEIGHBORS = 32
 _PAIRS_AT_ONCE = 1 << 16
-_RUNS_AT_ONCE = 256  # with 128 values each they fit into a core's cache
+_NGRAMS_AT_ONCE = 256  # with 128 values each they fit into a core's cache
 
-# A MinHash value is the minimum over the runs' hashes x of a linear function,
-# factor * x + addend mod 2 ** 32. Factors and addends are hashes, so that they
-# have no pattern.
+# A MinHash value is the minimum over the n-grams' hashes x of a linear
+# function, factor * x + addend mod 2 ** 32. Factors and addends are hashes, so
+# that they have no pattern.
 _FACTORS, _ADDENDS = (
   hash_words(np.arange(2 * NUM_VALUES)).astype(np.uint32).reshape(2, NUM_VALUES)
 )
@@ -173,10 +173,10 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
   words = hash_document(document)
   if not len(words):  # no near duplicate of any other text
     return np.frombuffer(digest * (2 * NUM_VALUES // DIGEST_BYTES), np.uint16)
-  runs = hash_ngrams(words, min(_RUN_WORDS, len(words))).astype(np.uint32)
+  ngrams = hash_ngrams(words, min(_NGRAM_WORDS, len(words))).astype(np.uint32)
   smallest = np.full(NUM_VALUES, 0xFFFFFFFF, np.uint32)
-  for start in range(0, len(runs), _RUNS_AT_ONCE):
-    block = runs[start : start + _RUNS_AT_ONCE, np.newaxis] * _FACTORS
+  for start in range(0, len(ngrams), _NGRAMS_AT_ONCE):
+    block = ngrams[start : start + _NGRAMS_AT_ONCE, np.newaxis] * _FACTORS
     block += _ADDENDS
     np.minimum(smallest, block.min(axis=0), out=smallest)
   return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)  # mix, then truncate
