@@ -27,7 +27,7 @@ def read_spine(text: str) -> list[tuple[list[str], list[str]]]:
 def apply_diff(text: str, root: Path) -> Iterator[tuple[str, str]]:
   """Yields each file's path and new text; fails unless a place is found once.
 
-  A hunk begins with "@@" alone: its lines, not their numbers, tell its place.
+  A hunk begins with only "@@": its lines, not their numbers, tell its place.
   """
   for part in re.split(r"^(?=--- )", text, flags=re.M)[1:]:
     header, *hunks = re.split(r"^@@\n", part, flags=re.M)

@@ -3,9 +3,13 @@
 """Files, functions and names follow the style of the project."""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.doc_pages import blocks_of
 from tests.internals_page import apply_diff, read_spine
@@ -199,3 +203,128 @@ def test_internals_names_functions_that_exist_and_diffs_that_apply():
         file, _, name = function.partition(": ")
         names = {x.name for x in _functions(f"palm_mtf/{file}")}
         assert name.rpartition(".")[2] in names, function
+
+
+# A rate is written "tokens per second".
+_COUNTED = (
+  r"tokens|bytes|FLOPs|steps|sequences|examples|rows|requests|messages|numbers|"
+  r"devices|[KMGT]i?B|[\d.]+ (?:s|ms)"
+)
+_COUNTED_IN = (
+  r"second|minute|hour|day|step|token|row|batch|layer|device|chip|host|core|pod|"
+  r"GPU|parameter|number|document|sequence|call|connection"
+)
+_POSSESSIVE = "(?:its|their|his|her|our|your)"
+# With a noun, as in "one of its own flags", the words are plain.
+_NOUN = r"(?!in |on |for |with |from |by |that |which |and |or |to |as |at )\w"
+# (plain word, pattern of the words that it replaces, example of these).
+PLAIN_WORDS = (
+  ("only", "alone", "for this host alone"),
+  ("after, beyond", "behind", "the tokens behind a prompt"),
+  ("next to, besides, compared with", "beside", "a plot beside the table"),
+  ("continues", "(?:go|goes|going|gone|went) on", "the run goes on"),
+  ("again, from scratch", "anew", "compiled anew"),
+  ("this CPU, this machine", "at hand", "the CPU at hand"),
+  ("is reported", "(?:is|are|was|were|be|been) told", "the user is told so"),
+  ("own", f"of {_POSSESSIVE} own(?! {_NOUN})", "a process of its own"),
+  ("learned", "learnt", "what the model has learnt"),
+  ("reads, validates, parses", "judge[sd]?", "a test judges it"),
+  ("forever", "for ever", "it waits for ever"),
+  ("per", f"(?:{_COUNTED}) an? (?:{_COUNTED_IN})", "100 tokens a second"),
+)
+_SPACE = r"(?:[ \t]+|[ \t]*\n[ \t]*)"  # a phrase may reach into the next line
+_PATTERNS = {
+  plain: re.compile(
+    rf"(?<![-\w])(?:{odd})(?![-\w])".replace(" ", _SPACE), re.IGNORECASE
+  )
+  for plain, odd, _ in PLAIN_WORDS
+}
+_CODE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
+
+
+def _comments(path: str, text: str) -> str:
+  """Returns only the comments of a file, each on its own line."""
+  if path.endswith(".py"):
+    lines = [""] * (text.count("\n") + 1)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+      if token.type == tokenize.COMMENT:
+        lines[token.start[0] - 1] = token.string.lstrip("# ")
+    return "\n".join(lines)
+  mark = r"(?<!:)//" if path.endswith((".h", ".cc")) else "#"
+  found = (re.search(rf"{mark}(.*)", line) for line in text.split("\n"))
+  return "\n".join(match[1].strip() if match else "" for match in found)
+
+
+def _prose(path: str, text: str) -> Iterator[tuple[int, str]]:
+  """Yields each text of a file for people, and its first line.
+
+  Strings of several words count as messages, except in tests.
+  """
+  if path.endswith(".md"):
+    yield 1, text
+    return
+  yield 1, _comments(path, text)
+  if path.endswith(".py"):
+    nodes = list(ast.walk(ast.parse(text)))
+    docstrings = {id(x.value) for x in nodes if isinstance(x, ast.Expr)}
+    for node in nodes:
+      if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        is_message = " " in node.value and not path.startswith("tests/")
+        if is_message or id(node) in docstrings:
+          yield node.lineno, node.value
+
+
+def _odd_words(path: str, text: str) -> Iterator[str]:
+  for first, prose in _prose(path, text):
+    page = _CODE.sub(lambda code: re.sub(r"\S", "_", code[0]), prose)
+    for plain, pattern in _PATTERNS.items():
+      for match in pattern.finditer(page):
+        line = first + page.count("\n", 0, match.start())
+        yield f"{path}:{line}: {' '.join(match[0].split())!r}; write {plain}"
+
+
+def test_texts_for_people_use_plain_words():
+  kinds = (".py", ".md", ".gin", ".h", ".cc", ".toml", "Makefile")
+  globs = ("*", "docs/*", "tests/*", "gin/**/*", "examples/**/*")
+  globs += ("palm_mtf/native/*",)
+  paths = {str(p.relative_to(ROOT)) for glob in globs for p in ROOT.glob(glob)}
+  texts = {path for path in paths | {*EVERY} if path.endswith(kinds)}
+  assert_none(
+    x for path in sorted(texts) for x in _odd_words(path, text_of(path))
+  )
+
+
+@pytest.mark.parametrize(("plain", "odd"), [x[::2] for x in PLAIN_WORDS])
+def test_each_odd_word_is_found_in_each_kind_of_text(plain, odd):
+  lines = odd.replace(" ", "\n")
+  for path, text in (
+    ("docs/a.md", lines),
+    ("gin/a.gin", "# " + lines.replace("\n", "\n# ")),
+    ("palm_mtf/native/a.h", "// " + lines.replace("\n", "\n// ")),
+    ("tests/a_test.py", "# " + lines.replace("\n", "\n# ")),
+    ("tests/a_test.py", f'"""{lines}"""'),
+    ("palm_mtf/a.py", f'raise UserError("{odd}")'),
+  ):
+    (found,) = _odd_words(path, text)
+    assert found.startswith(f"{path}:") and found.endswith(f"; write {plain}")
+
+
+def test_an_odd_word_is_found_with_its_line():
+  text = '"""\nA host.\n\nA pod\nalone.\n"""\nx = 1  # runs\n# anew\n'
+  assert [*_odd_words("tests/a_test.py", text)] == [
+    "tests/a_test.py:8: 'anew'; write again, from scratch",
+    "tests/a_test.py:5: 'alone'; write only",
+  ]
+
+
+def test_no_plain_word_code_or_sample_is_refused():
+  for path, text in (
+    ("docs/a.md", "`alone` besides\n```\nbehind\n```\na standalone file"),
+    (
+      "docs/a.md",
+      "tokens per second instead of its own flags, a step a user takes",
+    ),
+    ("tests/a_test.py", 'x = "the host alone"'),
+    ("palm_mtf/a.py", 'x = {"alone": 1}  # one word is a name'),
+  ):
+    assert not [*_odd_words(path, text)]
