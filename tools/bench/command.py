@@ -46,7 +46,8 @@ class Flag:
   def add_to(self, parser: argparse.ArgumentParser, name: str) -> None:
     """Adds the flag to a parser."""
     default = self.default
-    help_ = self.help if default is None else f"{self.help} (default {default})"
+    has_default = default not in (None, "")
+    help_ = f"{self.help} (default {default})" if has_default else self.help
     parser.add_argument(name, default=default, help=help_, **self.settings)
 
   def read(self, name: str, given: Any) -> Any:

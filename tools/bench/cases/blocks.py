@@ -12,8 +12,8 @@
 # The record has the ratio of their times, and the mean of each loss over the
 # last tenth of the steps.
 #
-# The products are only those of one block's input, forward and backward: q, k,
-# v, wi_gate and wi as one product, whose kernels are joined before it and whose
+# The compared products have one block's input, forward and backward: q, k, v,
+# wi_gate and wi as one product, whose kernels are joined before it and whose
 # kernel gradient is split after it, or as five products, whose input gradients
 # are added. The operations that read a product and make its gradient are left
 # out, because they make one pass over memory in both cases.

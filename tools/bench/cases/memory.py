@@ -12,7 +12,7 @@
   task evaluations  of TASK_EVAL_STEPS: predictions and scores
   prompts           of one `palm_mtf generate --interactive`
 
-Resident bytes are those of metrics.jsonl, which ps(1) calls RSS. Every kind is
+Resident bytes come from metrics.jsonl; ps(1) calls them RSS. Every kind is
 measured in a new process, on a model of one layer.
 """
 
