@@ -116,7 +116,7 @@ def check_pods(where: TpuSlice, pods: PodsConfig) -> None:
       if len(entries) != where.num_hosts:
         raise UserError(
           f"{given} has {hosts}, and ISLANDS gives pod {pod} {len(entries)}; "
-          "list the server of each host, in the order of its tasks."
+          "list the server of each host, in the order of its workers."
         )
   elif pods.pods != "in_process" or pods.num_pods > 1 or where.num_hosts > 1:
     raise UserError(

@@ -80,7 +80,7 @@ def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
         tpu_slice("v4-16"), PodsConfig(pods="cluster", islands=[["a:1"]])
       ),
       'TPU = "v4-16" has 2 hosts, and ISLANDS gives pod 0 1; list the server '
-      "of each host, in the order of its tasks.",
+      "of each host, in the order of its workers.",
     ),
   ],
 )
