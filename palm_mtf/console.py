@@ -90,7 +90,7 @@ def configure_logging() -> None:
   Only palm_mtf's own processes call this. A program that imports the package as
   a library decides where records go.
   """
-  _mend_streams()
+  _repair_streams()
   logger = logging.getLogger("palm_mtf")
   logger.setLevel(logging.INFO)
   # Otherwise a handler of the root logger, such as absl's, would repeat lines.
@@ -98,7 +98,7 @@ def configure_logging() -> None:
   logger.addHandler(_HANDLER)  # has no effect in a second call
 
 
-def _mend_streams() -> None:
+def _repair_streams() -> None:
   """Opens closed standard streams, and makes writes to stderr never fail."""
   # Opening /dev/null in this order takes the closed file descriptors. Otherwise
   # the next opened file, perhaps a checkpoint, would get descriptor 2, and C++

@@ -156,8 +156,7 @@ COMMANDS = {
       ),
       "--devices": _flag(
         "N",
-        "of all pods, to search over (default: those of MESH_SHAPE and "
-        "NUM_PODS)",
+        "number of devices in all pods (default: as in MESH_SHAPE and NUM_PODS)",
         dest="num_devices",
         type=int,
       ),

@@ -267,7 +267,7 @@ INDEPENDENT = {
   "the fingerprint of the examples stands for their ids": """
     EVAL_TASKS EVAL_SPLIT EVAL_EXAMPLES NUM_SHOTS EXEMPLARS EXEMPLAR_FILES
     PROMPT_HEADERS""",
-  "each checkpoint has its own answers, whenever they are asked": """
+  "answers do not depend on when they are computed": """
     EVAL_CHECKPOINTS EVAL_WAIT_SECS TASK_EVAL_STEPS""",
   "metrics are computed from answers": """
     ANSWER_PATTERNS CATEGORY_GROUPS CLEAN_SUBSET""",

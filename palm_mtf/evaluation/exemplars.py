@@ -72,7 +72,7 @@ class SplitExemplars:
     Args:
       task: a `seqio.Task`.
       to_text: the task's preprocessors that make texts `inputs` and `targets`.
-      config: number of exemplars, and how they are chosen.
+      config: number of exemplars, and the way to choose exemplars.
     """
     self._task = task
     self._to_text = to_text
