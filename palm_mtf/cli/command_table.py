@@ -156,7 +156,7 @@ COMMANDS = {
       ),
       "--devices": _flag(
         "N",
-        "number of devices in all pods (default: as in MESH_SHAPE and NUM_PODS)",
+        "number of devices (default: from MESH_SHAPE and NUM_PODS)",
         dest="num_devices",
         type=int,
       ),
