@@ -15,6 +15,7 @@ that are all in memory.
 """
 
 import json
+import logging
 import math
 import os
 import re
@@ -31,17 +32,22 @@ from palm_mtf.model_dir.foreign_files import (
   short_repr,
 )
 
+_logger = logging.getLogger(__name__)
+
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # {"weight_map": {tensor: file}}
 # The SentencePiece model, which transformers does not read.
 VOCABULARY = "vocabulary.model"
-# Weight files of PyTorch, TensorFlow, JAX, llama.cpp and ONNX, and of adapters,
-# which transformers adds to the model.
+# Weight files of PyTorch, TensorFlow, JAX, llama.cpp and ONNX, and of adapters.
+_ENDINGS = r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
 _WEIGHT_FILES = re.compile(
-  r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
-  r"|.*\.ckpt(\.(index|data-.*))?|adapter_.*\.json",
-  re.IGNORECASE,
+  rf"{_ENDINGS}|.*\.ckpt(\.(index|data-.*))?", re.IGNORECASE
 )
+# Such as pytorch_model.bin.index.json, model.safetensors.bak.
+_NEXT_TO_WEIGHTS = re.compile(rf"{_ENDINGS}\..+", re.IGNORECASE)
+# With this file, transformers adds an adapter to the model.
+_ADAPTER_CONFIG = re.compile(r"adapter_.*\.json", re.IGNORECASE)
+_MOST_NAMED = 3  # files in one warning
 # Files that the Trainer of transformers writes next to the weights.
 _TRAINER_FILES = re.compile(
   r"(training_args|optimizer|scheduler|scaler|rng_state\w*)\.(bin|pt|pth)"
@@ -81,7 +87,9 @@ class TensorFiles:
           f"{os.path.join(folder, _INDEX)}: {short_repr(tensor)} is not in "
           f"{weight_map[tensor]}; copy the folder again."
         )
-    _check_no_other_weights(folder, names, _INDEX if weight_map else WEIGHTS)
+    source = _INDEX if weight_map else WEIGHTS
+    _check_no_other_weights(folder, names, source)
+    _warn_of_ignored_files(folder, source)
     self.shapes = {x: file.shapes[x] for x, file in self._files.items()}
     self.dtypes = {x: file.dtypes[x] for x, file in self._files.items()}
 
@@ -115,7 +123,7 @@ def _read_weight_map(folder: str) -> Mapping[str, str] | None:
 
 
 def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
-  """Raises UserError if a folder has weights in files other than `read`.
+  """Raises UserError if a folder has an adapter, or weights not in `read`.
 
   Args:
     folder: path of the folder.
@@ -123,16 +131,49 @@ def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
     source: the file that names `read`, for the message.
   """
   for name in sorted(os.listdir(folder)):
-    if (
-      name not in read
-      and _WEIGHT_FILES.fullmatch(name)
-      and not _TRAINER_FILES.fullmatch(name)
-    ):
+    if name not in read and _is_weight_file(name):
       raise UserError(
         f"{folder}: only {source} is read, and {short_repr(name)} holds "
         f"weights too; if {source} is the whole model, move the other file out "
         "of the folder."
       )
+    if _ADAPTER_CONFIG.fullmatch(name):
+      raise UserError(
+        f"{folder}: {short_repr(name)} is the configuration of an adapter, "
+        "which palm_mtf does not apply; merge the adapter into the model, or "
+        "move the file out of the folder."
+      )
+
+
+def _warn_of_ignored_files(folder: str, source: str) -> None:
+  """Logs the files that may hold weights and that transformers ignores too.
+
+  Args:
+    folder: path of the folder.
+    source: the file of the folder that is read, or that names what is read.
+  """
+  found = []
+  for path, _, names in os.walk(folder):
+    below = os.path.relpath(path, folder)
+    for name in names:
+      if below == ".":
+        if _NEXT_TO_WEIGHTS.fullmatch(name) and name != source:
+          found.append(name)
+      elif _is_weight_file(name) or _ADAPTER_CONFIG.fullmatch(name):
+        found.append(os.path.join(below, name))
+  if found:
+    shown = ", ".join(map(short_repr, sorted(found)[:_MOST_NAMED]))
+    more = len(found) - _MOST_NAMED
+    _logger.warning(
+      f"{folder}: only {source} is read; ignored: {shown}"
+      f"{f' and {more:,} more' if more > 0 else ''}."
+    )
+
+
+def _is_weight_file(name: str) -> bool:
+  return bool(
+    _WEIGHT_FILES.fullmatch(name) and not _TRAINER_FILES.fullmatch(name)
+  )
 
 
 _ALIGNMENT = 8  # of the first tensor, as in files of the safetensors library

@@ -100,7 +100,6 @@ def test_a_tensor_that_two_shards_hold_is_refused(model_folder):
     "consolidated.00.pth",
     "adapter_model.safetensors",
     "adapter_model.bin",
-    "adapter_config.json",
     "pytorch_model.bin",
     "pytorch_model-00001-of-00002.bin",
     "tf_model.h5",
@@ -121,6 +120,34 @@ def test_other_weights_next_to_shards_are_refused_by_name(model_folder):
   line = _refused(model_folder)
   assert "only model.safetensors.index.json is read" in line
   assert "'old.safetensors'" in line
+
+
+def test_an_adapter_s_configuration_is_refused_as_what_it_is(model_folder):
+  (model_folder / "adapter_config.json").write_text('{"r": 8}')
+  line = _refused(model_folder)
+  assert "'adapter_config.json' is the configuration of an adapter" in line
+  assert "weights" not in line
+
+
+def test_files_that_are_ignored_are_named_in_one_warning(model_folder, caplog):
+  TensorFiles(str(model_folder))
+  assert not caplog.records
+  (model_folder / "lora").mkdir()
+  (model_folder / "lora" / "optimizer.pt").touch()
+  (model_folder / "lora" / "adapter_model.safetensors").touch()
+  (model_folder / "pytorch_model.bin.index.json").touch()
+  TensorFiles(str(model_folder))
+  (record,) = caplog.records
+  assert record.getMessage() == (
+    f"{model_folder}: only model.safetensors is read; ignored: "
+    "'lora/adapter_model.safetensors', 'pytorch_model.bin.index.json'."
+  )
+  (model_folder / "lora" / "b.bin").touch()
+  (model_folder / "model.safetensors.bak").touch()
+  split(model_folder)
+  TensorFiles(str(model_folder))
+  assert "only model.safetensors.index.json is" in caplog.text
+  assert "'model.safetensors.bak' and 1 more." in caplog.text
 
 
 TENSORS = {
