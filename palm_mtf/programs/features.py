@@ -13,38 +13,39 @@ from palm_mtf.model.dims import Dims
 FEATURE_DTYPES = {
   "inputs": tf.int32,  # the tokens before `targets`
   "targets": tf.int32,  # the tokens to predict
-  "segments": tf.int32,  # tokens attend only within a segment; default: one
+  "segments": tf.int32,  # ids; tokens attend within their segment; default: 0
   "loss_weights": tf.float32,  # weight of each target in the loss; default: 1
   "prefix": tf.int32,  # 1 for inputs that attend in both directions; default: 0
 }
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
-# Reads the features of one part of a step's batch in a server. Its arguments
-# are the name of the server's CPU; the number of the step, [] int64; the number
-# of the part, [] int32; and the number of parts.
+# Builds operations by which a server reads one part of a step's batch; returns
+# a tensor per feature. Arguments: the server's CPU, by name; the number of
+# steps done before, [] int64; the index of the part, [] int32; and the number
+# of equal parts.
 ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
 
 
 class ServerFeatures(NamedTuple):
-  """Features that servers read if the client does not feed them."""
+  """Features of a batch that servers read unless the client feeds them."""
 
   names: Sequence[str]
   read: ReadFeatures
 
 
 class Feature(NamedTuple):
-  """One feature of a microbatch."""
+  """Dtype and shape of one feature of a microbatch."""
 
   dtype: tf.DType
   shape: mtf.Shape  # rows first
 
 
 def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
-  """Returns the features of PaLM, [batch, length] each.
+  """Returns the dtypes and shapes of PaLM's features, [batch, length] each.
 
   Args:
-    names: names of the features.
+    names: names of the features to return.
     dims: dimensions of the model.
 
   Raises:
@@ -69,7 +70,8 @@ def make_placeholders(
 
   Args:
     features: dtypes and shapes, by name.
-    values: default value of each feature; None if all are always fed.
+    values: default value of each feature; None if every call feeds all
+      features.
   """
   if values is None:
     return {
@@ -95,10 +97,11 @@ def import_features(
   Args:
     mesh: mesh of the pod.
     placement: devices of the pod.
-    fed: placeholders of each importing process, by the name of its CPU.
+    fed: for each process that imports the features, by the name of the
+      process's CPU: the placeholders on that CPU.
     features: dtypes and shapes, by name.
   """
-  # process -> device: the device's rows
+  # Each process sends each of its devices only the device's rows.
   return {
     name: placement.import_copies(
       mesh, {cpu: x[name] for cpu, x in fed.items()}, feature.shape

@@ -27,12 +27,13 @@ class ForwardProgram:
   """Forward pass of one pod.
 
   Attributes:
-    features: feeds of a batch, by name, in the given order.
+    features: placeholders of a batch, by name, in the order in which
+      `build_forward_program` got the names.
     logits: [batch, length, vocab], LOGITS_DTYPE; do not depend on targets and
       loss_weights.
-    loss: [], float32: mean -log p of a target, in nats.
-    weight_sum: [], float32: sum of the loss weights, which divides the mean.
-    slices: slices of every variable, by checkpoint name.
+    loss: [], float32: -log p of a target in nats, averaged by loss weight.
+    weight_sum: [], float32: sum of the loss weights in the batch.
+    slices: each device's slice of every variable, by checkpoint name.
   """
 
   features: dict[str, tf.Tensor]
@@ -55,7 +56,7 @@ def build_forward_program(
     config: the architecture.
     mesh_layout: devices and layout rules, checked against `config`.
     batch_size: sequences in one pass.
-    features: names of the features in every batch (features.py).
+    features: names of the features in every batch (features.FEATURE_DTYPES).
 
   Raises:
     UserError: if a feature is unknown, or inputs or targets are missing.
@@ -81,7 +82,7 @@ def build_forward_program(
       "weight_sum": weight_sum(batch["targets"], loss_weights),
     },
   )
-  # Drop the logits of rows that pad the vocabulary.
+  # Drop the logits of embedding rows that only pad the vocabulary.
   lowered.tensors["logits"] = lowered.tensors["logits"][
     ..., : config.vocab_size
   ]

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model and its loss for a training program: the protocol, and PaLM's.
+"""A model and its loss for a training program: the protocol, and PaLM's loss.
 
 If microbatches or pods have different weights, the mean of their mean losses is
 not the mean over the tokens of a step. A loss is therefore a sum and a weight.
@@ -33,9 +33,9 @@ class LossSums:
   """Sums over the rows of a microbatch, [] float32 each, on one mesh.
 
   Attributes:
-    terms: sums by the name of their metric; "loss" is first. Training
-      minimizes the sum of all terms.
-    weight: weight of the rows, by which sums become means.
+    terms: sum of each term of the loss, by the name of its metric; "loss" is
+      first. Training minimizes the sum of all terms.
+    weight: sum of the rows' loss weights; a sum divided by it is a mean.
   """
 
   terms: Mapping[str, mtf.Tensor]
@@ -43,12 +43,12 @@ class LossSums:
 
   @property
   def total(self) -> mtf.Tensor:
-    """The sum that training minimizes, [] float32."""
+    """The sum of all terms, which training minimizes, [] float32."""
     return functools.reduce(operator.add, self.terms.values())
 
   @property
   def mean_loss(self) -> mtf.Tensor:
-    """The first term divided by the weight, [] float32."""
+    """The term "loss" divided by the weight, [] float32."""
     return self.terms["loss"] / divisor(self.weight)
 
 
@@ -67,14 +67,14 @@ class LossFunction(Protocol):
     batch: Mapping[str, mtf.Tensor],
     dropout_state: tf.Tensor,
   ) -> LossSums:
-    """Makes the model's variables on a mesh; returns its loss.
+    """Makes the model's variables on a mesh; returns the loss of a microbatch.
 
     Args:
       mesh: mesh of one pod.
-      batch: features of a microbatch, on the mesh.
+      batch: features of the microbatch, by name, on the mesh.
       dropout_state: [3] int32: number of steps done before; index of the
-        microbatch's first row in the batch of all pods; whether to drop, 0 or
-        1.
+        microbatch's first row in the batch of all pods; and 1 to apply dropout,
+        else 0.
     """
 
 
@@ -95,7 +95,7 @@ class PalmLoss:
     num_rows: int,
     seed: int,
   ):
-    """Computes the dimensions.
+    """Takes the settings.
 
     Args:
       config: architecture.
@@ -119,7 +119,7 @@ class PalmLoss:
     batch: Mapping[str, mtf.Tensor],
     dropout_state: tf.Tensor,
   ) -> LossSums:
-    """Makes the variables; returns sums over tokens; see `LossFunction`."""
+    """Makes the variables; returns the sums; see `LossFunction`."""
     config, dims, dropout = self._config, self._dims, None
     if self._optimizer.dropout:
       shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
@@ -135,8 +135,8 @@ class PalmLoss:
     logits = Palm(config, dims, weights, dropout).logits(
       batch["inputs"], batch.get("segments"), batch.get("prefix")
     )
-    # The gradient of the logits is multiplied by activations, so it has their
-    # dtype.
+    # The gradient of the logits is multiplied by activations, so it is computed
+    # in the activations' dtype.
     token_loss, log_z = cross_entropy(
       logits, batch["targets"], tf.as_dtype(config.activation_dtype)
     )

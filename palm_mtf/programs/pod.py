@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What every pod computes in a training step, before and after the exchange.
+"""What a pod computes in a step, before and after the exchange of gradients.
 
 gradients   forward and backward pass of the pod's share of the batch
 sums        sums of losses and gradients: per microbatch, per step, of all pods
@@ -81,7 +81,7 @@ def _add(total, value):
 
 
 class Accumulate(mtf.Operation):
-  """Adds its input to an accumulator, for microbatches but the last.
+  """Adds its input to an accumulator; runs on all microbatches but the last.
 
   Attributes:
     sum_name: name of the accumulator.
@@ -92,8 +92,8 @@ class Accumulate(mtf.Operation):
     """Makes the accumulator `name`, which no checkpoint holds.
 
     Args:
-      name: name of the accumulator; no variable has this name.
-      value: next term of the sum, any float dtype.
+      name: name of the accumulator, which no other variable has.
+      value: term to add, any float dtype.
       is_first: [], bool; if true, `value` replaces the sum.
     """
     self.sum_name = name
@@ -121,7 +121,7 @@ class AccumulatedSum(mtf.Operation):
     self._outputs = [mtf.Tensor(self, value.shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one addition per slice, and the pending all-reduce."""
+    """Lowers to one addition per slice, and `value`'s pending all-reduce."""
     mesh_impl = lowering.mesh_impl(self)
     sums, part, open_axes = _lay_out(
       lowering, self._accumulator, self.inputs[0]
@@ -136,7 +136,7 @@ class AccumulatedSum(mtf.Operation):
 def _lay_out(
   lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
 ) -> tuple[object, object, list[int]]:
-  """Returns both laid out, and the mesh axes of a pending all-reduce."""
+  """Returns both, laid out, and the axes of `value`'s pending all-reduce."""
   # Each device accumulates its own part of a sum over a split dimension. The
   # parts are all-reduced when the sum is read, once per step.
   sums = lowering.variables[accumulator].laid_out_tensor
@@ -157,8 +157,8 @@ def accumulate_sums(
     is_first: whether this microbatch is the first of its step, [], bool.
 
   Returns:
-    The sums of the step, to be read with its last microbatch; and the
-    operations to run on each earlier microbatch.
+    The sums over the step, to read in the call with the last microbatch; and
+    the operations to run on each earlier microbatch.
   """
   terms = sums.losses.terms
   values = {f"{name}_sum": value for name, value in terms.items()}
@@ -174,15 +174,16 @@ def accumulate_sums(
 
 
 def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
-  """Returns the sums over all pods, once on the mesh of each pod.
+  """Returns the sums over all pods: for each pod, a copy on the pod's mesh.
 
   Args:
     pods: sums of each pod, on the pod's mesh.
-    dtype: dtype in which gradients are sent.
+    dtype: dtype in which pods send gradients.
   """
   if len(pods) == 1:
     return list(pods)
-  # Losses and weight are few numbers: each device sends its copy, in float32.
+  # Losses and weight are few numbers, so each device sends all of them, in
+  # float32.
   names = list(pods[0].losses.terms)
   numbers = zip(
     *([*x.losses.terms.values(), x.losses.weight] for x in pods), strict=True
@@ -204,7 +205,7 @@ def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-  """The gradients of one pod, before the exchange."""
+  """The gradients of one pod, before pods exchange them."""
 
   pod: int
   mesh: mtf.Mesh
@@ -220,9 +221,10 @@ class Gradients:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-  """The update of one pod, after the exchange; numbers are [] float32.
+  """The update of one pod, after the exchange; tensors are [] float32.
 
-  All pods compute it from the same sums, so that their variables stay equal.
+  All pods compute the update from the same sums, so that the variables of all
+  pods stay equal.
   """
 
   operations: list[AdafactorUpdate]
@@ -233,7 +235,7 @@ class Update:
 
   @property
   def fetched(self) -> dict[str, mtf.Tensor]:
-    """The numbers that the client fetches per step, [] each, by name."""
+    """The numbers that the client fetches in each step, [] each, by name."""
     measured = (x for each in self.operations for x in each.sums_of_squares)
     return {
       **self.losses,
@@ -248,8 +250,8 @@ class PodBuilder:
   """Builds gradients and update of each pod in one graph.
 
   Attributes:
-    step: number of steps done before, [], int64.
-    microbatch: number of the microbatch in the step, [], int32.
+    step: placeholder of the number of steps done before, [], int64.
+    microbatch: placeholder of the microbatch's index in the step, [], int32.
   """
 
   def __init__(
@@ -277,9 +279,9 @@ class PodBuilder:
     """Builds forward and backward pass of a pod.
 
     Args:
-      pod: number of the pod.
+      pod: index of the pod.
       placement: devices of the pod.
-      read: reads features in servers; None if all features are fed.
+      read: reads features in servers; None if the client feeds all features.
     """
     mesh = mtf.Mesh(self._graph, f"pod_{pod}")
     # The pod's process holds the placeholders, so that the client sends each
@@ -316,7 +318,7 @@ class PodBuilder:
   def _make_placeholders(
     self, pod: int, placement: Placement, read: ReadFeatures | None
   ) -> dict[str, dict[str, tf.Tensor]]:
-    """Returns the placeholders of each importing process, by its CPU."""
+    """Makes the argument `fed` of `import_features`."""
     features = self._loss_function.features
     if read is None:
       return {placement.cpu: make_placeholders(features)}
@@ -335,13 +337,13 @@ class PodBuilder:
     """Returns the numbers that the devices of a pod need for a microbatch.
 
     Args:
-      pod: number of the pod.
+      pod: index of the pod.
       step: number of steps done before, [], int64.
-      microbatch: number of the microbatch in the step, [], int32.
+      microbatch: index of the microbatch in the step, [], int32.
     """
     k = tf.cast(step + 1, tf.float32)
-    # Dropout depends on (SEED, step, row in the whole batch), and not on pods
-    # and microbatches.
+    # Dropout of a row depends on SEED, the step, and the row's index in the
+    # batch of all pods, so that pods and microbatches make no difference.
     first_row = pod * self._pod_batch_size
     first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
     dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped
@@ -362,8 +364,8 @@ class PodBuilder:
       losses = {name: x / weight for name, x in sums.losses.terms.items()}
       losses["grad_norm"] = global_norm(squares) / weight
       is_finite = all_finite(list(losses.values()))
-      # Gradients are large, so they stay sums: the clipping factor also divides
-      # by the weight.
+      # Dividing the gradients would take a pass over large tensors. They stay
+      # sums, and their clipping factor is divided by the weight instead.
       clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
       scalars = [
         clip / weight,

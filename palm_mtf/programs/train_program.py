@@ -29,18 +29,19 @@ from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 
 @dataclasses.dataclass(frozen=True)
 class PodProgram:
-  """One pod's part of a training step; `features` are fed."""
+  """One pod's part of a training step."""
 
-  # The pod's rows of a microbatch, by name, in the given order.
+  # Placeholders of the pod's rows of a microbatch, by name, in the order in
+  # which `build_train_program` got the names.
   features: dict[str, tf.Tensor]
   copies: list[dict[str, tf.Tensor]]  # the same feeds in other servers
-  # Mean loss of these rows, for PaLM in nats per token, [] float32; fetching
-  # only the loss runs only the forward pass. A mean over several fetches is
-  # weighted by `weight_sum`, [].
+  # Mean loss of these rows, for PaLM in nats per token, [] float32. Fetching
+  # only `loss` runs only the forward pass. To average several fetches, weight
+  # each by its `weight_sum`, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor
   slices: dict[str, list[Slice]]  # by checkpoint name (mesh/placement.py)
-  # Adds these rows' losses and gradients to the sums of the step.
+  # Adds these rows' losses and gradients to the accumulators of the step.
   accumulate: tf.Operation
 
 
@@ -48,22 +49,25 @@ class PodProgram:
 class LoopProgram:
   """Several training steps of one pod of TPUs, in one call.
 
-  host -> device    batches of all steps, and learning rates and so on
+  host -> device    batches and learning rates of all steps
   device            step after step, microbatch after microbatch
   device -> host    metrics of all steps
 
   One call for several steps pays because starting a call takes as long as a
-  step of a small model. Feed TrainProgram.step with the first step. Several
-  pods have no loop, because their hosts exchange gradients in each step.
+  step of a small model. Feed TrainProgram.step with the number of steps done
+  before the call. Several pods have no loop, because their hosts exchange
+  gradients in each step.
   """
 
-  # Feed the rows of each round (a microbatch of a step), by name: [rounds,
-  # batch, length]. For steps that are not run, feeds and metrics are undefined.
+  # Placeholders of the rows of every round (one microbatch of one step), by
+  # name: [rounds, batch, length]. If a call runs fewer than `max_steps` steps,
+  # it ignores the further rounds, and the further metrics are undefined.
   features: dict[str, tf.Tensor]
   max_steps: int
   num_steps: tf.Tensor  # feed the number of steps to run, [] int32
-  # Number of steps that were run, [] int32. The loop ends after a step that is
-  # not finite, which changes nothing.
+  # Number of steps that were run, [] int32. The loop ends early after a step
+  # whose loss or gradients are not finite. That step counts, but changes no
+  # variable.
   num_done: tf.Tensor
   is_finite: tf.Tensor  # whether the last step is finite, [] bool
   metrics: dict[str, tf.Tensor]  # as in TrainProgram, [steps] float32 each
@@ -81,18 +85,20 @@ class TrainProgram:
   # The first rows of a batch go to the first pod, and so on; the first rows of
   # a pod are the pod's first microbatch.
   pods: list[PodProgram]
-  # Number of steps done before, [] int64. If it is not fed, to measure the loss
-  # of other batches, dropout is off.
+  # Placeholder of the number of steps done before, [] int64. To measure the
+  # loss of other batches without dropout, do not feed it.
   step: tf.Tensor
   microbatch: tf.Tensor  # index of the microbatch in the step, [] int32
   num_microbatches: int
-  # Updates all variables. If a loss is infinite or NaN, `update` raises
-  # InvalidArgumentError and changes nothing.
+  # Updates all variables. If a number in `losses` is infinite or NaN, `update`
+  # raises InvalidArgumentError and changes no variable.
   update: tf.Operation
   is_finite: tf.Tensor  # whether all losses are finite, [] bool
-  # Terms of the loss, PaLM's loss (nats per token) and z_loss; grad_norm; [].
+  # Terms of the loss (PaLM: "loss", in nats per token, and "z_loss") and
+  # "grad_norm", by name, [] float32 each.
   losses: dict[str, tf.Tensor]
-  # `losses`, learning_rate, and root mean squares (optim/adafactor.py), [].
+  # `losses`, "learning_rate", and root mean squares of parameters and updates
+  # (optim/adafactor.py), by name, [] float32 each.
   metrics: dict[str, tf.Tensor]
   # Sum of squares of each parameter's gradient, [parameters] float32.
   gradient_squares: tf.Tensor
@@ -104,7 +110,7 @@ class TrainProgram:
 
   @property
   def slices(self) -> dict[str, list[Slice]]:
-    """The first pod's slices, which are saved; all pods are equal."""
+    """The first pod's slices; saving these is enough, as all pods are equal."""
     return self.pods[0].slices
 
 
@@ -125,12 +131,12 @@ def build_train_program(
     config: architecture.
     mesh_layout: axes and layout rules of each pod, checked against `config`.
     optimizer: schedule, clipping, decay and z-loss.
-    batch_size: sequences in one step, of all pods.
-    seed: seed of the initial weights.
-    features: keys of FEATURE_DTYPES that every batch has; as ServerFeatures if
-      servers read them.
+    batch_size: sequences in one step, over all pods.
+    seed: seed of the initial weights and of dropout.
+    features: keys of FEATURE_DTYPES that every batch has; a ServerFeatures with
+      these keys if servers read the features.
     pods: number of pods, and the dtype of gradients between them.
-    devices: devices of the pods; None for CPUs or GPUs of this process.
+    devices: devices of the pods; None for the CPUs or GPUs of this process.
 
   Raises:
     UserError: if a feature is unknown, or inputs or targets are missing.
@@ -173,10 +179,10 @@ def build_program(
     loss_function: model and loss of a microbatch.
     mesh_layout: axes and layout rules of each pod.
     optimizer: schedule, clipping and decay.
-    batch_size: rows of one step, of all pods.
+    batch_size: rows in one step, over all pods.
     pods: number of pods, and the dtype of gradients between them.
-    devices: devices of the pods; None for CPUs or GPUs of this process.
-    read: reads features in servers; None if all features are fed.
+    devices: devices of the pods; None for the CPUs or GPUs of this process.
+    read: reads features in servers; None if the client feeds all features.
   """
   devices = devices or local_devices(mesh_layout.num_devices, pods.num_pods)
   builder = PodBuilder(
@@ -198,7 +204,8 @@ def build_program(
   mean_losses = [
     {"loss": x.losses.mean_loss, "weight_sum": x.losses.weight} for x in built
   ]
-  # From here on the code builds TensorFlow operations.
+  # The code above built Mesh TensorFlow's operations. From here on they are
+  # lowered to TensorFlow's.
   lowering = built[0].placement.lower({x.mesh: x.placement for x in built})
   losses = [lowering.call(x)[0] for x in mean_losses]
   accumulate = [lowering.call({}, pod.accumulations)[1] for pod in built]
@@ -234,7 +241,7 @@ def build_program(
 def _drop_accumulators(
   pod: Gradients, slices: Mapping[str, list[Slice]]
 ) -> dict[str, list[Slice]]:
-  """Returns the slices that checkpoints hold."""
+  """Returns the slices without accumulators, which checkpoints do not hold."""
   sums = {each.sum_name for each in pod.accumulations}
   return {key: x for key, x in slices.items() if sums.isdisjoint(x[0].names)}
 
@@ -242,9 +249,9 @@ def _drop_accumulators(
 def _lower_step(
   pod: Gradients, updates: Sequence[Update], lowering: Lowering
 ) -> dict[str, object]:
-  """Lowers the last call of a step; returns fields of TrainProgram."""
+  """Lowers a step's last call, with the update; returns fields by name."""
   operations = [x for update in updates for x in update.operations]
-  # All pods have the same numbers; the first pod's are read.
+  # All pods compute the same numbers, so only the first pod's are fetched.
   update = updates[0]
   values, done = lowering.call(update.fetched, operations)
   with tf.device(pod.placement.cpu):
@@ -265,7 +272,7 @@ def _lower_step(
 def _make_metrics(
   update: Update, values: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-  """Returns the metrics of one step, [] each, or of a loop, [steps] each."""
+  """Returns the metrics of one step ([] each) or of a loop ([steps] each)."""
   measured = (x for each in update.operations for x in each.sums_of_squares)
   return {
     **{name: values[name] for name in update.losses},
@@ -283,7 +290,7 @@ def _lower_loop(
   update: Update,
   mesh_layout: DeviceMesh,
 ) -> LoopProgram:
-  """Lowers a loop of steps of a pod, after `_lower_step`."""
+  """Lowers a loop over several steps of a pod; call `_lower_step` first."""
   num_microbatches = mesh_layout.num_microbatches
   num_rounds = mesh_layout.steps_per_loop * num_microbatches
   with tf.device(pod.placement.cpu):
