@@ -169,6 +169,14 @@ def _check_stop(stop: object) -> None:
   if not (are_texts(stop) or (isinstance(stop, str) and stop)):
     raise UserError(f"stop = {shown(stop)}: give a text, or a list of texts.")
   stops = [stop] if isinstance(stop, str) else stop
+  for each in stops:
+    try:
+      each.encode()
+    except UnicodeEncodeError:
+      raise UserError(
+        f"stop = {shown(each)}: has half of a surrogate pair, which is not a "
+        "character; leave it out."
+      ) from None
   if len(stops) > _MOST_STOPS:
     raise UserError(f"stop: {len(stops):,} texts; give at most {_MOST_STOPS}.")
   if max(map(len, stops), default=0) > _MOST_STOP_CHARACTERS:

@@ -9,10 +9,16 @@ import os
 import resource
 import socket
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
+from palm_mtf.errors import shown
 from palm_mtf.generation.serving.batcher import Counters
-from palm_mtf.generation.serving.messages import MALFORMED, RefusalError
+from palm_mtf.generation.serving.messages import (
+  MALFORMED,
+  WRONGLY_CODED,
+  RefusalError,
+  refuse_coding,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -125,9 +131,9 @@ class Connections:
     self._num_open -= 1
     self.begin(connection)
 
-  def count_malformed(self) -> None:
-    """Counts a request that is not HTTP."""
-    self._counters.requests[400] += 1
+  def count_refused(self, refusal: RefusalError) -> None:
+    """Counts a request that is refused before the server's handlers see it."""
+    self._counters.requests[refusal.status] += 1
 
   def _make_connection(self) -> "_Connection":
     return _Connection(
@@ -187,10 +193,31 @@ class _Connection(web.RequestHandler):
   ) -> web.StreamResponse:
     if not isinstance(exc, MALFORMED):
       return super().handle_error(request, status, exc, message)
-    self._connections.count_malformed()
     why = exc.message.partition("\n")[0][:80]
-    answer = RefusalError(
-      400, f"this is not an HTTP/1.1 request: {why}"
-    ).make_response()
+    refusal = RefusalError(400, f"this is not an HTTP/1.1 request: {why}")
+    if isinstance(exc, http_exceptions.ContentEncodingError):
+      # aiohttp may know an encoding without the library that decodes it.
+      if "Please install" in why:
+        refusal = refuse_coding("this Content-Encoding")
+      else:
+        refusal = RefusalError(400, WRONGLY_CODED)
+    self._connections.count_refused(refusal)
+    answer = refusal.make_response()
     answer.force_close()
     return answer
+
+  async def finish_response(
+    self,
+    request: web.BaseRequest,
+    resp: web.StreamResponse,
+    start_time: float | None,
+  ) -> tuple[web.StreamResponse, bool]:
+    # aiohttp itself refuses an unknown Expect, as plain text.
+    if isinstance(resp, web.HTTPExpectationFailed):
+      given = shown(request.headers["Expect"])
+      refusal = RefusalError(
+        417, f"Expect: {given} is not supported; leave it out."
+      )
+      self._connections.count_refused(refusal)
+      resp = refusal.make_response()
+    return await super().finish_response(request, resp, start_time)

@@ -14,6 +14,10 @@ from palm_mtf.json_text import json_text
 
 MOST_BODY_BYTES = 2**21
 _CODINGS = ("identity", "gzip", "deflate")
+WRONGLY_CODED = (
+  "the body is not encoded as its headers Content-Encoding and "
+  "Transfer-Encoding say."
+)
 # aiohttp's errors for a request whose headers or body are not valid HTTP.
 MALFORMED = (web.RequestPayloadError, http_exceptions.HttpProcessingError)
 
@@ -59,6 +63,17 @@ def make_json_response(
   )
 
 
+def refuse_coding(named: str) -> RefusalError:
+  """Returns the refusal of a Content-Encoding.
+
+  Args:
+    named: the encoding, as the message begins.
+  """
+  return RefusalError(
+    415, f"{named} is not supported; leave it out, or give gzip or deflate."
+  )
+
+
 async def read_json(request: web.Request, most_secs: float) -> object:
   """Returns the JSON of a body.
 
@@ -83,11 +98,7 @@ async def read_json(request: web.Request, most_secs: float) -> object:
     )
   coding = request.headers.get("Content-Encoding", "identity")
   if coding.lower() not in _CODINGS:
-    raise RefusalError(
-      415,
-      f"Content-Encoding: {shown(coding)} is not supported; leave it out, or "
-      "give gzip or deflate.",
-    )
+    raise refuse_coding(f"Content-Encoding: {shown(coding)}")
   try:
     body = await asyncio.wait_for(request.read(), most_secs)
   except TimeoutError:
@@ -97,11 +108,7 @@ async def read_json(request: web.Request, most_secs: float) -> object:
       413, f"the body has more than {MOST_BODY_BYTES:,} bytes: send less."
     ) from None
   except MALFORMED:
-    raise RefusalError(
-      400,
-      "the body is not encoded as its headers Content-Encoding and "
-      "Transfer-Encoding say.",
-    ) from None
+    raise RefusalError(400, WRONGLY_CODED) from None
   try:
     return json.loads(body.decode("utf-8-sig"))
   except UnicodeDecodeError as error:

@@ -95,6 +95,8 @@ def test_all_fields_of_a_body_are_read():
     ({"prompt": "a", "stop": [""]}, "stop = ['']: give a text"),
     ({"prompt": "a", "stop": ["b"] * 5}, "stop: 5 texts; give at most 4."),
     ({"prompt": "a", "stop": "b" * 1001}, "give at most 1,000."),
+    ({"prompt": "a", "stop": "\ud83d"}, "stop = '\\ud83d': has half of a"),
+    ({"prompt": "a", "stop": ["b", "c\udc00"]}, "has half of a surrogate pair"),
     ({"prompt": "a", "n": 2**63}, "n = 9,223,372,036,854,775,808: give a"),
     ({"prompt": "a", "stream": 1}, "stream = 1: give true or false"),
     ({"prompt": "a", "stream_options": {"a": 1}}, "stream_options = "),
