@@ -153,8 +153,11 @@ def test_the_flag_that_the_page_names_is_one_of_the_program(
 def test_the_table_has_every_configurable_and_only_their_parameters():
   rows = re.findall(r"^\| `(\w+)` \| .* \| (`.*) \|$", PAGE.text, re.M)
   table = {name: re.findall("`(.*?)`", x) for name, x in rows}
+  importlib.import_module("palm_mtf.foreign_models.gin_run")
   names = {
-    x for x, _ in gin.config._REGISTRY.items() if ".foreign_models." in x
+    x
+    for x, _ in gin.config._REGISTRY.items()
+    if x.startswith("palm_mtf.foreign_models.")
   }
   assert names == {f"palm_mtf.foreign_models.{x}" for x in table}
   for name, parameters in table.items():
