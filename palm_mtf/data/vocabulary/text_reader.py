@@ -51,10 +51,13 @@ class TextReader:
     return self.text + _NO_CHARACTER * len(self._open)
 
   def token_text(self, token: int) -> str:
-    """Returns what `add` of a token adds; a byte is named, as "bytes:\\xc3"."""
+    """Returns what `add` of a token adds.
+
+    A byte of a longer character is named, as "bytes:\\xc3".
+    """
     byte = self._vocabulary.byte(token)
     if byte is not None:
-      return f"bytes:\\x{byte:02x}"
+      return chr(byte) if byte < 0x80 else f"bytes:\\x{byte:02x}"
     if self._leading is None:
       return self._vocabulary.text_inside(token)
     return self._vocabulary.decode([*self._leading, token])

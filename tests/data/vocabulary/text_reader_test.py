@@ -94,3 +94,8 @@ def test_a_byte_is_written_as_openai_writes_it(vocabulary):
   reader = TextReader(vocabulary)
   tokens = [reader.token_text(i) for i in vocabulary.encode("\u00e9")]
   assert tokens == ["bytes:\\xc3", "bytes:\\xa9"]
+
+
+def test_a_byte_that_is_a_character_is_written_as_the_character(vocabulary):
+  (caret,) = (i for i in range(vocabulary.size) if vocabulary.byte(i) == 0x5E)
+  assert TextReader(vocabulary).token_text(caret) == "^"

@@ -110,6 +110,15 @@ def test_log_p_of_each_token_is_returned_once_with_its_place(vocabulary):
       assert whole[place:].startswith(token)
 
 
+def test_tokens_join_to_a_text_with_bytes_that_are_characters(vocabulary):
+  text = "one ^ ~two"
+  ids = vocabulary.encode(text)
+  assert any(vocabulary.byte(i) == ord("^") for i in ids)
+  found = read_all(*begin(vocabulary, logprobs=1), ids, "length")
+  assert "".join(piece["text"] for piece in found) == text
+  assert "".join(joined(found, "tokens")) == text
+
+
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("text", ["", " two"])
 @pytest.mark.parametrize("streams", [False, True])
