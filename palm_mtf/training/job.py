@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainJob:
-  """Input of the training loop, checked by prepare.py."""
+  """Input of a training loop; prepare.py has checked it."""
 
   model_dir: str
   config: Config  # ACTIVATION_DTYPE is resolved
@@ -36,13 +36,14 @@ class TrainJob:
   unigram_entropy: float  # of the validation tokens, nats per token
   task_evaluation: "TaskEvaluation | None" = None  # on EVAL_TASKS
   initial_weights: NamedWeights | None = None  # used without a checkpoint
-  # Checkpoint of another run whose step and optimizer state this run continues.
+  # Checkpoint of another run, whose step, weights and optimizer state this run
+  # starts from; None if it starts at step 0.
   initial_state: Checkpoint | None = None
   rewinds: Sequence[Rewind] = ()  # all rewinds, if later than `checkpoint`
 
   @property
   def start(self) -> Checkpoint | None:
-    """The checkpoint from which the next training loop continues."""
+    """The checkpoint from which the next training loop continues, or None."""
     return self.checkpoint or self.initial_state
 
   @property
@@ -51,12 +52,13 @@ class TrainJob:
     return self.start.manifest.step if self.start else 0
 
   def record_kernels(self, kernels: Mapping[str, str]) -> "TrainJob":
-    """Returns the job with the kernels in its manifest.
+    """Returns the job with `kernels` in the manifest of its checkpoints.
 
     Logs a warning if other kernels computed the checkpoint to resume from.
 
     Args:
-      kernels: what computes the next steps (machine/kernels.py).
+      kernels: versions, CPU and settings that decide which kernels compute the
+        next steps (machine/kernels.py).
     """
     before = self.start.manifest.kernels if self.start else {}
     if changes := difference(kernels, before):
@@ -68,7 +70,7 @@ class TrainJob:
     return dataclasses.replace(self, manifest=manifest)
 
   def write_samples(self, checkpoint: Checkpoint) -> list[str]:
-    """Samples continuations of PROMPTS, writes them and returns them."""
+    """Samples continuations of PROMPTS; writes and returns these texts."""
     prompts = self.config.run.prompts
     texts = continue_prompts(checkpoint, self.config, self.vocabulary)
     write_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)
@@ -77,7 +79,7 @@ class TrainJob:
   def evaluate_tasks(
     self, checkpoint: Checkpoint, answered: Callable[[], None]
   ) -> dict[str, float]:
-    """Evaluates a checkpoint on EVAL_TASKS; returns metrics by name.
+    """Evaluates a checkpoint on EVAL_TASKS; returns and logs metrics by name.
 
     Args:
       checkpoint: checkpoint of this run.
@@ -102,7 +104,7 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True)
 class Stopped:
-  """The run received a stop signal, and has saved the last step."""
+  """The run received a stop signal, and has saved its last step."""
 
   checkpoint: Checkpoint | None  # None before the first step
   signal_name: str
@@ -110,7 +112,7 @@ class Stopped:
 
 @dataclasses.dataclass(frozen=True)
 class NewBatchSize:
-  """The next step has another batch size, which needs another program."""
+  """The next step has another batch size, so it needs another program."""
 
   checkpoint: Checkpoint
 

@@ -39,14 +39,15 @@ from palm_mtf.training.watchdog import Watchdog
 _logger = logging.getLogger(__name__)
 
 _CALLS_AHEAD = 2  # calls whose batches are prefetched
-# A run predicts its time after this many timed steps, or seconds of steps.
+# A run predicts its time once it has timed this many steps, or steps that took
+# this many seconds together.
 _STEPS_TO_PREDICT, _SECS_TO_PREDICT = 3, 10.0
 
 Event = Finished | Stopped | NewBatchSize | Spike
 
 
 class Records(NamedTuple):
-  """What a run writes and shows between two rewinds."""
+  """Objects that write and show a run's progress; a rewind makes new ones."""
 
   metrics: MetricsWriter
   progress: TrainProgress
@@ -61,18 +62,18 @@ class Action:
   Attributes:
     run: performs the action. It gets the step's metrics, to which it may add,
       and the step's checkpoint if `needs_checkpoint`.
-    every: the action is due after each multiple of this many steps; None is
-      never.
+    every: the action is due after every multiple of this many steps; if None,
+      only after `steps`.
     steps: further steps after which the action is due.
-    at_end: whether the action is due after TRAIN_STEPS; None lets `every`
-      decide.
+    at_end: whether the action is due after TRAIN_STEPS; if None, `every` and
+      `steps` decide.
     needs_checkpoint: whether the step is saved first.
     measures: whether the action adds metrics, which an action with
       `writes_measures` then writes.
-    writes_measures: whether the action is also due if an action that measures
-      is due.
+    writes_measures: whether the action is also due whenever an earlier action
+      with `measures` is due.
     is_lost: returns whether a resumed run must repeat the action, because the
-      run was killed between saving the step and the end of the action.
+      run was killed after it saved the step and before the action ended.
   """
 
   run: Callable[..., None]
@@ -85,7 +86,7 @@ class Action:
   is_lost: Callable[[], bool] = lambda: False
 
   def is_due(self, step: int, train_steps: int) -> bool:
-    """Returns whether the action is due, without regard to other actions."""
+    """Returns whether the action is due after `step`; ignores other actions."""
     if self.every is None:
       return step in self.steps
     if step == train_steps and self.at_end is not None:
@@ -93,7 +94,7 @@ class Action:
     return step % self.every == 0 or step in self.steps
 
   def find_next_steps(self, step: int) -> list[int]:
-    """Returns later steps; the least is the next at which the action is due."""
+    """Returns steps after `step`; the smallest is when it is due next."""
     found = [x for x in self.steps if x > step]
     if self.every is not None:
       found.append(step - step % self.every + self.every)
@@ -111,13 +112,13 @@ class TrainLoop:
     records: Records,
     peak: float,
   ):
-    """Starts after `job.step` steps.
+    """Prepares the steps after `job.step`.
 
     Args:
       job: the run.
       session: session with the weights after `job.step` steps.
-      spikes: detects loss spikes, and knows which batches are skipped.
-      records: metrics, checkpoints and progress of the run.
+      spikes: detects loss spikes, and knows which batches to skip.
+      records: writers of metrics and checkpoints, progress and watchdog.
       peak: peak FLOP/s of all devices together, for MFU.
     """
     self._job, self._config, self._session = job, job.config, session
@@ -178,7 +179,7 @@ class TrainLoop:
     ]
 
   def run(self, stop: StopRequest) -> Event:
-    """Runs the remaining steps, and the actions that are due after each."""
+    """Runs the remaining steps, and after each step the actions due then."""
     with self._ahead, self._writer:
       self._repeat_lost_actions()
       while self._step < self._last_step and not stop.signal_name:
@@ -186,7 +187,7 @@ class TrainLoop:
           self._writer.check()
         for metrics in self._run_steps():
           self._step += 1
-          # A rewind also undoes the later steps of this call.
+          # If the call ran further steps, the rewind undoes those too.
           if self._spikes.sees_spike(metrics):
             return self._rewind(metrics["loss"], stop)
         self._predict_time()
@@ -208,7 +209,7 @@ class TrainLoop:
 
   def _rewind(self, loss: float, stop: StopRequest) -> Event:
     newest = self._wait_for_writer()
-    # The resumed run will see the same spike, and rewind then.
+    # Do not rewind: the resumed run will detect the same spike, and rewind.
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
     return Spike(
@@ -222,7 +223,7 @@ class TrainLoop:
     )
 
   def _find_due_actions(self) -> list[Action]:
-    """Returns the actions that are due after this step, in order."""
+    """Returns the actions that are due after this step, in running order."""
     due: list[Action] = []
     for action in self._actions:
       if action.is_due(self._step, self._config.run.train_steps) or (
@@ -243,7 +244,7 @@ class TrainLoop:
         action.run(metrics)
 
   def _repeat_lost_actions(self) -> None:
-    """Repeats actions that a killed run had not finished; see `is_lost`."""
+    """Repeats actions that a killed run did not finish (`Action.is_lost`)."""
     if not self._job.checkpoint:
       return
     due, metrics = self._find_due_actions(), {}
@@ -254,7 +255,7 @@ class TrainLoop:
     self._run_actions([x for x in lost if not x.measures], metrics)
 
   def _run_steps(self) -> list[dict[str, float]]:
-    """Runs steps in one call into the session; returns the steps' metrics."""
+    """Runs the steps of one call into the session; returns their metrics."""
     num_steps, program = self._count_steps_of_call(), self._session.program
     until = self._step + num_steps
     with self._data_clock.running(num_steps):
@@ -265,7 +266,7 @@ class TrainLoop:
     if num_steps > 1:
       phase = f"in steps {self._step + 1} to {until}"
     is_traced = until in self._config.run.trace_steps
-    # Traced steps take longer, and do not count for the mean step time.
+    # Traced steps take longer, so the mean step time excludes them.
     clock = contextlib.nullcontext if is_traced else self._step_clock.running
     records = [] if is_traced else None
     train_step = self._session.train_step
@@ -286,19 +287,19 @@ class TrainLoop:
     return all_metrics
 
   def _count_steps_of_call(self) -> int:
-    """Returns the number of steps of the next call: until an action is due."""
+    """Returns the number of steps of the next call, up to the next action."""
     loop, step = self._session.program.loop, self._step
     if not loop:
       return 1
     ends = [self._last_step]
     for action in self._actions:
       ends += action.find_next_steps(step)
-    # A traced step has a separate call.
+    # A traced step runs in a separate call, so end the call before it.
     ends += [x - 1 for x in self._config.run.trace_steps if x - 1 > step]
     return min(loop.max_steps, min(ends) - step)
 
   def _predict_time(self) -> None:
-    """Logs once how long the remaining steps and losses will take."""
+    """Logs, once, how long the remaining steps and validations will take."""
     clock, run = self._step_clock, self._config.run
     if (
       clock.num_steps >= _STEPS_TO_PREDICT
@@ -363,7 +364,8 @@ class TrainLoop:
     }
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.memory.read()
-    # Between the lines of two traced steps, maybe no step was timed.
+    # A traced step is logged without rates if no step was timed since the line
+    # before.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)
       metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}
@@ -374,18 +376,18 @@ class TrainLoop:
     )
 
   def _wait_for_writer(self) -> Checkpoint | None:
-    """Waits until the newest checkpoint is written, and returns it."""
+    """Waits until the newest checkpoint is written; returns it, or None."""
     with self._during("while a checkpoint was written"):
       return self._writer.wait()
 
   def _save(self, *unused: object) -> None:
-    """Starts to write a checkpoint of this step, unless it exists."""
+    """Starts to write a checkpoint of this step, unless there is one."""
     if self._step == self._writer.step:
       return
     job, session = self._job, self._session
     self._watchdog.expect_slow()
     sizes = self._config.run.batch_sizes
-    # The next step reads the data from this row on, after skipped batches.
+    # First row of the data that the next step reads; skipped rows count too.
     next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(
       job.manifest,
@@ -393,7 +395,7 @@ class TrainLoop:
       next_row=next_row,
       data={**job.manifest.data, **self._spikes.make_manifest_data()},
     )
-    # Variables that are not finite, or differ between pods, are never saved.
+    # Never save variables that are not finite or that differ between pods.
     with self._during(f"while step {self._step} was saved"):
       session.finite_check.check_variables(self._step)
       session.replica_check.check(self._step)

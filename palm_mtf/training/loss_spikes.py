@@ -31,33 +31,34 @@ _logger = logging.getLogger(__name__)
 REWIND_STEPS = 100
 # The last 5 steps are compared with the 100 steps before them.
 _RECENT, _WINDOW = 5, 100
-# Least noise: 2% of the loss, and 0.02 for the logarithm of the gradient norm.
+# Noise is taken as at least 2% of the usual loss, and as at least 0.02 for the
+# logarithm of the gradient norm.
 _FLOOR = 0.02
-# A spike is a loss with a score above 6, or above 3 if the score of the
-# gradient norm is above 6. A score is a rise in units of noise.
+# A score is a rise in units of noise. The loss has spiked if its score is above
+# 6, or above 3 while the score of the gradient norm is above 6.
 _SURE, _LIKELY = 6.0, 3.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rewind:
-  """A loss spike, and the batches that are skipped because of it."""
+  """A loss spike, and the batches that training skips because of the spike."""
 
   step: int  # steps done when the spike was detected
   loss: float  # loss of the last step
   usual_loss: float  # median loss of the 100 steps before the last 5
   to_step: int  # step of the checkpoint that training went back to
-  skipped: Sequence[int]  # first and last batch
+  skipped: Sequence[int]  # first and last skipped batch
 
 
 class SpikeDetector:
   """Detects a spike in the losses and gradient norms of the last 105 steps."""
 
   def __init__(self, seen: Sequence[Sequence[float]] = ()):
-    # [steps] pairs (loss, gradient norm), oldest first; kept in checkpoints.
+    # (loss, gradient norm) of each step, oldest first; saved in checkpoints.
     self.seen = [list(pair) for pair in seen]
 
   def sees_spike(self, loss: float, grad_norm: float) -> bool:
-    """Adds a step; returns whether the loss has spiked."""
+    """Adds a step's numbers; returns whether the loss has now spiked."""
     self.seen = [*self.seen, [loss, grad_norm]][-_RECENT - _WINDOW :]
     if len(self.seen) < _RECENT + _WINDOW:
       return False
@@ -71,25 +72,29 @@ class SpikeDetector:
 
   @property
   def usual_loss(self) -> float:
-    """Median loss of the steps before the last 5."""
+    """Median loss of the 100 steps before the last 5."""
     return float(np.median([loss for loss, _ in self.seen[:_WINDOW]]))
 
 
 def _score_rise(x: np.ndarray, floor: float) -> float:
-  """Returns how far the last 5 of 105 numbers rise, in units of noise."""
+  """Returns how far the last 5 of 105 numbers rise above the first 100.
+
+  The rise, a difference of medians, is in units of noise, at least `floor`.
+  """
   before, recent = x[:_WINDOW], x[_WINDOW:]
   # Medians ignore single bad batches: three of five steps must be high. The
-  # factor 1.4826 makes the noise a standard deviation if it is normal. While
-  # the loss falls, its median is too high; after a change to larger batches,
-  # the noise of the smaller batches is too large. Both errors may miss a spike,
-  # but do not take noise for a spike.
+  # factor 1.4826 turns a median of normally distributed differences into their
+  # standard deviation. While the loss falls, the median of the first 100 is too
+  # high; after a change to larger batches, the noise is still that of smaller
+  # batches, too large. Both errors may miss a spike, but never report noise as
+  # a spike.
   noise = 1.4826 * np.median(abs(np.diff(before))) / math.sqrt(2)
   rise = np.median(recent) - np.median(before)
   return float(rise / max(noise, floor))
 
 
 class SpikePolicy:
-  """Detects spikes, and decides about rewinds and skipped batches."""
+  """Detects spikes, and decides when to rewind and which batches to skip."""
 
   def __init__(
     self,
@@ -97,9 +102,15 @@ class SpikePolicy:
     checkpoint: Checkpoint | None,
     rewinds: Sequence[Rewind] = (),
   ):
-    """Continues from `checkpoint`; `rewinds` may be later than `checkpoint`."""
-    # Every checkpoint has the state, so that a stopped and resumed run rewinds
-    # in the same way, even if it stopped between a spike and a checkpoint.
+    """Continues from the state in `checkpoint`, or from none.
+
+    Args:
+      config: SPIKE_POLICY and its settings.
+      checkpoint: checkpoint that training continues from.
+      rewinds: all rewinds, if some are later than `checkpoint`.
+    """
+    # Every checkpoint holds the detector's state, so that a stopped and resumed
+    # run rewinds like a run that was not stopped.
     held = checkpoint.manifest.data.get("spikes", {}) if checkpoint else {}
     own = [Rewind(**each) for each in held.get("rewinds", [])]
     self._config = config
@@ -109,7 +120,7 @@ class SpikePolicy:
     self._is_on = config.spike_policy == "rewind"
 
   def sees_spike(self, metrics: Mapping[str, float]) -> bool:
-    """Returns whether to rewind after a step with these metrics."""
+    """Returns whether to rewind now, after a step with these metrics."""
     if not self._is_on:
       return False
     spike = self._detector.sees_spike(metrics["loss"], metrics["grad_norm"])
@@ -123,7 +134,7 @@ class SpikePolicy:
     return spike and self._is_on
 
   def make_manifest_data(self) -> dict[str, object]:
-    """Returns the state for the manifest of a checkpoint."""
+    """Returns the policy's state, to be saved in a checkpoint's manifest."""
     data: dict[str, object] = {}
     if self.skips.ranges:
       data["SKIP_STEPS"] = self.skips.ranges
@@ -140,7 +151,7 @@ class SpikePolicy:
     sizes: BatchSizes,
     read: ReadCheckpoint = read_whole,
   ) -> tuple[Checkpoint | None, list[Rewind]]:
-    """Finds a complete checkpoint to rewind to; removes nothing.
+    """Finds a complete checkpoint to rewind to; removes no checkpoint.
 
     Args:
       model_dir: MODEL_DIR.
@@ -151,7 +162,7 @@ class SpikePolicy:
 
     Returns:
       The checkpoint to rewind to (None for the initial weights), and all
-      rewinds.
+      rewinds, including the new one.
 
     Raises:
       UserError: if there are checkpoints, but none is complete.
@@ -164,8 +175,8 @@ class SpikePolicy:
     in_order = old_enough[::-1] + folders[len(old_enough) :]
     back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}", read)
     to_step = back.manifest.step if back else 0
-    # Steps between an older checkpoint and `target` read the same batches
-    # again.
+    # If the checkpoint is older than `target`, steps up to `target` read the
+    # same batches as before.
     first = self.skips.batch_read(max(target, to_step), sizes)
     new = Rewind(
       step=step,

@@ -60,9 +60,10 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 
 _logger = logging.getLogger(__name__)
 
-# Settings that earlier versions lacked, with the value that was then implied.
+# Settings that earlier versions of palm_mtf lacked, with the value that those
+# versions implied.
 _BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
-# A run's numbers depend on the versions of these packages.
+# A run's losses and weights depend on the versions of these packages.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
 
@@ -70,13 +71,13 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   """Checks all input, and makes vocabulary and tokens if they are missing.
 
   Args:
-    model_dir: MODEL_DIR, held by the training lock.
+    model_dir: MODEL_DIR; the caller holds its training lock.
     config: every setting.
 
   Raises:
     UserError: if the input is wrong; nothing has been overwritten.
   """
-  # Short checks come first, because tokens of a large corpus may take hours.
+  # Short checks come first, because encoding a large corpus may take hours.
   _check_devices(config)
   shapes = parameter_shapes(config.model)
   newest = _find_newest(model_dir, config)
@@ -120,7 +121,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
 def _open_tasks(
   model_dir: str, config: Config, vocabulary: Vocabulary
 ) -> "TaskEvaluation | None":
-  """Returns the evaluation on EVAL_TASKS; None without TASK_EVAL_STEPS."""
+  """Returns the evaluation on EVAL_TASKS; None if TASK_EVAL_STEPS is unset."""
   if not config.evaluation.task_eval_steps:
     return None
   check_room(config.model, config.run)
@@ -131,13 +132,13 @@ def _open_tasks(
   tasks = open_eval_tasks(
     config.evaluation, vocabulary, config.model.sequence_length
   )
-  # Tasks decode greedily; the decoding settings are for samples.
+  # Tasks decode greedily. The run's decoding settings are only for samples.
   greedy = dataclasses.replace(config, decode=DecodeConfig(temperature=0.0))
   return TaskEvaluation(model_dir, greedy, vocabulary, tasks)
 
 
 def _check_devices(config: Config) -> None:
-  """Raises UserError unless mesh, batches, chip and hosts fit."""
+  """Raises UserError if mesh, batch sizes, chip and hosts do not fit."""
   mesh, pods, run = config.mesh_layout, config.pods, config.run
   sizes = run.batch_sizes.sizes
   mesh_layout.check_layout(mesh, config.model, *sizes, num_pods=pods.num_pods)
@@ -148,15 +149,15 @@ def _check_devices(config: Config) -> None:
     cluster_places(pods, mesh)
     check_client(pods.client_address)
   if mesh.tpu and pods.pods == "in_process":
-    # Last of the short checks, because importing TensorFlow takes seconds; but
-    # before making the data, which may take hours.
+    # This check is the last short one, because importing TensorFlow takes
+    # seconds. It precedes making the data, which may take hours.
     from palm_mtf.cluster.client.connect import tpus_here
 
     tpus_here(mesh)
 
 
 def _warn_of_short_ramp(run: RunConfig) -> None:
-  """Warns about batch sizes that would start after the last step."""
+  """Warns if TRAIN_STEPS ends before the last change of the batch size."""
   unreached = [x for x in run.batch_sizes.pairs if x[0] >= run.train_steps]
   if unreached:
     start, size = unreached[0]
@@ -167,14 +168,15 @@ def _warn_of_short_ramp(run: RunConfig) -> None:
 
 
 def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
-  """Returns the checkpoint to resume from; None without one.
+  """Returns the checkpoint to resume from; None if MODEL_DIR has none.
 
   Raises:
     UserError: if the checkpoint is of another model, or has other optimizer
       slots.
   """
-  # With pods on other hosts, the servers compare the hashes of their files
-  # later, when the training session restores the checkpoint.
+  # If pods are on other hosts, compare only the sizes of the files here: the
+  # pods' servers compare the hashes later, when the training session restores
+  # the checkpoint.
   read = read_whole if config.pods.pods == "in_process" else read_checkpoint
   newest = newest_whole(model_dir, read=read)
   if newest:
@@ -184,7 +186,7 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
 
 
 def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
-  """Resolves ACTIVATION_DTYPE, and logs it."""
+  """Replaces ACTIVATION_DTYPE = "auto" by a dtype, and logs the dtype."""
   # A resumed run keeps its dtype, even on another machine.
   begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
   model = resolved(config.model, config.mesh_layout, begun_in)
@@ -194,7 +196,7 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
 
 def _read_validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
   run = config.run
-  # With the last step's batch size, as at the end of training.
+  # Use the last step's batch size, as the loss at the end of training does.
   return corpus.validation_batches(
     batch_size=run.batch_sizes.size(run.train_steps - 1),
     num_rows=run.num_validation_rows,
@@ -204,7 +206,7 @@ def _read_validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
 def _make_manifest(
   config: Config, vocabulary: Vocabulary, corpus: Corpus
 ) -> Manifest:
-  """Returns the manifest of all checkpoints, without fields of the step."""
+  """Returns the fields that the manifests of all checkpoints of a run share."""
   model, run = config.model, config.run
   parts = (
     model,
@@ -240,7 +242,7 @@ def _make_manifest(
 def _add_parent(
   initial: NamedWeights | None, state: Checkpoint | None, manifest: Manifest
 ) -> Manifest:
-  """Sets `parent` of the manifest if the weights are another run's."""
+  """Sets the manifest's `parent` if the weights are from another run."""
   if not initial:
     return manifest
   what, step = "the weights", 0

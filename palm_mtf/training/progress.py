@@ -20,12 +20,12 @@ from palm_mtf.config import RunConfig
 _logger = logging.getLogger(__name__)
 
 _LINE_SECS = 10.0
-# The forward pass, which measures a loss, is a third of a step's FLOPs.
+# Measuring a loss takes only the forward pass, a third of a step's FLOPs.
 _STEPS_OF_A_LOSS = 1 / 3
 
 
 class Clock:
-  """Measures the mean seconds of a part of a step."""
+  """Measures the mean time of one part of a step, in seconds."""
 
   def __init__(self):
     self._is_first = True
@@ -45,17 +45,20 @@ class Clock:
     self._is_first = False
 
   def take_mean(self) -> float:
-    """Returns the mean since the last call; 0 if nothing was timed."""
+    """Returns the mean seconds per step since the last `take_mean`, or 0.0."""
     mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
     self._secs = []
     return mean
 
 
 def count_rows_left(run: RunConfig, step: int) -> float:
-  """Returns the work after `step` steps, counted in rows of training."""
+  """Returns the work that is left after `step` steps.
+
+  The unit is the work of training on one row of a batch.
+  """
   sizes = run.batch_sizes
   rows = sizes.rows_before(run.train_steps) - sizes.rows_before(step)
-  # Losses are measured every EVAL_STEPS and after the last step.
+  # Validation losses are measured every EVAL_STEPS and after the last step.
   losses = -(-run.train_steps // run.eval_steps) - step // run.eval_steps
   return rows + losses * run.num_validation_rows * _STEPS_OF_A_LOSS
 
@@ -68,11 +71,11 @@ class TrainProgress:
   """Shows the progress of training; a context manager."""
 
   def __init__(self, step: int, train_steps: int):
-    """Starts at `step` steps done of `train_steps`."""
+    """Starts when `step` of `train_steps` steps are done."""
     self._train_steps = train_steps
     self._last_line = time.monotonic()
-    # Step and time of the first update. The time before, mostly for compiling,
-    # does not count, because it does not recur.
+    # Step and time of the first `update`. The time before it went mostly into
+    # compiling, which does not recur, so it does not count.
     self._first: tuple[int, float] | None = None
     self._has_predicted = False
     self._bar = progress.Progress(
@@ -100,7 +103,7 @@ class TrainProgress:
   def update(
     self, step: int, *, loss: float, tokens_per_sec: float, mfu: float
   ) -> None:
-    """Shows `step` steps done and their metrics."""
+    """Shows that `step` steps are done, with the last step's metrics."""
     numbers = f"loss {loss:.3f}"
     if tokens_per_sec:
       numbers += f"  {tokens_per_sec:,.0f} tokens/s  MFU {mfu:.1%}"
@@ -114,7 +117,7 @@ class TrainProgress:
       _logger.info(line.rstrip())
 
   def _estimate_left(self, step: int, now: float) -> str:
-    """Returns the remaining time; "" while it is unknown."""
+    """Returns the remaining time as text; "" while it is unknown."""
     steps_left = self._train_steps - step
     if not steps_left:
       return "0:00 left"
@@ -126,7 +129,7 @@ class TrainProgress:
     return f"{_format_minutes(secs)} left"
 
   def predict_time(self, step_secs: float, secs: float) -> None:
-    """Logs, once, the seconds per step and for the rest of the run."""
+    """Logs, once, the seconds per step and the seconds that are left."""
     if not self._has_predicted:
       self._has_predicted = True
       _logger.info(

@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class WatchedSession(NamedTuple):
-  """A session on a cluster's devices, and the heartbeat of its servers."""
+  """A session on a cluster's devices, and the heartbeat of the servers."""
 
   cluster: Cluster
   session: tf.Session
@@ -50,11 +50,11 @@ class WatchedSession(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainSession:
-  """A training program in a session; its variables are set.
+  """A training program in a session that has set the program's variables.
 
   Attributes:
     program: the graph of a step, for one batch size.
-    during: `Heartbeat.during`, to wrap every call into the session.
+    during: `Heartbeat.during`, which wraps every call into the session.
     train_step: runs the program.
     finite_check: checks that variables are finite.
     replica_check: checks that all pods hold the same variables.
@@ -79,13 +79,13 @@ def build_train_session(
   skips: Skips,
   newest: Callable[[], Checkpoint | None],
 ) -> TrainSession:
-  """Builds the graph of the next step, and sets its variables.
+  """Builds the graph of a training step, and sets the variables.
 
   Args:
     job: the run, after `job.step` steps.
     where: session of the current graph.
     skips: batches to skip.
-    newest: returns the newest checkpoint, for messages.
+    newest: returns the newest checkpoint or None, for error messages.
 
   Raises:
     PodLostError: if a server is lost.
@@ -93,8 +93,8 @@ def build_train_session(
   """
   cluster, session, heartbeat = where
   config, memory = job.config, ServerMemory(session, cluster.servers)
-  # From here on, calls into the session are wrapped in `during`, so that a lost
-  # pod raises PodLostError with the given phase.
+  # From here on `during` wraps every call into the session, so that a lost pod
+  # raises a PodLostError whose message names the given phase.
   with heartbeat.during("while its servers were asked for batches"):
     heartbeat.connect(session)
     readers = cluster.servers
@@ -149,13 +149,13 @@ def _set_variables(
     restore(session, pods, job.checkpoint.prefix, processes)
     return
   if job.initial_state:
-    # `initial_weights` holds the files open, because the other run may remove
-    # them.
+    # Read the files that `initial_weights` holds open, because the other run
+    # may remove its checkpoint.
     files = job.initial_weights.prefix
     restore(session, pods, files, processes.client_only)
     return
   session.run(built.program.initialize)
-  # Only parameters are taken from the other run, no optimizer slots.
+  # Take only parameters from the initial weights, no optimizer slots.
   if job.initial_weights:
     names = set(job.manifest.shapes)
     parameters = [
@@ -172,13 +172,13 @@ def _find_features(
 
   Args:
     session: session of the current graph, connected to the servers.
-    servers: servers of all devices; [] if the client has all devices.
+    servers: servers of all devices; [] if the client has to read the batches.
     job: gives the corpus, and the batch size of every step.
     skips: batches to skip.
 
   Returns:
     ServerFeatures; or only the names of the features if there are no servers,
-    or a server does not find the same tokens.
+    or if a server does not find the tokens that the client has.
   """
   corpus, sizes = job.corpus, job.config.run.batch_sizes
   names = corpus.batches(sizes, skips).features

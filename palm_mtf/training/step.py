@@ -18,7 +18,7 @@ _TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
 
 
 class NonFiniteStepError(Exception):
-  """The loss or gradients of a step are not finite; no variable changed."""
+  """The loss or gradients of a step are not finite; it changed no variable."""
 
   def __init__(
     self, step: int, losses: dict[str, float], gradient_squares: np.ndarray
@@ -33,25 +33,26 @@ class TrainStep:
   """Runs the steps of a program, and computes its loss on other batches."""
 
   def __init__(self, session: tf.Session, program: TrainProgram):
-    """Makes callables of `session`, whose variables are set."""
+    """Makes callables of `session`, which has set the program's variables."""
     self._program, self._num_pods = program, len(program.pods)
     numbers = [program.step, program.microbatch]
     self._num_microbatches = program.num_microbatches
     self._features = list(program.pods[0].features)
-    # [pods]: feeds of the pod's features, once for each server of the pod.
+    # For each pod: placeholders of its features on every server of the pod.
     by_pod = [
       [x for each in (pod.features, *pod.copies) for x in each.values()]
       for pod in program.pods
     ]
     every = [x for features in by_pod for x in features]
-    # If servers read the rows of a step, they are fed only for `losses`.
+    # If servers read the rows of a step, only `losses` feeds rows.
     fed = [*([] if program.servers_read else every), *numbers]
-    # The last microbatch of all pods, the exchange of gradients, the update.
-    # A callable returns values in the structure of its first argument.
+    # Runs the last microbatch of all pods, the exchange of gradients and the
+    # update. A callable returns values in the structure of its first argument.
     self._update = session.make_callable(
       [program.metrics, program.update], fed, accept_options=True
     )
-    # Earlier microbatches have one call per pod, so that no pod waits.
+    # Earlier microbatches take one call per pod, so that no pod waits for
+    # another pod.
     self._accumulate = [
       session.make_callable(
         pod.accumulate,
@@ -61,7 +62,7 @@ class TrainStep:
       for pod, features in zip(program.pods, by_pod, strict=True)
     ]
     self._is_first = True
-    # The losses and gradients of a step, without the update.
+    # Computes losses and gradients like `_update`, but updates nothing.
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares, program.is_finite], fed
     )
@@ -84,17 +85,18 @@ class TrainStep:
     """Trains on a batch; returns the metrics of the step, by name.
 
     Args:
-      batch: features of the program; None if servers read them.
+      batch: arrays of the program's features; None if servers read the batch.
       step: number of steps done before.
-      records: receives TensorFlow's trace of each call; None does not trace.
+      records: list to which the trace of each call is added; None to trace
+        nothing.
 
     Raises:
       NonFiniteStepError: if the loss or the gradients are not finite.
     """
     options = None
     if self._is_first and self._num_pods > 1:
-      # Pods of this process then compile one after another, so that later pods
-      # reuse the code of the first. Servers ignore the option.
+      # With this option, pods of this process compile one after another, so
+      # that later pods reuse the first pod's compiled code. Servers ignore it.
       options = ONE_BY_ONE
     self._is_first = False
 
@@ -112,13 +114,13 @@ class TrainStep:
     if batch:
       shares = self._split_batch(batch)
     list(self._clients.map(accumulate, range(self._num_pods)))
-    # From here on pods wait for each other.
+    # In this call pods wait for each other, to exchange gradients.
     last = self._feed_last(shares, step)
     try:
       metrics, _ = run(self._update, *last)
     except tf.errors.InvalidArgumentError:
-      # The graph has refused the update. Run the step again without the update,
-      # to find the tensor that is not finite.
+      # The graph has refused the update. Compute the numbers again without the
+      # update, to find out which of them are not finite.
       losses, squares, is_finite = self._measure(*last)
       if is_finite:
         raise  # another error
@@ -128,10 +130,10 @@ class TrainStep:
   def run_loop(
     self, batches: Sequence[Batch], step: int
   ) -> list[dict[str, float]]:
-    """Trains on batches in one call of the program's loop; returns metrics.
+    """Trains on batches in one call; returns the metrics of each step, by name.
 
     Args:
-      batches: batch of each step, at most `loop.max_steps`.
+      batches: batch of each step, at most `loop.max_steps` batches.
       step: number of steps done before.
 
     Raises:
@@ -139,8 +141,8 @@ class TrainStep:
         the steps before that one are done.
     """
     fed = []
-    # [steps * rows, length] -> [rounds, ...], as LoopProgram wants. Rounds
-    # after the last step stay zero, and are not run.
+    # [steps * rows, length] -> [rounds, ...], as LoopProgram takes features.
+    # Rounds after the last step stay zero; the loop does not run them.
     for name, placeholder in self._program.loop.features.items():
       rows = np.concatenate([batch[name] for batch in batches])
       rounds = np.zeros(placeholder.shape, rows.dtype)
@@ -160,7 +162,7 @@ class TrainStep:
     return done
 
   def losses(self, batch: Batch) -> Iterator[tuple[float, float]]:
-    """Yields (loss, weight) of each microbatch of each pod."""
+    """Yields (mean loss, sum of loss weights) per pod and microbatch."""
     for parts in zip(*self._split_batch(batch), strict=True):
       rows = itertools.chain.from_iterable(
         part * (1 + len(pod.copies))
@@ -169,7 +171,7 @@ class TrainStep:
       yield from self._losses_and_weights(*rows)
 
   def _feed_last(self, shares: list[list[list[np.ndarray]]], step: int) -> list:
-    """Returns the feeds of the last microbatch of a step."""
+    """Returns what `_update` takes: the feeds of a step's last microbatch."""
     rows = [rows for share in shares for rows in share[-1]]
     return [*rows, step, self._num_microbatches - 1]
 

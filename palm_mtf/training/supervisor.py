@@ -57,7 +57,7 @@ class _Pods(NamedTuple):
   heartbeat: Heartbeat
   peak: float  # FLOP/s of all devices together
   kernels: Mapping[str, str]
-  # One object for all loops, so that a signal between two loops counts.
+  # All loops use one object, so that a signal between two loops is not lost.
   stop: StopRequest
 
 
@@ -77,11 +77,11 @@ class _Scope(contextlib.ExitStack):
 
 
 def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
-  """Trains a job to TRAIN_STEPS.
+  """Trains a job until TRAIN_STEPS or a stop signal.
 
   Raises:
-    UserError: if a number is not finite, the disk has no space for a
-      checkpoint, or a pod is lost and ON_POD_FAILURE does not recover.
+    UserError: if a loss, gradient or variable is not finite, the disk has no
+      space for a checkpoint, or a pod is lost and ON_POD_FAILURE ends the run.
   """
   config = job.config
   recovery = PodRecovery(servers, config.model, config.run.batch_sizes.sizes)
@@ -113,7 +113,8 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
         case DamagedCheckpointError():
           records.close()
           pods.close()
-          # A server has read the checkpoint, and found the damage.
+          # A server found the damage when it read the checkpoint to resume
+          # from.
           warn_of_damage(job.checkpoint.path, event)
           newest = newest_whole(job.model_dir)
           quarantine_damaged(job.model_dir, newest)
@@ -125,10 +126,11 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
 
 @contextlib.contextmanager
 def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
-  """Connects to all pods; yields once all pods have answered."""
+  """Connects to all pods; yields the pods once all have answered."""
   config, pods = job.config, job.config.pods
   places = servers.places()
-  # Servers on one host share the host, even if each has its own devices.
+  # The peak depends on the number of hosts, because servers on one host share
+  # the host's CPU, even if each server has its own devices.
   hosts = {place.address.partition(":")[0] for pod in places for place in pod}
   peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
@@ -154,7 +156,7 @@ def _open_records(job: TrainJob) -> Iterator[Records]:
 
 
 def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
-  """Runs a training loop in a new session; returns the event that ends it."""
+  """Runs a training loop in a new session; returns the event that ended it."""
   free_garbage()  # of the previous loop
   spikes = SpikePolicy(job.config.fault_tolerance, job.start, job.rewinds)
   with tf.Graph().as_default(), pods.cluster.session() as session:
@@ -167,7 +169,7 @@ def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
     except PodLostError as lost:
       if not pods.stop.signal_name:
         raise
-      # The signal that stops the run may have stopped its servers too.
+      # The signal that stops the run may have stopped the servers too.
       raise UserError(
         f"{lost}, after {pods.stop.signal_name}; run the same command to "
         "resume."
@@ -177,7 +179,11 @@ def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
 def _continue_without_lost_pod(
   job: TrainJob, lost: PodLostError, recovery: PodRecovery
 ) -> TrainJob:
-  """Returns the job for the pods that ON_POD_FAILURE asks for."""
+  """Returns the job that continues from the newest checkpoint after a loss.
+
+  Its pods are those that ON_POD_FAILURE asks for: the remaining pods, or all
+  pods, once they answer again.
+  """
   # No checkpoint is being written, because the writer has ended with the loop.
   newest = newest_whole(job.model_dir, read=read_checkpoint)
   job = dataclasses.replace(job, checkpoint=newest)

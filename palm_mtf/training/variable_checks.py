@@ -36,7 +36,7 @@ class FiniteCheck:
     Args:
       session: session of the program.
       program: training program.
-      newest: returns the newest checkpoint, for messages.
+      newest: returns the newest checkpoint or None, for error messages.
     """
     self._newest = newest
     self._parameters = program.parameters
@@ -44,7 +44,7 @@ class FiniteCheck:
     self._finite = session.make_callable(build_finite_check(program.slices))
 
   def make_step_error(self, bad: NonFiniteStepError) -> UserError:
-    """Returns the error for a step; it names the first non-finite tensor."""
+    """Returns an error that names the first non-finite tensor of a step."""
     numbers = ", ".join(f"{name} = {x}" for name, x in bad.losses.items())
     return UserError(
       f"{numbers} at step {bad.step}: training has diverged; the first tensor "
@@ -54,7 +54,7 @@ class FiniteCheck:
 
   def check_variables(self, step: int) -> None:
     """Raises UserError unless all variables are finite after `step` steps."""
-    # An update may overflow although the gradients are finite.
+    # Even if all gradients are finite, an update may overflow.
     if bad := self._find_non_finite_variables():
       raise UserError(
         f"{bad[0]} is not finite after step {step} (as are {len(bad) - 1} "
@@ -62,8 +62,8 @@ class FiniteCheck:
       )
 
   def _find_first_non_finite(self, bad: NonFiniteStepError) -> str:
-    # Searches in the order of computation. The step has changed no variable
-    # (optim/clip.py), so parameters still have their values before the step.
+    # Search in the order of computation. The bad step has changed no variable
+    # (optim/clip.py), so parameters still have their values from before it.
     variables = self._find_non_finite_variables()
     for name in self._parameters:
       if name in variables:
@@ -80,7 +80,7 @@ class FiniteCheck:
     return "the sum of all gradients' squares"
 
   def _find_non_finite_variables(self) -> list[str]:
-    # Parameters come first, then optimizer slots.
+    # Return parameters first, then optimizer slots.
     finite = dict(zip(self._variables, self._finite(), strict=True))
     others = [name for name in finite if name not in self._parameters]
     return [x for x in (*self._parameters, *others) if not finite[x]]
@@ -108,7 +108,7 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
 
 
 def _are_finite(part: Slice) -> list[tf.Tensor]:
-  """Returns whether a slice is finite, [] bool for each of its variables."""
+  """Returns a [] bool per variable in a slice: whether its part is finite."""
   value = part.read()
   with tf.device(part.near):
     axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
@@ -135,7 +135,7 @@ class ReplicaCheck:
     self._pods = [pod.slices for pod in program.pods]
 
   def check(self, step: int) -> None:
-    """Raises UserError unless all pods are equal after `step` steps."""
+    """Raises UserError unless all pods' variables are equal after `step`."""
     if len(self._pods) == 1:
       return
     numbers = np.stack(self._fingerprints())  # [pods, variables]
@@ -154,8 +154,8 @@ class ReplicaCheck:
 
   @functools.cached_property
   def _fingerprints(self) -> Callable[[], list[np.ndarray]]:
-    """Callable that returns the fingerprints of each pod."""
-    # Built at the first check, so that the first step does not wait for it.
+    """A callable that returns an array of fingerprints per pod, [variables]."""
+    # Built at the first check, so that the first step does not wait for this.
     with self._session.graph.as_default():
       return self._session.make_callable(
         [build_fingerprints(slices) for slices in self._pods]
@@ -163,7 +163,11 @@ class ReplicaCheck:
 
 
 def _name_pods(numbers: list[int]) -> str:
-  """Returns the pods that differ: the minority; all pods if there is none."""
+  """Names the pods that differ from the majority; without one, all pods.
+
+  Args:
+    numbers: fingerprint of one variable on each pod.
+  """
   ((most, count),) = collections.Counter(numbers).most_common(1)
   few = [str(pod) for pod, number in enumerate(numbers) if number != most]
   if 2 * count <= len(numbers):
@@ -179,8 +183,8 @@ _BITS = {tf.float32: tf.uint32, tf.bfloat16: tf.uint16}
 
 @fused
 def _fingerprint_rows(x):
-  """Returns the fingerprints of the rows of x, [names, elements] -> [names]."""
-  # sum over elements i of bits (2 i + 1), mod 2^64
+  """Returns the fingerprint of each row of x, [names, elements] -> [names]."""
+  # The sum over a row's elements i of (bits of element i) * (2 i + 1) mod 2^64.
   bits = tf.cast(tf.bitcast(x, _BITS[x.dtype]), tf.int64)
   place = tf.range(x.shape[1], dtype=tf.int64)
   return tf.reduce_sum(bits * (2 * place + 1), axis=1)
@@ -190,10 +194,10 @@ def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   """Returns the fingerprint of each variable, [variables], int64.
 
   Args:
-    slices: slices of a pod, in the order of the result.
+    slices: slices of every variable of a pod, in the order of the result.
   """
   # fingerprint = sum over slices s and elements i of
-  #                 bits (2 i + 1) (2 s + 1)            mod 2^64
+  #                 (bits of element i) * (2 i + 1) * (2 s + 1)   mod 2^64
   #
   # Integers have the same sum in any order. Odd factors have inverses mod 2^64,
   # so the sum changes if an element changes, or if two elements are swapped.

@@ -26,7 +26,7 @@ class Watchdog:
     """Takes the limit; entering the context starts the watchdog.
 
     Args:
-      secs: WATCHDOG_SECS; None never ends the process.
+      secs: WATCHDOG_SECS; None for a watchdog that does nothing.
       newest: returns the path of the newest checkpoint.
     """
     self._secs, self._newest = secs, newest
@@ -47,12 +47,12 @@ class Watchdog:
       self._thread.join()
 
   def note_step(self, step: int) -> None:
-    """Starts waiting for the step after `step`."""
+    """Starts to wait again, for the step after `step`."""
     self._where = f"after step {step}"
     self._waited, self._patience = 0.0, self._secs or 0
 
   def expect_slow(self) -> None:
-    """Starts waiting for something that takes longer than a step."""
+    """Starts to wait again, for something that takes longer than a step."""
     self._waited, self._patience = 0.0, (self._secs or 0) * _SLOW_FACTOR
 
   def _watch(self) -> None:
@@ -61,8 +61,8 @@ class Watchdog:
       start = time.monotonic()
       if self._end.wait(tick):
         return
-      # A much longer tick does not count in full, because the process was
-      # suspended by Ctrl-Z or with the machine.
+      # A much longer tick does not count in full, because Ctrl-Z or a sleeping
+      # machine had suspended the process.
       self._waited += min(time.monotonic() - start, 2 * tick)
       if self._waited > self._patience:
         self._end_process()
