@@ -13,7 +13,15 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def split_address(setting: str, given: str) -> tuple[str, int]:
-  """Returns the host and the port of "host:port", or raises UserError."""
+  """Returns the host and the port of "host:port".
+
+  Args:
+    setting: name of the setting, for messages.
+    given: value of the setting.
+
+  Raises:
+    UserError: the value has another form.
+  """
   host, _, port = given.rpartition(":")
   if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
     raise UserError(
@@ -40,20 +48,20 @@ def is_loopback(ip: str) -> bool:
 
 
 def check_client(address: str) -> None:
-  """Raises UserError unless this host has CLIENT_ADDRESS and its port free."""
+  """Raises UserError unless this host can listen on CLIENT_ADDRESS."""
   host, _, port = address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   check_free("CLIENT_ADDRESS", ip, int(port or 0))
 
 
 def check_free(setting: str, ip: str, port: int) -> None:
-  """Raises UserError unless this host can listen on a port of an address."""
+  """Raises UserError unless this host has address `ip`, and `port` is free."""
   with socket.socket() as trial:
-    # Like TensorFlow, count the port of a server that has just ended as free.
+    # The port of a server that has just ended counts as free, as in TensorFlow.
     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-      # This fails if the address belongs to another host. The port has to be
-      # free on all addresses, because TensorFlow listens on all addresses.
+      # The first bind fails if this host does not have the address. The second
+      # tries the port on all addresses, because TensorFlow listens on all.
       trial.bind((ip, 0))
       with socket.socket() as wider:
         wider.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -16,14 +16,14 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.processors import BFLOAT16_FLAGS, bfloat16_flags
 
-# Names of the variables, JSON each: the server's info, the claim of the client
-# that works with the server, and the silent peers of that claim.
+# Names of string variables in a server, which hold JSON: the server's info, the
+# claim of the client that works with the server, and the claim's silent peers.
 INFO, CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
 SILENT = "palm_mtf_server_silent"
-# Share of POD_TIMEOUT_SECS after which a peer is silent. In the rest of that
-# time the client's heartbeat asks four times.
+# Share of POD_TIMEOUT_SECS after which a peer counts as silent. In the rest of
+# that time the client's heartbeat reads the silent peers several times.
 _LINK_SHARE = 0.6
-# Time for a client to answer. A client that has not ended answers at once.
+# Time for an earlier client to answer. If it still runs, it answers at once.
 _CLIENT_SECS = 3.0
 
 
@@ -35,18 +35,19 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # per operation
-  # Tokens of the functions that sessions call there (mesh/processes.py).
+  # By name, tokens by which sessions call functions there (mesh/processes.py).
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether the server has the operations in C++
-  # CPU instructions that decide which kernels run (machine/processors.py).
+  # Instruction sets of the CPU that decide which kernels run
+  # (machine/processors.py).
   cpu_flags: Sequence[str] = ()
-  # Versions and settings that decide the bits (machine/kernels.py).
+  # Versions and settings that decide the bits of results (machine/kernels.py).
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-  """The claim of a server by the client that works with it."""
+  """A client's claim of a server, so that no other client works with it."""
 
   client: str  # "host:port" of the client's own server
   incarnation: int  # of the client's own server
@@ -63,14 +64,17 @@ class NotOursError(NoAnswerError):
 
 
 def read_info(address: str, secs: float) -> ServerInfo:
-  """Reads the info of a server; raises NoAnswerError.
+  """Reads the info of a server.
 
   Args:
     address: "host:port" of the server.
     secs: timeout in seconds.
+
+  Raises:
+    NoAnswerError: the server does not answer, or has no info.
   """
-  # The read needs a free thread of the server. A step, or the compilation in a
-  # first step, may keep all threads busy for long.
+  # This needs a free thread of the server. A training step, above all the first
+  # one, which compiles, may keep all threads busy for long.
   with _session(address, secs) as session:
     with session.graph.as_default():
       value = read_text(INFO)
@@ -78,20 +82,23 @@ def read_info(address: str, secs: float) -> ServerInfo:
 
 
 def read_silent_peers(address: str, secs: float) -> list[str]:
-  """Reads which peers do not answer a server; raises NoAnswerError.
+  """Reads which other servers of the run do not answer a server.
 
   Args:
     address: "host:port" of the server.
     secs: timeout in seconds.
 
   Returns:
-    The addresses of the silent peers, "host:port".
+    The addresses of the silent servers, "host:port".
+
+  Raises:
+    NoAnswerError: the server does not answer.
   """
   with _session(address, secs) as session:
     with session.graph.as_default():
       values = [read_text(CLAIM), read_text(SILENT)]
     claim, silent = session.run(values)
-  # Silent peers of an earlier claim belong to another client's run.
+  # Ignore the silent peers of an earlier claim, which was for another run.
   report = json.loads(silent) if silent else {"claim": None}
   return report["peers"] if report["claim"] == claim.decode() else []
 
@@ -112,7 +119,7 @@ def claim_server(
     holds the server now.
 
   Raises:
-    NoAnswerError: one of the two servers does not answer.
+    NoAnswerError: the server or the client's own server does not answer.
   """
   mine = Claim(
     client=client,
@@ -135,16 +142,19 @@ def claim_server(
 
 
 def read_incarnation(address: str, secs: float) -> int:
-  """Reads the random number that a server drew at its start.
+  """Reads the incarnation, a random number that a server draws at its start.
 
-  An answer means that the server is alive; another number, that it is new.
+  If the number differs from an earlier read, the server has been restarted.
 
   Args:
     address: "host:port" of the server.
     secs: timeout in seconds.
+
+  Raises:
+    NoAnswerError: the server does not answer.
   """
-  # A list of devices needs no thread of the pool that computes, so a busy
-  # server answers at once.
+  # Listing the devices needs no thread of the server's pool for computing, so
+  # even a busy server answers at once.
   with _session(address, secs) as session:
     with session.graph.as_default():
       tf.no_op()
@@ -154,7 +164,12 @@ def read_incarnation(address: str, secs: float) -> int:
 
 @contextlib.contextmanager
 def _session(address: str, secs: float) -> Iterator[tf.Session]:
-  """Opens a session with a timeout; raises NoAnswerError if a call fails."""
+  """Opens a session with a server; raises NoAnswerError if a call fails.
+
+  Args:
+    address: "host:port" of the server.
+    secs: timeout of each call in seconds.
+  """
   config = tf.ConfigProto(operation_timeout_in_ms=max(1, int(1000 * secs)))
   try:
     session = tf.Session(f"grpc://{address}", graph=tf.Graph(), config=config)
@@ -179,7 +194,7 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
   ):
     if theirs != ours:
       return f"has {name} {theirs} and this client {ours}"
-  # The threads of an operation divide a sum, which decides the last bit.
+  # The number of threads that compute a sum decides its last bit.
   if info.num_threads != first.num_threads:
     return (
       f"computes with {info.num_threads} threads and pod 0's first with "
@@ -196,14 +211,14 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
 
 
 def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
-  """Raises UserError if a server cannot run the products of this client.
+  """Raises UserError if a server's CPU lacks the bfloat16 of the client's CPU.
 
   Args:
     infos: info of each server, by its address.
     dtype: ACTIVATION_DTYPE of a run on CPUs.
   """
-  # The graph multiplies bfloat16 numbers as the client's CPU does. If the CPU
-  # of a server cannot, oneDNN ends the server.
+  # If the client's CPU multiplies bfloat16 numbers, the graph does so too. On a
+  # server whose CPU cannot, oneDNN would end the server process.
   if dtype != "bfloat16" or not bfloat16_flags():
     return
   for address, info in infos.items():
@@ -216,7 +231,7 @@ def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
 
 
 def _describe_changes(flags: Sequence[str], others: Sequence[str]) -> str:
-  """Returns, as text, the flags that only one of two lists has."""
+  """Returns text that lists the flags that are in only one of two lists."""
   sides = (
     ("with", set(flags) - set(others)),
     ("without", set(others) - set(flags)),
@@ -227,18 +242,18 @@ def _describe_changes(flags: Sequence[str], others: Sequence[str]) -> str:
 
 
 def read_text(name: str) -> tf.Tensor:
-  """Builds the read of one of a server's variables."""
+  """Builds an operation that reads one of the server's string variables."""
   return tf.raw_ops.ReadVariableOp(resource=_handle(name), dtype=tf.string)
 
 
 def assign_text(name: str, text: str | tf.Tensor) -> tf.Operation:
-  """Builds the assignment of a text to one of a server's variables."""
+  """Builds an operation that sets one of the server's string variables."""
   value = tf.convert_to_tensor(text)
   return tf.raw_ops.AssignVariableOp(resource=_handle(name), value=value)
 
 
 def parse_claim(text: bytes) -> Claim | None:
-  """Returns the claim that CLAIM holds; None if no client claims the server."""
+  """Parses the variable CLAIM; returns None if no client claims the server."""
   return Claim(**json.loads(text)) if text else None
 
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator
 
 
 def shut_down_connections(host: str, port: int) -> None:
-  """Shuts down all connections of this process to a port of an IPv4 address."""
-  # A call to a server that was stopped never returns, whatever timeout its
-  # session has, unless its connection ends.
+  """Shuts down all connections of this process to an IPv4 address and port."""
+  # A call to a server whose process is stopped (SIGSTOP) never returns,
+  # whatever the session's timeout, unless the call's connection ends.
   for connection in _sockets():
     with contextlib.suppress(OSError, IndexError, TypeError):
       peer = connection.getpeername()
@@ -20,7 +20,10 @@ def shut_down_connections(host: str, port: int) -> None:
 
 
 def socket_numbers() -> dict[str, int]:
-  """Returns the file descriptors of this process's sockets, by their inode."""
+  """Returns the file descriptors of this process's sockets.
+
+  The keys are the kernel's names of the sockets, "socket:[INODE]".
+  """
   found = {}
   for number in os.listdir("/proc/self/fd"):
     with contextlib.suppress(OSError):  # closed in the meantime
@@ -31,7 +34,7 @@ def socket_numbers() -> dict[str, int]:
 
 
 def duplicate(number: int) -> socket.socket:
-  """Returns another socket object of a file descriptor; raises OSError."""
+  """Duplicates a file descriptor; raises OSError if it is no socket."""
   copy = os.dup(number)
   try:
     return socket.socket(fileno=copy)
@@ -43,7 +46,9 @@ def duplicate(number: int) -> socket.socket:
 def listeners(
   port: int, besides: Collection[socket.socket] = ()
 ) -> Iterator[socket.socket]:
-  """Yields a duplicate of each socket of this process that listens on a port.
+  """Yields duplicates of this process's sockets that listen on a port.
+
+  Each duplicate is closed when the next one is taken.
 
   Args:
     port: TCP port.
@@ -55,20 +60,20 @@ def listeners(
 
 
 def is_inet(found: socket.socket, port: int) -> bool:
-  """Returns whether a socket is of IP, at a port of this machine."""
+  """Returns whether a socket is an IP socket whose local port is `port`."""
   families = (socket.AF_INET, socket.AF_INET6)
   return found.family in families and found.getsockname()[1] == port
 
 
 def accepts(found: socket.socket) -> bool:
-  """Returns whether a socket listens, so that it accepts connections."""
+  """Returns whether a socket is a listening socket."""
   return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _sockets(
   besides: Collection[socket.socket] = (),
 ) -> Iterator[socket.socket]:
-  """Yields a duplicate of each socket of this process, closed afterwards."""
+  """Yields a duplicate of each socket of this process; closes it afterwards."""
   left_out = {each.fileno() for each in besides}
   for number in {*socket_numbers().values()} - left_out:
     try:

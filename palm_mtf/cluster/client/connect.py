@@ -34,26 +34,27 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices
 from palm_mtf.native.operations import operations
 
-# Closing a session waits for its servers, forever if a server has ended.
 _POD = re.compile(r"/job:(pod_\d+)/")
+# Limits of the wait for a session to close, which never closes if one of its
+# servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """The devices of a program, and the settings of its session."""
+  """The devices that a program runs on, and the settings of its session."""
 
   devices: Devices
   config: tf.ConfigProto
   target: str = ""  # of the session; "" is this process
-  # Name of each TPU pod's job; None is this process.
+  # Name of each TPU pod's job; None if this process has the TPUs.
   tpu_jobs: Sequence[str | None] = ()
   servers: Sequence[Process] = ()  # none if this process has the devices
 
   @contextlib.contextmanager
   def session(self) -> Iterator[tf.Session]:
-    """Opens a session of the current graph, and closes it within seconds."""
+    """Opens a session of the current graph; waits only seconds for its end."""
     session = tf.Session(self.target, config=self.config)
     secs = _CLOSE_SECS
     try:
@@ -84,7 +85,7 @@ def connect(
     infos: info of each server, by its address.
 
   Raises:
-    UserError: a server works for another client.
+    UserError: a server works for another client, or TPUs are missing.
   """
   if not places:
     if mesh.tpu:
@@ -93,13 +94,13 @@ def connect(
       local_devices(mesh.num_devices, pods.num_pods),
       session_config(mesh.num_devices, pods.num_pods),
     )
-  # The client is a server too, in the job "client". Its session tells all
-  # servers the jobs and addresses, because a server knows only its own port.
+  # The client runs a server too, in the job "client". Its session sends every
+  # server the jobs and addresses, because a server knows only its own port.
   host, _, port = pods.client_address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(ip, int(port or 0)).target
   config = session_config(1)
-  # Variables are freed with their session instead of staying in the servers.
+  # A session's variables are freed with it, and do not stay in the servers.
   config.isolate_session_state = True
   job = config.cluster_def.job.add(name="client")
   client_address = f"{ip}:{target.rpartition(':')[2]}"
@@ -125,7 +126,7 @@ def connect(
     jobs = [f"pod_{pod}" for pod in range(len(places))]
     cluster = _connect_tpus(mesh, client, config, target, jobs)
     return dataclasses.replace(cluster, servers=servers)
-  # If one server lacks the operations in C++, no pod uses them, because all
+  # If one server lacks palm_mtf's C++ operations, no pod uses them, because all
   # pods have to compute the same bits.
   native = operations() and all(x.has_native for x in infos.values())
   threads = next(iter(infos.values())).num_threads if native else 0
@@ -140,7 +141,7 @@ def _claim_servers(
   addresses = list(dict.fromkeys(x.address for pod in places for x in pod))
   for address in addresses:
     peers = [x for x in addresses if x != address]
-    # The heartbeat reports a server that does not answer.
+    # Ignore a server that does not answer here: the heartbeat reports it.
     with contextlib.suppress(NoAnswerError):
       if other := claim_server(address, client, peers, secs):
         raise UserError(
@@ -152,10 +153,10 @@ def _claim_servers(
 
 @functools.cache
 def tpus_here(mesh: DeviceMesh) -> Cluster:
-  """Returns the cluster of a pod of this process's TPUs; looks for TPUs once.
+  """Returns a cluster of one pod with this process's TPUs; searches only once.
 
   Raises:
-    UserError: there are no TPUs, or they form another slice.
+    UserError: there are no TPUs, or they are not the slice that `mesh` names.
   """
   return _connect_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
 
@@ -167,10 +168,10 @@ def _connect_tpus(
   target: str,
   jobs: Sequence[str | None],
 ) -> Cluster:
-  """Returns the cluster of pods of TPUs, after reading their topologies.
+  """Returns a cluster of TPU pods, after reading the topology of each pod.
 
   Raises:
-    UserError: there are no TPUs, or they form another slice.
+    UserError: there are no TPUs, or they are not the slice that `mesh` names.
   """
   where = tpu_slice(mesh.tpu)
   topologies = []
@@ -206,10 +207,10 @@ class ServerMemory:
   """Resident bytes of every server that a session works with."""
 
   def __init__(self, session: tf.Session, servers: Sequence[Process]):
-    """Builds the operations that read the bytes, in the current graph.
+    """Adds the operations that read the bytes to the current graph.
 
     Args:
-      session: session of the current graph, which reaches the servers.
+      session: session of the current graph, connected to the servers.
       servers: servers of all devices; none if the client has the devices.
     """
     self._session = session
@@ -220,7 +221,7 @@ class ServerMemory:
       self._bytes.setdefault(pod, []).extend(values)
 
   def read(self) -> dict[str, int]:
-    """Returns the bytes of each pod's largest server, by metric name.
+    """Returns the most bytes that a server of each pod uses, by metric name.
 
     Raises:
       OpError: a server is lost.

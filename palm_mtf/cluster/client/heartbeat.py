@@ -30,8 +30,9 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import SERVER_ERRORS
 
 _Answer = TypeVar("_Answer")
-# Shares of POD_TIMEOUT_SECS: a pause, a read of silent links, and at least two
-# probes, because the first probe is late if this process itself was stopped.
+# Shares of POD_TIMEOUT_SECS for the pause between rounds, a read of the silent
+# links and a probe. Two probes have to fail before a server counts as lost,
+# because the first may fail only because this process itself was stopped.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
 _SHUT_DOWN_SECS = 1.0  # between shutting down connections of a lost server
 _CONNECT_SECS = 0.5  # between checks while a session connects
@@ -49,9 +50,10 @@ class PodLostError(UserError):
 
 
 class Heartbeat:
-  """Probes every server of a run by a thread; a context manager.
+  """Probes every server of a run, each in a thread; a context manager.
 
-  If a link between two servers is silent, the pod that reports it is lost.
+  If a server reports that its link to another server is silent, although that
+  server answers the client, the pod of the server that reports it is lost.
 
   Attributes:
     infos: info of each server, by its address.
@@ -72,16 +74,17 @@ class Heartbeat:
 
     Raises:
       PodLostError: a server does not answer.
-      UserError: a server has other versions, or too few devices.
+      UserError: a server differs from this client or from the first server,
+        for example in its versions, or has too few devices.
     """
     self._servers, self._secs = servers, secs
-    # Pod of each server, by address.
+    # Number of each server's pod, by the server's address.
     self._pods = {
       place.address: pod
       for pod, devices in enumerate(places)
       for place in devices
     }
-    # How each lost server was lost, by address.
+    # Reason for messages why a server counts as lost, by the server's address.
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
     self._threads: dict[str, threading.Thread] = {}
@@ -120,8 +123,8 @@ class Heartbeat:
 
   def __exit__(self, *unused: object) -> None:
     self._end.set()
-    # Join the threads, because a thread that returned from TensorFlow while
-    # Python ends would abort the process.
+    # Join the threads: a thread that returned from a TensorFlow call while the
+    # Python interpreter exits would abort the process.
     end = time.monotonic() + self._secs
     for address, thread in self._threads.items():
       thread.join(_SHUT_DOWN_SECS)
@@ -130,7 +133,7 @@ class Heartbeat:
         thread.join(_SHUT_DOWN_SECS)
 
   def check_links(self) -> None:
-    """Raises PodLostError if a link between two servers is still silent."""
+    """Asks all servers once; raises PodLostError if a link is still silent."""
     for address, pod in self._pods.items():
       self._probe_links(address)
       if how := self._lost.get(address):
@@ -138,8 +141,9 @@ class Heartbeat:
 
   def connect(self, session: tf.Session) -> None:
     """Connects a session to all servers; raises OpError if one is lost."""
-    # A session tries to connect forever. Therefore it connects in a thread, and
-    # the main thread stops waiting if the heartbeat loses a server.
+    # A session never stops trying to connect. Therefore it connects in a
+    # thread, and this thread stops waiting once the heartbeat finds a lost
+    # server.
     nothing = tf.no_op()
     errors: list[tf.errors.OpError] = []
 
@@ -163,7 +167,7 @@ class Heartbeat:
     """Raises PodLostError if the body fails because a pod is lost.
 
     Args:
-      phase: phase of the run, for messages: "in step 8".
+      phase: phase of the run, for messages, such as "in step 8".
     """
     try:
       yield
@@ -176,7 +180,7 @@ class Heartbeat:
       raise PodLostError(self._pods[address], message) from None
 
   def _find_lost(self) -> tuple[str, str] | None:
-    """Returns the address of a lost server, and how it was lost."""
+    """Returns the address of a lost server and the reason; None if none is."""
     if ended := self._servers.find_ended():
       pod, how = ended
       return next(x for x, of in self._pods.items() if of == pod), how
@@ -188,7 +192,11 @@ class Heartbeat:
   def _find_broken_off(
     self, error: tf.errors.OpError
   ) -> tuple[str, str] | None:
-    """Returns a server that answers, although the error says otherwise."""
+    """Returns address and reason of a server that `error` calls unavailable.
+
+    The server answers probes, so only its work for this run has ended. Returns
+    None if the error is of another kind, or names no server.
+    """
     named = _TASK.findall(error.message)
     if not named or not isinstance(error, SERVER_ERRORS):
       return None
@@ -210,15 +218,16 @@ class Heartbeat:
     while not self._end.wait(self._secs * _PAUSE):
       self._probe(address)
       self._probe_links(address)
-      # Calls that wait for a lost server fail when their connection ends. This
-      # repeats, because the kernel accepts new connections to a stopped server.
+      # Calls that wait for a lost server fail when their connection is shut
+      # down. Repeat it: the kernel accepts new connections even to a stopped
+      # server.
       while address in self._lost:
         _shut_down(address)
         if self._end.wait(_SHUT_DOWN_SECS):
           return
 
   def _probe(self, address: str) -> None:
-    """Notes whether a server is lost."""
+    """Adds a server to the lost servers if it does not answer or is new."""
     try:
       incarnation = self._retry(read_incarnation, address)
       if incarnation != self._incarnations[address]:
@@ -227,15 +236,16 @@ class Heartbeat:
       self._lost[address] = str(error)
 
   def _probe_links(self, address: str) -> None:
-    """Notes whether a server has lost the link to another."""
+    """Adds a server to the lost servers if its link to another is silent."""
     if address in self._lost:
       return
-    # A server that computes may answer late; a server that waits does not.
+    # Skip a server that answers late because it computes. A server that waits
+    # for a silent peer answers in time.
     with contextlib.suppress(NoAnswerError):
       for far in read_silent_peers(address, self._secs * _LINKS):
         if far not in self._pods:
           continue  # a peer in an earlier run
-        # The server at the far end may be lost itself, which explains more.
+        # If the server at the far end is itself lost, report that server.
         if far not in self._lost:
           self._probe(far)
         if far not in self._lost:
@@ -244,15 +254,15 @@ class Heartbeat:
           )
 
   def _first_answer(self, address: str) -> tuple[int, ServerInfo]:
-    # Read the incarnation first, so that the next probe notices a server that
-    # starts again between the two reads.
+    # Read the incarnation first: if the server starts again between the reads,
+    # the next probe finds another incarnation.
     incarnation = self._retry(read_incarnation, address)
     return incarnation, self._retry(read_info, address)
 
   def _retry(
     self, read: Callable[[str, float], _Answer], address: str
   ) -> _Answer:
-    """Reads from a server until it answers, at least twice."""
+    """Reads from a server until it answers; fails only after two attempts."""
     start, num_failed = time.monotonic(), 0
     secs = self._secs * _PROBE
     while True:

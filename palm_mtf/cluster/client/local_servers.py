@@ -22,7 +22,7 @@ from palm_mtf.json_text import json_text
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# A connection may break this long before the process at its far end ends.
+# Longest time between the end of a connection and that of the server process.
 _DEATH_SECS = 2.0
 _LAST_LINES = 3  # of stderr, for messages
 
@@ -38,9 +38,10 @@ class _Server:
 
 
 def cores_of_pods(num_pods: int) -> list[list[int]]:
-  """Returns the cores of each pod: disjoint, unless there are too few."""
-  # Pods have equally many cores, because the number of threads that share a sum
-  # decides its last bit, and pods hold the same bits. The client has the rest.
+  """Returns the CPU cores of each pod, disjoint if there are enough cores."""
+  # Every pod has the same number of cores, because the number of threads that
+  # compute a sum decides its last bit, and all pods have to get the same bits.
+  # Cores that are left over are the client's.
   cores = sorted(os.sched_getaffinity(0))
   share = max(1, len(cores) // num_pods)
   return [
@@ -50,11 +51,11 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 
 
 class PodServers:
-  """The server processes of a run, if its pods have any; a context manager."""
+  """A run's server processes on this machine, if any; a context manager."""
 
   def __init__(self, pods: PodsConfig, mesh: DeviceMesh):
-    # Start servers now, so that servers and client import TensorFlow, which
-    # takes seconds, at the same time.
+    # Start the servers early: importing TensorFlow takes seconds, and servers
+    # and client import it at the same time.
     self._pods, self._mesh = pods, mesh
     self._start()
 
@@ -68,14 +69,14 @@ class PodServers:
       _stop(server)
 
   def remove(self, pod: int) -> PodsConfig:
-    """Removes a pod; returns the settings, in which later pods move up."""
+    """Removes a pod; returns the settings, with later pods renumbered."""
     pods = self._pods
     self._pods = dataclasses.replace(
       pods,
       num_pods=pods.num_pods - 1,
       islands=[x for i, x in enumerate(pods.islands) if i != pod],
     )
-    # All servers start again, because fewer servers have more cores each.
+    # Restart all servers, because with fewer servers each gets more cores.
     for server in self._servers:
       _stop(server)
     self._start()
@@ -88,7 +89,7 @@ class PodServers:
       self._servers[pod] = _start(self._servers[pod].settings)
 
   def places(self) -> list[list[Place]]:
-    """Returns the devices of each pod, after their servers have started.
+    """Waits until all servers have started; returns the devices of each pod.
 
     Raises:
       UserError: a server has ended, or does not start.
@@ -110,7 +111,7 @@ class PodServers:
     return f"{address} (process {self._servers[pod].process.pid})"
 
   def find_ended(self) -> tuple[int, str] | None:
-    """Returns a pod whose server has ended, and how."""
+    """Waits seconds for a server to end; returns its pod and how, or None."""
     end = time.monotonic() + _DEATH_SECS
     while self._servers and time.monotonic() < end:
       for pod, server in enumerate(self._servers):

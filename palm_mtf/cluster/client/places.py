@@ -16,19 +16,19 @@ from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 
-# Address, and numbers of devices, as in "host:2222/0-1,4".
+# The address of a server, and optionally device numbers: "host:2222/0-1,4".
 _ENTRY = re.compile(r"([^\s/:]+:\d{1,5})(?:/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?")
 
 
 class Place(NamedTuple):
-  """The place of a device in a cluster."""
+  """The server of a device, and the device's number on that server."""
 
   address: str  # of its server, "host:port"
   device: int  # number on that server
 
 
 def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns the devices of each pod of ISLANDS, in mesh order.
+  """Returns the devices of each pod of ISLANDS, in mesh order, by IP address.
 
   Raises:
     UserError: ISLANDS or CLIENT_ADDRESS cannot be used.
@@ -41,8 +41,8 @@ def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   """Returns the devices of each pod, in mesh order.
 
   Raises:
-    UserError: ISLANDS does not make pods of `mesh`; the message has the
-      arithmetic.
+    UserError: the devices of ISLANDS do not fill `mesh`; the message shows the
+      numbers.
   """
   if len(pods.islands) != pods.num_pods:
     raise UserError(
@@ -61,9 +61,9 @@ def _places(pod: int, entries: Sequence[str], mesh: DeviceMesh) -> list[Place]:
   needed = " x ".join(map(str, mesh.axes.values())) or "1"
   if len(mesh.axes) > 1:
     needed += f" = {mesh.num_devices}"
-  # Servers whose devices are not numbered give equal shares. The last axis of a
-  # mesh runs fastest: under "data:2,model:2" with two servers, the model axis
-  # stays within a server.
+  # Servers for which no device numbers are given have equally many devices of
+  # the mesh. The last mesh axis varies fastest: in "data:2,model:2" on two
+  # servers, devices that differ only on the model axis are on the same server.
   share, left = divmod(mesh.num_devices, max(1, len(entries)))
   if left and not all(match[2] for match in matches):
     raise UserError(
@@ -129,7 +129,7 @@ def _check_distinct(pods: Sequence[Sequence[Place]]) -> None:
 def resolve_places(
   pods: Sequence[Sequence[Place]], client: str
 ) -> list[list[Place]]:
-  """Returns the places of pods with IPv4 addresses for host names.
+  """Returns the places with host names replaced by IPv4 addresses.
 
   Args:
     pods: places of each pod, by host names.
@@ -139,8 +139,9 @@ def resolve_places(
     UserError: a name has no address, or an address that other hosts cannot
       reach.
   """
-  # The client tells every server the addresses of the other servers. Because of
-  # /etc/hosts, a name may be loopback on one host and not on another.
+  # The client sends the addresses to every server, not the names, because a
+  # name may be a loopback address in one host's /etc/hosts and not in
+  # another's.
   ips = {}
   for address in {place.address for places in pods for place in places}:
     host, _, port = address.rpartition(":")

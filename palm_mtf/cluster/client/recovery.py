@@ -21,17 +21,18 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 
 _PAUSE_SECS = 1.0
-# Losses without a new checkpoint in between, after which "wait" gives up.
+# ON_POD_FAILURE = "wait" ends the run at the next loss after this many losses
+# without a new checkpoint in between.
 _MAX_LOSSES = 3
 
 
 class PodRecovery:
-  """Recovers a run from lost pods."""
+  """Lets a run continue after the loss of a pod, as ON_POD_FAILURE says."""
 
   def __init__(
     self, servers: PodServers, model: PalmConfig, batch_sizes: Sequence[int]
   ):
-    # A smaller number of pods has to fit the model and every batch size.
+    # Kept to check that they work with fewer pods.
     self._servers, self._model = servers, model
     self._batch_sizes = batch_sizes
     self._step, self._num_losses = -1, 0
@@ -40,7 +41,9 @@ class PodRecovery:
   def pods_after(
     self, lost: PodLostError, pods: PodsConfig, mesh: MeshLayout, step: int
   ) -> PodsConfig:
-    """Returns the pods to continue with; under "wait" after all answer.
+    """Returns the settings of the pods to continue with.
+
+    If ON_POD_FAILURE is "wait", waits until all servers answer.
 
     Args:
       lost: loss of a pod.
@@ -49,9 +52,9 @@ class PodRecovery:
       step: step of the newest checkpoint, 0 without one.
 
     Raises:
-      UserError: the run ends.
+      UserError: the run cannot continue.
     """
-    # A run shrinks only by pods that have answered. A pod that is missing at
+    # Drop a pod only if all pods have answered before. A pod that is missing at
     # the start is a mistake in the settings, or has not been started yet.
     self._had_all_pods = self._had_all_pods or not lost.is_missing
     policy = pods.on_pod_failure
@@ -85,7 +88,7 @@ class PodRecovery:
     return self._servers.remove(lost.pod)
 
   def _count_loss(self, lost: PodLostError, step: int) -> None:
-    """Raises UserError if a run loses pods repeatedly and saves no step."""
+    """Raises UserError after too many losses without a new checkpoint."""
     if step != self._step:
       self._step, self._num_losses = step, 0
     self._num_losses += 1
@@ -101,8 +104,8 @@ class PodRecovery:
     while True:
       self._servers.restart(lost.pod)  # if it is on this machine
       try:
-        # Ask every server once. A UserError that is no PodLostError, about a
-        # server that cannot be used, ends the run.
+        # Ask every server once. Any UserError other than PodLostError is about
+        # a server that cannot be used, and ends the run.
         Heartbeat(
           self._servers, self._servers.places(), pods.pod_timeout_secs
         ).check_links()

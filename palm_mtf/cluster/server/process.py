@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-  """Settings of a server process."""
+  """Settings of the server process of a pod on this machine."""
 
   client: int  # process id
   num_devices: int  # virtual CPU devices of the pod's mesh
@@ -32,8 +32,8 @@ class ServerSettings:
 
 
 def serve(settings: ServerSettings) -> None:
-  """Starts the server, prints its address, and waits for the client's end."""
-  # Set before the import of TensorFlow, which counts the cores it may use.
+  """Starts the server, prints its address, and waits until the client ends."""
+  # Set the cores first: TensorFlow counts them when it is imported.
   os.sched_setaffinity(0, settings.cores)
   from palm_mtf.cluster.server.start import start_server
 
@@ -46,7 +46,7 @@ def serve(settings: ServerSettings) -> None:
 
 
 def _die_with(client: int) -> None:
-  """Asks the kernel to end this process with the thread that started it."""
+  """Asks the kernel to kill this process when the client's thread ends."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != client:  # the client ended before the line above

@@ -38,17 +38,18 @@ from palm_mtf.cluster.sockets import (
 )
 
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
-# Linux's numbers of socket options.
+# Socket options of Linux that Python's socket module lacks.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF = 26, 27, 51
-# An instruction of the Berkeley packet filter: code, two jumps, operand.
+# Instructions of the Berkeley packet filter, each (code, jump if true, jump if
+# false, operand).
 _Program = Sequence[tuple[int, int, int, int]]
 _LOAD_BYTE, _LOAD_WORD, _LOAD_LENGTH, _TO_INDEX = 0x30, 0x20, 0x80, 0x07
 _AND, _SHIFT_RIGHT, _SUBTRACT, _JUMP_IF_EQUAL = 0x54, 0x74, 0x1C, 0x15
 _RETURN = 0x06
-# The last instructions of a program: take the whole packet, or drop it.
+# The last instruction of a filter: accept the whole packet, or drop it.
 _TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
-# Takes packets that are no longer than their TCP header (4 bytes times the
-# upper half of byte 12), which are handshakes and acknowledgements.
+# A filter that accepts only packets that are no longer than their TCP header (4
+# bytes times the upper 4 bits of byte 12): handshakes and acknowledgements.
 _TAKE_WITHOUT_DATA = (
   (_LOAD_BYTE, 0, 0, 12),
   (_SHIFT_RIGHT, 0, 0, 2),
@@ -60,19 +61,19 @@ _TAKE_WITHOUT_DATA = (
   _TAKE,
   _DROP,
 )
-# The peer sends a dropped packet again after 0.2 seconds.
+# Between checks for new connections; a peer resends a dropped packet after 0.2.
 _PAUSE_SECS = 0.05
-# The number of users in a uid_map that leaves no user out.
+# The number of users that /proc/self/uid_map maps if it maps every user.
 _ALL_UIDS = 2**32 - 1
 _ESTABLISHED = "01"
 
 
 @contextlib.contextmanager
 def restricted_port(ip: str, port: int) -> Iterator[int]:
-  """Drops what arrives at a port while a server starts there; restricts it.
+  """Drops packets to a port while the body makes a server, then restricts it.
 
-  The `with` body makes the server. A connection that is attempted during the
-  body reaches the server only if it is attempted again afterwards.
+  A client that connects during the body reaches the server only if it connects
+  again afterwards.
 
   Args:
     ip: IPv4 address that the server is restricted to. If it is a loopback
@@ -81,7 +82,7 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
     port: TCP port; 0 is any free port.
 
   Yields:
-    The port.
+    The port that the body has to use.
 
   Raises:
     OSError: another socket has the port (EADDRINUSE), or the system cannot
@@ -89,13 +90,14 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
   """
   with contextlib.ExitStack() as stack:
     guards = []
-    # gRPC listens on "::", IPv4 included, if the loopback interface has an IPv6
-    # address, and on "0.0.0.0" otherwise. The kernel groups sockets that share
-    # a port by their family: each family has its own guard.
+    # gRPC listens on "::", which includes IPv4, if the loopback interface has
+    # an IPv6 address, and on "0.0.0.0" otherwise. The kernel groups sockets
+    # that share a port by address family, so each family needs its own guard.
     dual = [socket.AF_INET6] if socket.has_dualstack_ipv6() else []
     families = [*dual, socket.AF_INET]
-    # The first guard takes the port only if no other socket has it, so that two
-    # servers never share a port. Later guards share the port with the first.
+    # The first guard binds without SO_REUSEPORT, which fails if another socket
+    # has the port, so that two servers never share one. The later guards share
+    # the port with the first.
     shares = [False, *[True] * len(families)]
     for family, is_shared in zip([families[0], *families], shares, strict=True):
       guard = stack.enter_context(socket.socket(family))
@@ -115,7 +117,7 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _tensorflow_shares_ports() -> Iterator[None]:
-  """Gives sockets of TensorFlow servers made by the body SO_REUSEPORT."""
+  """Lets TensorFlow servers that the body makes set SO_REUSEPORT."""
   before = os.environ.get(_REUSE_PORT)
   os.environ[_REUSE_PORT] = "1"
   try:
@@ -128,7 +130,7 @@ def _tensorflow_shares_ports() -> Iterator[None]:
 
 
 def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
-  """Makes a guard listen on a port, or on any if it is 0; returns the port."""
+  """Makes a guard listen on a port, 0 for any; returns the port it got."""
   _attach_filter(guard, [_DROP])
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
@@ -138,21 +140,21 @@ def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
   guard.listen()
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
   if is_shared:
-    # The server's sockets join the group of the guard of their family. The
-    # program returns the index of the socket in the group that gets a
-    # connection: 0, the guard.
+    # The server's sockets will join the group of this guard. The filter returns
+    # the index in that group of the socket that gets a connection: 0, the
+    # guard.
     _attach_filter(guard, [(_RETURN, 0, 0, 0)], _SO_ATTACH_REUSEPORT_CBPF)
   return guard.getsockname()[1]
 
 
 def restrict_to_loopback(listener: socket.socket) -> None:
-  """Restricts a socket that listens to the loopback interface."""
+  """Restricts a listening socket to connections over the loopback interface."""
   listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
 
 
 def restrict_to_address(listener: socket.socket, ip: str) -> None:
-  """Restricts a socket that listens to packets for one IPv4 address."""
-  # Drops packets that are not IP version 4, or have another destination.
+  """Restricts a listening socket to packets for one IPv4 address."""
+  # The filter drops packets that are not IPv4, or have another destination.
   network_header = 0xFFF00000  # SKF_NET_OFF
   program = (
     (_LOAD_BYTE, 0, 0, network_header),
@@ -167,7 +169,10 @@ def restrict_to_address(listener: socket.socket, ip: str) -> None:
 
 
 def restrict_to_admitted(listener: socket.socket) -> None:
-  """Drops all data of connections that a socket accepts, until admitted."""
+  """Drops the data of every connection that a listening socket accepts.
+
+  `admit_own_user` ends this for the connections of this process's user.
+  """
   _attach_filter(listener, _TAKE_WITHOUT_DATA)
 
 
@@ -187,12 +192,13 @@ def _attach_filter(
 def admit_own_user(port: int) -> None:
   """Admits connections of this process's user to `port`, and ends all others.
 
+  A thread does so until the process ends.
+
   Args:
-    port: TCP port whose listening sockets are restricted to the admitted
-      connections.
+    port: TCP port whose listening sockets had `restrict_to_admitted`.
 
   Raises:
-    OSError: the system does not name the user of a connection.
+    OSError: the system cannot tell which user has opened a connection.
   """
   _check_own_uid()
   _uids()
@@ -201,7 +207,7 @@ def admit_own_user(port: int) -> None:
 
 def _check_own_uid() -> None:
   """Raises OSError if other users have this process's uid in /proc/net/tcp."""
-  # In a user namespace one number stands for all users that it does not map.
+  # In a user namespace, overflowuid stands for every user that is not mapped.
   with open("/proc/sys/kernel/overflowuid") as file:
     if os.geteuid() != int(file.read()):
       return
@@ -219,19 +225,25 @@ def _admit(port: int) -> None:
   known: set[str] = set()
   while True:
     time.sleep(_PAUSE_SECS)
-    # The limit of open files may be reached: the next round handles the rest.
+    # At the limit of open files, the next round handles the rest.
     with contextlib.suppress(OSError):
       _admit_new(port, known)
 
 
 def _admit_new(port: int, known: set[str]) -> None:
-  """Admits or ends connections whose inodes are not in `known`; adds them."""
+  """Admits or ends connections whose inode is not in `known`; adds the inodes.
+
+  Args:
+    port: TCP port of the connections.
+    known: names of sockets that were handled before, as "socket:[INODE]";
+      changed in place.
+  """
   numbers = socket_numbers()
   known &= numbers.keys()
-  # Users are read after the numbers, so that the table has every connection.
+  # Read the table of users after the list of sockets, so that it has them all.
   uids = functools.cache(_uids)
   for name in numbers.keys() - known:
-    # The socket may have been closed since; its number may be another file's.
+    # The socket may be closed by now, and another file may have its number.
     with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
       if name == f"socket:[{os.fstat(copy.fileno()).st_ino}]":
         if is_inet(copy, port) and not accepts(copy):
@@ -252,7 +264,10 @@ def _admit_or_end(
 
 
 def _uids() -> dict[tuple[bytes, bytes], set[int]]:
-  """Returns the users of established connections, by near and far end."""
+  """Returns the users of established connections, by (local, remote) end.
+
+  An end is address and port as `_end_bytes` packs them.
+  """
   found = collections.defaultdict(set)
   for path in ("/proc/net/tcp", "/proc/net/tcp6"):
     with contextlib.suppress(FileNotFoundError), open(path) as lines:
@@ -265,7 +280,7 @@ def _uids() -> dict[tuple[bytes, bytes], set[int]]:
 
 
 def _end_bytes(ip: str, port: int) -> bytes:
-  """Returns 16 bytes of an address, as in IPv6, and 2 of a port."""
+  """Packs an address as the 16 bytes of IPv6, and a port as 2 more bytes."""
   address = ipaddress.ip_address(ip)
   if address.version == 4:
     address = ipaddress.ip_address(f"::ffff:{ip}")
@@ -273,8 +288,9 @@ def _end_bytes(ip: str, port: int) -> bytes:
 
 
 def _parse_end(text: str) -> bytes:
-  """Returns `_end_bytes` of an end in the kernel's text, "0100007F:08AE"."""
-  # The text has words of 4 bytes, each as a little-endian number.
+  """Parses an end in /proc/net/tcp, "0100007F:08AE", to `_end_bytes`."""
+  # The address consists of 4-byte words, each written as a little-endian
+  # number.
   words, _, port = text.partition(":")
   numbers = bytes.fromhex(words)
   packed = b"".join(numbers[i : i + 4][::-1] for i in range(0, len(numbers), 4))

@@ -44,8 +44,8 @@ from palm_mtf.native.operations import operations, operations_built_with
 _logger = logging.getLogger(__name__)
 
 _FOLLOW_SECS = 0.5  # between two reads of a server's claim
-# Probes in the time after which a link is silent. One probe may come too late
-# if this process itself was stopped for a while.
+# Probes that fit into the time after which a link counts as silent. More than
+# one has to fail, because this process itself may have been stopped in one.
 _NUM_PROBES = 3
 
 
@@ -68,12 +68,12 @@ def start_server(
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
-    # With one thread, an operation that waits for another pod would keep this
-    # pod from computing. One more thread writes checkpoints at the same time.
+    # At least two threads, because an operation that waits for another pod
+    # blocks one, and one more to write checkpoints at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
-  # A session later replaces the job name. It finds its own server among the
-  # tasks by the address.
+  # A client's session later gives the server another job name. It recognizes
+  # the server by this address.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   try:
     with contextlib.ExitStack() as stack:
@@ -126,20 +126,20 @@ def _publish_info(
 
 
 def watch_links(server: tf.distribute.Server) -> None:
-  """Probes the other servers of each run that claims a server of this process.
+  """Starts to probe the other servers of each run that claims this server.
 
   Args:
     server: TensorFlow server whose info was published.
   """
-  # A step may keep all threads of the server busy, and the thread below then
-  # waits. Therefore probes have their own threads.
+  # The thread reads the server's variables, so it waits while a training step
+  # keeps all threads of the server busy. Therefore each probe has a thread too.
   threading.Thread(
     target=_probe_peers, args=[server.target], daemon=True
   ).start()
 
 
 def _probe_peers(target: str) -> None:
-  """Probes the peers of each claim, and publishes the silent peers."""
+  """Probes the peers of each claim, and publishes which of them are silent."""
   last, probes = None, {}
   silent: list[str] = []
   for claim in _follow_claims(target, silent):
@@ -163,7 +163,12 @@ class _Probe:
   """
 
   def __init__(self, address: str, secs: float):
-    """Begins to ask the server at "host:port", which may be silent `secs`."""
+    """Starts the thread.
+
+    Args:
+      address: "host:port" of the server.
+      secs: time without an answer after which the server is silent.
+    """
     self.is_silent = False
     self.end = threading.Event()
     self._address, self._secs = address, secs
@@ -183,12 +188,12 @@ class _Probe:
 
 
 def _follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
-  """Yields, every half second and forever, the claim of a server.
+  """Yields the claim of a server every half second, without end.
 
   Args:
     target: target of sessions with the server, which runs in this process.
-    silent: "host:port" of the claim's silent peers, which is read again and
-      published after each yield.
+    silent: "host:port" of each silent peer of the claim. The caller changes the
+      list, which is published after each yield.
   """
   with tf.Graph().as_default(), tf.Session(target) as session:
     text = tf.placeholder(tf.string, [])
