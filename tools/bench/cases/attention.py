@@ -11,12 +11,13 @@ or for one longer row. Speed-ups are relative to all positions at once.
 """
 
 import argparse
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 
 from tools.bench.command import Flag, numbers, worker_command
-from tools.bench.pairs import describe_ratio, race, ratio_fields
+from tools.bench.pairs import describe_ratio, race, ratio
 from tools.peers.turns import take_turns
 
 _TOKENS, _HEADS, _D_KV = 2048, 8, 64
@@ -90,12 +91,11 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
       "block": block or "C++",
       "weights": "kept" if keeps else "made again",
       **settings,
-      **ratio_fields(whole, other),
+      **dataclasses.asdict(ratio(whole, other)),
     }
 
 
 def row(record: dict) -> str:
   """Returns a line of the table."""
-  return (
-    f"{record['block']:>5}  {record['weights']:<11}  {describe_ratio(record)}"
-  )
+  speed_up = describe_ratio({**record, "ratio": record["median"]})
+  return f"{record['block']:>5}  {record['weights']:<11}  {speed_up}"
