@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from palm_mtf.commands import serve
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import processes
 from tests.serve_testing import (
@@ -412,6 +413,19 @@ def test_a_second_signal_gives_up_what_is_under_way(long_server):
 )
 def test_bad_input_is_one_line(library, finished, fails, flags, message):
   assert message in fails("serve", "--model_dir", finished, *flags)
+
+
+def test_int8_on_several_devices_takes_the_memory_of_the_activation_dtype(
+  finished, fails, monkeypatch
+):
+  monkeypatch.setattr(serve, "memory_bytes", lambda: (10**9, 10**9))
+  flags = ["--gin.MESH_SHAPE='model:2'", "--gin.LAYOUT='d_ff:model'"]
+  flags += ["--model_dir", str(finished), "--slots=100000000"]
+  int8, whole = (
+    fails("serve", *flags, f"--gin.WEIGHT_DTYPE='{dtype}'")
+    for dtype in ("int8", "activation")
+  )
+  assert "give at most" in int8 and int8 == whole
 
 
 def test_a_port_in_use_is_one_line(library, finished, fails):
