@@ -39,7 +39,7 @@ IMPORTS = {
   "accounting": "__init__ errors config",
   "ops": "errors machine _tf",
   "native": "config machine _tf",
-  "mesh": "errors config _tf accounting ops native",
+  "mesh": "errors config machine _tf accounting ops native",
   "model": "config _tf accounting ops native",
   "unitransformer": "errors _tf ops model",
   "optim": "config _tf accounting ops",

@@ -12,10 +12,12 @@ then only costs time to compile.
 import atexit
 import importlib.metadata
 import os
+import re
 import threading
 from collections.abc import Mapping
 from types import ModuleType
 
+from palm_mtf.errors import UserError, shown
 from palm_mtf.machine.cache_folder import (
   CacheError,
   cache_path,
@@ -29,6 +31,11 @@ _VARIABLE = "TF_XLA_FLAGS"
 # child processes inherit the variable and should save to the same folder.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
+# With both flags, TensorFlow gives operations on CPUs to XLA by itself.
+_COMPILES_ALONE = (
+  re.compile(r"--tf_xla_auto_jit=(1|2|fusible)(\s|$)"),
+  re.compile(r"--tf_xla_cpu_global_jit(=1|=true)?(\s|$)"),
+)
 
 
 def keep_compiled_code() -> None:
@@ -36,6 +43,23 @@ def keep_compiled_code() -> None:
   # Compilation takes most of the start of a command, and each pod of a process
   # would compile the same code. A flag that the user has set is not changed.
   os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
+
+
+def check_xla_flags(num_devices: int) -> None:
+  """Raises UserError if the user's flags cannot work with this many devices.
+
+  Args:
+    num_devices: number of virtual CPU devices of a process.
+  """
+  flags = os.environ.get(_VARIABLE, "")
+  # TensorFlow puts operations of several devices into one program of XLA,
+  # which fails when it runs ("Multiple CPU devices").
+  if num_devices > 1 and all(x.search(flags) for x in _COMPILES_ALONE):
+    raise UserError(
+      f"{_VARIABLE} = {shown(flags)}: TensorFlow cannot compile for the "
+      f"{num_devices:,} CPU devices of one process; remove "
+      "--tf_xla_cpu_global_jit."
+    )
 
 
 def compiled_code_folder() -> str:

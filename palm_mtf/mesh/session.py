@@ -5,6 +5,7 @@
 import os
 
 from palm_mtf._tf import tf
+from palm_mtf.machine.compiled_code import check_xla_flags
 
 # TensorFlow's errors if a server does not answer. Calls on other servers that
 # wait for this server are cancelled.
@@ -26,7 +27,11 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
   Args:
     num_devices: devices in the mesh of a pod.
     num_pods: pods in this process.
+
+  Raises:
+    UserError: if TF_XLA_FLAGS cannot work with so many devices.
   """
+  check_xla_flags(num_devices * num_pods)
   config = tf.ConfigProto(
     device_count={"CPU": num_devices * num_pods}, allow_soft_placement=True
   )

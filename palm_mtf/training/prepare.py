@@ -53,6 +53,7 @@ from palm_mtf.generation.inference.prompts import (
 )
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
+from palm_mtf.machine.compiled_code import check_xla_flags
 from palm_mtf.training.job import TrainJob
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -143,6 +144,8 @@ def _check_devices(config: Config) -> None:
   sizes = run.batch_sizes.sizes
   mesh_layout.check_layout(mesh, config.model, *sizes, num_pods=pods.num_pods)
   check_chip(run.chip, config.hardware)
+  if not mesh.tpu:
+    check_xla_flags(mesh.num_devices * pods.num_pods)
   if mesh.tpu:
     check_pods(tpu_slice(mesh.tpu), pods)
   if pods.pods == "cluster":

@@ -9,12 +9,15 @@ import pathlib
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.errors import UserError
 from palm_mtf.machine.compiled_code import (
   CompiledCode,
+  check_xla_flags,
   compiled_code_folder,
   keep_compiled_code,
   save_compiled_code,
 )
+from palm_mtf.mesh.session import session_config
 from tests import processes
 from tests.cpus import ZEN_3, ZEN_4, pretend_cpu
 
@@ -47,6 +50,40 @@ def test_flags_of_the_user_stay(caches, monkeypatch):
   keep_compiled_code()
   assert os.environ["TF_XLA_FLAGS"] == "--tf_xla_auto_jit=0"
   assert not caches.exists()
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit",
+    "--tf_xla_cpu_global_jit=true --tf_xla_auto_jit=fusible",
+  ],
+)
+def test_flags_that_fail_on_several_cpu_devices_are_refused(flags, monkeypatch):
+  monkeypatch.setenv("TF_XLA_FLAGS", flags)
+  check_xla_flags(1)
+  with pytest.raises(UserError) as error:
+    session_config(1, num_pods=2)
+  assert str(error.value) == (
+    f"TF_XLA_FLAGS = '{flags}': TensorFlow cannot compile for the 2 CPU "
+    "devices of one process; remove --tf_xla_cpu_global_jit."
+  )
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    "--tf_xla_auto_jit=2",
+    "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit=false",
+    "--tf_xla_auto_jit=0 --tf_xla_cpu_global_jit",
+    "--tf_xla_auto_jit=single-gpu(2) --tf_xla_cpu_global_jit",
+  ],
+)
+def test_flags_that_work_on_several_cpu_devices_are_permitted(
+  flags, monkeypatch
+):
+  monkeypatch.setenv("TF_XLA_FLAGS", flags)
+  check_xla_flags(2)
 
 
 @pytest.fixture

@@ -21,6 +21,18 @@ def test_a_ramp_that_the_run_does_not_reach_is_warned_about(
   ) in capsys.readouterr().err
 
 
+def test_xla_flags_that_fail_later_are_refused_before_data_is_made(
+  corpus, tmp_path, capsys, monkeypatch
+):
+  flags = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
+  monkeypatch.setenv("TF_XLA_FLAGS", flags)
+  settings = {"NUM_PODS": 2, "PODS": "in_process"}
+  assert runs.run("train", corpus, tmp_path, **settings) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith(f"palm_mtf: TF_XLA_FLAGS = '{flags}': ")
+  assert not (tmp_path / "tokens").exists()
+
+
 def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
   corpus, finished, tmp_path, capsys
 ):

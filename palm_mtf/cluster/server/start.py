@@ -35,6 +35,7 @@ from palm_mtf.cluster.server_info import (
 from palm_mtf.data.batches import server_batches
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+from palm_mtf.machine.compiled_code import check_xla_flags
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.kernels import kernels_here
 from palm_mtf.machine.processors import kernel_flags
@@ -62,8 +63,10 @@ def start_server(
     listen: IPv4 address and port; 0 is any free port, "0.0.0.0" every address.
 
   Raises:
-    UserError: the port is taken, or the system cannot restrict the server.
+    UserError: the port is taken, the system cannot restrict the server, or
+      TF_XLA_FLAGS cannot work with so many devices.
   """
+  check_xla_flags(num_devices)
   ip, port = listen
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
