@@ -6,11 +6,11 @@ Parameters have these names, which are the schema of checkpoints:
 
 embedding               the tied table, [vocab, d_model]
 layer_007/attention/q   a kernel of a layer
-layer_007/norm/scale    the scale of a norm of a layer
+layer_007/norm/scale    the scale of a layer's norm
 final_norm/scale        the scale of the last norm
 
-The last word says what a parameter is. Mesh TensorFlow's layers use the same
-words: "encoder/block_000/layer_000/SelfAttention/q", "shared/embedding".
+Mesh TensorFlow's layers end their names with the same words ("q", "embedding"):
+"encoder/block_000/layer_000/SelfAttention/q", "shared/embedding".
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
 
 
 class ParameterName(NamedTuple):
-  """The name of a parameter, split.
+  """The name of a parameter, split into the layer's number and the rest.
 
   Attributes:
     layer: number of the layer, from 0; None for a parameter outside the layers.
@@ -39,8 +39,8 @@ class ParameterName(NamedTuple):
 
   @property
   def kind(self) -> str:
-    """In PaLM "embedding", "norm", "attention" or "mlp"."""
-    first = self.part.partition("/")[0]  # "mlp_norm" and "final_norm" too
+    """In PaLM one of "embedding", "norm", "attention" and "mlp"."""
+    first = self.part.partition("/")[0]  # "norm", "mlp_norm", "final_norm", ...
     return "norm" if first.endswith("norm") else first
 
   @property
@@ -84,25 +84,25 @@ def attention_blocks(length: int) -> list[tuple[int, int]]:
   """Splits positions into blocks, whose attention is computed one by one.
 
   Args:
-    length: positions of a sequence.
+    length: number of positions in a sequence.
 
   Returns:
-    The first position of each block, and the first position after it.
+    For each block, its first position and the first position after the block.
   """
   size = _SMALL if length <= _LONG else _LARGE
   return [(x, min(x + size, length)) for x in range(0, length, size)]
 
 
 def num_keys(end: int, length: int, has_prefix: bool) -> int:
-  """Returns how many keys a block reads, from position 0 on.
+  """Returns how many keys a block of queries reads, from position 0 on.
 
-  A block reads keys up to its own end, so at most half of its last square of
-  query-key pairs is masked. With a prefix a block reads all keys, because the
-  prefix may continue after the block.
+  A block reads keys up to its own end, because the causal mask hides all later
+  keys. With a prefix a block reads all keys, because the prefix may continue
+  after the block.
 
   Args:
     end: first position after the block.
-    length: positions of a sequence.
+    length: number of positions in a sequence.
     has_prefix: whether inputs attend to one another in both directions.
   """
   return length if has_prefix else end
@@ -158,7 +158,7 @@ def distinct_parameters(
 
 
 def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
-  """Returns the dimension names of every parameter, by name, in that order."""
+  """Returns every parameter's dimension names, in the order of creation."""
   dims = {"embedding": ("vocab", "d_model")}
   for layer in range(config.num_layers):
     for name, layer_dims in _layer_dims(config).items():

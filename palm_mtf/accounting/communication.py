@@ -4,7 +4,7 @@
 
 On a torus, a mesh axis uses the links of the torus dimensions that it spans; a
 dimension without wrap-around has half the bandwidth. On a switch, a device uses
-all its links; the groups of devices on different switches share the network.
+all its links; devices on different switches communicate over the network.
 
 Collectives are counted for steps without dropout and without loss weights.
 """
@@ -35,7 +35,7 @@ from palm_mtf.config.tpu_slice import tpu_slice
 _FLOAT32 = DTYPE_BYTES["float32"]
 # The loss sums three numbers over tokens: loss weights, nats and log(z)^2.
 _TOKEN_SUMS = 3
-# The backward pass is 4 N of the 6 N FLOPs per token (flops.py).
+# With N parameters, the backward pass is 4 N of the 6 N FLOPs per token.
 _BACKWARD_SHARE = 4 / 6
 # Consecutive messages that each wait for the link's delay: the client's request
 # to the remote pod, the last gradient, and the reply to the client.
@@ -46,13 +46,13 @@ _MESSAGES = 3
 class Link:
   """A pod's network link to the other pods."""
 
-  bits_per_sec: float = math.inf  # each way; infinity is no limit
-  delay_secs: float = 0.0  # each way
+  bits_per_sec: float = math.inf  # in each direction; infinity means no limit
+  delay_secs: float = 0.0  # in each direction
 
 
 def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
   """Returns the bytes that all pods together send each other in a step."""
-  # pods (pods - 1) (numbers DCN_DTYPE + devices 3 float32)
+  # Each pod sends every other pod its gradients and its devices' sums.
   to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * DTYPE_BYTES["float32"]
   return pods.num_pods * (pods.num_pods - 1) * to_each
@@ -61,13 +61,14 @@ def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
 def sent_bytes(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> dict[str, int]:
-  """Returns the bytes of gradients that a pod sends to one other pod, by name.
+  """Returns the bytes of gradients that a pod sends to one other pod.
 
-  The bytes of a gradient in layer 0 include the same gradient in other layers.
+  Keys are names of parameters; a parameter of layer 0 stands for all layers.
   """
   width = DTYPE_BYTES[pods.dcn_dtype]
-  # The replicas of a slice divide it: each device sends one part to its
-  # counterpart in the other pod. Parts are padded to equal sizes.
+  # Devices that hold the same slice divide the slice into parts, and each sends
+  # one part to its counterpart in the other pod. Parts are padded to equal
+  # sizes.
   return {
     name: mesh.num_devices * -(-each.size // each.num_replicas) * width * n
     for name, each, n in distinct_slices(config, mesh)
@@ -77,7 +78,7 @@ def sent_bytes(
 def exchange_secs(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
 ) -> tuple[float, float]:
-  """Returns the seconds to send the embedding's gradient, and all others."""
+  """Returns two times: to send the embedding's gradient, and all others."""
   sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
   embedding = sent.pop("embedding")
@@ -99,8 +100,8 @@ def step_secs(
     config: architecture.
     mesh: devices, layout rules and microbatches of each pod.
     pods: number of pods, and DCN_DTYPE.
-    compute_secs: seconds of a step over a link without limits.
-    link: link of each pod.
+    compute_secs: seconds of a step without the exchange between pods.
+    link: each pod's link to the other pods.
     overlaps: whether gradients are sent during the backward pass; otherwise
       they are sent after it.
   """
@@ -141,7 +142,7 @@ class _Traffic:
     if n == 1 or not times:
       return
     # As in mesh/traffic.py: each of n devices sends (n - 1) / n of the
-    # tensor, and an all-reduce is a reduce-scatter and an all-gather.
+    # tensor; an all-reduce counts as a reduce-scatter and an all-gather.
     each = (n - 1) * num_bytes * (2 if kind == "all_reduce" else 1)
     groups = self.mesh.num_devices // n
     self.bytes_moved[kind, axes] += groups * each * times
@@ -155,10 +156,10 @@ def step_bytes(
   pod_batch_size: int,
   num_pods: int = 1,
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
-  """Returns the bytes that all devices of a pod together move in a step.
+  """Returns the bytes that a pod's devices together send each other in a step.
 
   Keys are the kind of collective ("all_reduce", "reduce_scatter" or
-  "all_gather") and its axes, in the order of the mesh.
+  "all_gather") and its mesh axes, in the order of MESH_SHAPE.
   """
   axes = mesh.rules
   micro_batch_size = pod_batch_size // mesh.num_microbatches
@@ -181,7 +182,7 @@ def step_bytes(
       over = tuple(summed.difference(each.axes))
       traffic.add("all_reduce", over, width * each.size, count)
   _add_update(traffic, config, optimizer)
-  # The sums of nats and of weights of the loss.
+  # The loss needs two sums over all tokens: nats and loss weights.
   traffic.add("all_reduce", (axes.get("batch"),), _FLOAT32, times=2)
   return traffic.bytes_moved
 
@@ -191,7 +192,8 @@ def _summed_axes(
 ) -> set[str]:
   """Returns the axes over which a parameter's gradient is a sum."""
   dims = ["batch"]
-  # A device computes the gradients of k and v from only its heads.
+  # If heads share k and v, a device's gradients of k and v come from the
+  # device's own heads only.
   shared = parse_name(name).part in ("attention/k", "attention/v")
   if shared and config.attention == "multi_query":
     dims.append("heads")
@@ -201,7 +203,14 @@ def _summed_axes(
 def _add_activations(
   traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig, tokens: int
 ) -> None:
-  """Adds the activations of a microbatch of `tokens` per device."""
+  """Adds the collectives on activations of a microbatch.
+
+  Args:
+    traffic: the sums to which they are added.
+    axes: {dimension: mesh axis}.
+    config: architecture.
+    tokens: tokens of the microbatch on each device.
+  """
   width = DTYPE_BYTES[config.activation_dtype]
   heads, d_ff, vocab, residual = (
     axes.get(dim) for dim in ("heads", "d_ff", "vocab", "d_model_residual")
@@ -210,16 +219,17 @@ def _add_activations(
   layers = config.num_layers
   again = layers if config.remat == "layer" else 0
 
-  # A branch ends in a sum over its axis: a reduce-scatter where the residual
-  # stream is split over the same axis, else an all-reduce.
+  # Attention and MLP each end in a sum over the mesh axis that splits them: a
+  # reduce-scatter if the same axis splits the residual stream, else an
+  # all-reduce.
   def add_ends(axis, times):
     kind = "reduce_scatter" if axis == residual else "all_reduce"
     traffic.add(kind, (axis,), of_stream, times)
 
   is_parallel = config.block == "parallel"
-  # The forward pass sums at the end of each branch, the backward pass at its
-  # beginning. One sum serves both branches of a parallel block if one axis
-  # splits both.
+  # The forward pass sums at the end of each branch (attention or MLP), the
+  # backward pass where the branch begins. A parallel block needs only one sum
+  # for both branches if one axis splits both.
   if is_parallel and heads == d_ff:
     add_ends(heads, layers)
     traffic.add("all_reduce", (heads,), of_stream, layers)
@@ -236,8 +246,8 @@ def _add_activations(
   traffic.add("all_reduce", (vocab,), of_stream)  # backward, from the logits
   traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # softmax
   # A split residual stream is gathered where a branch begins: in the forward
-  # pass (for the final norm too), if REMAT repeats it, and in the backward pass
-  # (for the embedding too).
+  # pass (for the final norm too), in the forward pass that REMAT repeats, and
+  # in the backward pass (for the embedding too).
   norms = 1 if is_parallel else 2
   gathers = norms * (2 * layers + again) + 2
   traffic.add("all_gather", (residual,), of_stream, gathers)
@@ -246,11 +256,11 @@ def _add_activations(
 def _add_stored(
   traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig
 ) -> None:
-  """Adds the stored weights that a microbatch gathers, and their gradients."""
+  """Adds the collectives on weights that d_model_stored splits."""
   stored = axes.get("d_model_stored")
   if stored is None:
     return
-  # The slices after the gather, whose d_model is whole.
+  # After the gather, a device's slice of a weight has the whole d_model.
   rules = {k: v for k, v in axes.items() if k != "d_model_stored"}
   text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
   whole = dataclasses.replace(traffic.mesh, layout=text)
@@ -259,8 +269,8 @@ def _add_stored(
     width = DTYPE_BYTES["float32" if is_scale else config.activation_dtype]
     num_bytes = width * each.size
     # A kernel is gathered for the forward pass and for the backward pass, the
-    # embedding for each of its two uses. A norm scale is kept between the
-    # passes, unless REMAT recomputes its layer.
+    # embedding for each of its two uses. A norm scale is gathered once and kept
+    # for the backward pass, unless REMAT recomputes its layer.
     is_kept = is_scale and (
       config.remat != "layer" or name == "final_norm/scale"
     )
@@ -279,16 +289,25 @@ def _add_exchanged(
   width: int,
   count: int,
 ) -> None:
-  """Adds a gradient whose parts the devices exchange with other pods."""
+  """Adds the collectives on a gradient that pods exchange.
+
+  Args:
+    traffic: the sums to which they are added.
+    summed: axes over which the gradient is a sum.
+    each: a device's slice of the parameter.
+    width: bytes per element of the gradient.
+    count: number of parameters that have this slice.
+  """
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
-  # Parts are padded to equal sizes. Axes over which replicas are equal come
-  # first, because there a device takes its part without a message.
+  # Parts are padded to equal sizes. Axes along which devices have equal
+  # gradients come first, because there a device takes its part without a
+  # message.
   numbers = each.num_replicas * -(-each.size // each.num_replicas)
   for axis in sorted(replicated, key=lambda axis: axis in summed):
     if axis in summed:
       traffic.add("reduce_scatter", (axis,), width * numbers, count)
-    # The sum over pods.
+    # After the sum over pods, the parts are gathered.
     traffic.add("all_gather", (axis,), _FLOAT32 * numbers, count)
     numbers //= sizes[axis]
 
@@ -298,10 +317,11 @@ def _add_update(
   config: PalmConfig,
   optimizer: AdafactorConfig,
 ) -> None:
-  """Adds the optimizer's sums over the slices of parameters."""
+  """Adds the optimizer's all-reduces: sums over the slices of parameters."""
   rules = traffic.mesh.rules
-  # The squares of gradients, for clipping. Mesh TensorFlow adds the parameters'
-  # sums in order; it all-reduces the leading sums over equal axes as one.
+  # Clipping needs the sum of the gradients' squares. Mesh TensorFlow adds one
+  # sum per parameter, in order; it merges the all-reduces of the first
+  # parameters, as long as the same axes split them.
   slices = distinct_slices(config, traffic.mesh)
   split = [each.axes for _, each, _ in slices]
   num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
@@ -309,13 +329,14 @@ def _add_update(
     traffic.add("all_reduce", split[0], _FLOAT32)
   else:
     for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
-      # The leading sums belong to the embedding and the first layer.
+      # The first parameters are the embedding and those of the first layer.
       joined = i < num_alike - 1
       traffic.add("all_reduce", axes, _FLOAT32, count - joined)
   dims_of = parameter_dims(dataclasses.replace(config, num_layers=1))
   for name, each, count in slices:
     dims = dims_of[name]
-    # Squares of the update, for clipping, and of the parameter, for its scale.
+    # Sums of squares: of the update, to clip it, and of the parameter, whose
+    # root mean square scales the update.
     traffic.add("all_reduce", each.axes, _FLOAT32, 2 * count)
     if optimizer.second_moment != "factored" or len(dims) == 1:
       continue
@@ -326,7 +347,8 @@ def _add_update(
     of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
     num_rows = math.prod(each.sizes[:rank])
     num_columns = math.prod(each.sizes[rank:])
-    # The means of squares of rows and of columns, and the mean of row means.
+    # The mean square of each row and of each column, and the mean of the rows'
+    # mean squares.
     traffic.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
     traffic.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
     traffic.add("all_reduce", of_rows, _FLOAT32, count)
@@ -343,8 +365,9 @@ def axes_bandwidth(
   joined = device.chip_link_chips
   if joined is None or mesh.num_devices <= joined:
     return device.chip_link_bandwidth
-  # Devices are numbered with the last axis fastest. If a group of `axes` spans
-  # several switches, its neighbours on one switch share its network traffic.
+  # Devices are numbered with the last axis fastest. If a group of devices along
+  # `axes` spans several switches, its devices on one switch send the group's
+  # traffic to other switches together.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
@@ -356,7 +379,10 @@ def axes_bandwidth(
 
 
 def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
-  """Returns how many torus dimensions each axis spans; a line counts 0.5."""
+  """Returns how many torus dimensions each mesh axis spans.
+
+  A dimension without wrap-around counts 0.5.
+  """
   if not mesh.tpu:
     return _rings_of_any_slice(mesh, device)
   *outer, inner = mesh.axes
@@ -364,21 +390,21 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
   rings = dict.fromkeys(mesh.axes, 0.0)
   for size in where.chips:
-    # `chips_of_replicas` places the last mesh axis in a box.
+    # `chips_of_replicas` places the last mesh axis in a box of chips.
     part = math.gcd(left, size)
     left //= part
     if part > 1:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # Devices of one chip, and a box that does not fit, are neighbours on a line.
+  # An axis within one chip, or without a box that fits, counts as a line.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns `_rings` of the best placement, where no slice is named."""
+  """Returns `_rings` of the best placement if no TPU slice is named."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

@@ -15,24 +15,25 @@ from palm_mtf.accounting.architecture import (
 from palm_mtf.config import MeshLayout, PalmConfig
 
 SCORES = "attention/scores"
-# The forward product, and in the backward pass one product per factor.
+# Training repeats each forward product twice: the backward pass has one product
+# for the gradient of each factor.
 _PASSES = 3
 
 
 @functools.cache
 def forward_flops(config: PalmConfig) -> Mapping[str, int]:
-  """Returns the FLOPs of a token's forward pass by term.
+  """Returns the FLOPs of a token's forward pass by term, over all layers.
 
-  A term is a parameter without its layer, such as "mlp/wi" or "embedding" (the
-  logits); or "attention/scores", attention to SEQUENCE_LENGTH positions.
+  A term is a parameter's name without its layer, such as "mlp/wi", "embedding"
+  (the logits); or "attention/scores", attention to SEQUENCE_LENGTH positions.
   """
   # A multiply-add counts as 2.
   terms: collections.Counter[str] = collections.Counter()
   for name, shape, n in distinct_parameters(config):
     if not parse_name(name).is_scale:
       terms[parse_name(name).part] += 2 * math.prod(shape) * n
-  # Two products, q k^T and weights v. The half that the causal mask hides
-  # counts too, as in the papers and other programs.
+  # Attention has two products, q k^T and attention weights times v. The half
+  # that the causal mask hides counts too, as in the papers and other programs.
   head_dims = config.num_layers * config.num_heads * config.d_kv
   terms[SCORES] = 4 * head_dims * config.sequence_length
   return terms
@@ -61,8 +62,8 @@ def attention_flops_per_token(config: PalmConfig) -> int:
 
 def train_flops_per_token(config: PalmConfig) -> int:
   """Returns the FLOPs of a token's forward and backward pass."""
-  # The products with N parameters have 6 N. FLOPs that REMAT repeats do not
-  # count, because MFU is a share of the model's FLOPs.
+  # Products with N parameters take 6 N FLOPs per token. FLOPs that REMAT
+  # repeats do not count, because MFU counts the model's FLOPs only.
   return _PASSES * sum(forward_flops(config).values())
 
 
@@ -108,6 +109,6 @@ def mfu(
 def hfu(
   tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
 ) -> float:
-  """Returns the hardware FLOPs utilization: `mfu` with what REMAT repeats."""
+  """Returns the hardware FLOPs utilization: MFU that counts repeated FLOPs."""
   flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
   return tokens_per_sec * flops / peak_flops_per_sec

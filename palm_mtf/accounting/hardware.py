@@ -27,7 +27,7 @@ _SHARED = (
 
 
 def chip_names() -> list[str]:
-  """Returns the chips of gin/hardware."""
+  """Returns the names of the chips in gin/hardware, sorted."""
   files = os.listdir(os.path.join(gin_path(), "hardware"))
   return sorted(x.removesuffix(".gin") for x in files if x.endswith(".gin"))
 
@@ -42,14 +42,14 @@ def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
   """Returns the peak of a chip in bfloat16, FLOP/s.
 
   Raises:
-    UserError: CHIP is "measured", or names no file of gin/hardware.
+    UserError: if CHIP is "measured", or its CHIP_BFLOAT16_FLOPS is not set.
   """
   # No guess is used, because a wrong peak gives a plausible but wrong MFU.
   if chip != MEASURED and hardware.chip_bfloat16_flops:
     return hardware.chip_bfloat16_flops
   known = (MEASURED, *chip_names())
-  # "h100" begins "h100_sxm" and should suggest it; by edit distance "v100" is
-  # nearer.
+  # "h100" should suggest "h100_sxm", although by edit distance "v100" is
+  # nearer: names that begin with the text come first.
   name = str(chip).lower()
   guess = did_you_mean(name, [x for x in known if x.startswith(name)] or known)
   raise UserError(
@@ -62,7 +62,7 @@ def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
 def peak_of_devices(
   chip: str, hardware: HardwareConfig, num_devices: int
 ) -> float:
-  """Returns the peak of TensorFlow's devices together, FLOP/s.
+  """Returns the peak of `num_devices` TensorFlow devices together, FLOP/s.
 
   Raises:
     UserError: see `peak_flops_per_sec`.
@@ -73,7 +73,10 @@ def peak_of_devices(
 
 
 def describe_remat(model: PalmConfig, hardware: HardwareConfig) -> PalmConfig:
-  """Returns the model with the REMAT that describes how a chip computes it."""
+  """Returns the model with the REMAT that matches what a chip recomputes.
+
+  Fused attention recomputes attention weights, as REMAT = "attention" does.
+  """
   if hardware.chip_fused_attention and model.remat == "none":
     return dataclasses.replace(model, remat="attention")
   return model

@@ -55,17 +55,17 @@ class DeviceBytes:
   """Bytes of one device, the same on all devices of a pod."""
 
   weights: int  # float32
-  slots: int
-  gradients: int  # of a step
+  slots: int  # of the optimizer
+  gradients: int  # of one step
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSlice:
   """One device's slice of a parameter."""
 
-  sizes: tuple[int, ...]  # of its dimensions, padding included
-  axes: tuple[str, ...]  # mesh axes that split it, in the order of the mesh
-  num_replicas: int  # devices with this slice
+  sizes: tuple[int, ...]  # of the slice's dimensions, padding included
+  axes: tuple[str, ...]  # that split the parameter, in the order of MESH_SHAPE
+  num_replicas: int  # number of devices that hold this slice
 
   @property
   def size(self) -> int:
@@ -93,12 +93,12 @@ def parameter_slices(
   return slices
 
 
-# A search over layouts calls it many thousand times.
+# A search over layouts calls the function many thousand times.
 @functools.lru_cache(maxsize=16)
 def distinct_slices(
   config: PalmConfig, mesh: MeshLayout
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns (name, slice, count) as `distinct_parameters` does for shapes."""
+  """Returns (name, slice, count); layer 0 stands for all `count` layers."""
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
     (name, each, 1 if parse_name(name).layer is None else config.num_layers)
@@ -140,7 +140,7 @@ def device_bytes(
 
 @dataclasses.dataclass(frozen=True)
 class Widths:
-  """Numbers per token on one device, in the tensors of a block."""
+  """Elements per token in each tensor of a block, on one device."""
 
   stream: int  # d_model
   residual: int  # d_model between blocks, which a rule may split
@@ -184,9 +184,10 @@ def device_tokens(
 
 
 def block_numbers(config: PalmConfig, mesh: MeshLayout) -> float:
-  """Returns how many numbers per token a block keeps for its backward pass.
+  """Returns how many elements per token a block keeps for its backward pass.
 
-  With REMAT = "layer" a block keeps them only while it is recomputed.
+  With REMAT = "layer", the block keeps these elements only from when it is
+  recomputed until its backward pass ends.
   """
   w = widths(config, mesh)
   # Inputs of norms, the joined product, and the result of attention.
@@ -202,7 +203,7 @@ def _num_norms(config: PalmConfig) -> int:
 def kept_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the bytes that the forward passes of all blocks keep."""
+  """Returns the bytes of activations that blocks keep for the backward pass."""
   w = widths(config, mesh)
   of_block = block_numbers(config, mesh)
   if config.remat == "layer":
@@ -215,7 +216,7 @@ def kept_bytes(
 def loss_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the bytes of the last norm's input, logits and their gradient."""
+  """Returns the bytes of the last norm's input, logits and logits' gradient."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   logits = _FLOAT32 if config.logits_dtype == "float32" else width
   of_token = w.stream * width + w.vocab * (logits + width)
@@ -225,7 +226,7 @@ def loss_bytes(
 def working_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the most bytes of activations besides `kept_bytes`."""
+  """Returns the peak bytes of activations in addition to `kept_bytes`."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   # The backward pass of a block holds the gradients of attention weights and
   # scores, of the joined product and its parts, and of the stream; and a norm,
@@ -244,9 +245,8 @@ def working_bytes(
 def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of cast, gathered and joined copies of weights.
 
-  Counted are the copies of one layer and of the embedding, which is kept from
-  the loss on, and gathered gradients until they are reduce-scattered; not the
-  float32 weights themselves.
+  Copies of one layer and of the embedding count, and full gradients before
+  their reduce-scatter; the float32 weights themselves do not.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
@@ -278,7 +278,10 @@ def exchange_bytes(
 
 
 def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
-  """Returns how many numbers per token a block's passes move, by kind."""
+  """Returns how many elements per token the passes of a block read and write.
+
+  Keys are kinds of passes: "blocks" and "attention".
+  """
   w, norms = widths(config, mesh), _num_norms(config)
   read = w.queries + w.keys_and_values + w.hidden
   # Forward: norms and residual sums, the split of the joined product, softmax.
@@ -294,7 +297,8 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
     "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
     "attention": 3 * w.scores + 2 * w.queries,
   }
-  # Every REMAT recomputes norms and the parts of products (ops/recompute.py).
+  # With any REMAT, the backward pass recomputes norms and the parts of joined
+  # products (ops/recompute.py).
   again = {"blocks": norms * 2 * w.stream + w.columns + read}
   repeated = {
     "none": again,
@@ -314,8 +318,9 @@ def activation_traffic(
     kind: config.num_layers * width * numbers
     for kind, numbers in block_passes(config, mesh).items()
   }
-  # The last norm twice, the rows of the embedding, and the gradients of both.
-  # The embedding's gradient is summed in float32.
+  # The last norm, forward and again for the backward pass; the rows of the
+  # embedding; and the gradients of both. The embedding's gradient is summed in
+  # float32.
   of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
   # The loss reads logits for the sums over a row and for the gradient, and
   # writes the gradient.
@@ -330,10 +335,10 @@ def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
   total = 0
   for name, each, count in distinct_slices(config, mesh):
     of_number = 0
-    if width != _FLOAT32:  # a cast, which the backward pass repeats for kernels
+    if width != _FLOAT32:  # casts; the backward pass casts kernels again
       passes = 2 if parse_name(name).is_kernel else 1
       of_number += passes * (_FLOAT32 + width)
-    if mesh.num_microbatches > 1:  # reads and writes the sum, reads a gradient
+    if mesh.num_microbatches > 1:  # adds a gradient to the sum in memory
       of_number += 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
     total += count * of_number * each.size
   return mesh.num_microbatches * total

@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizer slots of each parameter: names, shapes and bytes.
 
-<parameter>/second_moment          parameter   SECOND_MOMENT = "full", vectors
-<parameter>/second_moment_row      rows        SECOND_MOMENT = "factored"
-<parameter>/second_moment_column   columns     SECOND_MOMENT = "factored"
-<parameter>/momentum               parameter   BETA1 > 0
+slot                              dimensions  exists if
+<parameter>/second_moment         all         "full", or a vector
+<parameter>/second_moment_row     rows        "factored", not a vector
+<parameter>/second_moment_column  columns     "factored", not a vector
+<parameter>/momentum              all         BETA1 > 0
+
+"full" and "factored" are values of SECOND_MOMENT.
 """
 
 import dataclasses
@@ -34,7 +37,7 @@ class Slot:
   """One optimizer slot of a parameter."""
 
   name: str  # after the parameter's name and a slash
-  dims: slice  # of the parameter's dimensions
+  dims: slice  # those of the parameter's dimensions that the slot has
   dtype: str  # "float32" or "bfloat16"
 
 
@@ -61,7 +64,13 @@ def row_rank(parameter: str) -> int:
 def parameter_slots(
   parameter: str, rank: int, state: OptimizerState
 ) -> list[Slot]:
-  """Returns the optimizer slots of a parameter of a rank, momentum last."""
+  """Returns a parameter's optimizer slots, momentum last.
+
+  Args:
+    parameter: name of the parameter.
+    rank: number of the parameter's dimensions.
+    state: settings that decide which slots exist.
+  """
   whole = slice(0, rank)
   slots = [Slot("second_moment", whole, "float32")]
   if state.second_moment == "factored" and rank > 1:
@@ -86,7 +95,12 @@ def checkpoint_bytes(
 def slot_bytes(
   shapes: Mapping[str, tuple[int, ...]], state: OptimizerState
 ) -> int:
-  """Returns the bytes of optimizer slots, of parameters or slices."""
+  """Returns the bytes of the optimizer slots.
+
+  Args:
+    shapes: shapes of parameters, or of a device's slices of them, by name.
+    state: settings that decide which slots exist.
+  """
   return sum(
     DTYPE_BYTES[slot.dtype] * math.prod(shape[slot.dims])
     for name, shape in shapes.items()
@@ -110,7 +124,8 @@ def check_same_slots(
       "from it in another MODEL_DIR, as its INIT_CHECKPOINT with INIT_STATE = "
       '"weights".'
     )
-  # An earlier version, which lacked some settings, may have written it.
+  # Where an earlier version, which lacked a setting, wrote the checkpoint, the
+  # run's own value counts as the checkpoint's.
   held = {
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
     for field in dataclasses.fields(optimizer)

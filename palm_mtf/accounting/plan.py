@@ -53,7 +53,7 @@ AnyConfig = Config | PlanConfig
 
 
 def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
-  """Returns the bytes of a device by part, at their largest in a step."""
+  """Returns the largest bytes that each part takes on a device in a step."""
   tensors = tensor_bytes(
     describe_remat(config.model, config.hardware),
     config.mesh_layout,
@@ -100,7 +100,7 @@ def _process_bytes(config: AnyConfig) -> int:
 
 
 def fits(config: AnyConfig, batch_size: int) -> bool:
-  """Returns whether a device's memory suffices."""
+  """Returns whether a step of `batch_size` fits into a device's memory."""
   needed = sum(memory_parts(config, batch_size).values())
   return needed <= device_rates(config).chip_memory_bytes
 
@@ -120,7 +120,10 @@ def changes_between(old: AnyConfig, new: AnyConfig) -> dict[str, object]:
 
 
 def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
-  """Returns the configuration that fits with fewest changes, then fastest."""
+  """Returns the configuration with the fewest changes that fits into memory.
+
+  Of several, the fastest is returned; None if no configuration fits.
+  """
   found = []
   for each in _smaller(config, batch_size):
     if fits(each, batch_size):
@@ -159,7 +162,7 @@ def divides(config: AnyConfig, *batch_sizes: int) -> bool:
 
 
 def divisors(n: int) -> list[int]:
-  """Returns the divisors of a whole number above 0, in order."""
+  """Returns the divisors of a whole number above 0, in ascending order."""
   small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
   return [*small, *(n // d for d in reversed(small) if d * d < n)]
 
@@ -168,10 +171,11 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
   """Returns the plan of a run: nested dicts of numbers, in bytes and seconds.
 
   Args:
-    config: settings that fit together, the activation dtype resolved.
+    config: consistent settings, with "float32" or "bfloat16" as activation
+      dtype.
 
   Raises:
-    UserError: a rate of CHIP is not known.
+    UserError: if a rate of CHIP is not known.
   """
   batch_size = config.run.batch_sizes.largest
   step = predicted(config, batch_size)
@@ -311,17 +315,19 @@ _Point = tuple[float, AnyConfig, int]  # value, settings, batch size
 
 
 def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
-  """Returns points by macro: value, seconds, tokens/s, MFU and whether it fits.
+  """Returns predictions for other values of four macros, by macro.
 
   CHIP_DCN_BANDWIDTH    with all other settings as they are
-  NUM_PODS              with as many sequences per pod
+  NUM_PODS              with the same number of sequences per pod
   GLOBAL_BATCH_SIZE     with all other settings as they are
-  SEQUENCE_LENGTH       with as many tokens per step
+  SEQUENCE_LENGTH       with the same number of tokens per step
+
+  A point has the value, seconds of a step, tokens/s, MFU and whether it fits.
 
   Values that the layout does not divide are omitted.
 
   Args:
-    config: settings that fit together, with the largest batch of the run.
+    config: consistent settings; the run's largest batch size is used.
   """
   found = {}
   for macro, points in _variants(config).items():

@@ -23,12 +23,12 @@ from palm_mtf.errors import UserError
 # Dimensions that the model axis may split.
 _OF_MODEL = ("heads", "d_ff", "vocab")
 
-_MAX_CANDIDATES = 100_000  # a minute or two
+_MAX_CANDIDATES = 100_000  # take a minute or two to plan
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """One way to spread a step, with its prediction."""
+  """A candidate: settings that spread a step over devices, with predictions."""
 
   config: AnyConfig
   step: StepTime
@@ -51,14 +51,14 @@ class SearchResult:
 
 
 def search(config: AnyConfig, num_devices: int) -> SearchResult:
-  """Plans every candidate with the largest batch of the run.
+  """Plans every candidate with the run's largest batch size.
 
   Args:
     config: architecture with its dtype, optimizer, batch and CHIP.
     num_devices: devices of all pods together.
 
   Raises:
-    UserError: no slice of TPUs has so many devices, or there are too many
+    UserError: if no TPU slice has so many devices, or there are too many
       candidates.
   """
   most = _most_candidates(config, num_devices)
@@ -89,7 +89,7 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
 
 
 def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
-  """Yields every candidate that divides evenly."""
+  """Yields every candidate whose layout divides the model and all batches."""
   for num_pods, tpu, data_size, model_size in _meshes(config, num_devices):
     pods = dataclasses.replace(config.pods, num_pods=num_pods)
     for layout in _layouts(data_size, model_size):
@@ -118,7 +118,10 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
 def _meshes(
   config: AnyConfig, num_devices: int
 ) -> Iterator[tuple[int, str, int, int]]:
-  """Yields pods, the slice of each, and sizes of the data and model axes."""
+  """Yields (number of pods, TPU slice of a pod, data size, model size).
+
+  The sizes are those of the mesh axes "data" and "model" of a pod.
+  """
   for num_pods in _pod_counts(config, num_devices):
     size = num_devices // num_pods
     tpu = find_slice(config.mesh_layout.tpu, size)
@@ -128,7 +131,7 @@ def _meshes(
 
 
 def _most_candidates(config: AnyConfig, num_devices: int) -> int:
-  """Returns the number of candidates if all divide evenly."""
+  """Returns the number of candidates, at most: layouts may not divide all."""
   return sum(
     len([*_layouts(data_size, model_size)])
     * len(_microbatch_counts(config, num_pods, data_size))
@@ -138,7 +141,7 @@ def _most_candidates(config: AnyConfig, num_devices: int) -> int:
 
 
 def shares(found: Found) -> str:
-  """Returns the parts of a step with their shares, the largest first."""
+  """Returns a text: each part of a step with its share, the largest first."""
   step = found.step
   parts = {x: getattr(step, x) for x in ("products", "passes", "update")}
   parts["collectives"] = sum(step.collectives.values())
@@ -152,7 +155,7 @@ def shares(found: Found) -> str:
 
 
 def reason(best: Found, other: Found) -> str:
-  """Returns the part of a step in which a slower candidate loses most."""
+  """Returns a text: the part of a step in which `other` loses most time."""
   parts = {
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")
@@ -182,14 +185,16 @@ def _pod_counts(config: AnyConfig, num_devices: int) -> Iterator[int]:
 
 
 def find_slice(name: str, num_devices: int) -> str | None:
-  """Returns the TPU slice of this kind that has `num_devices`, if there is one.
+  """Returns the name of a TPU slice of the same kind that has `num_devices`.
 
-  Optical switches join cubes of 4 x 4 x 4 chips into a v4 slice of any box of
-  cubes (Jouppi et al. 2023). Of several boxes, the most cubic is returned.
+  Optical switches join cubes of 4 x 4 x 4 chips into a v4 slice, which may be
+  any box of cubes (Jouppi et al. 2023). Of several boxes, the name of the most
+  cubic is returned; None if there is no such slice.
 
   Args:
-    name: TPU of the run; "" is no slice.
-    num_devices: number of TensorFlow's devices.
+    name: TPU of the run, such as "v4-128"; "" for a run without TPUs, for which
+      "" is returned.
+    num_devices: number of TensorFlow devices.
   """
   if not name or tpu_slice(name).num_devices == num_devices:
     return name

@@ -63,7 +63,7 @@ def device_rates(config: Config | PlanConfig) -> HardwareConfig:
   """Returns the rates of one device.
 
   Raises:
-    UserError: a rate that a step needs is not known.
+    UserError: if a rate that a step needs is not known.
   """
   sharers = config.hardware.chip_devices
   if config.run.chip == MEASURED:  # all devices share this machine
@@ -146,8 +146,8 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
   if pods.num_pods == 1:
     return alone
   link = pod_link(config, rates)
-  # A TPU pod computes all gradients in one program, whose results leave the
-  # chips only when it ends (mesh/tpu/lowering.py).
+  # A TPU pod computes all gradients in one program, and the gradients leave the
+  # chips only when the program ends (mesh/tpu/lowering.py).
   is_tpu = bool(mesh.tpu or rates.chip_link_dims)
   exposed = -alone.total + step_secs(
     model, mesh, pods, alone.total, link, overlaps=not is_tpu
@@ -166,6 +166,6 @@ def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
 
 
 def pod_link(config: Config | PlanConfig, rates: HardwareConfig) -> Link:
-  """Returns the link of a pod to other pods, of all its hosts together."""
+  """Returns a pod's link to other pods, with all its devices' bandwidth."""
   bandwidth = rates.chip_dcn_bandwidth or math.inf
   return Link(bits_per_sec=8 * bandwidth * config.mesh_layout.num_devices)

@@ -13,20 +13,20 @@ from palm_mtf.config import HardwareConfig, PalmConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-  """A row of the table, and numbers of the run from its paper.
+  """A row of the table, with numbers from the paper on that model.
 
   Attributes:
     name: the model.
     parameters: number of parameters; rounded, as published, except for PaLM.
     shape: architecture, for attention's sizes; None where the paper does not
       give the numbers that the row needs.
-    chip: a file of gin/hardware.
+    chip: name of a file in gin/hardware.
     num_chips: number of chips; None where the table has none.
     tokens_per_sec: tokens per second of all chips.
     published: MFU, as a share.
     repeated_share: share of the forward products that the paper counts as
       recomputed; None where the paper gives no HFU.
-    note: how the rate was published.
+    note: how the paper gives `tokens_per_sec`, or why the row has no rate.
   """
 
   name: str

@@ -11,20 +11,20 @@ from palm_mtf.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdafactorConfig(Checked):
-  """The optimizer and the loss that it minimizes (PaLM 5).
+  """The optimizer and the loss that it minimizes (PaLM, section 5).
 
   Where the paper leaves a choice open, the default is our reading of it.
 
   Attributes:
     learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...
-    beta1: decay of the momentum; 0 keeps none, and no memory for it.
+    beta1: decay of the momentum; with 0 there is no momentum in memory.
     beta2_exponent: beta2 = 1 - k ** -beta2_exponent.
-    update_clip: largest root mean square of one variable's update, in units
-      of its parameter scale; None is off. PaLM does not say; the default clips,
-      as in the Adafactor paper.
+    update_clip: largest root mean square of one variable's update, in units of
+      the variable's parameter scale; None does not clip. PaLM does not mention
+      update clipping; the gin files clip, as the Adafactor paper does.
     gradient_clip: largest global norm of all gradients.
     weight_decay_exponent: parameters shrink by lr ** weight_decay_exponent per
-      step; None is off.
+      step; None turns weight decay off.
     z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
     dropout: share of the activations that a training step drops, for
       finetuning; evaluation and generation drop nothing.
@@ -40,25 +40,26 @@ class AdafactorConfig(Checked):
       "variable", or of all matrices that PaLM's own code "stacked" in one
       variable (optim/adafactor.py); or "off", nothing.
     parameter_scale_floor: the smallest root mean square for parameter_scale.
-    weight_decay_on: decayed parameters: "all", "all_but_scales" of norms, or
-      "kernels", neither scales nor the embedding. PaLM names no exception.
+    weight_decay_on: parameters that decay: "all", "all_but_scales" (all but the
+      scales of norms), or "kernels" (neither scales nor the embedding). PaLM
+      names no exception.
     norm_scale: what a norm trains: "zero_centered", scale - 1, which Google's
       published code stores, so that decay pulls scales to 1 and the learning
       rate is relative to scale - 1; or "plain", the scale, so that decay pulls
       scales to 0. Checkpoints hold the scale with either.
   """
 
-  # The bounds reject mistakes (10 for 1e-2), not unusual choices.
+  # The bounds reject typing errors, not unusual choices.
   learning_rate: Annotated[float, real(1e-9, 10.0)]
   beta1: Annotated[float, real(0.0, 0.9999)]
-  # 0.8 in PaLM 5 and in Adafactor 7.2.
+  # 0.8 in section 5 of PaLM and section 7.2 of Adafactor.
   beta2_exponent: Annotated[float, real(0.01, 2.0)]
   update_clip: Annotated[float | None, real(1e-3, 1e9, "for no clipping")]
   gradient_clip: Annotated[float, real(1e-6, 1e9)]
   weight_decay_exponent: Annotated[
     float | None, real(0.1, 99.0, "for no decay")
   ]
-  z_loss: Annotated[float, real(0.0, 1.0)]  # 1e-4 in PaLM 5
+  z_loss: Annotated[float, real(0.0, 1.0)]  # 1e-4 in PaLM
   dropout: Annotated[float, real(0.0, 0.99)] = 0.0
   learning_rate_schedule: Literal["palm", "constant", "cosine"] = "palm"
   learning_rate_decay_steps: Count | None = None

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Dataclasses of settings, whose fields are checked by their types.
+"""Dataclasses of settings, whose values are checked against the fields' types.
 
   norm: Literal["layer_norm", "rms_norm"]               one of these texts
   clean_subset: bool                                    True or False
@@ -39,7 +39,8 @@ def real(low: float, high: float, none: str = "") -> _Check:
   Args:
     low: the smallest number.
     high: the largest number.
-    none: what None stands for, for the message; "" where it is not said.
+    none: what None means, for the error message, such as "for no clipping"; ""
+      if the message does not mention None.
   """
 
   def check(name: str, value: object) -> None:
@@ -76,7 +77,7 @@ def texts(what: str) -> _Check:
 
 
 def texts_by_task(example: str) -> _Check:
-  """Returns the check of texts by the names of tasks."""
+  """Returns the check of {task: text}; `example` is shown in the message."""
 
   def check(name: str, value: object) -> None:
     if not isinstance(value, Mapping) or not all(
@@ -94,7 +95,7 @@ Globs = Annotated[str | list[str] | tuple[str, ...] | None, check_globs]
 
 
 class Checked:
-  """Base of a dataclass of settings, for its `__post_init__`."""
+  """Base class of settings; `__post_init__` checks the value of every field."""
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):  # type: ignore[arg-type]

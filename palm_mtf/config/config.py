@@ -28,7 +28,7 @@ class InspectionConfig(Checked):
     inspect_steps: steps, counted from 0, whose batches are shown.
     inspect_rows: rows shown of each batch.
     overlap_files: a glob, or a list of globs, of a further evaluation set whose
-      overlap with the training text is measured, or None.
+      overlap with the training text is measured; None for no further set.
   """
 
   inspect_steps: list[int] | tuple[int, ...] = (0,)
@@ -51,16 +51,16 @@ class SweepConfig(Checked):
   """The runs of a sweep.
 
   Attributes:
-    sweep_runs: a list of axes, each {name: {macro: value}}; the runs are the
-      product of the axes. [{"small": {"D_MODEL": 64}, "large": ...},
+    sweep_runs: a list of axes, each {name: {macro: value}}; there is one run
+      for each combination of names. [{"small": {"D_MODEL": 64}, "large": ...},
       {"short": {"TRAIN_STEPS": 100}, "long": ...}] has four runs, "small-short"
       and so on.
     sweep_at_once: runs that train at the same time, each on its share of the
       cores.
-    sweep_held_out: names of an axis whose runs the fit of the scaling law
-      leaves out, so that its predictions are checked on them.
-    sweep_budget_flops: training FLOPs for which the compute-optimal size is
-      printed, or None.
+    sweep_held_out: names of one axis. The scaling law is fitted without the
+      runs of these names and checked by its predictions for them.
+    sweep_budget_flops: training FLOPs for which the compute-optimal model size
+      is printed; None prints none.
   """
 
   sweep_runs: Sequence[Mapping[str, Mapping[str, object]]] = ()

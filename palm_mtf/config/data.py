@@ -27,20 +27,20 @@ class FilterConfig(Checked):
   The defaults remove none. docs/data.md says which of equal documents is kept.
 
   Attributes:
-    decontaminate_tasks: names of SeqIO tasks or mixtures. No document may
-      contain one of their examples in a split other than "train"
+    decontaminate_tasks: names of SeqIO tasks or mixtures. Documents that
+      contain an example from their splits, except split "train", are removed
       (data/statistics/contamination.py).
     decontaminate_files: a glob, or a list of globs, of more examples that no
-      document may contain, read like text_files; None for none.
-    min_document_bytes: the fewest bytes of UTF-8 in a document.
-    max_document_bytes: the most bytes of UTF-8 in a document; None for no
-      limit.
+      document may contain, read like text_files; None for no more.
+    min_document_bytes: minimum size of a document, in bytes of UTF-8.
+    max_document_bytes: maximum size of a document, in bytes of UTF-8; None for
+      no limit.
     quality_field: the field of a JSON line with the document's quality, a
-      number that the user computed, or None.
-    min_quality: lowest quality that is kept.
-    remove_duplicates: "exact" keeps one of all documents with the same text, in
-      all sources; "near" also keeps only one of each group of near duplicates
-      (data/statistics/near_duplicates.py); None keeps all.
+      number that the user computed; None for no filter by quality.
+    min_quality: lowest quality that is kept; None without quality_field.
+    remove_duplicates: "exact" keeps one of all documents with the same text,
+      across all sources; "near" also keeps only one of each group of near
+      duplicates (data/statistics/near_duplicates.py); None keeps all.
   """
 
   decontaminate_tasks: Annotated[
@@ -101,15 +101,15 @@ class SpanCorruption:
     return min(max(wanted, 1), noise)
 
   def row_length(self, length: int) -> int:
-    """Returns the tokens of inputs and targets, sentinels and [eod] included.
+    """Returns how many tokens inputs, targets, sentinels and [eod] have in all.
 
     Args:
-      length: tokens of the text, without [eod].
+      length: number of tokens in the text, without [eod].
     """
     return length + 2 * self.num_spans(length) + 1
 
   def longest_text(self, row_length: int) -> int:
-    """Returns the length of the longest text that fits a row, or 0."""
+    """Returns the length of the longest text that fits a row, or 0 for none."""
     # Bisection works because a longer text never makes a shorter row.
     lengths = range(row_length + 1)
     return bisect.bisect_right(lengths, row_length, key=self.row_length) - 1
@@ -119,27 +119,28 @@ class SpanCorruption:
 class DataConfig(Checked):
   """Where documents come from and how they become rows of tokens.
 
-  A document is a text, which the model learns as a whole, or an example: the
-  model is given the inputs and learns the targets.
+  A document is a text, which the model learns to predict as a whole, or an
+  example, whose inputs are given and whose targets the model learns to predict.
 
   Attributes:
     task: name of a registered SeqIO task or mixture, or None for text_files.
-    text_files: a glob, a list of globs, or None for a task; `{stdlib}` stands
-      for the folder of the running Python's standard library. A document is a
-      file, or a line of a .jsonl file; files may be compressed (.gz, .bz2,
+    text_files: a glob or a list of globs; None if `task` is set. `{stdlib}`
+      stands for the folder of the running Python's standard library. A document
+      is a file, or a line of a .jsonl file; files may be compressed (.gz, .bz2,
       .xz).
     text_field: the field of a JSON line that holds the document.
     weight_field: the field of a JSON line that says how many times an epoch
-      reads the document; None for once each.
+      reads the document; None to read every document once.
     vocabulary: path of a SentencePiece model, or None to train one of
       vocab_size pieces on the training documents and keep it in MODEL_DIR.
     extra_ids: number of sentinels <extra_id_0>, <extra_id_1>, ..., 100 in T5.
       Their ids come after the vocabulary's pieces, in reverse order.
     validation_share: share of the documents, chosen by a hash of their text,
       that is held out; unused for a task that has a validation split.
-    cache_dir: folder of `palm_mtf data cache`, or None for MODEL_DIR/tokens.
+    cache_dir: folder that `palm_mtf data cache` writes; None for
+      MODEL_DIR/tokens.
     packing: how documents fill rows of sequence_length tokens: "joined" (with
-      [eod] between them, cut anywhere, as PaLM 5), "joined_masked" (the same
+      [eod] between them, cut anywhere, as in PaLM), "joined_masked" (the same
       tokens, but positions and attention restart after each [eod]), "packed"
       (whole documents, as many as fit, padded and masked) or "single" (one
       document per row, padded).
@@ -153,7 +154,7 @@ class DataConfig(Checked):
   vocabulary: Annotated[
     str | None, text("the path of a SentencePiece model, or None to train one")
   ]
-  # Some text has to be held out, but most of it is for training.
+  # Validation needs some documents, and training needs most of them.
   validation_share: Annotated[float, real(1e-4, 0.5)]
   task: Annotated[str | None, text("the name of a SeqIO task, or None")] = None
   text_field: Annotated[str, text("the name of a field")] = "text"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, Count, real, texts, whole
 from palm_mtf.errors import UserError
 
-MOST_GREEDY = 1e-4  # the largest TEMPERATURE that draws nothing
+MOST_GREEDY = 1e-4  # up to this TEMPERATURE, the likeliest token is taken
 _MAX_ROWS = 10_000  # rows of one prompt, which are computed together
 
 
@@ -19,12 +19,14 @@ class DecodeConfig(Checked):
   Attributes:
     temperature: divides the logits; 0 always takes the likeliest token.
     top_k: only the k likeliest tokens are drawn; None for all.
-    top_p: only the likeliest tokens that have this share together are drawn.
+    top_p: tokens are drawn only from the likeliest, up to this total
+      probability.
     repetition_penalty: above 1, it makes tokens that the text already contains
       less likely; 1 is off.
     num_samples: continuations of each prompt.
     num_beams: above 1, beam search for the likeliest continuation.
-    length_penalty: exponent of beam search; above 0, it favours longer texts.
+    length_penalty: exponent of beam search's length penalty; values above 0
+      favour longer texts.
     stop_strings: a continuation ends before the first of these texts.
     weight_dtype: "activation", as in training; "int8", weights and inputs of
       products; or "int4", weights, with int8 for the weights of the logits.
@@ -54,7 +56,7 @@ class DecodeConfig(Checked):
     self._check_together()
 
   def _check_together(self) -> None:
-    # A setting that the chosen strategy ignores is a mistake.
+    # A setting that beam search or greedy decoding would ignore is an error.
     if self.num_beams > 1:
       for name, off in (
         ("num_samples", 1),

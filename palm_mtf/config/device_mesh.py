@@ -25,8 +25,8 @@ class DeviceMesh(Checked):
   """The mesh and the layout rules, as the user wrote them.
 
   Attributes:
-    mesh_shape: "axis:size" pairs between "," or ";"; "" is one device.
-    layout: "dimension:axis" pairs between "," or ";"; "" splits nothing.
+    mesh_shape: "axis:size" pairs, separated by "," or ";"; "" for one device.
+    layout: "dimension:axis" pairs, separated by "," or ";"; "" splits nothing.
     num_microbatches: parts of a batch that a step computes one after another,
       adding up their gradients; memory holds the activations of one part.
   """
@@ -35,7 +35,8 @@ class DeviceMesh(Checked):
   layout: str
   num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
 
-  # MeshLayout has settings of these names; other models run on CPUs and GPUs.
+  # Only MeshLayout, for PaLM, has settings of these names; models other than
+  # PaLM run on CPUs and GPUs.
   tpu = ""
   steps_per_loop = 1
 
@@ -75,16 +76,16 @@ class DeviceMesh(Checked):
 
   @property
   def rules(self) -> Mapping[str, str]:
-    """The mesh axis of every dimension that is split."""
+    """{dimension: mesh axis that splits it}."""
     return _rules(self.layout)
 
   @property
   def num_devices(self) -> int:
-    """Devices in one mesh."""
+    """Number of devices in the mesh, which is one pod."""
     return math.prod(self.axes.values())
 
 
-# A search over layouts calls it many thousand times.
+# A search over layouts reads the same shapes many thousand times.
 @functools.lru_cache(maxsize=256)
 def _sizes(mesh_shape: str) -> Mapping[str, int]:
   sizes = pairs("MESH_SHAPE", mesh_shape, "data:2,model:4")
@@ -131,7 +132,7 @@ def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
     example: a valid value, for the error message.
 
   Raises:
-    UserError: `value` is not such a text.
+    UserError: if `value` is not a text of such pairs.
   """
   if not isinstance(value, str):
     raise UserError(f'{name} = {value!r}: give a text such as "{example}".')

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from palm_mtf.errors import UserError
 
-# The largest values; for other rates, a value at which no product overflows.
+# The largest values of these macros. For all other rates the limit is
+# _MOST_RATE, so that products of rates do not overflow.
 _MOST = {"CHIP_DEVICES": 1024, "CHIP_LINK_DIMS": 6, "CHIP_LINK_CHIPS": 10**9}
 _MOST_RATE = 1e30
 
@@ -16,27 +17,28 @@ _MOST_RATE = 1e30
 class HardwareConfig:
   """One chip's rates; None where nothing is published.
 
-  Bandwidths of links and of the network are one way.
+  Bandwidths of links and of the network are those of one direction.
 
   Attributes:
     chip_bfloat16_flops: peak of dense products, FLOP/s.
-    chip_float32_flops: peak of products as TensorFlow computes float32, FLOP/s.
+    chip_float32_flops: peak of products of float32 inputs in TensorFlow,
+      FLOP/s.
     chip_efficiency: share of the peak that large products reach. By default the
       MFU of PaLM 540B's prefill on TPU v4 (Pope et al. 2022), almost all of
       which is computation.
-    chip_devices: TensorFlow's devices on a chip.
+    chip_devices: number of TensorFlow devices on a chip.
     chip_memory_bytes: device memory.
     chip_memory_bandwidth: bytes/s.
     chip_pass_bandwidths: measured bytes/s of passes over memory, by dtype and
-      kind (accounting/memory.py), for CPUs, where arithmetic bounds passes;
-      other passes have chip_memory_bandwidth.
+      kind (accounting/memory.py), for CPUs, where arithmetic bounds passes. A
+      pass without an entry runs at chip_memory_bandwidth.
     chip_process_bytes: memory of a process besides the tensors of its step.
-    chip_fused_attention: whether attention keeps no weights under any REMAT, as
-      on CPUs with a C++ compiler.
+    chip_fused_attention: whether attention recomputes its weights in the
+      backward pass with any REMAT, as on CPUs with a C++ compiler.
     chip_link_bandwidth: bytes/s of all links to chips of the pod together.
-    chip_link_dims: dimensions of the torus of links; 0 is a switch.
-    chip_link_chips: the most chips that links join; the network joins the
-      groups of chips on different switches.
+    chip_link_dims: number of dimensions of the links' torus; 0 for a switch.
+    chip_link_chips: maximum number of chips that links join; the network joins
+      chips on different switches. None for no limit.
     chip_dcn_bandwidth: bytes/s of a chip's share of its host's network.
     chip_watts: power, hosts included where the source says so.
     chip_hour_cost: price of an hour, in any currency.

@@ -33,8 +33,8 @@ def macros_of(
       macros_of(part) if part else {field.name.upper(): field.default}
     )
     for name, default in of_part.items():
-      # Two parts may read one macro (SEED), required if either part requires
-      # it.
+      # Two parts may read one macro (SEED); the macro has to be set if either
+      # part has no default.
       if found.setdefault(name, default) != default:
         found[name] = MISSING
   return found
@@ -48,12 +48,12 @@ def from_macros(
   """Makes a configuration of the values of its macros.
 
   Args:
-    config_class: dataclass of `macros_of`.
-    values: {macro: value}, a value for each of `macros_of`.
+    config_class: dataclass whose fields are values or further dataclasses.
+    values: {macro: value}, with every macro that `macros_of` returns.
     leaves_out: names of fields that keep their defaults.
 
   Raises:
-    UserError: a value is refused by the part that reads it.
+    UserError: if a value fails the checks of its dataclass.
   """
   return config_class(
     **{

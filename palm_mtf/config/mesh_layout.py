@@ -11,10 +11,10 @@ mesh. Layouts change speed and memory, never results.
   NUM_MICROBATCHES = 4                           a quarter of the batch at once
   STEPS_PER_LOOP = 100                           on TPUs, 100 steps per call
 
-A dimension that is split in two ways has two names. `d_model_stored` is the
-d_model of weights, optimizer slots and gradients while no layer uses them:
-split over `data`, they are stored once and not once per part of the batch.
-`d_model_residual` is the d_model of the residual stream between two blocks.
+d_model has two more names, because rules may split it where no layer uses it.
+`d_model_stored` is the d_model of stored weights, optimizer slots and
+gradients: split over `data`, these are stored once and not once per part of the
+batch. `d_model_residual` is the d_model of the residual stream between blocks.
 """
 
 import dataclasses
@@ -41,7 +41,8 @@ DIMENSIONS = (
   "d_ff",
   "vocab",
 )
-# Dimensions that split the work of a step; other dimensions split only memory.
+# Splitting these dimensions divides the work of a step; splitting the others
+# divides only memory.
 WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
 SPLIT_DIMENSIONS = (*WORK_DIMENSIONS, "d_model_stored", "d_model_residual")
 
@@ -53,7 +54,7 @@ _UNSPLIT_REASONS = {
   "d_kv": "rotary embedding turns pairs of it",
 }
 
-# Tensors (activations, then weights) with several dimensions that may be split.
+# Tensors with several dimensions that rules may split: activations, weights.
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),
@@ -73,13 +74,13 @@ class MeshLayout(DeviceMesh):
 
   Attributes:
     gradient_dtype: dtype in which the devices of a pod add up the gradients of
-      kernels and embedding: "activation", or "float32", at up to twice the
-      bytes.
-      Gradients of microbatches are always added up in float32.
-    tpu: the TPU slice of each pod (tpu_slice.py); "" is CPUs or GPUs.
-    steps_per_loop: the most steps that TPUs do in one call; a call ends earlier
-      where, for example, a checkpoint is due. Signals and the watchdog wait for
-      the call's end.
+      kernels and embedding: "activation", the dtype of activations, or
+      "float32", at up to twice the bytes. Gradients of microbatches are always
+      added up in float32.
+    tpu: the TPU slice of each pod (tpu_slice.py); "" for CPUs or GPUs.
+    steps_per_loop: maximum number of steps in one call of a TPU program; a call
+      ends earlier where, for example, a checkpoint is due. Signals and the
+      watchdog wait for the call's end.
   """
 
   gradient_dtype: Literal["activation", "float32"] = "activation"
@@ -98,7 +99,7 @@ class MeshLayout(DeviceMesh):
       _check_rule(dimension, axis)
     super().__post_init__()
     _check_tensors(dict(rules))
-    # The devices of an axis that splits no work would repeat the same work.
+    # Devices along an axis that splits no work would repeat the same work.
     for axis, num_devices in self.axes.items():
       split = [dimension for dimension, over in rules if over == axis]
       if num_devices > 1 and not set(split) & set(WORK_DIMENSIONS):
@@ -132,13 +133,13 @@ class MeshLayout(DeviceMesh):
       )
 
   def axis_size_of(self, dimension: str) -> int:
-    """The number of slices of `dimension`; 1 where no rule names it."""
+    """The number of slices of `dimension`; 1 if no rule splits it."""
     assert dimension in DIMENSIONS, dimension
     axis = self.rules.get(dimension)
     return self.axes[axis] if axis else 1
 
   def padded_vocab_size(self, vocab_size: int) -> int:
-    """Returns the rows of the embedding on the mesh, a multiple of its axis.
+    """Returns the embedding's number of rows, padded to divide over its axis.
 
     The rows from `vocab_size` on are zeros; nothing reads or trains them, and
     checkpoints omit them.
@@ -154,7 +155,7 @@ def check_layout(
   *batch_sizes: int,
   num_pods: int = 1,
 ) -> None:
-  """Raises UserError unless pods, microbatches and split dims divide evenly.
+  """Raises UserError unless the layout divides all batches and dims evenly.
 
   Args:
     layout: the mesh and the rules.

@@ -8,22 +8,23 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, whole
 from palm_mtf.errors import UserError
 
-# Layers are limited because the graph has every layer, and positions because
-# rotary embedding counts them in float32, which represents every whole number
-# up to 2**24.
+# Layers are limited because each layer has its own nodes in the graph, and
+# positions because rotary embedding counts them in float32, which represents
+# every whole number up to 2**24.
 MAX_LAYERS, MAX_SIZE = 10_000, 2**24
 Size = Annotated[int, whole(maximum=MAX_SIZE)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PalmConfig(Checked):
-  """The architecture (PaLM 2; sizes in Table 1).
+  """The architecture (section 2 of the PaLM paper; sizes in its Table 1).
 
   Attributes:
-    num_layers: blocks.
+    num_layers: number of Transformer blocks.
     d_model: width of the residual stream.
     num_heads: query heads; PaLM 540B has num_heads * d_kv != d_model.
-    d_kv: width of one head, 256 in PaLM; even, because rotary turns pairs.
+    d_kv: width of one head, 256 in PaLM; an even number, because rotary
+      embedding rotates pairs of numbers.
     d_ff: hidden width of the MLP, 4 * d_model in PaLM.
     vocab_size: rows of the tied embedding.
     sequence_length: tokens in one sequence.
@@ -40,17 +41,18 @@ class PalmConfig(Checked):
       products.
     final_norm_scale: scale of the last norm, "learned", or "none", as in
       Google's published inference code. PaLM does not say.
-    output_fan_in: fan-in with which the kernels o and wo are initialized: the
-      number of each kernel's inputs, "separate", or of both kernels' inputs,
-      "joined", as in Google's published code, where a parallel block has both
-      in one matrix.
+    output_fan_in: fan-in with which the kernels o and wo are initialized:
+      "separate", each kernel's number of inputs; or "joined", the sum of both,
+      as in Google's published code, where a parallel block has both kernels in
+      one matrix.
     remat: activations that a step recomputes instead of keeping, which takes
       time: "none", "attention" or the whole "layer"; no bit of the result
       depends on it.
-    objective: training objective: "causal", each token from the tokens before
-      it; or targets from inputs that attend to one another in both directions:
-      "prefix_lm", the rest of a text from its start, or "span_corruption", the
-      spans that a text lacks (data/batches/objectives.py).
+    objective: what training predicts: "causal", each token from the tokens
+      before it; "prefix_lm", the rest of a text from its start; or
+      "span_corruption", removed spans from the remaining text. The last two
+      have inputs that attend to one another in both directions
+      (data/batches/objectives.py).
   """
 
   num_layers: Annotated[int, whole(maximum=MAX_LAYERS)]
@@ -72,7 +74,7 @@ class PalmConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    # Check here, so that the message names the macro and not a shape.
+    # Checked here, because a later error would name a shape, not the macro.
     if self.d_kv % 2:
       raise UserError(
         f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "
@@ -90,7 +92,10 @@ class PalmConfig(Checked):
     return self.objective != "causal"
 
   def macros(self) -> dict[str, object]:
-    """Returns every setting except the dtype, which runs choose, by macro."""
+    """Returns every setting by macro, without ACTIVATION_DTYPE.
+
+    The same checkpoint may be used with either dtype.
+    """
     fields = dataclasses.asdict(self)
     del fields["activation_dtype"]
     return {name.upper(): value for name, value in fields.items()}

@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, Count, real, whole
 from palm_mtf.errors import UserError
 
-# The client sends each pod its batch and starts its steps; with more pods it
-# would do nothing else. Tests use up to this number.
+# The client process sends each pod its batch and starts its steps; more pods
+# could keep the client too busy. Tests use up to this number.
 MAX_PODS = 8
 
 
@@ -30,22 +30,23 @@ class PodsConfig(Checked):
   """The pods of a run; their number and place change speed, never results.
 
   Attributes:
-    num_pods: pods that share a step, 1 to 8.
+    num_pods: number of pods that share a step, 1 to 8.
     pods: where the pods are: "in_process", virtual devices of the client,
       "local_servers", processes that the client starts, or "cluster", servers
       that `palm_mtf pods serve` has started.
-    islands: servers of each pod of a cluster; see cluster/client/places.py.
+    islands: for PODS = "cluster", a list of servers per pod; see
+      cluster/client/places.py.
     client_address: "host" or "host:port", where servers of a cluster reach the
       client.
     dcn_dtype: dtype in which gradients are sent between pods, "float32" or
       "bfloat16". Every pod adds up the same numbers, in float32.
     fingerprint_steps: steps between comparisons of all pods' variables.
-    pod_timeout_secs: a pod is lost if its server gives no sign of life for this
-      long. A step may take any time.
+    pod_timeout_secs: a pod counts as lost if its server gives no sign of life
+      for this long. A step may take longer than that.
     on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the pods
       that are left; see cluster/client/recovery.py.
-    pod_wait_secs: the longest wait for a lost pod, also for a pod that is
-      missing when the run starts.
+    pod_wait_secs: the longest wait for a lost pod, or for a pod that is missing
+      when the run starts.
   """
 
   num_pods: Annotated[int, whole(maximum=MAX_PODS)] = 1

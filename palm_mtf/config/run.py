@@ -5,8 +5,8 @@
   GLOBAL_BATCH_SIZE = 16
   GLOBAL_BATCH_SIZE = [[0, 512], [50000, 1024], [115000, 2048]]
 
-The second is PaLM 540B's (PaLM 5): 512 sequences from step 0, 1,024 from step
-50,000 and 2,048 from step 115,000. Steps are counted from 0.
+The second value is PaLM 540B's (PaLM, section 5): 512 sequences from step 0,
+1,024 from step 50,000 and 2,048 from step 115,000. Steps are counted from 0.
 """
 
 import bisect
@@ -30,7 +30,7 @@ class BatchSizes:
   """The batch size of every step.
 
   Attributes:
-    pairs: steps, rising, each with the batch size from this step on.
+    pairs: [step, batch size from this step on], in ascending order of steps.
     sizes: the batch sizes of `pairs`.
     largest: the largest batch size.
   """
@@ -39,8 +39,8 @@ class BatchSizes:
     """Checks and keeps GLOBAL_BATCH_SIZE.
 
     Raises:
-      UserError: the value is neither a size nor pairs of a step and a size with
-        rising steps from 0, or a number is too large.
+      UserError: if the value is neither a size nor pairs of a step and a size
+        with rising steps from 0, or a number is too large.
     """
     self.pairs = _parse_pairs(global_batch_size)
     self._starts = [start for start, _ in self.pairs]
@@ -51,16 +51,16 @@ class BatchSizes:
       self._rows_before.append(self._rows_before[-1] + (then - start) * size)
 
   def size(self, step: int) -> int:
-    """Returns the sequences of `step`."""
+    """Returns the number of sequences in step `step`."""
     return self.sizes[self._phase(step)]
 
   def rows_before(self, step: int) -> int:
-    """Returns the sequences of all steps before `step`."""
+    """Returns the number of sequences in all steps before `step`."""
     i = self._phase(step)
     return self._rows_before[i] + (step - self._starts[i]) * self.sizes[i]
 
   def step_of_row(self, row: int) -> int:
-    """Returns the step that reads sequence `row`, counted through all steps."""
+    """Returns the step that reads sequence `row`, counted over all steps."""
     i = bisect.bisect_right(self._rows_before, row) - 1
     return self._starts[i] + (row - self._rows_before[i]) // self.sizes[i]
 
@@ -112,7 +112,8 @@ class RunConfig(Checked):
     seed: seed of the weights and of the order of the data.
     log_steps: steps between lines of metrics.jsonl.
     eval_steps: steps between validation losses.
-    eval_batches: batches in one validation loss, of the first step's size.
+    eval_batches: number of batches in one validation loss, each of the batch
+      size of step 0.
     checkpoint_steps: steps between checkpoints.
     keep_checkpoints: how many of the newest checkpoints are kept.
     init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix whose
@@ -122,7 +123,7 @@ class RunConfig(Checked):
       and the step too, as in continued pretraining on other data.
     keep_every_steps: checkpoints at multiples of this step are kept
       permanently; None keeps none permanently.
-    chip: chip whose peak is the 100% of MFU: a file in gin/hardware, or
+    chip: chip whose peak FLOP/s is an MFU of 100%: a file in gin/hardware, or
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued at the end of training.
     sample_tokens: length of each continuation, in tokens.
@@ -197,5 +198,5 @@ class RunConfig(Checked):
 
   @property
   def num_validation_rows(self) -> int:
-    """Rows in one validation loss, whatever the batch size of the step."""
+    """Number of rows in each validation loss, the same at every step."""
     return self.eval_batches * self.batch_sizes.sizes[0]

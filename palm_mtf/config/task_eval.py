@@ -22,7 +22,7 @@ NEWEST, EVERY = "newest", "every"
 
 
 DRAWN, FIRST = "drawn", "first"
-_MAX_SHOTS = 10_000  # a row holds the exemplars and the question
+_MAX_SHOTS = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,11 @@ class FewShotConfig(Checked):
   """The few-shot protocol: exemplars and a header before each question.
 
   Attributes:
-    num_shots: exemplars before each example; None for all exemplars of a task's
-      file in `exemplar_files`, and for the registered form of other tasks.
-    exemplars: "drawn", from the training split for each example, by hashes of
-      `seed`; or "first", the first of the training split for all examples.
+    num_shots: number of exemplars before each example. None means all exemplars
+      in the task's file in `exemplar_files`; a task without a file then keeps
+      the form in which it is registered.
+    exemplars: "drawn", for each example at random from the training split; or
+      "first", for all examples the first of the training split.
     seed: seed of the draw.
     exemplar_files: {task: path}; the file's exemplars replace the training
       split (evaluation/exemplars.py).
@@ -61,7 +62,7 @@ class FewShotConfig(Checked):
     return (self.exemplar_files or {}).get(task)
 
   def header_of(self, task: str) -> str:
-    """Returns the header of a task, or ""."""
+    """Returns the header of a task, "" if it has none."""
     return (self.prompt_headers or {}).get(task, "")
 
   def changes(self, task: str) -> bool:
@@ -79,7 +80,8 @@ class TaskEvalConfig(Checked):
     eval_tasks: names of SeqIO tasks or mixtures with metric functions; [] for
       the validation loss.
     eval_split: split of the tasks.
-    eval_examples: number of each task's first examples; None for all.
+    eval_examples: how many examples of each task are evaluated, the first of
+      the split; None for all.
     few_shot: exemplars and header before each example.
     answer_patterns: {task: regular expression}, whose only group matches the
       answer in an output (evaluation/few_shot.py).
@@ -93,9 +95,9 @@ class TaskEvalConfig(Checked):
       checkpoint is written for each. None turns them off.
     clean_subset: whether metrics are also given over the examples that the
       run's training text does not contain (evaluation/clean_subset.py).
-    stride: tokens between the starts of two rows, where `score` reads a long
-      text in several rows (generation/inference/scorer.py); None is half of
-      sequence_length.
+    stride: tokens from the start of one row to the start of the next, where
+      `score` splits a long text into overlapping rows
+      (generation/inference/scorer.py); None means half of sequence_length.
   """
 
   eval_tasks: Annotated[
@@ -122,7 +124,7 @@ class TaskEvalConfig(Checked):
     self._check_answer_patterns()
     self._check_category_groups()
     self._check_checkpoints()
-    # Checkpoints would be written for nothing.
+    # Without a task, checkpoints would be written for no evaluation.
     if self.task_eval_steps is not None and not self.eval_tasks:
       raise UserError(
         f"TASK_EVAL_STEPS = {self.task_eval_steps}: no task is given; name "

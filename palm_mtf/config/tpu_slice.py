@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slices of TPU pods: their chips, devices and hosts.
 
-  TPU = "v3-8"           8 cores on 4 chips, as clouds name them
+  TPU = "v3-8"           8 cores on 4 chips, the name in Google Cloud
   TPU = "v4-16"          16 cores on 8 chips
-  TPU = "v4-12x16x16"    3,072 chips, by their shape (PaLM's pod; PaLM 4)
+  TPU = "v4-12x16x16"    3,072 chips of this shape (each pod in PaLM's paper)
 
 Chips lie on a torus with the coordinates x, y and z; each host has 2 x 2 x 1
 chips. A v2 or v3 chip is two devices, one per core; the two cores of a v4 chip
@@ -49,7 +49,7 @@ class TpuSlice(NamedTuple):
   Attributes:
     name: the value of TPU.
     chips: numbers of chips along x, y and z.
-    devices_of_chip: TensorFlow's devices on each chip.
+    devices_of_chip: number of TensorFlow devices on each chip.
   """
 
   name: str
@@ -58,7 +58,7 @@ class TpuSlice(NamedTuple):
 
   @property
   def num_devices(self) -> int:
-    """TensorFlow's devices in all."""
+    """Number of TensorFlow devices on all chips."""
     return math.prod(self.chips) * self.devices_of_chip
 
   @property
@@ -76,7 +76,7 @@ def tpu_slice(name: str) -> TpuSlice:
   """Returns the slice called `name`.
 
   Raises:
-    UserError: no slice has this name.
+    UserError: if no slice has this name.
   """
   kind, _, size = str(name).partition("-")
   if kind in _SHAPES and size.isdecimal() and int(size) in _SHAPES[kind]:

@@ -1,15 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run does when something goes wrong, and what it skips.
+"""What a training run does when something goes wrong; batches that it skips.
 
   SKIP_STEPS = [[2, 3]]
 
   training step   0  1  2  3  4 ...
   reads batch     0  1  4  5  6 ...
 
-A range of SKIP_STEPS is its first and its last batch, which are both skipped.
-Batches are numbered as in a run that skips nothing, so that a batch keeps its
-number when ranges are added later.
+A range in SKIP_STEPS is [first batch, last batch]; both of them are skipped
+too. Batches are numbered as in a run that skips nothing, so that a batch keeps
+its number when ranges are added later.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ class Skips:
   """Ranges of batches that training skips.
 
   Attributes:
-    ranges: first and last batch of each range, rising; at least one batch lies
-      between two ranges.
+    ranges: [first batch, last batch] of each range, in ascending order; at
+      least one batch lies between two ranges.
   """
 
   def __init__(self, ranges: Sequence[Sequence[int]] = ()):
     """Checks and keeps SKIP_STEPS.
 
     Raises:
-      UserError: the value is not a list of pairs of two steps, the first not
-        after the last, or a step is too large.
+      UserError: if the value is not a list of pairs [first, last] of whole
+        numbers with first <= last, or a number is too large.
     """
     if not isinstance(ranges, (list, tuple)) or not all(map(_is_range, ranges)):
       raise UserError(
@@ -83,7 +83,10 @@ class Skips:
     return numbers
 
   def batch_read(self, step: int, sizes: BatchSizes) -> int:
-    """Returns the batch that holds the first row of training step `step`."""
+    """Returns the number of the batch whose rows training step `step` reads.
+
+    If the batch size changes, it is the batch of the step's first row.
+    """
     first_row = self.rows(sizes.rows_before(step), sizes)
     return sizes.step_of_row(first_row)
 
@@ -107,10 +110,11 @@ class WatchConfig(Checked):
       training resumes from an earlier checkpoint and skips the batches around
       the spike (training/loss_spikes.py).
     spike_skip_steps: batches that a rewind skips, 200 to 500 in PaLM.
-    spike_rewinds: the most rewinds of a run; PaLM 540B had about 20 spikes.
+    spike_rewinds: maximum number of rewinds in a run; PaLM 540B had about 20
+      spikes.
     watchdog_secs: the run ends, with stack traces, if no step completes for
       this long; the first step and a checkpoint may take ten times as long.
-      None: never.
+      None turns this watchdog off.
   """
 
   skip_steps: list[list[int]] | tuple[tuple[int, int], ...] = ()
