@@ -15,7 +15,8 @@ from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.ops.xla import fused
 
 # Each search has NUM_BEAMS living prefixes and the best NUM_BEAMS ended texts.
-# Log p of a prefix or text that does not exist: less than any text has.
+# Where there is no prefix or text yet, this number is the log p or the score;
+# every real log p or score is greater.
 _NEVER = -1e30
 
 
@@ -36,9 +37,9 @@ def _put_token(tokens, token, place):
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-  """One search per prompt, with these constants.
+  """A beam search per prompt, with these constants.
 
-  The state of the searches is a list of:
+  The state of all searches is a list of:
     whether each search is over, [prompts] bool;
     log p of living prefixes, [prompts, beams] float32;
     tokens of living prefixes, [prompts, beams, max_tokens] int32;
@@ -55,7 +56,7 @@ class BeamSearch:
   def first_state(self, num_prompts: int) -> list[tf.Tensor]:
     """Returns the state before the first token."""
     shape = [num_prompts, self.num_beams]
-    # All beams are the same prompt, so only the first one lives.
+    # All beams of a prompt are equal at first, so only the first beam lives.
     living = tf.where_v2(tf.equal(tf.range(shape[1]), 0), 0.0, _NEVER)
     tokens = tf.fill([*shape, self.max_tokens], self.eod_id)
     return [
@@ -74,11 +75,12 @@ class BeamSearch:
     Args:
       state: the state before this token.
       logits: [prompts * beams, vocab], for the token at `place`.
-      place: number of the token, [] int32.
+      place: index of the token in its text, [] int32.
 
     Returns:
-      The state; the token of each living prefix, [prompts * beams] int32; and
-      the row of the prefix that it continues, [prompts * beams] int32.
+      The state after this token; the last token of each living prefix, [prompts
+      * beams] int32; and, for each, the row of `logits` that gave this token,
+      [prompts * beams] int32.
     """
     is_over, living, tokens, scores, ended = state
     prompts, beams = living.shape
@@ -89,8 +91,8 @@ class BeamSearch:
     log_p = tf.reshape(
       log_p + living[..., tf.newaxis], [prompts, beams * vocab]
     )
-    # Take the 2 NUM_BEAMS likeliest continuations, so that NUM_BEAMS still live
-    # if NUM_BEAMS end.
+    # Take the 2 NUM_BEAMS likeliest continuations: if NUM_BEAMS of them end
+    # now, NUM_BEAMS are left to live.
     best, index = tf.math.top_k(log_p, min(2 * beams, beams * vocab))
     parent, token = index // vocab, index % vocab
     longer = _put_token(_pick(tokens, parent), token, place)
@@ -105,8 +107,8 @@ class BeamSearch:
     ended = _pick(tf.concat([ended, longer], 1), kept)
     living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
     # A search is over when no living prefix can reach the score of the worst
-    # ended text: log p only falls, and the greatest length has the largest
-    # divisor.
+    # ended text. The best that a prefix can reach is its log p now, which only
+    # falls, over the divisor of the greatest length, which is the largest.
     within_reach = living[:, 0] / self._compute_divisor(self.max_tokens)
     is_over |= scores[:, -1] >= within_reach
     first_row = tf.range(prompts)[:, tf.newaxis] * beams

@@ -18,16 +18,17 @@ from palm_mtf.model.weights import GATES, logits_dtype, positions_of
 from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a separate Mesh TensorFlow graph, lowered into the
-# TensorFlow graph of a program. Kernels enter it, and keys and values leave it,
-# as slices on the devices, so that nothing is copied or gathered.
+# TensorFlow graph of a program. Kernels enter the mesh graph, and keys and
+# values leave it, as slices on the devices, so that nothing is copied or
+# gathered.
 
-# The cache's number of positions is a multiple of this, because positions that
-# fill vector registers are read twice as fast.
+# The number of positions in the cache is a multiple of this number, because
+# positions that fill whole vector registers are read twice as fast.
 _ALIGNMENT = 64
 
 
 class _OnSlices(mtf.Operation):
-  """Applies a function of laid-out tensors."""
+  """Applies a function to laid-out tensors, which have a slice per device."""
 
   def __init__(
     self,
@@ -36,21 +37,22 @@ class _OnSlices(mtf.Operation):
     shapes: Sequence[mtf.Shape] = (),
     dtype: tf.DType | None = None,
   ):
-    # The outputs have `shapes`, and `dtype` or else the first input's dtype.
+    # `shapes` and `dtype` are those of the outputs; dtype None stands for the
+    # first input's dtype.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
     dtype = dtype or inputs[0].dtype
     self._outputs = [mtf.Tensor(self, shape, dtype) for shape in shapes]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Calls the function on the lowered inputs."""
+    """Calls the function with the lowered inputs."""
     inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
     for output, value in zip(self.outputs, self._fn(*inputs), strict=True):
       lowering.set_tensor_lowering(output, value)
 
 
 class JoinedWeights:
-  """Decoding weights as `Palm` reads them (model.weights.Weights)."""
+  """Decoding weights with the interface of `model.weights.Weights`."""
 
   def __init__(self, mesh: mtf.Mesh, model: DecodeModel):
     self.mesh = mesh
@@ -65,7 +67,7 @@ class JoinedWeights:
     return mtf.import_laid_out_tensor(self.mesh, x, mtf.Shape(dims))
 
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
-    """Returns rows of the embedding; see `Weights`."""
+    """Returns the tokens' rows of the embedding; see `Weights`."""
     dims = self._dims
     table = self._import(self._model.table, dims.vocab, dims.d_model)
     return embed(table, tokens)
@@ -83,7 +85,7 @@ class JoinedWeights:
     parts: Sequence[str],
     angles: Sequence[mtf.Tensor] = (),
   ) -> list[mtf.Tensor]:
-    """Multiplies x by one joined kernel; see `Weights`."""
+    """Multiplies x by the joined kernel of `parts`; see `Weights`."""
     names = tuple(f"{layer}/{part}" for part in parts)
     shapes = self._products.shapes(names)
     is_gated = parts[-1] == GATES[-1]
@@ -110,7 +112,7 @@ class JoinedWeights:
     ).outputs
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-    """Returns the sum of the branches' products; see `Weights`."""
+    """Returns the sum of the branches times their kernels; see `Weights`."""
 
     def project(*xs: LaidOut) -> LaidOut:
       return self._products.project_out(dict(zip(branches, xs, strict=True)))
@@ -120,7 +122,7 @@ class JoinedWeights:
     )
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Multiplies x by the transposed table; see `Weights`."""
+    """Multiplies x by the transposed embedding; see `Weights`."""
     return self._apply_to_rows(
       self._products.unembed,
       [x],
@@ -155,11 +157,12 @@ class JoinedWeights:
 def build_palm(
   model: DecodeModel, num_rows: int, length: int
 ) -> tuple[mtf.Mesh, mtf.Shape, Palm]:
-  """Returns a mesh, the shape of token ids on it, and the forward pass.
+  """Returns a new mesh, the shape of token ids on the mesh, and the model.
 
   Args:
     model: weights.
-    num_rows: number of rows, divisible by the mesh axis of `batch`.
+    num_rows: number of rows, divisible by the size of the mesh axis that splits
+      `batch`.
     length: tokens in a row, at most the model's sequence_length.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
@@ -169,18 +172,18 @@ def build_palm(
     length=mtf.Dimension("length", length),
     memory_length=mtf.Dimension("memory_length", length),
   )
-  # Without a backward pass, REMAT has no effect.
+  # There is no backward pass, for which REMAT would recompute activations.
   config = dataclasses.replace(model.config, remat="none")
   palm = Palm(config, dims, JoinedWeights(mesh, model))
   return mesh, mtf.Shape([dims.batch, dims.length]), palm
 
 
 def make_prefix_masks(prefix: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """Returns `segments` and `prefix` of `Palm` for one document per row.
+  """Returns the arguments `segments` and `prefix` of `Palm.logits`.
 
   Args:
     prefix: [batch, length], int32: 1 for inputs, which attend to one another in
-      both directions, else 0.
+      both directions, else 0; each row is one document.
   """
   return mtf.zeros_like(prefix), prefix
 
@@ -191,16 +194,16 @@ def prefill(
   lengths: LaidOut,
   num_positions: int,
 ) -> Cache:
-  """Returns the keys and values of prompts, by one forward pass.
+  """Returns the keys and values of prompts, from one forward pass.
 
-  The first step afterwards reads the last token of a prompt again, to compute
-  its logits.
+  It computes no logits, so the first decoding step reads the last token of a
+  prompt again.
 
   Args:
     model: weights.
     prompts: [batch, length], int32, left-aligned.
     lengths: [batch], int32: number of tokens per prompt, laid out.
-    num_positions: least number of positions in the cache; not below `length`.
+    num_positions: positions that the cache needs at least; at least `length`.
   """
   impl, (num_rows, length) = model.placement, prompts.shape
   memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT
@@ -215,15 +218,16 @@ def prefill(
   palm.hidden(
     mtf.import_tf_tensor(mesh, prompts, shape), *masks, keys_and_values
   )
-  # Mesh TensorFlow's export would gather whole tensors; this keeps the slices.
+  # Mesh TensorFlow's export would gather whole tensors. This operation keeps
+  # their slices.
   laid_out: list[LaidOut] = []
   _OnSlices(
     lambda *xs: laid_out.extend(xs) or [], [*itertools.chain(*keys_and_values)]
   )
   lower({mesh: impl}, {})
 
-  # The padding after a prompt has keys and values too. No position of the
-  # prompt attends to it, and steps overwrite it.
+  # The padding after a prompt has keys and values too. They do no harm, because
+  # no position of the prompt attends to them, and later steps overwrite them.
   def store(x):
     if x.shape.rank == 4:  # multi-head: a step has one product per head
       x = tf.transpose(x, [0, 2, 1, 3])

@@ -22,18 +22,18 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts
 from palm_mtf.ops.variables import make_variable
 
-# `start` reads the prompts of a batch. `advance` reads the last token of each
-# prompt again and continues, token by token, up to a given length or until
-# every row has ended. Variables keep the state between calls, so that tokens
-# can be shown before the text is complete. The NUM_SAMPLES or NUM_BEAMS rows of
-# one prompt are neighbours.
+# A program's `start` reads the prompts of a batch. Its `advance` reads the last
+# token of each prompt again and continues, token by token, up to a given length
+# or until every row has ended. Variables keep the state between calls of
+# `advance`, so that a caller can show tokens before the text is complete. The
+# NUM_SAMPLES or NUM_BEAMS rows of one prompt are neighbours.
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptBatch:
   """Sizes of one batch of prompts."""
 
-  num_prompts: int  # divisible by the mesh axis of `batch`
+  num_prompts: int  # divisible by the number of slices of `batch`
   prompt_tokens: int  # in the longest prompt, with the start token
   max_tokens: int  # in a continuation
   num_tokens: int  # pieces in the vocabulary
@@ -45,17 +45,20 @@ class DecodeProgram:
   """Continues a batch of prompts.
 
   Attributes:
-    prompts: feed [prompts, prompt_tokens], int32, left-aligned.
-    lengths: feed [prompts], int32: number of tokens per prompt.
-    keys: feed [prompts, rows, 2], int32: random key of each row.
-    start: prefills.
-    limit: feed [], int32: `advance` continues up to this number of tokens.
-    advance: samples tokens.
-    tokens: [prompts, rows, max_tokens], int32: [eod] after the end. A beam
-      search has its texts here only after its last step, best first.
+    prompts: placeholder [prompts, prompt_tokens], int32, left-aligned.
+    lengths: placeholder [prompts], int32: number of tokens per prompt.
+    keys: placeholder [prompts, rows, 2], int32: random key of each row.
+    start: operation that prefills the cache with the prompts.
+    limit: placeholder [], int32: number of tokens per row after `advance`.
+    advance: operation that adds tokens, by sampling or beam search.
+    tokens: [prompts, rows, max_tokens], int32: tokens of the continuations,
+      [eod] after the end. With beam search, complete texts, best first, which
+      are final only when the search is over.
     num_done: [], int32: number of tokens per row so far.
-    is_over: [prompts, rows], bool: whether a row, or a search, has ended.
-    scores: [prompts, beams], float32, for beam search; else None.
+    is_over: [prompts, rows], bool: whether the row has ended; with beam search,
+      whether the prompt's search is over.
+    scores: [prompts, rows], float32: scores of `tokens` in a beam search; None
+      for sampling.
   """
 
   prompts: tf.Tensor
@@ -109,8 +112,9 @@ def build_decode_program(
 class _Continuations:
   """State of one program, in variables, and the operations that change it.
 
-  A subclass defines the state of its strategy, a list of laid-out tensors. The
-  first one says which rows have ended, the second one is the rows' last tokens.
+  Each subclass is a strategy, sampling or beam search. Its state is a list of
+  laid-out tensors: the first says what has ended, the second holds the rows'
+  last tokens.
   """
 
   def __init__(
@@ -120,8 +124,8 @@ class _Continuations:
     self._step = make_step(model)
     self._decode, self._sizes = decode, sizes
     self.place = make_variable(tf.constant(0), "place")
-    # `start` makes these variables: lengths and keys; the strategy's state; the
-    # cache.
+    # `start` makes these variables: lengths and keys of all rows; the
+    # strategy's state; keys and values of earlier tokens.
     self._fixed: list[LaidOut] = []
     self._state: list[LaidOut] = []
     self._cache: Cache = []
@@ -129,16 +133,17 @@ class _Continuations:
   def start(
     self, prompts: tf.Tensor, lengths: tf.Tensor, keys: tf.Tensor
   ) -> tf.Operation:
-    """Builds prefill, and makes the variables of the state."""
+    """Makes the variables; builds the operation that prefills them."""
     rows = self._decode.rows_per_prompt
     lengths, keys = (split_rows(self._impl, x) for x in (lengths, keys))
-    # The last token of a continuation is never read.
+    # The last token of a continuation is never read, so it needs no position.
     positions = self._sizes.prompt_tokens + self._sizes.max_tokens - 1
     cache = prefill(self._model, prompts, lengths, positions)
     state = self._impl.slicewise(
       self._first_state, split_rows(self._impl, prompts), lengths
     )
-    # A prompt is prefilled once; its rows get copies of its cache.
+    # Each prompt is prefilled once. All rows of a prompt get copies of the
+    # prompt's keys and values.
     lengths, *cache = (
       self._impl.slicewise(lambda x: repeat(x, rows), x)
       for x in (lengths, *cache)
@@ -155,7 +160,7 @@ class _Continuations:
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds steps up to `limit` tokens, or until all rows have ended."""
+    """Builds steps up to `limit` tokens per row, or until all have ended."""
     place = self.place.read_value()
     fixed, state, cache = (
       read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)
@@ -167,7 +172,7 @@ class _Continuations:
     )
 
   def results(self) -> list[tf.Tensor]:
-    """Returns tokens, whether rows have ended, and a beam search's scores."""
+    """Returns tokens, whether rows have ended, and (beam search) scores."""
     state = read_all(self._impl, self._state)
     found = self._impl.slicewise(self._read_results, *state)
     return [join_rows(self._impl, x) for x in found]
@@ -182,10 +187,11 @@ class _Continuations:
 
 
 class _Samples(_Continuations):
-  """Samples tokens of independent rows (sampling.py); includes greedy."""
+  """Samples tokens of independent rows, or decodes greedily (sampling.py)."""
 
   # State: whether rows have ended; last tokens; tokens [rows, max_tokens]; and,
-  # with a repetition penalty, which tokens each row has, [rows, vocab] bool.
+  # if there is a repetition penalty, whether each token of the vocabulary
+  # occurs in the row, [rows, vocab] bool.
 
   def _first_state(self, prompts, lengths):
     num_prompts, length = prompts.shape
@@ -217,7 +223,7 @@ class _Samples(_Continuations):
       limit - place,
       Texts(
         *(last, self._find_positions(lengths, place), places, is_over, keys),
-        # A gin file may set 1 for 1.0, and the operation takes no int.
+        # A gin file may set 1 for 1.0, and the C++ operation takes no int.
         *(float(decode.temperature), decode.top_k, float(decode.top_p), seen),
       ),
       cache,
@@ -284,8 +290,8 @@ class _Searches(_Continuations):
       *state, rows = self._impl.slicewise(
         lambda logits, *x: choose(logits, place, *x), logits, is_over, *search
       )
-      # A prefix may die, and another may have two continuations, which both
-      # copy its row of the cache.
+      # Each row copies the keys and values of the prefix that it continues: one
+      # prefix may have two continuations, and another may have none.
       cache = [self._impl.slicewise(tf.gather, x, rows) for x in cache]
       return [*state, *cache]
 

@@ -3,9 +3,10 @@
 """Matrix products with constant weights on one device.
 
 Int8 weights have one scale per output channel, as in PaLM's published inference
-code; int4 weights have one scale per channel and 32 inner indices. The C++
-operations of `native` multiply them by rows that they quantize to int8. Other
-devices multiply, in a float dtype, by weights that are rounded in the same way.
+code; int4 weights have one scale per output channel and group of 32 inputs. The
+C++ operations of `native` multiply these weights by rows that the operations
+quantize to int8. Where these operations do not run, products are in a float
+dtype, by weights that are rounded in the same way.
 """
 
 import dataclasses
@@ -18,20 +19,20 @@ from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
 from palm_mtf.ops.variables import make_variable
 
 _LARGEST = 127.0
-# Scales to try for a group of 4-bit numbers, relative to the scale that clips
-# no number. A smaller scale clips the largest number, but rounds the other
-# numbers less.
+# Scales to try for a group of 4-bit numbers, as shares of the scale that clips
+# no number. A smaller scale clips the largest number, but has smaller rounding
+# errors for the other numbers.
 _INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-  """A constant weight on one device.
+  """A constant weight matrix on one device.
 
   Attributes:
-    weights: [inner, outer], activation dtype, or float32 where bfloat16 is
-      emulated; or panels for the operations of `native`.
-    initialize: makes the weights.
+    weights: [inner, outer] in the activation dtype, or in float32 if bfloat16
+      is emulated; a PackedKernel for the C++ operations of `native`.
+    initialize: operation that sets the weights.
   """
 
   weights: tf.Tensor | PackedKernel
@@ -39,22 +40,22 @@ class Kernel:
 
 
 def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
-  """Makes the variable of a kernel for the operations of `native`."""
+  """Makes the variable of a kernel for the C++ operations of `native`."""
   kept = make_variable(packed.panels, name)
   packed = dataclasses.replace(packed, panels=kept.value())
   return Kernel(packed, kept.initializer)
 
 
 def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
-  """Makes the variable of a kernel.
+  """Makes the variable of a kernel for TensorFlow's products.
 
   Args:
-    w: first value, [inner, outer], float32.
+    w: initial value, [inner, outer], float32.
     dtype: a float dtype.
     name: name of the variable.
   """
   numbers = tf.cast(w, dtype)
-  # Cast once here, not in each product (ops/matmul.py).
+  # Emulated products are in float32: cast once here, not in each product.
   if is_emulated(numbers):
     numbers = tf.cast(numbers, tf.float32)
   kept = make_variable(numbers, name)
@@ -67,11 +68,11 @@ def find_largest(w: tf.Tensor) -> tf.Tensor:
 
 
 def round_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
-  """Returns w [inner, outer], float32, rounded to multiples of its scale.
+  """Returns w, each column rounded to multiples of the column's int8 scale.
 
   Args:
-    w: part of a matrix, float32.
-    largest: `find_largest` of the whole matrix: 127 times the scale.
+    w: [inner, outer], float32: a matrix, or some rows of a matrix.
+    largest: `find_largest` of the whole matrix: 127 times the scales.
   """
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
   return tf.round(w / scale) * scale
@@ -88,7 +89,7 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   w = tf.pad(tf.cast(w, tf.float32), [[0, -inner % GROUP], [0, 0]])
   groups = tf.reshape(w, [-1, GROUP, outer])
   low, high = tf.reduce_min(groups, 1), tf.reduce_max(groups, 1)
-  # The largest number becomes -8, which has no positive counterpart.
+  # The largest number by magnitude becomes -8, because int4 has no +8.
   extreme = tf.where_v2(high > -low, high, low)
 
   def round_groups(share):
@@ -111,8 +112,8 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     )
 
   shares = tf.constant([share / -8.0 for share in _INT4_SHARES])
-  # The loop tries one scale at a time; all at once would take six times the
-  # memory.
+  # The loop tries one scale at a time, because trying all six at once would
+  # take six times the memory.
   _, numbers, scale, _ = tf.while_loop(
     lambda i, *unused: i < len(_INT4_SHARES),
     keep_better,
@@ -124,7 +125,7 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def round_to_int4(w: tf.Tensor) -> tf.Tensor:
-  """Returns w [inner, outer], float32, rounded by `to_int4`."""
+  """Returns w [inner, outer], float32, rounded to the numbers of `to_int4`."""
   numbers, scale = to_int4(w)
   scale = tf.repeat(tf.cast(scale, tf.float32), GROUP, 0)
   return tf.cast(numbers, tf.float32) * scale[: w.shape[0]]
@@ -136,11 +137,11 @@ def multiply(
   """Multiplies rows by a kernel on the same device.
 
   Args:
-    xs: rows [rows, inner], activation dtype: one tensor, or for a packed kernel
-      several tensors, split along `inner`.
+    xs: rows [rows, inner], activation dtype: one tensor, or for a PackedKernel
+      also several tensors, split along `inner`.
     kernel: [inner, outer].
-    packed: whether oneDNN keeps a packed copy of the kernel, which pays for
-      many products with few rows.
+    packed: whether oneDNN keeps a packed copy of a kernel that is no
+      PackedKernel, which pays for many products with few rows.
   """
   w, dtype = kernel.weights, xs[0].dtype
   if isinstance(w, PackedKernel):
@@ -150,9 +151,9 @@ def multiply(
 
 
 def _multiply_floats(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
-  # A plain product packs bfloat16 weights at every call, so that a step with
-  # one row takes 1.6 times as long (26.6M parameters, Zen 5). Packing float32
-  # weights gains nothing.
+  # tf.matmul packs bfloat16 weights again at every call, so that a step with
+  # one row takes 1.6 times as long (26.6M parameters, Zen 5). Keeping float32
+  # weights packed gains nothing.
   packed = packed and w.dtype == tf.bfloat16
   # oneDNN runs only on CPUs.
   on_cpu = "gpu" not in x.device.lower()

@@ -16,7 +16,7 @@ from palm_mtf.ops.slicewise import split_axes
 class Products:
   """Products of rows with the weights of one model.
 
-  The decoding step (step.py) and the forward pass (forward.py) share it.
+  The decoding step (step.py) and the forward pass (forward.py) share this code.
   """
 
   def __init__(self, model: DecodeModel, *, packed: bool):
@@ -32,25 +32,31 @@ class Products:
     self._packed = packed
 
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
-    """Returns each part's shape per row on a device: [heads, d_kv] for q."""
+    """Returns, for each kernel that is joined, its outputs' shape per row.
+
+    Shapes are those on one device, such as [heads, d_kv] for q.
+
+    Args:
+      names: names of the kernels that are joined.
+    """
     dims = self._model.kernels[tuple(names)].dims
     return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
 
   def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
-    """Calls kernels.multiply with the rows and the `Kernel` of each device."""
+    """Calls kernels.multiply on each device, with its rows and `Kernel`."""
     return self._impl.slicewise(
       lambda kernel, *xs: multiply(xs, kernel, packed=self._packed), kernel, *xs
     )
 
   def project_in(self, x: LaidOut, names: Sequence[str]) -> LaidOut:
-    """Multiplies x [rows, d_model] by the kernel that joins `names`."""
+    """Multiplies x [rows, d_model] by the joined kernel of `names`."""
     return self.multiply([x], self._model.kernels[tuple(names)].kernel)
 
   def project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
-    """Returns the sum of products, [rows, d_model], unsplit.
+    """Returns the sum of all branches times their kernels, [rows, d_model].
 
     Args:
-      branches: [rows, inputs] by kernel name.
+      branches: [rows, inputs], by the name of the kernel to multiply by.
     """
     kernels, names = self._model.kernels, tuple(branches)
     if self._model.is_packed:
@@ -60,8 +66,8 @@ class Products:
       joined = kernels[name,]
       axis = tuple(split_axes(self._impl, joined.dims[0]))
       sums.setdefault(axis, []).append(self.multiply([x], joined.kernel))
-    # Products with the same mesh axes are added before the all-reduce of [rows,
-    # d_model], so that each set of axes takes one all-reduce.
+    # Products that are summed over the same mesh axes are added first, so that
+    # each set of axes takes one all-reduce of [rows, d_model].
     return self._add(
       self._impl.allreduce(self._add(some), axis, "SUM")
       for axis, some in sums.items()
@@ -71,7 +77,7 @@ class Products:
     return functools.reduce(lambda x, y: self._impl.slicewise(tf.add, x, y), xs)
 
   def unembed(self, y: LaidOut) -> LaidOut:
-    """Returns y embedding^T, [rows, vocab], in LOGITS_DTYPE."""
+    """Returns y times the transposed embedding: [rows, vocab], LOGITS_DTYPE."""
     dtype = logits_dtype(self._model.config)
     y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
     return self.multiply([y], self._model.to_logits)
@@ -80,10 +86,10 @@ class Products:
     """Returns the logits of y [rows, d_model], unsplit along vocab."""
     logits = self.unembed(y)
     for axis in split_axes(self._impl, [self._model.dims.vocab]):
-      # all-gather of [rows, vocab]: every device samples from all logits
+      # All-gather [rows, vocab], because every device samples from all logits.
       logits = self._impl.allconcat(logits, axis, 1)
     vocab_size = self._model.config.vocab_size
     if self._model.dims.vocab.size == vocab_size:
       return logits
-    # The rows that pad the embedding also have logits: the last columns.
+    # Drop the last columns, the logits of rows that only pad the embedding.
     return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)

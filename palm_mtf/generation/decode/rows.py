@@ -8,26 +8,27 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
-# Rotated keys and values, alternating, layer after layer.
+# Keys of layer 0 (rotated), values of layer 0, keys of layer 1, and so on.
 Cache = list[LaidOut]
 
 
-# Where a layout splits `batch`, a device holds a slice of the rows, otherwise
-# all rows. No other dimension is split, so an unknown size may be 1 here.
+# If a layout splits `batch`, a device holds a slice of the rows, otherwise all
+# rows. No other dimension is split, so a dimension of unknown size can have
+# size 1 here.
 def _make_shape(rows: int, others: list[int | None]) -> mtf.Shape:
   dims = [mtf.Dimension(f"unsplit_{i}", n or 1) for i, n in enumerate(others)]
   return mtf.Shape([mtf.Dimension("batch", rows), *dims])
 
 
 def split_rows(placement: CpuGpuPlacement, x: tf.Tensor) -> LaidOut:
-  """Lays out a tensor [batch, ...] on the devices of a mesh."""
+  """Splits a tensor [batch, ...] into the slices of a mesh's devices."""
   rows, *others = x.shape.as_list()
   shape = _make_shape(rows, others)
   return placement.LaidOutTensor(placement.make_slices(x, shape))
 
 
 def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
-  """Returns the whole tensor [batch, ...] of a laid-out one."""
+  """Joins the slices of a laid-out tensor to one tensor [batch, ...]."""
   rows, *others = x.tensor_list[0].shape.as_list()
   axis = placement.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 1))
   slices = 1 if axis is None else placement.shape[axis].size
@@ -36,7 +37,7 @@ def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
 
 
 def repeat(x: tf.Tensor, times: int) -> tf.Tensor:
-  """Repeats each row; the copies of a row are neighbours."""
+  """Repeats each row `times` times; the copies of a row are neighbours."""
   return x if times == 1 else tf.repeat(x, times, axis=0)
 
 

@@ -23,8 +23,8 @@ _ONE_BITS = 0x3F800000  # the bits of float32 1.0
 class SamplingSettings(NamedTuple):
   """Settings of sampling: each is one number for all rows, or a tensor [rows].
 
-  One number for all rows that turns a filter off saves the filter's passes over
-  the vocabulary.
+  If one number turns a filter off for all rows, the filter's passes over the
+  vocabulary are left out.
 
   Attributes:
     temperature: float32; 0 takes the likeliest token.
@@ -46,8 +46,8 @@ def _to_column(setting):
 def _find_least_kept(shares, weights, wanted):
   # Returns the largest t, [rows, 1], such that the weights of tokens with share
   # >= t sum to at least `wanted`. Instead of sorting, it bisects over the bits
-  # of float32 in 31 passes over the vocabulary: floats that are not negative
-  # have the order of their bits.
+  # of t, which takes 31 passes over the vocabulary. This works because
+  # nonnegative floats are ordered like their bits.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):
@@ -71,7 +71,8 @@ def _find_least_kept(shares, weights, wanted):
 
 
 def _keep_likely(shares, top_k, top_p):
-  # Tokens that tie with the last kept token are kept too.
+  # Sets the shares of all tokens to 0 that TOP_K or TOP_P drops. Tokens that
+  # tie with the last kept token are kept too.
   rows, vocab = shares.shape
   if tf.is_tensor(top_k) or (top_k or vocab) < vocab:
     wanted = tf.cast(tf.broadcast_to(_to_column(top_k), [rows, 1]), tf.float32)
@@ -81,7 +82,8 @@ def _keep_likely(shares, top_k, top_p):
     top_p = _to_column(top_p)
     wanted = top_p * tf.reduce_sum(shares, -1, keepdims=True)
     least = _find_least_kept(shares, shares, wanted)
-    # A row with TOP_P = 1 keeps all shares, whatever the sums round to.
+    # A row with TOP_P = 1 keeps all shares, even if the sums have rounding
+    # errors.
     shares = tf.where_v2((shares >= least) | (top_p >= 1), shares, 0.0)
   return shares
 
@@ -109,7 +111,8 @@ _fused_penalize = fused(_penalize)
 
 @fused
 def _compute_shares(logits, seen, settings, num_tokens):
-  # Returns the tokens' shares: probabilities up to a factor, [rows, vocab].
+  # Returns shares: probabilities times a factor that each row has, [rows,
+  # vocab].
   logits = _penalize(logits, seen, settings.repetition_penalty, num_tokens)
   logits /= _to_column(settings.temperature)
   shares = tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))
@@ -117,7 +120,8 @@ def _compute_shares(logits, seen, settings, num_tokens):
 
 
 def _find_likeliest(logits, seen, penalty, num_tokens):
-  # Not compiled by XLA, whose argmax takes two to three times as long on a CPU.
+  # XLA does not compile this function, because XLA's argmax takes two to three
+  # times as long on a CPU.
   if penalty == 1:
     logits = tf.cast(logits[:, :num_tokens], tf.float32)
   else:
@@ -127,23 +131,23 @@ def _find_likeliest(logits, seen, penalty, num_tokens):
 
 @fused
 def _draw_uniform(key, place):
-  # Returns a number in [0, 1) per row, [rows] float32: a hash of the row's key,
-  # [rows, 2], and of `place`, [] or [rows].
+  # Returns a uniform random number in [0, 1) per row, [rows] float32: a hash of
+  # the row's key, [rows, 2], and of `place`, [] or [rows].
   key = tf.cast(key, tf.uint32)
   counter = [
     tf.broadcast_to(tf.cast(each, tf.uint32), key.shape[:1])
     for each in (place, 0)
   ]
   bits, _ = threefry(tf.unstack(key, axis=1), counter)
-  # 23 random bits after the leading 1 make a float in [1, 2); then subtract 1.
+  # 23 random mantissa bits make a float in [1, 2), from which 1 is subtracted.
   bits = tf.bitwise.right_shift(bits, tf.constant(9, tf.uint32))
   return tf.bitcast(tf.cast(bits, tf.int32) + _ONE_BITS, tf.float32) - 1.0
 
 
 def _draw(shares, key, place):
   # Inverse transform sampling: a row's uniform number falls into the interval
-  # of one token. No row's text depends on another row.
-  # Not compiled by XLA, whose cumulative sums are slow on a CPU.
+  # of one token. No row's text depends on another row. XLA does not compile
+  # this function, because XLA's cumulative sums are slow on a CPU.
   upto = tf.cumsum(shares, axis=-1)
   at = _draw_uniform(key, place)[:, tf.newaxis] * upto[:, -1:]
   # A token with share 0 has an empty interval, so it is never drawn.
@@ -162,7 +166,7 @@ def choose_tokens(
 
   Args:
     logits: [rows, vocab], any float dtype.
-    seen: [rows, vocab], bool: tokens that the row has; any tensor if
+    seen: [rows, vocab], bool: whether the token occurs in the row; not read if
       REPETITION_PENALTY is 1.
     key: [rows, 2], int32: hash of (SEED, prompt, sample).
     place: number of tokens that the row has drawn before, [] or [rows] int32.
@@ -177,7 +181,8 @@ def choose_tokens(
     return _draw(
       _compute_shares(logits, seen, settings, num_tokens), key, place
     )
-  # Compute both for all rows, because some rows may be greedy and others not.
+  # Some rows may be greedy and others not, so compute the likeliest token and a
+  # random token for all rows.
   settings = settings._replace(
     temperature=tf.where_v2(is_greedy, 1.0, temperature)
   )

@@ -18,14 +18,16 @@ class ScoreProgram:
   """Scores rows of one length.
 
   Attributes:
-    inputs: feed [rows, length], int32: the tokens before `targets`.
-    targets: feed [rows, length], int32.
-    num_given: feed [rows], int32: the first `num_given` inputs attend to one
-      another in both directions; read only if the OBJECTIVE has such inputs.
+    inputs: placeholder [rows, length], int32: the token before each target.
+    targets: placeholder [rows, length], int32: tokens to score.
+    num_given: placeholder [rows], int32: the first `num_given` inputs attend to
+      one another in both directions; ignored if the OBJECTIVE has no such
+      inputs.
     token_loss: [rows, length], float32: -log p of each target.
     is_likeliest: [rows, length], bool: whether no token is likelier than the
       target.
-    likeliest: [rows, length, k], int32: the likeliest tokens at each place.
+    likeliest: [rows, length, k], int32: the likeliest tokens in place of each
+      target, likeliest first.
     likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
   """
 
@@ -45,7 +47,8 @@ def build_score_program(
 
   Args:
     model: weights.
-    num_rows: number of rows, divisible by the mesh axis of `batch`.
+    num_rows: number of rows, divisible by the size of the mesh axis that splits
+      `batch`.
     length: tokens in a row, at most the model's sequence_length.
   """
   inputs, targets = (
@@ -53,8 +56,8 @@ def build_score_program(
     for name in ("inputs", "targets")
   )
   num_given = tf.placeholder(tf.int32, [num_rows], "num_given")
-  # Scoring uses the decoding weights, so that a process that scores and
-  # continues texts holds one copy of the weights.
+  # Scoring uses the weights of decoding, so that a process that both scores and
+  # continues texts holds only one copy of the weights.
   mesh, shape, palm = build_palm(model, num_rows, length)
   masks = [None, None]
   if model.config.has_prefix:
@@ -63,8 +66,8 @@ def build_score_program(
   logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape), *masks)
   wanted = mtf.import_tf_tensor(mesh, targets, shape)
   token_loss, log_z = cross_entropy(logits, wanted)
-  # A tensor that is not fetched is not computed. The sum over the vocabulary
-  # has one term that is not 0, the target's logit.
+  # The sum over the vocabulary has one term that is not 0, the target's logit.
+  # TensorFlow computes `is_likeliest` only if it is fetched.
   vocab = logits.shape.dims[-1]
   is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
   is_likeliest = mtf.greater_equal(

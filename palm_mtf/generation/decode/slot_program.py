@@ -34,14 +34,14 @@ from palm_mtf.ops.variables import make_variable
 
 @dataclasses.dataclass(frozen=True)
 class InsertProgram:
-  """Prefills slots, at most one per slice of the rows.
+  """Prefills slots, at most one in each slice of the cache.
 
   Attributes:
-    prompts: feed [slices, prompt_tokens], int32, left-aligned.
-    lengths: feed [slices], int32: number of tokens per prompt.
-    rows: feed [slices], int32: the row of each slice to prefill; -1 leaves the
-      slice as it is.
-    insert: prefills.
+    prompts: placeholder [slices, prompt_tokens], int32, left-aligned.
+    lengths: placeholder [slices], int32: number of tokens per prompt.
+    rows: placeholder [slices], int32: the row to prefill in each slice; -1
+      leaves the slice unchanged.
+    insert: operation that prefills.
   """
 
   prompts: tf.Tensor
@@ -51,10 +51,10 @@ class InsertProgram:
 
 
 class LogProbs(NamedTuple):
-  """Log p of tokens under the plain softmax, without settings of sampling.
+  """Log p of tokens under the softmax of the logits, before sampling settings.
 
   Attributes:
-    of_chosen: log p of the chosen tokens, [rows] float32.
+    of_chosen: log p of the chosen token, [rows] float32.
     likeliest: the likeliest tokens, [rows, NUM_LIKELIEST] int32.
     of_likeliest: log p of `likeliest`, [rows, NUM_LIKELIEST] float32.
   """
@@ -66,16 +66,19 @@ class LogProbs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
-  """Reads the last token of each of the first slots, and chooses next tokens.
+  """Continues the texts in the first slots by one token or several.
 
   Attributes:
-    count: feed [], int32: number of tokens to choose; 1 with log p.
-    texts: feed [rows, 6], int32, per text: last token; its position, from 0;
-      number of tokens drawn before; random key, two numbers; TOP_K.
-    shares: feed [rows, 2], float32, per text: TEMPERATURE and TOP_P.
+    count: placeholder [], int32: number of tokens to choose per text; ignored
+      if log p is computed, for one token.
+    texts: placeholder [rows, 6], int32, per text: last token; the last token's
+      position, from 0; number of tokens drawn before; random key, two numbers;
+      TOP_K.
+    shares: placeholder [rows, 2], float32, per text: TEMPERATURE and TOP_P.
     chosen: next tokens, [rows, count] int32.
-    log_probs: log p of the tokens; None if it is not wanted.
-    update: stores the cache; run it with every fetch.
+    log_probs: log p of the tokens; None if it is not computed.
+    update: operation that stores the cache; run it whenever `chosen` is
+      fetched.
   """
 
   count: tf.Tensor
@@ -87,10 +90,11 @@ class StepProgram:
 
 
 class SlotPrograms:
-  """Builds programs over one cache in the current tf.Graph.
+  """Builds programs that share one cache, in the current tf.Graph.
 
   Attributes:
-    initialize: initializes the cache; run it before all programs.
+    initialize: operation that initializes the cache; run it before all
+      programs.
   """
 
   def __init__(self, model: DecodeModel, num_slots: int, num_slices: int):
@@ -104,9 +108,9 @@ class SlotPrograms:
     self._model, self._impl = model, model.placement
     self._num_slices = num_slices
     self._step = make_step(model)
-    # The first value is a prefill of one token, repeated for all rows, because
-    # equal tf.zeros would become one shared constant, and all variables of the
-    # cache would use the memory of that constant.
+    # The initial value is a prefill of one token, repeated for all rows. Equal
+    # tf.zeros would become one shared constant, and all variables of the cache
+    # would use the memory of that constant.
     prompts = tf.zeros([num_slices, 1], tf.int32)
     lengths = split_rows(self._impl, tf.ones([num_slices], tf.int32))
     self._cache = [
@@ -120,7 +124,7 @@ class SlotPrograms:
     )
 
   def insert(self, prompt_tokens: int) -> InsertProgram:
-    """Builds prefill of prompts of at most `prompt_tokens` tokens."""
+    """Builds the program that prefills prompts, to `prompt_tokens` tokens."""
     shape = [self._num_slices, prompt_tokens]
     prompts = tf.placeholder(tf.int32, shape, "prompts")
     lengths, rows = (
@@ -143,18 +147,20 @@ class SlotPrograms:
     has_limits: bool,
     wants_log_probs: bool,
   ) -> StepProgram:
-    """Builds steps of the first slots.
+    """Builds the program that continues the texts in the first slots.
 
     Args:
       num_rows: number of slots, divisible by `num_slices`. Row i belongs to
         slot `i % n * num_slices + i // n` where n is num_rows / num_slices.
       num_tokens: number of pieces in the vocabulary.
       is_greedy: whether all texts take the likeliest token.
-      has_limits: whether TOP_K and TOP_P are read; each takes 31 passes over
+      has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over
         the logits.
-      wants_log_probs: whether to compute log p, for one token per text.
+      wants_log_probs: whether to compute log p; if so, the program chooses one
+        token per text.
     """
-    # Few feeds, because each one costs a twentieth of a small model's step.
+    # The numbers are packed into few feeds, because each feed takes a twentieth
+    # of the time of a small model's step.
     count = tf.placeholder(tf.int32, [], "count")
     texts = tf.placeholder(tf.int32, [num_rows, 6], "texts")
     shares = tf.placeholder(tf.float32, [num_rows, 2], "shares")
@@ -208,8 +214,8 @@ def _find_log_probs(logits, chosen, num_tokens):
 
 
 def _replace_row(cache, new, at):
-  # Updates in place, so that other slots cost nothing. On a device whose slice
-  # gets no prompt (`at` is -1), row 0 is replaced by itself.
+  # Updates the cache in place, so that other slots cost nothing. On a device
+  # whose slice gets no prompt (`at` is -1), row 0 is replaced by itself.
   row = tf.maximum(at, 0)
   is_here = tf.reshape(at >= 0, [-1, *[1] * (cache.shape.rank - 1)])
   value = tf.where_v2(is_here, new, tf.gather(cache, row))

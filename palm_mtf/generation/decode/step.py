@@ -57,9 +57,8 @@ class Step(Protocol):
     Args:
       tokens: [batch], int32.
       positions: [batch], int32: position of each token, from 0.
-      cache: keys and values of earlier tokens, layer after layer; overwritten.
-        The cache may have more rows than `tokens`: the further rows stay as
-        they are.
+      cache: keys and values of earlier tokens, layer after layer; changed in
+        place. Rows of the cache beyond those of `tokens` stay unchanged.
 
     Returns:
       Logits of the next token, [batch, vocab], unsplit along vocab; and the
@@ -80,7 +79,7 @@ class Step(Protocol):
     """Continues texts by `count` steps, or until all texts have ended.
 
     Args:
-      count: number of steps, [] int32; 1 if `keeps_logits`.
+      count: number of steps, [] int32; must be 1 if `keeps_logits`.
       texts: state of the texts before the steps; each tensor is laid out. A
         sampling setting may be one number for all rows (sampling.py).
       cache: see `read`.
@@ -90,12 +89,12 @@ class Step(Protocol):
       keeps_logits: whether to return the logits of the last step.
 
     Returns:
-      Laid-out tensors; the logits have no padding along the vocabulary.
+      Laid-out tensors. The logits do not include rows that pad the embedding.
     """
 
 
 def make_step(model: DecodeModel) -> Step:
-  """Returns the `Step` for a model's kind of weights."""
+  """Returns the `Step` that reads a model's kind of weights."""
   return (NativeStep if model.is_packed else TensorflowStep)(model)
 
 
@@ -106,22 +105,22 @@ def repeat_step(
   first: tf.Tensor,
   limit: tf.Tensor,
 ) -> tuple[tf.Tensor, list[LaidOut]]:
-  """Repeats a step for places from `first` to `limit`, or until all rows end.
+  """Repeats a step until `limit`, or until all rows have ended.
 
   Args:
     placement: devices.
-    step: maps a place and the state before the step to the state after it.
+    step: takes the step's number and the state; returns the new state.
     state: tensors; the first one says which rows have ended, [rows] bool.
-    first: [] int32.
-    limit: [] int32.
+    first: number of the first step, [] int32.
+    limit: number of the first step not to run, [] int32.
 
   Returns:
-    The place after the last step, and the state.
+    The number of the last step plus 1, [] int32; and the state.
   """
   size = placement.size
 
-  # The loop carries the cache as plain tensors, so that each step overwrites
-  # the keys and values of the step before in place.
+  # The loop carries the cache as plain tensors, so that each step can write its
+  # keys and values into the cache in place.
   def flatten(state):
     return [part for x in state for part in x.tensor_list]
 
@@ -149,10 +148,10 @@ def repeat_step(
 
 
 class NativeStep:
-  """`Step` of packed weights on one CPU device: one operation for all steps."""
+  """`Step` for packed weights on one CPU: one C++ operation runs all steps."""
 
   def __init__(self, model: DecodeModel):
-    """Collects the weights in the order of a step."""
+    """Collects the weights in the order in which a step reads them."""
     self._impl, self._config = model.placement, model.config
     norms = ["norm", "mlp_norm"][: 1 + (self._config.block == "serial")]
     scales = [
@@ -219,20 +218,22 @@ class NativeStep:
     )
 
   def _drop_padding(self, logits):
-    # The rows that pad the embedding also have logits: the last columns.
+    # The last columns are the logits of rows that only pad the embedding.
     return logits[:, : self._config.vocab_size]
 
 
 # --- By TensorFlow's operations ----------------------------------------------
 
 
-# With one token per row, the time of a step is in its products and in the calls
-# between products. A `fused` function is one call, and one pass over memory.
+# With one token per row, a step spends its time on its products and on starting
+# the operations between products. A `fused` function is one operation, with one
+# pass over memory.
 
 
 @fused
 def _add_and_norm(x, scale, kind, *branch):
-  # Returns x + branch, [rows, d_model], and its norm.
+  # Returns x + branch, [rows, d_model], and the scaled norm of this sum. At
+  # first there is no branch.
   x = sum(branch, x)
   return x, tf.cast(normalize(x, kind) * scale, x.dtype)
 
@@ -245,11 +246,12 @@ def _softmax(scores, positions, scale):
 
 
 def _attend(q, keys, values, positions):
-  # Attends from one token per row, q [rows, heads, d_kv], to this token and the
-  # tokens before it; returns [rows, heads * d_kv].
+  # Attends from one token per row, with the query q [rows, heads, d_kv], to
+  # this token and all earlier tokens; returns [rows, heads * d_kv].
   scale = q.shape[-1] ** -0.5
-  # In multi-query attention all heads share the keys, so the heads are the rows
-  # of one product. Otherwise each head is a separate product with one row.
+  # In multi-query attention all heads share the keys, so the heads of q are the
+  # rows of one product. In multi-head attention each head has a separate
+  # product with one row.
   if keys.shape.rank == 4:
     q = q[:, :, tf.newaxis]
   weights = _softmax(matmul(q, keys, transpose_b=True), positions, scale)
@@ -257,8 +259,9 @@ def _attend(q, keys, values, positions):
 
 
 def _find_cache_rows(positions, shape):
-  # Returns where each token goes in a cache of `shape` that is reshaped to
-  # [rows * heads * memory_length, d_kv]: [rows * heads] int32.
+  # Returns the index of each row's token in a cache of `shape`, for each head
+  # of a multi-head cache, after the cache is reshaped to [rows * heads *
+  # memory_length, d_kv]: [rows * heads] int32.
   *rows, memory_length, _ = shape
   first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
   at = tf.reshape(positions, [-1, *[1] * (len(rows) - 1)])
@@ -266,11 +269,12 @@ def _find_cache_rows(positions, shape):
 
 
 def _write(cache, at, x):
-  # Writes one token per row, x [rows, (heads,) d_kv], into a cache.
+  # Writes one key or value per row, x [rows, (heads,) d_kv], into a cache, at
+  # the indices `at`.
   d_kv = cache.shape[-1]
   # TensorFlow's scatter would copy all positions, which costs more than the
-  # rest of a step. Overwriting is safe, because nothing else reads the cache of
-  # the step before.
+  # rest of a step. Writing in place is safe, because nothing else reads the
+  # previous step's cache.
   flat = tf.raw_ops.InplaceUpdate(
     x=tf.reshape(cache, [-1, d_kv]), i=at, v=tf.reshape(x, [-1, d_kv])
   )
@@ -280,9 +284,9 @@ def _write(cache, at, x):
 class TensorflowStep:
   """`Step` on any devices: the block of model/palm.py for one position.
 
-  The block is written a second time for speed: with one position, the time is
-  in the number of calls, and Mesh TensorFlow's operations are several calls
-  where this class has one.
+  The block is implemented a second time for speed. With one position, time is
+  spent on the number of operations, and Mesh TensorFlow would run several
+  operations where this class runs one.
   """
 
   def __init__(self, model: DecodeModel):
@@ -300,7 +304,8 @@ class TensorflowStep:
     num_rows = tokens.slice_shape[0]
     shape = [num_rows, *shape[1:]]
     tables = sines_and_cosines(shape[-2], self._config.d_kv)
-    # All layers rotate by the same angles and write to the same positions.
+    # Find once where each token is written and by which angles its key and
+    # query are rotated, because both are the same in all layers.
     places = impl.slicewise(
       lambda p: (
         *(p, _find_cache_rows(p, shape)),
@@ -403,15 +408,16 @@ class TensorflowStep:
     attend: Callable[..., list[LaidOut]],
   ) -> tuple[LaidOut, LaidOut]:
     # Maps the residual stream x and its norm y, [rows, d_model] each, to x and
-    # y after the block. One call adds the branches to x and computes the next
-    # norm.
+    # y after the block. One operation adds the branches to x and computes the
+    # next norm.
     name = layer_name(layer)
     qkv = [f"{name}/attention/{part}" for part in "qkv"]
     gates = [f"{name}/mlp/wi_gate", f"{name}/mlp/wi"]
     is_last = layer == self._config.num_layers - 1
     following = "final_norm" if is_last else f"{layer_name(layer + 1)}/norm"
     if self._config.block == "parallel":
-      # One product joins five kernels; one call rotates q and applies SwiGLU.
+      # One product multiplies by five joined kernels, and one operation rotates
+      # q and k and applies SwiGLU.
       heads, hidden = attend(layer, y, [*qkv, *gates])
       branches = {f"{name}/attention/o": heads, f"{name}/mlp/wo": hidden}
       return self._add_and_norm(x, branches, following)
@@ -436,14 +442,15 @@ class TensorflowStep:
       self._model.table,
       tokens,
     )
-    # all-reduce of [rows, d_model] where a layout splits vocab: one slice of
-    # the table has a token's row, the other slices give zeros.
+    # If a layout splits vocab, all-reduce [rows, d_model]: the slice of the
+    # table that has a token's row gives the row, the other slices give zeros.
     return self._impl.allreduce(x, split_axes(self._impl, [vocab]), "SUM")
 
   def _add_and_norm(
     self, x: LaidOut, branches: dict[str, LaidOut], name: str
   ) -> tuple[LaidOut, LaidOut]:
-    # `branches` are the [rows, inputs] that each kernel multiplies, by name.
+    # `branches` holds the inputs of each kernel, [rows, inputs], by the
+    # kernel's name; `name` is the norm to apply.
     is_last = name == "final_norm"
     kind = self._config.norm
     return self._impl.slicewise(

@@ -33,15 +33,15 @@ from palm_mtf.native.operations import IS_CENTERED, operations
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import make_variable
 
-# The weights are made once from a checkpoint's float32 variables: cast to the
-# activation dtype or quantized, and joined where one product replaces several.
-# Norm scales and the embedding's rows are never quantized. A layer's weights
-# depend only on the layer's own variables, so that no two layers of a
+# The decoding weights are made once from a checkpoint's float32 variables: cast
+# to the activation dtype or quantized, and joined where one product replaces
+# several. Norm scales and the embedding's rows are never quantized. A layer's
+# weights depend only on the layer's own variables, so that no two layers of a
 # checkpoint need to be in memory at once.
 
-# Kernels of a layer that multiply the same input: always joined.
+# Kernels in a layer that multiply the same input; they are always joined.
 _INPUTS = {"parallel": [(*QKV, *GATES)], "serial": [QKV, GATES]}
-# Kernels of a layer whose products are summed: joined where that is free.
+# Kernels in a layer whose products are summed; they are joined only if packed.
 _OUTPUTS = {
   "parallel": [("attention/o", "mlp/wo")],
   "serial": [("attention/o",), ("mlp/wo",)],
@@ -50,7 +50,7 @@ _OUTPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class JoinedKernel:
-  """Kernels joined into one matrix."""
+  """Several kernels, concatenated to one matrix."""
 
   kernel: LaidOut  # a `Kernel` [inner, outer] per device
   dims: list[list[mtf.Dimension]]  # dimensions of each part, without d_model
@@ -61,8 +61,9 @@ class LayerWeights:
   """Makes the weights of one layer, or the weights outside of all layers.
 
   Attributes:
-    slices: slices of a checkpoint's variables, by name.
-    prepare: makes the weights from the slices, and frees the slices.
+    slices: slices of the checkpoint variables that are needed, by name.
+    prepare: operation that makes the weights from the slices, and then frees
+      the slices.
   """
 
   slices: Mapping[str, Sequence[Slice]]
@@ -71,9 +72,9 @@ class LayerWeights:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeModel:
-  """Weights of one model on one mesh; load them before programs run.
+  """Weights of one model on one mesh.
 
-  `LoadedDecoder` (inference/sessions.py) loads them.
+  `LoadedDecoder` (inference/sessions.py) loads them, before programs run.
   """
 
   placement: CpuGpuPlacement  # devices and layout
@@ -88,7 +89,7 @@ class DecodeModel:
 
   def make_last_scale(self) -> LaidOut:
     """Returns the scale of the last norm times 1/sqrt(d_model), [d_model]."""
-    # model/palm.py scales the logits by this factor.
+    # model/palm.py multiplies the logits by 1/sqrt(d_model) instead.
     return self.placement.slicewise(
       lambda scale: scale * self.config.d_model**-0.5,
       self.scales["final_norm/scale"],
@@ -98,7 +99,7 @@ class DecodeModel:
 def build_decode_model(
   config: PalmConfig, mesh_layout: MeshLayout, weight_dtype: str
 ) -> DecodeModel:
-  """Builds variables and weights in the current tf.Graph.
+  """Builds a checkpoint's variables and decoding weights in the tf.Graph.
 
   Args:
     config: the architecture.
@@ -119,8 +120,9 @@ def build_decode_model(
   maker = _Maker(placement, config, dims, slices, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
   is_quantized = weight_dtype != "activation"
-  # The logits' kernel is the largest one. With int4 weights it is int8: in the
-  # activation dtype it would be half the bytes that a step reads.
+  # The logits' kernel is the largest kernel. With int4 weights it is int8,
+  # because in the activation dtype it would be half the bytes that a step
+  # reads.
   of_logits = dtype if is_packed else logits_dtype(config)
   table = maker.read_variable("embedding")
   scales = {
@@ -151,12 +153,13 @@ def build_decode_model(
 def _serves_natively(
   placement: CpuGpuPlacement, config: PalmConfig, weight_dtype: str
 ) -> bool:
-  """Returns whether the C++ operations of `native` use these weights."""
+  """Returns whether the C++ operations of `native` run this model."""
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
   if config.norm not in IS_CENTERED:
     return False
-  # AMX multiplies the many rows of a prompt faster than the C++ operations do.
+  # If the CPU has AMX, oneDNN multiplies the many rows of a prompt faster than
+  # the C++ operations do.
   is_bfloat16 = (weight_dtype, config.activation_dtype) == (
     "activation",
     "bfloat16",
@@ -167,7 +170,7 @@ def _serves_natively(
 
 
 class _Maker:
-  """Makes weights from variables, and collects the weights' initializers."""
+  """Makes decoding weights from variables; collects their initializers."""
 
   def __init__(self, placement, config, dims, slices, weight_dtype, is_packed):
     self._impl = placement
@@ -181,16 +184,16 @@ class _Maker:
       name: [getattr(dims, dim) for dim in names]
       for name, names in parameter_dims(config).items()
     }
-    # By layer (`ParameterName.layer`).
+    # Initializers of the weights of each layer (`ParameterName.layer`).
     self._initializers = collections.defaultdict(list)
 
   def read_variable(self, name):
-    """Returns a variable of the checkpoint."""
+    """Returns the value of a checkpoint variable, laid out."""
     values = [part.variable.value() for part in self._slices[name]]
     return self._impl.LaidOutTensor(values)
 
   def make_constant(self, name, dtype, value):
-    """Makes a variable whose first value is `value`; returns its content."""
+    """Makes a variable that is initialized to `value`; returns its value."""
 
     def make(value):
       kept = make_variable(tf.cast(value, dtype), f"decode/{name}")
@@ -209,8 +212,9 @@ class _Maker:
     return self._impl.slicewise(make_and_keep, *values)
 
   def make_logits_kernel(self, is_quantized, dtype, table):
-    """Makes the kernel of the logits: the transposed table."""
-    # Its numbers are rounded like the table's, even if `dtype` is wider.
+    """Makes the kernel of the logits: the transposed embedding."""
+    # Even if `dtype` is wider, the kernel's numbers are rounded to the dtype of
+    # the embedding table, the activation dtype.
     rounded_to = tf.as_dtype(self._config.activation_dtype)
 
     def pack_kernel(x, name):
@@ -234,7 +238,7 @@ class _Maker:
   def make_joined_kernels(
     self,
   ) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
-    """Yields the kernels of all layers, by the names of their parts."""
+    """Yields each joined kernel of all layers, after its parts' names."""
     block = self._config.block
     for layer in range(self._config.num_layers):
       for inputs, outputs in zip(_INPUTS[block], _OUTPUTS[block], strict=True):
@@ -245,14 +249,14 @@ class _Maker:
         yield inputs, self._join(inputs)
         rounds = self._dtype == tf.int8 and not self._is_packed
         largest = [self._find_largest(names)] if rounds else []
-        # Packed kernels read inputs in several tensors. For other kernels,
-        # joining the inputs costs more than a second product.
+        # A product with a packed kernel reads inputs from several tensors. For
+        # other kernels, joining the inputs costs more than a second product.
         joins = self._is_packed
         for some in [names] if joins else [(name,) for name in names]:
           yield some, self._join(some, *largest)
 
   def make_layers(self) -> list[LayerWeights]:
-    """Returns the makers of all weights; call it after all are built."""
+    """Returns the `LayerWeights` of all layers; call it last."""
     by_layer = collections.defaultdict(dict)
     for name, parts in self._slices.items():
       by_layer[parse_name(name).layer][name] = parts
@@ -271,7 +275,7 @@ class _Maker:
     def keep_plain(*parts, name):
       parts, largest = parts[: len(names)], parts[len(names) :]
       whole = tf.concat(parts, axis)
-      # A product with float weights that are rounded to int8 or int4.
+      # TensorFlow's products read float weights, rounded to int8 or int4.
       if self._dtype == INT4:
         whole = round_to_int4(whole)
       elif self._dtype == tf.int8:
@@ -286,10 +290,10 @@ class _Maker:
     )
 
   def _find_other_dims(self, name):
-    # Returns the places of all dimensions but d_model: in the parameter (a
-    # slice) and in its matrix (an axis). q is [d_model, heads, d_kv], a matrix
-    # [d_model, heads * d_kv]; o is [heads, d_kv, d_model], a matrix [heads *
-    # d_kv, d_model].
+    # Returns where the dimensions other than d_model are: in the parameter, as
+    # a slice of its dimensions; and in its matrix, as an axis. For example, the
+    # matrix of q [d_model, heads, d_kv] is [d_model, heads * d_kv], that of o
+    # [heads, d_kv, d_model] is [heads * d_kv, d_model].
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
 
@@ -303,7 +307,7 @@ class _Maker:
 
   def _find_largest(self, names):
     # Kernels whose products are summed share one scale per output, as in
-    # `native`, so that the numbers do not depend on the layout.
+    # `native`, so that the rounded numbers do not depend on the layout.
     found = []
     for name in names:
       largest = self._impl.slicewise(find_largest, self._make_matrix(name))
