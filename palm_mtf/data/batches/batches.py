@@ -28,19 +28,19 @@ Batch = dict[str, np.ndarray]  # some of FEATURES, each [batch, length]
 
 
 class RowStream(Protocol):
-  """The training rows of a run, each a function of its number only.
+  """The training rows of a run; a row depends only on its number.
 
-  Numbers count from the start of the run, [n], int64.
+  `numbers` are row numbers, counted from the start of the run, [n], int64.
   """
 
   features: tuple[str, ...]  # of a batch, in the order of FEATURES
   num_rows: int  # in the first epoch, all sources together
 
   def read(self, numbers: np.ndarray) -> list[Row]:
-    """Returns the features of rows: [length], int32; loss_weights float32."""
+    """Returns each row's features, [length], int32; loss_weights is float32."""
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns the documents of each row, in order."""
+    """Returns the pieces of documents in each row, from first to last."""
 
 
 class Batches:
@@ -64,15 +64,15 @@ class Batches:
       num_parts: number of equal parts, a divisor of the step's batch size.
 
     Returns:
-      Each of `features`: [batch / num_parts, length], int32; "loss_weights"
-      float32.
+      An array for each of `features`, [batch / num_parts, length], int32;
+      "loss_weights" is float32.
     """
     # Only this part's rows are read from disk.
     rows = self._rows.read(self._row_numbers(step, part, num_parts))
     return _stack(rows, self.features)
 
   def pieces(self, step: int) -> list[list[Piece]]:
-    """Returns the documents of each row of a step."""
+    """Returns the pieces of documents in each row of a step's batch."""
     return self._rows.pieces(self._row_numbers(step, 0, 1))
 
   def _row_numbers(self, step: int, part: int, num_parts: int) -> np.ndarray:
@@ -84,17 +84,19 @@ class Batches:
 def validation_batches(
   sources: Sequence[RowSource], *, batch_size: int, num_rows: int, seed: int
 ) -> Iterator[Batch]:
-  """Returns the validation batches: the first rows of each source, in order.
+  """Returns the validation batches, which read each source from its first row.
 
   Args:
-    sources: sources, mixed by their rates.
-    batch_size: rows of a batch.
-    num_rows: most rows in all. Fewer are read where the last batch would not
-      be full, or where a source runs out of rows: no row is read twice.
-    seed: seed of the mixture.
+    sources: sources, mixed in proportion to their rates.
+    batch_size: number of rows in a batch.
+    num_rows: maximum number of rows in all batches. Fewer are read if the last
+      batch would not be full or a source runs out of rows, because no row is
+      read twice.
+    seed: seed of the order in which sources alternate.
 
   Raises:
-    UserError: there is less than one batch; raised by this call, not later.
+    UserError: there is less than one batch; raised by this call, not by the
+      iterator.
   """
   # Neither shuffled nor repeated: every evaluation reads the same rows.
   mixture = Mixture([source.rate for source in sources], seed=seed)
@@ -122,7 +124,7 @@ def validation_batches(
 
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
-  """Returns the rows of a batch in `num_parts` equal parts, in order."""
+  """Splits a batch into `num_parts` equal parts of consecutive rows."""
   (size,) = {len(rows) for rows in batch.values()}
   assert size % num_parts == 0, f"{size} rows, {num_parts} parts"
   part = size // num_parts
@@ -133,7 +135,7 @@ def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
 
 
 def batch_hash(batch: Batch) -> str:
-  """Returns a hash of every number of a batch, in hexadecimal."""
+  """Returns a hash of all values in a batch, in hexadecimal."""
   digest = hashlib.blake2b(digest_size=8)
   for name in FEATURES:
     if name in batch:
@@ -142,9 +144,9 @@ def batch_hash(batch: Batch) -> str:
 
 
 def unigram_entropy(batches: Iterable[Batch]) -> float:
-  """Returns the entropy of the distribution of learned tokens, in nats."""
-  # No model that ignores context has a lower loss on these tokens: a model
-  # with a lower loss has learned from context.
+  """Returns the unigram entropy of the tokens that have a loss, in nats."""
+  # A model that ignores context cannot have a lower loss on these tokens, so a
+  # model with a lower loss has learned from context.
   counts = np.zeros(0, np.int64)
   for batch in batches:
     learned = batch["targets"]
@@ -164,8 +166,8 @@ class Prefetcher:
   def __init__(
     self, batch_of: Callable[[int], Batch], last_step: int, depth: int
   ):
-    # A batch is a function of its step only, counted from 0, so that a batch
-    # that was made early and is never read does no harm.
+    # A batch depends only on its step, counted from 0, so a batch that was made
+    # ahead and is never read does no harm.
     self._batch_of, self._last_step, self._depth = batch_of, last_step, depth
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
     self._made: dict[int, concurrent.futures.Future[Batch]] = {}
@@ -177,7 +179,7 @@ class Prefetcher:
     self._thread.shutdown(cancel_futures=True)
 
   def batch(self, step: int) -> Batch:
-    """Returns the batch of a step, and starts to make `depth` more."""
+    """Returns a step's batch, and starts to make the next `depth` batches."""
     for each in range(step, min(step + 1 + self._depth, self._last_step)):
       if each not in self._made:
         self._made[each] = self._thread.submit(self._batch_of, each)
@@ -187,7 +189,7 @@ class Prefetcher:
 def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
   length = len(rows[0]["targets"])
   # The sources of a mixture may have different features. A row without
-  # segments is one segment; in a row without weights every token is learned.
+  # "segments" is one segment; without "loss_weights" it learns every token.
   ones = {
     "segments": np.ones(length, np.int32),
     "loss_weights": np.ones(length, np.float32),

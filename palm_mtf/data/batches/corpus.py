@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-  """The sources of a run, encoded."""
+  """The encoded sources of a run."""
 
   sources: list[Source]
   stores: list[TokenStore]  # the tokens of each source
@@ -62,15 +62,16 @@ class Corpus:
 
   @property
   def validation_bytes_per_token(self) -> float:
-    """Bytes of text per learned token of the validation batches."""
-    # Validation rows are mixed by the rates, and have equally many tokens.
+    """Mean bytes of text per learned token in the validation batches."""
+    # Sources share the validation rows in proportion to their rates, and every
+    # row has the same number of tokens.
     return sum(
       source.rate * store.validation.bytes_per_token
       for source, store in zip(self.sources, self.stores, strict=True)
     )
 
   def batches(self, sizes: BatchSizes, skips: Skips | None = None) -> Batches:
-    """Returns the training batches without the batches of `skips`.
+    """Returns the training batches except those that `skips` lists.
 
     Raises:
       UserError: an epoch holds less than one batch.
@@ -98,7 +99,7 @@ class Corpus:
       seed=self.seed,
     )
 
-  # Cached, because planning WholeRows takes a pass over the documents.
+  # Cached, because planning WholeRows reads the lengths of all documents.
   @functools.cached_property
   def _training_rows(self) -> RowStream:
     if self.packing in ("packed", "single"):
@@ -167,7 +168,7 @@ class Corpus:
 def corpus_of_run(
   model_dir: str, config: Config, vocabulary: Vocabulary
 ) -> Corpus:
-  """Returns the corpus of a run by its settings; see `load_corpus`."""
+  """Returns the corpus that a run's settings describe; see `load_corpus`."""
   return load_corpus(
     model_dir,
     config.data,
@@ -186,19 +187,20 @@ def load_corpus(
   seed: int,
   objective: str = "causal",
 ) -> Corpus:
-  """Returns the corpus of a run; encodes what no token store has yet.
+  """Returns the corpus of a run; encodes each source that has no token store.
 
   Args:
-    model_dir: MODEL_DIR, which keeps the tokens unless CACHE_DIR has them.
+    model_dir: MODEL_DIR; stores the tokens of sources that CACHE_DIR lacks.
     data: data settings of the run.
-    vocabulary: vocabulary of the ids.
+    vocabulary: vocabulary that encodes the text.
     sequence_length: tokens in a row.
     seed: seed of every shuffle.
     objective: OBJECTIVE, a key of objectives.OBJECTIVES.
 
   Raises:
-    UserError: there is no text, a source lacks a split, a task makes ids of
-      another vocabulary, or the disk is full.
+    UserError: there is no text, a source has no document for training or for
+      validation, a SeqIO task's token ids are from another vocabulary, or the
+      disk is full.
   """
   sources = open_filtered(model_dir, data, sequence_length)
   for source in sources:
@@ -206,7 +208,7 @@ def load_corpus(
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
-  # The other packings fill rows with whole documents and padding.
+  # The other packings do not join documents: they pad rows instead.
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:
@@ -232,7 +234,8 @@ def _check_splits(source: Source, store: TokenStore, data: DataConfig) -> None:
   for name, split in splits.items():
     if split.counts.num_documents:
       continue
-    # A share just above the lowest rank holds out one document.
+    # Documents with a rank (a hash in [0, 1)) below VALIDATION_SHARE are held
+    # out, so a share just above the lowest rank holds out one document.
     others = store.train.counts.num_documents
     enough = int(store.lowest_rank * 1000 + 1) / 1000
     fix = "give more text"

@@ -19,23 +19,23 @@ class EpochLengths:
   """Lengths of one source's training documents, 16 bytes per document."""
 
   def __init__(self) -> None:
-    """Holds no document yet."""
+    """Begins without documents."""
     self._inputs, self._texts = array("q"), array("q")
 
   def add(self, document: Document, num_inputs: int, num_text: int) -> None:
     """Adds a training document as often as an epoch repeats it.
 
     Args:
-      document: document; its weight gives the repeats.
-      num_inputs: tokens of its inputs.
-      num_text: tokens of its text, without [eod].
+      document: document; its weight decides how often it repeats.
+      num_inputs: number of tokens in its inputs.
+      num_text: number of tokens in its text, without [eod].
     """
     times = num_repeats(document)
     self._inputs.extend([num_inputs] * times)
     self._texts.extend([num_text + 1] * times)
 
   def tokens(self, has_inputs: bool) -> TokenArray:
-    """Returns documents of these lengths; each of their tokens is 0."""
+    """Returns documents with the added lengths, in which each token is 0."""
     inputs, texts = (
       np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
     )
@@ -69,7 +69,7 @@ def epochs_of_run(
 
   Args:
     sources: sources of the run.
-    lengths: lengths of the documents of each source.
+    lengths: lengths of each source's documents.
     num_rows: number of rows in all steps.
     sequence_length: tokens in a row.
     packing: PACKING.
@@ -83,7 +83,7 @@ def epochs_of_run(
     for source, each in zip(sources, lengths, strict=True)
   ]
   if packing in ("packed", "single"):
-    # Count in rows, because a row may hold padding.
+    # Count epochs in rows, not in tokens, because rows may hold padding.
     rates = Mixture(rates, seed=seed).rows_of_block / BLOCK_ROWS
     sizes = [
       WholeRows(

@@ -42,31 +42,35 @@ from palm_mtf.data.tokens.array import TokenArray
 
 _STRIDE = 256
 _CHUNK = 1 << 20  # documents per step of a pass over an epoch; n * _STRIDE
-# Most tokens of a block: 32,768 rows of 2,048, 16 batches of PaLM's largest
-# size. The documents of a block, some ten thousand, are listed in memory.
+# The maximum number of tokens in a block: 32,768 rows of 2,048 tokens, or 16
+# batches of PaLM's largest size. Memory holds a list of a block's documents,
+# some ten thousand.
 _BLOCK_TOKENS = 1 << 26
 _RATE_UNITS = 10**9  # rates are integers, so that positions are always exact
 
 
 class DocumentOrder:
-  """The endless order in which the documents of one source are read."""
+  """The endless order in which the documents of one source are read.
+
+  A document's number is its index in this order; a position counts tokens.
+  """
 
   def __init__(self, tokens: TokenArray, key: str):
-    """Readies the order.
+    """Prepares the order.
 
     Args:
       tokens: documents of the source, at least one.
-      key: name of the shuffles; every epoch is shuffled differently.
+      key: seed of the shuffles; every epoch is shuffled differently.
     """
     self._tokens = tokens
     self._key = key
     self.num_documents = tokens.num_documents  # per epoch
     self.num_tokens = len(tokens)  # per epoch
-    # A block may reach from one epoch into the next.
+    # Two epochs are cached, because a block may reach from one into the next.
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
   def documents(self, first: int, stop: int) -> np.ndarray:
-    """Returns the documents of the numbers `first` to `stop` - 1, int64."""
+    """Returns where `tokens` has documents `first` to `stop` - 1, int64."""
     epochs, places = np.divmod(np.arange(first, stop), self.num_documents)
     found = np.empty_like(places)
     for epoch in np.unique(epochs).tolist():
@@ -75,19 +79,20 @@ class DocumentOrder:
     return found
 
   def first_from(self, position: int) -> tuple[int, int]:
-    """Returns the first document that begins at or after `position`.
+    """Finds the first document that begins at or after `position`.
 
     Returns:
-      The document's number, and the position where it begins.
+      The document's number, and the position of its first token.
     """
     epoch, rest = divmod(position, self.num_tokens)
-    # Find the 256 documents around the position, then the document in them.
+    # Find the group of 256 documents around the position, then the document.
     sparse = self._sparse(epoch)
     stretch = int(np.searchsorted(sparse, rest, side="right")) - 1
     first = stretch * _STRIDE
     places = np.arange(first, min(first + _STRIDE, self.num_documents))
     lengths = self._lengths(places, epoch)
-    # The last entry is where the next 256 documents begin, or the next epoch.
+    # The last of `begins` is the beginning of the next group, or of the next
+    # epoch.
     begins = sparse[stretch] + np.concatenate([[0], np.cumsum(lengths)])
     found = int(np.searchsorted(begins, rest, side="left"))
     number = epoch * self.num_documents + first + found
@@ -101,10 +106,10 @@ class DocumentOrder:
     return ends - begins
 
   def _sparse_positions(self, epoch: int) -> np.ndarray:
-    """Returns the position in its epoch of every 256th document, int64."""
-    # The order is computed (shuffle.py), but positions are sums over it. One
-    # pass over the lengths, when an epoch is first read, keeps every 256th
-    # position: 3 MB for 10**8 documents.
+    """Returns the place in an epoch where every 256th document begins, int64."""
+    # shuffle.py computes the order from a formula, but a document's position is
+    # the sum of all lengths before it. One pass over the lengths, when an epoch
+    # is first read, stores every 256th position: 3 MB for 10**8 documents.
     sums = []
     for first in range(0, self.num_documents, _CHUNK):
       places = np.arange(first, min(first + _CHUNK, self.num_documents))
@@ -133,7 +138,7 @@ class Stretch(NamedTuple):
 
 
 class _Block(NamedTuple):
-  """The documents of a block in the order of the stream, each array [n]."""
+  """The n documents of a block (a part of the stream), in stream order, [n]."""
 
   begins: np.ndarray  # positions in the stream, and the block's end, [n + 1]
   sources: np.ndarray
@@ -143,10 +148,10 @@ class _Block(NamedTuple):
 
 
 class DocumentStream:
-  """An endless stream of tokens: documents of all sources in a keyed order."""
+  """An endless stream of tokens: all sources' documents, shuffled by a seed."""
 
   def __init__(self, sources: Sequence[TokenSource], *, seed: int):
-    """Mixes sources by their rates, all positive."""
+    """Mixes sources in proportion to their rates, which are positive."""
     self._tokens = [source.tokens for source in sources]
     self._orders = [
       DocumentOrder(source.tokens, f"seed {seed} source {source.name}")
@@ -158,12 +163,12 @@ class DocumentStream:
     # Number of blocks per `_num_tokens` tokens of the stream. With one source,
     # an epoch is a whole number of blocks.
     self._num_blocks = -(-self._num_tokens // _BLOCK_TOKENS)
-    # A row may reach into the next block.
+    # Several blocks are cached, because a row may reach into the next block.
     self._starts = functools.lru_cache(maxsize=8)(self._find_starts)
     self._block = functools.lru_cache(maxsize=3)(self._make_block)
 
   def stretches(self, begin: int, stop: int) -> list[Stretch]:
-    """Returns the tokens at positions `begin` to `stop` - 1, by document."""
+    """Returns the stretches that make up positions `begin` to `stop` - 1."""
     found = []
     number = self.block_at(begin)
     while begin < stop:
@@ -188,9 +193,9 @@ class DocumentStream:
 
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
-    # In each block a source begins at its share of tokens, or at the first
-    # document after it. So no block after this estimate can hold `position`;
-    # search back from there.
+    # A block begins at or after its nominal start, because each source begins
+    # at the first document after its share of the tokens. So no block after
+    # this estimate can hold `position`; search back from the estimate.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -202,7 +207,7 @@ class DocumentStream:
     return sum(position for _, position in self._starts(block))
 
   def _find_starts(self, block: int) -> list[tuple[int, int]]:
-    """Returns, per source, a block's first document number and its position."""
+    """Returns (number, position) of each source's first document in a block."""
     tokens = block * self._num_tokens
     return [
       order.first_from(tokens * weight // (self._num_blocks * _RATE_UNITS))
@@ -214,8 +219,8 @@ class DocumentStream:
     spans = [(first, stop) for (first, _), (stop, _) in ends]
     counts = [stop - first for first, stop in spans]
     size = sum(counts)
-    # A shuffled deck, with one card per document that names the source, gives
-    # the order of sources. Each source's documents stay in their own order.
+    # Shuffle a list that has, per document, the index of its source. Documents
+    # of the same source stay in that source's order.
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(size), max(1, size), key)
     sources = np.searchsorted(np.cumsum(counts), cards, side="right")
@@ -239,7 +244,7 @@ def _whole_rates(rates: Sequence[float]) -> list[int]:
 
 
 class JoinedStream:
-  """A RowStream (batches.py): documents shuffled, mixed, joined and cut."""
+  """A RowStream (batches.py) cut from shuffled, mixed and joined documents."""
 
   def __init__(
     self,
@@ -249,12 +254,12 @@ class JoinedStream:
     eod_id: int | None,
     seed: int,
   ):
-    """Readies rows of `length` tokens.
+    """Prepares rows of `length` tokens.
 
     Args:
-      sources: documents, mixed by their rates.
+      sources: documents, mixed in proportion to their rates.
       length: tokens in a row.
-      eod_id: id of [eod], if it ends segments; otherwise None.
+      eod_id: id of [eod] if [eod] ends a segment; otherwise None.
       seed: seed of every shuffle.
     """
     self._sources = sources
@@ -303,13 +308,13 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the place of each row in the stream, counted in rows."""
+    """Returns the place of each row in the stream, in rows; shuffles blocks."""
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):
       block = self._stream.block_at(int(numbers[left[0]]) * self._length)
-      # Shuffle the rows that begin in the block; the last row may end in the
-      # next block.
+      # Shuffle the rows that begin in the block, although the last of these may
+      # end in the next block.
       first, stop = (
         -(-self._stream.start_of(x) // self._length) for x in (block, block + 1)
       )

@@ -36,27 +36,28 @@ BLOCK_ROWS = 10_000
 
 
 class Mixture:
-  """The source of each row of a run."""
+  """Decides from which source each row of a run comes."""
 
   def __init__(self, rates: Sequence[float], *, seed: int):
-    """Shares the rows of a block among sources by their rates, all positive."""
-    # Rows of each source in a block, [sources], int64.
+    """Divides each block's rows among sources by their positive rates."""
+    # The number of rows per source in every block, [sources], int64.
     self.rows_of_block = _apportion(np.asarray(rates, np.float64))
     self._seed = seed
-    # Consecutive steps read the same block.
+    # Cached, because consecutive steps read the same block.
     self._block = functools.lru_cache(maxsize=2)(self._order_block)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the source of each row, and its number among that source's rows.
+    """Returns each row's source, and the row's number within that source.
 
     Args:
       numbers: numbers of rows, counted from the start of the run, [n], int64.
 
     Returns:
-      Two arrays [n], int64; the rows of a source count from 0 on, in order.
+      Two arrays, [n], int64: the index of the source, and the row's number
+      among the rows of the run that come from this source, counted from 0.
     """
-    # Earlier blocks need not be replayed, because each has a known number of
-    # rows per source. A source's rows come in order, so that an epoch ends
+    # Every block has the same number of rows per source, so that earlier blocks
+    # need not be computed. A source's rows come in order, so that an epoch ends
     # before the next begins.
     if len(self.rows_of_block) == 1:
       return np.zeros_like(numbers), numbers
@@ -70,8 +71,8 @@ class Mixture:
     return sources, blocks * self.rows_of_block[sources] + index
 
   def _order_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the source of each row of a block, and its rank in the source."""
-    # Like a shuffled deck with one card per row, marked with the row's source.
+    """Returns each row's source, and the row's rank in the block and source."""
+    # Shuffle a list that has, per row, the index of its source.
     ends = np.cumsum(self.rows_of_block)
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
@@ -83,8 +84,8 @@ class Mixture:
 
 
 def _apportion(rates: np.ndarray) -> np.ndarray:
-  """Returns numbers of rows in proportion to `rates`, BLOCK_ROWS in all."""
-  # The method of largest remainders; a rate too small for a row gets one row.
+  """Divides BLOCK_ROWS rows in proportion to `rates`; returns rows per rate."""
+  # This is the largest remainder method, with at least one row for each rate.
   shares = rates / rates.sum() * BLOCK_ROWS
   counts = np.maximum(1, np.floor(shares)).astype(np.int64)
   # Rounded, so that equal remainders do not differ in their last bits.
@@ -106,10 +107,10 @@ class RowSource(NamedTuple):
 
 
 class MixedRows:
-  """A RowStream (batches.py) of several sources of WholeRows."""
+  """A RowStream (batches.py) that mixes the WholeRows of several sources."""
 
   def __init__(self, sources: Sequence[RowSource], *, seed: int):
-    """Mixes sources by their rates."""
+    """Mixes sources in proportion to their rates."""
     self._sources = sources
     self._seed = seed
     self._mixture = Mixture([source.rate for source in sources], seed=seed)
@@ -133,7 +134,7 @@ class MixedRows:
   def _places(
     self, numbers: np.ndarray
   ) -> Iterator[tuple[RowSource, int, int]]:
-    """Yields the source, epoch and row that each number reads."""
+    """Yields the source, the epoch and the source's row for each row number."""
     sources, index = self._mixture.locate(numbers)
     places = np.empty([len(numbers), 2], np.int64)
     for s in np.unique(sources):
@@ -143,7 +144,7 @@ class MixedRows:
       yield self._sources[s], epoch, row
 
   def _shuffle_rows(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
-    """Returns the epoch and the row that each number reads, [n, 2]."""
+    """Returns the epoch and the source's row for each row number, [n, 2]."""
     # A step reads one or two epochs of a source, or many of a tiny source.
     size = source.rows.num_rows
     epochs, places = np.divmod(numbers, size)

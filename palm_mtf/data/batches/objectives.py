@@ -22,7 +22,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 
 class Example(NamedTuple):
-  """Tokens of inputs and then of targets."""
+  """The tokens of the inputs, followed by the tokens of the targets."""
 
   tokens: np.ndarray  # [length], int32
   num_inputs: int
@@ -38,14 +38,15 @@ class Objective(Protocol):
   has_prefix: bool
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
-    """Cuts texts into pieces whose examples fit into a row.
+    """Cuts texts into pieces; the example of each piece fits into a row.
 
     Args:
-      spans: first token of each text, and the place after its [eod], [n, 2].
-      length: tokens in a row.
+      spans: place of each text's first token, and the place after its [eod],
+        [n, 2].
+      length: number of tokens in a row.
 
     Returns:
-      First token of each piece, and the place after its last token,
+      Place of each piece's first token, and the place after its last token,
       [pieces, 2].
     """
 
@@ -53,11 +54,11 @@ class Objective(Protocol):
     """Returns the number of tokens in each piece's example, [pieces], int64."""
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Returns the example of a piece.
+    """Returns the training example that is made from a piece.
 
     Args:
       tokens: tokens of the piece, [length], int32.
-      key: name of the piece; random numbers depend on it.
+      key: name of the piece, which seeds the example's random numbers.
     """
 
 
@@ -68,7 +69,7 @@ class Causal:
   has_prefix = False
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
-    """Cuts after every `length` tokens; see `Objective`."""
+    """Cuts each text after every `length` tokens; see `Objective`."""
     return _cut_spans(spans, length)
 
   def lengths(self, pieces: np.ndarray) -> np.ndarray:
@@ -86,12 +87,12 @@ CAUSAL = Causal()
 
 @dataclasses.dataclass(frozen=True)
 class PrefixLM(Causal):
-  """The rest of a text is learned from its beginning (T5, 3.2.1)."""
+  """The rest of a text is learned from its beginning (T5 paper, 3.2.1)."""
 
   has_prefix = True
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Cuts at a random place between two tokens; see `Objective`."""
+    """Splits inputs from targets at a random place; see `Objective`."""
     if len(tokens) < 2:
       return Example(tokens, 0)
     (place,) = shuffle(np.arange(1), len(tokens) - 1, f"{key} prefix")
@@ -100,10 +101,10 @@ class PrefixLM(Causal):
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruptionLM:
-  """Spans that are removed from a text are learned from the rest (T5, 3.1.4).
+  """Spans removed from a text are learned from the rest (T5 paper, 3.1.4).
 
   Attributes:
-    noise_density: share of the tokens that is removed.
+    noise_density: share of the text's tokens that are removed.
     mean_span_length: mean number of tokens in a removed span.
     first_sentinel: id of <extra_id_0>; the id of <extra_id_1> is one less.
     eod_id: id of [eod].
@@ -118,15 +119,15 @@ class SpanCorruptionLM:
 
   @property
   def noise(self) -> SpanCorruption:
-    """Number and lengths of the spans."""
+    """Computes the number and the lengths of removed spans."""
     return SpanCorruption(self.noise_density, self.mean_span_length)
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
-    """Cuts texts without their [eod]; see `Objective`."""
+    """Drops each text's [eod], then cuts the text; see `Objective`."""
     return _cut_spans(spans - [0, 1], self.noise.longest_text(length))
 
   def lengths(self, pieces: np.ndarray) -> np.ndarray:
-    """Returns the lengths of inputs and targets; see `Objective`."""
+    """Returns the length of inputs plus targets per piece; see `Objective`."""
     found, which = np.unique(pieces[:, 1] - pieces[:, 0], return_inverse=True)
     lengths = list(map(self.noise.row_length, found.tolist()))
     return np.array(lengths, np.int64)[which]
@@ -167,8 +168,8 @@ def make_objective(
 
   Args:
     name: OBJECTIVE.
-    data: settings of span corruption.
-    vocabulary: vocabulary of the ids, with EXTRA_IDS sentinels at its end.
+    data: data settings, which include those of span corruption.
+    vocabulary: vocabulary of the run, with EXTRA_IDS sentinels at its end.
   """
   if name != "span_corruption":
     return OBJECTIVES[name]()
@@ -181,7 +182,7 @@ def make_objective(
 
 
 def to_json(objective: Objective) -> list[object]:
-  """Returns the name of an objective and its arguments."""
+  """Returns the name of an objective and its arguments, as JSON values."""
   (name,) = [x for x, made in OBJECTIVES.items() if type(objective) is made]
   return [name, *dataclasses.astuple(objective)]
 
@@ -207,7 +208,7 @@ def _cut_spans(spans: np.ndarray, length: int) -> np.ndarray:
 
 
 def _random_sizes(total: int, parts: int, key: str) -> np.ndarray:
-  """Returns random sizes of `parts` parts, at least 1 where `total` allows."""
+  """Splits `total` into `parts` random sizes, each at least 1 if possible."""
   # Choose the cuts among the places between two tokens; every choice is
   # equally likely.
   cuts = np.zeros(0, np.int64)

@@ -48,7 +48,7 @@ Row = dict[str, np.ndarray]  # some of FEATURES, each [length]
 
 
 class Piece(NamedTuple):
-  """Tokens of one document in a row."""
+  """The consecutive tokens of one document in a row."""
 
   source: str  # name
   epoch: int
@@ -58,15 +58,15 @@ class Piece(NamedTuple):
 
 
 class JoinedRows:
-  """Rows cut from the joined documents in the order of the text."""
+  """Rows cut from documents that are joined in the order of the text."""
 
   def __init__(self, tokens: TokenArray, length: int, *, eod_id: int | None):
     """Cuts rows of `length` tokens.
 
     Args:
-      tokens: tokens of the documents, at least `length`.
-      length: tokens in a row.
-      eod_id: id of [eod], if it ends segments; otherwise None.
+      tokens: tokens of the documents, at least `length` tokens.
+      length: number of tokens in a row.
+      eod_id: id of [eod] if [eod] ends a segment; otherwise None.
     """
     self._tokens = tokens
     self._length = length
@@ -82,22 +82,22 @@ class JoinedRows:
 
 
 def document_start(packing: str, eod_id: int) -> int:
-  """Returns the input before the first token of a document in training.
+  """Returns the input id from which training predicts a document's first token.
 
   Args:
     packing: PACKING.
     eod_id: id of [eod].
   """
-  # Rows of "joined" begin with 0 wherever they cut a document, so only [eod]
-  # marks the start of one. In other packings each document begins a segment,
-  # and a segment begins with 0.
+  # Rows of "joined" begin with input 0 even in the middle of a document, so
+  # only [eod] marks the start of a document. In other packings each document
+  # begins a segment, and a segment begins with input 0.
   return eod_id if packing == "joined" else 0
 
 
 def joined_features(
   sources: Sequence[TokenArray], eod_id: int | None
 ) -> tuple[str, ...]:
-  """Returns the features of joined rows; `eod_id` is None without segments."""
+  """Returns the features of joined rows; no segments if `eod_id` is None."""
   features = ("inputs", "targets")
   if eod_id is not None:
     features += ("segments",)
@@ -112,13 +112,13 @@ def make_joined_row(
   features: Sequence[str],
   eod_id: int | None,
 ) -> Row:
-  """Returns the features of joined tokens.
+  """Returns the features of one row of joined documents.
 
   Args:
     targets: tokens, [length], int32.
     is_target: whether each token is learned, [length], bool.
     features: names that `joined_features` returned.
-    eod_id: id of [eod], if it ends segments; otherwise None.
+    eod_id: id of [eod] if [eod] ends a segment; otherwise None.
   """
   row = {"inputs": _shift(targets), "targets": targets}
   if eod_id is not None:
@@ -132,7 +132,7 @@ def make_joined_row(
 
 
 class WholeRows:
-  """Rows of whole documents, padded: several documents per row, or one."""
+  """Padded rows that hold one whole document each, or several."""
 
   def __init__(
     self,
@@ -143,14 +143,14 @@ class WholeRows:
     seed: int,
     objective: Objective = CAUSAL,
   ):
-    """Plans rows of `length` tokens; memory grows with the documents.
+    """Plans rows of `length` tokens; keeps a few integers per document.
 
     Args:
       tokens: tokens of at least one document.
       length: tokens in a row.
       packed: whether a row takes as many documents as fit.
       seed: seed of the packing order and of the objective's random numbers.
-      objective: makes examples from texts.
+      objective: objective that makes examples from texts.
     """
     self._tokens = tokens
     self._length = length
@@ -167,7 +167,7 @@ class WholeRows:
     else:
       pieces = objective.cut(spans[:, [0, 2]], length)
       spans, lengths = pieces[:, [0, 0, 1]], objective.lengths(pieces)
-    # Row i holds spans first[i] to first[i + 1].
+    # Row i holds the spans from index first[i] to first[i + 1] - 1.
     self._first = np.arange(len(spans) + 1)
     if packed:
       order = shuffle(np.arange(len(spans)), len(spans), f"seed {seed} packing")
@@ -186,7 +186,7 @@ class WholeRows:
 
     Args:
       number: number of the row, below `num_rows`.
-      epoch: number of the epoch, on which the objective's draws depend.
+      epoch: number of the epoch, which seeds the objective's random numbers.
     """
     row = {name: np.zeros(self._length, np.int32) for name in self.features}
     row["loss_weights"] = np.zeros(self._length, np.float32)
@@ -204,7 +204,7 @@ class WholeRows:
     return row
 
   def pieces(self, number: int) -> list[tuple[int, int, int]]:
-    """Returns, per document of a row, the last three fields of its `Piece`."""
+    """Returns (document, begin, tokens) of each `Piece` in a row."""
     spans = self._row_spans(number)
     documents = np.searchsorted(self._begins, spans[:, 0], "right") - 1
     begins = spans[:, 0] - self._begins[documents]
@@ -248,15 +248,15 @@ def _shift(targets: np.ndarray) -> np.ndarray:
 
 
 def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
-  """Returns spans of examples of at most `length` tokens, [spans, 3]."""
+  """Cuts examples to at most `length` tokens; returns their spans, [n, 3]."""
   start, targets, stop = spans.T
-  # An example keeps as many targets as fit, then the end of its inputs.
+  # An example keeps as many targets as fit, then as many of its last inputs.
   stop = np.minimum(stop, targets + length)
   return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
 
 
 def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
-  """Fills rows in order; returns the first document per row, and the end."""
+  """Fills rows in order; returns each row's first index and `len(lengths)`."""
   ends = np.cumsum(lengths).tolist()
   first, used = [0], 0
   while first[-1] < len(ends):

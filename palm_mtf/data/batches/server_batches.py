@@ -24,7 +24,7 @@ from palm_mtf.json_text import json_text
 
 
 class _NamedSource(NamedTuple):
-  """The fields of a Source that batches read."""
+  """The fields of a Source that `Corpus.batches` reads."""
 
   name: str
   rate: float
@@ -49,7 +49,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
 
 
 def find_batches(spec: bytes) -> bytes:
-  """Opens the batches of a spec; returns why that fails, or nothing."""
+  """Opens the batches of a spec; returns b"" on success, or the error."""
   try:
     _open_reader(spec)
   except Exception as error:  # on any error the client reads instead
@@ -73,7 +73,7 @@ def read_batch(
   return _open_reader(spec).read(int(step), int(part), int(num_parts))
 
 
-# Registered by servers.
+# The functions that a cluster server runs for its client.
 SERVER_FUNCTIONS = (find_batches, read_batch)
 
 
@@ -110,5 +110,6 @@ class _Reader:
     return tuple(batch[name] for name in self._batches.features)
 
 
-# Two, because the previous training loop may still ask for its batches.
+# Two readers are kept, because the previous training loop may still ask for its
+# batches.
 _open_reader = functools.lru_cache(maxsize=2)(_Reader)

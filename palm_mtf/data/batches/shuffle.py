@@ -14,7 +14,7 @@ _ROUNDS = 8
 # With fewer bits per half, the shuffle would show a pattern. The price is more
 # cycle walking for the smallest sizes: about 100 steps for a size of 2.
 _MIN_HALF_BITS = 4
-# A table of this many values costs as much as shuffling a few numbers.
+# Computing a table of this many values takes as long as shuffling a few.
 _MAX_TABLE = 1 << 12
 
 
@@ -24,7 +24,7 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   Args:
     index: elements in 0 .. size - 1, [...], integer.
     size: number of elements that are shuffled, at least 1.
-    key: name of the shuffle; different keys shuffle differently.
+    key: seed of the shuffle; different keys shuffle differently.
 
   Returns:
     Places in 0 .. size - 1, one to one with the elements, [...], int64.
@@ -43,8 +43,8 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   if num_values <= _MAX_TABLE:
     image_of = image_of(np.arange(num_values, dtype=np.uint64)).take
   image = image_of(index.astype(np.uint64))
-  # The network shuffles 0 .. num_values - 1. An image outside of `size` is
-  # mapped again until it is inside: "cycle walking" (Black and Rogaway 2002),
+  # The network shuffles 0 .. num_values - 1. An image of `size` or more is
+  # mapped again until it is smaller: "cycle walking" (Black and Rogaway 2002),
   # which is still a bijection.
   while (outside := image >= size).any():
     image[outside] = image_of(image[outside])
