@@ -25,7 +25,8 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
-# This process does the first batches, because starting workers takes longer.
+# This process does the first batches itself, because starting workers takes
+# longer.
 _BATCHES_BEFORE_PROCESSES = 16
 
 
@@ -37,7 +38,7 @@ def num_cores() -> int:
 def gather(
   items: Iterable[_Item], size_of: Callable[[_Item], int], batch_size: int
 ) -> Iterator[list[_Item]]:
-  """Yields items in lists, each ended by the item that reaches `batch_size`."""
+  """Yields lists of items; a list ends when its size reaches `batch_size`."""
   batch: list[_Item] = []
   size = 0
   for item in items:
@@ -51,14 +52,14 @@ def gather(
 
 
 class WorkerPool:
-  """Applies a function to batches; keeps its processes between two calls.
+  """Applies a function to batches in processes that persist between calls.
 
-  Use it as a context manager, which ends the processes.
+  Use it as a context manager, so that the processes end.
   """
 
-  # concurrent.futures' processes share a queue: if one is killed while it
-  # writes a result, readers of the queue wait forever; and if this process is
-  # killed, they wait forever too.
+  # concurrent.futures is not used, because its processes share a queue: if a
+  # process is killed while it writes a result, readers of the queue wait
+  # forever; if this process is killed, the other processes wait forever.
 
   def __init__(
     self,
@@ -68,12 +69,12 @@ class WorkerPool:
     when_killed: str,
     num_processes: int | None = None,
   ):
-    """Readies a pool.
+    """Prepares a pool.
 
     Args:
-      work: function of a batch, for this process.
-      start_work: function that a worker calls once, which returns the worker's
-        function of a batch.
+      work: function that this process applies to a batch.
+      start_work: function that a worker calls once; returns the function that
+        the worker applies to batches.
       when_killed: message of the error if a worker process is killed.
       num_processes: number of workers; one per core by default, 0 for none.
     """
@@ -99,8 +100,8 @@ class WorkerPool:
     Raises:
       UserError: a worker process was killed.
     """
-    # Two batches per process: no process waits for the caller, and memory is
-    # bounded.
+    # Run at most two batches per process, so that no process waits for the
+    # caller and memory is bounded.
     running: collections.deque[futures.Future] = collections.deque()
     for batch in batches:
       running.append(self._submit(batch))
@@ -126,12 +127,12 @@ class WorkerPool:
     return done
 
   def _start(self) -> futures.Executor:
-    """Starts the workers; returns as many threads, each to wait for one.
+    """Starts the workers; returns a pool of as many threads to wait for them.
 
     Every worker has its own pipe, and only the worker holds the pipe's other
-    end: if it is killed, even while it writes a result, the pipe ends.
+    end. So the pipe closes if the worker is killed, even while it writes.
     """
-    # A forked process would share locks with this process's threads.
+    # A forked process would inherit locks that threads of this process hold.
     context = multiprocessing.get_context("spawn")
     for _ in range(self._num_processes):
       here, there = context.Pipe()
@@ -148,7 +149,7 @@ class WorkerPool:
     return threads
 
   def _ask_worker(self, batch: Any) -> Any:
-    """Returns the result of a batch from an idle worker."""
+    """Sends a batch to an idle worker; returns the result."""
     worker = self._idle.get()
     try:
       worker.send(batch)
@@ -165,11 +166,11 @@ class WorkerPool:
 def _serve_batches(
   client: Connection, start_work: Callable[[], Callable[[Any], Any]]
 ) -> None:
-  """Answers batches until the client closes its end, or dies."""
+  """Answers each batch with its result until the client closes the pipe."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client ends this process
   configure_logging()
   work = start_work()
-  # The pipe may end between two messages or inside one.
+  # The pipe may close between two messages or within a message.
   with contextlib.suppress(EOFError, OSError):
     while True:
       batch = client.recv()

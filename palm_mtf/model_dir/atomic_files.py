@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 
 from palm_mtf.errors import UserError, check_no_address
 
-# Full disk, exceeded quota, exceeded file size.
+# The errors of a full disk, an exceeded quota and an exceeded file size limit.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# The whole error of ndarray.tofile on a full disk: the error has no errno.
+# The whole message of ndarray.tofile on a full disk; its error has no errno.
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
-# Begins the name of a file or folder that is not whole yet; nothing reads it.
+# Prefix of the names of incomplete files and folders, which nothing reads.
 PARTIAL = ".partial_"
 _ABANDONED_SECS = 3600.0  # no writer of one file takes so long
 
@@ -47,7 +47,7 @@ def write_atomically(
   """Writes a file, and the folders above it; readers see all of it or nothing.
 
   When this returns, the file is on the disk, even if the machine loses power.
-  If `path` is a link, the file that it names is replaced.
+  If `path` is a symbolic link, the file that it points to is replaced.
 
   Args:
     path: path of the file.
@@ -60,7 +60,8 @@ def write_atomically(
   folder, name = os.path.split(os.path.realpath(path))
   with writing(folder, len(content)):
     os.makedirs(folder, exist_ok=True)
-    # In the same folder and so on the same disk, so that os.replace is atomic.
+    # Write in the same folder, and so on the same disk, because otherwise
+    # os.replace would not be atomic.
     partial = os.path.join(folder, f"{PARTIAL}{name}_")
     _remove_abandoned(partial)
     temporary = f"{partial}{secrets.token_hex(4)}"
@@ -80,8 +81,8 @@ def write_atomically(
 
 
 def _rename_to_new(temporary: str, path: str) -> None:
-  # os.link fails if the file exists, so that no other process can make the
-  # file between a check and os.replace.
+  # os.link fails if the file exists. With a check and os.replace instead,
+  # another process could make the file between the two.
   try:
     os.link(temporary, path)
   except FileExistsError:
@@ -121,13 +122,13 @@ def new_path(
 ) -> Iterator[str]:
   """Yields a temporary path for a file or folder, which is renamed to `path`.
 
-  The content is on the disk before the rename, and the rename when this ends,
-  so that a machine that loses power keeps all of it or nothing. If the body
-  fails, folders that were made above `path` are removed.
+  The content is on the disk before the rename, and the rename is on the disk
+  when the context ends, so that a machine that loses power keeps all of it or
+  nothing. If the body fails, folders that were made above `path` are removed.
 
   Args:
     path: file or folder to make, with the folders above it.
-    needed_bytes: upper bound of its size, for the message of a full disk.
+    needed_bytes: upper bound of its size, for the message about a full disk.
     make_way: renames an existing file or folder at `path`; called after the
       content is on the disk.
 
@@ -179,7 +180,7 @@ def sync(path: str) -> None:
 
 @contextlib.contextmanager
 def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
-  """Raises UserError in place of the OSError of writing `path`.
+  """Converts an OSError from writing `path` to a UserError.
 
   Args:
     path: file or folder that the body writes.
@@ -204,10 +205,10 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_os_errors(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-  """Raises OSError in place of TensorFlow's errors, for `writing` to name.
+  """Converts TensorFlow's errors to OSErrors, which `writing` can explain.
 
   Args:
-    but: errors of TensorFlow that stay as they are.
+    but: types of TensorFlow's errors that are not converted.
   """
   from palm_mtf._tf import tf
 

@@ -23,7 +23,8 @@ _short.maxlevel = 3
 def check_regular(path: str) -> int:
   """Returns the size of a regular file, in bytes.
 
-  To open a FIFO waits for a writer, and a device may have no end.
+  Other files must not be read: opening a FIFO waits for a writer, and a device
+  may have no end.
 
   Raises:
     OSError: `path` is missing, or is a folder, FIFO, socket or device.
@@ -44,16 +45,16 @@ def read_regular(path: str, most_bytes: int) -> bytes:
 
   Args:
     path: path of the file.
-    most_bytes: size above which nothing is read.
+    most_bytes: maximum size of the file.
 
   Raises:
-    OSError: `check_regular` fails, or the file is larger.
+    OSError: `check_regular` fails, or the file is larger than `most_bytes`.
   """
   if (size := check_regular(path)) <= most_bytes:
     parts, size = [], 0
     with open(path, "rb") as file:
-      # Files of /proc have no size. A single read of most_bytes would reserve
-      # memory for as many.
+      # Read in parts, because files in /proc show size 0, and a single read of
+      # most_bytes would reserve that much memory.
       while size <= most_bytes and (part := file.read(_READ_BYTES)):
         parts.append(part)
         size += len(part)
@@ -67,21 +68,21 @@ def read_regular(path: str, most_bytes: int) -> bytes:
 
 
 def read_json_object(path: str, hint: str) -> dict[str, Any]:
-  """Returns the JSON object that a file holds.
+  """Returns the JSON object in a file.
 
   Args:
     path: path of the file.
-    hint: what to give, for the message where there is no such file.
+    hint: what the user should do if the file cannot be read, for the message.
 
   Raises:
-    UserError: the file is not regular, or does not hold a JSON object.
+    UserError: the file cannot be read, or does not hold a JSON object.
   """
   try:
     found = json.loads(read_regular(path, _MAX_JSON_BYTES).decode())
   except OSError as error:
     raise UserError(f"{path}: {error.strerror}; {hint}.") from None
-  # Python raises ValueError for an integer of too many digits, too, and
-  # RecursionError for too many brackets.
+  # Python also raises ValueError for an integer with too many digits, and
+  # RecursionError for too many nested brackets.
   except (ValueError, RecursionError):
     found = None
   if not isinstance(found, dict):
@@ -90,5 +91,5 @@ def read_json_object(path: str, hint: str) -> dict[str, Any]:
 
 
 def short_repr(value: object) -> str:
-  """Returns a value of a file for a message: one line, not too long."""
+  """Returns the `repr` of a value, shortened to fit into a message."""
   return _short.repr(value)

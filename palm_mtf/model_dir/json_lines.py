@@ -13,7 +13,7 @@ from palm_mtf.model_dir.atomic_files import write_atomically, writing
 
 
 class JsonLinesWriter:
-  """Appends values to a file in an existing folder; a context manager."""
+  """Appends JSON values to a file in an existing folder; a context manager."""
 
   def __init__(self, path: str):
     # Unbuffered, so that each line is in the file when `write` returns, and
@@ -27,14 +27,14 @@ class JsonLinesWriter:
     self.close()
 
   def write(self, value: object) -> None:
-    """Appends a JSON value; raises UserError where the disk is full."""
+    """Appends a JSON value; raises UserError if the disk is full."""
     line = memoryview(json_text(value).encode() + b"\n")
     with writing(self._file.name, None):
       while line:  # the system may write a part
         line = line[self._file.write(line) :]
 
   def sync(self) -> None:
-    """Waits until all lines are on the disk, also if power is lost."""
+    """Waits until all lines are on the disk, to survive a power loss."""
     os.fsync(self._file.fileno())
 
   def close(self) -> None:
@@ -45,12 +45,12 @@ class JsonLinesWriter:
 def read_json_lines(
   path: str, kind: type = dict, *, number: str = ""
 ) -> Iterator[Any]:
-  """Yields the JSON values of a file; none where there is no file.
+  """Yields the JSON value of each line; nothing if there is no file.
 
   Args:
     path: path of the file.
     kind: type of every value; `object` for any.
-    number: key of a whole number that every value has, if any.
+    number: key that must have an integer in every value; "" for no such key.
 
   Raises:
     UserError: the file cannot be read, or a line has a value of another type.
@@ -63,7 +63,7 @@ def read_json_lines(
   except OSError as error:
     raise UserError(f"cannot read {path}: {error.strerror}.") from None
   for count, line in enumerate(lines, start=1):
-    # A machine that lost power may leave zeros instead of a line.
+    # A machine that lost power may leave zero bytes instead of a line.
     line = line.strip("\0")
     try:
       value = json.loads(line)
@@ -88,6 +88,6 @@ def write_json_lines(
   values: Iterable[object],
   default: Callable[[object], object] | None = None,
 ) -> None:
-  """Writes a file atomically, `default` as in `json_text`."""
+  """Writes JSON lines to a file, atomically; `json_text` explains `default`."""
   lines = [json_text(value, default=default) + "\n" for value in values]
   write_atomically(path, "".join(lines).encode())

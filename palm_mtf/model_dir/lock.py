@@ -27,13 +27,14 @@ def training_lock(model_dir: str) -> Iterator[None]:
   """Locks `model_dir` while the body runs.
 
   Raises:
-    UserError: another process holds the lock, or its file cannot be written.
+    UserError: another process holds the lock, or the lock file cannot be
+      written.
   """
   path = ModelDir(model_dir).lock
   is_new = not os.path.isdir(model_dir)
   descriptor = _lock(model_dir, path)
-  # Lock the folder, too, because the file may be removed by hand. On NFS only
-  # files are locked.
+  # Lock the folder too, because a user may remove the lock file. (NFS cannot
+  # lock folders.)
   folder = os.open(model_dir, os.O_RDONLY)
   try:
     _flock(folder, model_dir, path)
@@ -49,8 +50,8 @@ def training_lock(model_dir: str) -> Iterator[None]:
 
 
 def _lock(model_dir: str, path: str) -> int:
-  """Returns the descriptor of the locked file."""
-  # flock(2): the kernel releases the lock when its holder ends, even killed.
+  """Locks the file at `path`; returns its descriptor."""
+  # The kernel releases a flock(2) when its holder ends, even if it is killed.
   while True:
     with writing(model_dir, None):
       os.makedirs(model_dir, exist_ok=True)
@@ -65,8 +66,8 @@ def _lock(model_dir: str, path: str) -> int:
         f"{model_dir} is on a file system without locks ({refused}): make sure "
         "that only one process trains there"
       )
-    # The last holder removed the file before it released the lock. A lock on a
-    # removed file keeps no process out.
+    # If the last holder removed the file before it released the lock, try
+    # again, because a lock on a removed file keeps no other process out.
     if _is_at(descriptor, path):
       break
     os.close(descriptor)
@@ -78,7 +79,7 @@ def _lock(model_dir: str, path: str) -> int:
 
 
 def _flock(descriptor: int, model_dir: str, path: str) -> str:
-  """Locks an open file; returns why the file system cannot, "" if it can."""
+  """Locks an open file; returns the error if its file system has no locks."""
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError as error:

@@ -23,13 +23,14 @@ class MetricsWriter:
   """Appends metrics to metrics.jsonl and to TensorBoard's event files.
 
   Attributes:
-    last_step: last step with a line, 0 for none.
+    last_step: last step with a line in metrics.jsonl; 0 if there is none.
   """
 
   def __init__(self, model_dir: str, step: int):
     """Continues the metrics of `model_dir` after `step` steps."""
     path = ModelDir(model_dir).metrics
-    # Steps after the checkpoint are repeated, and should have one line.
+    # Training repeats the later steps. Drop their lines, so that each step has
+    # one line.
     lines = read_json_lines(path, number="step")
     kept = [x for x in lines if x["step"] <= step]
     write_json_lines(path, kept)
@@ -49,7 +50,7 @@ class MetricsWriter:
     self._events.write(step, values)
 
   def sync(self) -> None:
-    """Waits until metrics.jsonl is on the disk, also if power is lost."""
+    """Waits until metrics.jsonl is on the disk, to survive a power loss."""
     self._lines.sync()
 
   def close(self) -> None:
@@ -62,12 +63,12 @@ class EventsWriter:
   """Writes a new event file in a folder, in the calling thread.
 
   tf.summary.FileWriter writes in another thread, which ends with a traceback
-  where the disk is full.
+  if the disk is full.
   """
 
   def __init__(self, folder: str):
-    """Opens the file; raises UserError where the disk is full."""
-    # TensorBoard reads the files of a folder in the order of their names.
+    """Opens the file; raises UserError if the disk is full."""
+    # The name has the time, because TensorBoard reads files in order of names.
     stamp = f"{time.time():.6f}.{socket.gethostname()}"
     self._path = os.path.join(folder, f"events.out.tfevents.{stamp}")
     with writing(folder, None):
@@ -76,7 +77,7 @@ class EventsWriter:
     self._add(tf.Event(file_version=_VERSION))
 
   def start_at(self, step: int) -> None:
-    """Makes TensorBoard drop earlier files' events from `step` on."""
+    """Makes TensorBoard drop events of earlier files from step `step` on."""
     session_log = tf.SessionLog(status=tf.SessionLog.START)
     self._add(tf.Event(step=step, session_log=session_log))
 

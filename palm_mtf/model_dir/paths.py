@@ -13,15 +13,15 @@ class ModelDir:
 
   def __init__(self, path: str):
     self.path = path
-    # Every setting as a gin file, from which another command starts.
+    # All settings of the run as a gin file, which other commands can read.
     self.config = os.path.join(path, "config.gin")
-    # SentencePiece's model, if the run trained one.
+    # The SentencePiece model, if the run trained its own vocabulary.
     self.vocabulary = os.path.join(path, "vocabulary.model")
     # Folder of token stores, if there is no CACHE_DIR.
     self.tokens = os.path.join(path, "tokens")
     # Folders step_00000200/ with manifest.json and TensorFlow's files.
     self.checkpoints = os.path.join(path, "checkpoints")
-    # JSON lines by step. TensorBoard's events.* are in the same folder.
+    # JSON lines with metrics. TensorBoard's events.* are in the same folder.
     self.metrics = os.path.join(path, "metrics.jsonl")
     # JSON lines: continuations of PROMPTS.
     self.samples = os.path.join(path, "samples.jsonl")
@@ -33,35 +33,35 @@ class ModelDir:
     self.contamination = os.path.join(self.evaluations, "contamination")
     # Files step_00000200.* of traced steps.
     self.traces = os.path.join(path, "traces")
-    # The output of `palm_mtf plan --json` for the run, if it has a CHIP.
+    # The output of `palm_mtf plan --json` for the run, if CHIP is set.
     self.plan = os.path.join(path, "plan.json")
-    # The page of `palm_mtf report`.
+    # The page that `palm_mtf report` writes.
     self.report = os.path.join(path, "report.html")
-    # Held by the process that trains (lock.py).
+    # The lock file, held by the process that trains (lock.py).
     self.lock = os.path.join(path, "trainer.lock")
 
   def checkpoint(self, step: int) -> str:
-    """Returns the folder of the checkpoint of a step."""
+    """Returns the folder of a step's checkpoint."""
     return os.path.join(self.checkpoints, step_name(step))
 
   def evaluation(self, step: int) -> str:
-    """Returns the folder of the task evaluations of a step."""
+    """Returns the folder of a step's evaluations of SeqIO tasks."""
     return os.path.join(self.evaluations, step_name(step))
 
   def trace(self, step: int) -> str:
-    """Returns the path of a traced step's files, without their endings."""
+    """Returns the path of a traced step's files, without file extensions."""
     return os.path.join(self.traces, step_name(step))
 
 
 class SweepDir:
-  """The paths of the MODEL_DIR of a sweep, which need not exist."""
+  """The paths of a sweep's MODEL_DIR, which need not exist."""
 
   def __init__(self, path: str):
     self.path = path
-    # Vocabulary and tokens for all runs, unless their settings name others.
+    # Vocabulary and tokens for all runs whose settings do not name others.
     self.vocabulary = ModelDir(path).vocabulary
     self.tokens = ModelDir(path).tokens
-    # MODEL_DIRs of the runs, by their names.
+    # Folder with a MODEL_DIR per run, named after the run.
     self.runs = os.path.join(path, "runs")
     # The table of all runs; sweep.json has the scaling law, too.
     self.results = os.path.join(path, "sweep.json")
@@ -80,7 +80,7 @@ class SweepDir:
     return os.path.join(self.run(name), "outcome.txt")
 
   def log(self, name: str) -> str:
-    """Returns the path of what a run printed."""
+    """Returns the path of the file with everything that a run printed."""
     return os.path.join(self.run(name), "train.log")
 
 
@@ -90,9 +90,9 @@ def step_name(step: int) -> str:
 
 
 def step_of(path: str) -> int | None:
-  """Returns the step in the name of a file or folder, None for other names.
+  """Returns the step in the name of a file or folder; None for other names.
 
-  "step_00000200.damaged" is another name.
+  For instance, "step_00000200.damaged" is not the name of a step.
   """
   match = _STEP.fullmatch(os.path.basename(path))
   return int(match[1]) if match else None

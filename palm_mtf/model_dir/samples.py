@@ -15,7 +15,7 @@ def write_samples(
   if not prompts:
     return
   path = ModelDir(model_dir).samples
-  # A run that was resumed or rewound samples these steps again.
+  # Drop samples from this step on: a resumed or rewound run makes them again.
   lines = read_json_lines(path, number="step")
   kept = [x for x in lines if x["step"] < step]
   new = [
@@ -26,6 +26,6 @@ def write_samples(
 
 
 def has_samples(model_dir: str, step: int) -> bool:
-  """Says whether there are continuations after `step` steps."""
+  """Returns whether samples.jsonl has continuations after `step` steps."""
   lines = read_json_lines(ModelDir(model_dir).samples, number="step")
   return any(line["step"] == step for line in lines)

@@ -21,8 +21,8 @@ def hash_file(path: str) -> str:
 
 
 def seal(content: Mapping[str, object], key: str) -> dict[str, Any]:
-  """Returns JSON content with its hash at `key`."""
-  # Hash the content as a reader sees it: JSON has no tuples.
+  """Returns `content` as JSON values, with its hash added at `key`."""
+  # Hash the content as a reader sees it, because JSON turns tuples into lists.
   content = json.loads(json_text(content))
   return {**content, key: _hash_content(content)}
 
@@ -32,7 +32,7 @@ def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
 
   Raises:
     OSError: the file cannot be read, or is not a regular file.
-    ValueError: the file is not JSON, or its hash is not that of its content.
+    ValueError: the file is not JSON, or its content does not match its hash.
   """
   try:
     content = json.loads(read_regular(path, _MAX_BYTES))

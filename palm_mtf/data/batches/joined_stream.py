@@ -106,7 +106,7 @@ class DocumentOrder:
     return ends - begins
 
   def _sparse_positions(self, epoch: int) -> np.ndarray:
-    """Returns the place in an epoch where every 256th document begins, int64."""
+    """Returns where every 256th document begins, in tokens of the epoch."""
     # shuffle.py computes the order from a formula, but a document's position is
     # the sum of all lengths before it. One pass over the lengths, when an epoch
     # is first read, stores every 256th position: 3 MB for 10**8 documents.

@@ -49,10 +49,10 @@ def decide(
   examples: ContainedExamples | None = None,
   num_processes: int | None = None,
 ) -> list[np.ndarray]:
-  """Returns the decisions on the documents of each source, [documents], uint8.
+  """Returns a decision per document of each source, [documents], uint8.
 
   Args:
-    sources: sources of a run, without filters.
+    sources: sources of a run, before filtering.
     filters: filters of the run.
     examples: evaluation examples that no document may contain.
     num_processes: number of worker processes; one per core by default.
@@ -81,7 +81,7 @@ def decide(
 
 
 def count_removed(decisions: np.ndarray) -> dict[str, int]:
-  """Returns "documents_read", and "removed_too_short" and so on."""
+  """Returns counts by name: "documents_read", "removed_too_short" and so on."""
   counts = np.bincount(decisions, minlength=len(REASONS)).tolist()
   removed = [f"removed_{reason}" for reason in REASONS[1:]]
   return {
@@ -91,17 +91,18 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
 
 
 class Candidates(NamedTuple):
-  """Documents of one source that may be duplicates, in its order."""
+  """The documents of one source that may be duplicates, in source order."""
 
   digests: np.ndarray  # hashes of inputs and text, [documents, 2], uint64
-  # MinHash values, [documents, 128], uint16; [documents, 0] finds no near ones.
+  # MinHash values, [documents, 128], uint16; or [documents, 0], so that near
+  # duplicates are not searched.
   values: np.ndarray
   weights: np.ndarray  # [documents], float64
   held_out: np.ndarray  # [documents], bool
 
 
 class _Columns:
-  """One source's decisions on single documents, and measures of the rest."""
+  """Decisions on one source's documents, and measures of those not removed."""
 
   def __init__(self, filters: FilterConfig, examples: ContainedExamples | None):
     self._filters, self._examples = filters, examples
@@ -114,7 +115,7 @@ class _Columns:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
-    """Yields the documents to measure; decides on all other documents."""
+    """Filters documents one by one; yields those that must be measured."""
     with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
         num_bytes = document.num_bytes
@@ -133,7 +134,7 @@ class _Columns:
           yield document
 
   def extend(self, measures: Measures) -> None:
-    """Takes the measures of the next batch."""
+    """Stores the measures of the next batch of documents."""
     digests, values = measures.digests, measures.values
     if self._examples is not None:
       contaminated = [self._examples.any_in(x) for x in measures.ngrams]
@@ -184,14 +185,14 @@ def _find_reason(
 
 
 def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
-  """Returns which documents repeat a document that stays.
+  """Returns which documents duplicate a document that stays.
 
-  Of documents with the same text, the first in this order stays: held-out
+  Among documents with the same text, the first in this order stays: held-out
   before training documents, earlier before later sources, greater before
-  smaller weights. Of near duplicates: earlier before later sources, then the
-  lowest hash of the text. Documents of weight 0 come last in both, because
-  nothing may be removed for a document that is never read. Neither the order
-  of files nor the number of processes matters.
+  smaller weights. Among near duplicates, the first in this order stays: earlier
+  before later sources, lower before higher hashes of the text. Documents of
+  weight 0 are never read, so both orders put them last. The result depends
+  neither on the order of files nor on the number of processes.
 
   Args:
     sources: documents of each source, in the order of the sources.
@@ -205,7 +206,7 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
     np.concatenate, zip(*sources, strict=True)
   )
   source = np.repeat(np.arange(len(sources)), counts)
-  # Sort by text, then by rank in the text: the first of each text stays.
+  # Sort by text, then by the order above; each text's first document stays.
   unread = weights == 0
   order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
   is_first = _begins_run(digests[order])
@@ -213,8 +214,8 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   texts = order[is_first]  # one document of each text, by the hash of the text
   repeats[texts] = 0
   if values.shape[1]:
-    # Whether a text is held out does not count here: otherwise the larger a
-    # group, the more likely it would be held out.
+    # Held-out texts have no priority here. Otherwise, the more texts a group
+    # has, the more likely the text that stays would be held out.
     groups = group_similar(values[texts])
     by_group = np.lexsort(
       (np.arange(len(texts)), source[texts], unread[texts], groups)

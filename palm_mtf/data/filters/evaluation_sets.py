@@ -28,7 +28,7 @@ _BATCH = 32  # examples that TensorFlow hands over at once
 
 
 class EvaluationSets:
-  """The examples of DECONTAMINATE_TASKS and DECONTAMINATE_FILES."""
+  """The evaluation examples in DECONTAMINATE_TASKS and DECONTAMINATE_FILES."""
 
   def __init__(self, data: DataConfig):
     """Takes the data settings of a run; reads nothing yet."""
@@ -40,7 +40,7 @@ class EvaluationSets:
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """A hash of all examples, whatever their order.
+    """A hash of all examples, which does not depend on their order.
 
     Raises:
       UserError: a task or a file cannot be read.
@@ -75,8 +75,8 @@ def read_all(
 
   Args:
     globs: one glob or several.
-    data: data settings; TEXT_FIELD applies to the files too.
-    setting: setting that holds the globs, for messages.
+    data: data settings, whose TEXT_FIELD applies to these files too.
+    setting: name of the setting that holds the globs, for messages.
 
   Raises:
     UserError: a file cannot be read; see `TextFiles`.
@@ -88,22 +88,22 @@ def read_all(
     name=setting,
     settings=MACROS._replace(files=setting),
   )
-  # Both splits, because no document of an evaluation set is for training.
+  # Read both splits, because an evaluation set has no training documents.
   for _, document in files.documents():
     yield document
   files.report_skipped()
 
 
 def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
-  """Yields the examples of a task or mixture, of all splits but "train".
+  """Yields the examples of a task or mixture from all splits except "train".
 
   Args:
     name: name of the SeqIO task or mixture.
-    setting: setting that names it, for messages.
+    setting: name of the setting that holds `name`, for messages.
 
   Raises:
-    UserError: nothing of that name is registered, or its code fails; or a task
-      has no other split, or makes no text.
+    UserError: `name` is not registered, the code of a task fails, or a task has
+      only the split "train" or makes no text.
   """
   seqio = import_seqio(name, setting)
   for task in seqio.get_subtasks(find_provider(name, setting)):
@@ -119,11 +119,11 @@ def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
 
 
 def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
-  """Yields the examples of a split without unconditional options."""
+  """Yields a split's examples, but no answer options without their question."""
   where = f"{setting}: {task.name}, split {split!r}"
   with user_code(where):
     seqio = import_seqio(task.name, setting)
-    # The text before `tokenize` does not depend on the vocabulary.
+    # Read the text before `tokenize`, which does not depend on the vocabulary.
     to_text, _ = split_at_tokenize(task, seqio)
     dataset = apply_steps(
       task,

@@ -43,7 +43,7 @@ def open_filtered(
   """Returns the sources of a run without the documents that filters remove.
 
   Args:
-    model_dir: MODEL_DIR, which keeps the decisions unless CACHE_DIR does.
+    model_dir: MODEL_DIR, which stores the decisions unless CACHE_DIR can.
     data: data settings of the run.
     sequence_length: tokens in a row, for preprocessors that cut token ids.
 
@@ -63,7 +63,7 @@ def open_filtered(
 
 
 def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
-  """Writes the decisions on the documents of each source.
+  """Writes a file with the decisions on the documents of all sources.
 
   Args:
     path: path of the file.
@@ -73,13 +73,13 @@ def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
     UserError: the disk is full, or the path may not be written.
   """
   counts = json_text([len(each) for each in decisions]).encode()
-  # Most documents are kept: a million decisions compress to a few KB.
+  # Most decisions are 0 (keep), so a million decisions compress to a few KB.
   content = zlib.compress(counts + b"\n" + b"".join(decisions), 1)
   write_atomically(path, _hash_content(content) + content)
 
 
 def read_decisions(path: str) -> list[np.ndarray] | None:
-  """Returns what `write_decisions` wrote; None if it is missing or damaged."""
+  """Reads a file of `write_decisions`; returns None if missing or damaged."""
   try:
     with open(path, "rb") as file:
       found, content = file.read(_HASH_BYTES), file.read()
@@ -106,20 +106,20 @@ class _Decisions:
     data: DataConfig,
     folders: Sequence[str],
   ):
-    """Takes the folders that may have the decisions; writes to the first."""
+    """Looks in `folders` for decisions; writes new ones to the first folder."""
     self._sources, self._folders = sources, folders
     self._filters, self._evaluation_sets = data.filters, EvaluationSets(data)
     self._known: list[str] | None = None
 
   def fingerprint(self, number: int, digests: FileDigests | None) -> str:
-    """Returns a hash of all that decides which documents a source keeps."""
-    # Examples first, because a wrong task is an error at once, and hashing all
-    # text takes long.
+    """Returns a hash of everything that decides which documents are kept."""
+    # Hash the examples first, so that a wrong task name fails at once, before
+    # all text is hashed, which takes long.
     examples = self._evaluation_sets and self._evaluation_sets.fingerprint
     if self._known is None:
       self._known = [each.fingerprint(digests) for each in self._sources]
-    # The hash covers the examples, not the names of tasks and files that hold
-    # them.
+    # The hash covers the examples themselves, but not the names of the tasks
+    # and files that contain them.
     plain = dataclasses.replace(
       self._filters, decontaminate_tasks=(), decontaminate_files=None
     )
@@ -150,10 +150,10 @@ class _Decisions:
 
 
 class FilteredSource:
-  """A Source of the documents of another source that filters keep."""
+  """A Source with only those documents of another source that filters keep."""
 
   def __init__(self, source: Source, number: int, decisions: _Decisions):
-    """Takes a source and its number among all sources of the run."""
+    """Filters `source`, whose index among the run's sources is `number`."""
     self.name, self.rate = source.name, source.rate
     self.num_bytes = source.num_bytes
     self._source, self._number = source, number
@@ -161,20 +161,20 @@ class FilteredSource:
 
   @property
   def has_inputs(self) -> bool:
-    """Whether its documents are examples."""
+    """Whether the documents are examples, with inputs and targets."""
     return self._source.has_inputs
 
   @property
   def counts(self) -> dict[str, int]:
-    """Numbers of documents read, and removed by each filter, by name."""
+    """How many documents were read, and how many each filter removed."""
     return count_removed(self._decisions.by_source[self._number])
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of all that decides its documents and their splits."""
+    """Returns a hash of everything that decides the documents and splits."""
     return self._decisions.fingerprint(self._number, digests)
 
   def check_vocabulary(self, sha256: str | None) -> None:
-    """Raises UserError if its documents are ids of another vocabulary."""
+    """Raises UserError if documents are token ids of another vocabulary."""
     self._source.check_vocabulary(sha256)
 
   def documents(self) -> Iterator[tuple[str, Document]]:
@@ -190,7 +190,8 @@ class FilteredSource:
         f"{self.name}: filters remove every document "
         f"({_list_counts(self.counts)}); change them, or give other text."
       )
-    # A view yields the numbers one by one; a list would take 8 bytes for each.
+    # A memoryview yields the decisions one by one; a list would take 8 bytes
+    # for each decision.
     pairs = itertools.zip_longest(
       memoryview(decisions), self._source.documents()
     )
@@ -204,7 +205,7 @@ class FilteredSource:
         yield each
 
   def report_skipped(self) -> None:
-    """Warns of what the source left out, and logs what filters removed."""
+    """Warns if the source left out text; logs what the filters removed."""
     self._source.report_skipped()
     _logger.info(f"filters of {self.name}: {_list_counts(self.counts)}")
 

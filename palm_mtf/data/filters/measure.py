@@ -25,7 +25,7 @@ def gather_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class Measures(NamedTuple):
-  """Measures of each document of a batch; a list that is not needed is []."""
+  """Lists of measures, one per document in a batch; an unneeded list is []."""
 
   digests: list[bytes]  # 16 bytes each
   values: list[bytes]  # MinHash values, uint16
@@ -64,7 +64,7 @@ def measuring_pool(
   """Returns a pool of worker processes that measure batches of documents.
 
   Args:
-    measurer: measurements that the workers make.
+    measurer: function that the workers apply to each batch.
     num_processes: number of workers; one per core by default, 0 for none.
   """
   return WorkerPool(

@@ -28,7 +28,7 @@ class Document(NamedTuple):
   quality: float | None = None  # a score that the user computed
 
   def digest(self, num_bytes: int, purpose: str = "") -> bytes:
-    """Returns a BLAKE2b hash of inputs and text, another for each purpose."""
+    """Returns a BLAKE2b hash of inputs and text that depends on `purpose`."""
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
     if self.inputs is not None:
@@ -37,7 +37,7 @@ class Document(NamedTuple):
 
   # If a source has no validation split, its documents with a rank below
   # VALIDATION_SHARE are held out. So the choice depends neither on the order of
-  # documents nor on their place, and equal texts are always in the same split.
+  # documents nor on their files, and equal texts are always in the same split.
   @property
   def rank(self) -> float:
     """A hash of inputs and text, uniform over [0, 1)."""
@@ -45,7 +45,7 @@ class Document(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Size of text and inputs in UTF-8; of token ids, in memory."""
+    """Size of inputs and text: as UTF-8 if they are text, else in memory."""
     inputs = b"" if self.inputs is None else _bytes(self.inputs)
     return len(_bytes(self.text)) + len(inputs)
 
@@ -56,13 +56,13 @@ def num_repeats(document: Document) -> int:
   rest = document.weight - times
   if not rest:
     return times
-  # A document of weight 2.25 is read 2 or 3 times, 2.25 on average, by a hash
-  # of its text that is independent of the hash for the split.
+  # A document of weight 2.25 is read 2 or 3 times, on average 2.25 times. A
+  # hash of its text decides, which is independent of the hash for its split.
   return times + (_uniform(document.digest(6, "repeats")) < rest)
 
 
 class Source(Protocol):
-  """Documents in a fixed order; one of them is in memory at a time."""
+  """Documents in a fixed order; only one is in memory at a time."""
 
   name: str  # in messages, statistics and the token cache
   rate: float  # share of a run's rows or tokens; rates of all sources sum to 1
@@ -70,33 +70,34 @@ class Source(Protocol):
   num_bytes: int | None  # size of its text on disk; None where unknown
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of all that decides its documents and their splits.
+    """Returns a hash of everything that decides the documents and splits.
 
     Args:
-      digests: hashes of the files, kept between runs; None reads every file.
+      digests: cache of the files' hashes; if None, every file is hashed.
     """
 
   def check_vocabulary(self, sha256: str | None) -> None:
-    """Raises UserError if its documents are ids of another vocabulary.
+    """Raises UserError if documents are token ids of another vocabulary.
 
     Args:
-      sha256: hash of the run's SentencePiece model, in hexadecimal; None where
-        the run is to train one.
+      sha256: hash of the run's SentencePiece model, in hexadecimal; None if the
+        run has yet to train the model.
     """
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document), the split one of SPLITS; reads all text again.
+    """Yields (split, document), split from SPLITS; each call reads all text.
 
     Raises:
-      UserError: a file cannot be read, or a line is broken; names both.
+      UserError: a file cannot be read, or a line is invalid; the message names
+        the file and the line.
     """
 
   def report_skipped(self) -> None:
-    """Warns of what the latest reading left out, if anything."""
+    """Warns if the latest call of `documents` left out any text."""
 
 
 def decode_text(content: bytes) -> str | None:
-  """Returns UTF-8 as text; None if it is not UTF-8 or holds a NUL."""
+  """Decodes UTF-8; returns None if `content` is not UTF-8 or has a NUL."""
   try:
     return None if b"\0" in content else content.decode("utf-8")
   except UnicodeDecodeError:
@@ -104,7 +105,7 @@ def decode_text(content: bytes) -> str | None:
 
 
 def cut_text(text: str, max_characters: int) -> Iterator[str]:
-  """Yields parts of at most `max_characters`, whole lines where they fit."""
+  """Cuts text into parts of `max_characters` or less, at line ends if any."""
   start = 0
   while start < len(text):
     end = start + max_characters

@@ -24,8 +24,9 @@ from palm_mtf.model_dir.sealed import hash_file
 from palm_mtf.user_text import check_compression, compression_of, format_of
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
-# A file may change twice within one tick of its file system's clock and keep
-# its time. So a digest is kept only if the file is older than this.
+# If a file changes twice within one tick of the file system's clock, its times
+# do not show the second change. So a digest is stored only if the file was last
+# changed at least this long before it was read.
 _SETTLED_NS = 2_000_000_000
 
 
@@ -35,7 +36,7 @@ class TextFile(NamedTuple):
   path: str
   num_bytes: int  # on disk
   mtime_ns: int  # time of change, since 1970
-  # Programs that extract archives set mtime; only the file system sets these.
+  # Programs such as tar can set mtime; only the file system sets the next two.
   ctime_ns: int
   inode: int
 
@@ -57,7 +58,7 @@ def find_files(
 
   Args:
     globs: one glob or several.
-    setting: name of the setting that holds them, for messages.
+    setting: name of the setting that holds the globs, for messages.
 
   Raises:
     UserError: a glob matches no file, names a folder, matches a file that may
@@ -102,7 +103,7 @@ def _match(pattern: str, what: str) -> list[str]:
 
 
 def _escape_existing(pattern: str) -> str:
-  """Returns a glob whose longest beginning that exists is escaped."""
+  """Escapes the longest prefix of `pattern` that is an existing path."""
   existing, rest = pattern, []
   while not os.path.lexists(existing):
     existing, name = os.path.split(existing)
@@ -111,8 +112,8 @@ def _escape_existing(pattern: str) -> str:
 
 
 def _exclude_installed(pattern: str, stdlib: str) -> list[str]:
-  """Returns globs of the same files that do not walk installed packages."""
-  # site-packages often holds ten times as many files as the library. So
+  """Splits `pattern` into globs that do not walk installed packages."""
+  # site-packages often has ten times as many files as the standard library. So
   # "<stdlib>/**/*.py" becomes "<stdlib>/*.py", "<stdlib>/json/**/*.py", ...
   root = glob.escape(stdlib)
   start, _, rest = pattern.partition(os.path.join(root, "**", ""))
@@ -199,8 +200,8 @@ def describe_file(path: str, setting: str = "") -> TextFile:
 
 def check_unchanged(file: TextFile) -> None:
   """Raises UserError if a file changed after it was found."""
-  # The name of a token store comes from the hash of the file as it was found.
-  # A chmod changes neither size nor mtime.
+  # A changed file would not match the hash that names its token store. ctime is
+  # not compared, because chmod changes ctime but not the content.
   now = describe_file(file.path)
   if (now.num_bytes, now.mtime_ns) != (file.num_bytes, file.mtime_ns):
     raise UserError(
@@ -210,14 +211,14 @@ def check_unchanged(file: TextFile) -> None:
 
 
 class FileDigests:
-  """Digests of files, kept in a JSON file between runs.
+  """Hashes of files, stored in a JSON file between runs.
 
-  Used as a context manager, it writes the JSON file at the end, also when the
-  body is interrupted.
+  As a context manager it writes the JSON file on exit, even if the body is
+  interrupted.
   """
 
   def __init__(self, path: str | None = None):
-    """Loads the digests kept at `path`, if any; None keeps nothing."""
+    """Loads the hashes stored at `path`, if any; None stores nothing."""
     self._path = path and os.path.abspath(path)
     # {path of a file: [*_state(file), digest]}. Hashing takes a second per
     # gigabyte. A file whose state is known is not read, so that a run on
@@ -235,10 +236,10 @@ class FileDigests:
       self._has_new = False
 
   def read(self, files: Sequence[TextFile]) -> list[str]:
-    """Returns a digest of each file's bytes, in hexadecimal.
+    """Returns a hash of each file's bytes, in hexadecimal.
 
     Raises:
-      UserError: a file cannot be read; names it.
+      UserError: a file cannot be read; the message names the file.
     """
     digests = [self._find(file) for file in files]
     unread = [i for i, digest in enumerate(digests) if digest is None]
@@ -280,10 +281,10 @@ def _read_known(path: str) -> dict[str, list]:
 
 
 def writable_folder(shared: str | None, own: str) -> str:
-  """Returns the folder in which to keep what other runs may use too.
+  """Returns `shared` if this process may write to it, otherwise `own`.
 
   Args:
-    shared: CACHE_DIR, or None; it may belong to another user.
+    shared: CACHE_DIR, which may belong to another user, or None.
     own: folder in MODEL_DIR.
   """
   return shared if shared and os.access(shared, os.W_OK) else own
@@ -292,7 +293,7 @@ def writable_folder(shared: str | None, own: str) -> str:
 def describe_shards(
   paths: Iterable[str], digests: FileDigests | None
 ) -> list[str]:
-  """Returns the paths that are no local files, then the digests of the rest."""
+  """Returns the paths that are not local files, then hashes of local files."""
   paths = [os.fspath(path) for path in paths]
   files = [describe_file(path) for path in paths if os.path.isfile(path)]
   others = [path for path in paths if not os.path.isfile(path)]

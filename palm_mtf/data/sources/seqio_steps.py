@@ -16,9 +16,9 @@ from palm_mtf.user_code import user_code
 def split_at_tokenize(
   task: Any, seqio: ModuleType
 ) -> tuple[list[Callable], list[Callable]]:
-  """Returns the preprocessors that make text, and the rest, which make ids.
+  """Splits a task's preprocessors: first those that make text, then token ids.
 
-  If no place separates them, all preprocessors are in the first list.
+  If they cannot be split, the first list has all preprocessors.
   """
   steps = [
     step
@@ -28,8 +28,8 @@ def split_at_tokenize(
   kinds = seqio.preprocessors
   for i, step in enumerate(steps):
     if _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos):
-      # Other steps after `tokenize`, such as T5's split_tokens, cut or change
-      # ids: the text before them would not be what the task learns.
+      # Do not split before other steps, such as T5's split_tokens, which cut or
+      # change ids: the text before `tokenize` is not what the task learns.
       if all(
         _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
         for later in steps[i + 1 :]
@@ -52,11 +52,11 @@ def apply_steps(
 
   Args:
     task: a `seqio.Task`.
-    steps: some of its preprocessors.
-    split: split of its source.
+    steps: the preprocessors of the task to apply.
+    split: name of a split of the task's source.
     sequence_length: tokens by feature, for steps that cut token ids.
     seqio: the module, which is imported late.
-    where: beginning of errors, which names the task.
+    where: beginning of error messages, which names the task.
   """
   with seqio.map_seed_manager(0):  # random steps draw the same numbers again
     dataset = task.source.get_dataset(split=split, shuffle=False)
@@ -86,11 +86,11 @@ def read_examples(dataset: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def name_step_errors(step: Callable, where: str) -> Callable:
-  """Returns a preprocessor whose errors name it.
+  """Wraps a preprocessor so that its error messages name it.
 
   Args:
     step: preprocessor of a `seqio.Task`.
-    where: beginning of the errors, which names the task.
+    where: beginning of error messages, which names the task.
   """
   where = f"{where}: preprocessor {function_name(step)}"
 
@@ -109,7 +109,7 @@ def name_step_errors(step: Callable, where: str) -> Callable:
 
 
 def function_name(function: Callable) -> str:
-  """Returns the name of a function, of a partial one, or of a callable."""
+  """Returns the name of a function, a functools.partial or other callable."""
   while isinstance(function, functools.partial):
     function = function.func
   return getattr(function, "__qualname__", type(function).__name__)
@@ -145,7 +145,7 @@ def _unwrap(function: Any) -> Any:
 
 
 def kind_of_feature(spec: Any) -> str:
-  """Returns the kind of a feature's tf.TensorSpec: "text", "ids", or else."""
+  """Returns a tf.TensorSpec's kind: "text", "ids", or else dtype and rank."""
   if spec.dtype.name == "string" and spec.shape.rank == 0:
     return "text"
   if spec.dtype.is_integer and spec.shape.rank == 1:
@@ -154,6 +154,6 @@ def kind_of_feature(spec: Any) -> str:
 
 
 def strip_eos(ids: np.ndarray, eos_id: int | None) -> np.ndarray:
-  """Returns ids without an EOS at the end, [num_tokens], int32."""
+  """Returns `ids` without the EOS at the end, if any, [num_tokens], int32."""
   has_eos = len(ids) and ids[-1] == eos_id
   return np.asarray(ids[:-1] if has_eos else ids, np.int32)

@@ -51,11 +51,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs in every process
 def open_task(
   name: str, validation_share: float, sequence_length: int | None = None
 ) -> list["SeqioTask"]:
-  """Returns the tasks of a registered task or mixture with their rates.
+  """Returns a source for each task of a SeqIO task or mixture.
 
   Args:
-    name: name of the task or mixture.
-    validation_share: share of documents to hold out, where a task has no
+    name: name of the registered task or mixture.
+    validation_share: share of documents to hold out if a task has no
       validation split.
     sequence_length: tokens in a row, for preprocessors that cut token ids.
 
@@ -92,10 +92,10 @@ def find_provider(name: str, setting: str = "TASK") -> Any:
 
   Args:
     name: name of the task or mixture.
-    setting: setting that names it, for messages.
+    setting: name of the setting that holds `name`, for messages.
 
   Raises:
-    UserError: SeqIO is missing, or nothing of that name is registered.
+    UserError: SeqIO is missing, or `name` is not registered.
   """
   seqio = import_seqio(name, setting)
   names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
@@ -111,13 +111,14 @@ def find_provider(name: str, setting: str = "TASK") -> Any:
 def check_ids(
   task: Any, features: Iterable[str], sha256: str | None, setting: str = "TASK"
 ) -> None:
-  """Raises UserError unless a task's token ids are of the run's vocabulary.
+  """Raises UserError unless a task's token ids are from the run's vocabulary.
 
   Args:
-    task: a `seqio.Task` that makes ids.
+    task: a `seqio.Task` that makes token ids.
     features: names of the features that are read.
-    sha256: hash of the run's SentencePiece model; None where none is trained.
-    setting: setting that names the task, for messages.
+    sha256: hash of the run's SentencePiece model; None if the run has yet to
+      train the model.
+    setting: name of the setting that holds the task's name, for messages.
   """
   for name in features:
     vocabulary = task.output_features[name].vocabulary
@@ -138,7 +139,7 @@ def check_ids(
 
 
 class _Features(NamedTuple):
-  """Features of a task's dataset: all texts, or all token ids."""
+  """The features of a task's dataset; all are text, or all are token ids."""
 
   has_inputs: bool
   is_text: bool
@@ -167,7 +168,7 @@ class SeqioTask:
     self.rate = rate
     self._task = task
     self._share = validation_share
-    # Without `tokenize` and the steps after it, which would load the task's
+    # Leave out `tokenize` and later steps, which would load the task's
     # vocabulary.
     self._steps, _ = split_at_tokenize(task, import_seqio(task.name))
     self._lengths = None
@@ -187,22 +188,22 @@ class SeqioTask:
 
   @property
   def has_inputs(self) -> bool:
-    """Whether its documents are examples."""
+    """Whether the documents are examples, with inputs and targets."""
     return any(
       d.inputs is not None and len(d.inputs) for d in self._first_documents
     )
 
   def check_vocabulary(self, sha256: str | None) -> None:
-    """Raises UserError if its documents are ids of another vocabulary."""
+    """Raises UserError if documents are token ids of another vocabulary."""
     if not self._features.is_text:
       check_ids(self._task, self._features.eos_ids, sha256)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of the task's files, code, settings, first documents."""
-    # It sees the bytes of local files, the code of source and preprocessors
-    # (`describe_code` says how far), and the first documents. It does not see a
-    # remote file that changes under its name, or a change in a function called
-    # by a preprocessor that shows only in later documents.
+    """Returns a hash of the task's files, code, settings, and documents."""
+    # The hash covers the bytes of local files, the code of the source and the
+    # preprocessors (see `describe_code`), and the first documents. It misses a
+    # remote file that changes under the same name, and a change in a function
+    # that a preprocessor calls if only later documents differ.
     source = self._task.source
     with user_code(f"TASK: {self.name}"):
       if hasattr(source, "fingerprint"):  # sources of this project's tasks
@@ -249,7 +250,7 @@ class SeqioTask:
       raise UserError(f"TASK: {self.name} has no document.")
 
   def report_skipped(self) -> None:
-    """Warns how many documents the latest reading left out."""
+    """Warns how many documents the latest call of `documents` left out."""
     if self._num_skipped:
       _logger.warning(
         f"{self._num_skipped:,} documents of task {self.name} left out (not "
@@ -261,7 +262,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _first_documents(self) -> list[Document]:
-    """The first documents of each split, read twice and compared."""
+    """The first documents of each split, read twice to detect random steps."""
     first, again = (
       [
         document
@@ -279,7 +280,7 @@ class SeqioTask:
     return first
 
   def _make_dataset(self, split: str) -> Any:
-    """Returns the tf.data.Dataset of the steps."""
+    """Returns the tf.data.Dataset that the steps make from a split."""
     tf = _import_tensorflow()
     with tf.device("CPU:0"):  # GPUs are for the model
       dataset = apply_steps(
@@ -340,7 +341,7 @@ class SeqioTask:
     with user_code(where):
       dataset = self._make_dataset(split)
       dataset = dataset.map(lambda e: {n: e[n] for n in names})
-      # TensorFlow takes 0.1 ms for each value that it hands over.
+      # Batch texts, because TensorFlow takes 0.1 ms for each value it returns.
       dataset = dataset.batch(_BATCH) if is_text else dataset
     for example in read_examples(dataset, where):
       values = [example[name] for name in names]
@@ -354,11 +355,11 @@ def _import_tensorflow() -> Any:
 
 
 def import_seqio(name: str, setting: str = "TASK") -> Any:
-  """Returns the module seqio, or raises UserError where it is missing.
+  """Returns the module seqio, or raises UserError if it is missing.
 
   Args:
-    name: name of the task that needs it, for the message.
-    setting: setting that names the task.
+    name: name of the task that needs SeqIO, for the message.
+    setting: name of the setting that holds `name`, for the message.
   """
   try:
     _import_tensorflow()  # first, because it silences what the import logs
@@ -373,7 +374,7 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
 
 
 def _hash_vocabulary(vocabulary: Any) -> str:
-  """Returns the hash of the SentencePiece model, its sentinels included."""
+  """Returns a hash of the SentencePiece model with its sentinels, if any."""
   path = vocabulary.sentencepiece_model_file
   tf = _import_tensorflow()
   with user_code(f"TASK: its vocabulary {path}"):
@@ -386,13 +387,13 @@ def _hash_vocabulary(vocabulary: Any) -> str:
 def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
   """Returns a text that is the same in every process for the same code.
 
-  It holds the source code of a function, its defaults, bound arguments and
-  closure. It does not see what the function calls, reads from globals or files,
-  or gets from gin.
+  The text has a function's source code, defaults, bound arguments and closure.
+  It lacks whatever the function calls, reads from globals or files, or gets
+  from gin.
 
   Args:
-    value: a function, or a value that functions hold.
-    within: ids of the values that hold this one.
+    value: a function, or a value that a function contains.
+    within: `id` of each value that contains this value.
   """
   if isinstance(value, _PLAIN):
     return repr(value)
@@ -405,7 +406,7 @@ def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
 
 
 def _list_parts(value: object) -> list[object]:
-  """Returns the parts of a value that is not plain."""
+  """Returns the parts of a value whose type is not in _PLAIN."""
   if isinstance(value, (list, tuple)):
     return [*value]
   if isinstance(value, dict):

@@ -33,7 +33,7 @@ _MAX_WEIGHT = 2**53  # a float holds every integer below it
 
 
 class Settings(NamedTuple):
-  """Names of the user's settings, for messages."""
+  """The names that messages use for the user's settings."""
 
   files: str
   text_field: str
@@ -45,7 +45,7 @@ MACROS = Settings("TEXT_FILES", "TEXT_FIELD", "WEIGHT_FIELD")
 
 
 class Fields(NamedTuple):
-  """Names of the fields of a JSON line that are read."""
+  """The names of the fields to read from each JSON line."""
 
   text: str
   weight: str | None = None  # None for a weight of 1
@@ -55,7 +55,7 @@ class Fields(NamedTuple):
 def open_sources(
   data: DataConfig, sequence_length: int | None = None
 ) -> list[Source]:
-  """Returns the sources of a run, TEXT_FILES or TASK; their rates sum to 1.
+  """Opens TEXT_FILES or TASK; returns sources with rates that sum to 1.
 
   Args:
     data: data settings of the run.
@@ -80,7 +80,7 @@ def open_sources(
 
 
 class TextFiles:
-  """A Source of the documents of files, in the order of their paths.
+  """A Source of documents from files, in the order of the files' paths.
 
   Empty documents are left out silently; files and JSON lines that are not text
   are counted for `report_skipped`.
@@ -104,17 +104,17 @@ class TextFiles:
 
     Args:
       globs: one glob or several; see files.py.
-      text_field: field of a JSON line with the document.
-      weight_field: field with its weight, or None for a weight of 1.
-      quality_field: field with its quality; every file must then be .jsonl.
-        None reads no quality.
-      validation_share: share of the documents that is held out.
+      text_field: field of a JSON line that holds the document's text.
+      weight_field: field that holds its weight, or None for a weight of 1.
+      quality_field: field that holds its quality, or None for no quality. If
+        given, every file must be .jsonl.
+      validation_share: share of the documents that are held out.
       name: name of the source.
       settings: names of the user's settings, for messages.
 
     Raises:
-      UserError: `find_files` fails, or a file has no JSON lines for
-        `quality_field`.
+      UserError: `find_files` fails, or `quality_field` is given and a file is
+        not .jsonl.
     """
     self.name = name
     self.files = find_files(globs, settings.files)  # sorted by path
@@ -133,15 +133,16 @@ class TextFiles:
   @property
   def num_bytes(self) -> int | None:
     """Size of all files; None if any is compressed."""
-    # Progress bars and the message of a full disk need the size of the text.
+    # Callers need the decompressed size, for progress bars and for the message
+    # about a full disk.
     if any(file.compression for file in self.files):
       return None
     return sum(file.num_bytes for file in self.files)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the files' bytes, their order and the settings."""
-    # Paths and times are left out, so that tokens are found again after files
-    # were moved or touched, as long as their order is the same.
+    # Paths and times are left out, so that a run finds its tokens again after
+    # files were moved or touched, as long as the order of files is the same.
     kinds = [file.is_json_lines for file in self.files]
     contents = (digests or FileDigests()).read(self.files)
     # The quality field is left out, because it changes no document; the
@@ -162,8 +163,8 @@ class TextFiles:
     """Yields (split, document).
 
     Raises:
-      UserError: a file cannot be read or is damaged, a JSON line is broken, or
-        there is no text in all files.
+      UserError: a file cannot be read or is damaged, a JSON line is invalid, or
+        no file has text.
     """
     self._start_counting()
     found = False
@@ -179,7 +180,7 @@ class TextFiles:
       )
 
   def report_skipped(self) -> None:
-    """Warns of what the latest reading left out, and names the first."""
+    """Warns how many files and lines were left out; names the first of each."""
     if count := self._skipped_files.count:
       _logger.warning(
         f"{count:,} of {len(self.files):,} files left out{self._skipped_files}."
@@ -195,7 +196,7 @@ class TextFiles:
     if file.is_json_lines:
       lines = read_jsonl_texts(file, self._fields, self._settings)
       for number, document in lines:
-        # A JSON escape may be half a surrogate pair, which has no UTF-8.
+        # A JSON escape may be half a surrogate pair, which UTF-8 cannot encode.
         if not user_text.is_text(document.text):
           self._skipped_lines.add(f"{file.path}, line {number:,}")
         elif document.text:
@@ -210,7 +211,7 @@ class TextFiles:
 
 @dataclasses.dataclass
 class _Skipped:
-  """Files or lines that are left out; `str` gives the reason and the first."""
+  """Counts files or lines left out; `str` gives the reason and the first."""
 
   why: str
   count: int = 0
@@ -228,7 +229,7 @@ def read_file(file: TextFile, settings: Settings) -> bytes:
   """Returns the content of a file, decompressed.
 
   Raises:
-    UserError: the file cannot be read, or is damaged; names it.
+    UserError: the file cannot be read, or is damaged; the message names it.
   """
   content = user_text.read_bytes(file.path, f"{settings.files}: {file.path}")
   check_unchanged(file)
@@ -238,13 +239,13 @@ def read_file(file: TextFile, settings: Settings) -> bytes:
 def read_jsonl_texts(
   file: TextFile, fields: Fields, settings: Settings
 ) -> Iterator[tuple[int, Document]]:
-  """Yields each line that is not blank, and its number in the file from 1 on.
+  """Yields (line number from 1 on, document) for each line that is not blank.
 
   One line is in memory at a time.
 
   Raises:
-    UserError: the file cannot be read or is damaged, or a line is broken or
-      lacks a field; names file and line.
+    UserError: the file cannot be read or is damaged, or a line is invalid or
+      lacks a field; the message names file and line.
   """
   fix = "a .jsonl file has one JSON object on each line"
   what = f"{settings.files}: {file.path}"
@@ -292,7 +293,7 @@ def _read_field(
   wanted: str,
   fix: str,
 ) -> Any:
-  """Returns a field of a JSON line; raises UserError unless it `is_right`."""
+  """Returns a JSON line's field; UserError if missing or not `is_right`."""
   if name not in line:
     has = f"has {', '.join(map(repr, line))}" if line else "is empty"
     raise UserError(

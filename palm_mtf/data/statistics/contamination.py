@@ -34,12 +34,12 @@ _MAX_NGRAMS = 1 << 21  # 13 MB of text; some 65 bytes of memory per n-gram
 
 @dataclasses.dataclass(frozen=True)
 class Contamination:
-  """Counts of examples of an evaluation set."""
+  """Numbers of examples in an evaluation set; how many are contaminated."""
 
   examples: int
   judged: int  # examples whose n-grams were looked for: all, or a sample
-  # Examples of fewer than 8 words that are counted in `judged`. They are shown
-  # separately, because one or two words always occur.
+  # Examples in `judged` with fewer than 8 words. They are shown separately,
+  # because one or two words always occur somewhere in the training text.
   short: int
   contaminated: int
   contaminated_short: int
@@ -47,15 +47,15 @@ class Contamination:
 
 
 class Examples:
-  """The n-grams of an evaluation set, or of a fair sample of it."""
+  """The n-grams of an evaluation set, or of a random sample of its examples."""
 
   def __init__(self, max_ngrams: int = _MAX_NGRAMS):
-    """Keeps at most `max_ngrams` n-grams, but always one example."""
+    """Keeps at most `max_ngrams` n-grams, but at least one example."""
     self.count = 0  # of examples added
     self._max_ngrams = max_ngrams
     self._num_ngrams = 0
-    # A heap of (-rank, number, words, n-grams). It keeps as many examples of
-    # the lowest ranks as fit: the same sample in any order of examples.
+    # A heap of (-rank, number, words, n-grams). It keeps the examples with the
+    # lowest ranks, so that the sample does not depend on the examples' order.
     self._kept: list[tuple[float, int, int, np.ndarray]] = []
     self._limit = 2.0  # examples of this rank and above do not fit
 
@@ -65,8 +65,8 @@ class Examples:
     if example.rank >= self._limit:
       return
     words = hash_document(example)
-    # A short example is one n-gram of all its words. An example without words
-    # has no n-gram, and is never contaminated.
+    # An example of fewer than 8 words has one n-gram, with all its words. An
+    # example without words has no n-gram, and is never contaminated.
     ngrams = hash_ngrams(words, max(1, min(NGRAM_WORDS, len(words))))
     item = (-example.rank, self.count, len(words), ngrams)
     heapq.heappush(self._kept, item)
@@ -77,7 +77,7 @@ class Examples:
       self._limit = min(self._limit, -rank)
 
   def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns each example's number of words, [kept], int64, and n-grams."""
+    """Returns kept examples' numbers of words, [kept], int64, and n-grams."""
     words = np.array([words for _, _, words, _ in self._kept], np.int64)
     return words, [ngrams for _, _, _, ngrams in self._kept]
 
@@ -93,7 +93,8 @@ class ContaminationSearch:
     self._num_examples = examples.count
     self._words, ngrams = examples.kept()
     self._counts = np.array([len(each) for each in ngrams], np.int64)
-    # The different n-grams, sorted, and the index of each example's n-grams.
+    # The distinct n-grams, sorted, and the index of every example's n-grams in
+    # them.
     self._ngrams, self._places = np.unique(
       np.concatenate([np.empty(0, np.uint64), *ngrams]), return_inverse=True
     )
@@ -110,7 +111,7 @@ class ContaminationSearch:
       self._found[find_hashes(self._ngrams, hash_ngrams(words, n))] = True
 
   def result(self) -> Contamination:
-    """Returns the contamination by the documents so far."""
+    """Returns the contamination by the documents that were added so far."""
     found = self._found[self._places]
     ends = np.cumsum(self._counts)
     hits = np.concatenate([[0], np.cumsum(found)])
@@ -137,7 +138,7 @@ class ContainedExamples:
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
     self.num_short = int((self._counts == 0).sum()) - 1  # of fewer than 8 words
-    # The different 8-grams, sorted, which `find_ngrams` looks for.
+    # The distinct 8-grams, sorted, which `find_ngrams` looks up.
     self.table, index = np.unique(np.concatenate(ngrams), return_inverse=True)
     # The examples that have 8-gram i: owners[starts[i] : starts[i + 1]].
     by_ngram = np.argsort(index, kind="stable")
@@ -150,7 +151,7 @@ class ContainedExamples:
     """Returns whether a document contains an example.
 
     Args:
-      found: indices of the document's 8-grams in `table`, [found], each once.
+      found: distinct indices of the document's 8-grams in `table`, [found].
     """
     if not len(found):
       return False
@@ -175,7 +176,7 @@ class ContainedExamples:
 
 
 def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:
-  """Returns the indices of a document's 8-grams in `table`, each once, sorted.
+  """Returns the distinct indices of a document's 8-grams in `table`, sorted.
 
   Args:
     table: hashes of 8-grams, sorted, [ngrams], uint64.

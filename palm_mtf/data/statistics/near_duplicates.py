@@ -35,8 +35,8 @@ _NGRAM_WORDS = 5  # a text of fewer words is one n-gram
 _BANDS, _ROWS = 16, 8  # number of bands, and of values per band
 NUM_VALUES = _BANDS * _ROWS
 DIGEST_BYTES = 16
-# Most comparisons per text that shares a band. Only huge groups need more for
-# all pairs, and a part of their pairs connects them too.
+# The maximum number of comparisons per text and band. Only huge groups have
+# more pairs, and comparing a part of these pairs connects the group too.
 _NEIGHBORS = 32
 _PAIRS_AT_ONCE = 1 << 16
 _NGRAMS_AT_ONCE = 256  # with 128 values each they fit into a core's cache
@@ -51,7 +51,7 @@ _FACTORS |= 1  # odd, so that the function is one to one
 
 
 class Group(NamedTuple):
-  """Documents with the same text, or texts that are near duplicates."""
+  """A group of documents with the same text, or of near-duplicate texts."""
 
   size: int
   digest: bytes  # of a member, the same whatever the order of the documents
@@ -68,8 +68,8 @@ class Duplicates:
   near_groups: int  # groups of two or more different texts
   near_texts: int  # texts in these groups, minus one per group
   near_bytes: int  # of these texts, without the largest text of each group
-  # Held-out documents in a group with a training document, not counted in
-  # exact_across.
+  # Held-out documents in a group with a training document, except those that
+  # exact_across counts.
   near_across: int
   largest_exact: list[Group]  # texts with most documents, two or more
   largest_near: list[Group]  # groups with most texts
@@ -93,7 +93,7 @@ class Sketches:
     self._held_out.append(split == VALIDATION)
 
   def columns(self) -> tuple[np.ndarray, ...]:
-    """Returns digests, MinHash values, sizes, and whether each is held out.
+    """Returns each document's digest, MinHash values, size, and if held out.
 
     The arrays are views: nothing can be added while they exist.
     """
@@ -106,23 +106,24 @@ class Sketches:
 
 
 def text_digest(document: Document) -> bytes:
-  """Returns the hash of inputs and text that a `Group` has."""
+  """Returns the hash of inputs and text that is used for `Group.digest`."""
   return document.digest(DIGEST_BYTES)
 
 
 def find_duplicates(
   sketches: Sequence[Sketches], num_largest: int = 3
 ) -> Duplicates:
-  """Returns the duplicates in and across sources.
+  """Returns the duplicates within and across sources.
 
   Args:
     sketches: sketches of each source.
-    num_largest: most groups in `largest_exact` and in `largest_near`.
+    num_largest: maximum length of `largest_exact` and of `largest_near`.
   """
   columns = zip(*(each.columns() for each in sketches), strict=True)
   digests, values, sizes, held_out = map(np.concatenate, columns)
-  # Sort by digest: equal texts become neighbors, and the result does not depend
-  # on the order of the documents. From here on a text is an index, [texts].
+  # Sort by digest, so that equal texts become neighbors and the result does not
+  # depend on the order of documents. From here on, texts are numbered in this
+  # order.
   order = np.lexsort(digests.T)
   digests, held_out = digests[order], held_out[order]
   is_first = np.ones(len(order), bool)
@@ -168,7 +169,7 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
 
   Args:
     document: a document.
-    digest: its hash, which gives the values if it has no words.
+    digest: hash of the document, used as its values if it has no words.
   """
   words = hash_document(document)
   if not len(words):  # no near duplicate of any other text
@@ -183,13 +184,13 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
 
 
 def group_similar(values: np.ndarray) -> np.ndarray:
-  """Returns the group of every text: the index of its first text, [texts].
+  """Returns each text's group: the index of the group's first text, [texts].
 
   Args:
     values: MinHash values of each text, [texts, NUM_VALUES], uint16. If texts
       are sorted by hash, the groups do not depend on the order of documents.
   """
-  # Union-find: groups[text] is the text itself or an earlier one of its group.
+  # Union-find: groups[text] is the text itself or an earlier text of its group.
   groups = np.arange(len(values))
   for one, other in _pairs_in_a_band(values):
     apart = groups[one] != groups[other]
@@ -212,7 +213,7 @@ def _find_first(groups: np.ndarray, text: int) -> int:
 def _similar_pairs(
   values: np.ndarray, one: np.ndarray, other: np.ndarray
 ) -> Iterator[tuple[int, int]]:
-  """Yields the pairs (one[i], other[i]) that share 0.8 of all values."""
+  """Yields pairs (one[i], other[i]) that share at least 0.8 of their values."""
   for start in range(0, len(one), _PAIRS_AT_ONCE):
     a = one[start : start + _PAIRS_AT_ONCE]
     b = other[start : start + _PAIRS_AT_ONCE]
@@ -223,7 +224,7 @@ def _similar_pairs(
 def _pairs_in_a_band(
   values: np.ndarray,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields indices of texts that share a band, [pairs] and [pairs]."""
+  """Yields pairs of texts that share a band: two arrays of indices, [pairs]."""
   for band in range(_BANDS):
     rows = values[:, band * _ROWS : (band + 1) * _ROWS]
     # Hash the two halves of a band into one key, and sort by key.

@@ -20,7 +20,7 @@ from palm_mtf.data.sources.document import Document, Text
 _BLOCK_CHARACTERS = 1 << 18
 _SPACE = re.compile(r"\s")  # the characters at which str.split() splits
 _LAST_SPACE = 0x3000
-# Odd, so that products mod 2 ** 64 lose nothing.
+# Odd, so that multiplying by a factor mod 2 ** 64 is one to one.
 _CHARACTER_FACTOR = 0x9E3779B97F4A7C15
 _WORD_FACTOR = 0xD1342543DE82EF95
 
@@ -34,7 +34,7 @@ def hash_document(document: Document) -> np.ndarray:
 
 
 def hash_words(text: Text) -> np.ndarray:
-  """Returns a hash of each word of `text`, [num_words], uint64."""
+  """Returns a hash of each word or token id in `text`, [num_words], uint64."""
   if isinstance(text, np.ndarray):
     return _mix(text.astype(np.uint64))
   blocks = [_hash_block(block) for block in _cut_blocks(text)]
@@ -46,7 +46,7 @@ def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
 
   Args:
     words: hashes of the words, [num_words], uint64.
-    n: words in an n-gram, at least 1.
+    n: number of words in an n-gram, at least 1.
   """
   count = max(0, len(words) - n + 1)
   hashes = np.full(count, n, np.uint64)  # hashes for different n differ
@@ -57,10 +57,10 @@ def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
 
 
 def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-  """Returns the indices in a table of the hashes that it holds.
+  """Returns the indices in `table` of those `hashes` that `table` contains.
 
   Args:
-    table: different hashes, sorted, [table], uint64.
+    table: distinct hashes, sorted, [table], uint64.
     hashes: hashes in any order, [hashes], uint64.
   """
   if not len(table):
@@ -72,7 +72,7 @@ def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
 
 
 def _cut_blocks(text: str) -> Iterator[str]:
-  """Yields `text` in blocks that end with a word."""
+  """Yields `text` in blocks that do not cut words."""
   start = 0
   while start < len(text):
     space = _SPACE.search(text, start + _BLOCK_CHARACTERS)
@@ -91,14 +91,14 @@ def _hash_block(block: str) -> np.ndarray:
   starts = np.flatnonzero(before & ~is_space)
   if not len(starts):
     return np.empty(0, np.uint64)
-  # A block is little longer than _BLOCK_CHARACTERS, unless it is one huge word.
+  # A block is not much longer than _BLOCK_CHARACTERS, unless a word is huge.
   size = max(2 * _BLOCK_CHARACTERS, 1 << len(characters).bit_length())
   powers, inverses = _powers(size)
   terms = characters + np.uint64(1)
   terms[is_space] = 0
   terms *= powers[: len(terms)]
-  # reduceat sums each word with powers that count from the start of the block;
-  # the inverse power makes them count from the start of the word.
+  # In the sums of reduceat, exponents count from the start of the block. An
+  # inverse power makes them count from the start of the word.
   return _mix(np.add.reduceat(terms, starts) * inverses[starts])
 
 
@@ -110,7 +110,7 @@ def _space_table() -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns powers of the factor and their inverses mod 2 ** 64, [count]."""
+  """Returns powers of _CHARACTER_FACTOR and inverses, mod 2 ** 64, [count]."""
   inverse = pow(_CHARACTER_FACTOR, -1, 1 << 64)
   powers = np.full((2, count), 1, np.uint64)
   powers[0, 1:], powers[1, 1:] = _CHARACTER_FACTOR, inverse

@@ -23,9 +23,9 @@ from palm_mtf.data.statistics.near_duplicates import (
 _START_CHARACTERS = 60
 _START_IDS = 10
 
-# Tokens of a document's inputs and of its text, without [eod].
+# Numbers of tokens in a document's inputs and in its text, without [eod].
 Lengths = tuple[int, int]
-# Takes (split, document) pairs; yields split, document and its lengths.
+# A function that takes (split, document) pairs, and yields them with lengths.
 CountTokens = Callable[
   [Iterable[tuple[str, Document]]], Iterator[tuple[str, Document, Lengths]]
 ]
@@ -44,7 +44,7 @@ class TextCounts:
   longest_start: str = ""  # the beginning of its text
 
   def add(self, split: str, document: Document, tokens: int | None) -> None:
-    """Counts one document; `tokens` is without [eod], or None."""
+    """Counts a document; `tokens`, without [eod], is None if not counted."""
     num_bytes = document.num_bytes
     self.documents += 1
     self.bytes += num_bytes
@@ -71,8 +71,8 @@ class Survey:
 
   sources: dict[str, Measured]  # by name
   total: Measured  # with the duplicates across sources
-  # By evaluation set, its contamination by the training documents of all
-  # sources; "validation" is the validation split of the sources.
+  # For each evaluation set, its contamination by the training documents of all
+  # sources. The set "validation" is the validation split of all sources.
   contamination: dict[str, Contamination]
   starts: dict[
     bytes, str
@@ -88,7 +88,7 @@ def survey(
   """Reads all sources twice and returns their statistics.
 
   Args:
-    sources: sources of a run; the documents that they skip are reported.
+    sources: sources of a run; each logs a warning if it skips documents.
     count_tokens: function that counts the tokens of documents, or None.
     evaluation_sets: evaluation sets by name, besides the validation split.
     note_length: called for each training document whose tokens are counted.
@@ -132,7 +132,7 @@ def survey(
 def _read_documents(
   source: Source, count_tokens: CountTokens | None
 ) -> Iterator[tuple[str, Document, Lengths | None]]:
-  """Yields split, document and its lengths, None where not counted."""
+  """Yields split, document and lengths; these are None if not counted."""
   if count_tokens is not None:
     yield from count_tokens(source.documents())
   else:

@@ -27,7 +27,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class Shard(NamedTuple):
-  """Whole documents, joined."""
+  """The tokens of whole documents, joined."""
 
   tokens: np.ndarray  # [num_tokens], uint16 or uint32; [eod] ends each document
   # Per document, where in `tokens` its targets begin, and the place after its
@@ -57,7 +57,7 @@ class TokenArray:
 
   @property
   def num_documents(self) -> int:
-    """Documents of all shards, repeats included."""
+    """Number of documents in all shards, repeats included."""
     return int(self._first_documents[-1])
 
   def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +73,7 @@ class TokenArray:
     done = 0
     while done < len(tokens):
       shard, first = self._shards[number], start + done - self._starts[number]
-      # Only here is the disk read, and only the pages of this part.
+      # The disk is read only here, and only the pages that hold this part.
       part = shard.tokens[first : first + len(tokens) - done]
       tokens[done : done + len(part)] = part
       if shard.has_inputs:
@@ -85,13 +85,14 @@ class TokenArray:
     return tokens, is_target
 
   def extents(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where documents begin, and the places after their [eod].
+    """Returns where documents begin and end.
 
     Args:
       documents: numbers of documents, in any order, [n], int64.
 
     Returns:
-      Two arrays [n], int64.
+      The place of each document's first token, and the place after its [eod],
+      two arrays [n], int64.
     """
     begins, ends = np.empty_like(documents), np.empty_like(documents)
     shards = np.searchsorted(self._first_documents, documents, "right") - 1
@@ -122,7 +123,7 @@ class TokenArray:
 
 
 def _find_runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
-  """Yields the value and the place of every run of equal values."""
+  """Yields the value and the slice of every run of equal values."""
   edges = np.flatnonzero(np.diff(values)) + 1
   for first, stop in itertools.pairwise([0, *edges.tolist(), len(values)]):
     if first < stop:
@@ -132,8 +133,8 @@ def _find_runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
 def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
   """Returns which tokens from `start` to `stop` - 1 are learned, bool."""
   targets, ends = documents
-  # The examples that reach into this part: from the first that ends after
-  # `start`, to the last whose targets begin before `stop`.
+  # Only these examples have targets here: from the first that ends after
+  # `start` to the last whose targets begin before `stop`.
   first = int(np.searchsorted(ends, start, side="right"))
   last = int(np.searchsorted(targets, stop, side="left"))
   is_target = np.zeros(stop - start, bool)
@@ -143,7 +144,7 @@ def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
-  """Returns the array of a .npy file; its pages are read when they are used.
+  """Maps the array of a .npy file; its pages are read when they are used.
 
   The array keeps no file open. With np.memmap, which keeps one file open per
   array, a store of many shards would exceed the limit of a process (`ulimit
@@ -156,7 +157,7 @@ def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
 
   Raises:
     OSError: the file cannot be mapped.
-    ValueError: the file has no header of an array, or is too short.
+    ValueError: the file has no .npy header, or is too short.
   """
   with open(path, "rb") as file:
     np.lib.format.read_magic(file)

@@ -36,7 +36,7 @@ def load_stores(
   sources: Sequence[Source],
   vocabulary: Vocabulary,
 ) -> list[TokenStore]:
-  """Returns the store of every source of a run; encodes what is missing.
+  """Returns the token store of each source; encodes sources without a store.
 
   Raises:
     UserError: there is no text, or the disk is full.
@@ -74,13 +74,13 @@ def cache_stores(
   *,
   verify: bool = False,
 ) -> list[tuple[str, TokenStore]]:
-  """Encodes the sources that CACHE_DIR lacks; returns the path of each store.
+  """Encodes the sources that CACHE_DIR lacks; returns (path, store) of each.
 
   Args:
-    model_dir: MODEL_DIR; its tokens/ is the cache where there is no CACHE_DIR.
+    model_dir: MODEL_DIR; its tokens/ is the cache if CACHE_DIR is not set.
     data: data settings, which name CACHE_DIR.
     sources: sources of the run.
-    vocabulary: vocabulary of the ids.
+    vocabulary: vocabulary that encodes the text.
     verify: whether to compare every byte with its hash, not only sizes;
       damaged shards are encoded again.
 
@@ -103,14 +103,14 @@ def _name_stores(
   sources: Sequence[Source],
   vocabulary: Vocabulary,
 ) -> list[tuple[Source, str]]:
-  """Returns the sources with the names of their stores."""
-  # Hashes of files are kept next to the stores.
+  """Returns each source with the name of its store."""
+  # The hashes of files are stored next to the stores.
   keep = writable_folder(data.cache_folder, own)
   named = []
   with FileDigests(os.path.join(keep, "digests.json")) as digests:
     for source in sources:
-      # The source's fingerprint stands for the bytes of the text, not its place
-      # or times, and for the settings that change its documents.
+      # The source's fingerprint covers the bytes of the text and the settings
+      # that change its documents, but not the paths and times of files.
       parts = (FORMAT, source.fingerprint(digests), vocabulary.sha256)
       name = f"{source.name}-{hash_parts(parts, num_bytes=8)}"
       named.append((source, name.replace("/", "_")))
@@ -159,8 +159,8 @@ def _lock_folder(folder: str) -> Iterator[None]:
   """Waits until no other process writes into `folder`, and locks it."""
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
-    # Lock a file opened for writing, because NFS locks nothing else. The kernel
-    # releases the lock of a process that is killed.
+    # Lock a file opened for writing, because NFS cannot lock other files. The
+    # kernel releases the lock if this process is killed.
     path = os.path.join(folder, ".lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:

@@ -17,8 +17,8 @@ from palm_mtf.data.sources.document import Document, Text, cut_text
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import WorkerPool, num_cores
 
-# Parts are whole lines where they fit. They are short, because SentencePiece
-# takes some hundred bytes of memory per character that it encodes.
+# Texts are encoded in parts, cut at line ends if possible. Parts are short,
+# because SentencePiece takes some hundred bytes of memory per character.
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
 _DOCUMENT_CHARACTERS = 256  # memory that a document takes besides its text
@@ -34,14 +34,14 @@ class EncodedDocument(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """A part of a text, which is encoded by itself."""
+  """A part of a text that is encoded separately."""
 
   text: Text
   is_inside: bool  # whether another part of the same text precedes it
 
 
 class _Cut(NamedTuple):
-  """A document whose parts are all in batches."""
+  """A document that was cut into parts, all of which are in batches."""
 
   split: str
   document: Document
@@ -50,16 +50,16 @@ class _Cut(NamedTuple):
 
 
 class Encoder:
-  """Encodes documents; keeps its processes from one call to the next.
+  """Encodes documents in worker processes that persist between calls.
 
-  Use it as a context manager, which ends the processes.
+  Use it as a context manager, so that the processes end.
   """
 
   def __init__(self, vocabulary: Vocabulary, num_processes: int | None = None):
-    """Readies an encoder.
+    """Prepares an encoder.
 
     Args:
-      vocabulary: vocabulary of the ids.
+      vocabulary: vocabulary that encodes the text.
       num_processes: number of workers; one per core by default, 0 for none.
     """
     self._pool = WorkerPool(
@@ -79,12 +79,12 @@ class Encoder:
   def encode(
     self, documents: Iterable[tuple[str, Document]]
   ) -> Iterator[EncodedDocument]:
-    """Yields every (split, document) with its ids, in order.
+    """Encodes each (split, document), in order.
 
     Raises:
       UserError: a worker process was killed.
     """
-    # Both in the order of the documents: ids of parts that are encoded, and
+    # Two queues in the order of the documents: ids of encoded parts, and
     # documents that wait for the ids of all their parts.
     ids: collections.deque[np.ndarray] = collections.deque()
     waiting: collections.deque[_Cut] = collections.deque()
@@ -100,7 +100,7 @@ class Encoder:
   def count(
     self, documents: Iterable[tuple[str, Document]]
   ) -> Iterator[tuple[str, Document, tuple[int, int]]]:
-    """Yields split, document and the tokens of its inputs and of its text.
+    """Yields split, document and its numbers of tokens: (inputs, text).
 
     [eod] is not counted.
     """
@@ -112,7 +112,7 @@ def _gather_parts(
   documents: Iterable[tuple[str, Document]],
   waiting: collections.deque[_Cut],
 ) -> Iterator[list[_Part]]:
-  """Yields batches of parts; adds a document to `waiting` when it is cut."""
+  """Yields batches of parts; adds each document that was cut to `waiting`."""
   batch: list[_Part] = []
   size = 0
   for split, document in documents:
@@ -152,7 +152,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 def _encode(
   vocabulary: Vocabulary, num_threads: int, batch: list[_Part]
 ) -> list[np.ndarray]:
-  """Returns the ids of every part; a part that has ids keeps them."""
+  """Returns the ids of every part; a part that is already ids stays as is."""
   parts = [part for part in batch if isinstance(part.text, str)]
   ids = iter(
     vocabulary.encode_arrays(

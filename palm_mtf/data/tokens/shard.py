@@ -28,7 +28,8 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, seal
 
-# Most bytes of one document and its repeats, which are gathered in memory.
+# The maximum size of a document times its repeats, because all are held in
+# memory.
 _MOST_REPEATED_BYTES = 1 << 30
 _SEAL = "seal"
 _CHANGED = "its content is not what was written"
@@ -82,7 +83,7 @@ class _SplitWriter:
     self._dtype = np.dtype(dtype)
     self._eod = np.array([eod_id], dtype).tobytes()
     self._tokens = bytearray()
-    # Per document, where its targets begin and where they end.
+    # Per document, where its targets begin and where they end, in tokens.
     self._documents = array.array("q")
     self.counts = Counts()
 
@@ -133,11 +134,11 @@ def write_shard(
     folder: folder of the store.
     number: number of the shard.
     documents: documents of the shard; iterating reads and encodes them.
-    dtype: NumPy's name of the tokens' type.
+    dtype: NumPy dtype of the tokens.
     eod_id: id of [eod].
     has_inputs: whether documents are examples.
-    writing: makes a context for the writing of files only, which explains
-      errors of the disk.
+    writing: function that returns a context manager, in which only files are
+      written, and which explains disk errors.
   """
   writers = {split: _SplitWriter(dtype, eod_id) for split in SPLITS}
   num_read, lowest_rank = 0, 1.0
@@ -146,7 +147,7 @@ def write_shard(
     lowest_rank = min(lowest_rank, encoded.document.rank)
     repeats = num_repeats(encoded.document)
     _check_fits(encoded.document, repeats)
-    # Repeats are for learning; held-out text is measured once.
+    # Only training text is repeated; held-out text is evaluated at most once.
     for _ in range(repeats if encoded.split == TRAIN else min(repeats, 1)):
       writers[encoded.split].add(encoded)
   files = []
@@ -207,7 +208,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
 
 def _size_of(name: str, summary: ShardSummary, path: str) -> int:
-  """Returns the size that a file of a shard has by its header and counts."""
+  """Returns the size that a shard's file must have by its header and counts."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):
@@ -246,8 +247,8 @@ def read_sealed_json(path: str) -> dict:
 def _explain_read_error(path: str, error: OSError) -> Exception:
   if isinstance(error, (FileNotFoundError, NotADirectoryError)):
     return DamagedShardError(f"{path}: {error.strerror}")
-  # Other errors, such as missing rights or a file system that does not answer,
-  # do not mean that the file is damaged.
+  # Other errors, such as missing permissions or a file system that does not
+  # respond, do not mean that the file is damaged.
   return UserError(
     f"cannot read {path}: {error.strerror}; mend that, or remove the file."
   )
@@ -265,14 +266,15 @@ def map_shard(
     has_inputs: whether documents are examples, from the shard's summary.
   """
   path = os.path.join(folder, f"{split}-{number:05d}")
-  # Tokens are read at random, because documents are in a shuffled order.
+  # Tokens are read at random places, because training shuffles the documents.
   tokens = map_array(f"{path}.npy", is_random=True)
   return Shard(tokens, map_array(f"{path}.documents.npy"), has_inputs)
 
 
 def _save_array(path: str, values: np.ndarray) -> None:
-  # A new file replaces a damaged one, because another process may have the
-  # damaged file mapped. Not np.save, which hides the errno of a full disk.
+  # Replace a damaged file by a new file, because another process may have the
+  # damaged file mapped. np.save is not used, as it hides the errno of a full
+  # disk.
   header = np.lib.format.header_data_from_array_1_0(values)
   partial = f"{path}.partial"
   with open(partial, "wb") as file:

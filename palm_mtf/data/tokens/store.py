@@ -39,11 +39,12 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
 
-# Version of the files, of their ids, and of where shards begin, on which the
-# repair of a store relies; a part of the name of a store.
+# The version of the file format, of the encoding, and of the rule for where
+# shards begin (the repair of a store relies on it). Names of stores include it.
 FORMAT = 3
 
-# Bytes of text in a shard. A run that was stopped encodes at most this again.
+# Bytes of text in a shard. A run that was stopped has to encode at most this
+# much text again.
 SHARD_BYTES = 64 << 20
 _MANIFEST = "manifest.json"
 
@@ -71,7 +72,8 @@ class TokenStore:
   validation: Split
   lowest_rank: float  # a VALIDATION_SHARE above it holds out a document
   fingerprint: str  # hash of every token: the same for the same batches
-  # Numbers of documents read, and removed by each filter; None without filters.
+  # How many documents were read, and how many each filter removed; None without
+  # filters.
   filter_counts: dict[str, int] | None = None
 
 
@@ -88,7 +90,7 @@ def write_store(
   Args:
     folder: folder of the store.
     source: source of the documents.
-    vocabulary: vocabulary of the ids.
+    vocabulary: vocabulary that encodes the text.
     num_processes: number of processes that encode; one per core by default.
     shard_bytes: bytes of text in one shard.
 
@@ -97,8 +99,8 @@ def write_store(
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
-  # For the message of a full disk: every token but [eod] has at least one byte
-  # of text.
+  # An upper bound of the store's size, for the message about a full disk: every
+  # token except [eod] has at least one byte of text.
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   on_disk = functools.partial(writing, folder, needed)
   with (
@@ -152,11 +154,11 @@ def _show_progress(
 def _take_bytes(
   documents: Iterator[tuple[str, Document]], max_bytes: int
 ) -> Iterator[tuple[str, Document]]:
-  """Yields documents until they have `max_bytes` together."""
+  """Yields documents until their total size reaches `max_bytes`."""
   num_bytes = 0
   for split, document in documents:
     yield split, document
-    # Repeats count too, because a shard is gathered in memory.
+    # Repeats count too, because a whole shard is held in memory.
     num_bytes += int(document.num_bytes * max(1.0, document.weight))
     if num_bytes >= max_bytes:
       return
@@ -174,13 +176,14 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
   """
   manifest = read_sealed_json(os.path.join(folder, _MANIFEST))
   numbers = range(manifest["num_shards"])
-  # Hashing releases the GIL. Headers of arrays are read by one thread, because
-  # Python 3.11 may fail where several parse literals at once (SystemError).
+  # Many threads hash files, because hashing releases the GIL. One thread reads
+  # array headers, because Python 3.11 may raise SystemError if several threads
+  # parse literals at once.
   with ThreadPoolExecutor(num_cores() if verify else 1) as threads:
     shards = list(
       threads.map(lambda n: check_shard(folder, n, reads=verify), numbers)
     )
-  # Mapped: a page is read from disk when a row needs its tokens.
+  # Files are memory-mapped: a page is read when a row needs its tokens.
   splits = {
     split: Split(
       TokenArray(

@@ -20,7 +20,7 @@ _CONTEXT = 10  # characters before and after a difference
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-  """Numbers of pieces of a vocabulary by kind."""
+  """The number of a vocabulary's pieces of each kind."""
 
   control: int  # made by no text: padding, end of document, unknown
   byte: int  # one per byte, for characters without a piece
@@ -33,7 +33,7 @@ class Pieces:
 
 
 def count_pieces(vocabulary: Vocabulary) -> Pieces:
-  """Returns the pieces by kind."""
+  """Counts a vocabulary's pieces by kind."""
   kinds = {"control": [], "byte": [], "digit": [], "joined_digits": []}
   kinds |= {"white_space": [], "other": []}
   for i in range(vocabulary.size):
@@ -49,7 +49,7 @@ def count_pieces(vocabulary: Vocabulary) -> Pieces:
 
 
 class Fit:
-  """How a vocabulary fits some texts."""
+  """Statistics that show how well a vocabulary fits some texts."""
 
   def __init__(self, vocabulary: Vocabulary):
     self._vocabulary = vocabulary
@@ -66,12 +66,12 @@ class Fit:
 
   @property
   def num_used(self) -> int:
-    """Number of pieces that some text makes."""
+    """Number of pieces that occur in the encoded texts."""
     return int((self.counts > 0).sum())
 
   @property
   def byte_share(self) -> float:
-    """Share of byte pieces in the tokens."""
+    """Share of the tokens that are byte pieces."""
     made = int(self.counts[self._vocabulary.is_byte].sum())
     return made / max(1, self.num_tokens)
 
@@ -86,7 +86,7 @@ class Fit:
     return self.num_bytes / max(1, self.num_tokens)
 
   def add(self, texts: list[str]) -> None:
-    """Counts texts and their tokens, encoded and decoded."""
+    """Counts the tokens of texts, and the texts that encoding changes."""
     # Texts are encoded in parts, as for training. The ids of all parts of a
     # text, decoded together, should be the text.
     parts = [list(cut_text(text, _PART_CHARACTERS)) for text in texts]
@@ -111,7 +111,7 @@ class Fit:
 
 
 def measure_fit(vocabulary: Vocabulary, texts: Iterable[str]) -> Fit:
-  """Returns how a vocabulary fits texts; a few are in memory at a time."""
+  """Measures how a vocabulary fits texts; reads a few texts at a time."""
   fit = Fit(vocabulary)
   for batch in gather(texts, len, _BATCH_CHARACTERS):
     fit.add(batch)

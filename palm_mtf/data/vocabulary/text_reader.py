@@ -17,10 +17,10 @@ _MOST_OPEN = 3  # most bytes of an incomplete character
 
 
 class TextReader:
-  """Decodes tokens one by one; each costs the same, however long the text is.
+  """Decodes tokens one by one, at a cost that does not depend on text length.
 
   Attributes:
-    text: whole characters of the tokens that were added.
+    text: whole characters of the tokens that were added so far.
   """
 
   def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()):
@@ -34,8 +34,8 @@ class TextReader:
     self._vocabulary = vocabulary
     self.text = ""
     self._open = b""  # bytes of an incomplete character
-    # Tokens before the first character, which decide whether a space begins
-    # the text. None after the first character.
+    # Tokens before the first character, which decide whether the text begins
+    # with a space. None after the first character.
     self._leading: list[int] | None = []
     before = list(before)
     if vocabulary.decode(before[:4]) or vocabulary.decode(before):
@@ -47,13 +47,13 @@ class TextReader:
 
   @property
   def whole_text(self) -> str:
-    """The text if no token follows: U+FFFD for each byte of no character."""
+    """The text so far, with U+FFFD for each byte of an incomplete character."""
     return self.text + _NO_CHARACTER * len(self._open)
 
   def token_text(self, token: int) -> str:
-    """Returns what `add` of a token adds.
+    """Returns the text that `add` would add.
 
-    A byte of a longer character is named, as "bytes:\\xc3".
+    A byte of a character with several bytes becomes such as "bytes:\\xc3".
     """
     byte = self._vocabulary.byte(token)
     if byte is not None:
@@ -102,7 +102,7 @@ def decode_after(
 
 
 def _count_bytes(first: int) -> int:
-  """Returns the number of bytes of a character in UTF-8, by its first byte."""
+  """Returns the length in bytes of a UTF-8 character with this first byte."""
   if 0xC2 <= first < 0xF5:
     return 2 + (first >= 0xE0) + (first >= 0xF0)
   return 1  # ASCII, or a byte that begins no character

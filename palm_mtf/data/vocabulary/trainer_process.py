@@ -18,7 +18,7 @@ from typing import Any
 
 from palm_mtf.errors import UserError
 
-# It does not import palm_mtf, which may not be on the new process's path.
+# The program does not import palm_mtf, because the new process may not find it.
 _PROGRAM = """
 import ctypes, io, os, pickle, signal, sys
 # The kernel ends this process when the caller dies, even killed; 1 is
@@ -41,12 +41,12 @@ os.close(2)  # the caller reads the log to its end, then the result
 pickle.dump(result, sys.stdout.buffer)
 """
 _LAST_LINES = 5
-# SentencePiece 0.2.3 and older log such a line every hundred merges.
+# SentencePiece 0.2.3 and older log a line like this after every hundred merges.
 _MERGES = re.compile(rb"(?:Merged|Added): .*?\b(?:merges|size)=(\d+)")
 
 
 class RefusedError(Exception):
-  """SentencePiece refuses the text or the settings; has its own message."""
+  """SentencePiece refused the text or the settings, for the reason given."""
 
 
 def train_sentencepiece(
@@ -60,7 +60,7 @@ def train_sentencepiece(
   Args:
     sentences: training text.
     settings: settings of SentencePieceTrainer.
-    on_progress: called with the number of merges since the previous call.
+    on_progress: function that takes the number of merges since its last call.
 
   Raises:
     RefusedError: the text does not fit the settings.

@@ -27,16 +27,18 @@ MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one to learn
 _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
-# SentencePiece keeps each different word, in up to 150 bytes per character, and
-# takes 1.2 GB more for 256,000 pieces: with this limit less than 4 GB. The
-# different words of 64M characters of Python have 18M characters, those of
-# prose fewer; but a line of text without spaces, as in Chinese, is one word.
+# The maximum number of characters in distinct words. SentencePiece needs up to
+# 150 bytes for each of these characters, and 1.2 GB for 256,000 pieces: with
+# this limit, less than 4 GB. A sample of 64M characters has 18M characters in
+# distinct words if it is Python, and fewer if it is prose; but a line without
+# spaces, as in Chinese, is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
-# Where chunks are cut. U+2581 and U+2585, SentencePiece's marks for a space and
-# for an unknown character, are left out: it would count the first as a space,
-# and drop every chunk with the second. Digits of other scripts are cut out,
-# because SentencePiece separates only ASCII digits.
+# Chunks are cut at these characters. U+2581 and U+2585, SentencePiece's marks
+# for a space and for an unknown character, are dropped, because SentencePiece
+# would count U+2581 as a space and drop every chunk with U+2585. A non-ASCII
+# digit becomes a separate chunk, because SentencePiece separates only ASCII
+# digits.
 _CUTS = re.compile("[\u2581\u2585]|([^\\D0-9])")
 _SETTINGS = {
   # On source code "bpe" beats "unigram": more bytes per token, and training
@@ -57,7 +59,8 @@ _SETTINGS = {
   "unk_id": 2,
   "bos_id": -1,
   "max_sentence_length": 4 * _CHUNK_CHARACTERS,  # in bytes, 4 per character
-  # Constant, because the model file holds it, and has the same bytes anywhere.
+  # A constant, because the model file stores this number and must have the same
+  # bytes on every machine.
   "num_threads": 1,
 }
 
@@ -79,13 +82,14 @@ def train_vocabulary(
 def training_sample(
   documents: Iterable[str], vocab_size: int, num_characters: int | None = None
 ) -> list[str]:
-  """Returns the sample of texts from which to learn `vocab_size` pieces.
+  """Returns a sample of texts from which to learn `vocab_size` pieces.
 
   Args:
     documents: texts.
     vocab_size: number of pieces.
-    num_characters: most characters of the sample. None chooses a number with
-      which training takes a minute or two and at most 4 GB of memory.
+    num_characters: maximum number of characters in the sample. None chooses a
+      number with which training takes a minute or two and at most 4 GB of
+      memory.
   """
   if num_characters is not None:
     return sample_text(documents, num_characters)
@@ -95,12 +99,12 @@ def training_sample(
 
 
 def limit_words(sample: Sequence[str], max_characters: int) -> list[str]:
-  """Returns the first chunks whose different words fit into a limit.
+  """Returns the chunks before the first that exceeds a limit on distinct words.
 
   Args:
     sample: chunks of text.
-    max_characters: most characters in the different words; the first chunk is
-      kept in any case.
+    max_characters: maximum number of characters in all distinct words; the
+      first chunk is returned even if it exceeds the limit.
   """
   words: set[str] = set()
   num_characters = 0
@@ -121,7 +125,7 @@ def learn_model(
   Args:
     sample: the training text.
     vocab_size: number of pieces.
-    size_setting: setting that gives the number, for messages.
+    size_setting: name of the setting that holds `vocab_size`, for messages.
 
   Raises:
     UserError: there is no text, or `vocab_size` does not fit it.
@@ -147,9 +151,9 @@ def learn_model(
 
 
 def list_pieces(model: bytes) -> str:
-  """Returns the pieces of a model for people: lines of "piece<tab>score"."""
-  # Like SentencePiece's .vocab file, but characters that would break the line,
-  # and the backslash, are escaped as in Python.
+  """Returns a readable list of a model's pieces: lines of "piece<tab>score"."""
+  # The format is that of SentencePiece's .vocab file, but backslashes and
+  # characters that would break the line are escaped as in Python.
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   return "".join(
     f"{_printable(processor.IdToPiece(i))}\t{processor.GetScore(i):g}\n"
@@ -159,9 +163,9 @@ def list_pieces(model: bytes) -> str:
 
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
   """Returns chunks of the documents with at most `max_characters` in all."""
-  # SentencePiece holds its training text in memory, and more text soon gains
-  # nothing. The chunks with the smallest hashes are a sample spread over all
-  # documents, independent of their order, taken in one pass.
+  # SentencePiece holds its training text in memory, and beyond some size more
+  # text gains nothing. The chunks with the smallest hashes are a sample spread
+  # over all documents, which takes one pass and does not depend on their order.
   kept = []  # a heap of (-hash, chunk): the largest hash comes first
   num_characters = 0
   limit = 1 << 64  # chunks from this hash on do not fit

@@ -45,7 +45,7 @@ SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
 _MAX_BYTES = 2**30  # of a model file; a model of 256,000 pieces has 5 MB
 _TRAIN_ONE = "or train one (palm_mtf vocab)"
 # {what decode(encode(text)) may change: a text that shows it}. Losses are found
-# by trial, not from a model's settings, so that models of any program work.
+# by trial, not from a model's settings, so that any program may have made it.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",
@@ -61,7 +61,7 @@ _CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 
 
 class Vocabulary:
-  """A SentencePiece model, ours or a foreign one."""
+  """A SentencePiece model, trained by this package or by another program."""
 
   def __init__(
     self, path: str, *, setting: str = "VOCABULARY", extra_ids: int = 0
@@ -70,7 +70,7 @@ class Vocabulary:
 
     Args:
       path: path of the model file.
-      setting: setting that gives it, for messages.
+      setting: name of the setting that holds `path`, for messages.
       extra_ids: EXTRA_IDS, number of sentinels after the pieces of the file.
 
     Raises:
@@ -84,12 +84,12 @@ class Vocabulary:
       # The serialized SentencePiece model, with the sentinels.
       self.model = add_sentinels(_read_model(path, what), extra_ids)
       self._processor.LoadFromSerializedProto(self.model)
-    # UnicodeDecodeError, because SentencePiece's message may not be UTF-8.
+    # UnicodeDecodeError occurs if SentencePiece's error message is not UTF-8.
     except (RuntimeError, UnicodeDecodeError, DecodeError):
       raise UserError(
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
-    # Encodes a part of a text after another part; None if `model` can.
+    # A model for all parts of a text except the first; None if `model` fits.
     self.inside_model = drop_prefix(self.model)
     self._inside = None
     if self.inside_model:
@@ -119,7 +119,7 @@ class Vocabulary:
     self._space_mark_ids = np.array(
       list(map(self._processor.PieceToId, mark_bytes)), np.int32
     )
-    # A token with a text: tokens after it are decoded as inside a text.
+    # A token with visible text; a token after it is decoded as inside a text.
     self.anchor = next(
       (i for i in range(self.size) if self._processor.Decode([i]).strip()), 0
     )
@@ -131,11 +131,11 @@ class Vocabulary:
     return bool(self.is_byte.any())
 
   def losses(self) -> list[str]:
-    """Returns what decode(encode(text)) changes; nothing where lossless."""
+    """Returns the kinds of text that decode(encode(text)) changes, if any."""
     return find_losses(lambda text: self.decode(self.encode(text)))
 
   def piece(self, i: int) -> str:
-    """Returns the piece of id `i`, its spaces written as U+2581."""
+    """Returns the piece of id `i`, with spaces written as U+2581."""
     return self._processor.IdToPiece(i)
 
   def joins_spaces(self) -> bool:
@@ -146,15 +146,15 @@ class Vocabulary:
     )
 
   def byte(self, i: int) -> int | None:
-    """Returns the byte that id `i` is; None if it is no byte piece."""
+    """Returns the byte that id `i` stands for; None if it is no byte piece."""
     if i >= self.size or not self.is_byte[i]:
       return None
     return int(self.piece(i)[3:5], 16)
 
   def text_inside(self, i: int) -> str:
-    """Returns the text of id `i` after another text; `i` is no byte piece.
+    """Returns the text of id `i`, no byte piece, when other text precedes it.
 
-    At the beginning of a text, `decode` may drop the space of the id's text.
+    `decode([i])` may differ, because it may drop a space at the beginning.
     """
     if i not in self._texts_inside:
       before = self.decode([self.anchor])
@@ -162,7 +162,7 @@ class Vocabulary:
     return self._texts_inside[i]
 
   def is_control(self, i: int) -> bool:
-    """Whether no text makes id `i`."""
+    """Whether id `i` stands for no text: a control, unknown or unused id."""
     model = self._processor
     return model.IsControl(i) or model.IsUnknown(i) or model.IsUnused(i)
 
@@ -183,7 +183,7 @@ class Vocabulary:
   def encode_batch(
     self, texts: Sequence[str], are_inside: Sequence[bool] | None = None
   ) -> list[list[int]]:
-    """Returns the ids of every text; `encode_arrays` on all cores, as lists."""
+    """Returns the ids of every text as lists; see `encode_arrays`."""
     arrays = self.encode_arrays(texts, num_cores(), are_inside)
     return [ids.tolist() for ids in arrays]
 
@@ -197,15 +197,15 @@ class Vocabulary:
 
     Args:
       texts: texts to encode.
-      num_threads: threads that share the texts.
-      are_inside: whether each text is a part of a text after another part, so
-        that no space is put before it (`drop_prefix`). None: no text is.
+      num_threads: number of threads that share the texts.
+      are_inside: whether each text continues another text, so that no space is
+        put before it (see `drop_prefix`). None if no text does.
 
     Raises:
       UserError: a text holds half a surrogate pair, which is not Unicode.
     """
-    # SentencePiece would decode U+2581 as a space. So a text is cut at U+2581,
-    # for which the ids of its three byte pieces stand.
+    # SentencePiece would decode U+2581 as a space. So cut each text at U+2581,
+    # and encode U+2581 as its three byte pieces.
     segments = [
       text.split(SPACE_MARK) if self.has_bytes else [text] for text in texts
     ]
@@ -244,34 +244,34 @@ class Vocabulary:
       raise UserError(_explain_no_unicode(texts)) from None
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`; <pad> and [eod] have none.
+    """Returns the text of `ids`; <pad> and [eod] have no text.
 
     Bytes that are not UTF-8 become U+FFFD.
     """
-    # An embedding may have more rows than the vocabulary has pieces.
+    # Ids may exceed the vocabulary, because an embedding may have more rows.
     return self._processor.Decode(
       [int(i) if i < self.size else self.unknown_id for i in ids]
     )
 
   def byte_share(self, ids: Sequence[int]) -> float:
-    """Returns the share of byte pieces in `ids`."""
+    """Returns the share of `ids` that are byte pieces."""
     return float(self.is_byte[np.asarray(ids, int)].sum()) / max(1, len(ids))
 
 
 def load_vocabulary(
   model_dir: str, data: DataConfig, *, vocab_size: int
 ) -> Vocabulary:
-  """Returns VOCABULARY, or where it is None MODEL_DIR/vocabulary.model.
+  """Loads VOCABULARY; if None, loads or trains MODEL_DIR/vocabulary.model.
 
   Raises:
-    UserError: the file is not a fitting model, has more than `vocab_size`
+    UserError: the file is not a usable model, has more than `vocab_size`
       pieces, or cannot be trained or written.
   """
   path = data.vocabulary
   if path is None:
     path = ModelDir(model_dir).vocabulary
-    # Trained once, and kept even if text or VOCAB_SIZE change, because
-    # checkpoints depend on it.
+    # The vocabulary is trained once, and kept even if text or VOCAB_SIZE
+    # change, because checkpoints depend on it.
     if not os.path.exists(path):
       sources = open_filtered(model_dir, data)
       for source in sources:
@@ -293,7 +293,7 @@ def load_vocabulary(
 
 
 def training_texts(sources: Iterable[Source]) -> Iterator[str]:
-  """Yields the inputs and the text of each training document that has text."""
+  """Yields inputs and texts of training documents that are not token ids."""
   for source in sources:
     with progress_bar(f"Reading {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
@@ -305,7 +305,7 @@ def training_texts(sources: Iterable[Source]) -> Iterator[str]:
 
 
 def add_sentinels(model: bytes, extra_ids: int) -> bytes:
-  """Returns a SentencePiece model with T5's sentinels at its end, as SeqIO's.
+  """Adds T5's sentinels to the end of a SentencePiece model, as SeqIO does.
 
   <extra_id_0> has the last id, <extra_id_1> the id before it. The text
   " <extra_id_0>" is encoded as that id, so that a prompt can have blanks.
@@ -330,18 +330,18 @@ def add_sentinels(model: bytes, extra_ids: int) -> bytes:
 
 
 def drop_prefix(model: bytes) -> bytes | None:
-  """Returns the model that encodes a part of a text after another part.
+  """Returns the model that encodes all parts of a text except the first.
 
   Some models put a space before each text (add_dummy_prefix), so that its first
-  word has the piece that it has after a space. Where a text is encoded in
-  parts, only the first part may get the space.
+  word is encoded as after a space. If a text is encoded in parts, only the
+  first part may get this space.
 
   Args:
     model: serialized SentencePiece model.
 
   Returns:
-    A serialized model, or None if `model` itself can encode such a part: it
-    puts no space before a text, or removes spaces at the ends of a text.
+    A serialized model, or None if `model` itself can encode these parts,
+    because it puts no space before a text, or removes spaces at its ends.
   """
   proto = sentencepiece_model_pb2.ModelProto.FromString(model)
   spec = proto.normalizer_spec
@@ -356,13 +356,14 @@ def drop_prefix(model: bytes) -> bytes | None:
 
 
 def find_losses(round_trip: Callable[[str], str]) -> list[str]:
-  """Returns what a vocabulary changes; nothing where it is lossless.
+  """Returns the kinds of text that a vocabulary changes, [] if it is lossless.
 
   Args:
-    round_trip: returns the text that encoding and decoding makes of a text.
+    round_trip: function that encodes a text and decodes the ids.
   """
   found = [name for name, text in _PROBES.items() if round_trip(text) != text]
-  # Each between two letters, so that no rule about the ends of a text applies.
+  # Test each character between two letters, so that no rule about the ends of a
+  # text applies.
   lost = [c for c in _CHARACTERS if c not in round_trip(f"a{c}b")]
   return [*found, *([f"the characters {' '.join(lost)}"] if lost else [])]
 
@@ -387,7 +388,7 @@ def _explain_no_unicode(texts: Iterable[str]) -> str:
       text.encode()
     except UnicodeEncodeError as error:
       code = ord(text[error.start])
-      # Python's code for a byte of a command line or of stdin that is not
+      # Python's code for a byte on the command line or stdin that is not valid
       # UTF-8.
       is_byte = 0xDC80 <= code < 0xDD00
       what = (
