@@ -13,18 +13,18 @@ __version__ = "0.2.0"
 def gin_path() -> str:
   """Returns the folder of the gin files that come with palm_mtf.
 
-  `gin.add_config_file_search_path(palm_mtf.gin_path())` lets plain gin read
-  recipes, which include "models/palm_8b.gin".
+  After `gin.add_config_file_search_path(palm_mtf.gin_path())`, gin finds the
+  files that recipes name in `include`, such as "models/palm_8b.gin".
   """
   return os.path.join(os.path.dirname(os.path.abspath(__file__)), "gin")
 
 
 class _MeshTensorFlowFinder:
-  """Restores old names of TensorFlow before `mesh_tensorflow` is imported."""
+  """Adds TensorFlow 1 names before `mesh_tensorflow` is imported."""
 
   @classmethod
   def find_spec(cls, name: str, *unused: object) -> None:
-    """Returns None, so that another finder finds the package."""
+    """Returns None, so that Python asks the next finder for the package."""
     if name == "mesh_tensorflow":
       sys.meta_path.remove(cls)
       from palm_mtf._old_names import put_back

@@ -25,7 +25,7 @@ class _ModeKeys:
 
 
 def put_back() -> None:
-  """Imports TensorFlow, and adds the names that it lacks."""
+  """Imports TensorFlow, and adds those of the old names that it lacks."""
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.python.framework import ops, tensor_conversion_registry
@@ -47,7 +47,7 @@ def put_back() -> None:
 
 
 def _add_module(name: str, **attributes: object) -> None:
-  """Makes `name` importable unless TensorFlow still has it."""
+  """Makes `name` an importable module unless TensorFlow still has it."""
   try:
     importlib.import_module(name)
   except ImportError:

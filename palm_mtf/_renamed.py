@@ -15,17 +15,17 @@ _NEW_NAMES = {
 
 
 class RenamedFinder:
-  """Finds a renamed package, and modules below it, by the old name.
+  """Finds a renamed package, and the modules in it, by their old names.
 
-  The finder warns once per name. Both names give the same module object, so
-  that its classes and its registrations exist only once.
+  The first import of each old name warns. Old and new name give the same module
+  object, so that the module's classes and registrations exist only once.
   """
 
   @classmethod
   def find_spec(
     cls, name: str, *unused: object
   ) -> importlib.machinery.ModuleSpec | None:
-    """Returns a spec for an old name; leaves other names to other finders."""
+    """Returns a spec for an old name; None for any other name."""
     for old, new in _NEW_NAMES.items():
       if f"{name}.".startswith(f"{old}."):
         loader = _NewNameLoader(new + name.removeprefix(old))
@@ -38,7 +38,7 @@ class _NewNameLoader:
     self._new_name = new_name
 
   def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-    """Returns None, so that Python makes an empty module."""
+    """Returns None, so that Python makes an empty module itself."""
 
   def exec_module(self, module: types.ModuleType) -> None:
     """Imports the module by its new name, and registers it by its old name."""
@@ -49,5 +49,6 @@ class _NewNameLoader:
       DeprecationWarning,
       stacklevel=2,
     )
-    # Replace the empty module: Python's import returns the sys.modules entry.
+    # Replace the empty module, because `import` returns the entry in
+    # sys.modules.
     sys.modules[old_name] = importlib.import_module(self._new_name)

@@ -37,7 +37,8 @@ if is_owned():
 share_compiled_code(tf.io.gfile)
 
 
-# A context manager for SeqIO's code: runs its body eagerly, even in a tf.Graph.
+# A context manager whose body runs eagerly even in a tf.Graph, for SeqIO's
+# code.
 eager_mode = context.eager_mode
 
 

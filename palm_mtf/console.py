@@ -27,12 +27,15 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def escape(text: str) -> str:
-  """Returns a text with control characters in Python's notation, as \\x1b."""
+  """Returns a text with its control characters written as in Python, \\x1b."""
   return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class _Results:
-  """A text stream that escapes for a terminal, and raises one-line errors."""
+  """A text stream that escapes control characters if it is a terminal.
+
+  If a write fails, it raises UserError.
+  """
 
   def __init__(self, stream: TextIO):
     self._stream = stream
@@ -54,7 +57,8 @@ class _Results:
     except BrokenPipeError:  # the reader of the results has read enough
       raise
     except OSError as error:
-      # Discard the rest of the buffer, which would fail again at Python's exit.
+      # Discard the rest of the buffer: Python writes it at its exit, which
+      # would fail again.
       os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
       raise UserError(
         f"stdout cannot be written: {error.strerror}; send the results to a "
@@ -67,9 +71,9 @@ class _Results:
 
 @contextlib.contextmanager
 def results_on_stdout() -> Iterator[None]:
-  """Escapes control characters that the body prints if stdout is a terminal.
+  """If stdout is a terminal, escapes control characters that the body prints.
 
-  A pipe or a file gets every character unchanged.
+  If stdout is a pipe or a file, it gets every character unchanged.
 
   Raises:
     UserError: if stdout cannot be written, for example to a full disk.
@@ -79,30 +83,31 @@ def results_on_stdout() -> Iterator[None]:
     try:
       yield
     finally:
-      # If the body failed, its error must reach the caller, not this one.
+      # Ignore errors here, so that they do not replace an error of the body.
       with contextlib.suppress(UserError, BrokenPipeError):
         results.flush()
 
 
 def configure_logging() -> None:
-  """Configures the logger of palm_mtf to write to stderr, once.
+  """Makes the logger of palm_mtf write to stderr; may be called again.
 
   Only palm_mtf's own processes call this. A program that imports the package as
-  a library decides where records go.
+  a library decides where log records go.
   """
   _repair_streams()
   logger = logging.getLogger("palm_mtf")
   logger.setLevel(logging.INFO)
-  # Otherwise a handler of the root logger, such as absl's, would repeat lines.
+  # Otherwise a handler of the root logger, such as absl's, prints records
+  # again.
   logger.propagate = False
   logger.addHandler(_HANDLER)  # has no effect in a second call
 
 
 def _repair_streams() -> None:
   """Opens closed standard streams, and makes writes to stderr never fail."""
-  # Opening /dev/null in this order takes the closed file descriptors. Otherwise
-  # the next opened file, perhaps a checkpoint, would get descriptor 2, and C++
-  # would write its log into that file.
+  # Opened in this order, /dev/null gets those of the file descriptors 0 to 2
+  # that are closed. Otherwise the next opened file, perhaps a checkpoint, would
+  # get descriptor 2, and C++ code would write its log into that file.
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     stream = getattr(sys, name)
     if stream is None:
@@ -111,11 +116,11 @@ def _repair_streams() -> None:
       continue
     elif name == "stdin":
       # Read stdin as UTF-8 in any locale, as files are read. An invalid byte
-      # becomes half of a surrogate pair, which readers reject.
+      # becomes half of a surrogate pair, which is_text in user_text.py rejects.
       with contextlib.suppress(io.UnsupportedOperation):  # already read from
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     else:
-      # Texts may have characters that the stream's encoding lacks.
+      # A printed text may have characters that the stream's encoding lacks.
       stream.reconfigure(errors="backslashreplace")
   # A run must not end because a write to stderr fails: the reader of a pipe
   # such as `2>&1 | tee` may have ended, or the terminal may be closed.
@@ -130,10 +135,10 @@ def _repair_streams() -> None:
 
 
 class _Dropping(io.FileIO):
-  """A file that drops what cannot be written."""
+  """A file that ignores failed writes."""
 
   def write(self, content: bytes) -> int:
-    """Writes; returns the number of bytes written or dropped."""
+    """Writes `content`; if that fails, returns as if all were written."""
     with contextlib.suppress(OSError):
       if (written := super().write(content)) is not None:
         return written
@@ -141,7 +146,7 @@ class _Dropping(io.FileIO):
 
 
 class _StderrHandler(logging.Handler):
-  """A handler that writes time, program, level and message to stderr."""
+  """A log handler that writes time, program, level and message to stderr."""
 
   def emit(self, record: logging.LogRecord) -> None:
     """Writes a record, or drops it if stderr is closed."""
@@ -150,8 +155,8 @@ class _StderrHandler(logging.Handler):
     level = "" if is_progress else f"{record.levelname.lower()}: "
     line = f"{stamp} palm_mtf: {level}{escape(self.format(record))}\n"
     with contextlib.suppress(ValueError):
-      # Look up sys.stderr for each record, because rich replaces it while a
-      # progress bar is shown, by a stream that writes above the bar.
+      # Look up sys.stderr for each record: while rich shows a progress bar, it
+      # replaces sys.stderr by a stream that writes above the bar.
       sys.stderr.write(line)
       sys.stderr.flush()
 
@@ -166,12 +171,12 @@ def progress_bar(
   """Shows a progress bar while the body runs, if stderr is a terminal.
 
   Args:
-    description: name of the work.
+    description: text in front of the bar.
     total: amount of work, in units of `counted`; None if unknown.
-    counted: unit of the amount, "bytes" or another plural noun.
+    counted: unit of the amounts, "bytes" or another plural noun.
 
   Yields:
-    A function that adds an amount to the work done.
+    A function that takes an amount and adds it to the work done.
   """
   from rich import progress
   from rich.console import Console

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-  """The user's input cannot work; the message says how to fix it."""
+  """The user's settings or files are unusable; the message says what to do."""
 
 
 class StoppedError(Exception):
@@ -36,13 +36,16 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 def shown(value: object) -> str:
-  """Returns repr(value), shortened to one line."""
+  """Returns repr(value), shortened so that it fits in a message."""
   return _SHORT.repr(value)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-  """Returns ' (did you mean "x"?)' for the nearest known name, or ''."""
-  # A longer name is not near to any, and takes long to compare.
+  """Returns ' (did you mean "x"?)' for the most similar known name.
+
+  Returns '' if no known name is similar.
+  """
+  # Cut the name: comparing a long one takes long, and known names are shorter.
   nearest = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
   return f' (did you mean "{nearest[0]}"?)' if nearest else ""
 
@@ -88,7 +91,7 @@ def check_real(name: str, value: object, low: float, high: float) -> None:
 
 
 def check_no_address(name: str, path: str) -> None:
-  """Raises UserError if a folder to write is an address like "gs://bucket/a"."""
+  """Raises UserError if an output folder is an address like "gs://bucket/a"."""
   if "://" in path:
     raise UserError(
       f"{name} = {path!r}: is an address, and files are written only to "
@@ -97,7 +100,7 @@ def check_no_address(name: str, path: str) -> None:
 
 
 def are_texts(value: object) -> bool:
-  """Whether `value` is a list of nonempty texts."""
+  """Returns whether `value` is a list or tuple of nonempty strings."""
   return isinstance(value, (list, tuple)) and all(
     isinstance(each, str) and each for each in value
   )

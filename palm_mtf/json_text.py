@@ -20,19 +20,19 @@ def json_text(
   """Returns a value as JSON, with null for NaN and infinite numbers.
 
   Args:
-    value: a value that `json.dumps` accepts.
+    value: a value that `json.dumps` accepts, given `default`.
     indent: spaces per level, or None for one line.
-    default: function that turns a value of another type into a JSON value;
-      if given, keys of other types are converted by str().
+    default: function that converts a value of a type that JSON lacks; if given,
+      keys of such types are converted by str().
 
   Raises:
-    TypeError: if a value has another type, and there is no `default`.
+    TypeError: if JSON lacks the type of a value, and `default` is None.
   """
   return json.dumps(_to_finite(value, default), indent=indent, allow_nan=False)
 
 
 def _to_finite(value: object, default: Callable[[object], object] | None):
-  """Replaces numbers that are not finite by None."""
+  """Returns a copy in which None replaces NaN and infinite numbers."""
   if isinstance(value, dict):
     return {
       _convert_key(k, default): _to_finite(x, default) for k, x in value.items()

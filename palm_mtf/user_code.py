@@ -22,12 +22,13 @@ from palm_mtf.errors import UserError
 _MOST_SHOWN = 400  # characters of a message
 _STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
-# In a checkout, tasks/ is next to the package.
+# Folders of palm_mtf's own code; tasks/ is next to the package in a checkout.
 _OWN = (f"{_PACKAGE}/", f"{os.path.dirname(_PACKAGE)}/tasks/")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/__autograph_generated")
-# This function of gin makes a class of exceptions with longer messages.
+# Gin's function that raises a user's exception again with a longer message, as
+# an instance of a new class.
 _GIN_WRAPPER = "augment_exception_message_and_reraise"
-# TensorFlow's text around the message of a Python function that it calls.
+# Text that TensorFlow adds to the error message of a Python function it called.
 _TENSORFLOW = re.compile(
   r"\{\{function_node .*?\}\}\s*|\n\s*\[\[\{\{node .*|\s*\[Op:.*"
   r"|Error in user-defined function passed to \w+:\d+ transformation with "
@@ -45,7 +46,7 @@ class _Frame(NamedTuple):
 
   @property
   def is_users(self) -> bool:
-    """Whether the file belongs to neither Python, a library nor palm_mtf."""
+    """Whether the file is not part of Python, a library or palm_mtf."""
     return (
       os.path.isabs(self.path)
       and not self.path.startswith((_STANDARD_LIBRARY, *_OWN))
@@ -55,12 +56,13 @@ class _Frame(NamedTuple):
 
 @contextlib.contextmanager
 def user_code(where: str) -> Iterator[None]:
-  """A context for a body that calls the user's code.
+  """Turns exceptions of the body, which calls the user's code, into UserError.
 
-  KeyboardInterrupt passes unchanged, because the user may have pressed Ctrl-C.
+  What the body prints goes to stderr. KeyboardInterrupt passes unchanged,
+  because the user may have pressed Ctrl-C.
 
   Args:
-    where: name of the code for errors, such as "TASK: my_task".
+    where: name of the user's code, for messages, such as "TASK: my_task".
 
   Raises:
     UserError: if the body raises any other exception, including SystemExit.
@@ -72,7 +74,8 @@ def user_code(where: str) -> Iterator[None]:
       raise
     except BaseException as error:
       cause = _find_cause(error)
-      # TensorFlow puts the exception of a generator into an error's text.
+      # If a Python generator of a tf.data dataset raised the UserError, only
+      # the text of TensorFlow's error has its message.
       own = re.search(r"UserError: (.*)", _to_text(cause))
       if own or isinstance(cause, UserError):
         raise UserError(own[1] if own else str(cause)) from error
@@ -80,7 +83,7 @@ def user_code(where: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-  """Returns type, message and the user's failing line of an exception."""
+  """Describes an exception by type, message and the user's failing line."""
   text = _TENSORFLOW.sub("", _to_text(error))
   message = f"{type(error).__name__}: {text}"
   if text.startswith("in user code:"):  # AutoGraph: the last part has both
@@ -103,17 +106,17 @@ def describe(error: BaseException) -> str:
 
 
 def _find_cause(error: BaseException) -> BaseException:
-  """Returns the exception that a library, such as gin or SeqIO, wrapped."""
+  """Returns the exception that a library, such as gin, wrapped in `error`."""
   seen: set[int] = set()
   while id(error) not in seen and not isinstance(error, UserError):
     seen.add(id(error))
     frames = _list_frames(error)
     by_gin = _GIN_WRAPPER in type(error).__str__.__qualname__ or (
-      # gin failed to wrap the exception.
+      # Gin could not make an instance of the new class, and raised that error.
       bool(frames) and frames[-1].function == _GIN_WRAPPER
     )
     inner = error.__context__ if by_gin else error.__cause__
-    # If the user's own code raised this exception, report its message.
+    # Stop at an exception that the user's code raised, even if it has a cause.
     if inner is None or (not by_gin and frames and frames[-1].is_users):
       break
     error = inner
@@ -135,15 +138,15 @@ def _to_text(error: BaseException) -> str:
 
 
 def _last_frame(error: BaseException, text: str) -> _Frame | None:
-  """Returns the innermost frame of the user's code, or None."""
-  # TensorFlow's message contains the frames of functions that it calls.
+  """Returns the innermost frame of the user's code, or None if none is."""
+  # If TensorFlow called the user's function, only the message has its frames.
   named = [_Frame(*found) for found in _FRAME.findall(text)]
   users = [frame for frame in [*_list_frames(error), *named] if frame.is_users]
   return users[-1] if users else None
 
 
 class _PrintsToStderr:
-  """Sends what all threads print to stderr while the body runs; reentrant."""
+  """Redirects all threads' stdout to stderr while the body runs; reentrant."""
 
   def __init__(self):
     self._lock = threading.Lock()

@@ -37,13 +37,14 @@ from palm_mtf.errors import UserError
 COMPRESSIONS = (".gz", ".bz2", ".xz")
 
 _OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".z")
-# Files are decompressed in memory while they are read.
+# Functions that open a file by its suffix; they decompress while reading.
 _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-# Raised for a missing file, a truncated file, and damaged .gz and .xz files.
+# Errors for missing, unreadable, truncated and damaged files.
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
-# UTF-32 comes first, because its little-endian mark begins with UTF-16's mark.
-# None of these beginnings is valid UTF-8. bzip2's is (see _BZ2), but no text
-# begins so by chance.
+# The first bytes of files in formats that are not accepted as text. UTF-32
+# comes first, because its little-endian byte order mark begins with UTF-16's.
+# None of these bytes are valid UTF-8. Those of bzip2 are (see _BZ2), but they
+# are so many that no text begins with them by chance.
 _FORMATS = {
   codecs.BOM_UTF32_LE: "UTF-32",
   codecs.BOM_UTF32_BE: "UTF-32",
@@ -58,19 +59,19 @@ _MARK = "\ufeff"
 
 
 def compression_of(path: str) -> str:
-  """Returns the suffix in COMPRESSIONS that the name ends in, or ""."""
+  """Returns the suffix in COMPRESSIONS that `path` ends with, or ""."""
   name = path.lower()
   return next((x for x in COMPRESSIONS if name.endswith(x)), "")
 
 
 def format_of(path: str) -> str:
-  """Returns ".jsonl", ".tsv" or, for plain text, ""."""
+  """Returns ".jsonl", ".tsv" or, for plain text, "", from the file's name."""
   name = path.lower().removesuffix(compression_of(path))
   return next((x for x in (".jsonl", ".tsv") if name.endswith(x)), "")
 
 
 def check_compression(path: str, what: str) -> None:
-  """Raises UserError if the name ends in an unsupported compression."""
+  """Raises UserError if `path` ends with the suffix of another compression."""
   if path.lower().endswith(_OTHER_COMPRESSIONS):
     raise UserError(
       f"{what}: this compression is not supported, only "
@@ -105,9 +106,9 @@ def read_text(
   Args:
     path: path of the file; "-" is stdin.
     what: the setting and its file, for the beginning of messages.
-    needed: advice for an empty file, such as "write one prompt per line"; None
-      if the file may be empty.
-    keeps_mark: whether to keep a byte order mark, as in TEXT_FILES.
+    needed: advice for messages if the file is empty, such as "write one prompt
+      per line"; None if the file may be empty.
+    keeps_mark: whether to keep a byte order mark at the start of the text.
 
   Raises:
     UserError: as for `read_bytes`, or if the file is empty or is not text.
@@ -124,12 +125,15 @@ def read_text(
 def read_lines(
   path: str, what: str, needed: str
 ) -> Iterator[tuple[int, str, str]]:
-  """Yields the number of each line, its place for messages, and its text.
+  """Yields each line's number from 1, its place for messages, and its text.
+
+  Empty lines at the end of the file are left out.
 
   Args:
     path: path of the file; "-" is stdin.
     what: the setting and its file, for the beginning of messages.
-    needed: advice for an empty file, such as "write one prompt per line".
+    needed: advice for messages if the file has no lines, such as "write one
+      prompt per line".
 
   Raises:
     UserError: as for `read_text`.
@@ -144,7 +148,7 @@ def read_lines(
 
 
 def split_lines(text: str) -> list[str]:
-  """Returns the lines of a text, without their ends."""
+  """Returns the lines of a text without line ends and byte order marks."""
   return [
     line.removesuffix("\r").removeprefix(_MARK)
     for line in text.removesuffix("\n").split("\n")
@@ -154,15 +158,15 @@ def split_lines(text: str) -> list[str]:
 def read_json_lines(
   path: str, what: str, fix: str, *, needed: str | None = None
 ) -> Iterator[tuple[int, str, dict[str, object]]]:
-  """Yields the number of each line, its place for messages, and its object.
+  """Yields each line's number from 1, its place for messages, and its object.
 
-  Only one line is in memory at a time.
+  Blank lines are left out. Only one line is in memory at a time.
 
   Args:
     path: path of the file; "-" is stdin.
     what: the setting and its file, for the beginning of messages.
-    fix: advice for a line that is not a JSON object.
-    needed: advice for a file with only blank lines; None if that is permitted.
+    fix: advice for messages about a line that is not a JSON object.
+    needed: advice for messages if all lines are blank; None to permit that.
 
   Raises:
     UserError: as for `read_bytes`, or if a line is not a JSON object.
@@ -185,12 +189,12 @@ def read_json_lines(
 
 
 def check_text(value: object, what: str, fix: str) -> str:
-  """Returns `value`, from the user's JSON, if it is a valid text.
+  """Returns `value` if it is a valid text.
 
   Args:
-    value: the value.
-    what: line and field, for the beginning of the message.
-    fix: advice for a value of another type.
+    value: a value in the user's JSON.
+    what: line and field of the value, for the beginning of messages.
+    fix: advice for messages about a value of another type.
 
   Raises:
     UserError: if `value` is not a text, or has a NUL or half of a surrogate
@@ -214,7 +218,7 @@ def check_text(value: object, what: str, fix: str) -> str:
 
 
 def is_text(value: str) -> bool:
-  """Whether a text has neither a NUL nor half of a surrogate pair."""
+  """Returns whether a text has neither a NUL nor half of a surrogate pair."""
   try:
     value.encode()
   except UnicodeEncodeError:
@@ -223,7 +227,7 @@ def is_text(value: str) -> bool:
 
 
 def short_json(value: object) -> str:
-  """Returns a value as JSON for a message, cut after 40 characters."""
+  """Returns a value as JSON for a message, cut to at most 40 characters."""
   text = json.dumps(value)
   return text if len(text) <= 40 else f"{text[:36]} ..."
 
@@ -243,8 +247,8 @@ def _open(path: str, what: str) -> Iterator[BinaryIO]:
   if stat.S_ISDIR(mode):
     raise UserError(f"{what}: is a folder; name a file in it.")
   with _OPENERS[compression_of(path)](path, "rb") as content:
-    # A device such as /dev/zero never ends. A terminal is permitted, because
-    # the user ends the text.
+    # A device such as /dev/zero has no end. A terminal is permitted, because
+    # the user ends its text with Ctrl-D.
     is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
     if is_device and not os.isatty(content.fileno()):
       raise UserError(f"{what}: is a device; name a file of text.")
@@ -256,7 +260,7 @@ def _explain_read_error(
 ) -> UserError:
   if isinstance(error, OSError) and error.strerror:
     return UserError(f"{what}: {error.strerror}; give a text file.")
-  # Decompressors raise errors without errno.
+  # An error without a system message is a decompressor's.
   suffix = compression_of(path)
   after = f" after line {line:,}" if line else ""
   fix = f"copy or compress the {suffix} file again"
@@ -266,7 +270,7 @@ def _explain_read_error(
 
 
 def _check_beginning(content: bytes, what: str) -> None:
-  """Raises UserError if the beginning of a file shows another format."""
+  """Raises UserError if a file begins as one that is not UTF-8 text does."""
   found = [x for mark, x in _FORMATS.items() if content.startswith(mark)]
   if _BZ2.match(content):
     found.append(".bz2")
@@ -281,11 +285,18 @@ def _check_beginning(content: bytes, what: str) -> None:
 
 
 def _decode(content: bytes, what: str, number: int = 1) -> str:
-  """Decodes `content`, whose first line has this number in its file."""
+  """Decodes UTF-8; raises UserError with the place of an invalid byte.
+
+  Args:
+    content: the bytes.
+    what: the setting and its file, for the beginning of messages.
+    number: number of the first line of `content` in its file.
+  """
   try:
     if b"\0" not in content:
       return content.decode("utf-8")
-    # UTF-16 without a byte order mark has a NUL in each ASCII character.
+    # The file may be UTF-16 without a byte order mark, which has a NUL in each
+    # ASCII character.
     position, why = content.index(b"\0"), "a NUL"
     fix = "leave it out, or convert the file from UTF-16 to UTF-8"
   except UnicodeDecodeError as error:

@@ -35,22 +35,23 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class NamedWeights:
-  """Weights on the disk."""
+  """Weights on the disk that a setting names, with their files open."""
 
   given: str  # by the user, for messages: "INIT_CHECKPOINT = 'a'"
   place: str  # path, for messages
   files: OpenWeights  # open, because their run's trainer may remove them
-  # None for a TensorFlow checkpoint, whose vocabulary is unknown.
+  # None if palm_mtf did not write the weights; their vocabulary is then
+  # unknown.
   checkpoint: Checkpoint | None
 
   @property
   def prefix(self) -> str:
-    """TensorFlow's name of the files."""
+    """Prefix of the files, which TensorFlow reads."""
     return self.files.prefix
 
 
 def find_weights(setting: str, path: str) -> NamedWeights:
-  """Returns the weights at `path`, after comparing every hash.
+  """Returns the weights at `path`, after comparing each file with its hash.
 
   Args:
     setting: name of the setting that `path` was given for, for messages.
@@ -61,7 +62,8 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   """
   given = f"{setting} = {path!r}"
   path = os.path.expanduser(path).rstrip("/")
-  # runs/first/checkpoints/step_00000200, or a copy of it by another name
+  # A checkpoint: runs/first/checkpoints/step_00000200, or a copy of that
+  # folder.
   if step_of(path) is not None or os.path.exists(os.path.join(path, MANIFEST)):
     if os.path.isdir(path):
       try:
@@ -71,12 +73,13 @@ def find_weights(setting: str, path: str) -> NamedWeights:
           f"{given}: is damaged: {error}; give another."
         ) from None
       return NamedWeights(given, path, checkpoint.held, checkpoint)
-  # runs/first: its newest whole checkpoint
+  # A run, such as runs/first: take its newest whole checkpoint.
   elif os.path.isdir(ModelDir(path).checkpoints):
     newest = newest_whole(path, setting, read=read_and_hold)
     if newest:
       return NamedWeights(given, newest.path, newest.held, newest)
-  # any/where/model.ckpt-200, or the .index file that a shell completes it to
+  # A TensorFlow prefix, such as any/where/model.ckpt-200, perhaps with the
+  # suffix ".index", which a shell completes.
   else:
     prefix = path.removesuffix(".index")
     if os.path.isfile(f"{prefix}.index"):
@@ -102,12 +105,13 @@ def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
   Raises:
     UserError: TensorFlow cannot read the file, or a variable is not float32.
   """
-  # TensorFlow takes seconds to import, and few commands come here.
+  # Import TensorFlow here: it takes seconds, and few commands read shapes.
   from palm_mtf._tf import tf
 
   with reading(weights):
     reader = tf.train.load_checkpoint(weights.prefix)
-  # Weights of bfloat16 or integers would be restored into float32 variables.
+  # The variables to restore are float32; other dtypes cannot be restored to
+  # them.
   for name, dtype in reader.get_variable_to_dtype_map().items():
     if dtype != tf.float32:
       raise UserError(
@@ -118,12 +122,12 @@ def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def reading(weights: NamedWeights) -> Iterator[None]:
-  """Raises UserError in place of TensorFlow's errors of reading weights."""
+  """Turns TensorFlow's errors into UserError while the body reads weights."""
   from palm_mtf._tf import tf
 
   try:
     yield
-  # TensorFlow raises IndexError for a truncated file.
+  # TensorFlow raises IndexError if a file is truncated.
   except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
     reason = str(error).splitlines()[0]
     raise UserError(
@@ -136,10 +140,10 @@ def find_initial_weights(
   newest: Checkpoint | None,
   shapes: Mapping[str, tuple[int, ...]],
 ) -> NamedWeights | None:
-  """Returns the weights to start from, None for random first weights.
+  """Returns the weights that INIT_CHECKPOINT names, or None if it is not used.
 
   Args:
-    path: INIT_CHECKPOINT.
+    path: INIT_CHECKPOINT; None for random initial weights.
     newest: newest checkpoint of this run, which takes precedence over `path`.
     shapes: shape of every parameter of the model, by name.
 
@@ -153,14 +157,14 @@ def find_initial_weights(
       f"INIT_CHECKPOINT is not read: {newest.path} is this run's own"
     )
     return None
-  # Unusable weights are an error: a run that was given weights never starts
-  # from random ones instead.
+  # If the weights are unusable, raise an error: a run for which weights were
+  # given never starts from random weights instead.
   weights = find_weights("INIT_CHECKPOINT", path)
   if weights.checkpoint:
     held = weights.checkpoint.manifest.shapes
   else:
-    # A TensorFlow checkpoint has no manifest and mixes parameters with
-    # optimizer slots, which are named "<parameter>/<slot>".
+    # A checkpoint that palm_mtf did not write has no manifest. It may also hold
+    # optimizer slots, which are named "<parameter>/<slot>" and left out here.
     held = {
       name: shape
       for name, shape in read_shapes(weights).items()
@@ -177,7 +181,7 @@ def find_initial_weights(
 def find_initial_state(
   weights: NamedWeights, run: RunConfig, optimizer: AdafactorConfig
 ) -> Checkpoint:
-  """Returns the checkpoint from which a run resumes as if it were its own.
+  """Returns another run's checkpoint, from which this run is to resume.
 
   Args:
     weights: weights that INIT_CHECKPOINT names.
@@ -185,8 +189,8 @@ def find_initial_state(
     optimizer: optimizer settings of the run.
 
   Raises:
-    UserError: the checkpoint has no optimizer state, has the state of other
-      settings, or has as many steps as the run.
+    UserError: the checkpoint has no optimizer state, or the state of other
+      optimizer settings, or its step is TRAIN_STEPS or later.
   """
   found = weights.checkpoint
   if not found:
@@ -202,7 +206,7 @@ def find_initial_state(
       f"TRAIN_STEPS = {run.train_steps}: {weights.given} already has {step} "
       "steps, which count; give more."
     )
-  # Loss spikes were skipped in the batches of that run, not in this run's.
+  # The recorded loss spikes name batches of the other run, not of this one.
   data = {k: v for k, v in found.manifest.data.items() if k != "spikes"}
   manifest = dataclasses.replace(found.manifest, data=data)
   return dataclasses.replace(found, manifest=manifest)
@@ -211,14 +215,14 @@ def find_initial_state(
 def check_vocabulary_given(
   weights: NamedWeights | None, model_dir: str, data: DataConfig
 ) -> None:
-  """Raises UserError if a run would train a new vocabulary for old weights."""
-  # Rows of the embedding belong to the token ids of one vocabulary.
+  """Raises UserError if a run with initial weights would train a vocabulary."""
+  # Each row of the embedding belongs to a token id of the weights' vocabulary.
   own = ModelDir(model_dir).vocabulary
   if not weights or data.vocabulary is not None or os.path.exists(own):
     return
   hint = ""
   if weights.checkpoint:
-    # <run>/checkpoints/step_00000200 -> <run>
+    # The path is <run>/checkpoints/step_00000200.
     run = os.path.dirname(os.path.dirname(weights.checkpoint.path))
     theirs = weights.checkpoint.manifest.settings.get("VOCABULARY")
     theirs = theirs or ModelDir(run).vocabulary

@@ -27,12 +27,12 @@ _logger = logging.getLogger(__name__)
 
 WEIGHTS = "weights"
 MANIFEST = "manifest.json"
-# Key of the manifest's own hash.
+# Key in the manifest of the hash of the rest of the manifest.
 _SEAL = "blake2b"
 
 FileSeal = tuple[int, str]  # bytes and hash of a file
-# Writes weights under TensorFlow's prefix; returns the seals that are known, by
-# file name.
+# A function that writes weights under TensorFlow's prefix. Returns the seals
+# that it knows, by file name; the other files have to be hashed later.
 WriteWeights = Callable[[str], Mapping[str, FileSeal]]
 
 
@@ -41,7 +41,7 @@ class DamagedCheckpointError(Exception):
 
 
 class RemovedCheckpointError(DamagedCheckpointError):
-  """A checkpoint was removed while it was read; it was not damaged."""
+  """A checkpoint was removed while it was read, so it is not damaged."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,13 @@ class Manifest:
 
   shapes: Mapping[str, tuple[int, ...]]  # shape of every parameter, by name
   vocabulary_sha256: str  # hash of the SentencePiece model
-  # Settings and hashes that decide the batch of a step, and the state of the
-  # loss spike detector.
+  # The settings and hashes that decide which batch each step trains on, and the
+  # state of the loss spike detector.
   data: Mapping[str, object]
   settings: Mapping[str, object]  # value of every macro
   versions: Mapping[str, str]  # of palm_mtf, Python and numerical libraries
-  # The kernels that computed the steps (machine/kernels.py); {} in manifests of
-  # earlier versions.
+  # Versions and settings of the kernels that computed the steps
+  # (machine/kernels.py); {} in manifests of earlier versions of palm_mtf.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
   next_row: int = 0  # row of the training data that the next step begins with
@@ -65,50 +65,52 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """A checkpoint on the disk, all of whose files exist."""
+  """A checkpoint on the disk whose files exist and have the right sizes."""
 
   path: str  # its folder
   manifest: Manifest
   files: Mapping[str, FileSeal]  # by name
-  # Hash of the manifest, which covers all files because the manifest has the
-  # hash of each.
+  # Hash of the manifest. It covers all files, because the manifest holds the
+  # hash of each file.
   blake2b: str
-  # Whether the hash of every file was compared.
+  # Whether every file was compared with its hash in the manifest.
   is_verified: bool = dataclasses.field(default=False, compare=False)
-  # The open files, if a trainer may remove the checkpoint while it is read.
+  # The open files if they are held, because a trainer may remove the checkpoint
+  # while it is read; otherwise None.
   held: OpenWeights | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
 
   @property
   def prefix(self) -> str:
-    """TensorFlow's prefix of its weights."""
+    """TensorFlow's prefix of the weights' files."""
     return self.held.prefix if self.held else os.path.join(self.path, WEIGHTS)
 
   @property
   def as_parent(self) -> dict[str, str]:
-    """`parent` in the manifest of the next checkpoint."""
+    """Value of `parent` for the manifest of the checkpoint that follows."""
     name = os.path.basename(self.path)
     return {"checkpoint": name, "blake2b": self.blake2b}
 
   @property
   def num_bytes(self) -> int:
-    """Size of its files."""
+    """Size of all files together."""
     return sum(size for size, _ in self.files.values())
 
   @property
   def written(self) -> datetime.datetime:
-    """Local time at which it was written."""
+    """Local time, in whole seconds, at which the checkpoint was written."""
     seconds = os.path.getmtime(os.path.join(self.path, MANIFEST))
     return datetime.datetime.fromtimestamp(int(seconds))
 
 
-# Reads the checkpoint in a folder; raises DamagedCheckpointError unless whole.
+# A function that reads the checkpoint in a folder. Raises
+# DamagedCheckpointError unless the checkpoint is whole.
 ReadCheckpoint = Callable[[str], Checkpoint]
 
 
 def checkpoint_folders(model_dir: str) -> list[str]:
-  """Returns the paths of all checkpoints, damaged ones too, by step."""
+  """Returns the paths of all checkpoints, even damaged ones, oldest first."""
   root = ModelDir(model_dir).checkpoints
   names = os.listdir(root) if os.path.isdir(root) else []
   steps = {name: step_of(name) for name in names if step_of(name) is not None}
@@ -116,8 +118,8 @@ def checkpoint_folders(model_dir: str) -> list[str]:
 
 
 def find_checkpoints(model_dir: str) -> list[Checkpoint]:
-  """Returns the checkpoints whose files have their sizes, oldest first."""
-  # Hashes are left to read_whole, because hashing reads every byte.
+  """Returns the checkpoints whose files have the right sizes, oldest first."""
+  # Hashes are not compared, because hashing reads every byte.
   found = []
   for path in checkpoint_folders(model_dir):
     try:
@@ -135,12 +137,13 @@ def newest_whole(
   *,
   read: ReadCheckpoint | None = None,
 ) -> Checkpoint | None:
-  """Returns the newest checkpoint that is whole, if any.
+  """Returns the newest whole checkpoint; None if there are no checkpoints.
 
   Args:
     model_dir: MODEL_DIR, which need not exist.
-    setting: name of the setting that `model_dir` was given for.
-    read: function that decides what is whole; `read_whole` by default.
+    setting: name of the setting that `model_dir` was given for, for messages.
+    read: function that reads a checkpoint and raises unless it is whole;
+      `read_whole` by default.
 
   Raises:
     UserError: all checkpoints are damaged, or one cannot be read.
@@ -159,8 +162,8 @@ def first_whole(
 
   Args:
     paths: paths of checkpoints, in the order to try.
-    given: setting and value of their folder, for messages.
-    read: function that decides what is whole.
+    given: setting that names the folder, and its value, for messages.
+    read: function that reads a checkpoint and raises unless it is whole.
 
   Raises:
     UserError: all are damaged, or one cannot be read.
@@ -173,7 +176,7 @@ def first_whole(
       raise
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
-  # With None, training would start from scratch and discard these steps.
+  # If this returned None, training would start from scratch and lose the steps.
   if paths:
     raise UserError(
       f"{given}: none of its {len(paths)} checkpoints is whole (see above); "
@@ -183,12 +186,12 @@ def first_whole(
 
 
 def warn_of_damage(path: str, error: DamagedCheckpointError) -> None:
-  """Logs a warning that a checkpoint is damaged, and how."""
+  """Logs a warning that a checkpoint is damaged, with the reason."""
   _logger.warning(f"DAMAGED checkpoint {path}: {error}; it is not used")
 
 
 def read_and_hold(path: str) -> Checkpoint:
-  """Returns a checkpoint as `read_whole` does, and holds its files."""
+  """Returns a checkpoint as `read_whole` does, and keeps its files open."""
   return read_whole(path, hold=True)
 
 
@@ -197,12 +200,13 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
 
   Args:
     path: folder of the checkpoint.
-    hold: whether to hold the compared files open, because a trainer may remove
+    hold: whether to keep the compared files open, because a trainer may remove
       the checkpoint.
 
   Raises:
     DamagedCheckpointError: a file is missing, truncated or changed.
-    UserError: a file cannot be read, or another version wrote it.
+    UserError: a file cannot be read, or another version of palm_mtf wrote the
+      manifest.
   """
   checkpoint = read_checkpoint(path)
   if hold:
@@ -218,11 +222,11 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
 
 
 def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
-  """Returns a checkpoint as verified.
+  """Compares hashes; returns the checkpoint with `is_verified` set.
 
   Args:
     checkpoint: checkpoint on the disk.
-    found: hash of every file as it is now, by name.
+    found: hash of every file as it is now, by file name.
 
   Raises:
     DamagedCheckpointError: a file does not hold the bytes that were written.
@@ -241,7 +245,8 @@ def read_checkpoint(path: str) -> Checkpoint:
   Raises:
     DamagedCheckpointError: a file is missing or truncated, or the manifest
       changed.
-    UserError: a file cannot be read, or another version wrote it.
+    UserError: a file cannot be read, or another version of palm_mtf wrote the
+      manifest.
   """
   try:
     with reading(path, MANIFEST):
@@ -253,7 +258,7 @@ def read_checkpoint(path: str) -> Checkpoint:
       f"{MANIFEST} does not say what was written"
     ) from None
   try:
-    # JSON has no tuples: seals and shapes were written as lists.
+    # Seals and shapes are tuples, which JSON stores as lists.
     files = {
       name: (operator.index(size), d)
       for name, (size, d) in content.pop("files").items()
@@ -263,7 +268,7 @@ def read_checkpoint(path: str) -> Checkpoint:
     }
     manifest = Manifest(**content)
   except (ValueError, TypeError, KeyError, AttributeError):
-    # The hash is right, so another version of palm_mtf wrote this content.
+    # The manifest's own hash is right, so another version of palm_mtf wrote it.
     raise UserError(
       f"{path} is of another version of palm_mtf, and only that version can "
       "read it; use that version, or move the folder away."
@@ -278,15 +283,16 @@ def read_checkpoint(path: str) -> Checkpoint:
 
 @contextlib.contextmanager
 def reading(folder: str, name: str) -> Iterator[None]:
-  """Tells a missing file of a checkpoint from a file that cannot be read now.
+  """Turns errors of reading a checkpoint's file into this module's errors.
 
   Args:
     folder: folder of the checkpoint.
     name: name of the file that the body reads.
 
   Raises:
-    DamagedCheckpointError: the file is missing.
-    UserError: the file cannot be read.
+    RemovedCheckpointError: the checkpoint's folder is missing.
+    DamagedCheckpointError: only the file is missing.
+    UserError: the file exists but cannot be read.
   """
   try:
     yield
@@ -296,7 +302,7 @@ def reading(folder: str, name: str) -> Iterator[None]:
       raise RemovedCheckpointError(what) from None
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
       raise DamagedCheckpointError(what) from None
-    # The file may be whole: rights are missing, or the disk does not answer.
+    # The file may be whole, for example if this user may not read it.
     raise UserError(
       f"cannot read {os.path.join(folder, name)}: {error.strerror}; mend that, "
       f"or move {folder} away."
@@ -316,12 +322,12 @@ def write_manifest(
   manifest: Manifest,
   seals: Mapping[str, FileSeal] | None = None,
 ) -> None:
-  """Writes manifest.json next to the files in `folder`, with their hashes.
+  """Writes manifest.json, with the hashes of the other files in its folder.
 
   Args:
     folder: folder of the checkpoint.
-    manifest: everything except the files.
-    seals: seals that are known, by file name; other files are read here.
+    manifest: content of manifest.json except the files' seals.
+    seals: seals that are known, by file name; other files are hashed here.
   """
   files = dict(seals or {})
   for name in sorted(set(os.listdir(folder)) - files.keys()):
@@ -333,7 +339,7 @@ def write_manifest(
 
 
 def last_good(newest: Checkpoint | None) -> str:
-  """Returns the sentence about the newest checkpoint in messages."""
+  """Returns a sentence for messages that names the newest checkpoint."""
   if newest:
     return f"The last good checkpoint is {newest.path}."
   return "There is no checkpoint yet."

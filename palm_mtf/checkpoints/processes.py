@@ -29,8 +29,8 @@ class CheckpointProcesses:
   """The processes that read and write the checkpoints of a session.
 
   Attributes:
-    client: the client, which reads and writes all if there are no `servers`.
-    servers: servers of all devices, by the name of their CPU.
+    client: the client, which reads and writes everything if `servers` is empty.
+    servers: servers of all devices, by the name of the server's CPU device.
   """
 
   client: Process
@@ -38,16 +38,16 @@ class CheckpointProcesses:
 
   @property
   def all(self) -> list[Process]:
-    """Every process, in order."""
+    """The servers, or the client if there are no servers."""
     return list(self.servers.values()) or [self.client]
 
   @property
   def client_only(self) -> "CheckpointProcesses":
-    """The client without servers."""
+    """A copy in which the client reads and writes everything."""
     return CheckpointProcesses(self.client)
 
   def of(self, part: Slice) -> Process:
-    """Returns the process that reads a slice, and may write it."""
+    """Returns the process that reads a variable's slice, and may write it."""
     return self.servers.get(cpu_of_process(part.near), self.client)
 
 
@@ -59,15 +59,18 @@ def find_checkpoint_processes(
 ) -> CheckpointProcesses:
   """Returns the processes that read and write the checkpoints in a folder.
 
+  These are the servers if all of them share the folder, otherwise the client.
+
   Args:
-    session: session of the current graph, which reaches the servers.
+    session: session of the current graph, connected to the servers.
     client: this process.
     servers: servers of all devices; none if the client has the devices.
-    folder: folder of the checkpoints, made if need be.
+    folder: folder of the checkpoints, made if it is missing.
   """
   if not servers:
     return CheckpointProcesses(client)
-  # Each server makes a file in a new folder; the client looks for all files.
+  # Each server makes a file in a temporary folder. If the client does not find
+  # a file, that server does not share the folder.
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
     common = tempfile.mkdtemp(prefix=PARTIAL, dir=os.path.abspath(folder))
@@ -94,13 +97,17 @@ def find_checkpoint_processes(
 def assign_slices(
   pods: Pods, processes: CheckpointProcesses
 ) -> dict[Process, list[Slice]]:
-  """Spreads slices evenly over the processes that write, every region once.
+  """Assigns each region of a variable to one process, with even byte counts.
 
   Args:
-    pods: slices of each pod, by checkpoint name, with the same bits in all.
+    pods: slices of each pod, by checkpoint name, with equal bits in all pods.
     processes: processes that write.
+
+  Returns:
+    The slices that each process has to write; processes without any left out.
   """
-  # For each region of a variable, one slice per process that holds the region.
+  # A slice for each process that holds the region, for each region of a
+  # variable.
   regions = []
   for name in pods[0]:
     holders = collections.defaultdict(dict)
@@ -109,8 +116,8 @@ def assign_slices(
         if part.spec is not None:
           holders[part.spec].setdefault(processes.of(part).device, part)
     regions += holders.values()
-  # The largest region first, each to the process that has the fewest bytes so
-  # far.
+  # Assign the largest region first, and each to the process, of those that hold
+  # it, that has the fewest bytes so far.
   num_bytes = {process.device: 0 for process in processes.all}
   found = {process.device: [] for process in processes.all}
   for holders in sorted(regions, key=_count_bytes, reverse=True):

@@ -27,7 +27,8 @@ def open_newest(
     config: settings of the run.
 
   Raises:
-    UserError: if there is no checkpoint, or it does not fit the settings.
+    UserError: if there is no whole checkpoint, or if it is of another model or
+      vocabulary than the settings.
   """
   shapes = parameter_shapes(config.model)
   checkpoint = newest_checkpoint(model_dir, shapes)
@@ -41,14 +42,16 @@ def open_newest(
 def newest_checkpoint(
   model_dir: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> Checkpoint:
-  """Returns the newest whole checkpoint, held open because a trainer may run.
+  """Returns a run's newest whole checkpoint, with its files held open.
+
+  A trainer may remove the checkpoint, but open files stay readable.
 
   Args:
     model_dir: MODEL_DIR.
     shapes: shape of every parameter of the model, by name.
 
   Raises:
-    UserError: there is no checkpoint, or it is another model's.
+    UserError: there is no whole checkpoint, or it is of another model.
   """
   newest = newest_whole(model_dir, read=read_and_hold)
   if not newest:
@@ -70,7 +73,8 @@ def check_same_model(
   Args:
     checkpoint: checkpoint on the disk.
     shapes: shape of every parameter of the model, by name.
-    vocabulary_sha256: hash of the run's SentencePiece model; None if unknown.
+    vocabulary_sha256: hash of the run's SentencePiece model; None to skip the
+      comparison.
   """
   if different := shape_differences(checkpoint.manifest.shapes, shapes):
     raise UserError(
@@ -87,7 +91,12 @@ def check_same_model(
 def shape_differences(
   held: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
 ) -> str:
-  """Returns the names whose shapes differ, as text; "" where all agree."""
+  """Returns text on the parameters whose shapes differ, or "" if none differ.
+
+  Args:
+    held: shapes in the checkpoint, by parameter name.
+    wanted: shapes in the model, by parameter name.
+  """
   different = [
     f"{name} {_shape_text(held.get(name))}, the model wants "
     f"{_shape_text(wanted.get(name))}"

@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 def warn_of_other_evaluation_text(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:
-  """Warns if a validation loss is measured on other text than in training."""
+  """Warns if the validation text is not the text held out in training."""
   if not _is_other(checkpoint, corpus):
     return
   before, now = _share_before(checkpoint, data), data.validation_share
@@ -37,7 +37,10 @@ def warn_of_other_evaluation_text(
 
 
 def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
-  """Warns if tasks on held-out text (palm_mtf.tasks.corpus) use other text."""
+  """Warns if tasks on held-out text also use text that was trained on.
+
+  These are the tasks of palm_mtf.tasks.corpus.
+  """
   before, now = _share_before(checkpoint, data), data.validation_share
   if data.task is None and before < now:
     _logger.warning(
@@ -49,7 +52,7 @@ def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
 def warn_of_other_split(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:
-  """Warns if a run that resumes holds out other text than before."""
+  """Warns if a resumed run holds out other validation text than before."""
   before, now = _share_before(checkpoint, data), data.validation_share
   if before == now or not _is_other(checkpoint, corpus):
     return
@@ -63,7 +66,7 @@ def warn_of_other_split(
 
 
 def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-  """Says whether the documents or their split differ from training's.
+  """Returns whether the documents, or which are held out, differ from training.
 
   How documents are packed into rows does not matter.
   """

@@ -45,21 +45,21 @@ from palm_mtf.mesh.session import SERVER_ERRORS
 from palm_mtf.mesh.slices import Pods, Slice, pad_to
 from palm_mtf.model_dir.atomic_files import as_os_errors
 
-# TensorFlow's errors for a damaged file.
+# The errors that TensorFlow raises for a damaged checkpoint file.
 _DAMAGE = (
   tf.errors.DataLossError,
   tf.errors.InvalidArgumentError,
   tf.errors.NotFoundError,
   tf.errors.OutOfRangeError,
 )
-# The text of a graph's error before the line that says what is wrong.
+# The start of a TensorFlow error message, up to the line with the reason.
 _TRACE = re.compile(r"Graph execution error:.*?\nNode: '[^\n]*\n", re.DOTALL)
 
 
 class WeightsCopier:
-  """Copies the variables of a program to the processes that write the copy.
+  """Copies the variables of a program to the processes that write checkpoints.
 
-  Training waits only for the copy; any thread may write the copy.
+  Training waits only for the copy. Another thread may write the copy to files.
   """
 
   def __init__(
@@ -68,11 +68,12 @@ class WeightsCopier:
     pods: Pods,
     processes: CheckpointProcesses = THIS_PROCESS,
   ):
-    """Adds copies and writes of all slices to the current graph.
+    """Adds operations that copy and write all slices to the current graph.
 
     Args:
       session: session of the current graph.
-      pods: slices of each pod, by checkpoint name, with the same bits in all.
+      pods: slices of each pod, by checkpoint name, with the same bits in all
+        pods.
       processes: processes that write.
     """
     writer = build_writer(pods, processes)
@@ -87,14 +88,14 @@ class WeightsCopier:
     return self._write_copy
 
   def _write_copy(self, prefix: str) -> dict[str, FileSeal]:
-    """Writes the copy under TensorFlow's prefix, while the session is open.
+    """Writes the copy under TensorFlow's prefix; needs the session to be open.
 
     Returns:
-      Size and hash of each file except the index, by its name.
+      Size in bytes and hash of each file except the index, by file name.
 
     Raises:
       OSError: the file system cannot write the files.
-      tf.errors.OpError: a pod may be lost.
+      tf.errors.OpError: a server failed, so a pod may be lost.
     """
     with as_os_errors(but=SERVER_ERRORS):
       files = self._write(os.path.abspath(prefix))
@@ -109,20 +110,20 @@ class WeightsCopier:
 
 
 class Writer(NamedTuple):
-  """Operations that copy variables, and write the copy into files."""
+  """Operations that copy variables, and operations that write the copy."""
 
   copy: list[tf.Operation]
   prefix: tf.Tensor  # [], string, fed: TensorFlow's prefix of the files
-  # Size [] int64, hash [] string and error number [] int32 of the file of each
-  # process; to fetch all of these writes the files.
+  # For the file of each process: its size [] int64, hash [] string and error
+  # number [] int32. Fetching all of them writes the files.
   sealed_files: list[list[tf.Tensor]]
 
 
 def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
-  """Builds the operations that write the variables of all pods, once.
+  """Builds the operations that write each variable once, whatever the pods.
 
   Args:
-    pods: slices of each pod, by checkpoint name, with the same bits in all.
+    pods: slices of each pod, by checkpoint name, with equal bits in all pods.
     processes: processes that write.
   """
   with tf.device(processes.client.device):
@@ -132,8 +133,9 @@ def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
   for number, (process, slices) in enumerate(shares.items()):
     values = [_read_into_process(part, process) for part in slices]
     with tf.device(process.device):
-      # On CPUs the copy only takes a reference. While it is held, the optimizer
-      # writes the next value to new memory.
+      # On CPUs, Stage only holds a reference to the variable's memory. As long
+      # as it does, the optimizer writes the variable's next value to new
+      # memory.
       held = {
         "dtypes": [x.dtype for x in values],
         "shared_name": "palm_mtf_checkpoint",
@@ -149,27 +151,28 @@ def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
     sealed.append(_write_slices(process, part, slices, copied))
   sizes = [size for size, *_ in sealed]
   with tf.device(processes.client.device), tf.control_dependencies(sizes):
-    # Makes one index of all files, and renames files to ".data-00002-of-00008".
+    # Writes one index for all files, and renames each file of tensors to a name
+    # such as "weights.data-00002-of-00008".
     merged = tf.raw_ops.MergeV2Checkpoints(
       checkpoint_prefixes=tf.stack(parts),
       destination_prefix=prefix,
       delete_old_dirs=False,
     )
   with tf.control_dependencies([merged]):
-    # Outside of tf.device, so that each identity stays on its tensor's device.
+    # Not under tf.device, so that each identity is on the device of its input.
     sealed = [[tf.identity(x) for x in each] for each in sealed]
   return Writer(copies, prefix, sealed)
 
 
 def _read_into_process(part: Slice, process: Process) -> tf.Tensor:
-  """Returns the value of a slice, without padding, in a process."""
+  """Returns a slice's value without padding, copied to a process's CPU."""
   value = part.read()
   sizes = [*([len(part.names)] if len(part.names) > 1 else []), *part.sizes]
   if value.shape.as_list() != sizes:
     with tf.device(part.near):  # so that padding does not leave the device
       value = tf.slice(value, [0] * len(sizes), sizes)
-  # A value goes to another process in a separate message, because gRPC counts
-  # the bytes of a message in 32 bits.
+  # Send each value to the other process in a separate message, because the size
+  # of a gRPC message is limited.
   with tf.device(process.device):
     return tf.identity(value)
 
@@ -180,11 +183,12 @@ def _write_slices(
   slices: Sequence[Slice],
   values: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-  """Writes slices in a process; returns what `seal_file` says of the file."""
+  """Writes slices to a file in a process; returns `seal_file` of the file."""
   with tf.device(process.device):
     rows = zip(slices, values, strict=True)
-    # A slice's spec says which part of its variable it is, so that programs
-    # under any layout, and tf.train.load_checkpoint, can read whole variables.
+    # A slice's spec says which part of the variable the slice is. With it,
+    # tf.train.load_checkpoint, and programs with another layout, can read the
+    # whole variable.
     write = tf.raw_ops.SaveV2(
       prefix=prefix,
       tensor_names=[name for part in slices for name in part.names],
@@ -197,7 +201,7 @@ def _write_slices(
 
 
 def _data_name(number: int, count: int) -> str:
-  """Returns TensorFlow's suffix of a file of tensors."""
+  """Returns the suffix that TensorFlow gives the file of tensors `number`."""
   return f"data-{number:05d}-of-{count:05d}"
 
 
@@ -213,7 +217,7 @@ def restore(
     session: session of the current graph.
     pods: slices of each pod, by checkpoint name.
     prefix: TensorFlow's prefix of the files.
-    processes: processes that read the files.
+    processes: processes that read the files, each for its own devices.
 
   Raises:
     OSError: a process cannot open a file.
@@ -228,9 +232,9 @@ def open_to_restore(
   prefix: str,
   processes: CheckpointProcesses = THIS_PROCESS,
 ) -> Iterator[Callable[[Pods], None]]:
-  """Opens files; yields a function that restores some variables from them.
+  """Opens files; yields a function that restores the given variables from them.
 
-  `restore` documents the arguments and errors.
+  Arguments and errors are as for `restore`.
   """
   prefix = os.path.abspath(prefix)
   with _open_in_processes(
@@ -242,11 +246,11 @@ def open_to_restore(
 def whole_reader(
   session: tf.Session, processes: CheckpointProcesses
 ) -> ReadCheckpoint:
-  """Returns a function that reads a checkpoint if all its hashes are right.
+  """Returns a function like `read_whole` that hashes files in all processes.
 
   Args:
-    session: session that reaches the processes.
-    processes: processes that hash the files, each a share of the files.
+    session: session connected to the processes.
+    processes: processes that hash the files, each a share of them.
   """
 
   def read(path: str) -> Checkpoint:
@@ -268,12 +272,12 @@ def whole_reader(
 def _open_in_processes(
   session: tf.Session, prefix: str, shares: Mapping[Process, Sequence[str]]
 ) -> Iterator[dict[str, str]]:
-  """Opens weights in processes; yields the hash of each file, by its name.
+  """Opens weights in every process; yields hashes of files, by file name.
 
   Args:
-    session: session that reaches the processes.
+    session: session connected to the processes.
     prefix: TensorFlow's prefix of the files.
-    shares: names of the files that each process hashes.
+    shares: for each process, the names of the files that it hashes.
 
   Raises:
     OSError: a process cannot read a file.
@@ -303,17 +307,17 @@ def restore_weights(
   weights: NamedWeights,
   processes: CheckpointProcesses,
 ) -> None:
-  """Restores parameters from the weights of another run, as `restore` does.
+  """Restores parameters from INIT_CHECKPOINT, which the client reads.
 
   Raises:
     UserError: the file is damaged.
   """
   try:
     restore(session, pods, weights.prefix, processes.client_only)
-  # Another error comes from the session, which may have lost a pod.
+  # Any other error is the session's, for example because a pod is lost.
   except _DAMAGE as error:
-    # The message begins with the operation's place in our code, and repeats
-    # the operation after the line that says what is wrong.
+    # Take the reason from the message, which begins with the place in our code
+    # that made the operation, and ends with the operation.
     reason = _TRACE.sub("", error.message).splitlines()[0]
     raise UserError(
       f"{weights.given}: TensorFlow cannot read it: {reason}"
@@ -326,9 +330,9 @@ def build_restorer(
   """Builds the operation that restores the variables of all pods.
 
   Args:
-    pods: slices of each pod, by checkpoint name, alike in all pods.
-    prefix: prefix of weights that all processes have opened.
-    processes: processes that read the files.
+    pods: slices of each pod, by checkpoint name, with the same names in all.
+    prefix: TensorFlow's prefix of files that all processes have opened.
+    processes: processes that read the files, each for its own devices.
   """
   prefixes = {
     process.device: tf.ensure_shape(
@@ -337,18 +341,19 @@ def build_restorer(
     for process in processes.all
   }
   assignments = []
-  # The last two assignments of each process.
+  # The last two assignments that were built for each process.
   done: dict[str, list[tf.Operation]] = {x.device: [] for x in processes.all}
   for key in pods[0]:
-    # A process reads each part of a variable once, for all of its devices that
-    # hold the part.
+    # A process reads each part of a variable only once, for all the devices of
+    # that process that hold the part.
     parts_of = collections.defaultdict(list)
     for slices in pods:
       for part in slices[key]:
         parts_of[processes.of(part).device, part.spec].append(part)
     for (device, _), parts in parts_of.items():
-      # A process reads one part after the other, so that it holds at most two:
-      # the part that it reads and the part on its way to devices.
+      # A read waits for the assignment before the previous one, so that a
+      # process holds at most two parts: one that it reads and one on the way to
+      # devices.
       with tf.device(device), tf.control_dependencies(done[device][:-1]):
         value = _read_slice(prefixes[device], parts[0])
       assigned = tf.group([each.variable.assign(value).op for each in parts])
@@ -358,7 +363,7 @@ def build_restorer(
 
 
 def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
-  """Returns the value of a slice from a file, padded to its variable."""
+  """Reads a slice from the files, and pads it to the shape of its variable."""
   shape, dtype = part.variable.shape.as_list(), part.variable.dtype.base_dtype
   if part.spec is None:  # only padding, which no file has
     return tf.zeros(shape, dtype)
@@ -374,7 +379,7 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
 
 
 def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
-  """Returns a function that reads one variable by its name.
+  """Returns a function that takes a variable's name and returns its value.
 
   Args:
     prefix: TensorFlow's prefix of the files.
@@ -383,7 +388,15 @@ def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
 
 
 def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes float32 variables under a prefix; raises OSError on failure."""
+  """Writes a TensorFlow checkpoint.
+
+  Args:
+    prefix: TensorFlow's prefix of the files.
+    arrays: float32 value of each variable, by name.
+
+  Raises:
+    OSError: the files cannot be written.
+  """
   with tf.Graph().as_default():
     values = [tf.placeholder(x.dtype, x.shape) for x in arrays.values()]
     write = tf.raw_ops.SaveV2(

@@ -23,20 +23,20 @@ _OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files
 
 
 class OpenWeights:
-  """The open files of one prefix, closed with the object.
+  """The open files of a TensorFlow prefix, until `close` or the object's end.
 
-  A trainer may remove a checkpoint while another process reads it: an open file
-  stays readable. TensorFlow opens files by a prefix, which it takes for a
-  pattern in which "[" begins a set. So TensorFlow gets links to the open files,
-  in a temporary folder.
+  A trainer may remove a checkpoint while another process reads it, but an open
+  file stays readable. TensorFlow reads files by their prefix, so it gets links
+  to the open files. It also takes the prefix for a pattern in which "[" begins
+  a set, so the links are in a temporary folder with a plain name.
 
   Attributes:
-    prefix: TensorFlow's prefix of the links; the files' own prefix if no
+    prefix: TensorFlow's prefix of the links; the files' original prefix if no
       temporary folder can be made.
   """
 
   def __init__(self, prefix: str):
-    """Opens the files that begin with `prefix`.
+    """Opens the files whose paths begin with `prefix` and ".".
 
     Raises:
       OSError: a file cannot be opened, or is not regular.
@@ -59,22 +59,27 @@ class OpenWeights:
         for name, path in self._paths.items():
           os.symlink(path, os.path.join(links, name))
         self.prefix = os.path.join(links, stem)
-      # The end of the process closes too, and removes the temporary folder.
+      # finalize also runs at the exit of Python: it closes the files, and
+      # removes the temporary folder.
       self.close = weakref.finalize(self, stack.pop_all().close)
 
   def path(self, name: str) -> str:
-    """Returns the path of an open file; raises FileNotFoundError."""
+    """Returns a path for reading the open file `name`.
+
+    Raises:
+      FileNotFoundError: no file of this name was opened.
+    """
     if name not in self._paths:
       raise FileNotFoundError(2, "No such file or directory", name)
     return self._paths[name]
 
 
-# What `open_weights` opened in this process, by its argument.
+# The files that `open_weights` has opened in this process, by `prefix`.
 _open: dict[bytes, OpenWeights] = {}
 
 
 def make_empty_file(path: bytes) -> np.int32:
-  """Makes a new file; returns the error number, 0 if there is none."""
+  """Makes a new file; returns the error number, 0 on success."""
   try:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
   except OSError as error:
@@ -83,11 +88,10 @@ def make_empty_file(path: bytes) -> np.int32:
 
 
 def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
-  """Waits until a file is on the disk.
+  """Syncs a file to the disk, and hashes it.
 
   Returns:
-    The size of the file in bytes, its hash, and the error number, 0 if there
-    is none.
+    The size of the file in bytes, its hash, and the error number, 0 on success.
   """
   try:
     sync(path.decode())
@@ -100,14 +104,14 @@ def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
 def open_weights(
   prefix: bytes, names: Sequence[bytes]
 ) -> tuple[np.ndarray, np.int32]:
-  """Opens the files of a prefix until `close_weights`.
+  """Opens the files of a prefix; `close_weights` closes them.
 
   Args:
     prefix: TensorFlow's prefix of the files.
-    names: names of files to hash.
+    names: names of those files that are to be hashed.
 
   Returns:
-    The hash of each file, [files] bytes, and the error number, 0 if none.
+    The hashes, [len(names)] bytes, and the error number, 0 on success.
   """
   try:
     files = _open[prefix] = OpenWeights(prefix.decode())
@@ -118,18 +122,22 @@ def open_weights(
 
 
 def opened_prefix(prefix: bytes) -> bytes:
-  """Returns the prefix of the links to the files that `open_weights` opened."""
+  """Returns the prefix of links to the files that `open_weights` opened.
+
+  Args:
+    prefix: the argument of `open_weights`.
+  """
   return _open[prefix].prefix.encode()
 
 
 def close_weights(prefix: bytes) -> np.int32:
-  """Closes what `open_weights` opened; returns 0."""
+  """Closes the files that `open_weights` opened by `prefix`; returns 0."""
   if files := _open.pop(prefix, None):
     files.close()
   return np.int32(0)
 
 
-# What a server registers.
+# Functions that a server lets sessions call.
 SERVER_FUNCTIONS = (
   make_empty_file,
   seal_file,

@@ -41,18 +41,25 @@ from palm_mtf.model_dir.paths import ModelDir, step_of
 
 
 class BackgroundWriter:
-  """Writes the checkpoints of a run, one at a time.
+  """Writes the checkpoints of a run in a thread, one at a time.
 
-  A context manager, which waits for the last checkpoint, also after an error.
+  A context manager, which waits at its end for the checkpoint that is being
+  written, even if the body raised an exception.
   """
 
   def __init__(self, model_dir: str, run: RunConfig, newest: Checkpoint | None):
-    """Continues after `newest`, the checkpoint that the run resumes from."""
+    """Takes the settings of the run.
+
+    Args:
+      model_dir: MODEL_DIR.
+      run: checkpoint settings.
+      newest: checkpoint that the run resumes from; None for a new run.
+    """
     self._model_dir, self._run = model_dir, run
     self._newest = newest
     self._step = newest.manifest.step if newest else 0
     self._thread: threading.Thread | None = None
-    # Raised in the thread; the training loop's next call raises it again.
+    # The error that the thread raised; `check` raises it in the training loop.
     self._error: BaseException | None = None
     self._wait_secs = 0.0
 
@@ -60,18 +67,18 @@ class BackgroundWriter:
     return self
 
   def __exit__(self, kind: type | None, *unused: object) -> None:
-    # KeyboardInterrupt, from the user's second Ctrl-C, does not wait.
+    # After KeyboardInterrupt, from the user's second Ctrl-C, do not wait.
     if kind is None or issubclass(kind, Exception):
       self._join()
 
   @property
   def step(self) -> int:
-    """Step of the newest checkpoint, written or being written."""
+    """Step of the newest checkpoint, written or being written; 0 if none."""
     return self._step
 
   @property
   def newest_path(self) -> str:
-    """Path of the newest whole checkpoint, for messages."""
+    """Path of the newest checkpoint that was written, or "none yet"."""
     return self._newest.path if self._newest else "none yet"
 
   def write(
@@ -99,7 +106,7 @@ class BackgroundWriter:
     self._thread.start()
 
   def check(self) -> None:
-    """Raises UserError if a checkpoint could not be written."""
+    """Raises the error, UserError as a rule, of the last checkpoint's write."""
     if self._error is not None:
       newest = self._newest.path if self._newest else "none"
       error, self._error = self._error, None
@@ -108,7 +115,10 @@ class BackgroundWriter:
       raise UserError(f"{error} The newest checkpoint is {newest}.")
 
   def wait(self) -> Checkpoint | None:
-    """Waits for the checkpoint that is being written; returns the newest.
+    """Waits for the checkpoint that is being written.
+
+    Returns:
+      The newest checkpoint, or None if there is none.
 
     Raises:
       UserError: the checkpoint could not be written.
@@ -119,7 +129,10 @@ class BackgroundWriter:
     return self._newest
 
   def take_wait_secs(self) -> float:
-    """Returns the seconds that training waited since the last call."""
+    """Returns the seconds that training waited for copies and writes.
+
+    They are counted from the previous call of this method.
+    """
     secs, self._wait_secs = self._wait_secs, 0.0
     return secs
 
@@ -157,26 +170,27 @@ def write_checkpoint(
   keep: int,
   keep_every_steps: int | None = None,
 ) -> Checkpoint:
-  """Writes a checkpoint, then removes checkpoints beyond the retention limit.
+  """Writes a checkpoint, then removes those that retention does not keep.
 
   Args:
     model_dir: MODEL_DIR.
     manifest: manifest of the checkpoint.
-    write_weights: writes the weights under a prefix.
-    keep: number of newest checkpoints that stay.
-    keep_every_steps: steps between checkpoints that stay permanently.
+    write_weights: function that writes the weights under a prefix.
+    keep: number of newest checkpoints to keep.
+    keep_every_steps: keep every checkpoint whose step is a multiple; None for
+      no such checkpoints.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
   needed = checkpoint_bytes(manifest.shapes)
-  # An earlier process of this run may have written the same step.
+  # An earlier process of this run may have written a checkpoint of this step.
   with new_folder(path, needed, make_way=_free_path) as folder:
     seals = write_weights(os.path.join(folder, WEIGHTS))
     write_manifest(folder, manifest, seals)
-  # Older checkpoints are removed after the new one was read. Its hashes were
-  # computed from the files on the disk.
+  # Read the new checkpoint before older ones are removed. It counts as
+  # verified, because its hashes were computed from the files on the disk.
   written = dataclasses.replace(read_checkpoint(path), is_verified=True)
   _remove_partial(model_dir)
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
@@ -194,8 +208,9 @@ def removable(
 
   Args:
     paths: paths of checkpoints, oldest first.
-    keep: number of newest checkpoints that stay.
-    keep_every_steps: steps between checkpoints that stay permanently.
+    keep: number of newest checkpoints to keep.
+    keep_every_steps: keep every checkpoint whose step is a multiple; None for
+      no such checkpoints.
   """
   return [
     path
@@ -206,8 +221,8 @@ def removable(
 
 def remove_checkpoint(path: str) -> None:
   """Removes a checkpoint; raises UserError if it cannot be removed."""
-  # Rename first, so that nobody sees a half-deleted checkpoint, even if this
-  # process is killed midway.
+  # Rename the folder first, so that no reader takes it for a checkpoint when it
+  # is half-deleted, even if this process is killed midway.
   hidden = _hidden(path)
   try:
     if not os.access(path, os.W_OK):  # write-protected by its owner
@@ -222,7 +237,7 @@ def remove_checkpoint(path: str) -> None:
 
 
 def remove_or_warn(path: str) -> None:
-  """Removes a checkpoint; warns if it cannot, because the run continues."""
+  """Removes a checkpoint; if that fails, only logs a warning."""
   try:
     remove_checkpoint(path)
   except UserError as error:
@@ -230,31 +245,31 @@ def remove_or_warn(path: str) -> None:
 
 
 def remove_later(model_dir: str, step: int) -> None:
-  """Removes the checkpoints after a step that training has gone back to."""
-  # The newest first: if the process is killed here, the next process resumes
-  # from the newest checkpoint that is left, and detects the same spike again.
+  """Removes the checkpoints after `step`, to which training has gone back."""
+  # Remove the newest first: if the process is killed here, the next one resumes
+  # from the newest checkpoint that is left, and detects the same loss spike.
   for late in reversed(find_checkpoints(model_dir)):
     if late.manifest.step > step:
       remove_or_warn(late.path)
 
 
 def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
-  """Renames the damaged checkpoints whose steps will be written again.
+  """Renames damaged checkpoints of steps that the run will write again.
 
   Args:
-    model_dir: MODEL_DIR, held by the training lock.
-    newest: newest whole checkpoint in it.
+    model_dir: MODEL_DIR, whose training lock this process holds.
+    newest: newest whole checkpoint in it; None if there is none.
   """
   _remove_partial(model_dir)
-  # Every checkpoint after the newest whole one is damaged. Older damaged
-  # checkpoints stay, because their steps are not written again.
+  # Every checkpoint after the newest whole one is damaged. Older damaged ones
+  # keep their names, because their steps are not written again.
   for path in checkpoint_folders(model_dir):
     if not newest or step_of(path) > newest.manifest.step:
       _quarantine(path)
 
 
 def _remove_partial(model_dir: str) -> None:
-  """Removes the rest of checkpoints whose writing or removal was cut off."""
+  """Removes what is left of checkpoints whose write or removal was cut off."""
   root = ModelDir(model_dir).checkpoints
   for name in os.listdir(root) if os.path.isdir(root) else []:
     if name.startswith(PARTIAL):
@@ -262,7 +277,10 @@ def _remove_partial(model_dir: str) -> None:
 
 
 def _free_path(path: str) -> None:
-  """Renames the checkpoint at `path`: aside if damaged, else to be removed."""
+  """Renames the checkpoint at `path`, so that a new one can be written there.
+
+  If it is damaged, it is kept; if not, `_remove_partial` will remove it.
+  """
   try:
     read_whole(path)
   except DamagedCheckpointError:
@@ -272,7 +290,7 @@ def _free_path(path: str) -> None:
 
 
 def _hidden(path: str) -> str:
-  """Returns a free name, which `_remove_partial` knows, for a checkpoint."""
+  """Returns an unused path for a checkpoint that `_remove_partial` removes."""
   root, name = os.path.split(path)
   hidden = os.path.join(root, f"{PARTIAL}{name}_removed")
   shutil.rmtree(hidden, ignore_errors=True)
@@ -280,7 +298,8 @@ def _hidden(path: str) -> str:
 
 
 def _quarantine(path: str) -> None:
-  # Only `checkpoints prune` removes it: someone may want to save a part of it.
+  # Only `palm_mtf checkpoints prune` removes a renamed checkpoint, because its
+  # user may want to recover a part of it.
   number, aside = 1, f"{path}.damaged"
   while os.path.lexists(aside):
     number += 1
@@ -302,20 +321,20 @@ def check_space(
     model_dir: MODEL_DIR, which need not exist.
     shapes: shape of every parameter, by name.
     run: checkpoint settings.
-    state: optimizer slots of each parameter.
+    state: which optimizer slots each parameter has.
   """
   # The folder of checkpoints may be a link to another disk.
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)
   while not os.path.exists(existing):
     existing = os.path.dirname(existing)
-  # One more than is kept, because the newest checkpoint is written before the
-  # oldest is removed.
+  # Count one more than are kept, because the newest checkpoint is written
+  # before the oldest is removed.
   wanted = run.keep_checkpoints + 1
   if run.keep_every_steps:
     wanted += run.train_steps // run.keep_every_steps
-  # At most as many as the run writes, with the checkpoint of the last step.
+  # The run writes no more than this, including the checkpoint of the last step.
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
-  # Checkpoints that exist have their space already.
+  # Checkpoints that already exist need no more space.
   count = max(1, wanted - len(checkpoint_folders(model_dir)))
   needed = count * checkpoint_bytes(shapes, state)
   free = shutil.disk_usage(existing).free

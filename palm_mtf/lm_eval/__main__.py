@@ -21,7 +21,7 @@ def _import_harness() -> None:
 
 
 def main() -> int:
-  """Runs the harness; returns the exit code."""
+  """Runs lm-evaluation-harness's command line; returns the exit code."""
   configure_logging()
   own_process()
   try:

@@ -14,7 +14,7 @@ from palm_mtf.lm_eval.run import Run
 
 @register_model("palm_mtf")
 class PalmMtf(LM):
-  """The newest checkpoint of a run. Likelihoods equal `palm_mtf score`'s."""
+  """A run's newest checkpoint; likelihoods are as from `palm_mtf score`."""
 
   def __init__(
     self,
@@ -31,11 +31,11 @@ class PalmMtf(LM):
     Args:
       model_dir: MODEL_DIR of a training run.
       trust_config: whether the run's config.gin may run code.
-      batch_size: passed by the harness and ignored, because batch sizes follow
-        from the lengths of the texts.
+      batch_size: ignored, because batch sizes follow from the lengths of the
+        texts; the harness passes it, as the next two.
       max_batch_size: ignored.
       device: ignored.
-      macros: values that override the run's values, such as STRIDE=64.
+      macros: values of gin macros that override the run's, such as STRIDE=64.
     """
     del batch_size, max_batch_size, device
     super().__init__()
@@ -43,7 +43,7 @@ class PalmMtf(LM):
 
   @property
   def tokenizer_name(self) -> str:
-    """Names the checkpoint, for the harness's caches."""
+    """A name of the checkpoint, by which the harness keys its caches."""
     return self._run.name
 
   def get_model_info(self) -> dict[str, str]:
@@ -53,11 +53,11 @@ class PalmMtf(LM):
   def loglikelihood(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
   ) -> list[tuple[float, bool]]:
-    """Returns log p of each continuation, and whether it is the likeliest one.
+    """Returns log p of each continuation, and whether it is the greedy one.
 
     Args:
-      requests: each with a context and a continuation.
-      disable_tqdm: whether to show no progress bar.
+      requests: requests whose `args` are a context and a continuation.
+      disable_tqdm: whether to hide the progress bar.
     """
     pairs = [request.args for request in requests]
     found = [(0.0, False)] * len(pairs)
@@ -70,7 +70,12 @@ class PalmMtf(LM):
   def loglikelihood_rolling(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
   ) -> list[float]:
-    """Returns log p of each document, in windows of STRIDE."""
+    """Returns log p of each document, scored in windows that STRIDE sets.
+
+    Args:
+      requests: requests whose `args` are a document.
+      disable_tqdm: whether to hide the progress bar.
+    """
     documents = [("", *request.args) for request in requests]
     found = [0.0] * len(documents)
     with tqdm(total=len(documents), disable=disable_tqdm) as bar:
@@ -82,7 +87,12 @@ class PalmMtf(LM):
   def generate_until(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
   ) -> list[str]:
-    """Returns the continuation of each prompt."""
+    """Returns the continuation of each prompt.
+
+    Args:
+      requests: requests whose `args` are a prompt and its generation_kwargs.
+      disable_tqdm: whether to hide the progress bar.
+    """
     prompts = [request.args for request in requests]
     found = [""] * len(prompts)
     with tqdm(total=len(prompts), disable=disable_tqdm) as bar:

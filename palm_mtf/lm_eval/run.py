@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 _logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_TOKENS = 256  # the harness's default
-# The first of these keywords that a task gives counts, as in the harness.
+# Keywords for the number of tokens. If a task gives several, the first in this
+# order counts, as in the harness.
 _MAX_TOKENS = (
   "max_gen_toks",
   "max_new_tokens",
@@ -36,7 +37,7 @@ _KNOWN = {*_MAX_TOKENS, "until", "do_sample", "temperature", "top_k", "top_p"}
 def split_pair(context: str, continuation: str) -> tuple[str, str]:
   """Moves spaces from a context's end to the continuation, as the harness does.
 
-  A vocabulary may encode " word" as one piece, as the model saw it in training.
+  So the continuation " word" may be encoded as one piece, as in training.
   """
   kept = context.rstrip()
   return kept, context[len(kept) :] + continuation
@@ -47,9 +48,9 @@ class Generation:
   """Settings for continuing a prompt.
 
   Attributes:
-    decode: settings of sampling, with the strings that end a text.
-    max_tokens: largest number of tokens to sample.
-    asked_tokens: number of tokens that the task asks for.
+    decode: settings of sampling, including the strings that end a text.
+    max_tokens: maximum number of tokens to sample.
+    asked_tokens: maximum that the task asks for, which may be larger.
   """
 
   decode: DecodeConfig
@@ -64,9 +65,9 @@ def read_generation(
 
   Args:
     gen_kwargs: generation_kwargs of a task.
-    decode: settings of the run; only WEIGHT_DTYPE is used.
-    length: SEQUENCE_LENGTH; if a task asks for as many tokens or more, it gets
-      half of them.
+    decode: settings of the run, of which only WEIGHT_DTYPE is used.
+    length: SEQUENCE_LENGTH; a task that asks for this many tokens or more gets
+      half of SEQUENCE_LENGTH.
 
   Raises:
     UserError: if a keyword is unknown to palm_mtf.
@@ -81,7 +82,7 @@ def read_generation(
     )
   until = given.get("until", [])
   until = [until] if isinstance(until, str) else until
-  # Without do_sample, a temperature above 0 asks for sampling.
+  # If do_sample is not given, a temperature above 0 asks for sampling.
   samples = given.get("do_sample", bool(given.get("temperature")))
   numbers = {
     "temperature": float(given.get("temperature", 1.0)) if samples else 0.0
@@ -104,7 +105,7 @@ def read_generation(
 
 
 class Run:
-  """The loaded newest checkpoint of a MODEL_DIR."""
+  """The newest checkpoint of a run, loaded to score and continue texts."""
 
   def __init__(
     self, model_dir: str, macros: Mapping[str, object], trust_config: bool
@@ -113,7 +114,7 @@ class Run:
 
     Args:
       model_dir: MODEL_DIR of a training run.
-      macros: {macro: value} that override the run's values.
+      macros: values of gin macros that override the run's values, by name.
       trust_config: whether the run's config.gin may run code.
 
     Raises:
@@ -142,10 +143,12 @@ class Run:
   def scores(
     self, pairs: Sequence[tuple[str, str]]
   ) -> Iterator[tuple[int, "Score"]]:
-    """Yields the index of each pair, and the score of its continuation.
+    """Yields each pair's index in `pairs`, and the score of its continuation.
+
+    The order of the pairs may differ.
 
     Args:
-      pairs: contexts ("" for none) and their continuations.
+      pairs: context ("" for none) and continuation of each pair.
     """
     from palm_mtf.generation.inference.scorer import Example, Score
 
@@ -154,7 +157,8 @@ class Run:
       context, continuation = split_pair(*pair)
       contexts.append(context)
       others.append(continuation)
-    # If there is a context, encode the continuation as the middle of a text.
+    # After a context, encode a continuation as the middle of a text. Otherwise
+    # encode it as the beginning.
     inputs = self._vocabulary.encode_batch(contexts)
     targets = self._vocabulary.encode_batch(others, [*map(bool, contexts)])
     examples = [*map(Example, inputs, targets)]
@@ -170,12 +174,14 @@ class Run:
   def continuations(
     self, prompts: Sequence[tuple[str, Mapping[str, object]]]
   ) -> Iterator[tuple[int, str]]:
-    """Yields the index of each prompt, and its continuation.
+    """Yields each prompt's index in `prompts`, and its continuation.
+
+    The order of the prompts may differ.
 
     Args:
-      prompts: texts with generation_kwargs. If a prompt occurs several times,
-        each occurrence gets another sample. Of a text that is too long, only
-        the end is read.
+      prompts: text and generation_kwargs of each prompt. If a prompt occurs
+        several times, each occurrence gets another sample. If a text is too
+        long, only its end is read.
     """
     by_settings = collections.defaultdict(lambda: collections.defaultdict(list))
     length = self._config.model.sequence_length
@@ -210,7 +216,8 @@ class Run:
     )
     room = self._config.model.sequence_length - asked.max_tokens
     ids = self._vocabulary.encode_batch(list(places))
-    # Sort, so that prompts of similar length share a batch with little padding.
+    # Sort prompts by length, so that a batch has prompts of similar length and
+    # little padding.
     ordered = sorted(
       zip(ids, places.values(), strict=True), key=lambda pair: len(pair[0])
     )
