@@ -8,10 +8,13 @@ texts.
 """
 
 import contextlib
+import fcntl
+import glob
 import os
+import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,6 +23,7 @@ from palm_mtf.model_dir.foreign_files import check_regular
 from palm_mtf.model_dir.sealed import hash_file
 
 _OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files
+_LINKS = "palm_mtf_links_"  # begins the names of the temporary folders
 
 
 class OpenWeights:
@@ -53,9 +57,7 @@ class OpenWeights:
           self._paths[name] = f"{_OPEN_FILES}/{descriptor}"
       self.prefix = prefix
       with contextlib.suppress(OSError):
-        links = stack.enter_context(
-          tempfile.TemporaryDirectory(prefix="palm_mtf_weights_")
-        )
+        links = stack.enter_context(_folder_of_links())
         for name, path in self._paths.items():
           os.symlink(path, os.path.join(links, name))
         self.prefix = os.path.join(links, stem)
@@ -72,6 +74,34 @@ class OpenWeights:
     if name not in self._paths:
       raise FileNotFoundError(2, "No such file or directory", name)
     return self._paths[name]
+
+
+@contextlib.contextmanager
+def _folder_of_links() -> Iterator[str]:
+  """Yields a temporary folder that other processes keep while it is locked."""
+  _remove_abandoned_folders()
+  with tempfile.TemporaryDirectory(prefix=_LINKS) as folder:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+      # The kernel releases the lock when this process ends, even killed. Where
+      # the file system has no locks, no process removes the folder.
+      with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+      yield folder
+    finally:
+      os.close(descriptor)
+
+
+def _remove_abandoned_folders() -> None:
+  """Removes this user's folders whose processes were killed."""
+  within = glob.escape(tempfile.gettempdir())
+  for path in glob.glob(os.path.join(within, f"{_LINKS}*")):
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+      descriptor = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+      stack.callback(os.close, descriptor)
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      if os.fstat(descriptor).st_uid == os.getuid():
+        shutil.rmtree(path)
 
 
 # The files that `open_weights` has opened in this process, by `prefix`.
