@@ -8,8 +8,9 @@
 In both architectures of llama.cpp, kernels are [outputs, inputs], and the
 rotary embedding rotates neighbouring numbers of a head. The tokenizer is
 llama.cpp's "llama". Like SentencePiece's byte-pair encoding, it merges the
-neighbours whose piece has the best score, falls back to bytes, and takes a
-U+2581 in a text for a space; vocabulary.py writes its three bytes instead.
+neighbours whose piece has the best score, encodes unknown characters as bytes,
+and takes a U+2581 in a text for a space. (vocabulary.py does not: it encodes a
+U+2581 as three bytes.)
 """
 
 import math
@@ -59,7 +60,8 @@ _IN_LAYER = {
   "mlp.up_proj": "ffn_up",
   "mlp.down_proj": "ffn_down",
 }
-_UNUSED = 5  # a type of tokens; types of pieces have SentencePiece's numbers
+# Type of a token without a piece; types of pieces have SentencePiece's numbers.
+_UNUSED = 5
 
 
 class GgufFile:
@@ -103,7 +105,7 @@ def write_gguf(
   dtype: str,
   read: Callable[[str], np.ndarray],
 ) -> None:
-  """Writes a file, holding one tensor at a time.
+  """Writes a GGUF file, with one tensor at a time in memory.
 
   Args:
     path: path of the file.
@@ -252,7 +254,7 @@ def make_vocabulary_metadata(
 
   Args:
     vocabulary: vocabulary that passed `check_vocabulary`.
-    start_id: input before the first token of a text.
+    start_id: id of the model's input at position 0.
     vocab_size: rows of the embedding.
   """
   pieces = read_pieces(vocabulary)

@@ -13,7 +13,7 @@ from palm_mtf.config import Config, PalmConfig
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
-Reader = Callable[[str], np.ndarray]  # returns a parameter by name
+Reader = Callable[[str], np.ndarray]  # takes a parameter's name, returns it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +42,15 @@ class TrainedModel:
 
   @property
   def start_id(self) -> int:
-    """Input before the first token of a text (packing.document_start)."""
+    """Id of the model's input at position 0 (packing.document_start)."""
     return document_start(self.config.data.packing, self.vocabulary.eod_id)
 
 
 class Format(Protocol):
-  """One model in one format; the constructor checks that the format fits.
+  """A model in a format, whose constructor checks that it can hold the model.
 
   Attributes:
-    num_bytes: upper bound of the size.
+    num_bytes: upper bound of the size of the file or folder.
     kind: noun phrase for messages, such as "a CohereForCausalLM".
     subfolder: name of the folder to make in --output; "" for --output itself.
   """

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""This machine and this process, known without TensorFlow."""
+"""Facts about this machine and this process, found without TensorFlow."""

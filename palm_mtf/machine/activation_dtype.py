@@ -20,14 +20,14 @@ _logger = logging.getLogger(__name__)
 
 
 def native_bfloat16(mesh: MeshLayout) -> str:
-  """Returns the processor with native bfloat16 products; "" without one."""
+  """Returns what multiplies bfloat16 natively; "" if nothing does."""
   if mesh.tpu:
     return f"TPU {mesh.tpu}"
   return native_bfloat16_here()
 
 
 def native_bfloat16_here() -> str:
-  """Returns this machine's processor with native bfloat16, except for TPUs."""
+  """Returns `native_bfloat16` of this machine for a run without TPUs."""
   # TensorFlow places a model on the GPU if there is one.
   if gpu_capabilities():
     return "GPU" if gpus_multiply_bfloat16() else ""
@@ -35,7 +35,7 @@ def native_bfloat16_here() -> str:
 
 
 def fast_dtype_here() -> str:
-  """Returns the dtype of "auto" on this machine, except for TPUs."""
+  """Returns what "auto" means on this machine for a run without TPUs."""
   return "bfloat16" if native_bfloat16_here() else "float32"
 
 
@@ -47,12 +47,12 @@ def resolved(
   Args:
     model: architecture.
     mesh: devices of a pod.
-    begun_in: dtype of the run that is resumed, None for a new run.
+    begun_in: dtype of the run that is resumed; None for a new run.
   """
   if model.activation_dtype != "auto":
     return model
-  # Checkpoints are float32 in either case, but a run that changes its dtype on
-  # another machine does not repeat its own numbers.
+  # Checkpoints are float32 with either dtype. A resumed run still keeps its
+  # dtype on another machine, so that it computes the same numbers.
   fast = "bfloat16" if native_bfloat16(mesh) else "float32"
   return dataclasses.replace(model, activation_dtype=begun_in or fast)
 
@@ -65,7 +65,7 @@ def describe_dtype(
   Args:
     model: architecture, its dtype resolved.
     mesh: devices of a pod.
-    begun_in: dtype of the run that is resumed, None for a new run.
+    begun_in: dtype of the run that is resumed; None for a new run.
   """
   dtype, native = model.activation_dtype, native_bfloat16(mesh)
   begun = ", as the run began" if begun_in == dtype else ""
@@ -83,7 +83,7 @@ def log_dtype(
 ) -> None:
   """Logs the dtype of a command; takes the arguments of `describe_dtype`.
 
-  It is the first line of a command that computes: numbers of different dtypes
+  Commands that run a model log it first, because results of different dtypes
   differ in the third digit.
   """
   _logger.info(describe_dtype(model, mesh, begun_in))

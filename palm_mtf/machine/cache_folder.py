@@ -1,15 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The cache ~/.cache/palm_mtf: files of this user for one kind of machine.
+"""The cache of this user, ~/.cache/palm_mtf; the CPU is part of each path.
 
 A cached file is run as code or read as settings. Therefore nothing is read from
 a folder or a file that belongs to another user or that another user may write.
 Each folder below ~/.cache is opened relative to its open parent, so that a user
-who may rename folders higher up cannot exchange it between check and use.
+who may rename folders higher up cannot replace it between check and use.
 
 A sealed file ends with the hash of its name and content: a file that is cut
 short, filled with zeros or renamed counts as missing. If the cache cannot be
-read or written, commands work without it, and one line says so.
+read or written, commands work without it and log one line about it.
 """
 
 import contextlib
@@ -32,8 +32,9 @@ _logger = logging.getLogger(__name__)
 CALIBRATION = 3
 
 _NAME = "palm_mtf"
-# Prefix of incomplete files and folders. The writer holds a lock on them,
-# except in the moment after their creation; some file systems have no locks.
+# Prefix of incomplete files and folders. Their writer locks them just after
+# making them, so an unlocked one is abandoned after _UNLOCKED_SECS. Some file
+# systems have no locks; there, one is abandoned after _ABANDONED_SECS.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
 _MAX_BYTES = 2**26  # per file, and for all files loaded from a folder
@@ -41,7 +42,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE_FLAGS = (
   os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-)  # never waits for a pipe
+)  # opening a pipe does not wait for its writer
 _SEAL_BYTES = hashlib.sha256().digest_size
 
 # Warnings that this process has logged.
@@ -57,7 +58,7 @@ def cache_path(kind: str, *key: str) -> str:
 
   Args:
     kind: name of the folder in palm_mtf/.
-    *key: texts on which the content depends, besides the CPU.
+    *key: texts on which the content depends in addition to the CPU.
   """
   # The XDG Base Directory Specification says to ignore relative paths.
   caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -69,7 +70,7 @@ def cache_path(kind: str, *key: str) -> str:
 
 
 def measured_hardware() -> str:
-  """Returns the path of the gin file of this machine's measured rates."""
+  """Returns the path of the gin file with this machine's measured rates."""
   key = str(usable_cores()), f"calibration {CALIBRATION}"
   return cache_path("hardware", *key) + ".gin"
 
@@ -87,9 +88,10 @@ def warn_of(error: CacheError) -> None:
 
 
 def read_cached(path: str) -> bytes | None:
-  """Returns the content of a file of the cache, None without one.
+  """Returns the content of a cached file; None if the file is missing.
 
-  A refused file counts as missing, and a warning says why.
+  If the cache cannot be used, or another user may have written the file, the
+  file counts as missing, and a warning says why.
   """
   folder, name = os.path.split(path)
   try:
@@ -103,7 +105,7 @@ def read_cached(path: str) -> bytes | None:
 
 
 def write_cached(path: str, content: bytes) -> None:
-  """Writes a file of the cache; raises CacheError."""
+  """Writes a file of the cache; raises CacheError if that fails."""
   folder, name = os.path.split(path)
   with open_cache(folder, make=True) as cache:
     cache.write(name, content)
@@ -118,8 +120,8 @@ def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
     make: whether to make missing folders.
 
   Raises:
-    FileNotFoundError: there is no such folder.
-    CacheError: the folder belongs to another user, or cannot be opened.
+    FileNotFoundError: if there is no such folder.
+    CacheError: if the folder belongs to another user, or cannot be opened.
   """
   top, _, below = path.rpartition(f"/{_NAME}/")
   if not os.path.isabs(top):
@@ -174,7 +176,8 @@ def _open_own(name: str, above: int, path: str, make: bool) -> int:
   try:
     _check_owner(os.fstat(folder), path)
     if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
-      # Made with another umask. Files that other users put there are refused.
+      # The folder was made with another umask. It can be used, because `read`
+      # refuses files that other users have put there.
       os.fchmod(folder, 0o700)
     if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
       raise CacheError(f"other users may write {path}")
@@ -202,7 +205,7 @@ class CacheFolder:
   """An open folder that only this user may write.
 
   Attributes:
-    descriptor: its file descriptor.
+    descriptor: file descriptor of the folder.
   """
 
   def __init__(self, path: str, descriptor: int):
@@ -220,10 +223,10 @@ class CacheFolder:
     return sorted(times, key=times.get, reverse=True)
 
   def read(self, name: str) -> bytes | None:
-    """Returns the content of a file, None without one.
+    """Returns the content of a file; None if the file is missing.
 
     Raises:
-      CacheError: the file is not one that only this user may write.
+      CacheError: if another user may write the file, or it cannot be read.
     """
     path = os.path.join(self._path, name)
     try:
@@ -242,10 +245,10 @@ class CacheFolder:
       raise CacheError(f"{path}: {error.strerror}") from None
 
   def write(self, name: str, content: bytes) -> None:
-    """Writes a file atomically, and replaces whatever has its name.
+    """Writes a file atomically; replaces a file or folder of the same name.
 
     Raises:
-      CacheError: the file cannot be written.
+      CacheError: if the file cannot be written.
     """
     folder = self.descriptor
     partial = f"{_PARTIAL}{os.urandom(8).hex()}"
@@ -264,12 +267,13 @@ class CacheFolder:
           os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
       self.remove(partial)
-      # One message for all folders, so that it is logged once.
+      # Name the top folder, so that all folders give one message, which is
+      # logged once.
       top, _, _ = self._path.rpartition(f"/{_NAME}/")
       raise CacheError(f"{top}/{_NAME}: {error.strerror}") from None
 
   def remove(self, name: str) -> None:
-    """Removes a file or folder, if that can be done."""
+    """Removes a file or folder; ignores errors."""
     _remove(name, self.descriptor)
 
   def load(self, names: Iterable[str]) -> dict[str, bytes]:
@@ -303,7 +307,7 @@ class CacheFolder:
     return found
 
   def keep(self, name: str, content: bytes) -> None:
-    """Writes a sealed file for `load`; raises CacheError."""
+    """Writes a sealed file for `load`; raises CacheError if that fails."""
     self.write(name, content + _seal(name, content))
 
 
@@ -326,7 +330,7 @@ def partial_folder(above: int) -> Iterator[CacheFolder]:
   try:
     folder = os.open(name, _FOLDER_FLAGS, dir_fd=above)
     try:
-      if os.fstat(folder).st_uid != os.geteuid():  # exchanged in the meantime
+      if os.fstat(folder).st_uid != os.geteuid():  # replaced in the meantime
         raise PermissionError(errno.EPERM, "belongs to another user", name)
       _lock(folder)
       yield CacheFolder("", folder)
@@ -362,7 +366,10 @@ def _is_abandoned(name: str, above: int) -> bool:
 
 
 def _lock(file: int) -> bool:
-  """Locks an open file or folder until it is closed; returns whether it did."""
+  """Tries to lock an open file or folder until it is closed.
+
+  Returns whether the lock succeeded.
+  """
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return True

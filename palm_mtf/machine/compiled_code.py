@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of code that XLA compiles: one folder per CPU and version.
+"""The cache of code that XLA compiles: a folder per CPU and TensorFlow version.
 
 XLA fails if it cannot write its cache or if a file there is damaged. Therefore
-XLA gets a folder in memory, in TensorFlow's file system ram://. Complete files
-on the disk are copied there before XLA looks, and files that XLA adds are
+XLA's cache is a folder in memory, in TensorFlow's file system ram://. Undamaged
+files on the disk are copied there before XLA looks, and files that XLA adds are
 copied to the disk soon after. A full disk, a damaged file or a killed process
 then only costs time to compile.
 """
@@ -27,8 +27,8 @@ from palm_mtf.machine.cache_folder import (
 )
 
 _VARIABLE = "TF_XLA_FLAGS"
-# The folder in memory and the folder on the disk have the same path, because
-# child processes inherit the variable and should save to the same folder.
+# The folder in memory and the folder on the disk have the same path: child
+# processes inherit TF_XLA_FLAGS, and so also find the folder on the disk.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
 # With both flags, TensorFlow gives operations on CPUs to XLA by itself.
@@ -40,8 +40,8 @@ _COMPILES_ALONE = (
 
 def keep_compiled_code() -> None:
   """Turns XLA's cache on, before TensorFlow is imported."""
-  # Compilation takes most of the start of a command, and each pod of a process
-  # would compile the same code. A flag that the user has set is not changed.
+  # Compilation takes most of a command's start, and each pod of a process would
+  # compile the same code. A flag that the user has set is not changed.
   os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
 
 
@@ -64,7 +64,8 @@ def check_xla_flags(num_devices: int) -> None:
 
 def compiled_code_folder() -> str:
   """Returns the path of the cache folder of this CPU and these versions."""
-  # Code with instructions that the CPU lacks would crash the process.
+  # The CPU is part of the path, because code with instructions that the CPU
+  # lacks would crash the process.
   flags = os.environ.get("XLA_FLAGS", "")
   return cache_path("xla", "sealed", flags, _tensorflow_version())
 
@@ -77,7 +78,7 @@ class CompiledCode:
   """The files of XLA's cache in memory and on the disk."""
 
   def __init__(self, memory: ModuleType, folder: str):
-    """Copies all files of the disk into memory.
+    """Copies all files of the folder on the disk into memory.
 
     Args:
       memory: tf.io.gfile.
@@ -111,10 +112,10 @@ class CompiledCode:
       return {}
 
   def save(self) -> None:
-    """Copies files that are only in memory to the disk, if that can be done."""
+    """Copies files that are only in memory to the disk; failure is logged."""
     with self._lock:
       names = self._memory.listdir(self._in_memory())
-      # XLA gives a file this name when the file is complete.
+      # XLA gives only complete files a name that ends in ".pb".
       new = {x for x in names if x.endswith(".pb")} - self._known
       if not new or self._is_lost:
         return
@@ -129,12 +130,12 @@ class CompiledCode:
         self._is_lost = True
 
   def save_until(self, end: threading.Event) -> None:
-    """Saves every second, because most processes of a cluster are killed."""
+    """Saves every second until `end` is set, in case the process is killed."""
     while not end.wait(_SAVE_SECS):
       self.save()
 
 
-# The cache of this process, after it is turned on.
+# The cache of this process; empty until `share_compiled_code` turns it on.
 _shared: list[CompiledCode] = []
 
 

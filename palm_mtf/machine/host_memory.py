@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the machine: of this process, and what is left for it."""
+"""Memory that this process holds, and memory that it can still take."""
 
 import ctypes
 import gc
@@ -12,14 +12,14 @@ _MADV_DONTNEED = 4  # of Linux's mman.h
 
 
 def resident_bytes() -> int:
-  """Returns the resident bytes now, mapped files included."""
+  """Returns this process's resident bytes now, mapped files included."""
   with open("/proc/self/statm", encoding="ascii") as file:
     pages = int(file.read().split()[1])
   return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def largest_resident_bytes(process: int | str = "self") -> int:
-  """Returns the largest resident bytes of a process so far.
+  """Returns the peak of a process's resident bytes so far.
 
   Args:
     process: process id; "self" is this process.
@@ -32,7 +32,7 @@ def largest_resident_bytes(process: int | str = "self") -> int:
 
 
 def memory_bytes() -> tuple[int, int]:
-  """Returns all memory, and the memory that this process can still take."""
+  """Returns (memory in all, memory that this process can still take), bytes."""
   # The kernel says kB and means KiB.
   kibibytes = dict(
     re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
@@ -88,9 +88,10 @@ def _unchanged_files() -> list[tuple[int, int]]:
   try:
     with open("/proc/self/smaps", encoding="utf-8") as file:
       text = file.read()
-  except OSError:  # not every kernel shows it
+  except OSError:  # not every kernel has this file
     return []
-  # A line "begin-end permissions offset device inode path" and lines of fields.
+  # Each mapping has a line "begin-end permissions offset device inode path",
+  # then lines "field: value".
   head = r"^(\w+)-(\w+) (\S+) \w+ \S+ (\d+) .*$"
   _, *parts = re.split(head, text, flags=re.MULTILINE)
   found = []

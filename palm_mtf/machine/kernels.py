@@ -16,7 +16,7 @@ from pathlib import Path
 from palm_mtf import __version__
 from palm_mtf.machine.processors import cpu_name, gpu_capabilities, kernel_flags
 
-# Sources of the program of a step.
+# Folders of the package with the source of a training step.
 _SOURCES = ("ops", "native", "mesh", "model", "optim", "programs")
 _INSTRUCTIONS = "CPU instructions"
 _OPERATIONS = "operations in C++"
@@ -63,7 +63,7 @@ def _fingerprint() -> str:
 
 
 def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
-  """Returns the kernels of several servers, by name.
+  """Merges the records of several servers into one.
 
   Args:
     servers: `kernels_here` of each server, at least one.

@@ -3,9 +3,9 @@
 """Whether this process belongs to palm_mtf or to a program that imports it.
 
 Commands, server processes and benchmarks own their process: they call
-`own_process` first, and then change its garbage collector, the log levels of
-TensorFlow and the packages that TensorFlow imports. A program
-that imports layers or pods of palm_mtf keeps its own settings.
+`own_process` first, and then change Python's garbage collector, TensorFlow's
+log level and the packages that TensorFlow imports. A program that imports
+layers or pods of palm_mtf keeps its own settings.
 """
 
 import contextlib
@@ -29,8 +29,9 @@ def own_process() -> None:
   """Sets this process up, before it has threads and imports TensorFlow."""
   global _is_owned
   _is_owned = True
-  # TensorFlow reads the level when it is imported, perhaps by a module of the
-  # user. Errors are Python exceptions anyway.
+  # Set first, because TensorFlow reads the level when it is imported, perhaps
+  # by a module of the user. Level 3 hides logged errors too, which are raised
+  # as Python exceptions anyway.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
@@ -45,7 +46,8 @@ def lean_import() -> Iterator[None]:
   try:
     tempfile.gettempdir()
   except FileNotFoundError:
-    # No folder can be written. TensorFlow's imports ask only for the name.
+    # No folder can be written. TensorFlow's imports only ask for the folder's
+    # name, so any name will do.
     tempfile.tempdir = "/tmp"
   with _never_garbage(), silent_unless_it_fails(), _Withheld(), _memory():
     yield
@@ -56,7 +58,7 @@ def _memory() -> Iterator[None]:
   """Raises UserError if TensorFlow does not fit into a memory limit."""
   try:
     yield
-  except Exception as error:  # libraries report this in many ways
+  except Exception as error:  # libraries raise many types
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
       raise
@@ -90,14 +92,14 @@ def silent_unless_it_fails() -> Iterator[None]:
 class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   """Refuses packages that TensorFlow would import but does not need.
 
-  Half of the time of its import goes to Keras, to JAX (for a converter) and to
-  packages of its old copy of Keras. TensorFlow works without them, and they can
-  be imported later.
+  Half of TensorFlow's import time goes to Keras, to JAX (for a converter) and
+  to packages that its old copy of Keras imports. TensorFlow works without these
+  packages, and programs can import them later.
   """
 
   _NAMES = ("h5py", "jax", "keras", "scipy")
-  # The module that TensorFlow imports first after its libraries. To load the
-  # libraries, the dynamic linker has read 300 MB of symbols and relocations.
+  # The first module that TensorFlow imports after loading its C++ libraries,
+  # for which the dynamic linker reads 300 MB of symbols and relocations.
   _AFTER_LIBRARIES = "tensorflow.python.tools"
 
   def __enter__(self) -> None:
@@ -109,7 +111,7 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   def find_spec(
     self, name: str, path: object = None, target: object = None
   ) -> importlib.machinery.ModuleSpec | None:
-    """Returns the package's spec, with a loader that refuses."""
+    """Returns the package's spec, with a loader that raises ImportError."""
     if name == self._AFTER_LIBRARIES:
       release_file_pages()
     if name not in self._NAMES:
@@ -120,7 +122,7 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     return spec
 
   def exec_module(self, module: types.ModuleType) -> None:
-    """Refuses."""
+    """Raises ImportError."""
     raise ImportError(f"{module.__name__} is not needed yet")
 
 
@@ -131,7 +133,7 @@ def _never_garbage() -> Iterator[None]:
   Imports make 400,000 objects that stay. Scanning them again and again takes a
   third of the time of `generate` and a fifth of a short `train`.
   """
-  gc.collect()  # frees garbage before it is exempt
+  gc.collect()  # because gc.freeze would keep garbage permanently
   was_enabled = gc.isenabled()
   gc.disable()
   try:

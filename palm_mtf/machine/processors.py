@@ -17,7 +17,7 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 # Flags of CPUs that multiply 8-bit integers and sum in 32 bits.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
-# 256-bit registers, for the code that we compile.
+# Flags of CPUs that have 256-bit registers.
 AVX2_FLAGS = frozenset({"avx2"})
 
 _VECTORS = re.compile("avx|amx|fma|f16c|asimd|sve|sme|bf16|i8mm")
@@ -71,7 +71,11 @@ def bfloat16_flags() -> list[str]:
 
 
 def _entry(names: str) -> str:
-  """Returns the value of CPUINFO's first line of these names, or ""."""
+  """Returns the value of a field of CPUINFO; "" if it has no such field.
+
+  Args:
+    names: possible names of the field, separated by "|".
+  """
   try:
     text = CPUINFO.read_text(encoding="utf-8", errors="replace")
   except OSError:
@@ -80,7 +84,8 @@ def _entry(names: str) -> str:
   return match[1].strip() if match else ""
 
 
-# The quota of a container: of control groups version 2, and of version 1.
+# Files with the CPU quota of a container. CPU_MAX is that of control groups
+# version 2, CPU_QUOTA and CPU_PERIOD are those of version 1.
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 CPU_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
@@ -92,7 +97,7 @@ def visible_cores() -> list[int]:
 
 
 def core_quota() -> float | None:
-  """Returns the CPU quota of a container in cores, None without a limit."""
+  """Returns a container's CPU quota in cores; None if there is no limit."""
   quota, _, period = _text(CPU_MAX).partition(" ")
   if not quota:
     quota, period = _text(CPU_QUOTA), _text(CPU_PERIOD)
@@ -130,7 +135,7 @@ def _text(path: Path) -> str:
 
 # From the driver's interface, cuda.h.
 _COMPUTE_CAPABILITY_MAJOR = 75
-# The first capability with products of bfloat16: A100.
+# The first major compute capability with bfloat16 products, that of the A100.
 _BFLOAT16_CAPABILITY = 8
 
 
@@ -155,7 +160,7 @@ def gpu_capabilities() -> list[int]:
 
 
 def gpus_multiply_bfloat16() -> bool:
-  """Returns whether there are GPUs, all with native products of bfloat16."""
+  """Returns whether there are GPUs and all multiply bfloat16 natively."""
   return min(gpu_capabilities(), default=0) >= _BFLOAT16_CAPABILITY
 
 

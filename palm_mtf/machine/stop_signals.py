@@ -29,7 +29,7 @@ class StopRequest:
   """
 
   def __init__(self):
-    self.signal_name = ""  # such as "SIGTERM" once one has come
+    self.signal_name = ""  # after a signal its name, such as "SIGTERM"
     self._previous = {}
 
   def __enter__(self) -> "StopRequest":

@@ -6,8 +6,8 @@
   GraniteForCausalLM   BLOCK = "serial", NORM = "rms_norm"
 
 Both have products without bias, SwiGLU, a tied embedding, rotary embedding and
-any number of key and value heads. PaLM's factor 1/sqrt(d_model) of the logits
-(PaLM 2) is Cohere's logit_scale, and the inverse of Granite's logits_scaling.
+any number of key and value heads. PaLM multiplies logits by 1/sqrt(d_model),
+which is Cohere's logit_scale, and the inverse of Granite's logits_scaling.
 """
 
 import math
@@ -27,8 +27,8 @@ _BY_SETTINGS = {
 }
 _SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
 NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
-# Key of config.json for our settings that these architectures do not have;
-# transformers ignores it.
+# Key of config.json, ignored by transformers, that holds those of our settings
+# that these architectures do not have.
 _OWN = "palm_mtf"
 _OWN_CHOICES = {
   "FINAL_NORM_SCALE": ("learned", "none"),
@@ -51,14 +51,15 @@ _WANTED = {
   "partial_rotary_factor": 1.0,
   "tie_word_embeddings": True,
 }
-# The same for the keys in rope_parameters (rope_scaling before transformers 5).
+# Optional keys in rope_parameters (rope_scaling before transformers 5), with
+# the value that our models have.
 _WANTED_ROPE = {
   "rope_type": "default",
   "type": "default",
   "rope_theta": ROTARY_BASE,
   "partial_rotary_factor": 1.0,
 }
-# Defaults of the classes for missing keys, where palm_mtf has other values.
+# What transformers takes for missing keys, where palm_mtf has other values.
 _DEFAULTS = {
   COHERE: {"layer_norm_eps": 1e-5, "logit_scale": 0.0625},
   GRANITE: {
@@ -101,9 +102,9 @@ def make_config(
 
   Args:
     model: the architecture.
-    start_id: input before the first token of a text.
+    start_id: id of the model's input at position 0.
     eod_id: id of [eod].
-    packing: PACKING of the run, for `parse_config`.
+    packing: PACKING of the run, which `parse_config` reads back.
 
   Raises:
     UserError: if no class of transformers computes this model.

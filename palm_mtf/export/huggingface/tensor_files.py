@@ -43,11 +43,11 @@ _ENDINGS = r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
 _WEIGHT_FILES = re.compile(
   rf"{_ENDINGS}|.*\.ckpt(\.(index|data-.*))?", re.IGNORECASE
 )
-# Such as pytorch_model.bin.index.json, model.safetensors.bak.
+# Files that go with weights: pytorch_model.bin.index.json, x.safetensors.bak.
 _NEXT_TO_WEIGHTS = re.compile(rf"{_ENDINGS}\..+", re.IGNORECASE)
 # With this file, transformers adds an adapter to the model.
 _ADAPTER_CONFIG = re.compile(r"adapter_.*\.json", re.IGNORECASE)
-_MOST_NAMED = 3  # files in one warning
+_MOST_NAMED = 3  # maximum number of files named in a warning
 # Files that the Trainer of transformers writes next to the weights.
 _TRAINER_FILES = re.compile(
   r"(training_args|optimizer|scheduler|scaler|rng_state\w*)\.(bin|pt|pth)"
@@ -176,7 +176,9 @@ def _is_weight_file(name: str) -> bool:
   )
 
 
-_ALIGNMENT = 8  # of the first tensor, as in files of the safetensors library
+# The first tensor begins at a multiple of this many bytes, as in files that the
+# safetensors library writes.
+_ALIGNMENT = 8
 # The header of a model with 10,000 layers has 10 MB. The library reads headers
 # up to 100 MB, which takes seconds and gigabytes.
 _MAX_HEADER_BYTES = 20_000_000
@@ -188,7 +190,7 @@ def write_safetensors(
   shapes: Mapping[str, tuple[int, ...]],
   read: Callable[[str], np.ndarray],
 ) -> None:
-  """Writes float32 tensors to a file, holding one at a time.
+  """Writes float32 tensors to a file, with one at a time in memory.
 
   Args:
     path: path of the file.

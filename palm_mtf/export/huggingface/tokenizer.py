@@ -4,9 +4,9 @@
 
 Both are byte-pair encodings. SentencePiece merges the neighbours whose piece
 has the best score; `tokenizers` merges the pair that comes first in a list.
-Pieces here have spaces instead of SentencePiece's U+2581, so that texts need no
-normalization, and a U+2581 in a text becomes its three bytes, as in
-vocabulary.py.
+Pieces in tokenizer.json have spaces instead of SentencePiece's U+2581, so that
+texts need no normalization, and a U+2581 in a text becomes its three bytes, as
+in vocabulary.py.
 """
 
 from collections.abc import Sequence
@@ -48,11 +48,11 @@ def make_tokenizer_json(
 ) -> dict[str, object]:
   """Returns tokenizer.json, which gives the vocabulary's ids for every text.
 
-  With special tokens, `start_id` comes before the ids of a text.
+  An encoding with special tokens begins with `start_id`.
 
   Args:
     vocabulary: vocabulary for which `explain_inexact` returns "".
-    start_id: input before the first token of a text.
+    start_id: id of the model's input at position 0.
   """
   model = _read(vocabulary)
   pieces = [x.piece.replace(SPACE_MARK, " ") for x in model.pieces]
@@ -75,7 +75,7 @@ def make_tokenizer_json(
     "version": "1.0",
     "truncation": None,
     "padding": None,
-    # Empty, so that "[eod]" in a text has the ids of its letters.
+    # Empty, so that "[eod]" in a text is encoded like any other text.
     "added_tokens": [],
     "normalizer": None,
     "pre_tokenizer": None,
@@ -120,7 +120,7 @@ def make_tokenizer_config(
 
   Args:
     vocabulary: vocabulary of the run.
-    start_id: input before the first token of a text.
+    start_id: id of the model's input at position 0.
     sequence_length: SEQUENCE_LENGTH.
   """
   eod = vocabulary.piece(vocabulary.eod_id)
@@ -129,7 +129,7 @@ def make_tokenizer_config(
     "bos_token": vocabulary.piece(start_id),
     "eos_token": eod,
     "pad_token": eod,
-    # "[eod]" in a text does not end a document.
+    # So that "[eod]" in a text does not become the id that ends a document.
     "split_special_tokens": True,
     "clean_up_tokenization_spaces": False,
     "model_max_length": sequence_length,

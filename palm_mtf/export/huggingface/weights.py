@@ -33,13 +33,14 @@ _IN_LAYER = {
 }
 FINAL_NORM = "model.norm.weight"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# Older versions of transformers wrote the frequencies of the rotary embedding.
+# Older versions of transformers wrote the rotary embedding's frequencies as
+# tensors with these names.
 _FREQUENCIES = re.compile(
   r"model\.(layers\.(?P<layer>\d{1,5})\.self_attn\.)?rotary_emb\.inv_freq",
   re.ASCII,
 )
-# Largest relative error of the frequencies, by dtype: the error of rounding,
-# and for float32 also the error of the power.
+# Largest relative error of the frequencies, by dtype: the error of rounding to
+# the dtype, for float32 also the error of computing the power.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 
 
@@ -65,7 +66,7 @@ def find_tensor_shapes(model: PalmConfig) -> dict[str, tuple[int, ...]]:
     size = int(np.prod(shapes[name]))
     kernel = parse_name(name).is_kernel
     found[theirs] = (size // inputs, inputs) if kernel else shapes[name]
-  # If the model has no final scale, transformers has a scale of ones.
+  # If our model's last norm has no scale, that of transformers has ones.
   found.setdefault(FINAL_NORM, (model.d_model,))
   return found
 
@@ -145,7 +146,7 @@ def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
 def _find_redundant_shape(
   name: str, model: PalmConfig
 ) -> tuple[int, ...] | None:
-  """Returns the shape of an optional tensor of a file; None for others."""
+  """Returns the shape of an optional tensor; None if `name` is none of them."""
   if name == _HEAD:
     return model.vocab_size, model.d_model
   match = _FREQUENCIES.fullmatch(name)
@@ -160,7 +161,8 @@ def _check_redundant(
   """Raises UserError if a tensor that is not imported has unexpected values.
 
   Args:
-    name: FINAL_NORM of a model without that scale, or an optional tensor.
+    name: FINAL_NORM, in a model whose last norm has no scale, or an optional
+      tensor (`_find_redundant_shape`).
     files: tensors of the file.
     model: the architecture.
     what: noun phrase for messages.

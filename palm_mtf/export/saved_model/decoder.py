@@ -4,8 +4,8 @@
 
   keys, values   [batch, memory_length, key_heads, d_kv]
 
-key_heads is 1 in multi-query attention. One function reads prompts and single
-tokens. Its SavedModel needs neither Mesh TensorFlow, nor XLA, nor palm_mtf.
+key_heads is 1 in multi-query attention. `hidden` reads prompts of any length
+and single tokens. The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import gated, normalize, sines_and_cosines, turned
 
-# Keys and values, alternating, layer after layer.
+# [keys of layer 0, values of layer 0, keys of layer 1, ...].
 Cache = list[tf2.Tensor]
 
 
@@ -75,7 +75,7 @@ class Decoder(tf2.Module):
     rows = tf2.range(tf2.shape(tokens)[0])[:, tf2.newaxis]
     at = tf2.stack([tf2.broadcast_to(rows, tf2.shape(tokens)), positions], -1)
     memory = tf2.range(tf2.shape(cache[0])[1])
-    visible = memory <= positions[..., tf2.newaxis]  # later keys are undefined
+    visible = memory <= positions[..., tf2.newaxis]  # the causal mask
     if model.has_prefix and num_given is not None:
       visible |= memory < num_given[:, tf2.newaxis, tf2.newaxis]
     tables = sines_and_cosines(model.sequence_length, model.d_kv)

@@ -45,7 +45,7 @@ class TextCoder(tf2.Module):
     if not self._has_bytes:
       return self._model.tokenize(texts)
     # SentencePiece would take a U+2581 in the text for a space. So the text is
-    # split there, and the three bytes of U+2581 are put before each segment but
+    # split at each U+2581, whose three bytes are put before all segments except
     # the first.
     segments = tf2.strings.split(texts, SPACE_MARK)
     first = segments.row_starts()
@@ -82,8 +82,9 @@ class TextCoder(tf2.Module):
     """Returns the text of each row of ids [batch, (tokens)]; see Vocabulary."""
     if self._inside is self._model:
       return self._model.detokenize(ids)
-    # SentencePiece drops the space that the vocabulary puts before a text, but
-    # the version in tensorflow_text drops all spaces there.
+    # The vocabulary puts one space before a text. SentencePiece drops this
+    # space when it decodes, but the version in tensorflow_text drops all spaces
+    # at the start.
     shown = tf2.ragged.boolean_mask(ids, tf2.gather(self._has_text, ids))
     spaces = tf2.gather(tf2.cast(self._num_spaces, tf2.int32), shown[:, :1])
     return _cut_start(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))

@@ -30,8 +30,8 @@ class TextModel(tf2.Module):
       decoder: weights of the model.
       model: the architecture.
       vocabulary: vocabulary of the model.
-      start_id: input before the first token of a text (packing.document_start).
-      stride: new tokens per window of a long text.
+      start_id: id of the model's input at position 0 (packing.document_start).
+      stride: number of tokens by which windows over a long text advance.
     """
     super().__init__("text_model")
     self._decoder, self._coder = decoder, TextCoder(vocabulary)
@@ -42,11 +42,10 @@ class TextModel(tf2.Module):
   def make_signatures(
     self, decode: DecodeConfig, *, sample_tokens: int, seed: int
   ) -> dict[str, object]:
-    """Returns the functions of a SavedModel by name, and sets attributes.
+    """Returns a SavedModel's functions by name; also sets them as attributes.
 
-    A SavedModel that Python loads has `model.generate`, from the attribute,
-    which keeps its default arguments, and `model.signatures["generate"]`, whose
-    defaults only servers use.
+    The attribute becomes `model.generate` in Python and has default arguments
+    there. `model.signatures["generate"]` has defaults only on servers.
 
     Args:
       decode: settings that are the defaults of `generate`.
@@ -92,7 +91,8 @@ class TextModel(tf2.Module):
     ids = tf2.concat([starts, prompt_ids], 1)
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
-    # The start token does not count, as in `palm_mtf generate`.
+    # `longest` includes the start token, which does not count towards the
+    # limit, as in `palm_mtf generate`.
     numbers = {
       "max_tokens": max_tokens,
       "top_k": sampler.top_k,
@@ -124,7 +124,7 @@ class TextModel(tf2.Module):
     }
 
   def _sample_tokens(self, y, lengths, cache, max_tokens, sampler):
-    """Returns sampled tokens, [batch, max_tokens], [eod] after the end."""
+    """Returns sampled tokens, [batch, max_tokens]; an ended row has [eod]s."""
     tokens = tf2.fill([tf2.size(lengths), max_tokens], self._eod_id)
 
     def choose(y, place, tokens, is_over):
@@ -154,8 +154,8 @@ class TextModel(tf2.Module):
     return self._score(inputs, targets)
 
   def _score(self, inputs, targets):
-    # Computes log p of targets given inputs, window by window, with the windows
-    # of generation/inference/scorer.py.
+    # Computes log p of targets given inputs, in the same windows as
+    # generation/inference/scorer.py.
     given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
     ids = tf2.concat([given, wanted], 1)
     scored = tf2.cast(given.row_lengths(), tf2.int32)
@@ -186,11 +186,12 @@ class TextModel(tf2.Module):
     }
 
   def _score_window(self, ids, start, scored, stop, room):
-    """Returns the sum of log p from token `scored` to `stop`, [batch]."""
+    """Returns the sum of log p of tokens `scored` to `stop` - 1, [batch]."""
     places = start[:, tf2.newaxis] + tf2.range(room)
     last = tf2.shape(ids)[1] - 1
     targets = tf2.gather(ids, tf2.minimum(places, last), batch_dims=1)
-    # A window that begins within a text has input 0 first, as in training.
+    # The first input of a window that begins within a text is id 0, as in
+    # training.
     begin = tf2.where(start == 0, self._start_id, 0)[:, tf2.newaxis]
     tokens = tf2.concat([begin, targets[:, :-1]], 1)
     cache = self._decoder.make_empty_cache(tf2.shape(ids)[0], room)
