@@ -13,22 +13,22 @@ from palm_mtf._tf import (
 from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.ops.xla import fused, in_xla_computation
 
-# A CPU that cannot multiply bfloat16 gets the same numbers from float32
-# products, because products of bfloat16 numbers are exact in float32, sums are
-# in float32 on all CPUs, and the result is rounded once. On such a CPU
+# A CPU that cannot multiply bfloat16 computes a product in float32 and rounds
+# the result once. The numbers are the same, because the product of two bfloat16
+# numbers is exact in float32, and all CPUs add up in float32. On such a CPU
 # TensorFlow's bfloat16 products are slow, and oneDNN has none.
 
 
 def is_emulated(x: tf.Tensor) -> bool:
-  """Returns whether the device of `x` multiplies its bfloat16 as float32."""
-  # XLA itself chooses how its device multiplies.
+  """Returns whether `x` is bfloat16 on a CPU that cannot multiply bfloat16."""
+  # XLA itself chooses how to multiply bfloat16.
   if x.dtype != tf.bfloat16 or in_xla_computation():
     return False
   return "gpu" not in x.device.lower() and not bfloat16_flags()
 
 
 def einsum(equation: str, *xs: tf.Tensor) -> tf.Tensor:
-  """Multiplies tensors of one float dtype by an einsum equation."""
+  """Returns the einsum of tensors of one float dtype, in that dtype."""
   if not is_emulated(xs[0]):
     return tf.einsum(equation, *xs)
   y = tf.einsum(equation, *(tf.cast(x, tf.float32) for x in xs))
@@ -43,20 +43,20 @@ def matmul(
   transpose_b: bool = False,
   dtype: tf.DType | None = None,
 ) -> tf.Tensor:
-  """Multiplies matrices of one float dtype.
+  """Multiplies two matrices of one float dtype; returns [rows, columns].
 
   Args:
-    x: [rows, inner], or [inner, rows] to transpose.
-    y: [inner, columns], or [columns, inner] to transpose.
+    x: [rows, inner], or [inner, rows] if `transpose_a`.
+    y: [inner, columns], or [columns, inner] if `transpose_b`.
     transpose_a: whether x is transposed.
     transpose_b: whether y is transposed.
-    dtype: dtype of the product, float32 for sums that are not rounded; None is
-      the dtype of x.
+    dtype: dtype of the product: float32, if it must not be rounded to the dtype
+      of x; None is the dtype of x.
   """
   dtype = dtype or x.dtype
   emulated = is_emulated(x)
   if dtype != x.dtype and not emulated:
-    # Only XLA has a product whose result and inputs differ in dtype.
+    # Only XLA has a matrix product whose result and inputs differ in dtype.
     return _xla_matmul(x, y, transpose_a, transpose_b, dtype)
   if emulated:
     x, y = (tf.cast(each, tf.float32) for each in (x, y))
@@ -79,20 +79,19 @@ def _xla_matmul(x, y, transpose_a, transpose_b, dtype):
   )
 
 
-# TensorFlow has no public function for the following products of oneDNN, its
-# CPU library. The products exist if TensorFlow was built with oneDNN, in the
-# dtypes that the CPU multiplies. Callers ask `has_kernel` and
-# machine/processors.py first, because oneDNN ends the process if it lacks a
-# product.
+# TensorFlow has no public function for `packed_matmul`, a product of oneDNN,
+# its CPU library. The product exists if TensorFlow was built with oneDNN, in
+# the dtypes that the CPU multiplies. Callers check both first (`has_kernel`,
+# machine/processors.py), because oneDNN ends the process if it lacks a product.
 
 
 def has_kernel(name: str) -> bool:
-  """Returns whether this TensorFlow has an operation of its CPU library."""
+  """Returns whether this build of TensorFlow has kernels of an operation."""
   return bool(kernels.get_registered_kernels_for_op(name).kernel)
 
 
 def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-  """Multiplies x by constant weights, [rows, outer] in their dtype.
+  """Multiplies x by constant weights w; returns [rows, outer], dtype of x.
 
   Args:
     x: [rows, inner], bfloat16 or float32.
@@ -100,8 +99,8 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
   """
   # TensorFlow's graph rewriting turns a product with a constant into this
   # operation. The operation packs `w` when it first runs and keeps the packed
-  # copy, so that it would not notice another `w` later. A plain product packs
-  # bfloat16 weights at every call.
+  # copy, so that later changes of `w` would have no effect. A plain product
+  # packs bfloat16 weights at every call.
   value = attr_value_pb2.AttrValue
   operation = ops.get_default_graph()._create_op_internal(
     "_MklNativeFusedMatMul",

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of the forward pass that the backward pass computes again.
 
-The outputs of norms, rotary embedding and SwiGLU, and kernels after their cast,
-gather and concatenation, cost little compared with the matrix products and are
-not kept. Their operations have a method recompute(x, signal), which computes
-their output x again.
+The outputs of norms, rotary embedding and SwiGLU, and kernels that were cast,
+gathered and concatenated, are not kept, because to compute them again costs
+little compared with the matrix products. Their operations have a method
+recompute(x, signal), which computes the output x again, after `signal`.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ class _Delay(mtf.Operation):
 
   # Mesh TensorFlow's own recompute_grad delays the first input by adding a tiny
   # multiple of the second, which may change bits. Without any dependency,
-  # TensorFlow would recompute at once, or would find the values of the forward
-  # pass and keep them in memory.
+  # TensorFlow would recompute at once, or would merge the recomputation with
+  # the forward pass and keep the values in memory.
 
   def __init__(self, x: mtf.Tensor, signal: mtf.Tensor):
     super().__init__([x, signal], name="after")
@@ -35,7 +35,7 @@ class _Delay(mtf.Operation):
 
 
 def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-  """Returns x once `signal` is computed; both of any shapes."""
+  """Returns a copy of x that waits for `signal`; both have any shape."""
   return _Delay(x, signal).outputs[0]
 
 
@@ -44,7 +44,7 @@ _is_kept = contextvars.ContextVar("is_kept", default=False)
 
 @contextlib.contextmanager
 def keep_all() -> Iterator[None]:
-  """Lets `recompute` return its tensor: the block was recomputed already."""
+  """Makes `recompute` return x itself, for a block that is recomputed whole."""
   token = _is_kept.set(True)
   try:
     yield
@@ -53,11 +53,11 @@ def keep_all() -> Iterator[None]:
 
 
 def recompute(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-  """Returns x for the backward pass, computed again if its operation can.
+  """Returns x for the backward pass, recomputed if its operation can do so.
 
   Args:
     x: tensor of the forward pass.
-    signal: gradient, before which x is not read; any shape.
+    signal: gradient, any shape; the result is not computed or read before it.
   """
   if _is_kept.get():
     return x

@@ -11,17 +11,18 @@ from palm_mtf.errors import UserError
 from palm_mtf.ops.recompute import delay
 
 SliceFn = Callable[..., object]
-# (operation, gradient of each output) -> gradient of each input, or None
+# Takes the operation and each output's gradient (None if it has none), and
+# returns each input's gradient (None if it has none).
 GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
 def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
-  """Returns the first index of `dim` in each slice, [] int32, laid out."""
+  """Returns each slice's first index in `dim`, a laid-out [] int32 tensor."""
   axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
   if axis is None:
     return tf.constant(0)
   size = dim.size // mesh_impl.shape[axis].size
-  # The coordinate is a device's number along the axis.
+  # `coordinate` is the device's index along the mesh axis.
   return mesh_impl.slicewise(
     lambda coordinate: tf.cast(coordinate, tf.int32) * size,
     mesh_impl.laid_out_pcoord(axis),
@@ -29,7 +30,7 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
 
 
 def native_threads(mesh_impl: mtf.MeshImpl) -> int:
-  """Returns the threads per C++ operation; 0 if devices lack the operations."""
+  """Returns the threads per C++ operation; 0 if devices have no C++."""
   # Mesh implementations of other projects have no such attribute.
   return getattr(mesh_impl, "native_threads", 0)
 
@@ -37,7 +38,7 @@ def native_threads(mesh_impl: mtf.MeshImpl) -> int:
 def split_axes(
   mesh_impl: mtf.MeshImpl, dims: Sequence[mtf.Dimension]
 ) -> list[int]:
-  """Returns the mesh axes over which any of `dims` is split, in order."""
+  """Returns the mesh axes that split any of `dims`, in ascending order."""
   axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in dims}
   return sorted(axis for axis in axes if axis is not None)
 
@@ -47,16 +48,17 @@ class ByDevice:
   """A function of slices that CPUs compute in C++ if possible.
 
   Attributes:
-    anywhere: the function.
-    native: function in C++, of a number of threads and the same slices. It may
-      return fewer outputs; native functions get None for missing inputs.
+    anywhere: the function in TensorFlow, for any device.
+    native: the same function in C++, or None. Its first argument is the number
+      of threads. It may omit the last outputs; a native function that takes an
+      omitted output as its input gets None.
   """
 
   anywhere: SliceFn
   native: SliceFn | None = None
 
   def of(self, mesh_impl: mtf.MeshImpl) -> SliceFn:
-    """Returns the function for the devices of a mesh."""
+    """Returns the function that the devices of a mesh run."""
     threads = native_threads(mesh_impl)
     if threads and self.native:
       return functools.partial(self.native, threads)
@@ -66,10 +68,11 @@ class ByDevice:
 class WholeSlice(mtf.Operation):
   """Applies a TensorFlow function to each slice of the inputs, in one call.
 
-  An output that lacks a split dimension of the inputs is summed over its axis.
+  If a layout splits a dimension of the inputs, outputs without this dimension
+  are partial sums, which are all-reduced over the mesh axis of the dimension.
   """
 
-  # A layer of small mtf operations passes over memory once per operation.
+  # A layer made of small mtf operations would pass over memory once for each.
 
   def __init__(
     self,
@@ -91,9 +94,10 @@ class WholeSlice(mtf.Operation):
       inputs: any shapes and dtypes, on one mesh.
       outputs: shape and dtype of each output.
       splittable: names of the dimensions that a layout may split.
-      gradient: None where no loss is traced through the operation.
+      gradient: computes gradients of the inputs; None if no gradient passes
+        through the operation.
       offset_of: dimension (such as the vocabulary) whose first index in the
-        slice is passed to `fn` as its first argument.
+        slice is passed to `fn` as an extra first argument; None passes none.
       is_kept: whether the backward pass reads the outputs of the forward pass;
         otherwise it computes them again (recompute.py).
       name: name of the operation, made unique by the graph.
@@ -112,18 +116,18 @@ class WholeSlice(mtf.Operation):
 
   @property
   def has_gradient(self) -> bool:
-    """Returns whether a loss can be traced through the operation."""
+    """Whether gradients pass through the operation."""
     return self._gradient is not None
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> Sequence:
-    """Returns the gradient of each input, None where there is none."""
+    """Returns the gradient of each input; None for an input without one."""
     return self._gradient(self, *grad_ys)
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns an output, computed from the inputs again if it is not kept."""
+    """Returns the output x after `signal`, recomputed if it was not kept."""
     if self._is_kept:
       return delay(x, signal)
-    # It is enough to delay one input.
+    # One delayed input delays the whole operation.
     first = self.inputs[0]
     _, copies = self.graph.clone_operations(
       [self], {first: delay(first, signal)}
@@ -149,7 +153,7 @@ class WholeSlice(mtf.Operation):
       values = (values,)
     for output, value in zip(self.outputs, values, strict=False):
       summed = split_axes(mesh_impl, list(input_dims - set(output.shape.dims)))
-      # Each slice computes its part of a sum. The all-reduce over these axes
+      # Each slice holds a partial sum. The all-reduce over the axes `summed`
       # happens only when the sum is read, so that a reduce-scatter can replace
       # it.
       if summed:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import tf
 
-# A hash of a counter under a key (Salmon et al. 2011). Integer arithmetic is
-# the same on every device, so that a draw depends only on key and counter.
+# Threefry hashes a counter under a key (Salmon et al. 2011). Integer arithmetic
+# is the same on every device, so that a draw depends only on key and counter.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
@@ -15,18 +15,22 @@ _PARITY = 0x1BD11BDA
 def threefry(
   key: Sequence[tf.Tensor], counter: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns two hashes of two counters, uint32 each.
+  """Hashes counters of two words each; returns both words of the hashes.
 
   Args:
-    key: two tensors, uint32, that broadcast against the counters.
-    counter: two tensors, uint32.
+    key: both words of the keys, uint32 tensors that broadcast against the
+      counters.
+    counter: both words of the counters, uint32 tensors.
+
+  Returns:
+    Two uint32 tensors, with the shape of the counters.
   """
   a, b = counter
   keys = [*key, tf.constant(_PARITY, tf.uint32)]
   keys[2] = tf.bitwise.bitwise_xor(keys[2], tf.bitwise.bitwise_xor(*key))
   a, b = a + keys[0], b + keys[1]
   for i in range(1, 6):
-    for bits in _ROTATIONS[(i - 1) % 2]:  # four rounds between two keys
+    for bits in _ROTATIONS[(i - 1) % 2]:  # four rounds, then keys are added
       a += b
       high = tf.bitwise.left_shift(b, tf.constant(bits, tf.uint32))
       low = tf.bitwise.right_shift(b, tf.constant(32 - bits, tf.uint32))

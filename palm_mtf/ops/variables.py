@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that exist only as slices and are drawn the same everywhere."""
+"""Variables that exist only as slices, with the same values in every layout."""
 
 import contextlib
 import dataclasses
@@ -18,21 +18,21 @@ from palm_mtf._tf import mtf, tf
 
 
 def key_of(name: str) -> int:
-  """Returns the key of a variable's random numbers, a signed 32-bit integer."""
+  """Returns a hash of a variable's name, a signed 32-bit integer."""
   digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
   return int.from_bytes(digest, "little", signed=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-  """Draws from N(0, stddev^2), not truncated (PaLM 5)."""
+  """Draws initial values from N(0, stddev^2), not truncated (PaLM 5)."""
 
   stddev: float  # 1/sqrt(fan-in) for kernels, 1 for embeddings
   seed: int  # of the run
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""
-    # The key is (seed, name), so that other variables do not change the values.
+    # The key is (seed, name), so that values do not depend on other variables.
     return self.stddev * tf.random.stateless_normal(
       shape, seed=[self.seed % 2**31, key_of(name)]
     )
@@ -43,14 +43,14 @@ class Normal:
     """Returns a slice of the initial value."""
     if 0 in sizes:
       return tf.zeros(sizes)
-    # Each device draws the whole value, so that slices are alike in any layout.
+    # Each device draws the whole value, so that no layout changes the values.
     whole = self.full_value(name, shape)
     return whole if sizes == shape else tf.slice(whole, begin, sizes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fill:
-  """Fills with one number."""
+  """Fills a variable with one number."""
 
   number: float
 
@@ -65,8 +65,8 @@ class Fill:
     """Returns a slice of the initial value."""
     del shape, begin
     if self.number == 0:
-      # Not tf.fill: TensorFlow would turn zeros of up to 10 MB into constants
-      # and keep several copies besides the variables.
+      # Not tf.fill, because TensorFlow would turn zeros of up to 10 MB into
+      # constants and keep several copies besides the variables.
       return tf.raw_ops.Empty(shape=sizes, dtype=tf.float32, init=True)
     return self.full_value(name, sizes)
 
@@ -75,8 +75,8 @@ class SlicedVariable(mtf.Variable):
   """A variable without a master; `lowering.variables` maps it to its slices.
 
   Attributes:
-    initializer: gives the first value.
-    sizes: sizes without padding, which is zeros at the end.
+    initializer: gives the initial value.
+    sizes: sizes of the dimensions without padding (zeros at their end).
   """
 
   def __init__(
@@ -93,7 +93,7 @@ class SlicedVariable(mtf.Variable):
   ):
     # Not super().__init__, because mtf.Variable's constructor makes the master.
     mtf.Operation.__init__(self, [], mesh, name=name)
-    # The graph changes the name if another pod's mesh has the same name.
+    # mtf.Operation renames a variable if another pod's mesh has its name.
     self._name = name
     self._dtype = mtf.VariableDType(
       stored_dtype, stored_dtype, activation_dtype
@@ -116,7 +116,7 @@ class SlicedVariable(mtf.Variable):
 
 
 class _Cast(mtf.Operation):
-  """Outputs a variable's value, in the dtype of the model, after a signal."""
+  """Outputs a variable's value, cast to the activation dtype after a signal."""
 
   def __init__(self, variable: SlicedVariable, signal: mtf.Tensor):
     super().__init__([signal], name=f"{variable.name}/again")
@@ -145,17 +145,17 @@ def sliced_variable(
   trainable: bool = True,
   sizes: Sequence[int] | None = None,
 ) -> mtf.Tensor:
-  """Makes a variable; the result's `operation` is the variable.
+  """Makes a SlicedVariable and returns its value, an output of the variable.
 
   Args:
     mesh: mesh of the pod.
     name: name in a checkpoint, the same in every pod and layout.
     shape: dimensions, stored in this order.
-    initializer: gives the first value.
+    initializer: gives the initial value.
     stored_dtype: dtype of the slices and of the checkpoint.
-    activation_dtype: dtype of the value where the model reads it.
+    activation_dtype: dtype of the returned value.
     trainable: False for variables of the optimizer.
-    sizes: sizes without padding; None where no dimension is padded.
+    sizes: sizes of the dimensions without padding; None if none is padded.
   """
   return SlicedVariable(
     mesh,
@@ -170,13 +170,13 @@ def sliced_variable(
 
 
 def make_variable(value: tf.Tensor, name: str) -> tf.Variable:
-  """Makes a TensorFlow variable on the current device, with a first value."""
+  """Makes a TensorFlow variable with initial `value` on the current device."""
   return tf.Variable(value, trainable=False, use_resource=True, name=name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-  """Draws with an initializer of TensorFlow, the same on every device."""
+  """Draws initial values by a TensorFlow initializer, equal on every device."""
 
   initializer: Callable[..., tf.Tensor]
   seed: int  # of the run
@@ -184,7 +184,7 @@ class Drawn:
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""
     # The values of TensorFlow's initializers depend on the number of operations
-    # in their graph. In a separate graph they depend only on (seed, name).
+    # in their graph. In a separate graph values depend only on (seed, name).
     with tf.Graph().as_default() as graph:
       tf.set_random_seed((self.seed * 2**32 + key_of(name)) % 2**63)
       value = tf.identity(self.initializer(shape, dtype=tf.float32))
@@ -202,7 +202,7 @@ class Drawn:
 
 @dataclasses.dataclass(frozen=True)
 class _NoMaster:
-  """Stands for the TensorFlow variable that `mtf.Variable` has as master."""
+  """Replaces the TensorFlow variable that an `mtf.Variable` has as master."""
 
   name: str
   initializer: Callable[..., tf.Tensor]
@@ -211,7 +211,7 @@ class _NoMaster:
 def _no_master(
   getter: Callable, name: str, initializer: object = None, **unused: object
 ) -> _NoMaster:
-  # As in tf.get_variable: a class means its instance, None means Glorot's.
+  # As in tf.get_variable, `initializer` may be a class, and None is Glorot's.
   del getter, unused
   if initializer is None:
     initializer = tf.glorot_uniform_initializer
@@ -222,16 +222,18 @@ def _no_master(
 
 @contextlib.contextmanager
 def adopt_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
-  """Makes the variables that the body makes on a mesh SlicedVariables.
+  """Gives mtf.Variables that the body makes what a SlicedVariable has.
+
+  The variables then have no master, but an `initializer` and `sizes`.
 
   Args:
-    mesh: mesh of one pod.
-    seed: seed of the first values, with the name of each variable.
+    mesh: mesh of one pod, on which the body makes variables.
+    seed: seed of the initial values, which also depend on the variables' names.
   """
   graph = mesh.graph
   num_before = len(graph.all_variables)
-  # mtf.get_variable looks for a name in all meshes of a graph, but each pod has
-  # a variable of each name.
+  # mtf.get_variable looks up a name in all meshes of a graph, but each pod has
+  # its own mesh with a variable of that name.
   others, graph.name_to_variable = graph.name_to_variable, {}
   try:
     scope = tf.get_variable_scope()

@@ -15,10 +15,10 @@ from palm_mtf._tf import (
   tf2,
 )
 
-# Two functions of TensorFlow are replaced here. The replacements differ only
-# for functions whose names begin with _OURS: such functions are named by their
-# content, and a call infers no shapes, which saves 10% of a command that trains
-# for two steps. Other code in the process sees TensorFlow unchanged.
+# This module replaces two functions of TensorFlow. The replacements change only
+# tf2.functions whose names begin with _OURS: they are named by their content,
+# and their calls infer no shapes, which saves 10% of the time of a command that
+# trains for two steps. Other code in the process sees TensorFlow unchanged.
 _OURS = "palm_mtf_"
 _from_func_graph = atomic_function.from_func_graph
 
@@ -26,9 +26,9 @@ _from_func_graph = atomic_function.from_func_graph
 def _name_by_content(
   name: str, graph: tf.Graph, attrs: dict, *more: object, **named: object
 ) -> object:
-  """Names a function that XLA compiles by its content, not by a counter."""
-  # The compiled code then has one name in every session and process, so that
-  # XLA's persistent cache (machine/compiled_code.py) finds it again.
+  """Names a function for XLA by a hash of its content, not by a counter."""
+  # The compiled code then has the same name in every session and process, so
+  # that XLA's persistent cache (machine/compiled_code.py) finds it again.
   if "_XlaMustCompile" in attrs and graph.name.startswith(_OURS):
     content = graph.as_graph_def().SerializeToString(deterministic=True)
     ends = [x.name for x in (*graph.inputs, *graph.outputs)]
@@ -54,8 +54,8 @@ def _call_of_known_shapes(
 ) -> tf.Operation:
   """Calls a function; infers no shapes if palm_mtf made the function."""
   # The caller, tf2.function, knows the shapes and sets them. To infer shapes,
-  # TensorFlow walks through the body and copies a table of all constants of the
-  # graph at every call.
+  # TensorFlow would walk through the body and copy a table of all constants of
+  # the graph at every call.
   if not tf.compat.as_str(name).startswith(f"__inference_{_OURS}"):
     given = (config, executor_type, xla_compile_attr)
     return _partitioned_call_op(name, args, is_stateful, tout, *given)
@@ -82,16 +82,16 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
-  """Returns a function that calls a tf2.function of fn, one per graph."""
-  # A tf2.function refers to the graph in which it was traced. Therefore the
-  # graph holds the function, so that both are freed together. In a weak
-  # dictionary by graph, the value would keep its key alive.
+  """Returns fn as a function that is traced once per graph, by tf2.function."""
+  # A tf2.function refers to the graph in which it was traced. Therefore it is
+  # an attribute of the graph, so that both are freed together. In a weak
+  # dictionary from graphs to functions, a function would keep its graph alive.
   kept = "_functions_of_palm_mtf"
 
   def ours(*args: object) -> object:
     return fn(*args)
 
-  name = getattr(fn, "__name__", "function")  # a partial has none
+  name = getattr(fn, "__name__", "function")  # functools.partial has no name
   ours.__name__ = f"{_OURS}{name.strip('_')}"
 
   def call(*args: object) -> object:
@@ -111,17 +111,17 @@ def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
 def fused(fn: Callable[..., object]) -> Callable[..., object]:
   """Compiles an element-wise function of slices into one pass over memory.
 
-  Decorate functions of a module, not closures: all layers that call the same
-  function with the same shapes share the compiled code.
+  Decorate module-level functions, not closures, so that all layers that call
+  the same function with the same shapes share the compiled code.
   """
   # XLA fuses a chain of element-wise operations, which on a CPU is two to four
-  # times as fast as TensorFlow's separate operations. Matrix products stay
-  # outside, because oneDNN is faster than XLA.
+  # times as fast as TensorFlow's separate operations. Matrix products do not
+  # belong in `fn`, because oneDNN's are faster than XLA's.
   compiled = _in_each_graph(fn, jit_compile=True)
 
   @functools.wraps(fn)
   def call(*args: object) -> object:
-    # XLA compiles the whole program around it, so compile nothing separately.
+    # If XLA compiles the whole program, nothing is compiled separately.
     return (fn if in_xla_computation() else compiled)(*args)
 
   return call
@@ -134,16 +134,17 @@ def fused_update(
   """Compiles an element-wise function that updates variables in place.
 
   Args:
-    fn: function of a module. It takes a list of the variables' values, then
-      tensors, the first with the variables' shape, and returns the next values.
+    fn: module-level function. It takes a list of the variables' values, then
+      more tensors, the first of which has the variables' shape. It returns the
+      variables' next values.
 
-  Returns:
-    A function of a list of variables and of the tensors. It returns a tensor
-    that is computed after the variables are set.
-  """
+    turns:
+    A function of a list of variables and of `fn`'s other tensors. It returns
+    [] bool, which is computed after the variables are updated.
+    "
 
-  # XLA writes the next value over the previous value if nothing else holds it,
-  # so that there is no second copy of the variables.
+    XLA writes the next value over the previous value if nothing else holds the
+    previous value, so that there is no second copy of the variables.
   def update(handles, like, *others):
     values = []
     for handle, dtype in handles:
@@ -166,28 +167,28 @@ def fused_update(
 
 
 def function(fn: Callable[..., object]) -> Callable[..., object]:
-  """Builds a function once per graph; each call is one operation.
+  """Traces fn once per graph; each call adds one operation to the graph.
 
   Args:
-    fn: takes tensors of the same shapes each time.
+    fn: function of tensors, whose shapes are the same in all calls.
   """
   return _in_each_graph(fn)
 
 
 def in_xla_computation() -> bool:
-  """Returns whether the graph is being built for XLA, as a program of a TPU."""
+  """Returns whether XLA will compile the graph being built, as for a TPU."""
   graph = ops.get_default_graph()
   return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 # On a CPU XLA sums a tensor one number after another, and each addition waits
-# for the previous addition. Adding the eight parts of a tensor to one part uses
-# vector instructions and all cores. (With sixteen parts older CPUs are slow.)
+# for the previous addition. Cutting a tensor into eight parts and adding these
+# uses vector instructions and all cores. (Sixteen parts are slow on old CPUs.)
 # TensorFlow's sums are not used, because their bits depend on the number of
 # cores.
 _PARTS = 8
 
-# XLA gives sums of at least this many numbers to YNNPACK. In TensorFlow 2.21
+# XLA passes sums of at least _MOST numbers to the library YNNPACK. In TF 2.21
 # two threads may prepare such a sum at the same time and write to a list
 # without a lock (`EmitYnnFusionBuilder`), which crashed about one training
 # process in a thousand in its first step.
@@ -205,8 +206,8 @@ def _sum(x):
 def fused_sum(fn: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
   """Compiles the sum of an element-wise function's result, [] float32.
 
-  It has the same bits on any number of cores. Decorate functions of a module,
-  as with `fused`.
+  The sum has the same bits on any number of cores. Decorate module-level
+  functions, as with `fused`.
   """
 
   @fused

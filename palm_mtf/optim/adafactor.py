@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Adafactor as PaLM trained with it, and its other forms (PaLM 5).
+"""Adafactor in the form that trained PaLM, and in other forms (PaLM 5).
 
 For a variable p with gradient g, clipped by the global norm, at step k:
 
@@ -10,8 +10,8 @@ For a variable p with gradient g, clipped by the global norm, at step k:
   m  <-  beta1 m + (1 - beta1) lr max(1e-3, RMS(p)) u
   p  <-  p (1 - lr^2) - m                            lr = min(1e-2, 1/sqrt(k))
 
-It is Adam with the learning rate relative to the size of each variable. For the
-scale of a norm, p is the scale minus one (NORM_SCALE).
+This is Adam with a learning rate relative to the root mean square of each
+variable. If NORM_SCALE is "zero_centered", p is a norm's scale minus one.
 """
 
 import collections
@@ -37,13 +37,12 @@ from palm_mtf.optim.second_moment import (
 )
 
 # Moments start at zero; v needs no bias correction, because beta2 is 0 at the
-# first step. A part that AdafactorConfig turns off costs neither memory nor
-# time.
+# first step. A part of the algorithm that AdafactorConfig turns off costs
+# neither memory nor time.
 #
 # The update makes two passes over memory, one for the root mean squares and one
-# for the assignments; a factored v takes a third pass. Every assigned value is
-# computed with the clip factor, which exists only if the gradients are finite
-# (clip.py).
+# for the assignments; a factored v takes a third pass. Every assigned value
+# depends on the clip factor, and so on the gradients of all variables.
 
 
 def _clip_gradient(g, clip):
@@ -68,7 +67,7 @@ def _factored_squares(g, clip, one_minus_beta2, row, column):
 
 
 def _step_values(p, m, u, scalars):
-  # Returns the next p, and the next m if there is an m.
+  # `m` is a list: empty if there is no momentum. Returns the next p and m.
   _, _, beta1, step_size, shrink, center = scalars
   change = step_size * u
   if m:
@@ -94,7 +93,7 @@ def _factored_step(values, g, scalars, row, column):
 
 
 class _Parameter:
-  """A variable, its optimizer slots and its update, lowered."""
+  """A lowered variable with its optimizer slots, and its update."""
 
   def __init__(
     self,
@@ -106,7 +105,7 @@ class _Parameter:
     center: float,
   ):
     # `slots` maps names to slots; `scalars` are the clip factor and 1 - beta2.
-    # p decays to `center`, and its scale is the root mean square of p - center.
+    # The variable p decays towards `center`; RMS(p) is that of p - center.
     self.name = variable.name
     self.center = center
     self.size = math.prod(variable.sizes)
@@ -124,7 +123,7 @@ class _Parameter:
     self._p = values.pop("")
     self._g = lowering.tensors[gradient]
     self._clip, self._decay = (lowering.tensors[x] for x in scalars)
-    # u is computed from v, or from factors of g that follow from the next r, c.
+    # u is computed from v or, if v is factored, by factors from the next r, c.
     self._moment, self._next_means = tuple(values.values()), ()
     self._squares, self._step, self._factors = _full_squares, _full_step, ()
     if len(self._moment) > 1:
@@ -152,8 +151,8 @@ class _Parameter:
     """Returns the assignments of p and its optimizer slots, per slice.
 
     Args:
-      scalars: clip factor, 1 - beta2, beta1, step size, the share that p
-        shrinks by, and its center, [6] float32, laid out.
+      scalars: clip factor, 1 - beta2, beta1, step size, the share by which p
+        shrinks, and the center of p, [6] float32, laid out.
       is_finite: whether the step is finite, [] bool, laid out.
     """
     slots, mesh_impl = self._variables, self._mesh_impl
@@ -176,10 +175,10 @@ class _Parameter:
 
 
 class AdafactorUpdate(mtf.Operation):
-  """Updates variables that share root mean squares, and their moments.
+  """Updates variables that share RMS(p) and RMS(u), and their moments.
 
   Attributes:
-    sums_of_squares: sums for the root mean squares, [] float32 each.
+    sums_of_squares: the sum of p^2 and the sum of u^2 of each variable.
   """
 
   def __init__(
@@ -190,7 +189,7 @@ class AdafactorUpdate(mtf.Operation):
     is_finite: mtf.Tensor,
     config: AdafactorConfig,
   ):
-    """Makes the optimizer slots of the variables; see `adafactor_updates`."""
+    """Makes the optimizer slots; for the arguments see `adafactor_updates`."""
     state = optimizer_state(config)
     self._slots = [
       {
@@ -240,7 +239,7 @@ class AdafactorUpdate(mtf.Operation):
       )
     ]
     count = float(sum(parameter.size for parameter in parameters))
-    # TensorFlow computes only the sums that are used.
+    # TensorFlow computes only those sums that an operation reads.
     p_squares = [each.parameter_squares() for each in parameters]
     u_squares = [each.update_squares() for each in parameters]
     for output, x in zip(self.outputs, [*p_squares, *u_squares], strict=True):
@@ -272,8 +271,8 @@ class AdafactorUpdate(mtf.Operation):
     is_decayed,
     center,
   ):
-    # The scalars of `_step_values`, [6] float32, are computed on the devices,
-    # so that no step waits for the client.
+    # Returns the scalars of `_step_values`, [6] float32. Devices compute them,
+    # so that no step waits for the session's client.
     config = self._config
     step_size = (1.0 - config.beta1) * learning_rate
     if config.parameter_scale != "off":
@@ -281,7 +280,7 @@ class AdafactorUpdate(mtf.Operation):
       step_size *= scale
     if config.update_clip is not None:
       step_size /= tf.maximum(1.0, tf.sqrt(u_square) / config.update_clip)
-    # `shrink` is lr^2 and not 1 - lr^2, which would round lr^2.
+    # `shrink` is lr^2 and not 1 - lr^2, which would lose digits of lr^2.
     shrink = 0.0
     if is_decayed and config.weight_decay_exponent is not None:
       shrink = learning_rate**config.weight_decay_exponent
@@ -303,7 +302,8 @@ def adafactor_updates(
     variables: the trained variables.
     gradients: gradient of each variable, in its shape, any float dtype.
     scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
-    is_finite: whether the step is finite, [] bool; else nothing is updated.
+    is_finite: whether the step's losses and gradient norm are finite, [] bool;
+      otherwise nothing is updated.
     config: settings; the schedule, GRADIENT_CLIP and Z_LOSS are not read.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
@@ -319,12 +319,13 @@ def adafactor_updates(
   ]
 
 
-# The paper multiplies the learning rate by the root mean square of "the
-# parameter matrix" and does not say which matrices the program has. With
-# "variable" each variable is one matrix. The published inference code of PaLM
-# has three matrices for all layers, and a trainer of these takes one root mean
-# square over each; "stacked" does the same. The scales of all layers' `norm`
-# are a group, and the scales of all layers' `mlp_norm` are another.
+# The PaLM paper multiplies the learning rate by the root mean square of "the
+# parameter matrix", but does not say what the matrices are. PARAMETER_SCALE
+# chooses: with "variable", each variable is one matrix. PaLM's published
+# inference code has three matrices, which hold the kernels of all layers, and a
+# trainer of these matrices would take one root mean square of each; "stacked"
+# does so, by the names below. The scales of all layers' `norm` are another
+# matrix, and so are the scales of all layers' `mlp_norm`.
 _STACKED_WITH = {
   "q": "q_wi",
   "wi_gate": "q_wi",
@@ -337,9 +338,9 @@ _STACKED_WITH = {
 
 
 def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
-  """Returns the positions in `names` that share root mean squares."""
-  # ["layer_000/mlp/wi", "final_norm/scale", "layer_001/mlp/wi"], "stacked"
-  # gives [[0, 2], [1]].
+  """Groups variables that share a root mean square, by index in `names`."""
+  # For ["layer_000/mlp/wi", "final_norm/scale", "layer_001/mlp/wi"] and
+  # "stacked" the groups are [[0, 2], [1]].
   groups: dict[str, list[int]] = {}
   for position, name in enumerate(names):
     key = name
@@ -351,7 +352,7 @@ def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
 
 
 def is_decayed(name: str, weight_decay_on: str) -> bool:
-  """Whether a parameter decays, by WEIGHT_DECAY_ON."""
+  """Returns whether WEIGHT_DECAY_ON includes a parameter."""
   if weight_decay_on == "all":
     return True
   if weight_decay_on == "all_but_scales":
@@ -360,10 +361,10 @@ def is_decayed(name: str, weight_decay_on: str) -> bool:
 
 
 def center_of(name: str, norm_scale: str) -> float:
-  """Returns the number that a parameter decays towards, by NORM_SCALE."""
-  # Google's published code stores scale - 1 of a norm, and so its optimizer
-  # works on scale - 1. Ours does the same with "zero_centered"; checkpoints
-  # hold the scale under either setting.
+  """Returns the number towards which a parameter decays: 0, or 1 for scales."""
+  # Google's published code stores a norm's scale minus 1, and so its optimizer
+  # works on scale - 1. Ours does so if NORM_SCALE is "zero_centered", but
+  # checkpoints always hold the scale itself.
   is_centered = norm_scale == "zero_centered" and parse_name(name).is_scale
   return 1.0 if is_centered else 0.0
 
@@ -371,28 +372,27 @@ def center_of(name: str, norm_scale: str) -> float:
 class SumOfSquares(NamedTuple):
   """Sum of squares of one variable, or of its update, in one step."""
 
-  # "parameter": of p before the step (of scale - 1 where NORM_SCALE centers
-  # it); "update": of u before it is clipped. Its root mean square is in units
-  # of the parameter's scale, and UPDATE_CLIP limits it.
+  # "parameter": the sum of (p - center)^2 before the step (see `center_of`).
+  # "update": the sum of u^2, before UPDATE_CLIP limits the root mean square.
   of: str
   variable: str
-  size: int  # numbers in the variable
-  # [], float32; a tensor of the mesh, or of TensorFlow
+  size: int  # number of elements of the variable
+  # the sum, [] float32; a tf.Tensor once the mesh is lowered
   value: mtf.Tensor | tf.Tensor
 
 
 def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
-  """Returns the sum of float32 terms of one shape, in their order."""
-  # Not tf.add_n, which adds into the buffer of a term that nothing else holds.
-  # That term may differ from step to step, and with it the sum's last bit.
+  """Adds up float32 tensors of one shape in the given order."""
+  # Not tf.add_n, which adds the other terms to a term whose buffer nothing else
+  # holds. Which term that is, and so the last bit, may differ between steps.
   return tf.reduce_sum(tf.stack(terms), axis=0)
 
 
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
-  """Returns metrics by name, [] float32 each.
+  """Returns root mean squares by the name of their metric, [] float32 each.
 
-  Names are "update_rms/<kind>" and "parameter_rms/<kind>", each over the
-  variables of all layers, for "embedding", "norm", "attention" and "mlp".
+  Names are "update_rms/<kind>" and "parameter_rms/<kind>". A kind is
+  "embedding", "norm", "attention" or "mlp", and has variables of all layers.
   """
   by_name = collections.defaultdict(list)
   for each in sums:

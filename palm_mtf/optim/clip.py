@@ -49,7 +49,7 @@ def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
 
 
 def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
-  """Returns min(1, largest / norm), [] float32, the factor of all gradients.
+  """Returns the factor by which to clip: min(1, largest / norm), [] float32.
 
   Args:
     norm: [], float32, from `global_norm`.

@@ -20,7 +20,7 @@ _LEAST = 0.1  # share of LEARNING_RATE that a cosine ends with
 
 
 def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
-  """Returns lr(k), [] float32, of k, [] float32."""
+  """Returns lr(k), [] float32, for step k, [] float32."""
   if config.learning_rate_schedule == "constant":
     return tf.constant(config.learning_rate, tf.float32)
   if config.learning_rate_schedule == "cosine":
@@ -31,7 +31,7 @@ def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
 
 
 def one_minus_beta2(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
-  """Returns 1 - beta2(k), [] float32, of k, [] float32."""
-  # Not beta2: at PaLM's last step 1 - beta2 is 5e-5, and in float32 the error
-  # of 1 - (1 - 5e-5) is a thousandth.
+  """Returns 1 - beta2(k), [] float32, for step k, [] float32."""
+  # Not beta2, because at PaLM's last step 1 - beta2 is 5e-5, and in float32
+  # 1 - (1 - 5e-5) has a relative error of a thousandth.
   return tf.pow(k, -config.beta2_exponent)

@@ -28,13 +28,13 @@ def _next_moment(g, v, one_minus_beta2):
 
 
 def full_update(g, one_minus_beta2, v):
-  """Returns u and the next v, both of the shape of g."""
+  """Returns u and the next v, both with the shape of g."""
   v = _next_moment(g, v, one_minus_beta2)
   return g * tf.math.rsqrt(v), v
 
 
 def factored_update(g, one_minus_beta2, row, column):
-  """Returns u; `row` and `column` are from `row_and_column_factors`."""
+  """Returns (u,); `row` and `column` are from `row_and_column_factors`."""
   del one_minus_beta2  # `row` and `column` include it
   ones = [1] * column.shape.rank
   return (g * tf.reshape(row, [*row.shape, *ones]) * column,)
@@ -42,8 +42,8 @@ def factored_update(g, one_minus_beta2, row, column):
 
 @fused
 def _row_and_column_sums(g, clip, rows):
-  # The sums of one slice over columns and over rows, in one pass over g that
-  # the full form does not need.
+  # Returns the sum of g^2 + 1e-30 in each row and in each column of one slice.
+  # This pass over g is extra, compared with the full form.
   g = tf.cast(g, tf.float32) * clip
   squares = tf.square(g) + GRADIENT_FLOOR
   every = list(range(g.shape.rank))
@@ -54,7 +54,7 @@ def _row_and_column_sums(g, clip, rows):
 
 
 class FactoredMoment:
-  """One step of r and c of one matrix, lowered."""
+  """One step of a lowered matrix's row means r and column means c."""
 
   def __init__(
     self,
@@ -63,12 +63,12 @@ class FactoredMoment:
     sizes: Sequence[int],
     rows: int,
   ):
-    """Computes the numbers of rows and columns.
+    """Counts the rows and columns of the matrix.
 
     Args:
       mesh_impl: devices and layout.
       dims: dimensions of the matrix.
-      sizes: sizes of the dimensions without padding, which means exclude.
+      sizes: sizes of the dimensions without padding; means exclude padding.
       rows: number of leading dimensions that are rows.
     """
     self._mesh_impl = mesh_impl
@@ -97,7 +97,8 @@ class FactoredMoment:
       (self._num_columns, self._num_rows),
       strict=True,
     ):
-      # An all-reduce of row sums over axes that split columns, and vice versa.
+      # Row sums are all-reduced over the mesh axes that split columns, and
+      # column sums over the mesh axes that split rows.
       total = self._all_reduce(part, summed)
       means.append(
         self._mesh_impl.slicewise(
@@ -113,7 +114,7 @@ class FactoredMoment:
 
   def row_and_column_factors(self, row, column) -> tuple:
     """Returns the factors of g: 1 / sqrt(r / mean(r)) and 1 / sqrt(c)."""
-    # An all-reduce of one number, if rows are split.
+    # If rows are split, the sum of r, one number, is all-reduced.
     total = self._mesh_impl.slicewise(tf.reduce_sum, row)
     total = self._all_reduce(total, self._row_dims)
     return (
