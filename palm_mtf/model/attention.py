@@ -28,8 +28,8 @@ def visible_softmax(
   """Returns the softmax of scale * scores [..., memory_length], masked.
 
   Args:
-    scores: [..., memory_length], any float dtype, which the weights have too.
-    visible: bool, broadcast to the scores; elsewhere weights are zero.
+    scores: [..., memory_length], any float dtype; the result has the same.
+    visible: bool, broadcasts to the scores; the result is 0 where it is false.
     scale: 1 / sqrt(d_kv).
   """
   # The softmax and its scale are in float32, because bfloat16 rounds the scale.
@@ -41,8 +41,8 @@ def visible_softmax(
 
 @fused
 def _masked_softmax(scores, scale, begin, segments=None, prefix=None):
-  # scores [batch, length, heads, memory_length], of positions from `begin` on;
-  # segments and prefix [batch, memory_length]
+  # scores: [batch, length, heads, memory_length], of queries whose positions
+  # begin at `begin`; segments and prefix: [batch, memory_length]
   batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
   visible = tf.range(memory_length) <= position
@@ -61,8 +61,8 @@ def _softmax_gradient(weights, dweights, out, dout, scale):
   weights, dweights, out, dout = (
     tf.cast(t, tf.float32) for t in (weights, dweights, out, dout)
   )
-  # dscores = scale * weights * (dweights - sum(weights * dweights)); the sum
-  # over memory_length equals that of out * dout over d_kv, which is shorter.
+  # dscores = scale * weights * (dweights - sum(weights * dweights)). This sum
+  # over memory_length equals sum(out * dout) over d_kv, which is shorter.
   # Hidden positions need no mask, because their weights are zero.
   total = tf.reduce_sum(out * dout, -1, keepdims=True)
   return tf.cast(scale * weights * (dweights - total), dtype)
@@ -70,8 +70,8 @@ def _softmax_gradient(weights, dweights, out, dout, scale):
 
 @fused
 def _sum_of_starts(*parts):
-  # Parts are [batch, memory_length of a block, ...]; the last has all
-  # positions.
+  # Adds up parts [batch, memory_length of a block, ...], which all begin at
+  # position 0; the last part has all positions.
   last = parts[-1]
   total = tf.zeros(last.shape, tf.float32)
   for part in parts:
@@ -85,10 +85,11 @@ def _sum_of_starts(*parts):
 class BlockedAttention:
   """Attention of one slice, computed one block of positions after another.
 
-  A block reads the keys up to its own end, or all keys in a prefix LM.
+  A block of queries reads the keys up to the block's end, or all keys in a
+  prefix LM.
 
   Attributes:
-    blocks: first position of each block, and first position after it.
+    blocks: first position of each block, and first position after the block.
     has_prefix: whether there is a prefix, which all positions see.
     scale: 1 / sqrt(d_kv).
     is_multi_head: whether each head has its own keys and values.
@@ -107,14 +108,15 @@ class BlockedAttention:
 
   @property
   def _memory(self) -> str:
-    # In multi-query attention all heads read the same keys, so `heads` are rows
-    # of one product, without a transpose and without copies of k and v.
+    # The dimensions of k and v, for einsum. In multi-query attention all heads
+    # read the same keys, so the heads are rows of one product, without a
+    # transpose and without copies of k and v.
     return "bmhk" if self.is_multi_head else "bmk"
 
   def attend(
     self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *masks: tf.Tensor
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
-    """Returns [batch, length, heads, d_kv], and weights if it keeps them."""
+    """Returns [batch, length, heads, d_kv], and the blocks' weights if kept."""
     outs, weights = [], []
     for begin, own, keys, values, *some in self._blocks_with_keys(
       q, k, v, *masks
@@ -175,7 +177,7 @@ class BlockedAttention:
     return _masked_softmax(scores, scale, begin, *masks)
 
   def _blocks_with_keys(self, q, *others) -> Iterator[list]:
-    """Yields the first position of each block, its q, keys, values, masks."""
+    """Yields for each block: its first position, q, keys, values, masks."""
     for own, (begin, end) in zip(
       self._split_blocks(q), self.blocks, strict=True
     ):
@@ -188,10 +190,10 @@ class BlockedAttention:
     return tf.split(x, [end - begin for begin, end in self.blocks], 1)
 
 
-# Not x[:, :length], which makes four operations; a device slices about 100
-# times per layer.
+# Not x[:, :length], which would make four operations for each of about 100
+# slices per layer and device.
 def _take_first(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
-  """Returns the first positions of each x, [batch, memory_length, ...]."""
+  """Returns the first `length` positions of xs [batch, memory_length, ...]."""
   constant = functools.cache(tf.constant)  # keys and values have equal shapes
   found = []
   for x in xs:
@@ -208,14 +210,14 @@ def _join_blocks(parts: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _wait_for(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  # Blocks run one after another, so that only one is in memory.
+  # Blocks run one after another, so that memory holds only one block.
   with tf.control_dependencies([signal]):
     return tf.identity(x)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Slice:
-  """Attention of one slice: in blocks, or in C++, which keeps no weights."""
+  """Attention of one slice, in blocks, or in C++, which keeps no weights."""
 
   blocked: BlockedAttention
   num_masks: int
@@ -251,13 +253,14 @@ def self_attention(
     k: [batch, memory_length, d_kv] (multi-query), or
       [batch, memory_length, heads, d_kv] (multi-head), rotated.
     v: shape of k.
-    segments: [batch, length], int32: document of each position, which attends
-      to no other document; None is one document per row.
-    prefix: [batch, length], int32: 1 where all positions of the segment see the
-      position, else 0; None is 0. Only with segments.
+    segments: [batch, length], int32: number of each position's document. A
+      position attends only to its own document. None: one document per row.
+    prefix: [batch, length], int32: 1 for a position that all positions of its
+      document see, else 0. None means all 0. If given, `segments` must be too.
     keeps_weights: whether the weights are kept for the backward pass, length *
-      memory_length numbers per head; else it recomputes them, block by block.
-      CPUs with a C++ compiler never keep them (native/self_attention.h).
+      memory_length numbers per head; otherwise the backward pass recomputes
+      weights, block by block. CPUs with a C++ compiler never keep weights
+      (native/self_attention.h).
 
   Returns:
     [batch, length, heads, d_kv], before the output projection.
@@ -276,8 +279,8 @@ def self_attention(
   of_slice = _Slice(blocked, len(masks))
 
   def gradient(op, dout, *_):
-    # The inputs are recomputed only when `dout` is available, so that weights
-    # of the forward pass and blocks of `out` are not kept until then.
+    # Inputs and `out` are recomputed (or read) only when `dout` is computed, so
+    # that nothing made from them earlier is kept until then.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
     # Where `heads` is split, dk and dv of the shared head are sums over
     # `heads`, which WholeSlice all-reduces.

@@ -10,32 +10,30 @@ from palm_mtf.config import MeshLayout, PalmConfig
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-  """Dimensions, by the names that layout rules use.
-
-  The macro of a size is the name in capitals.
-  """
+  """Dimensions of tensors, under the names that layout rules use."""
 
   # Sequences that a pod computes at once.
   batch: mtf.Dimension
-  # Positions of queries; and the same positions of keys and values, with
-  # another name because scores [length, memory_length] cannot have one
-  # dimension twice.
+  # Positions of queries, and the same positions of keys and values. The names
+  # differ, because scores [length, memory_length] cannot have one dimension
+  # twice.
   length: mtf.Dimension
   memory_length: mtf.Dimension
-  # The residual stream. Where a layout splits it, it has another name in
-  # weights that no layer is using, and in the residual stream between two
-  # blocks.
+  # Width of the residual stream. If a layout splits it, this dimension is named
+  # d_model_stored in weights while no layer uses them, and d_model_residual in
+  # the residual stream between two blocks.
   d_model: mtf.Dimension
   d_model_stored: mtf.Dimension
   d_model_residual: mtf.Dimension
-  # Query heads; keys and values have none in multi-query attention.
+  # Query heads. In multi-query attention keys and values lack this dimension.
   heads: mtf.Dimension
-  # Width of one head; rotary embedding turns the first half against the second.
+  # Width of one head. Rotary embedding rotates pairs of the first and the
+  # second half.
   d_kv: mtf.Dimension
   # Hidden layer of the MLP.
   d_ff: mtf.Dimension
-  # Rows of the tied embedding: token types, and padding to a multiple of the
-  # mesh axis.
+  # Rows of the tied embedding: one per token of the vocabulary, and padding to
+  # a multiple of the mesh axis that splits the rows.
   vocab: mtf.Dimension
 
 

@@ -12,13 +12,14 @@ from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
-# A generator with a state would draw other masks under another layout. Here a
-# hash of each activation's place in the global batch decides, so that the mask
-# is the same however the batch is cut into slices and microbatches.
+# A random generator with a state would draw other masks under another layout.
+# Here a hash of each activation's position in the global batch decides whether
+# to drop it, so that the mask is the same for all slices and microbatches into
+# which the batch may be cut.
 
 
 def _words(number):
-  # The lower 64 bits of a whole number, as two words of 32 bits.
+  # Returns the lower 64 bits of an integer, as two words of 32 bits.
   return [
     tf.constant((number >> shift) % 2**32, tf.uint32) for shift in (0, 32)
   ]
@@ -28,7 +29,7 @@ def _words(number):
 def _drop(first_row, x, state, place, seed, rate):
   step, batch_row, is_on = tf.unstack(state)
   rows, length, width = x.shape
-  # A counter gives two random numbers, for both halves of d_model.
+  # Each counter gives two random numbers, one for each half of d_model.
   half = -(-width // 2)
   row = tf.range(rows) + (first_row + batch_row)
   counter = [
@@ -47,13 +48,13 @@ def _drop(first_row, x, state, place, seed, rate):
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-  """Drops activations of one step.
+  """Dropout in one training step.
 
   Attributes:
-    rate: share that is dropped, above 0 and below 1.
+    rate: share of the activations to drop, above 0 and below 1.
     seed: seed of the run.
-    state: [3], int32: the step, from 0; the place of the first row in the batch
-      of the step; and 1, or 0 to drop nothing.
+    state: [3], int32: the step, from 0; the index of this microbatch's first
+      row in the step's batch; and 1, or 0 to drop nothing.
   """
 
   rate: float
@@ -61,10 +62,10 @@ class Dropout:
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
-    """Drops numbers of x [batch, length, d_model].
+    """Applies dropout to x; returns the shape and dtype of x.
 
     Args:
-      x: activation dtype.
+      x: [batch, length, d_model], activation dtype.
       place: number of the place in the model that x is from.
     """
 
@@ -84,7 +85,7 @@ class Dropout:
       ).outputs[0]
 
     def gradient(op, dy):
-      # The mask is recomputed, so that nothing is kept for it.
+      # The backward pass recomputes the mask, so that no mask is kept.
       return [apply(dy, op.inputs[1]), None]
 
     return apply(x, self.state, gradient)

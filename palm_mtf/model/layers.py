@@ -21,7 +21,7 @@ ROTARY_BASE = 10_000.0
 
 
 def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
-  """Returns each token's row in one slice of `vocab`; -1 if it has none there.
+  """Returns each token's row in one slice of `vocab`; -1 if not in the slice.
 
   Args:
     first: [], int32, token of the slice's first row.
@@ -36,7 +36,7 @@ def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
 def local_embedding(
   first: tf.Tensor, table: tf.Tensor, tokens: tf.Tensor
 ) -> tf.Tensor:
-  """Looks up tokens in one slice of the table; zeros for other tokens.
+  """Looks up tokens in one slice of the table; zeros for tokens not in it.
 
   Args:
     first: [], int32, token of the slice's first row.
@@ -58,20 +58,20 @@ def _embed_gradient(first, rows, tokens, dy):
 def embed(
   table: mtf.Tensor, tokens: mtf.Tensor, gradient_dtype: tf.DType | None = None
 ) -> mtf.Tensor:
-  """Looks up every token, [batch, length, d_model].
+  """Returns the table's rows of all tokens, [batch, length, d_model].
 
   Args:
     table: [vocab, d_model], activation dtype.
     tokens: [batch, length], int32 in [0, vocab).
     gradient_dtype: dtype in which devices add up the table's gradient; None is
-      the table's.
+      the dtype of the table.
   """
   vocab, d_model = table.shape.dims
   gradient_dtype = gradient_dtype or table.dtype
 
   def gradient(op, dy):
     table, tokens = op.inputs
-    # The gradient needs only the table's size, so the table is not kept.
+    # The gradient needs only the number of rows, so the table is not kept.
     rows = mtf.zeros(dy.mesh, mtf.Shape([vocab]), tf.int32)
     return [
       WholeSlice(
@@ -101,8 +101,8 @@ def embed(
 # --- Norm --------------------------------------------------------------------
 
 
-# Each norm takes x [..., d_model] in float32, and returns y, which the scale
-# multiplies, and what its gradient needs besides y: 1/deviation, [..., 1].
+# Each norm takes x [..., d_model] in float32. It returns the normalized y and
+# 1 / deviation, [..., 1], which the norm's gradient needs besides y.
 
 
 def _rms_norm(x):
@@ -116,7 +116,8 @@ def _layer_norm(x):
   return _rms_norm(x - tf.reduce_mean(x, -1, keepdims=True))
 
 
-# The gradient of x is orthogonal to y and, where the mean is subtracted, to 1.
+# The gradient of x is orthogonal to y and, if the norm subtracts the mean, to
+# the vector of ones.
 
 
 def _rms_norm_gradient(y, rsqrt, dy):
@@ -128,7 +129,8 @@ def _layer_norm_gradient(y, rsqrt, dy):
   return (dx - tf.reduce_mean(dy, -1, keepdims=True)) * rsqrt
 
 
-# Each NORM and its gradient. native/operations.py says which of them C++ has.
+# The norm and its gradient for each value of NORM. For those in IS_CENTERED
+# there are also operations in C++.
 _NORMS = {
   "layer_norm": (_layer_norm, _layer_norm_gradient),
   "rms_norm": (_rms_norm, _rms_norm_gradient),
@@ -136,11 +138,11 @@ _NORMS = {
 
 
 def normalize(x: tf.Tensor, kind: str) -> tf.Tensor:
-  """Returns the norm of x before its scale, [..., d_model], float32.
+  """Normalizes x without a scale; returns [..., d_model], float32.
 
   Args:
     x: [..., d_model], any float dtype.
-    kind: NORM.
+    kind: value of NORM, "layer_norm" or "rms_norm".
   """
   forward, _ = _NORMS[kind]
   return forward(tf.cast(x, tf.float32))[0]
@@ -160,7 +162,7 @@ def _norm_gradient(x, scale, dy, kind):
   forward, backward = _NORMS[kind]
   shape, dtype = x.shape, x.dtype
   # Reshaped to rows, because on CPUs XLA's sums over two dimensions take twice
-  # the time.
+  # the time of sums over one dimension.
   x, dy = _to_rows(x), _to_rows(dy)
   y, state = forward(tf.cast(x, tf.float32))
   dy = tf.cast(dy, tf.float32)
@@ -177,8 +179,8 @@ def norm(
   Args:
     x: [..., d_model], activation dtype.
     scale: [d_model], float32.
-    kind: NORM.
-    factor: constant that multiplies the scale.
+    kind: value of NORM, "layer_norm" or "rms_norm".
+    factor: constant by which the scale is multiplied.
   """
   is_native = kind in IS_CENTERED
   rows = [dim.name for dim in x.shape.dims[:-1]]  # rows are independent
@@ -232,7 +234,7 @@ def rotary_tables(
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
   """Returns sin and cos of position * ROTARY_BASE ** (-2i / d_kv).
 
-  Each is [length, d_kv / 2], float32.
+  Each is [length, d_kv / 2], float32, by position and i.
   """
   pairs = mtf.Dimension("d_kv_pairs", d_kv.size // 2)
   sin, cos = (
@@ -243,7 +245,7 @@ def rotary_tables(
 
 
 def sines_and_cosines(length: int, d_kv: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns `rotary_tables` as arrays."""
+  """Returns the values of `rotary_tables` as NumPy arrays."""
   # Tables are in float32, because bfloat16 rounds position 257 to 256.
   frequency = ROTARY_BASE ** (-np.arange(d_kv // 2) / (d_kv // 2))
   angle = np.arange(length)[:, np.newaxis] * frequency
@@ -251,12 +253,12 @@ def sines_and_cosines(length: int, d_kv: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
-  """Rotates (x1, x2), the halves of d_kv.
+  """Rotates pairs of numbers from both halves of d_kv; returns dtype of x.
 
   Args:
     x: [..., d_kv].
-    sin: broadcast to [..., d_kv / 2], float32.
-    cos: broadcast to [..., d_kv / 2], float32.
+    sin: float32, broadcasts to [..., d_kv / 2].
+    cos: float32, broadcasts to [..., d_kv / 2].
   """
   x1, x2 = tf.split(tf.cast(x, tf.float32), 2, -1)
   y = tf.concat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
@@ -287,10 +289,10 @@ def gated_gradient(
 # --- Padding of the vocabulary -----------------------------------------------
 
 
-# Where a mesh axis does not divide VOCAB_SIZE, the embedding has rows of zeros
-# after its last token. Their logits are set to the dtype's least number, so
-# that softmax gives them 0 and they are never the largest. They have no
-# gradient, so that the rows stay zeros.
+# If the size of the mesh axis does not divide VOCAB_SIZE, the embedding has
+# rows of zeros after its last token. The logits of these rows are set to the
+# dtype's least number, so that softmax gives 0 and no such logit is the
+# largest. The logits have no gradient, so that the rows stay zeros.
 
 
 def _exists(first, x, vocab_size):
@@ -308,7 +310,7 @@ def _mask_gradient(first, dy, vocab_size):
 
 
 def without_padding(logits: mtf.Tensor, vocab_size: int) -> mtf.Tensor:
-  """Returns logits [batch, length, vocab], masked from `vocab_size` on."""
+  """Masks logits [batch, length, vocab] of tokens from `vocab_size` on."""
   vocab = logits.shape.dims[-1]
   if vocab.size == vocab_size:
     return logits

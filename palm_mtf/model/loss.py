@@ -21,8 +21,8 @@ from palm_mtf.ops.slicewise import (
 )
 from palm_mtf.ops.xla import fused
 
-# The least divisor of a mean: if all weights are 0, the mean and its gradients
-# are 0 and not 0 / 0.
+# The least divisor of a weighted mean: if all loss weights are 0, the mean and
+# its gradients are 0 and not 0 / 0.
 _SMALLEST_WEIGHT = 1e-30
 
 
@@ -36,14 +36,14 @@ def _fused_sums(row, logits):
 
 
 def _slice_sums(first, logits, targets, threads):
-  """Returns largest, normalizer and target, [batch, length] float32 each.
+  """Returns sums over the slice of `vocab` that begins at token `first`.
 
-  The results are for the slice of `vocab` that begins at token `first`. The
-  logit of a target that another slice holds counts as 0.
+  They are the largest logit, sum(exp(logits - largest)) and the target's logit,
+  0 if another slice holds the target; [batch, length] float32 each.
   """
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])
-  # XLA would write exp(logits), in float32, to memory and read it again.
+  # C++ where possible: XLA would write exp(logits), in float32, to memory.
   if threads:
     sums = native.sum_logits(rows, row, threads=threads)
   else:
@@ -129,7 +129,7 @@ class CrossEntropy(mtf.Operation):
       # All-reduce the maximum over `vocab`, so exp(logits - largest) <= 1.
       of_all = mesh_impl.allreduce(largest, axes, "MAX")
       normalizer = mesh_impl.slicewise(_rescale, normalizer, largest, of_all)
-      # All-reduce two numbers per token: logits never leave their device.
+      # All-reduce two numbers per token, so logits never leave their device.
       normalizer, target = (
         mesh_impl.allreduce(x, axes, "SUM") for x in (normalizer, target)
       )
@@ -145,21 +145,21 @@ def cross_entropy(
   targets: mtf.Tensor,
   gradient_dtype: tf.DType | None = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """Returns -log p(target) and log(Z), [batch, length] float32 each.
+  """Returns -log p(target) and log(sum(exp(logits))), [batch, length] float32.
 
   Args:
     logits: [batch, length, vocab], any float dtype.
     targets: [batch, length], int32 in [0, vocab).
-    gradient_dtype: dtype of the gradient of the logits, which products with
-      activations read; None is the dtype of the logits.
+    gradient_dtype: dtype of the logits' gradient; None is the logits' dtype.
   """
   gradient_dtype = gradient_dtype or logits.dtype
   token_loss, log_z = CrossEntropy(logits, targets, gradient_dtype).outputs
   return token_loss, log_z
 
 
-# Loss weights are [batch, length], float32, at least 0: 1 for learned tokens, 0
-# for padding and given inputs. None stands for all 1.
+# Loss weights are [batch, length], float32, at least 0: 1 for tokens that the
+# model learns, 0 for padding and for the inputs of a prefix LM. None means that
+# all loss weights are 1.
 
 
 def weight_sum(

@@ -44,16 +44,16 @@ class Palm:
 
     Args:
       config: the architecture.
-      dims: its dimensions, from `model_dims`.
-      weights: its parameters.
+      dims: dimensions of the architecture, from `model_dims`.
+      weights: parameters of the architecture.
       dropout: dropout of a training step; None drops nothing.
     """
     self._config = config
     self._dims = dims
     self._weights = weights
     self._dropout = dropout
-    # Positions count from the start of the row, even for a later document: q k
-    # depends only on differences of positions.
+    # Positions count from the start of the row even if the row has several
+    # documents, because q k depends only on differences of positions.
     self._angles = rotary_tables(weights.mesh, dims.length, dims.d_kv)
 
   def logits(
@@ -66,11 +66,11 @@ class Palm:
 
     Args:
       inputs: [batch, length], int32 in [0, vocab).
-      segments: [batch, length], int32: a number for each document of a row,
-        any number for padding. None is one document per row.
+      segments: [batch, length], int32: a number that tells the documents of a
+        row apart; any number for padding. None means one document per row.
       prefix: [batch, length], int32: 1 for inputs of a prefix LM, which attend
-        to one another in both directions, else 0. None is 0. Only with
-        segments.
+        to one another in both directions, else 0. None means all 0. If given,
+        `segments` must be given too.
 
     Returns:
       [batch, length, vocab], LOGITS_DTYPE.
@@ -109,8 +109,9 @@ class Palm:
     for layer in range(config.num_layers):
       block = functools.partial(self._block, layer=layer, attend=attend)
       x = recomputed(block, [x]) if config.remat == "layer" else block(x)
-    # The last scale includes the 1/sqrt(d_model) of the logits, because it
-    # multiplies in float32. Scaled in bfloat16, logits would be rounded twice.
+    # The last norm's scale includes the factor 1/sqrt(d_model) of the logits,
+    # because the norm multiplies in float32. If logits were scaled in bfloat16,
+    # they would be rounded twice.
     return self._norm(x, "final_norm", factor=self._dims.d_model.size**-0.5)
 
   def _block(
@@ -120,8 +121,9 @@ class Palm:
     o, wo = f"{name}/attention/o", f"{name}/mlp/wo"
     y = self._norm(x, f"{name}/norm")
     if self._config.block == "parallel":
-      # Both branches read one norm, so their five kernels are one product, and
-      # the products with o and wo are one sum, with one all-reduce (PaLM 2).
+      # Both branches read the same norm, so their five kernels share one
+      # product. The products with o and wo are added before one all-reduce
+      # (PaLM 2).
       q, k, v, hidden = weights.project_in(
         y, name, [*QKV, *GATES], self._angles
       )
@@ -158,5 +160,6 @@ class Palm:
     return x + to_residual(self._drop(branch, place), self._dims)
 
   def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
-    # `place` numbers the places in the model that drop; each has its own mask.
+    # `place` numbers the places in the model that use dropout, because each
+    # place needs a different mask.
     return self._dropout(x, place) if self._dropout else x

@@ -23,9 +23,10 @@ from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused
 
 # On each device the product has the columns of the kernels' slices. One pass
-# over it splits the columns, rotates q and k and applies SwiGLU, and one pass
-# computes the gradient: in C++ (native/projection.h), or compiled by XLA for
-# devices that lack the C++ operations.
+# over the product splits the columns, rotates q and k and applies SwiGLU.
+# Another pass computes the product's gradient. Both are in C++
+# (native/projection.h), or compiled by XLA for devices that lack the C++
+# operations.
 
 Angles = tuple[tf.Tensor, tf.Tensor]
 
@@ -50,8 +51,9 @@ def _split_columns(joined, shapes, dtype):
 
 
 def _rotate(x: tf.Tensor, angles: Angles, num_rows: int) -> tf.Tensor:
-  # `angles` belong to the last of the first `num_rows` dimensions of x.
-  heads = [1] * (x.shape.rank - num_rows - 1)  # a dimension, if x has heads
+  # The first `num_rows` dimensions of x count rows, and the last of these
+  # dimensions is the position, which selects the angle.
+  heads = [1] * (x.shape.rank - num_rows - 1)  # [1] if x has heads, else []
 
   def broadcast(t):
     return tf.reshape(t, [*[1] * (num_rows - 1), t.shape[0], *heads, -1])
@@ -66,12 +68,12 @@ def read_product(
   angles: Angles,
   is_gated: bool,
 ) -> tuple[tf.Tensor, ...]:
-  """Splits a product into q, k and v, rotated, and the hidden layer.
+  """Splits a product into rotated q, rotated k, v and the hidden layer.
 
   Args:
     wide: product of all rows, [rows, columns].
-    rows: sizes of the dimensions that count rows: [batch, length].
-    shapes: shape of each part in a row: [heads, d_kv] of q.
+    rows: sizes of the dimensions that count rows, such as [batch, length].
+    shapes: shape of each part in a row, such as [heads, d_kv] of q.
     angles: sin and cos by which the first two parts, q and k, are rotated,
       [length, d_kv / 2] float32 each; () if no part is rotated.
     is_gated: whether the last two parts are products with wi_gate and wi, which
@@ -105,14 +107,14 @@ def kernel_gradient(
   """
   if on_cpu and x.dtype == tf.bfloat16 and not is_emulated(x):
     # oneDNN's bfloat16 product is 3% to 16% faster with a transposed copy of x,
-    # which has few columns, than with x in place. In float32 it is slower.
+    # which has few columns, than with x itself. In float32 the copy is slower.
     return matmul(tf.transpose(x), gradient)
   return matmul(x, gradient, transpose_a=True)
 
 
 @fused
 def _rotate_back(xs, angles):
-  sin, cos = angles  # by the opposite angles
+  sin, cos = angles  # the next line rotates by the opposite angles
   return [_rotate(x, (-sin, cos), 2) for x in xs]
 
 
@@ -130,7 +132,7 @@ class JoinedColumns:
   Attributes:
     shapes: shape of each kernel, without d_model.
     is_gated: whether the last two kernels are wi_gate and wi.
-    threads: threads of the operations of `native`; 0 without them.
+    threads: threads per C++ operation; 0 if the device has no C++ operations.
   """
 
   shapes: Sequence[Sequence[int]]
@@ -155,7 +157,7 @@ class JoinedColumns:
     )
     return tuple(
       tf.reshape(part, [*rows, *shape])
-      for part, shape in zip(parts, self.shapes, strict=False)  # gates are one
+      for part, shape in zip(parts, self.shapes, strict=False)  # SwiGLU is last
     )
 
   def gradient(
@@ -199,7 +201,7 @@ class _Projection(mtf.Operation):
       [batch, place, *kernel.shape.dims[1:]]
       for place, kernel in zip(positions, kernels, strict=True)
     ]
-    # The columns of whole kernels; a device has those of its kernel slices.
+    # The columns of whole kernels; a device has only those of its slices.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.num_read = len(kernels) - is_gated
@@ -215,7 +217,8 @@ class _Projection(mtf.Operation):
     """Returns the gradients of x and of the kernels."""
     num_angles = len(self.angles)
     gradients = grad_ys[: self.num_read]
-    # Not self.kernels, because a recomputed block (remat.py) has other inputs.
+    # Not self.kernels, because the copy of this operation in a recomputed block
+    # (remat.py) has other inputs.
     x, *kernels = (
       recompute(each, gradients[0])
       for each in (self.inputs[0], *self.inputs[1 + num_angles :])
@@ -225,7 +228,7 @@ class _Projection(mtf.Operation):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Returns q, k, v or the hidden layer, read again; see ops/recompute.py."""
-    # The first signal serves all calls, which belong to one backward pass.
+    # All calls belong to one backward pass; all wait for the first signal.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
@@ -246,7 +249,7 @@ class _Projection(mtf.Operation):
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
-      # Not set_tensor_lowering, which would compare the number of columns.
+      # Not set_tensor_lowering, which checks slices against the output's shape.
       lowering.tensors[output] = value
 
 
@@ -300,9 +303,10 @@ class _ProjectionGradient(mtf.Operation):
     n, m = len(forward.angles), len(forward.angles) + len(forward.kernels)
     angles, kernels, gradients = others[:n], others[n:m], others[m:]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
-    # Axes over which the product of a kernel's columns is a sum. The gradients
-    # of k and v in multi-query attention are sums over slices of `heads`, which
-    # are all-reduced later, because all steps up to there are linear.
+    # For each kernel, the mesh axes over which its part of dx must be summed.
+    # In multi-query attention the gradients of k and v are pending sums over
+    # slices of `heads`. They are all-reduced only as parts of the results,
+    # because all steps up to the results are linear.
     axes = []
     for i, kernel in enumerate(forward.kernels):
       of = min(i, len(gradients) - 1)  # the gates share a gradient
@@ -360,7 +364,10 @@ class _ProjectionGradient(mtf.Operation):
 def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], slice]]:
-  """Returns the axes, and columns on a device, of kernels with equal axes."""
+  """Groups adjacent kernels with equal axes; returns the axes and columns.
+
+  The columns of a group are a slice of the product's columns on a device.
+  """
   groups, end = [], 0
   for over, run in itertools.groupby(
     zip(axes, shapes, strict=True), key=lambda pair: pair[0]
@@ -392,13 +399,13 @@ def project(
       memory_length.
     angles: sin and cos by which the first two products, q and k, are rotated,
       [length, d_kv / 2] float32 each; () if no product is rotated.
-    is_gated: whether the last two products are with wi_gate and wi; then
-      swish(x wi_gate) * (x wi) is returned in their place.
+    is_gated: whether the last two kernels are wi_gate and wi; if so, their two
+      products are replaced by swish(x wi_gate) * (x wi).
     gradient_dtype: dtype in which devices add up gradients of kernels; None is
       the dtype of x.
 
   Returns:
-    [batch, position, ...] of each kernel, dtype of x.
+    [batch, position, ...] for each product, dtype of x.
   """
   projection = _Projection(
     x, kernels, positions, angles, is_gated, gradient_dtype or x.dtype

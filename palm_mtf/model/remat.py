@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from palm_mtf._tf import mtf
 from palm_mtf.ops.recompute import keep_all, recompute
 
-# Only attention weights grow with length ** 2. With "layer", Table 22 counts
-# 75% of the products with parameters as recomputed; here it is the 65% that
-# gradients need, because no gradient reads the last product of a branch, and
-# TensorFlow omits what nothing reads.
+# Of all activations, only attention weights grow with length ** 2. With
+# "layer", Table 22 of the PaLM paper counts 75% of the products with parameters
+# as recomputed. Here it is 65%, because no gradient reads the last product of a
+# branch, and TensorFlow omits operations that nothing reads.
 
 
 def recomputed(
@@ -32,8 +32,8 @@ def recomputed(
 
   def gradient(all_inputs, forward_operations, outputs, output_grads, **unused):
     (dy,) = output_grads
-    # The second run begins only when the gradient arrives. It has the same
-    # operations on the same numbers, so that no bit of the result changes.
+    # The second run of fn begins only when the gradient dy is computed. It has
+    # the same operations on the same numbers, so that no bit changes.
     mapping = {x: recompute(x, dy) for x in all_inputs}
     xs = [mapping[x] for x in all_inputs]
     operations, mapping = dy.graph.clone_operations(forward_operations, mapping)

@@ -14,7 +14,7 @@ from palm_mtf.ops.recompute import recompute
 
 
 class Resharded(mtf.Operation):
-  """Outputs its first input with one dimension renamed."""
+  """Renames a dimension of its first input, by a collective if it is split."""
 
   def __init__(
     self,
@@ -26,8 +26,8 @@ class Resharded(mtf.Operation):
 
     Args:
       x: tensor with the first of `dims`.
-      dims: old and new dimension, of one size.
-      after: tensor that the collective waits for; None waits for none.
+      dims: old and new dimension, of equal size.
+      after: tensor that the collective waits for; None does not wait.
     """
     inputs = [x] if after is None else [x, after]
     super().__init__(inputs, name=f"as_{dims[1].name}")
@@ -70,15 +70,15 @@ def _sum_and_cut(mesh_impl, x, axis, place):
   if not (isinstance(x, mtf.LazyAllreduceSum) and axis in x.mesh_axes):
     # Every device holds the whole value, and cuts its part without a message.
     return mesh_impl.allsplit(x, axis, place)
-  # A reduce-scatter moves half the bytes of the all-reduce that Mesh
-  # TensorFlow's reshape makes before it cuts.
+  # A reduce-scatter moves half the bytes of an all-reduce, which Mesh
+  # TensorFlow's reshape would run before it cuts.
   part = mesh_impl.reduce_scatter(x.laid_out_input, axis, place)
   others = [each for each in x.mesh_axes if each != axis]
   return mtf.LazyAllreduceSum(mesh_impl, part, others) if others else part
 
 
 def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
-  """Returns a stored weight [..., d_model_stored, ...] with all of d_model.
+  """All-gathers a weight [..., d_model_stored, ...] to [..., d_model, ...].
 
   Args:
     x: the weight; returned unchanged unless a layout splits d_model_stored.
@@ -91,12 +91,12 @@ def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
 
 
 def to_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:
-  """Returns x [batch, length, d_model] as it lies between blocks."""
+  """Returns x [batch, length, d_model] as [batch, length, d_model_residual]."""
   return _rename(x, dims.d_model, dims.d_model_residual)
 
 
 def from_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:
-  """Returns x [batch, length, d_model_residual] as a block reads it."""
+  """Returns x [batch, length, d_model_residual] as [batch, length, d_model]."""
   return _rename(x, dims.d_model_residual, dims.d_model)
 
 

@@ -24,7 +24,7 @@ from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill, Normal, sliced_variable
 
-# Kernels of a layer that read one input, by their names within the layer.
+# Kernels that read the same input, by their names within a layer.
 QKV = ("attention/q", "attention/k", "attention/v")
 GATES = ("mlp/wi_gate", "mlp/wi")
 
@@ -38,7 +38,7 @@ class Weights(Protocol):
   mesh: mtf.Mesh
 
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
-    """Returns rows of the embedding, [batch, length, d_model]."""
+    """Returns the embedding's rows of tokens, [batch, length, d_model]."""
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     """Returns a norm's scale, [d_model] float32, after `after` is computed."""
@@ -56,23 +56,28 @@ class Weights(Protocol):
       x: [batch, length, d_model], activation dtype.
       layer: prefix of the kernels' names, from `layer_name`.
       parts: QKV, GATES, or both.
-      angles: sin and cos of rotary embedding, [length, d_kv / 2] float32 each,
-        where `parts` has QKV.
+      angles: sin and cos of rotary embedding, [length, d_kv / 2] float32 each;
+        () if `parts` lacks QKV.
 
     Returns:
-      q [batch, length, heads, d_kv] and k, rotated, and v, [batch,
-      memory_length, (heads,) d_kv]; SwiGLU of the gates, [batch, length, d_ff].
+      For QKV, rotated q [batch, length, heads, d_kv], rotated k, and v, both
+      [batch, memory_length, d_kv] (multi-query) or [batch, memory_length,
+      heads, d_kv] (multi-head). For GATES, swish(x wi_gate) * (x wi), [batch,
+      length, d_ff].
     """
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-    """Sums products, [batch, length, d_model], activation dtype.
+    """Multiplies each branch by its kernel, and adds up the products.
 
     Args:
-      branches: [batch, length, inputs] by kernel name.
+      branches: [batch, length, inputs...] by the name of the kernel.
+
+    Returns:
+      [batch, length, d_model], activation dtype.
     """
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Returns x embedding^T, [batch, length, vocab], `logits_dtype`."""
+    """Returns x embedding^T, [batch, length, vocab], in `logits_dtype`."""
 
 
 def logits_dtype(config: PalmConfig) -> tf.DType:
@@ -84,19 +89,20 @@ def logits_dtype(config: PalmConfig) -> tf.DType:
 def palm_variables(
   mesh: mtf.Mesh, config: PalmConfig, dims: Dims, seed: int | None = None
 ) -> dict[str, mtf.Tensor]:
-  """Makes the variable of every parameter, by its checkpoint name.
+  """Makes a variable for every parameter.
 
   Args:
     mesh: mesh of one pod.
     config: the architecture.
-    dims: its dimensions.
+    dims: dimensions of the architecture.
     seed: seed of the initial weights; None for zeros, which a checkpoint then
       replaces.
 
   Returns:
-    Kernels and the embedding in the activation dtype, scales in float32.
+    The variables' values by checkpoint name: kernels and the embedding in the
+    activation dtype, scales in float32.
   """
-  sizes = parameter_shapes(config)  # of the vocabulary without its padding
+  sizes = parameter_shapes(config)  # without padding of the vocabulary
   variables = {}
   for name, dim_names in parameter_dims(config).items():
     shape = [getattr(dims, dim) for dim in dim_names]
@@ -121,7 +127,7 @@ def _initializer(
   dims: tuple[str, ...],
   seed: int | None,
 ) -> Normal | Fill:
-  """Returns the initial values of a parameter (PaLM 5)."""
+  """Returns the initializer of a parameter (PaLM 5)."""
   if seed is None:
     return Fill(0.0)
   if parameter.is_scale:
@@ -140,14 +146,14 @@ def positions_of(
   parts: Sequence[str], length: mtf.Dimension
 ) -> list[mtf.Dimension]:
   """Returns the dimension of the positions in each product of `project_in`."""
-  # Positions of keys and values have another name, because scores [length,
+  # For keys and values this dimension has another name, because scores [length,
   # memory_length] cannot have one dimension twice.
   memory_length = mtf.Dimension("memory_length", length.size)
   return [memory_length if part in QKV[1:] else length for part in parts]
 
 
 class TrainedWeights:
-  """Weights in float32 variables, cast where they are read."""
+  """Weights in float32 variables, cast to the activation dtype when read."""
 
   def __init__(
     self,
@@ -162,8 +168,8 @@ class TrainedWeights:
     Args:
       mesh: mesh of one pod.
       config: the architecture.
-      dims: its dimensions.
-      seed: seed of the initial weights, or None.
+      dims: dimensions of the architecture.
+      seed: seed of the initial weights; None for zeros.
       gradient_dtype: dtype in which devices add up gradients of kernels and of
         the embedding; None is the activation dtype.
     """
@@ -174,7 +180,7 @@ class TrainedWeights:
     self._gradient_dtype = gradient_dtype
 
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
-    """Returns rows of the embedding; see `Weights`."""
+    """Returns the embedding's rows of tokens; see `Weights`."""
     table = self._kernel("embedding", tokens)
     return embed(table, tokens, self._gradient_dtype)
 
@@ -203,18 +209,18 @@ class TrainedWeights:
     )
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-    """Adds up the products; see `Weights`."""
-    # A sum over split `heads` or `d_ff` stays open until it is read
-    # (mtf.LazyAllreduceSum), so that over one axis both branches share one
-    # all-reduce.
+    """Adds up the branches' products; see `Weights`."""
+    # If `heads` or `d_ff` is split, a product is a pending sum, which is
+    # all-reduced when it is read (mtf.LazyAllreduceSum). If the same mesh axis
+    # splits both, the branches therefore share one all-reduce.
     return functools.reduce(
       operator.add, [self._product(x, name) for name, x in branches.items()]
     )
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the tied embedding; see `Weights`."""
-    # The backward pass begins here, so the table is kept for it and not
-    # gathered again.
+    # The backward pass begins with this product, so the gathered table is kept
+    # until then and not gathered again.
     return product(
       x,
       self._kernel("embedding", x),
@@ -244,13 +250,13 @@ def product(
   keeps_kernel: bool = False,
   gradient_dtype: tf.DType | None = None,
 ) -> mtf.Tensor:
-  """Multiplies x by a kernel; sums over split inputs stay open.
+  """Multiplies x by a kernel; if inputs are split, the sum stays pending.
 
   Args:
     x: [batch, length, inputs...], activation dtype.
-    kernel: [inputs..., output], dtype of x; [output, inputs] to `transpose`.
-    transpose: whether x multiplies the transpose of the kernel.
-    dtype: dtype of the product, float32 or the dtype of x; None is the latter.
+    kernel: [inputs..., output], or [output, inputs] if `transpose`; dtype of x.
+    transpose: whether x is multiplied by the transpose of the kernel.
+    dtype: float32 or the dtype of x, for the product; None is the dtype of x.
     keeps_kernel: whether the kernel is kept for the backward pass; else it is
       recomputed (ops/recompute.py).
     gradient_dtype: dtype in which devices add up the kernel's gradient; None is

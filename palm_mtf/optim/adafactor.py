@@ -361,7 +361,7 @@ def is_decayed(name: str, weight_decay_on: str) -> bool:
 
 
 def center_of(name: str, norm_scale: str) -> float:
-  """Returns the number towards which a parameter decays: 0, or 1 for scales."""
+  """Returns what a parameter decays towards: 1 for centered scales, else 0."""
   # Google's published code stores a norm's scale minus 1, and so its optimizer
   # works on scale - 1. Ours does so if NORM_SCALE is "zero_centered", but
   # checkpoints always hold the scale itself.
