@@ -141,10 +141,10 @@ def fused_update(
     Returns:
       A function of a list of variables and of `fn`'s other tensors. It returns
       [] bool, which is computed after the variables are updated.
-    """
+  """
 
-    # XLA writes the next value over the previous value if nothing else holds
-    # the previous value, so that there is no second copy of the variables.
+  # XLA writes the next value over the previous value if nothing else holds
+  # the previous value, so that there is no second copy of the variables.
   def update(handles, like, *others):
     values = []
     for handle, dtype in handles:
