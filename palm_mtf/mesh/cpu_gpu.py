@@ -37,7 +37,7 @@ from palm_mtf.ops.xla import fused_update
 
 
 class CpuGpuLowering(mtf.Lowering):
-  """`Lowering` of a whole graph at once; a call runs the part that it needs."""
+  """Lowers a whole graph at once; a session runs the part that a call needs."""
 
   def __init__(self, placements: Mapping[mtf.Mesh, Placement]):
     # mtf.Lowering's constructor is not called, because it lets TensorFlow
@@ -57,7 +57,7 @@ class CpuGpuLowering(mtf.Lowering):
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds the tensors and operations of one call into a session."""
+    """Builds what one session.run fetches: unsplit tensors and an operation."""
     # The slices of a split tensor are concatenated on one of its devices.
     values = {name: self.export_to_tf_tensor(x) for name, x in tensors.items()}
     return values, tf.group([self.lowered_operation(x) for x in operations])
@@ -74,7 +74,7 @@ class CpuGpuLowering(mtf.Lowering):
 
   @property
   def initialize(self) -> tf.Operation:
-    """Sets every slice to its first value."""
+    """Operation that sets every slice to its initial value."""
     return initialize_all(self.slices)
 
 
@@ -101,7 +101,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self._checked: dict[LaidOut, LaidOut] = {}
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports a tensor that each process holds whole onto its devices."""
+    """Imports slices of a tensor; each process has a copy of the tensor."""
     first, *others = tensors.values()
     if not others:
       return mtf.import_tf_tensor(mesh, first, shape)
@@ -138,9 +138,9 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.LaidOutTensor(results)
 
   def _repeat(self, fn, first, others, result, num_before):
-    """Yields the results of `fn` for each of `others`, like `result`."""
-    # `fn` is called again if it made a variable, or if its arguments differ in
-    # something other than tensors and variables.
+    """Yields the results of `fn` on each device but the first."""
+    # Operations are copied; but `fn` is called again if it made a variable, or
+    # if its arguments differ in something other than tensors and variables.
     copies = OperationCopies(tf.get_default_graph(), num_before)
     can_copy = copies.can_be_made(self.devices[0]) and _is_plain(result)
     for device, arguments in zip(self.devices[1:], others, strict=True):
@@ -158,7 +158,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
     """All-reduces x by Mesh TensorFlow's rings."""
-    # A sum has the order of the ring, so that its bits are always the same.
+    # The ring fixes the order of a sum, so that its bits are always the same.
     with collective_scope(ALL_REDUCE, self.shape, mesh_axes):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
 
@@ -185,14 +185,14 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
-    """Assigns if all numbers of the step are finite; else the call raises."""
+    """Assigns if `is_finite`; else the step raises InvalidArgumentError."""
     checked = self._check(is_finite)
     return self.slicewise(_assign_after, variable, value, checked).all_slices
 
   def update_if_finite(
     self, fn, variables, operands, is_finite
   ) -> list[tf.Operation]:
-    """Updates if all numbers of the step are finite; else the call raises."""
+    """Updates if `is_finite`; else the step raises InvalidArgumentError."""
     num = len(variables)
 
     def update(checked, *others):
@@ -212,15 +212,15 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   class LaidOutVariable:
-    """The slices of one SlicedVariable; Mesh TensorFlow looks for this name."""
+    """The slices of one SlicedVariable; Mesh TensorFlow requires this name."""
 
     def __init__(self, variable: SlicedVariable, mesh_impl: "CpuGpuPlacement"):
       size, name = mesh_impl.slice_shape(variable.shape), variable.name
       self.slices: list[Slice] = []
       for pnum, region in enumerate(regions_of(variable, mesh_impl)):
         device = mesh_impl.devices[pnum]
-        # Each device draws the first value of its slice, so that nothing is
-        # sent.
+        # Each device draws the initial value of its slice, so that devices send
+        # no values.
         with tf.device(device):
           value = variable.initializer.slice_value(
             name, variable.sizes, region.begin, region.sizes
@@ -246,14 +246,15 @@ def _raise_unless(is_finite: tf.Tensor) -> tf.Tensor:
 
 
 def _assign_after(variable, value, checked) -> tf.Operation:
-  # If the check raises, the call ends before anything is assigned.
+  # If the check raises, the step ends before anything is assigned.
   with tf.control_dependencies([checked]):
     return variable.assign(value, read_value=False)
 
 
 def _add(accumulator, value, is_first) -> tf.Operation:
   value = tf.cast(value, accumulator.dtype)
-  # Not accumulator * 0, because the accumulator may be uninitialized or NaN.
+  # Not accumulator * 0 for a new sum, because the accumulator may be
+  # uninitialized or NaN.
   return tf.cond(
     is_first,
     lambda: accumulator.assign(value, read_value=False),
@@ -264,9 +265,9 @@ def _add(accumulator, value, is_first) -> tf.Operation:
 def _replacements(
   first: Sequence[object], others: Sequence[object]
 ) -> dict[int, object] | None:
-  """Returns a device's tensors and variables by the id() of the first device's.
+  """Maps id()s of the first device's arguments to another device's arguments.
 
-  Returns None if arguments differ in something else.
+  Returns None if arguments differ that are neither tensors nor variables.
   """
   replacements = {}
   for x, other in zip(first, others, strict=True):
@@ -296,7 +297,7 @@ def _is_plain(results: object) -> bool:
 
 
 def _replace(results: object, made: Mapping[int, object]) -> object:
-  """Returns another device's results; `made` has copies by original id()."""
+  """Replaces results by their copies in `made`, by the results' id()s."""
   if isinstance(results, tuple):
     return tuple(_replace(x, made) for x in results)
   return made.get(id(results), results)
@@ -307,8 +308,8 @@ class CpuGpuDevices:
   """`Devices` that are CPUs or GPUs, of this process or of servers.
 
   Attributes:
-    native_threads: threads per operation in C++; 0 if a process of these
-      devices has no such operations.
+    native_threads: threads per operation in C++; 0 if any process of these
+      devices lacks such operations.
   """
 
   client: str
@@ -324,7 +325,7 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
   """Returns devices of this process for pods of `num_devices` each.
 
   Raises:
-    UserError: there are GPUs, but too few.
+    UserError: if there are GPUs, but too few.
   """
   gpus = len(tf.config.list_physical_devices("GPU"))
   needed = num_devices * num_pods
@@ -334,10 +335,10 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
       f"devices, and TensorFlow sees {gpus} GPUs here. Use at most {gpus}, or "
       "set CUDA_VISIBLE_DEVICES=-1 for virtual devices on the CPU."
     )
-  # CPU devices are virtual: `session_config` makes any number.
+  # CPU devices are virtual, and `session_config` makes any number of them.
   kind = "gpu" if gpus else "cpu"
   names = [f"/device:{kind}:{i}" for i in range(needed)]
-  # Neighbouring devices form a pod.
+  # Consecutive devices form a pod.
   starts = range(0, needed, num_devices)
   return CpuGpuDevices(
     client="/device:cpu:0",
@@ -346,8 +347,8 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
   )
 
 
-# In the two functions below, device i holds xs[i]; all xs have one shape and
-# dtype. After a reduce-scatter, device i holds part i of the sum.
+# In the two functions below, device i holds xs[i]; all xs have the same shape
+# and dtype. After a reduce-scatter, device i holds part i of the sum.
 
 
 def reduce_scatter_ring(
@@ -357,7 +358,7 @@ def reduce_scatter_ring(
   n = len(xs)
   if n == 1:
     return list(xs)
-  # [device, part]
+  # parts[device][part]
   parts = mtf.parallel(devices, lambda x: tf.split(x, n, axis), xs)
   sums = []
   # Part i goes once around the ring, from device i + 1 to device i, and each
@@ -380,8 +381,8 @@ def all_gather_direct(
   if len(xs) == 1:
     return list(xs)
   whole = []
-  # Each device reads every other device's part. Mesh TensorFlow's ring moves
-  # the same bytes, with one operation for each hop of each part.
+  # Each device reads every other device's part. Mesh TensorFlow's ring would
+  # move the same bytes, with one operation for each hop of each part.
   for device in devices:
     with tf.device(device):
       whole.append(tf.concat(xs, axis))

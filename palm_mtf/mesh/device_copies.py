@@ -6,15 +6,15 @@ from palm_mtf._tf import tf
 
 # TensorFlow's Python code takes long to check and complete the arguments of an
 # operation. Other devices of a mesh run the same operations on other tensors,
-# so copies need no second check. With four devices this saves 10% of a command
-# that trains for two steps.
+# so copies need no second check. With four devices this saves 10% of the time
+# of a command that trains for two steps.
 
 
 class OperationCopies:
   """Operations of one device, as templates for other devices."""
 
   def __init__(self, graph: tf.Graph, num_before: int):
-    """Reads the operations of a graph after its first `num_before`."""
+    """Reads all operations of a graph except its first `num_before`."""
     self._graph = graph
     scope = graph.get_name_scope()
     self._skipped = len(scope) + 1 if scope else 0
@@ -27,7 +27,7 @@ class OperationCopies:
     """Returns whether all operations are on `device` and make no variable."""
     if self._graph.building_function:  # copies would not capture tensors
       return False
-    # A variable's read names no device, because it runs where the variable is.
+    # Reads of variables name no device, and run on the variable's device.
     places = ("", tf.DeviceSpec.from_string(device).to_string())
     return all(
       node.device in places
@@ -37,11 +37,12 @@ class OperationCopies:
     )
 
   def make(self, device: str, tensors: dict[int, tf.Tensor]) -> dict:
-    """Copies the operations; returns each copy by the id() of its original.
+    """Copies the operations; returns copies by the id()s of the originals.
 
     Args:
       device: device of the copies.
-      tensors: tensors that the copies read, by the id() of the original.
+      tensors: tensors that the copies read, by the id()s of those that the
+        originals read.
     """
     made = dict(tensors)
     graph = self._graph
@@ -51,7 +52,7 @@ class OperationCopies:
       node.CopyFrom(template)
       node.device = device if template.device else ""
       node.name = graph.unique_name(template.name[self._skipped :])
-      # The same as tf.Graph.create_op, without its checks.
+      # These calls do the same as tf.Graph.create_op, without its checks.
       with graph._mutation_lock():
         copy = tf.Operation.from_node_def(
           node,
@@ -60,7 +61,7 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      # TensorFlow infers no shapes for calls and for operations of `native`.
+      # TensorFlow infers no shapes for function calls and C++ operations.
       if "PartitionedCall" in template.op or template.op.startswith("Palm"):
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)

@@ -14,9 +14,9 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
-# Each device sends only to the device of the same number in every other pod.
+# Each device sends only to the device with the same index in every other pod.
 # The transfer is an edge of the graph, so that TensorFlow begins to send a
-# gradient as soon as it exists, during the rest of the backward pass.
+# gradient as soon as it is computed, during the rest of the backward pass.
 
 
 def sum_in_order(*terms: tf.Tensor) -> tf.Tensor:
@@ -38,8 +38,9 @@ def _cast_and_add(*terms):
 class OwnPart(mtf.Operation):
   """Outputs each device's own part of a slice that several devices hold.
 
-  Parts are flat, and their length depends on the layout. The output has the
-  shape of the input, but its slices do not, so only the slices may be read.
+  Parts have one dimension, and their length depends on the layout. The output
+  declares the shape of the input, but its slices have the shape of parts, so
+  that nothing may read the output except by slices.
   """
 
   # Devices that hold the same weights get the same gradients. Between pods each
@@ -50,7 +51,7 @@ class OwnPart(mtf.Operation):
   # Within the pod this moves as many bytes as an all-reduce.
 
   def __init__(self, x: mtf.Tensor, dtype: tf.DType):
-    """Takes a gradient, and the dtype that its parts are rounded to."""
+    """Takes a gradient x, and the dtype to which its parts are rounded."""
     super().__init__([x], name="own_part")
     self._axes: list[int] = []
     self._outputs = [mtf.Tensor(self, x.shape, dtype)]
@@ -82,11 +83,11 @@ class OwnPart(mtf.Operation):
     )
 
   def whole(self, mesh_impl: mtf.MeshImpl, part: object) -> object:
-    """Returns the slices that parts belong to: gathers and reshapes the parts.
+    """Gathers the parts of each slice; returns the slices in their shape.
 
     Args:
       mesh_impl: mesh implementation with this mesh's layout.
-      part: part on each device, as in the output.
+      part: part on each device, in the form of the operation's output.
     """
     if not self._axes:
       return part
@@ -111,7 +112,7 @@ def _copy_axes(mesh_impl: mtf.MeshImpl, shape: mtf.Shape) -> list[int]:
 def _flatten(x: tf.Tensor, num_parts: int) -> tf.Tensor:
   x = tf.reshape(x, [-1])
   rest = -x.shape[0] % num_parts
-  return tf.pad(x, [[0, rest]]) if rest else x  # parts are equally long
+  return tf.pad(x, [[0, rest]]) if rest else x  # for parts of equal length
 
 
 class Exchange(mtf.Operation):
@@ -126,16 +127,17 @@ class Exchange(mtf.Operation):
     """Adds up `terms`.
 
     Args:
-      terms: one tensor per pod, in order; alike in shape and dtype.
-      mesh: mesh of the pod that the sum is for.
-      own: this pod's OwnPart, where the terms are own parts.
+      terms: one tensor per pod, in the order of the pods; of equal shape and
+        dtype.
+      mesh: mesh of the pod that gets the sum.
+      own: this pod's OwnPart if the terms are own parts; otherwise None.
     """
     super().__init__(list(terms), mesh=mesh, name="exchange")
     self._own = own
     self._outputs = [mtf.Tensor(self, terms[0].shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one sum on each device, with one slice per pod."""
+    """Lowers to one sum on each device, of one slice per pod."""
     mesh_impl = lowering.mesh_impl(self)
     # All-reduce within each pod, if the pod's sum is pending.
     terms = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
@@ -143,7 +145,7 @@ class Exchange(mtf.Operation):
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Lowers to `total`, a sum that exists already: slices or own parts."""
+    """Lowers to `total`, slices or own parts of a sum that is computed."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

@@ -28,13 +28,14 @@ REDUCE_SCATTER = "reduce_scatter"
 
 
 class LaidOut(Protocol):
-  """The slices of a tensor or a variable, whose sum may be pending."""
+  """The slices of a variable, or of a tensor whose sum may be pending."""
 
   def to_laid_out_tensor(self) -> "LaidOut":
     """Returns the slices; all-reduces them first if a sum is pending."""
 
 
-# cluster/client/connect.py chooses the implementation: TPUs if TPU is set.
+# cluster/client/connect.py chooses the implementation of the protocols below:
+# mesh/tpu/ if the macro TPU is set, otherwise mesh/cpu_gpu.py.
 
 
 class Devices(Protocol):
@@ -42,7 +43,7 @@ class Devices(Protocol):
 
   Attributes:
     client: CPU of the client process, which feeds and fetches tensors.
-    pods: devices of each pod, in the order of its mesh.
+    pods: devices of each pod, in the order of the pod's mesh.
   """
 
   client: str
@@ -71,10 +72,10 @@ class Placement(Protocol):
   def import_copies(
     self, mesh: mtf.Mesh, tensors: Mapping[str, tf.Tensor], shape: mtf.Shape
   ) -> mtf.Tensor:
-    """Imports a tensor that each process holds whole onto its devices.
+    """Imports a whole tensor; each device gets a slice from its own process.
 
     Args:
-      mesh: mesh that is placed here.
+      mesh: mesh of this placement.
       tensors: the whole tensor on each of `reading_cpus`, or only on `cpu`, by
         the CPU's name.
       shape: shape on the mesh.
@@ -83,12 +84,13 @@ class Placement(Protocol):
   def slicewise(self, fn: Callable, *inputs: object) -> object:
     """Applies `fn` to the inputs' slices on each device."""
 
-  # Collectives run in each group of devices that differ only in `mesh_axes`.
+  # Collectives run in each group of devices whose coordinates differ only in
+  # `mesh_axes`.
 
   def allreduce(
     self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
   ) -> LaidOut:
-    """Reduces x ("SUM", "MAX"); each device gets the whole result."""
+    """Reduces x by "SUM" or "MAX"; each device gets the whole result."""
 
   def reduce_scatter(
     self, x: LaidOut, mesh_axis: int, split_axis: int
@@ -101,7 +103,7 @@ class Placement(Protocol):
   def delay(self, x: LaidOut, signal: LaidOut) -> LaidOut:
     """Returns x, which is not read before `signal` is computed."""
 
-  # A variable is given by its slices, as in `lowering.variables`.
+  # These methods take a variable as its slices, as in `lowering.variables`.
 
   def assign_if_finite(
     self, variable: LaidOut, value: LaidOut, is_finite: LaidOut
@@ -127,10 +129,10 @@ class Placement(Protocol):
     """Updates variables of one shape if all numbers of the step are finite.
 
     Args:
-      fn: element-wise function of a module. It takes a list with one slice per
+      fn: element-wise module-level function. It takes a list with one slice per
         variable, then one slice per operand, and returns the next values.
       variables: slices of each variable.
-      operands: slices of tensors, the first of the variables' shape.
+      operands: slices of tensors; the first has the shape of the variables.
       is_finite: [], bool, on each device; false updates nothing.
     """
     # CPUs and GPUs write each next value over the previous value.
@@ -157,8 +159,8 @@ class Lowering(Protocol):
   Attributes:
     slices: slices of each mesh's variables, by checkpoint name; a stack
       (slices.py) is named like its first variable. On TPUs a variable has
-      slices only after a `call` needs it.
-    initialize: sets every slice to its first value.
+      slices only after a `call` that needs the variable.
+    initialize: operation that sets every slice to its initial value.
   """
 
   # For CPUs and GPUs the whole graph is lowered at once, and a session runs the
@@ -172,7 +174,7 @@ class Lowering(Protocol):
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds the tensors and operations of one call into a session.
+    """Builds the tensors and operations that one session.run fetches.
 
     Args:
       tensors: tensors to fetch, by name; on TPUs each is [], float32 or bool.
@@ -199,8 +201,8 @@ def lower(
   tensors: Mapping[str, mtf.Tensor],
   operations: Sequence[mtf.Operation] = (),
 ) -> Lowered:
-  """Lowers all meshes of one graph, for one call."""
-  # All placements of a graph are of one class.
+  """Lowers all meshes of one graph; see `Lowering.call`."""
+  # All placements of a graph have the same class.
   first, *_ = placements.values()
   lowering = first.lower(placements)
   values, done = lowering.call(tensors, operations)

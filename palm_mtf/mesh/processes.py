@@ -19,7 +19,7 @@ class Process:
   """A process that has devices of a session: this process, or a server."""
 
   device: str  # TensorFlow's name of the process's CPU
-  # Tokens of the process's functions, by name; None is this process.
+  # Tokens of the process's functions, by name; None if it is this process.
   tokens: Mapping[str, str] | None = None
 
   def call(
@@ -28,11 +28,11 @@ class Process:
     inputs: Sequence[object],
     dtypes: Sequence[tf.DType],
   ) -> list[tf.Tensor]:
-    """Adds a call of `function` in this process to the current graph.
+    """Adds to the current graph a call of `function` in the process `self`.
 
     Args:
       function: module-level function of NumPy values, which returns one value
-        per dtype. A server calls its own function of that name.
+        per dtype. A server calls its own function of the same name.
       inputs: tensors, or values to convert.
       dtypes: dtypes of the results.
     """
@@ -58,6 +58,6 @@ def _registered(function: Callable) -> tf.Operation:
 
 
 def cpu_of_process(device: str) -> str:
-  """Returns the first CPU of the process that has a device."""
+  """Returns the name of the first CPU of the process that has `device`."""
   task, _, _ = device.rpartition("/device:")
   return f"{task}/device:cpu:0"

@@ -7,8 +7,8 @@ import os
 from palm_mtf._tf import tf
 from palm_mtf.machine.compiled_code import check_xla_flags
 
-# TensorFlow's errors if a server does not answer. Calls on other servers that
-# wait for this server are cancelled.
+# TensorFlow's errors if a server does not answer. CancelledError comes from
+# other servers that wait for this server.
 SERVER_ERRORS = (
   tf.errors.UnavailableError,
   tf.errors.AbortedError,
@@ -36,16 +36,16 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
     device_count={"CPU": num_devices * num_pods}, allow_soft_placement=True
   )
   if num_pods > 1:
-    # An operation has as many threads as a pod in a server process would have
-    # cores, so that the bits are the same.
+    # An operation has as many threads as each pod would have cores if each had
+    # its own server process, so that both give the same bits.
     cores = len(os.sched_getaffinity(0))
     config.intra_op_parallelism_threads = max(1, cores // num_pods)
     # Pool 0 has a thread for each core, pool 1 is for ONE_BY_ONE.
     for num_threads in (0, 1):
       config.session_inter_op_thread_pool.add(num_threads=num_threads)
   # TensorFlow's graph rewriting is off, because it changes the order of a sum
-  # if an intermediate sum is fetched. This happens on one device but not on its
-  # copies, so the devices would differ in the last bit. XLA and oneDNN optimize
-  # instead, and a session starts sooner with less memory.
+  # if an intermediate sum is fetched. Such a sum is fetched from one of several
+  # devices that compute it, so the devices would differ in the last bit. XLA
+  # and oneDNN optimize instead, and a session starts sooner with less memory.
   config.graph_options.rewrite_options.disable_meta_optimizer = True
   return config

@@ -27,7 +27,8 @@ class Slice(Region):
   """A device's slice of a variable, or of a stack (variables of one kind)."""
 
   names: Sequence[str]  # in a checkpoint
-  # [slice] in the stored dtype; [names, slice] for a stack, only on TPUs.
+  # The slice, in the stored dtype; a stack, which only TPUs have, has a first
+  # dimension for `names`.
   variable: tf.Variable
   # Device that computes with the value outside of XLA programs: the variable's
   # device, or the CPU next to a TPU, because a TPU runs only XLA programs.
@@ -39,27 +40,27 @@ class Slice(Region):
       return self.variable.value()
 
   def rows(self, value: tf.Tensor) -> list[tf.Tensor]:
-    """Returns each variable's row of a value of `variable`."""
+    """Splits a value of `variable` into one value for each of `names`."""
     return tf.unstack(value) if len(self.names) > 1 else [value]
 
   def stack_rows(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the value of `variable` with these rows."""
+    """Joins one value for each of `names` into a value of `variable`."""
     return tf.stack(values) if len(self.names) > 1 else values[0]
 
 
-# Slices of each pod's variables, by checkpoint name, alike in all pods.
+# Slices of each pod's variables, by checkpoint name; pods have equal slices.
 Pods = Sequence[Mapping[str, Sequence[Slice]]]
 
 
 def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
-  """Returns the names of all variables that have slices, in order."""
+  """Returns the names of all variables in `slices`, in the same order."""
   return [name for parts in slices.values() for name in parts[0].names]
 
 
 def initialize_all(
   meshes: Sequence[Mapping[str, Sequence[Slice]]],
 ) -> tf.Operation:
-  """Returns an operation that sets every slice to its first value."""
+  """Returns an operation that sets every slice to its initial value."""
   every = (x for slices in meshes for parts in slices.values() for x in parts)
   return tf.group([x.variable.initializer for x in every])
 
@@ -67,12 +68,12 @@ def initialize_all(
 def regions_of(
   variable: SlicedVariable, mesh_impl: mtf.MeshImpl
 ) -> Iterator[Region]:
-  """Yields the region of each device, in the order of the mesh."""
+  """Yields each device's region of `variable`, in the order of the mesh."""
   size = mesh_impl.slice_shape(variable.shape)
   seen = set()
   for pnum in range(mesh_impl.size):
     begin = mesh_impl.slice_begin(variable.shape, pnum)
-    # The mesh pads dimensions at their end, so the last slices hold less.
+    # Dimensions are padded at their end, so the last slices hold less.
     held = [
       max(0, min(n, whole - first))
       for n, whole, first in zip(size, variable.sizes, begin, strict=True)
@@ -95,7 +96,7 @@ def _slice_spec(
 
 
 def pad_to(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-  """Returns x with zeros after it, of shape `sizes`."""
+  """Pads x to shape `sizes`, with zeros at the end of each dimension."""
   more = [[0, n - had] for n, had in zip(sizes, x.shape, strict=True)]
   return tf.pad(x, more) if any(n for _, n in more) else x
 

@@ -53,8 +53,8 @@ def tpu_devices(
     jobs: job name of each pod; None is this process.
     client: TensorFlow's name of the client's CPU.
   """
-  # The mesh's last axis carries the most traffic, so its chips are a box of
-  # neighbours.
+  # The mesh's last axis carries the most traffic, so the chips along it form a
+  # box of neighbours.
   model_size = list(mesh.axes.values())[-1]
   coordinates = [[x] for x in chips_of_replicas(where, model_size)]
   assignments = [
@@ -72,7 +72,7 @@ _Coordinates = tuple[int, int, int, int]  # x, y, z, device of the chip
 
 
 def device_coordinates(where: TpuSlice) -> list[list[_Coordinates]]:
-  """Returns the coordinates of each device of each host: [hosts][devices]."""
+  """Returns the coordinates of all devices, as lists [hosts][devices]."""
   return [
     [
       # The host's corner, plus the chip's place in the host.
@@ -87,17 +87,22 @@ def device_coordinates(where: TpuSlice) -> list[list[_Coordinates]]:
 def _box_corners(
   shape: Sequence[int], step: Sequence[int] = (1, 1, 1)
 ) -> list[tuple[int, int, int]]:
-  """Returns the first corners of boxes that fill `shape`, x fastest."""
+  """Returns the lowest corners of boxes that fill `shape`, x fastest.
+
+  Args:
+    shape: size in x, y and z.
+    step: size of a box in x, y and z.
+  """
   xs, ys, zs = (range(0, n, by) for n, by in zip(shape, step, strict=True))
   return [(x, y, z) for z in zs for y in ys for x in xs]
 
 
 def chips_of_replicas(where: TpuSlice, model_size: int) -> list[_Coordinates]:
-  """Returns the coordinates of each device of a mesh, the last axis in a box.
+  """Returns the coordinates of each device of a mesh, in the mesh's order.
 
   Devices that differ only in the last axis of the mesh communicate most, many
-  times per layer. They get a box of neighbours wherever the shape has one that
-  fits: first the devices of a chip, then chips along x, y and z.
+  times per layer. They get a box of neighbours if the slice has a box of that
+  size: first the devices of a chip, then chips along x, y and z.
 
   Args:
     where: the slice.
@@ -108,7 +113,7 @@ def chips_of_replicas(where: TpuSlice, model_size: int) -> list[_Coordinates]:
     box.append(math.gcd(left, n))
     left //= box[-1]
   device, *chips = box
-  if left > 1:  # no box has as many devices
+  if left > 1:  # no box has `model_size` devices
     device, chips = where.devices_of_chip, [1, 1, 1]
   return [
     (*(base + step for base, step in zip(corner, chip, strict=True)), i + j)

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lowers Mesh TensorFlow graphs for TPUs: each call is an XLA program.
 
-With one pod, a training step is one program. With several pods it is two, A
-(gradients) and B (the update), with a sum between them:
+With one pod, a training step is one program. With several pods it is two
+programs, with a sum between them:
 
-  A       device -> host -> hosts of the other pods
-  sum     on the hosts, in the order of the pods, float32
-  B       host -> device
+  gradients    device -> host -> hosts of the other pods
+  sum          on the hosts, in the order of the pods, float32
+  update       host -> device
 """
 
 import collections
@@ -23,15 +23,15 @@ from palm_mtf.mesh.tpu.stacked_variables import cut_stacks
 
 
 class _Sums(NamedTuple):
-  """Sums over pods with equal shapes, as one pod receives them."""
+  """Sums over all pods that one pod receives; the sums have equal shapes."""
 
   exchanges: Sequence[Exchange]
-  # One per device, on the device's host: [exchanges, slice] float32.
+  # One tensor per device, on the device's host: [exchanges, slice] float32.
   stacks: Sequence[tf.Tensor]
 
 
 class TpuLowering:
-  """`Lowering` of each call separately; all calls share the variables."""
+  """Lowers each call separately; all calls share the variables."""
 
   def __init__(self, placements: Mapping[mtf.Mesh, TpuPlacement]):
     self._placements = placements
@@ -41,8 +41,9 @@ class TpuLowering:
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds the programs of all pods that one call into a session runs."""
-    # Program A computes what pods exchange; if nothing, there is only B.
+    """Builds the programs of all pods that one session.run runs."""
+    # If pods exchange gradients, this first builds the programs that compute
+    # gradients. The programs below read the sums.
     wanted = [*(x.operation for x in tensors.values()), *operations]
     sums = self._sum_over_pods(wanted)
     values, done = {}, []
@@ -65,13 +66,13 @@ class TpuLowering:
     rounds_per_step: int,
     num_steps: tf.Tensor,
   ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Builds several training steps of one pod, in one call.
+    """Builds a program that runs several training steps of one pod.
 
     Args:
       tensors: tensors to fetch in each step, by name, [] float32 or bool. The
         first step whose "is_finite" is false is the last step.
       operations: operations of the last round (microbatch) of a step.
-      accumulations: operations of all earlier rounds.
+      accumulations: operations of each earlier round of a step.
       rounds: values of all rounds of all steps, [rounds, ...], by the name of
         the tensor that is imported onto the mesh.
       rounds_per_step: number of rounds in a step.
@@ -97,8 +98,8 @@ class TpuLowering:
       with placement.import_round(rounds, i * rounds_per_step + last):
         return _pack(_Program(mesh, placement, wanted), tensors)
 
-    # During the loop nothing crosses to the host: rows and numbers of all
-    # rounds come with the call, and results go back at its end.
+    # During the loop host and device exchange nothing: the host sends rows and
+    # numbers of all rounds before the loop, and gets the results after it.
     def computation() -> tuple[list[tf.Tensor], tf.Operation]:
       steps_here = placement.feed([num_steps] * placement.size)
 
@@ -124,12 +125,12 @@ class TpuLowering:
 
   @property
   def slices(self) -> list[dict[str, list[Slice]]]:
-    """Slices of each mesh's variables, by stack."""
+    """Slices of each mesh's variables, by the name of their stack."""
     return [placement.slices for placement in self._placements.values()]
 
   @property
   def initialize(self) -> tf.Operation:
-    """Sets every slice to its first value."""
+    """Operation that sets every slice to its initial value."""
     return initialize_all(self.slices)
 
   def _run(
@@ -158,10 +159,10 @@ class TpuLowering:
   def _sum_over_pods(
     self, wanted: Sequence[mtf.Operation]
   ) -> dict[mtf.Mesh, list[_Sums]]:
-    """Computes the gradients of all pods if `wanted` needs them.
+    """Builds the programs that compute gradients, if `wanted` needs any.
 
     Returns:
-      The sums over all pods that the update of each pod reads.
+      The sums over all pods that the update of each pod reads; {} if none.
     """
     exchanges = collections.defaultdict(list)
     for operation in _find_needed(wanted):
@@ -191,11 +192,11 @@ class TpuLowering:
   def _compute_terms(
     self, mesh: mtf.Mesh, terms: Sequence[mtf.Tensor]
   ) -> dict[tuple[int, ...], list[tf.Tensor]]:
-    """Computes terms of exchanges, the gradients of a step, on their pod.
+    """Computes one pod's `terms` of all exchanges: gradients of a step.
 
     Returns:
-      {positions of terms with equal shapes: stacks}, where `stacks` has one
-      stack of the terms' slices per device, on the device's host.
+      {indices of terms with equal shapes: stacks}, where `stacks` has one stack
+      of the terms' slices per device, on the device's host.
     """
     placement = self._placements[mesh]
     stacks: list[Sequence[int]] = []
@@ -205,7 +206,7 @@ class TpuLowering:
       # All-reduce within the pod, if a sum is pending.
       laid_out = [lowering.tensors[x].to_laid_out_tensor() for x in terms]
       parts = [x.one_slice for x in laid_out]
-      # Each message has a fixed cost, so terms with equal shapes share one.
+      # Messages have a fixed cost, so terms of equal shape share a message.
       alike = collections.defaultdict(list)
       for i, part in enumerate(parts):
         alike[part.dtype, *part.shape.as_list()].append(i)
@@ -225,7 +226,7 @@ class TpuLowering:
 
 
 class _Program(mtf.Lowering):
-  """Lowers only what some operations of a mesh need."""
+  """Lowers only those operations of a mesh that `wanted` needs."""
 
   def __init__(
     self,
@@ -234,7 +235,7 @@ class _Program(mtf.Lowering):
     wanted: Iterable[mtf.Operation],
     sums: Sequence[_Sums] = (),
   ):
-    # mtf.Lowering's constructor, which is not called, lowers all meshes.
+    # mtf.Lowering's constructor is not called, because it lowers all meshes.
     self.graph, self.mesh_to_impl = mesh.graph, {mesh: placement}
     self.tensors, self.operations = {}, {}
     self.variables = _Variables(placement)
@@ -255,7 +256,8 @@ class _Program(mtf.Lowering):
 class _Variables(dict):
   """The slices of variables, made when they are first read."""
 
-  # An update's variables are not its inputs: no lowered operation makes them.
+  # The variables of an update are not among the operation's inputs, so that
+  # `_find_needed` does not find the operations that make them.
 
   def __init__(self, placement: TpuPlacement):
     super().__init__()
@@ -266,7 +268,7 @@ class _Variables(dict):
 
 
 def _find_needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
-  """Returns operations and all their inputs, in order; stops at exchanges."""
+  """Returns `wanted` and what it depends on, but not on inputs of exchanges."""
   todo = list(wanted)
   needed = set(todo)
   while todo:
@@ -275,11 +277,11 @@ def _find_needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
       before = {x.operation for x in operation.inputs} - needed
       needed |= before
       todo += before
-  graphs = {x.graph for x in needed}  # one
+  graphs = {x.graph for x in needed}  # has one graph
   return [x for graph in graphs for x in graph.operations if x in needed]
 
 
-# A device sends all its numbers in one message, [tensors] float32.
+# A device sends all fetched scalars in one message, [tensors] float32.
 
 
 def _pack(

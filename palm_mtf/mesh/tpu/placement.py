@@ -37,7 +37,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   Attributes:
     cpus: CPU next to each device.
-    lower: makes the lowering of a graph whose meshes are placed on TPUs.
+    lower: function from {mesh: placement} to the lowering of a graph.
   """
 
   native_threads = 0
@@ -55,7 +55,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       mesh: axes and layout rules.
       assignment: place on the torus of each device of the mesh.
       devices: TensorFlow's names of these devices.
-      lower: makes the lowering of placements, by mesh.
+      lower: function from {mesh: placement} to the lowering of a graph.
     """
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(
@@ -68,12 +68,12 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self._devices, self.lower = list(devices), lower
     self.cpus = [cpu_near(device) for device in devices]
     self.cpu = self.cpus[0]
-    self.reading_cpus = [self.cpu]  # TensorFlow sends rows to other hosts
+    self.reading_cpus = [self.cpu]  # TensorFlow sends rows to the other hosts
     self._stacks: list[Stack] = []
     self._variables: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}
-    # In a loop: imported values of all rounds, on the host; and the same values
-    # on the devices.
+    # During `import_round`: the imported values of all rounds, on the host; and
+    # the same values on the devices.
     self._rounds: Mapping[str, tf.Tensor] = {}
     self._fed_rounds: dict[str, tf.Tensor] = {}
 
@@ -90,7 +90,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   @property
   def slices(self) -> dict[str, list[Slice]]:
-    """Slices of all variables that computations have, by stack."""
+    """Slices of all variables that computations use, by stack name."""
     return {stack.name: stack.slices for stack in self._stacks}
 
   def replicate(
@@ -103,7 +103,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
         that runs with them.
 
     Returns:
-      [tensors][devices], and the program as one operation.
+      The tensors, as [tensors][devices]; and the program as one operation.
     """
     self._pnum_tensor = None  # each computation has its own inputs
     self._fed_rounds = {}
@@ -168,12 +168,12 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def import_round(
     self, rounds: Mapping[str, tf.Tensor], index: tf.Tensor
   ) -> Iterator[None]:
-    """Imports tensors in its body with their values in one round of a loop.
+    """In the body, imported tensors have their values of one round of a loop.
 
     Args:
       rounds: values in all rounds, [rounds, ...], by the name of the tensor
         that is imported.
-      index: number of the round, [], int32.
+      index: index of the round, from 0, [], int32.
     """
     self._rounds, self._index = rounds, index
     yield
@@ -181,10 +181,10 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   @property
   def pnum_tensor(self) -> tf.Tensor:
-    """The number of the device in the mesh, [] int32."""
+    """The index of the device in the mesh, [] int32."""
     if self._pnum_tensor is None:
       numbers = []
-      # Outside of the name scope of the collective that may first need it.
+      # Made outside of the name scope of the collective that first reads it.
       with tf.init_scope(), tf.name_scope("pnum/"):
         for pnum, cpu in enumerate(self.cpus):
           with tf.device(cpu):
@@ -193,13 +193,13 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self._pnum_tensor
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports the copy of the first process."""
+    """Imports the copy of the tensor in the first process."""
     return mtf.import_tf_tensor(mesh, tensors[self.cpu], shape)
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor):
     """Gives each device its slice of a fed tensor or of a constant."""
     value = tf.get_static_value(tf_x)
-    if value is not None:  # a part of the program
+    if value is not None:  # a constant is a part of the program
       return self.slice(tf.constant(value, tf_x.dtype), x.shape)
     return self.LaidOutTensor([self._import_slice(tf_x, x.shape)])
 
@@ -239,11 +239,11 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Tensor]:
-    """Assigns if all numbers of the step are finite."""
+    """Assigns if `is_finite`; otherwise writes the old value."""
     return self.slicewise(_assign_if, variable, value, is_finite).all_slices
 
   def update_if_finite(self, fn, variables, operands, is_finite):
-    """Updates if all numbers of the step are finite."""
+    """Updates if `is_finite`; otherwise writes the old values."""
     num = len(variables)
 
     def update(is_finite, *others):
@@ -258,7 +258,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return [x for each in values for x in each.all_slices]
 
   def add(self, accumulator, value, is_first: tf.Tensor) -> list[tf.Tensor]:
-    """Adds to an accumulator."""
+    """Adds `value` to an accumulator; see `Placement`."""
     is_first = self._import_slice(is_first, mtf.Shape([]))  # host -> device
     return self.slicewise(_add, accumulator, value, is_first).all_slices
 
@@ -285,8 +285,9 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     if n == 1:
       return self.LaidOutTensor([part])
     # TensorFlow has no operation for XLA's all-gather. Instead each device pads
-    # its part with zeros, and the sum is exact in every dtype. If XLA does not
-    # recognize the all-gather, it moves twice the bytes.
+    # its part with zeros, and the padded parts are added, which is exact in
+    # every dtype. If XLA does not turn the sum into an all-gather, it moves
+    # twice the bytes.
     with collective_scope(ALL_GATHER, self.shape, [mesh_axis]):
       is_here = tf.equal(tf.range(n), self.laid_out_pcoord(mesh_axis).one_slice)
       sizes = part.shape.as_list()
@@ -316,7 +317,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   def _create_group_assignment(self, mesh_axes):
     axes = tuple(mesh_axes)
-    if axes not in self._groups:  # slow for thousands of devices
+    if axes not in self._groups:  # cached, as it is slow for many devices
       groups = super()._create_group_assignment(axes)
       self._groups[axes] = np.array(groups, np.int32)
     return self._groups[axes]

@@ -13,15 +13,16 @@ from palm_mtf.ops.xla import function
 
 # A pod has thousands of devices and a model a hundred layers, and each variable
 # on each device costs time to make, to pass to every program and to save.
-# Therefore variables are stacked; a checkpoint has a stack's rows, layer by
-# layer. A stack is one message, whose bytes gRPC counts in 32 bits.
+# Therefore variables are stacked. A checkpoint has each row of a stack as the
+# variable of one layer. A stack is sent as one message, whose number of bytes
+# gRPC holds in 32 bits.
 _MAX_BYTES = 2**30
 
 _T = TypeVar("_T")
 
 
 def cut_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
-  """Splits values of `num_bytes` each into as few stacks as messages allow."""
+  """Splits values of `num_bytes` each into stacks of at most _MAX_BYTES."""
   num_rows = max(1, _MAX_BYTES // num_bytes)
   return [alike[i : i + num_rows] for i in range(0, len(alike), num_rows)]
 
@@ -29,7 +30,7 @@ def cut_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
 def list_stacks(
   variable: SlicedVariable, mesh_impl: mtf.MeshImpl
 ) -> list[Sequence[SlicedVariable]]:
-  """Returns all variables of the same kind, by stack, in layer order."""
+  """Groups all variables of the kind of `variable` by stack, in layer order."""
   alike = [
     x
     for x in variable.graph.all_variables
@@ -45,7 +46,7 @@ class Stack:
 
   Attributes:
     name: name of the first variable.
-    slices: stack of each device.
+    slices: stack on each device.
   """
 
   # A program reads a stack once, at the program's beginning, and writes it
@@ -98,18 +99,18 @@ class Stack:
     self._next: dict[int, tf.Tensor] = {}
 
   def value(self, row: int) -> tf.Tensor:
-    """Returns a row as it was at the beginning."""
-    if not self._rows:  # all rows at once, when the first is read
+    """Returns a row's value at the beginning."""
+    if not self._rows:  # unstacks all rows when the first row is read
       self._rows = self.slices[0].rows(self._beginning())
     return self._rows[row]
 
   def set(self, row: int, value: tf.Tensor) -> None:
-    """Sets a row's value at the end."""
+    """Sets the value that a row has at the end of the computation."""
     self._next[row] = value
     self._is_changed = True
 
   def whole(self) -> tf.Tensor:
-    """Returns the stack at the end."""
+    """Returns the value of the stack at the end of the computation."""
     if not self._next:
       return self._beginning()
     rows = range(len(self.slices[0].names))
@@ -128,7 +129,7 @@ class Stack:
 
 
 class StackedVariable:
-  """One variable of a stack inside a computation; `dtype` is as stored."""
+  """One variable of a stack, inside a computation; has the stored dtype."""
 
   def __init__(self, stack: Stack, row: int):
     self._stack, self._row = stack, row
@@ -137,17 +138,17 @@ class StackedVariable:
   def __tf_tensor__(
     self, dtype: tf.DType | None = None, name: str | None = None
   ) -> tf.Tensor:
-    # The value before the computation, even after an assignment.
+    # Returns the value before the computation, even after an assignment.
     del dtype, name
     return self._stack.value(self._row)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
-    """Sets the value after the computation, and returns the value."""
+    """Sets the value that the variable has at the end; returns `value`."""
     self._stack.set(self._row, value)
     return value
 
 
-# Function of regions; returns one stack of slices per region.
+# Function of regions; returns one stack of initial slices per region.
 _First = Callable[[Sequence[Region]], list[tf.Tensor]]
 
 
@@ -157,7 +158,7 @@ def _make_first_values(
   regions: Sequence[Region],
   cpus: Sequence[str],
 ) -> list[tf.Tensor]:
-  """Returns the first value of each device's stack, on its host."""
+  """Returns the initial value of each device's stack, on the device's host."""
   of_cpus: dict[str, dict[tuple[int, ...], Region]] = {}
   for region, cpu in zip(regions, cpus, strict=True):
     of_cpus.setdefault(cpu, {})[tuple(region.begin)] = region
@@ -165,7 +166,7 @@ def _make_first_values(
   first = (_fill_stacks if is_filled else _draw_stacks)(variables, mesh_impl)
   values = {}
   # Each host makes the values of its devices' regions, once per region. The
-  # values are the same as on CPUs, and none cross the network.
+  # values are the same as on meshes of CPUs, and hosts send no values.
   for cpu, of_cpu in of_cpus.items():
     with tf.device(cpu):
       made = first(list(of_cpu.values()))
@@ -202,7 +203,7 @@ def _draw_stacks(
   def drawn(begins: tf.Tensor) -> list[tf.Tensor]:
     rows: list[list[tf.Tensor]] = []
     for each in variables:
-      # One after another, so that memory holds one whole weight at a time.
+      # Values are drawn one by one, so that memory holds one whole weight.
       with tf.control_dependencies(rows[-1] if rows else []):
         whole = each.initializer.full_value(each.name, each.sizes)
         whole = tf.cast(whole, each.slice_dtype)
