@@ -129,8 +129,8 @@ def new_path(
   Args:
     path: file or folder to make, with the folders above it.
     needed_bytes: upper bound of its size, for the message about a full disk.
-    make_way: renames an existing file or folder at `path`; called after the
-      content is on the disk.
+    make_way: function that renames an existing file or folder at `path`; called
+      after the content is on the disk.
 
   Raises:
     UserError: the disk is full, or the path may not be written.

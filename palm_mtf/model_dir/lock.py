@@ -79,7 +79,7 @@ def _lock(model_dir: str, path: str) -> int:
 
 
 def _flock(descriptor: int, model_dir: str, path: str) -> str:
-  """Locks an open file; returns the error if its file system has no locks."""
+  """Locks an open file; returns "", or the error if the file system cannot."""
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError as error:

@@ -152,7 +152,7 @@ def unigram_entropy(batches: Iterable[Batch]) -> float:
     learned = batch["targets"]
     if "loss_weights" in batch:
       learned = learned[batch["loss_weights"] > 0]
-    # A batch may have higher ids than all batches before it.
+    # Extend the counts, because a batch may have higher ids than earlier ones.
     new = np.bincount(learned.ravel(), minlength=len(counts))
     new[: len(counts)] += counts
     counts = new

@@ -52,7 +52,7 @@ class Reading(NamedTuple):
 
   rate: float  # share of the run's tokens, or of its rows of whole documents
   epoch_tokens: int  # of the training documents, with an [eod] for each
-  epochs: float | None  # None where there is no training document
+  epochs: float | None  # None if there is no training document
 
 
 def epochs_of_run(

@@ -41,7 +41,7 @@ from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
 
 _STRIDE = 256
-_CHUNK = 1 << 20  # documents per step of a pass over an epoch; n * _STRIDE
+_CHUNK = 1 << 20  # documents whose lengths are read at once; n * _STRIDE
 # The maximum number of tokens in a block: 32,768 rows of 2,048 tokens, or 16
 # batches of PaLM's largest size. Memory holds a list of a block's documents,
 # some ten thousand.
@@ -70,7 +70,7 @@ class DocumentOrder:
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
   def documents(self, first: int, stop: int) -> np.ndarray:
-    """Returns where `tokens` has documents `first` to `stop` - 1, int64."""
+    """Returns indices in `tokens` of documents `first` to `stop` - 1, int64."""
     epochs, places = np.divmod(np.arange(first, stop), self.num_documents)
     found = np.empty_like(places)
     for epoch in np.unique(epochs).tolist():
@@ -308,7 +308,10 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the place of each row in the stream, in rows; shuffles blocks."""
+    """Shuffles rows within blocks; returns each row's place in the stream.
+
+    Places count rows.
+    """
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):

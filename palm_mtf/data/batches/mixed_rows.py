@@ -71,7 +71,10 @@ class Mixture:
     return sources, blocks * self.rows_of_block[sources] + index
 
   def _order_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each row's source, and the row's rank in the block and source."""
+    """Returns the source of each row of a block, and the row's rank.
+
+    The rank counts from 0 among the block's rows from the same source.
+    """
     # Shuffle a list that has, per row, the index of its source.
     ends = np.cumsum(self.rows_of_block)
     key = f"seed {self._seed} mixture block {block}"

@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
   source: str  # name
   epoch: int
-  document: int  # its number in the source, in reading order
+  document: int  # its number in the source, in the order of the text
   begin: int  # tokens of the document before this piece
   tokens: int
 
@@ -97,7 +97,7 @@ def document_start(packing: str, eod_id: int) -> int:
 def joined_features(
   sources: Sequence[TokenArray], eod_id: int | None
 ) -> tuple[str, ...]:
-  """Returns the features of joined rows; no segments if `eod_id` is None."""
+  """Returns the feature names of joined rows; "segments" only with `eod_id`."""
   features = ("inputs", "targets")
   if eod_id is not None:
     features += ("segments",)
@@ -248,7 +248,7 @@ def _shift(targets: np.ndarray) -> np.ndarray:
 
 
 def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
-  """Cuts examples to at most `length` tokens; returns their spans, [n, 3]."""
+  """Cuts examples to `length` tokens; returns spans: start, targets, stop."""
   start, targets, stop = spans.T
   # An example keeps as many targets as fit, then as many of its last inputs.
   stop = np.minimum(stop, targets + length)
@@ -256,7 +256,11 @@ def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
 
 
 def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
-  """Fills rows in order; returns each row's first index and `len(lengths)`."""
+  """Fills rows with documents in order.
+
+  Returns:
+    The index of each row's first document, then the number of documents.
+  """
   ends = np.cumsum(lengths).tolist()
   first, used = [0], 0
   while first[-1] < len(ends):

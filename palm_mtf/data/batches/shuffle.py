@@ -11,10 +11,11 @@ import hashlib
 import numpy as np
 
 _ROUNDS = 8
-# With fewer bits per half, the shuffle would show a pattern. The price is more
-# cycle walking for the smallest sizes: about 100 steps for a size of 2.
+# The minimum number of bits in each half of the Feistel network's input. With
+# fewer bits, the shuffle would show a pattern. The price is more cycle walking
+# for the smallest sizes: about 100 steps for a size of 2.
 _MIN_HALF_BITS = 4
-# Computing a table of this many values takes as long as shuffling a few.
+# Tabulating this many values takes as long as shuffling a few numbers.
 _MAX_TABLE = 1 << 12
 
 

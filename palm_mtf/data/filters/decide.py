@@ -206,7 +206,8 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
     np.concatenate, zip(*sources, strict=True)
   )
   source = np.repeat(np.arange(len(sources)), counts)
-  # Sort by text, then by the order above; each text's first document stays.
+  # Sort by text, then by the order in the docstring. The first document of each
+  # text stays.
   unread = weights == 0
   order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
   is_first = _begins_run(digests[order])

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources without the documents that the filters of a run remove.
 
-The decisions on all documents are kept in a file, because making them reads all
-text: a hash of the rest of the file, then, compressed, a line with the number
-of documents per source and a byte per document.
+A file stores the decisions on all documents, because making them reads all
+text. It has a hash of the bytes that follow; these are compressed, and hold a
+line with the number of documents per source, then a byte per document.
 """
 
 import dataclasses

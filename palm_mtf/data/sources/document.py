@@ -45,7 +45,7 @@ class Document(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Size of inputs and text: as UTF-8 if they are text, else in memory."""
+    """Size of inputs and text in bytes: of UTF-8, or of token ids in memory."""
     inputs = b"" if self.inputs is None else _bytes(self.inputs)
     return len(_bytes(self.text)) + len(inputs)
 

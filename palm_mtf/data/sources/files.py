@@ -218,7 +218,7 @@ class FileDigests:
   """
 
   def __init__(self, path: str | None = None):
-    """Loads the hashes stored at `path`, if any; None stores nothing."""
+    """Loads the hashes at `path`, if any; if `path` is None, stores nothing."""
     self._path = path and os.path.abspath(path)
     # {path of a file: [*_state(file), digest]}. Hashing takes a second per
     # gigabyte. A file whose state is known is not read, so that a run on

@@ -16,9 +16,10 @@ from palm_mtf.user_code import user_code
 def split_at_tokenize(
   task: Any, seqio: ModuleType
 ) -> tuple[list[Callable], list[Callable]]:
-  """Splits a task's preprocessors: first those that make text, then token ids.
+  """Splits a task's preprocessors into two lists.
 
-  If they cannot be split, the first list has all preprocessors.
+  The steps in the first list make text, the steps in the second list token ids
+  of this text. If no such split exists, the first list has all steps.
   """
   steps = [
     step
@@ -28,8 +29,9 @@ def split_at_tokenize(
   kinds = seqio.preprocessors
   for i, step in enumerate(steps):
     if _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos):
-      # Do not split before other steps, such as T5's split_tokens, which cut or
-      # change ids: the text before `tokenize` is not what the task learns.
+      # Only EOS steps may follow `tokenize`. Other steps, such as T5's
+      # split_tokens, cut or change ids, so that the text before `tokenize`
+      # would not be what the task learns.
       if all(
         _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
         for later in steps[i + 1 :]
@@ -54,7 +56,7 @@ def apply_steps(
     task: a `seqio.Task`.
     steps: the preprocessors of the task to apply.
     split: name of a split of the task's source.
-    sequence_length: tokens by feature, for steps that cut token ids.
+    sequence_length: tokens per feature, by name, for steps that cut token ids.
     seqio: the module, which is imported late.
     where: beginning of error messages, which names the task.
   """

@@ -60,8 +60,8 @@ def open_task(
     sequence_length: tokens in a row, for preprocessors that cut token ids.
 
   Raises:
-    UserError: SeqIO is missing, nothing of that name is registered, a rate
-      cannot be computed, or a task has no train split.
+    UserError: SeqIO is missing, `name` is not registered, a rate cannot be
+      computed, or a task has no train split.
   """
   seqio = import_seqio(name)
   provider = find_provider(name)
@@ -199,7 +199,7 @@ class SeqioTask:
       check_ids(self._task, self._features.eos_ids, sha256)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of the task's files, code, settings, and documents."""
+    """Returns a hash of the task's files, code, settings and some documents."""
     # The hash covers the bytes of local files, the code of the source and the
     # preprocessors (see `describe_code`), and the first documents. It misses a
     # remote file that changes under the same name, and a change in a function

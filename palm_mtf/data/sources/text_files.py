@@ -33,7 +33,7 @@ _MAX_WEIGHT = 2**53  # a float holds every integer below it
 
 
 class Settings(NamedTuple):
-  """The names that messages use for the user's settings."""
+  """The names of the user's settings, as messages show them."""
 
   files: str
   text_field: str

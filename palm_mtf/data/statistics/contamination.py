@@ -77,7 +77,12 @@ class Examples:
       self._limit = min(self._limit, -rank)
 
   def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns kept examples' numbers of words, [kept], int64, and n-grams."""
+    """Returns the number of words and the n-grams of each kept example.
+
+    Returns:
+      Numbers of words, [kept], int64, and a list of arrays of hashed n-grams,
+      uint64.
+    """
     words = np.array([words for _, _, words, _ in self._kept], np.int64)
     return words, [ngrams for _, _, _, ngrams in self._kept]
 

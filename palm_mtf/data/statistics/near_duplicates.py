@@ -93,7 +93,7 @@ class Sketches:
     self._held_out.append(split == VALIDATION)
 
   def columns(self) -> tuple[np.ndarray, ...]:
-    """Returns each document's digest, MinHash values, size, and if held out.
+    """Returns digests, MinHash values, sizes, and which documents are held out.
 
     The arrays are views: nothing can be added while they exist.
     """

@@ -15,8 +15,8 @@ import numpy as np
 
 from palm_mtf.data.sources.document import Document, Text
 
-# Hashing a block takes about 50 bytes of memory per character; a word's hash
-# takes 8 bytes.
+# Text is hashed in blocks, because hashing takes about 50 bytes of memory per
+# character, although the result takes only 8 bytes per word.
 _BLOCK_CHARACTERS = 1 << 18
 _SPACE = re.compile(r"\s")  # the characters at which str.split() splits
 _LAST_SPACE = 0x3000

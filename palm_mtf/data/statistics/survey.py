@@ -89,9 +89,10 @@ def survey(
 
   Args:
     sources: sources of a run; each logs a warning if it skips documents.
-    count_tokens: function that counts the tokens of documents, or None.
+    count_tokens: function that counts documents' tokens; None counts none.
     evaluation_sets: evaluation sets by name, besides the validation split.
-    note_length: called for each training document whose tokens are counted.
+    note_length: function to call for each training document whose tokens are
+      counted.
 
   Raises:
     UserError: a source cannot be read.

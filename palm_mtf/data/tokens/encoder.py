@@ -100,7 +100,7 @@ class Encoder:
   def count(
     self, documents: Iterable[tuple[str, Document]]
   ) -> Iterator[tuple[str, Document, tuple[int, int]]]:
-    """Yields split, document and its numbers of tokens: (inputs, text).
+    """Yields split, document and (tokens in its inputs, tokens in its text).
 
     [eod] is not counted.
     """

@@ -137,8 +137,8 @@ def write_shard(
     dtype: NumPy dtype of the tokens.
     eod_id: id of [eod].
     has_inputs: whether documents are examples.
-    writing: function that returns a context manager, in which only files are
-      written, and which explains disk errors.
+    writing: function that returns a context manager that explains disk errors;
+      it is entered only to write files.
   """
   writers = {split: _SplitWriter(dtype, eod_id) for split in SPLITS}
   num_read, lowest_rank = 0, 1.0

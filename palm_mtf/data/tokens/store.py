@@ -39,8 +39,8 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
 
-# The version of the file format, of the encoding, and of the rule for where
-# shards begin (the repair of a store relies on it). Names of stores include it.
+# The version of the file format, of the token ids, and of the rule for where
+# shards begin, on which the repair of a store relies. It is in stores' names.
 FORMAT = 3
 
 # Bytes of text in a shard. A run that was stopped has to encode at most this

@@ -22,7 +22,7 @@ _CONTEXT = 10  # characters before and after a difference
 class Pieces:
   """The number of a vocabulary's pieces of each kind."""
 
-  control: int  # made by no text: padding, end of document, unknown
+  control: int  # never part of a text: padding, end of document, unknown
   byte: int  # one per byte, for characters without a piece
   digit: int  # one decimal digit of any script
   joined_digits: int  # longer pieces that hold a digit; PaLM has none

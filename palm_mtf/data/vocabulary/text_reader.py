@@ -53,7 +53,7 @@ class TextReader:
   def token_text(self, token: int) -> str:
     """Returns the text that `add` would add.
 
-    A byte of a character with several bytes becomes such as "bytes:\\xc3".
+    For one byte of a longer character, returns a name such as "bytes:\\xc3".
     """
     byte = self._vocabulary.byte(token)
     if byte is not None:
@@ -63,7 +63,7 @@ class TextReader:
     return self._vocabulary.decode([*self._leading, token])
 
   def add(self, token: int) -> int:
-    """Adds a token; returns the place in `text` of its first character."""
+    """Adds a token; returns where in `text` the token's first character is."""
     byte = self._vocabulary.byte(token)
     if byte is None or not (self._open and 0x80 <= byte < 0xC0):
       self.text, self._open = self.whole_text, b""

@@ -45,7 +45,7 @@ SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
 _MAX_BYTES = 2**30  # of a model file; a model of 256,000 pieces has 5 MB
 _TRAIN_ONE = "or train one (palm_mtf vocab)"
 # {what decode(encode(text)) may change: a text that shows it}. Losses are found
-# by trial, not from a model's settings, so that any program may have made it.
+# by trial, not from a model's settings, so that models of any program work.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",
@@ -89,7 +89,7 @@ class Vocabulary:
       raise UserError(
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
-    # A model for all parts of a text except the first; None if `model` fits.
+    # Encodes all parts of a text except the first; None if `self.model` can.
     self.inside_model = drop_prefix(self.model)
     self._inside = None
     if self.inside_model:
@@ -388,8 +388,8 @@ def _explain_no_unicode(texts: Iterable[str]) -> str:
       text.encode()
     except UnicodeEncodeError as error:
       code = ord(text[error.start])
-      # Python's code for a byte on the command line or stdin that is not valid
-      # UTF-8.
+      # In this range, Python's codes stand for bytes of the command line or of
+      # stdin that are not valid UTF-8.
       is_byte = 0xDC80 <= code < 0xDD00
       what = (
         f"byte 0x{code - 0xDC00:02x}" if is_byte else "half a surrogate pair"
