@@ -40,7 +40,7 @@ class MetricsWriter:
     self._events.start_at(step + 1)
 
   def write(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Appends the metrics after `step` steps, by name.
+    """Appends `values`, the metrics by name after `step` steps.
 
     Raises:
       UserError: the disk is full.
@@ -82,7 +82,7 @@ class EventsWriter:
     self._add(tf.Event(step=step, session_log=session_log))
 
   def write(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Writes the metrics after `step` steps, by name.
+    """Writes `values`, the metrics by name after `step` steps.
 
     Raises:
       UserError: the disk is full.

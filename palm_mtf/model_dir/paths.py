@@ -72,7 +72,7 @@ class SweepDir:
     return os.path.join(self.runs, name)
 
   def settings(self, name: str) -> str:
-    """Returns the path of the gin file that a run began with."""
+    """Returns the path of the gin file that a run started with."""
     return os.path.join(self.run(name), "sweep.gin")
 
   def outcome(self, name: str) -> str:

@@ -72,7 +72,7 @@ def epochs_of_run(
     lengths: lengths of each source's documents.
     num_rows: number of rows in all steps.
     sequence_length: tokens in a row.
-    packing: PACKING.
+    packing: PACKING, such as "joined".
     objective: objective of the run.
     seed: seed of every shuffle.
   """

@@ -276,7 +276,7 @@ class JoinedStream:
     return list(map(self._read_row, self._stretches(numbers)))
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns the documents of rows; see `RowStream.pieces`."""
+    """Returns the pieces of documents in rows; see `RowStream.pieces`."""
     return [
       [
         Piece(

@@ -128,7 +128,7 @@ class MixedRows:
     ]
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns the documents of rows; see `RowStream.pieces`."""
+    """Returns the pieces of documents in rows; see `RowStream.pieces`."""
     return [
       [Piece(source.name, epoch, *piece) for piece in source.rows.pieces(row)]
       for source, epoch, row in self._places(numbers)

@@ -167,7 +167,7 @@ def make_objective(
   """Returns the objective of a run.
 
   Args:
-    name: OBJECTIVE.
+    name: OBJECTIVE, a key of OBJECTIVES.
     data: data settings, which include those of span corruption.
     vocabulary: vocabulary of the run, with EXTRA_IDS sentinels at its end.
   """

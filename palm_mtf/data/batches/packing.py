@@ -85,7 +85,7 @@ def document_start(packing: str, eod_id: int) -> int:
   """Returns the input id from which training predicts a document's first token.
 
   Args:
-    packing: PACKING.
+    packing: PACKING, such as "joined".
     eod_id: id of [eod].
   """
   # Rows of "joined" begin with input 0 even in the middle of a document, so

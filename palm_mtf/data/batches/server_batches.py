@@ -73,7 +73,7 @@ def read_batch(
   return _open_reader(spec).read(int(step), int(part), int(num_parts))
 
 
-# The functions that a cluster server runs for its client.
+# The functions of this file that servers of a cluster run for their client.
 SERVER_FUNCTIONS = (find_batches, read_batch)
 
 

@@ -49,7 +49,9 @@ def decide(
   examples: ContainedExamples | None = None,
   num_processes: int | None = None,
 ) -> list[np.ndarray]:
-  """Returns a decision per document of each source, [documents], uint8.
+  """Returns, per source, the decision on each document, [documents], uint8.
+
+  A decision is an index into REASONS; 0 keeps the document.
 
   Args:
     sources: sources of a run, before filtering.

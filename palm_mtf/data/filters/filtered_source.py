@@ -43,7 +43,7 @@ def open_filtered(
   """Returns the sources of a run without the documents that filters remove.
 
   Args:
-    model_dir: MODEL_DIR, which stores the decisions unless CACHE_DIR can.
+    model_dir: MODEL_DIR; stores the decisions unless CACHE_DIR is writable.
     data: data settings of the run.
     sequence_length: tokens in a row, for preprocessors that cut token ids.
 

@@ -116,7 +116,7 @@ class ContaminationSearch:
       self._found[find_hashes(self._ngrams, hash_ngrams(words, n))] = True
 
   def result(self) -> Contamination:
-    """Returns the contamination by the documents that were added so far."""
+    """Returns how far the documents added so far contaminate the examples."""
     found = self._found[self._places]
     ends = np.cumsum(self._counts)
     hits = np.concatenate([[0], np.cumsum(found)])

@@ -81,8 +81,8 @@ def cache_stores(
     data: data settings, which name CACHE_DIR.
     sources: sources of the run.
     vocabulary: vocabulary that encodes the text.
-    verify: whether to compare every byte with its hash, not only sizes;
-      damaged shards are encoded again.
+    verify: whether to check the hashes of files, not only their sizes. Damaged
+      shards are encoded again.
 
   Raises:
     UserError: there is no text, or the disk is full.

@@ -187,7 +187,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
   Args:
     folder: folder of the store.
     number: number of the shard.
-    reads: whether to compare every byte with the hashes, not only sizes.
+    reads: whether to check the hashes of files, not only their sizes.
 
   Raises:
     DamagedShardError: a file is missing, cut short or changed.
@@ -208,7 +208,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
 
 def _size_of(name: str, summary: ShardSummary, path: str) -> int:
-  """Returns the size that a shard's file must have by its header and counts."""
+  """Returns the size of a shard's file that its header and counts imply."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):

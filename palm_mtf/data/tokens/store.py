@@ -169,7 +169,7 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
 
   Args:
     folder: folder of the store.
-    verify: whether to compare every byte with the hashes, not only sizes.
+    verify: whether to check the hashes of files, not only their sizes.
 
   Raises:
     DamagedShardError: a file is missing, cut short or changed.

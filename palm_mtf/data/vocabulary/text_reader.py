@@ -24,7 +24,7 @@ class TextReader:
   """
 
   def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()):
-    """Reads the tokens before the text.
+    """Starts a text that follows the tokens in `before`.
 
     Args:
       vocabulary: vocabulary of the tokens.
