@@ -89,7 +89,7 @@ class DecodeModel:
 
   def make_last_scale(self) -> LaidOut:
     """Returns the scale of the last norm times 1/sqrt(d_model), [d_model]."""
-    # model/palm.py multiplies the logits by 1/sqrt(d_model) instead.
+    # As in model/palm.py, this factor scales the logits.
     return self.placement.slicewise(
       lambda scale: scale * self.config.d_model**-0.5,
       self.scales["final_norm/scale"],

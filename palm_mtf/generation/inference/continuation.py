@@ -14,7 +14,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-  """Continuation of a prompt."""
+  """Text that continues a prompt."""
 
   text: str  # without [eod] or the stop string
   num_tokens: int  # tokens whose first character is in the text
@@ -25,14 +25,14 @@ class Continuation:
 class ContinuationReader:
   """Reads the tokens of one continuation one after the other.
 
-  The text is what the tokens add to the prompt's text. A vocabulary that begins
-  each text with a space drops that space, but a continuation keeps the space of
-  its first word.
+  The text is what the tokens add to the prompt's text. It keeps the space
+  before its first word, which some vocabularies drop from the beginning of a
+  decoded text.
 
   Attributes:
-    ids: tokens up to the token that ended the text: [eod], or the token that
-      completed a stop string.
-    places: for each of `ids`, the place of its first character in the text.
+    ids: tokens up to and including the token that ended the text: [eod], or the
+      token that completed a stop string.
+    places: for each of `ids`, the index of its first character in the text.
     ended: "eod", "stop", or "" while the text may continue.
   """
 
@@ -46,10 +46,10 @@ class ContinuationReader:
 
     Args:
       vocabulary: vocabulary of the model.
-      stop_strings: a continuation ends before the first of these texts.
-      prompt: tokens before the continuation, without the start token; () if
-        inputs and targets are encoded separately, because the targets then
-        begin a text.
+      stop_strings: the continuation ends where the first of these texts begins.
+      prompt: tokens before the continuation, without the start token; () if the
+        prompt is encoded separately from what follows, as inputs and targets
+        are, so that the continuation begins a new text.
     """
     self._eod_id = vocabulary.eod_id
     self._stop_strings = stop_strings
@@ -60,7 +60,7 @@ class ContinuationReader:
     self.ended = ""
 
   def add(self, ids: Iterable[int]) -> None:
-    """Reads more tokens, up to the end of the text."""
+    """Reads more tokens, but none after the end of the text."""
     for token in ids:
       if self.ended:
         return
@@ -96,11 +96,11 @@ class ContinuationReader:
   def continuation(
     self, is_over: bool, score: float | None = None
   ) -> Continuation:
-    """Returns the text so far.
+    """Returns the continuation so far.
 
     Args:
       is_over: whether no further token will come.
-      score: score of a beam search.
+      score: score from beam search, None for sampling.
     """
     text = self._reader.whole_text[: self._end]
     num_tokens = len(self.ids)
@@ -113,7 +113,7 @@ class ContinuationReader:
 
 
 def measure_begun_stop(text: str, stop: str) -> int:
-  """Returns the length of the longest suffix of `text` that begins `stop`.
+  """Returns the length of the longest suffix of `text` that `stop` begins with.
 
   The time is linear in the length of the shorter text.
 
@@ -139,7 +139,10 @@ def measure_begun_stop(text: str, stop: str) -> int:
 
 
 def make_sampling_key(seed: int, sample: int, prompt: str) -> np.ndarray:
-  """Returns the random key of a text, [2] int32, the same in every batch."""
+  """Returns the random key of one sample of a prompt, [2] int32.
+
+  It does not depend on the batch that the prompt is in.
+  """
   text = f"{seed}/{sample}/{prompt}".encode()
   digest = hashlib.blake2b(text, digest_size=8).digest()
   return np.frombuffer(digest, "<i4")

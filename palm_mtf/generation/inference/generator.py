@@ -20,10 +20,11 @@ from palm_mtf.generation.inference.continuation import (
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
-# Rows per batch at most. With this many rows, reading the weights costs little
-# compared with the arithmetic.
+# The maximum number of rows per batch. With this many rows, reading the weights
+# costs little compared with the arithmetic.
 _MOST_ROWS = 64
-# Tokens between fetches, to look for stop strings or to show a text.
+# Texts are fetched after every so many tokens per row: to look for stop
+# strings, and to show a text.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
 # The reader of a continuation's tokens, and the continuation so far.
 _Row = tuple[ContinuationReader, Continuation]
@@ -42,15 +43,16 @@ class Generator:
     seed: int,
     start_id: int = 0,
   ):
-    """Takes the weights; programs are built at their first use.
+    """Takes the weights; each program is built at its first use.
 
     Args:
       loaded: weights in `decode.weight_dtype`.
       vocabulary: vocabulary of the model.
       decode: settings of sampling or beam search.
-      sample_tokens: length of the longest continuation, in tokens.
+      sample_tokens: maximum number of tokens in a continuation.
       seed: random seed.
-      start_id: input before the first token of a text (packing.document_start).
+      start_id: token id that the model reads before the first token of a text
+        (packing.document_start).
     """
     self._loaded = loaded
     self._vocabulary = vocabulary
@@ -64,25 +66,29 @@ class Generator:
 
   @property
   def activation_dtype(self) -> str:
-    """ACTIVATION_DTYPE of the model."""
+    """The model's ACTIVATION_DTYPE, such as "float32"."""
     return self._loaded.model.config.activation_dtype
 
   def continuations(
     self, prompts: Sequence[str]
   ) -> Iterator[list[Continuation]]:
-    """Yields the continuations of texts that passed `check_prompts`."""
+    """Yields a list of continuations per prompt, in order.
+
+    Args:
+      prompts: texts that passed `check_prompts`.
+    """
     return self.continue_tokens(self._vocabulary.encode_batch(prompts))
 
   def continue_tokens(
     self, prompts: Sequence[Sequence[int]], *, are_inputs: bool = False
   ) -> Iterator[list[Continuation]]:
-    """Yields the continuations of each prompt, in order.
+    """Yields a list of continuations per prompt, in order.
 
     Args:
       prompts: token ids without the start token; each leaves room for
         SAMPLE_TOKENS.
       are_inputs: whether the prompts are inputs of examples, whose targets are
-        encoded separately. The continuations are then decoded separately too,
+        encoded separately. If so, the continuations are decoded separately too,
         without the space that the vocabulary puts before each text.
     """
     slices = self._loaded.num_slices
@@ -99,7 +105,7 @@ class Generator:
       yield from ([found for _, found in row] for row in rows)
 
   def stream(self, prompt: str) -> Iterator[str]:
-    """Yields the one continuation of a prompt, piece by piece."""
+    """Yields the text of a prompt's only continuation, piece by piece."""
     shown = 0
     size = self._loaded.num_slices
     ids = self._vocabulary.encode(prompt)
@@ -119,9 +125,10 @@ class Generator:
     size: int,
     step: int | None,
   ) -> Iterator[list[list[_Row]]]:
-    # Yields the texts so far every `step` tokens and at the end; if `step` is
-    # None, only at the end. Rows that pad the batch copy the first prompt, so
-    # that they end when its rows end. `before` has the tokens before each text.
+    # Yields the texts so far after every `step` tokens and at the end; if
+    # `step` is None, only at the end. Rows that pad the batch to `size` prompts
+    # copy the first prompt, so that they end when its rows end. `before` holds,
+    # for each prompt, the tokens that ContinuationReader reads first.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
@@ -144,7 +151,7 @@ class Generator:
       limit = min(limit, self._sample_tokens)
       self._loaded.session.run(program.advance, {program.limit: limit})
       if self._decode.num_beams > 1:
-        # The beginning of each beam may have changed.
+        # The best text may have changed from its beginning, so read it again.
         readers = [[self._make_reader(ids)] for ids in before]
       yield self._read(program, readers)
 
@@ -173,7 +180,7 @@ class Generator:
     rows = []
     for prompt, some in enumerate(readers):
       rows.append([])
-      # A beam search returns only its best text.
+      # A beam search has one reader, for its best text.
       for number, reader in enumerate(some):
         reader.add(tokens[prompt, number, len(reader.ids) :].tolist())
         found = reader.continuation(
@@ -184,8 +191,8 @@ class Generator:
     return rows
 
   def _get_program(self, size: int, prompt_tokens: int) -> DecodeProgram:
-    # Prompts are padded to a power of two, so that few programs serve all
-    # lengths, because the first run of a program compiles it.
+    # The first run of a program compiles it, so prompts are padded to a power
+    # of two: few programs then serve all lengths.
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
     if (size, room) not in self._programs:
       sizes = PromptBatch(

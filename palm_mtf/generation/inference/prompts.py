@@ -57,7 +57,7 @@ def check_prompts(
 def warn_of_spaces(
   prompts: Sequence[str], vocabulary: Vocabulary, origin: str = "PROMPTS"
 ) -> None:
-  """Warns about prompts that end in the space before a word.
+  """Warns about prompts that end in a space, before the next word.
 
   Args:
     prompts: texts to continue.
@@ -65,8 +65,8 @@ def warn_of_spaces(
     origin: name of the prompts in the message.
   """
   for prompt in prompts:
-    # A vocabulary with tokens such as " word" never ends a text of training
-    # with a space.
+    # If a vocabulary has tokens such as " word", training has never shown a
+    # word after a token that ends in a space.
     if prompt.endswith(" ") and vocabulary.joins_spaces():
       _logger.warning(
         f"{origin}: {prompt[-40:]!r} ends in a space, which this vocabulary "
@@ -76,7 +76,7 @@ def warn_of_spaces(
 
 
 def check_room(model: PalmConfig, run: RunConfig) -> None:
-  """Raises UserError unless SAMPLE_TOKENS leave room for some prompt."""
+  """Raises UserError unless SAMPLE_TOKENS leaves room for a prompt."""
   if run.sample_tokens >= model.sequence_length:
     raise UserError(
       f"SAMPLE_TOKENS = {run.sample_tokens}: leaves no room for a prompt in "
@@ -87,8 +87,8 @@ def check_room(model: PalmConfig, run: RunConfig) -> None:
 def add_start(ids: Sequence[int], start_id: int) -> list[int]:
   """Returns the ids of a prompt with exactly one start token before them.
 
-  Ids from an exported tokenizer already begin with the start token. Encoding a
-  text never gives the start token: "[eod]" in a text becomes its characters.
+  Ids from an exported tokenizer already begin with the start token, which no
+  text contains: "[eod]" in a text is encoded as its five characters.
 
   Args:
     ids: token ids of a prompt.
@@ -109,7 +109,7 @@ def read_prompts(path: str) -> list[str]:
     UserError: if the file cannot be read, is empty, or a line is not a prompt.
   """
   prompts = []
-  # In JSON a prompt may have several lines.
+  # Only in JSON may a prompt have several lines.
   read = (
     _read_json_prompts if format_of(path) == ".jsonl" else _read_plain_prompts
   )
@@ -141,7 +141,7 @@ def continue_prompts(
 ) -> list[str]:
   """Returns one continuation for each of PROMPTS."""
   prompts = config.run.prompts
-  # Without prompts, do not even import TensorFlow.
+  # If there are no prompts, do not even import TensorFlow.
   if not prompts:
     return []
   with open_generator(checkpoint, config, vocabulary) as loaded:
@@ -152,7 +152,7 @@ def continue_prompts(
 def open_generator(
   checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
 ) -> Iterator["Generator"]:
-  """Opens a checkpoint for decoding, and closes it after the body."""
+  """Loads a checkpoint's weights to decode with; the body's end frees them."""
   # The caller has resolved ACTIVATION_DTYPE and checked that the checkpoint has
   # this model's weights.
   from palm_mtf.generation.inference.generator import Generator

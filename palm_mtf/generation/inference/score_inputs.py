@@ -32,7 +32,7 @@ _FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class ScoreItem:
-  """What to score: a document, targets given inputs, or options."""
+  """What to score: a document, or targets or options given inputs."""
 
   origin: str  # file and line, for messages
   inputs: str  # "" for a document
@@ -41,7 +41,7 @@ class ScoreItem:
 
 
 def make_text_items(texts: Sequence[str]) -> list[ScoreItem]:
-  """Makes items from --text; raises UserError if a text is empty."""
+  """Makes items from --text flags; raises UserError if a text is empty."""
   if not all(texts):
     raise UserError("--text = '': is empty; there has to be a text to score.")
   return [
@@ -60,7 +60,7 @@ def read_items(path: str) -> list[ScoreItem]:
     UserError: if the file cannot be read, is empty, or a line is not an item.
   """
   what, needed = f"--input = {path!r}", "there has to be a text to score"
-  # A text with a newline or a tab can only be given as JSON.
+  # Only in JSON can inputs and targets have newlines or tabs.
   if format_of(path) == ".jsonl":
     lines = read_json_lines(path, what, _FORMS, needed=needed)
     return [_read_json_item(line, at, f"{path}:{n}") for n, at, line in lines]

@@ -29,13 +29,13 @@ from palm_mtf.generation.inference.slot_decoder import Chosen
 # only on the length of the rows, so that a text's score depends only on the
 # text.
 _SHORTEST_ROW = 32
-# Tokens per batch: with this many, reading the weights costs little compared
-# with the arithmetic.
+# The number of tokens per batch. With this many, reading the weights costs
+# little compared with the arithmetic.
 _TOKENS_AT_ONCE = 2048
 
 
 class Window(NamedTuple):
-  """One row to score, as places in its text."""
+  """One row to score, by indices of tokens in its text."""
 
   start: int  # first token that is read
   first: int  # first token that is scored
@@ -50,13 +50,13 @@ def find_windows(
   Args:
     num_tokens: number of tokens in inputs and targets.
     first: number of tokens in the inputs.
-    length: tokens in a row at most.
-    stride: new tokens in each row after the first, at most `length`.
+    length: maximum number of tokens in a row.
+    stride: scored tokens in each window after the first, at most `length`.
   """
   # If inputs and targets together are too long for a row, the beginning of the
-  # inputs is left out. Targets that are too long without inputs are scored as a
-  # text without inputs. A token sees all earlier tokens, or at least length -
-  # stride of them.
+  # inputs is left out. Targets that fill a row or more are scored without
+  # inputs. A scored token attends to all earlier tokens of what is left, or to
+  # at least length - stride of them.
   start = max(0, min(first, num_tokens - length))
   stop = min(start + length, num_tokens)
   found = [Window(start, first, stop)]
@@ -73,12 +73,15 @@ def choose_row_length(num_tokens: int, length: int) -> int:
 
 
 def count_rows_at_once(length: int, slices: int) -> int:
-  """Returns the batch size for rows of a length, a multiple of `slices`."""
+  """Returns the number of rows per batch for rows of `length` tokens.
+
+  It is a multiple of `slices`, the number of slices of the batch.
+  """
   return -(-max(_TOKENS_AT_ONCE // length, 1) // slices) * slices
 
 
 class Example(NamedTuple):
-  """Token ids: targets to score, given inputs."""
+  """Token ids of targets to score, and of the inputs before them."""
 
   inputs: Sequence[int]  # may be empty
   targets: Sequence[int]  # at least one
@@ -97,12 +100,14 @@ class Scorer:
   def __init__(
     self, loaded: LoadedDecoder, stride: int | None = None, start_id: int = 0
   ):
-    """Takes the weights; programs are built at their first use.
+    """Takes the weights; each program is built at its first use.
 
     Args:
       loaded: weights of the model.
-      stride: new tokens per window; None for half of the sequence length.
-      start_id: input before the first token of a text (packing.document_start).
+      stride: scored tokens per window after the first; None for half of the
+        sequence length.
+      start_id: token id that the model reads before the first token of a text
+        (packing.document_start).
     """
     self._loaded = loaded
     self._start_id = start_id
@@ -113,22 +118,22 @@ class Scorer:
   def log_likelihoods(
     self, examples: Sequence[Example]
   ) -> Iterator[tuple[int, float]]:
-    """Yields the index of each example, and log p of its targets."""
+    """Yields (index of an example, log p of its targets) in any order."""
     for index, parts in self._score(examples, ["token_loss"]):
       yield index, -math.fsum(x for (loss,) in parts for x in loss.tolist())
 
   def scores(self, examples: Sequence[Example]) -> Iterator[tuple[int, Score]]:
-    """Yields the index of each example, and its score."""
+    """Yields (index of an example, its score) in any order."""
     for index, parts in self._score(examples, ["token_loss", "is_likeliest"]):
       losses, likeliest = (np.concatenate(x) for x in zip(*parts, strict=True))
       score = Score(-math.fsum(losses.tolist()), bool(likeliest.all()))
       yield index, score
 
   def score_prompt(self, ids: Sequence[int]) -> list[Chosen]:
-    """Returns the tokens after the first one with their log p, as `Chosen`.
+    """Returns each token after the first token, with its log p, as `Chosen`.
 
     Args:
-      ids: at least two tokens; at most SEQUENCE_LENGTH after the first.
+      ids: token ids, at least 2 and at most SEQUENCE_LENGTH + 1.
     """
     count = len(ids) - 1
     size, length = (
@@ -137,8 +142,8 @@ class Scorer:
     )
     inputs, targets = np.zeros([2, size, length], np.int32)
     inputs[:, :count], targets[:, :count] = ids[:-1], ids[1:]
-    # Only the first token counts as given, because sampling could have chosen
-    # any later one.
+    # Only the first token counts as a given input, because sampling could have
+    # chosen every later token.
     losses, likeliest, their_losses = (
       x[0, :count].tolist()
       for x in self._run(
@@ -156,8 +161,8 @@ class Scorer:
   def _score(
     self, examples: Sequence[Example], names: Sequence[str]
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
-    # Yields the index of each example and, for each of its windows, the tensors
-    # `names` of ScoreProgram at the window's scored tokens.
+    # Yields the index of each example and, for each of its windows, the values
+    # of ScoreProgram's tensors `names` at the window's scored tokens.
     rows = collections.defaultdict(list)  # by length
     missing = []
     for index, (inputs, targets) in enumerate(examples):
@@ -189,19 +194,20 @@ class Scorer:
     size: int,
     names: Sequence[str],
   ) -> list[list[np.ndarray]]:
-    # Returns, for each row, the tensors `names` at its scored tokens. The input
-    # at each place is the token before the target.
+    # Returns, for each row, the values of the tensors `names` at its scored
+    # tokens.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):
       ids = [*examples[index].inputs, *examples[index].targets]
       ids = ids[window.start : window.stop]
       targets[row, : len(ids)] = ids
-      # A window that begins within the text has input 0 first, as in training.
+      # If a window begins within the text, its first input is 0, as in a row of
+      # training that begins within a document.
       if window.start == 0:
         inputs[row, 0] = self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
-      # Given are all tokens before the first scored one, in every window.
+      # In every window, all tokens before the first scored token are given.
       num_given[row] = 1 + window.first - window.start
     values = self._run(names, inputs, targets, num_given)
     return [

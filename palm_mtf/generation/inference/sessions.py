@@ -25,8 +25,9 @@ def step_session_config(
   config: PalmConfig, mesh: MeshLayout, weight_dtype: str
 ) -> tf.ConfigProto:
   """Returns the configuration of a session that runs decoding steps."""
-  # One device gets as many threads as a step can use; several devices of a host
-  # share all threads. All sessions of a process use the threads of the first.
+  # A single device gets only as many threads as a step can use. Several devices
+  # share one thread per core. TensorFlow uses the threads of a process's first
+  # session for all sessions.
   session = session_config(mesh.num_devices)
   if mesh.num_devices == 1:
     cores = len(os.sched_getaffinity(0))
@@ -41,21 +42,21 @@ def load_weights(
   model: DecodeModel,
   restore: Callable[[Mapping[str, Sequence[Slice]]], None],
 ) -> None:
-  """Makes the weights of a model.
+  """Makes the decoding weights of a model from a checkpoint.
 
   Args:
     session: session of the model's graph.
     model: weights to make.
-    restore: assigns a checkpoint's values to slices, given by checkpoint name.
+    restore: assigns a checkpoint's values to slices; takes them by name.
   """
-  # A checkpoint is float32, up to eight times as large as the weights, so only
-  # one layer of the checkpoint is in memory at a time.
+  # A checkpoint is float32, up to eight times as large as the weights, so keep
+  # only one layer of the checkpoint in memory at a time.
   for i, layer in enumerate(model.layers):
     restore(layer.slices)
     session.run(layer.prepare)
     if i == 0:  # later layers use few of the code pages read so far
       release_file_pages()
-  # The next step, compiling the first token's program, takes the most memory.
+  # Free memory now, because compiling a program, which is next, takes the most.
   free_garbage()
   release_file_pages()
 
@@ -80,14 +81,15 @@ class LoadedDecoder:
     *,
     for_steps: bool = False,
   ):
-    # `for_steps`: most of the time will go into steps, not into forward passes.
+    # `for_steps`: whether decoding steps will take most of the time, and not
+    # forward passes.
     free_garbage()  # such as an earlier LoadedDecoder
     self.mesh = mesh
     self.num_slices = mesh.axis_size_of("batch")
     self.graph = tf.Graph()
     with self.graph.as_default():
       self.model = build_decode_model(config, mesh, weight_dtype)
-      # The C++ products with packed weights have their own threads.
+      # The C++ products with packed weights limit their threads themselves.
       is_limited = for_steps and not self.model.is_packed
       session = (
         step_session_config(config, mesh, weight_dtype)
@@ -137,7 +139,7 @@ class LoadedModel:
     self._session.close()
 
   def losses(self, batch: Batch) -> list[tuple[float, float]]:
-    """Returns the mean loss of a batch, and the sum of its loss weights."""
+    """Returns one pair for a batch: mean loss, and sum of loss weights."""
     fed = (batch[name] for name in self._features)
     return [self._loss_and_weight(*fed)]
 
@@ -149,10 +151,10 @@ def mean_loss(
   """Returns -log p of a target in nats, averaged over all of `batches`.
 
   Args:
-    losses: maps a batch to one (loss, weight) pair for each of its parts.
-    batches: features that `losses` takes.
+    losses: returns (mean loss, sum of loss weights) for each part of a batch.
+    batches: batches that `losses` takes.
   """
   pairs = [pair for batch in batches for pair in losses(batch)]
-  # A part counts in proportion to its loss weights.
+  # Each part counts in proportion to the sum of its loss weights.
   values, weights = zip(*pairs, strict=True)
   return float(np.average(values, weights=weights))

@@ -14,8 +14,8 @@ from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.generation.decode.slot_program import InsertProgram, SlotPrograms
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
-# A step computes the rows up to the last slot in use. Their number grows by
-# this factor, so that few programs are built.
+# A step computes only the first rows, up to the last slot in use. The number of
+# these rows grows by this factor, so that few programs are built.
 _ROWS_GROW_BY = 4
 
 
@@ -24,12 +24,13 @@ class SlotText(NamedTuple):
 
   Attributes:
     token: id of the last token, which the first step reads.
-    position: position of `token`, from 0.
+    position: position of `token` in the text, from 0.
     place: number of tokens drawn before.
     key: random key, [2] int32.
-    temperature: 0 takes the likeliest token.
-    top_k: tokens that may be drawn; None for all.
-    top_p: share of the likeliest tokens that may be drawn.
+    temperature: TEMPERATURE; 0 takes the likeliest token.
+    top_k: TOP_K: number of likeliest tokens to draw from; None for all.
+    top_p: TOP_P: draws from the likeliest tokens with this sum of
+      probabilities.
   """
 
   token: int
@@ -47,7 +48,7 @@ class Chosen(NamedTuple):
   Attributes:
     token: id of the token.
     log_prob: log p of the token; None if it was not computed.
-    likeliest: {id: log p} for the likeliest tokens.
+    likeliest: {id: log p} of the likeliest tokens; {} if not computed.
   """
 
   token: int
@@ -60,11 +61,11 @@ class SlotDecoder:
 
   Attributes:
     num_slots: number of slots.
-    sequence_length: tokens of a text at most, with its prompt.
+    sequence_length: maximum number of tokens in a text, prompt included.
   """
 
   def __init__(self, loaded: LoadedDecoder, num_tokens: int, num_slots: int):
-    """Makes the cache of all slots.
+    """Makes the cache of keys and values for all slots.
 
     Args:
       loaded: weights.
@@ -83,11 +84,11 @@ class SlotDecoder:
     self._calls: dict[tuple[object, ...], Callable] = {}
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
-    """Prefills a slot; the next step reads the last token again.
+    """Prefills a slot with a prompt; the next step reads its last token again.
 
     Args:
-      slot: from 0.
-      ids: tokens, at least one, at most SEQUENCE_LENGTH.
+      slot: index of the slot, from 0.
+      ids: the prompt's tokens, at least 1 and at most SEQUENCE_LENGTH.
     """
     # Pad to a power of two, so that few programs serve all lengths.
     room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
@@ -110,13 +111,13 @@ class SlotDecoder:
 
     Args:
       texts: {slot: text}.
-      count: most tokens per text; SEQUENCE_LENGTH must have room for `count`
-        more tokens in every text.
-      wants_log_probs: whether to compute log p, for all texts; then `count` is
-        ignored, and one token per text is chosen.
+      count: maximum number of tokens per text; SEQUENCE_LENGTH must have room
+        for `count` more tokens in every text.
+      wants_log_probs: whether to compute log p, for all texts; if so, `count`
+        is ignored, and one token per text is chosen.
 
     Returns:
-      {slot: tokens}, the same number of tokens for every text, at least one.
+      {slot: tokens}, with the same number of tokens for every text, at least 1.
     """
     n, num_rows = self._loaded.num_slices, self._count_rows(max(texts))
     places = {slot: slot % n * (num_rows // n) + slot // n for slot in texts}
@@ -165,7 +166,7 @@ class SlotDecoder:
     has_limits: bool,
     wants_log_probs: bool,
   ) -> Callable[..., list[np.ndarray]]:
-    # Keep the callable of each program, because making one takes time.
+    # Keep the callable of each program, because making a callable takes time.
     key = (num_rows, is_greedy, has_limits, wants_log_probs)
     if key not in self._calls:
       with self._loaded.graph.as_default():

@@ -30,7 +30,8 @@ class Access:
 
     Args:
       hosts: names that the Host header may have; None allows every name.
-      keys: API keys; a request must give a key of these, or none if ().
+      keys: API keys, of which a request must give one; () if requests need no
+        key.
     """
     self._hosts = None if hosts is None else {normalize_host(x) for x in hosts}
     self._keys = [_hash_key(key) for key in keys]
@@ -54,7 +55,7 @@ class Access:
     )
 
   def find_client(self, request: web.Request) -> str:
-    """Returns the client that sent a request, identified by key or address.
+    """Returns a name for the client that sent a request: its key or address.
 
     Raises:
       RefusalError: if this server has keys and the request gives none of them.
@@ -112,7 +113,8 @@ def find_allowed_hosts(
         f"--allowed_host = {shown(name)}: give the name of a host or an "
         "address, without a port."
       )
-  # A server on another address may have names that it does not know.
+  # A server that does not listen on loopback may have names that it cannot
+  # know.
   if not is_loopback and not allowed:
     return None
   return {*_LOOPBACK_NAMES, listen, *allowed}

@@ -20,20 +20,22 @@ class Row:
 
   Attributes:
     prompt: token ids, with the start token.
-    max_tokens: tokens to choose at most; 0 if the prompt is only scored.
+    max_tokens: maximum number of tokens to choose; 0 to only score the prompt.
     key: random key, [2] int32.
-    temperature: 0 takes the likeliest token.
-    top_k: tokens that may be drawn; None for all.
-    top_p: share of the likeliest tokens that may be drawn.
+    temperature: TEMPERATURE; 0 takes the likeliest token.
+    top_k: TOP_K: number of likeliest tokens to draw from; None for all.
+    top_p: TOP_P: draws from the likeliest tokens with this sum of
+      probabilities.
     wants_log_probs: whether to compute log p of the tokens.
     scores_prompt: whether to compute log p of the prompt's tokens too.
-    is_watched: whether `changed` is called after each call of steps, not only
-      at the end of the row.
-    deadline: time.monotonic() at which the row ends, in seconds.
-    client: the client that asked for the row.
-    request: identity of the client's request.
-    changed: called by the batcher's thread when there are more tokens.
-    prompt_scores: log p of the prompt's tokens, once computed.
+    is_watched: whether `changed` is called after every call of decoding steps,
+      and not only at the end of the row.
+    deadline: value of time.monotonic(), in seconds, at which the row ends.
+    client: name of the client that asked for the row.
+    request: object that identifies the client's request.
+    changed: the batcher's thread calls this when there are more tokens, or when
+      the row has ended.
+    prompt_scores: log p of the prompt's tokens; () until computed.
     chosen: tokens so far, including [eod].
     ended: "" while the row continues; then "eod", "length", "time",
       "cancelled" or "failed".
@@ -57,17 +59,18 @@ class Row:
   ended: str = ""
 
 
-# Seconds that one call of steps takes at most. No row can join during a call.
-# At this length streams look smooth, new rows wait little, and the work between
-# calls takes a fiftieth of the time.
+# The maximum time of one call of decoding steps, in seconds. No row can join
+# during a call. With calls this short, streams look smooth, new rows wait
+# little, and the work between calls takes only a fiftieth of the time.
 _MOST_SECS = 0.02
-# The queue has room for this number of clients, each with a full queue.
+# The number of clients that can have their maximum number of rows in the queue
+# at the same time.
 _MOST_CLIENTS = 8
 _GAUGES = ("running", "waiting", "checkpoint_step")
 
 
 class FullError(Exception):
-  """The queue is full."""
+  """The queue has no room for the rows of a request."""
 
 
 class WaitingRows:
@@ -81,8 +84,8 @@ class WaitingRows:
 
   def __init__(self):
     """Begins without rows."""
-    # {client: {request: rows}}; clients and requests are in the order of their
-    # last turns.
+    # {client: {request: rows}}. Clients, and a client's requests, are in the
+    # order of their last turns: who has waited longest comes first.
     self._rows: dict[str, dict[object, collections.deque[Row]]] = {}
 
   def __iter__(self) -> Iterator[Row]:
@@ -96,7 +99,7 @@ class WaitingRows:
     return sum(map(self.count, self._rows))
 
   def count(self, client: str) -> int:
-    """Returns the number of a client's rows."""
+    """Returns the number of a client's waiting rows."""
     return sum(map(len, self._rows.get(client, {}).values()))
 
   def add(self, rows: Sequence[Row]) -> None:
@@ -105,10 +108,10 @@ class WaitingRows:
     requests[rows[0].request] = collections.deque(rows)
 
   def take(self, in_slots: Iterable[Row]) -> Row:
-    """Removes and returns the row whose turn it is.
+    """Removes and returns the row that gets the next free slot.
 
     Args:
-      in_slots: rows that have slots.
+      in_slots: rows that have slots now.
     """
     counts: dict[object, int] = collections.Counter()
     for row in in_slots:
@@ -143,8 +146,8 @@ class Counters:
 
   Attributes:
     requests: {HTTP status: number of answers}.
-    prompt_tokens: number of prompt tokens that were read.
-    generated_tokens: number of tokens that were chosen.
+    prompt_tokens: number of prompt tokens that the model has read.
+    generated_tokens: number of tokens that the model has generated.
     steps: number of decoding steps of the batch.
     cancelled: number of completions whose client disconnected, or that a stop
       string ended.
@@ -187,8 +190,8 @@ class Batcher:
   """Runs rows in the slots of a decoder, in the thread that calls `run`.
 
   Attributes:
-    engine: weights.
-    most_rows: rows per client at most, running and waiting.
+    engine: weights and decoder.
+    most_rows: maximum number of rows per client, running and waiting together.
     failure: exception that ended `run`, or None.
   """
 
@@ -203,10 +206,10 @@ class Batcher:
     """Begins without rows.
 
     Args:
-      engine: weights.
+      engine: weights and decoder.
       counters: counters to update.
       eod_id: token that ends a text.
-      most_waiting: rows per client that may wait for a slot.
+      most_waiting: maximum number of rows per client that wait for a slot.
     """
     self.engine = engine
     self._counters = counters
@@ -220,8 +223,8 @@ class Batcher:
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # seconds per step in calls without log p
-    # Seconds of steps that are due before the next prompt is read; and seconds
-    # of steps without log p that are due before the next call with log p.
+    # Seconds of decoding steps that must run before the next prompt is read;
+    # and seconds of steps without log p before the next step with log p.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None
 
@@ -229,7 +232,7 @@ class Batcher:
     """Queues the rows of one request.
 
     Raises:
-      FullError: if too many rows would wait.
+      FullError: if too many rows would wait, or the batcher is stopping.
     """
     client = rows[0].client
     with self._changed:
@@ -248,8 +251,8 @@ class Batcher:
   def replace_weights(self, load: Callable[[], None]) -> None:
     """Calls `load` in the batcher's thread as soon as all slots are free.
 
-    No row gets a slot before, so that each row uses the same weights from its
-    first token to its last.
+    Until then no further row gets a slot, so that each row uses the same
+    weights from its first token to its last.
 
     Args:
       load: replaces the weights of the engine.
@@ -259,7 +262,7 @@ class Batcher:
       self._changed.notify()
 
   def cancel(self, rows: Sequence[Row]) -> None:
-    """Ends rows that the client no longer needs."""
+    """Ends those of the rows that have not ended."""
     with self._changed:
       for row in rows:
         if not row.ended:
@@ -268,7 +271,7 @@ class Batcher:
       self._changed.notify()
 
   def stop(self) -> None:
-    """Makes `run` return when no row is left."""
+    """Accepts no further rows, and makes `run` return when no row is left."""
     with self._changed:
       self._is_stopping = True
       self._changed.notify()
@@ -282,12 +285,12 @@ class Batcher:
       self._changed.notify()
 
   def run(self) -> None:
-    """Runs rows until `stop`; sets `failure` if a step fails."""
+    """Runs rows until `stop` or `give_up`, or until an error sets `failure`."""
     try:
       while self._take_turn():
         pass
     except BaseException as error:
-      # Catch every exception: a server whose batch has stopped must stop too.
+      # Catch every exception, because a server must stop if its batcher stops.
       self.failure = error
       self.give_up()
 
@@ -295,8 +298,8 @@ class Batcher:
     return len(self._waiting) + len(self._running)
 
   def _take_turn(self) -> bool:
-    # Gives at most one row a slot, and all rows in slots more tokens. Returns
-    # False if the batcher stops.
+    # Gives a slot to at most one row, and further tokens to all rows in slots.
+    # Returns False if the batcher stops.
     load = row = None
     with self._changed:
       self._remove_ended()
@@ -333,9 +336,10 @@ class Batcher:
     return slot
 
   def _read_prompt(self, row: Row, slot: int) -> None:
-    # Only one prompt is read between two calls of steps, so that other rows do
-    # not wait longer. If there are rows of other clients, or if the prompt was
-    # scored, the next prompt is read only after steps that take as long.
+    # Only one prompt is read between two calls of decoding steps, so that other
+    # rows do not wait longer. If other clients have rows in slots, or if the
+    # prompt was scored, the next prompt is read only after steps that together
+    # take as long as this prompt.
     others = [x for x in self._running.values() if x is not row]
     begin = time.monotonic()
     if row.scores_prompt:
@@ -355,13 +359,14 @@ class Batcher:
       return
     with_log_probs = {i: x for i, x in rows.items() if x.wants_log_probs}
     plain = {i: x for i, x in rows.items() if not x.wants_log_probs}
-    # A call with log p has one step. Between two such calls, rows without log p
-    # get calls of several steps, so that each row gets its share of the time.
+    # A call that computes log p runs only one step. Between two such calls,
+    # rows without log p get calls of several steps, so that each row gets an
+    # equal share of the time.
     is_mixed = bool(plain) and bool(with_log_probs)
     is_plain = not with_log_probs or (is_mixed and self._owed_plain_secs > 0)
     begin = time.monotonic()
-    # A call reads the last token of every row, even if the row takes no token
-    # from this call, because zeros would overwrite the row's keys and values.
+    # The call also includes rows that take no token from it. Otherwise it would
+    # read zeros for such a row, and overwrite the row's keys and values.
     found = self.engine.decoder.steps(
       {slot: _make_slot_text(row) for slot, row in rows.items()},
       self._count_steps(plain, with_log_probs) if is_plain else 1,
@@ -395,15 +400,17 @@ class Batcher:
   def _count_steps(
     self, plain: Mapping[int, Row], others: Mapping[int, Row]
   ) -> int:
-    # Returns the number of steps in a call without log p.
+    # Returns the number of steps in a call without log p; `others` are the rows
+    # with log p.
     secs = _MOST_SECS
     if self._waiting and len(self._running) < self.engine.decoder.num_slots:
-      # A waiting row gets a free slot as soon as no time is owed.
+      # A waiting row gets a free slot once no steps are owed before the next
+      # prompt.
       secs = min(secs, self._owed_secs)
     if others:
       secs = min(secs, self._owed_plain_secs)
-    # The steps must not go beyond max_tokens of any of the `plain` rows, nor
-    # write past the cache of `others`.
+    # The steps must not exceed max_tokens of any `plain` row, nor write past
+    # the end of the cache of `others`, which read along.
     left = min(x.max_tokens - len(x.chosen) for x in plain.values())
     length = self.engine.decoder.sequence_length
     room = min(
@@ -428,7 +435,7 @@ class Batcher:
 
 
 def _find_position(row: Row) -> int:
-  # Returns the position of the last token.
+  # Returns the position of the row's last token in its text.
   return len(row.prompt) + len(row.chosen) - 1
 
 

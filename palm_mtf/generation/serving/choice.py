@@ -12,12 +12,13 @@ from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 
-# OpenAI's API has no other reasons, so a time limit is reported as "length".
+# OpenAI's API knows only "stop" and "length", so every other end of a text,
+# such as a time limit, is reported as "length".
 _FINISH_REASONS = {"eod": "stop", "stop": "stop", "": None}
 
 
 class _Entry(NamedTuple):
-  """Entry of `logprobs` for one token."""
+  """Entry for one token in the field `logprobs` of an answer."""
 
   text: str
   log_prob: float | None  # None for the start token
@@ -26,11 +27,11 @@ class _Entry(NamedTuple):
 
 
 class Choice:
-  """Completion of one prompt, whole or piece by piece.
+  """One completion of a prompt, whole or piece by piece.
 
-  `logprobs` has an entry for each of `num_prompt_tokens` if the prompt is
-  echoed, and for each of `num_tokens`, which include [eod] and the tokens of a
-  stop string.
+  The field `logprobs` of the answer has `num_prompt_tokens` entries if the
+  prompt is echoed, and then `num_tokens` entries, which include [eod] and the
+  tokens of a stop string.
   """
 
   def __init__(
@@ -44,8 +45,8 @@ class Choice:
 
     Args:
       index: index of the choice in the answer.
-      row: tokens of prompt and text; another thread appends tokens.
-      request: the completion that the client asks for.
+      row: prompt and tokens so far; the batcher's thread appends tokens.
+      request: the client's request.
       vocabulary: vocabulary of the model.
     """
     self.row = row
@@ -73,18 +74,19 @@ class Choice:
 
   @property
   def num_tokens(self) -> int:
-    """Number of tokens so far, up to the end of the text."""
+    """Number of tokens so far, including the token that ended the text."""
     return len(self._reader.ids)
 
   def is_over(self) -> bool:
-    """Returns whether the text has ended, maybe by a stop string."""
+    """Returns whether the row has ended, or a stop string ended the text."""
     if self._request.stop:
       self._read_tokens()
     return bool(self.row.ended or self._reader.ended)
 
   def read(self) -> dict | None:
     """Returns the text since the last call as JSON; None if nothing is new."""
-    # Read `ended` first, because no token comes after the end of a row.
+    # Read `ended` before the tokens: if the row has ended, all its tokens are
+    # there.
     ended = self.row.ended
     self._read_tokens()
     ended = self._reader.ended or ended
@@ -110,13 +112,14 @@ class Choice:
     return choice
 
   def _read_tokens(self) -> None:
-    # Reads the tokens since the last call.
+    # Reads the tokens that the batcher has added since the last call.
     ended = self.row.ended
     new = self.row.chosen[self.num_tokens :]
     if self._request.logprobs is None:
       self._reader.add(each.token for each in new)
       return
-    # The prompt's scores are computed before the first token is chosen.
+    # The batcher computes the prompt's scores before it chooses the first
+    # token.
     if self._request.echo and not self._entries and (new or ended):
       self._add_prompt_entries()
     for each in new:
@@ -144,13 +147,14 @@ class Choice:
       : self._request.logprobs
     ]:
       likeliest.setdefault(text_of(token), log_prob)
-    # As in OpenAI's API, the chosen token is also listed.
+    # As in OpenAI's API, list the chosen token even if others are likelier.
     likeliest.setdefault(text, chosen.log_prob)
     return _Entry(text, chosen.log_prob, likeliest, 0)
 
   def _take_log_probs(self, length: int, is_over: bool) -> dict:
-    # Returns the new entries of tokens that begin within the first `length`
-    # characters, or of all tokens if the text is over.
+    # Returns entries that no call has returned before: of tokens that begin
+    # within the first `length` characters, or of all tokens if the text is
+    # over.
     first = self._shown_entries
     while self._shown_entries < len(self._entries) and (
       is_over or self._entries[self._shown_entries].place < length

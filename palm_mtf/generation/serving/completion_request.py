@@ -18,7 +18,8 @@ from palm_mtf.errors import (
 MOST_LOG_PROBS = 5  # as in OpenAI's API
 _MOST_STOPS = 4  # as in OpenAI's API
 _MOST_STOP_CHARACTERS = 1000
-# Unsupported fields of OpenAI's API, with the values that have no effect.
+# Fields of OpenAI's API that are not supported. They may have only these
+# values, which have no effect.
 _WITHOUT_EFFECT = {
   "best_of": (None, 1),
   "frequency_penalty": (None, 0),
@@ -35,12 +36,13 @@ class CompletionRequest:
 
   Attributes:
     prompts: texts, or lists of token ids.
-    max_tokens: tokens of each completion at most; 0 only with echo.
-    temperature: 0 takes the likeliest token.
-    top_p: share of the likeliest tokens that may be drawn.
-    top_k: tokens that may be drawn; None for all.
+    max_tokens: maximum number of tokens per completion; 0 only with `echo`.
+    temperature: TEMPERATURE; 0 takes the likeliest token.
+    top_p: TOP_P: draws from the likeliest tokens with this sum of
+      probabilities.
+    top_k: TOP_K: number of likeliest tokens to draw from; None for all.
     n: number of completions per prompt.
-    stop: a completion ends before the first of these texts.
+    stop: a completion ends where the first of these texts begins.
     seed: random seed.
     logprobs: number of likeliest tokens to list per token; None for no log p.
     echo: whether the answer repeats the prompt before its completion.
@@ -63,17 +65,17 @@ class CompletionRequest:
 
   @property
   def num_rows(self) -> int:
-    """Number of completions of all prompts."""
+    """Number of completions over all prompts."""
     return len(self.prompts) * self.n
 
 
 def read_completion_request(
   body: object, decode: DecodeConfig, *, sample_tokens: int, seed: int
 ) -> CompletionRequest:
-  """Reads the fields of a body.
+  """Reads and checks the fields of a request's body.
 
   Args:
-    body: the parsed JSON.
+    body: the body, as parsed from JSON.
     decode: default settings of sampling.
     sample_tokens: default of max_tokens.
     seed: default of seed.

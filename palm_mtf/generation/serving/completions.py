@@ -22,10 +22,10 @@ from palm_mtf.generation.serving.messages import (
 from palm_mtf.generation.serving.served_model import ServedModel
 from palm_mtf.json_text import json_text
 
-# Key of a request's entry for the client that sent the request.
+# request[CLIENT] is the name of the client that sent the request (access.py).
 CLIENT = web.RequestKey("client", str)
-# Prompts with more characters or ids are encoded in another thread, because
-# encoding takes longer than other requests should wait.
+# If a request's prompts have more characters or ids together, another thread
+# encodes them, because other requests should not wait so long.
 _LONG = 10_000
 
 
@@ -68,7 +68,8 @@ class Completions:
         return await self._stream(request, asked, choices, changed)
       return await self._answer_whole(choices, changed)
     finally:
-      # Frees the slots if the client disconnected; ended rows are unchanged.
+      # If the client has disconnected, this frees the slots. It does not change
+      # rows that have ended.
       self._batcher.cancel(rows)
 
   async def _answer_whole(
@@ -107,8 +108,8 @@ class Completions:
     response.headers["Cache-Control"] = "no-cache"
 
     async def send(event: str) -> None:
-      # The HTTP status is sent with the first event, so that an earlier error
-      # can still have another status. A client that does not read times out.
+      # Send the HTTP status only with the first event, because an error before
+      # that needs another status. A client that does not read times out.
       async with asyncio.timeout(self._model.most_secs):
         if not response.prepared:
           await response.prepare(request)
@@ -156,8 +157,8 @@ def check_name(model: ServedModel, name: object) -> None:
 
 
 def _check_choice(choice: Choice) -> None:
-  # Raises RefusalError if the server stops, or if the time limit passed before
-  # the first token.
+  # Raises RefusalError if the server is stopping, or if the time limit passed
+  # before the first token.
   row = choice.row
   if row.ended == "failed":
     raise RefusalError(503, "this server is stopping.")

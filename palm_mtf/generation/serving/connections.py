@@ -22,9 +22,10 @@ from palm_mtf.generation.serving.messages import (
 
 _logger = logging.getLogger(__name__)
 
-# Each connection may hold one body of 2 MiB: 1 GiB for all connections.
+# Each connection may hold one body of 2 MiB, so all hold at most 1 GiB.
 _MOST_CONNECTIONS = 512
-# Open files for later: checkpoints, threads, sockets that are being refused.
+# The number of file descriptors that are reserved for checkpoints, threads and
+# sockets that are being refused.
 _SPARE_FILES = 32
 _FEWEST_CONNECTIONS = 4
 
@@ -41,7 +42,7 @@ _FULL = (
 def raise_connection_limit() -> int:
   """Returns the number of connections that the limit of open files permits.
 
-  Raises the soft limit first, as far as needed and the hard limit allows.
+  First raises the soft limit, as far as needed and as the hard limit allows.
   """
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   reserved = len(os.listdir("/proc/self/fd")) + _SPARE_FILES
@@ -77,15 +78,15 @@ class Connections:
   """
 
   def __init__(self, server: web.Server, counters: Counters, most: int):
-    """Takes the server of all connections, and their limit."""
+    """Takes aiohttp's server, and the maximum number of connections."""
     self._server, self._counters, self._most = server, counters, most
     self._num_open = 0
-    # Idle connections, the longest idle first. A timer limits how long a
-    # connection may take to send its first request.
+    # Idle connections, the longest idle first. Each has a timer that ends it if
+    # its first request does not come in time; None after the first request.
     self._idle: dict[asyncio.Protocol, asyncio.TimerHandle | None] = {}
 
   async def accept(self, listening: socket.socket) -> None:
-    """Accepts connections until it is cancelled."""
+    """Accepts connections until the task is cancelled."""
     loop = asyncio.get_running_loop()
     listening.setblocking(False)
     last_error = None
@@ -108,7 +109,7 @@ class Connections:
         await asyncio.sleep(_RETRY_SECS)
 
   def begin(self, connection: asyncio.Protocol) -> None:
-    """Notes that a request of a connection is being answered."""
+    """Notes that a request on a connection is now being answered."""
     timer = self._idle.pop(connection, None)
     if timer:
       timer.cancel()
@@ -119,7 +120,7 @@ class Connections:
       self._idle[connection] = None
 
   def add(self, connection: "_Connection") -> None:
-    """Counts a new connection."""
+    """Counts a new connection, and limits the time of its first request."""
     self._num_open += 1
     loop = asyncio.get_running_loop()
     self._idle[connection] = loop.call_later(
@@ -127,7 +128,7 @@ class Connections:
     )
 
   def remove(self, connection: "_Connection") -> None:
-    """Stops counting a connection."""
+    """Removes a connection that was closed."""
     self._num_open -= 1
     self.begin(connection)
 
@@ -160,7 +161,7 @@ class Connections:
 
 
 class _Connection(web.RequestHandler):
-  """HTTP/1.1 on one connection."""
+  """Handles HTTP/1.1 on one connection."""
 
   __slots__ = ("_connections",)
 

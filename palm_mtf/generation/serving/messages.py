@@ -23,7 +23,7 @@ MALFORMED = (web.RequestPayloadError, http_exceptions.HttpProcessingError)
 
 
 class RefusalError(Exception):
-  """The server answers a request with an error.
+  """The server refuses a request, and answers with an error.
 
   Attributes:
     status: HTTP status.
@@ -43,12 +43,12 @@ class RefusalError(Exception):
     self.headers = {**later, **(headers or {})}
 
   def as_json(self) -> dict:
-    """Returns the body of the answer."""
+    """Returns the body of the answer, in OpenAI's form."""
     error = {"message": self.message, "type": self.kind, "code": self.status}
     return {"error": {**error, "param": None}}
 
   def make_response(self) -> web.Response:
-    """Returns the answer."""
+    """Returns the HTTP response."""
     return make_json_response(self.as_json(), self.status, self.headers)
 
 
@@ -75,7 +75,7 @@ def refuse_coding(named: str) -> RefusalError:
 
 
 async def read_json(request: web.Request, most_secs: float) -> object:
-  """Returns the JSON of a body.
+  """Returns the body of a request, parsed from JSON.
 
   Args:
     request: request with a body.
@@ -84,11 +84,12 @@ async def read_json(request: web.Request, most_secs: float) -> object:
   Raises:
     RefusalError: if the body is not JSON or does not arrive in time.
   """
-  # Browsers let a page of another site send text, but not JSON, without asking
-  # this server.
+  # Require the content type of JSON: a browser lets a page of another site send
+  # text without asking this server, but not JSON.
   if request.content_type != "application/json":
     raise RefusalError(415, "give the header Content-Type: application/json.")
-  # Some of Python's codecs take minutes for a megabyte.
+  # Decode only UTF-8, because some of Python's codecs take minutes for a
+  # megabyte.
   charset = request.charset
   if charset is not None and charset.lower() not in ("utf-8", "utf8"):
     raise RefusalError(

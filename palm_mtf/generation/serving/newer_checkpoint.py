@@ -24,7 +24,7 @@ _State = tuple[tuple[str, int, int], ...]
 
 
 class NewerCheckpoint:
-  """Finds the checkpoint that a server would serve if it started now."""
+  """Finds the checkpoint that a server that starts now would serve."""
 
   def __init__(
     self,
@@ -43,12 +43,12 @@ class NewerCheckpoint:
     """
     self._model_dir, self._served = model_dir, served.blake2b
     self._shapes, self._vocabulary_sha256 = shapes, vocabulary_sha256
-    # State of each folder that cannot be served, so that a folder is read and
-    # warned about only once per state.
+    # State of each checkpoint folder that cannot be served. Until its state
+    # changes, a folder is not read again, and causes no further warning.
     self._skipped: dict[str, _State] = {}
 
   def find(self) -> Checkpoint | None:
-    """Returns the newest complete checkpoint, or None if it is served already.
+    """Returns the newest complete checkpoint; None if it is already served.
 
     The files of the checkpoint are held open, so that they can be read even
     after training has removed the checkpoint.

@@ -32,10 +32,10 @@ class ServedModel:
     activation_dtype: dtype that the model computes in.
     sample_tokens: default of max_tokens.
     seed: default of seed.
-    start_id: token before every text.
-    sequence_length: tokens in a prompt and its completion at most.
-    most_rows: completions per client at once, running and waiting.
-    most_secs: seconds that a request may take.
+    start_id: id of the token that the model reads before every text.
+    sequence_length: maximum number of tokens in a prompt and its completion.
+    most_rows: maximum number of completions per client, running and waiting.
+    most_secs: maximum time of a request, in seconds.
   """
 
   name: str
@@ -51,14 +51,14 @@ class ServedModel:
 
   @functools.cached_property
   def most_characters(self) -> float:
-    """Upper bound on the characters in SEQUENCE_LENGTH tokens."""
+    """Upper bound of the number of characters in SEQUENCE_LENGTH tokens."""
     if not self.vocabulary.has_bytes:  # <unk> stands for any number
       return math.inf
     pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
     return self.sequence_length * max(map(len, pieces))
 
   def describe(self, *, step: int, created: int) -> dict:
-    """Returns the model as /v1/models lists it.
+    """Returns the entry of this model in the answer of /v1/models.
 
     Args:
       step: training step of the checkpoint that is served.
@@ -74,7 +74,7 @@ class ServedModel:
     }
 
   def read(self, body: object) -> CompletionRequest:
-    """Reads the JSON of a request.
+    """Reads and checks a request's body, as parsed from JSON.
 
     Raises:
       UserError: if a field is wrong or exceeds a limit.
@@ -95,13 +95,14 @@ class ServedModel:
     """Makes the choices of an answer; the caller submits their rows.
 
     Args:
-      asked: the completion that the client asks for.
-      client: the client that asks.
-      changed: called by another thread when a row has more tokens.
+      asked: the client's request.
+      client: name of the client.
+      changed: the batcher's thread calls this when a row has more tokens or has
+        ended.
 
     Raises:
-      UserError: if a prompt leaves no room for its completion, or has an id
-        that is not a token's.
+      UserError: if a prompt leaves no room for its completion, or an id of the
+        prompt is no token of the vocabulary.
     """
     request = object()
     rows = [
@@ -116,7 +117,7 @@ class ServedModel:
 
   def _encode(self, asked: CompletionRequest) -> list[Sequence[int]]:
     texts = [x for x in asked.prompts if isinstance(x, str)]
-    # Check first, because encoding a megabyte of text takes seconds.
+    # Check lengths first, because encoding a megabyte of text takes seconds.
     longest = max(map(len, texts), default=0)
     if longest > self.most_characters:
       raise UserError(
@@ -165,8 +166,8 @@ class ServedModel:
       top_p=asked.top_p,
       wants_log_probs=wants_log_probs,
       scores_prompt=wants_log_probs and asked.echo and len(prompt) > 1,
-      # Waking the event loop for each token costs more than a step of a small
-      # model.
+      # Watch only rows whose text is needed early, because waking the event
+      # loop for each token takes longer than a step of a small model.
       is_watched=asked.stream or bool(asked.stop),
       deadline=time.monotonic() + self.most_secs,
       client=client,

@@ -22,9 +22,9 @@ class ServedWeights:
   """Weights of one checkpoint at a time; a context manager that frees them.
 
   Attributes:
-    decoder: decoder of the slots; None before the first checkpoint.
-    step: training step of the checkpoint.
-    created: time of the checkpoint, in seconds since 1970.
+    decoder: decoder with the weights; None before the first `load`.
+    step: training step of the loaded checkpoint.
+    created: time of the loaded checkpoint, in seconds since 1970.
   """
 
   def __init__(
@@ -43,7 +43,7 @@ class ServedWeights:
       mesh: devices and layout rules.
       weight_dtype: WEIGHT_DTYPE.
       num_tokens: number of pieces in the vocabulary.
-      num_slots: texts that are computed together.
+      num_slots: maximum number of texts that are decoded together.
     """
     self._model, self._mesh, self._weight_dtype = model, mesh, weight_dtype
     self._num_tokens, self._num_slots = num_tokens, num_slots
@@ -60,7 +60,7 @@ class ServedWeights:
     self._free()
 
   def load(self, checkpoint: Checkpoint) -> None:
-    """Frees the current weights, and loads a checkpoint.
+    """Frees the current weights, and loads those of a checkpoint.
 
     Raises:
       UserError: if there is too little memory for the slots.
@@ -87,7 +87,7 @@ class ServedWeights:
       self.created = int(time.time())
 
   def replace(self, checkpoint: Checkpoint) -> None:
-    """Loads a newer checkpoint; if that fails, reloads the current one."""
+    """Loads a newer checkpoint; if that fails, reloads the checkpoint before."""
     before = self._checkpoint
     try:
       self.load(checkpoint)
@@ -98,7 +98,7 @@ class ServedWeights:
     _logger.info(f"serving step {self.step:,}")
 
   def score(self, ids: Sequence[int]) -> list[Chosen]:
-    """Returns log p of a prompt's tokens, except for the first token."""
+    """Returns log p of each token of a prompt after the first token."""
     return self._scorer.score_prompt(ids)
 
   def _free(self) -> None:

@@ -37,7 +37,10 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-  """Serves one model until a signal; without end outside the main thread."""
+  """Serves one model until a signal stops the server.
+
+  Outside of the main thread no signal is handled.
+  """
 
   def __init__(
     self,
@@ -50,8 +53,8 @@ class Server:
 
     Args:
       model: limits and defaults.
-      batcher: batcher, which the server runs in a thread.
-      counters: the batcher's counters.
+      batcher: batcher, which the server runs in a separate thread.
+      counters: the batcher's counters, to which the server adds requests.
       access: conditions that requests must meet.
     """
     self._model, self._batcher, self._counters = model, batcher, counters
@@ -69,16 +72,17 @@ class Server:
     A second signal aborts unfinished answers.
 
     Args:
-      listening: socket that listens.
-      ready: called once, after the signal handlers are set.
+      listening: socket that listens for connections.
+      ready: called once, when the server accepts connections.
 
     Returns:
-      Name of the signal, such as "SIGTERM"; "" if the batch failed.
+      Name of the signal, such as "SIGTERM"; "" if the batcher failed.
     """
     loop = asyncio.get_running_loop()
     for number in handled_signals():
       loop.add_signal_handler(number, self.stop, number.name)
-    # If a client disconnects, its handler is cancelled, which cancels its rows.
+    # If a client disconnects, aiohttp cancels the handler of its request, which
+    # cancels the request's rows.
     runner = web.AppRunner(
       self._make_app(),
       handler_cancellation=True,
@@ -123,7 +127,7 @@ class Server:
 
   def stop(self, signal_name: str) -> None:
     """Stops serving; a second call aborts unfinished answers."""
-    # A closing terminal may send SIGHUP twice.
+    # SIGHUP aborts nothing, because a closing terminal may send it twice.
     if self._signal and signal_name != "SIGHUP":
       self._batcher.give_up()
     self._signal = self._signal or signal_name
@@ -166,7 +170,7 @@ class Server:
   ) -> web.StreamResponse:
     try:
       self._access.check_host(request)
-      # A program that monitors this server needs no key.
+      # Health checks need no key, so that monitoring programs can make them.
       if request.path != _HEALTH:
         request[CLIENT] = self._access.find_client(request)
       return await handler(request)
