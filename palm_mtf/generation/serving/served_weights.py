@@ -87,7 +87,7 @@ class ServedWeights:
       self.created = int(time.time())
 
   def replace(self, checkpoint: Checkpoint) -> None:
-    """Loads a newer checkpoint; if that fails, reloads the checkpoint before."""
+    """Loads a newer checkpoint; if that fails, reloads the current one."""
     before = self._checkpoint
     try:
       self.load(checkpoint)
