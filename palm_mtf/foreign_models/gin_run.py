@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training on pods that gin files configure, in plain gin.
+"""Trains on pods as gin files configure, in gin's own syntax.
 
 Importing this module makes AdafactorConfig, DeviceMesh, PodsConfig, PodTraining
 and train_on_pods gin configurables of the module `palm_mtf.foreign_models`.
@@ -44,14 +44,14 @@ from palm_mtf.foreign_models.training import PodTraining
 from palm_mtf.user_code import user_code
 
 _MODULE = "palm_mtf.foreign_models"
-# gin adds to the message of an exception which configurables were called.
+# gin appends the called configurables to an exception's message, after this.
 _GINS_ADDITION = "\n  In call to configurable"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 def _check_bindings(function: Callable[_P, _T]) -> Callable[_P, _T]:
-  """Wraps a function; a missing argument is a UserError with its binding."""
+  """Wraps a function: a missing argument raises UserError with advice."""
   name, signature = function.__name__, inspect.signature(function)
 
   @functools.wraps(function, updated=())
@@ -179,7 +179,7 @@ def _run(gin_files: Sequence[str], arguments: Sequence[str]) -> int:
 
 
 def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
-  """Reads gin files into gin's configuration, strictly.
+  """Reads gin files into gin's configuration, and checks every name in them.
 
   Args:
     gin_files: names of files, found like --gin_file; later files override
@@ -196,7 +196,7 @@ def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
 def _read_settings(
   gin_files: Iterable[str], bindings: Iterable[str]
 ) -> list[Setting]:
-  """Reads gin files like `parse_gin`; returns their settings in order."""
+  """Reads gin files like `parse_gin`; returns settings in the order read."""
   files = [find_gin_file(x) for x in gin_files]
   statements = [x for file in files for x in read_file(file)]
   import_modules([x for x in statements if isinstance(x, Import)])
@@ -264,7 +264,7 @@ def _check_used(
 ) -> None:
   """Raises UserError for a macro that nothing refers to.
 
-  Files of palm_mtf, such as models/palm_8b.gin, may set unused macros.
+  Only files of palm_mtf, such as gin/models/palm_8b.gin, may set unused macros.
   """
   for name, setting in macros.items():
     file = setting.origin.rpartition(":")[0]
@@ -276,7 +276,7 @@ def _check_used(
 
 
 def _locate(message: str, settings: Sequence[Setting]) -> str:
-  """Adds the place of a setting to a message that begins "NAME = "."""
+  """Adds where NAME is set to a message that begins with "NAME = "."""
   name = message.partition(" = ")[0]
   last = {x.name: x for x in settings if not x.selector}
   for each in reversed(settings):

@@ -139,8 +139,8 @@ class PodTraining:
     """Trains on a batch; returns metrics by name.
 
     The metrics are the mean loss, the gradient norm, the learning rate, and the
-    root mean squares of parameters and updates, by the first part of their
-    names. Every FINGERPRINT_STEPS steps the pods are compared.
+    root mean squares of parameters and updates, one for each first part of
+    their names. Every FINGERPRINT_STEPS steps the pods are compared.
 
     Args:
       batch: the features, [GLOBAL_BATCH_SIZE, ...] each; the first rows go to
@@ -166,7 +166,7 @@ class PodTraining:
     self._replica_check.check(self.num_steps)
 
   def variables(self) -> dict[str, np.ndarray]:
-    """Returns whole parameters and moments by name."""
+    """Returns parameters and moments by name, not split into slices."""
     return read_whole(self._session, self.program.slices)
 
   def load(self, values: Mapping[str, np.ndarray], num_steps: int) -> None:
@@ -241,7 +241,8 @@ def convert_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
     dtype: dtype of the result. Floats are rounded to it.
 
   Raises:
-    UserError: if the value does not have this form, or an int would change.
+    UserError: if the value does not have this form, or a number would change
+      in an integer dtype.
   """
   try:
     given = np.asarray(value)
@@ -250,7 +251,7 @@ def convert_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
   if given.dtype == dtype.as_numpy_dtype:
     return given
   if given.dtype.kind in "biuf":
-    with np.errstate(invalid="ignore"):  # NaN as an int, which is refused
+    with np.errstate(invalid="ignore"):  # for NaN as an int, refused below
       found = given.astype(dtype.as_numpy_dtype)
     if dtype.is_floating or (found == given).all():
       return found
@@ -263,7 +264,7 @@ def convert_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
 def read_whole(
   session: tf.Session, slices: Mapping[str, Sequence[Slice]]
 ) -> dict[str, np.ndarray]:
-  """Returns the variables of a pod by name."""
+  """Returns the whole variables of a pod by name."""
   # If several devices hold the same region, only the first one is read.
   firsts = {
     name: [x for x in parts if x.is_first] for name, parts in slices.items()
@@ -310,7 +311,7 @@ def write_whole(
         f"variable {name} is {list(shape)}, and {list(value.shape)} is given."
       )
     for part in slices[name]:
-      # Runs the initializer with a feed in place of the initial value.
+      # The initializer assigns this feed in place of the initial value.
       feeds[part.variable.initializer] = value[_make_indices(part)]
   session.run(list(feeds), {op.inputs[1]: x for op, x in feeds.items()})
 

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what plans need to know of this machine (`plan --calibrate`).
+"""Measures what plans need to know about this machine (`plan --calibrate`).
 
 Small models (probes) train for a few steps. The rate of matrix products is
 measured separately. The rest of a step's time goes to passes over memory, whose
-kinds accounting/memory.py lists; each probe spends it mostly on another kind.
-The probes give linear equations, whose solution is the seconds per byte of each
-kind.
+kinds accounting/memory.py lists; each probe spends most of this rest on a
+different kind. Each probe gives a linear equation, and their solution is the
+seconds per byte of each kind.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ _OPTIMIZER = AdafactorConfig(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Probe:
-  """A model with one layer that is trained and timed, and its batch."""
+  """Sizes of a model with one layer, which is trained and timed."""
 
   d_model: int
   d_ff: int
@@ -81,7 +81,8 @@ class Probe:
     )
 
 
-# By the kind of passes that takes most of the probe's time besides products.
+# Keys are the kind of passes that takes most of the probe's time outside of
+# products.
 PROBES = {
   "blocks": Probe(
     d_model=512, d_ff=2048, vocab_size=256, sequence_length=128, batch_size=16
@@ -110,8 +111,9 @@ def calibration() -> dict[str, Any]:
     {macro: value} for CHIP = "measured" (`HardwareConfig`), the rates of all
     cores together.
   """
-  # Measure memory first, because the peak of a process never falls. Use the
-  # probe of the loss, because large products have temporary buffers too.
+  # Memory is measured first, because a process's peak never falls, and with the
+  # loss's probe, because its products are too small for large temporary
+  # buffers.
   process_bytes = _process_bytes(PROBES["loss"])
   memory_bandwidth = read_bytes_per_sec()
   flops, pass_bandwidths = {}, {}
@@ -186,7 +188,7 @@ def _rates(
         timed[kind] = [machine.time_call(step) for _ in range(_STEPS)]
   traffic, secs = [], []
   for kind, probe in PROBES.items():
-    # Passes take the rest of a step's time after products.
+    # Passes take the part of a step's time that products do not take.
     model = describe_remat(probe.model(dtype), _unmeasured_hardware())
     rows = probe.batch_size
     kept = device_bytes(model, _MESH, _OPTIMIZER)
@@ -203,7 +205,7 @@ def _rates(
 class Pace:
   """Times calls, and matrix products before and after each call.
 
-  Other programs slow down a call and the products next to it equally.
+  Other programs are assumed to slow down a call and these products equally.
 
   Attributes:
     best_secs: seconds of the fastest product so far.
@@ -221,7 +223,7 @@ class Pace:
     return PRODUCT_FLOPS / self.best_secs
 
   def time_call(self, call: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of a call, and the mean seconds of a product."""
+    """Returns the seconds of a call, and of a product before and after it."""
     before = self._time_products()
     self._last_secs = seconds_of(call)
     return self._last_secs, (before + self._time_products()) / 2
@@ -242,14 +244,15 @@ def undisturbed_secs(
   """Returns the seconds that a call takes if no other program runs.
 
   Example:
-    A call took 3 s, and products next to it 1.5 times their best: 2 s.
+    If a call took 3 s, and products before and after it took 1.5 times their
+    shortest time, the call takes 2 s.
   """
   return secs * min(1.0, best_secs / product_secs)
 
 
 @contextlib.contextmanager
 def pace(dtype: tf.DType) -> Iterator[Pace]:
-  """Yields a `Pace` with products of a dtype, in its own session."""
+  """Yields a `Pace` that multiplies matrices of a dtype."""
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
     factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
     multiply = session.make_callable(matmul(factor, factor).op)

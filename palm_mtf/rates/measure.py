@@ -30,7 +30,8 @@ _REPEATS = 4
 # Larger than any processor's cache, because decoding reads every weight from
 # memory.
 _READ_BYTES = 2**28
-# For the product that compares float32 with bfloat16: its rows, and its runs.
+# The product that compares float32 with bfloat16 has _TOKENS rows and is timed
+# _COMPARISONS times.
 _TOKENS, _COMPARISONS = 1024, 5
 
 
@@ -39,7 +40,7 @@ def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
 
   Args:
     config: CHIP, the pods and their meshes.
-    num_hosts: number of hosts that have the devices.
+    num_hosts: number of hosts over which the devices are spread.
   """
   num_pods = config.pods.num_pods
   num_devices = num_pods * config.mesh_layout.num_devices
@@ -55,8 +56,9 @@ def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
 
 
 def measured_flops_per_sec(dtype: tf.DType, num_pods: int = 1) -> float:
-  """Returns the FLOP/s of square products on this host, one per pod at once."""
-  # A process keeps the number of threads of its first session.
+  """Returns this host's FLOP/s, with one product per pod at the same time."""
+  # This session gets as many threads as later sessions need, because a process
+  # keeps the number of threads of its first session.
   config = session_config(1, num_pods)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
@@ -77,7 +79,7 @@ def read_bytes_per_sec() -> float:
 def make_variable(
   session: tf.Session, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-  """Returns a variable of ones, because TensorFlow folds constants."""
+  """Returns a variable of ones; TensorFlow would fold products of constants."""
   variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
   session.run(variable.initializer)
   return variable
@@ -91,7 +93,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def _fastest_secs(call: Callable[[], object]) -> float:
-  """Returns the least seconds of a few calls."""
+  """Returns the seconds of the fastest of a few calls."""
   # The minimum is best, because other programs only slow a call down. The first
   # call is not timed, because it makes the kernels.
   call()
@@ -110,8 +112,8 @@ def warn_if_slow(
   """
   if not is_slow(model, mesh):
     return
-  # Use the configuration of later sessions, because a process keeps the threads
-  # of its first session.
+  # Later sessions have the same configuration, because a process keeps the
+  # threads of its first session.
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     products = []
     for dtype in (tf.bfloat16, tf.float32):

@@ -21,7 +21,7 @@ class Panel(NamedTuple):
 
   title: str  # quantity, and its unit unless tick labels show the unit
   fields: tuple[str, ...]  # of metrics.jsonl, in the order of _LINE_STYLES
-  unit: str = ""  # unit of tick labels, "%" for fractions; y then begins at 0
+  unit: str = ""  # of tick labels ("%" for fractions); with one, y begins at 0
 
 
 _PANELS = (
@@ -44,7 +44,8 @@ _QUANTITIES = {
   "host_memory_bytes": "Memory of",
 }
 # Text in the legend, and Matplotlib's style, for each position in Panel.fields.
-# With several runs, a line has the color of its run, and training is lighter.
+# With several runs, a line has the color of its run, and training loss is
+# lighter.
 _LINE_STYLES = (
   ("training", {"linewidth": 1.4}),
   ("validation", {"linewidth": 1.6, "marker": "o", "markersize": 4}),
@@ -58,8 +59,8 @@ RUN_LINES = [
   for dashes in ("solid", "dashed", "dotted")
   for color in _COLORS
 ]
-_NUM_MEANS = 200  # a line with more than twice as many points is averaged
-_LOG_RATIO = 15  # y is logarithmic if largest / smallest is above this
+_NUM_MEANS = 200  # a line of more than 400 points also shows 200 means
+_LOG_RATIO = 15  # y is logarithmic if largest / smallest value is above this
 
 
 def check_can_draw() -> None:
@@ -78,7 +79,7 @@ def choose_panels(runs: Sequence[Run]) -> list[Panel]:
   found = [p for p in _PANELS if any(values.get(x) for x in p.fields)]
   known = {"step", "tokens", *(x for panel in _PANELS for x in panel.fields)}
   for field, numbers in values.items():
-    # Trace files show the fields of traced steps; constants need no curve.
+    # Fields of traced steps are shown by trace files; constants need no curve.
     if field not in known and field[:7] != "traced_" and len(numbers) > 1:
       quantity, _, _ = field.partition("/")  # such as host_memory_bytes/pod_0
       unit = {"secs": "s", "bytes": "B"}.get(quantity.rpartition("_")[2], "")
@@ -111,8 +112,8 @@ def draw(runs: Sequence[Run], panel: Panel) -> Any:
   if len(runs) == 1 and is_wide:
     colors = (*_COLORS[:2], "0.5")
     styles = [{"color": x} | y for x, y in zip(colors, styles, strict=True)]
-  # If all lines have tokens, the x axis counts tokens, because the batch sizes
-  # of runs may differ.
+  # If every line of metrics.jsonl has a number of tokens, the x axis counts
+  # tokens, because the batch sizes of runs may differ.
   tokens = [line.get("tokens") for run in runs for line in run.lines]
   x_field = "tokens" if all(map(is_number, tokens)) else "step"
   for i, run in enumerate(runs):
@@ -132,7 +133,7 @@ def draw(runs: Sequence[Run], panel: Panel) -> Any:
       # Shade the steps that the rewind undid.
       axes.axvspan(back_to, x, color=color, alpha=0.1, linewidth=0)
   if is_wide:
-    # With several runs, the legend has gray lines for all runs.
+    # With several runs, the lines in the legend are gray, not of a run's color.
     for (label, _), style in zip(_LINE_STYLES, styles, strict=True):
       axes.plot([], [], label=label, **{"color": "0.4"} | style)
     axes.legend(frameon=False)
@@ -156,10 +157,10 @@ def _draw_points(
 
 
 def _find_x(run: Run, step: float, x_field: str) -> float:
-  # A step between two lines is interpolated.
+  # Between the steps of two lines of metrics.jsonl, x is interpolated.
   steps, xs = zip((0, 0), *run.points(x_field, "step"), strict=True)
   if step > steps[-1] > 0:
-    # The run ended after the rewind, before it reached this step again.
+    # The run went back and ended before it reached this step again.
     return xs[-1] * step / steps[-1]
   return float(np.interp(step, steps, xs))
 
@@ -179,7 +180,7 @@ def _set_axes(axes: Any, panel: Panel, x_field: str) -> None:
   axes.grid(axis="y", alpha=0.3)
   axes.set_xlabel("tokens" if x_field == "tokens" else "steps")
   axes.set_xlim(left=0)
-  # 2500000 tokens are 2.5M; 780e9 are 780B, which EngFormatter writes G.
+  # 2500000 tokens are written 2.5M, and 780e9 780B (EngFormatter writes 780G).
   short = ticker.EngFormatter(sep="")
   axes.xaxis.set_major_formatter(lambda x, _: short(x).replace("G", "B"))
   low, high = axes.dataLim.intervaly

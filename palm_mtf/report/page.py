@@ -16,7 +16,7 @@ from palm_mtf.report.figures import (
 )
 from palm_mtf.report.runs import Run, is_number
 
-# In dark mode, figures are inverted: black turns white, and hues stay.
+# In dark mode, figures have inverted brightness and the same hues.
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 100rem;
@@ -74,9 +74,9 @@ _RESULTS = (
   ("Memory of the process (peak)", "host_memory_bytes", max, _BYTES),
 )
 _POD_MEMORY = "host_memory_bytes/"
-# Fields that plan.json predicts; a prediction gets the row below its field.
+# Fields that plan.json predicts; a prediction is shown below the field's row.
 _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
-# {row: (exact value, which shows on hover; text)}.
+# {title of a row: (exact value, shown when the pointer is on the cell; text)}.
 _Column = Mapping[str, tuple[object, str]]
 
 
@@ -109,7 +109,7 @@ def _escape(value: object) -> str:
 
 
 def _render_name(runs: Sequence[Run], index: int) -> str:
-  """Returns a run's name with a sample of its line; "" for the only run."""
+  """Returns HTML of a run's name and line style; "" if there is one run."""
   if len(runs) == 1:
     return ""
   color, dashes = RUN_LINES[index % len(RUN_LINES)]
@@ -166,7 +166,7 @@ def _list_results(run: Run) -> _Column:
 
 def _list_tasks(run: Run) -> _Column:
   column = {}
-  # Evaluations ascend by step, so the last one stays.
+  # Evaluations are in ascending order of steps: the newest one stays.
   for each in run.evaluations:
     for metric, value in each["metrics"].items():
       if is_number(value):
@@ -212,7 +212,8 @@ def _render_samples(runs: Sequence[Run]) -> Iterator[str]:
 def _render_settings(runs: Sequence[Run]) -> Iterator[str]:
   columns = [{k: (repr(v),) * 2 for k, v in x.settings.items()} for x in runs]
   shared = set.intersection(*({*column.items()} for column in columns))
-  # A setting that a run of an earlier version lacks also differs.
+  # A setting that only some runs have, because an earlier version lacked it,
+  # also differs.
   differ = [dict(x for x in y.items() if x not in shared) for y in columns]
   yield from _render_table("Settings that differ", runs, differ, "settings")
   chosen = {x for run in runs for x in {*run.settings} - run.defaults}

@@ -31,7 +31,10 @@ def format_plan(plan: Mapping[str, Any]) -> str:
 
 
 def format_verdict(plan: Mapping[str, Any]) -> str:
-  """Returns whether a device's memory suffices, or settings that would fit."""
+  """Returns a line that says whether a step fits into a device's memory.
+
+  If it does not, the line also has changes of settings with which it would fit.
+  """
   needed = sum(plan["device_bytes"].values()) / _GIB
   has = plan["memory_bytes"] / _GIB
   if plan["fits"]:
@@ -47,7 +50,7 @@ def format_verdict(plan: Mapping[str, Any]) -> str:
 
 
 def format_prediction(plan: Mapping[str, Any]) -> str:
-  """Returns time, speed and memory in one line."""
+  """Returns the predicted time, speed and memory in one line."""
   needed = sum(plan["device_bytes"].values()) / _GIB
   return (
     f"predicted: {plan['step_secs']:.3g} s per step, "

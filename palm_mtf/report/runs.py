@@ -31,7 +31,7 @@ class Run:
   evaluations: Sequence[Mapping[str, Any]]  # by ascending step
   settings: Mapping[str, Any]  # values of the macros in config.gin
   defaults: Set[str]  # names of macros that no gin file or flag has set
-  plan: Mapping[str, Any]  # numbers of plan.json, {} without one
+  plan: Mapping[str, Any]  # numbers in plan.json; {} if there is no such file
 
   def points(self, field: str, x_field: str) -> list[tuple[float, float]]:
     """Returns (x, y) of each line in which both fields are finite numbers."""
@@ -55,7 +55,7 @@ def is_number(value: object) -> bool:
 
 
 def read_runs(model_dirs: Sequence[str]) -> list[Run]:
-  """Reads each MODEL_DIR once, in the order given.
+  """Reads each MODEL_DIR once, in the order of `model_dirs`.
 
   Raises:
     UserError: if a folder does not exist, or has no readable metrics.jsonl.
@@ -63,7 +63,8 @@ def read_runs(model_dirs: Sequence[str]) -> list[Run]:
   # A folder that is given twice, maybe by a link, is one run.
   paths = {os.path.realpath(x): x for x in map(os.path.expanduser, model_dirs)}
   parts = [os.path.abspath(path).split(os.sep) for path in paths.values()]
-  # runs/a/lm and runs/b/lm become a/lm and b/lm.
+  # Runs have the shortest unique names: runs/a/lm and runs/b/lm are called a/lm
+  # and b/lm.
   for count in range(1, max(map(len, parts)) + 1):
     names = ["/".join(each[-count:]) for each in parts]
     if len(set(names)) == len(names):
@@ -137,11 +138,11 @@ def _read_plan(path: str) -> dict[str, Any]:
 
 
 def _read_settings(path: str) -> tuple[dict[str, Any], Set[str]]:
-  """Returns the values of the macros, and the names of defaulted macros."""
+  """Returns {macro: value}, and the names of macros left at their defaults."""
   settings: dict[str, Any] = {}
   with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
     settings |= _MACRO.findall(file.read().decode())
-  # The comment is the origin of the value (cli/gin_files.py).
+  # A comment after each value says where it was set (cli/gin_files.py).
   defaults = {x for x, text in settings.items() if text.endswith("# default")}
   for name, text in settings.items():
     # "3  # recipes/quickstart.gin:10" is 3, because Python skips the comment. A

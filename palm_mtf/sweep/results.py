@@ -28,27 +28,27 @@ def has_finished(where: SweepDir, name: str) -> bool:
 
 
 def mark_finished(where: SweepDir, name: str) -> None:
-  """Writes that a run has finished, so that it is not repeated."""
+  """Records in a file that a run has finished, so that it is not repeated."""
   write_atomically(where.outcome(name), f"{FINISHED}\n".encode())
 
 
 def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
-  """Returns a row for each run, by column.
+  """Returns a row {column: value} for each run.
 
-  `flops` are model FLOPs. `secs` are the seconds of the run's steps until its
-  last evaluation, without evaluations, checkpoints and starts. `loss` is the
-  last validation loss in nats per token and `best_loss` the lowest finite one.
-  A loss that is not finite is None.
+  `flops` are model FLOPs. `secs` is the sum of the times of the run's steps
+  until its last evaluation, without evaluations, checkpoints and starts. `loss`
+  is the last validation loss, nats per token, and `best_loss` the lowest finite
+  one. A loss that is not finite is None.
   """
   rows = []
   for run in runs:
     losses, tokens, secs, now, last_step = [], 0, 0.0, 0.0, 0
     for line in read_json_lines(ModelDir(run.model_dir).metrics, number="step"):
-      # The line has the mean over the steps since the line before it.
+      # step_secs is a mean over the steps since the line before.
       now += line.get("step_secs", 0.0) * (line["step"] - last_step)
       last_step = line["step"]
       if "validation_loss" in line:
-        # null where it is not finite; earlier versions wrote NaN.
+        # A loss that is not finite is null; earlier versions wrote NaN.
         loss = line["validation_loss"]
         is_finite = loss is not None and math.isfinite(loss)
         losses.append(loss if is_finite else None)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a run: `palm_mtf train` on given cores; ends with the sweep.
+"""The process of a run: `palm_mtf train` on some cores, killed with the sweep.
 
 python -m palm_mtf.sweep.run_process SWEEP_PID CORES GIN_FILE
 """
@@ -18,8 +18,8 @@ def main() -> None:
   sweep, cores, gin_file = sys.argv[1:]
   # Before TensorFlow is imported, because TensorFlow counts the cores.
   os.sched_setaffinity(0, map(int, cores.split(",")))
-  # The kernel kills the run when the sweep dies. The next sweep resumes it.
-  # Both settings survive exec.
+  # The kernel kills this process when the sweep dies. The next sweep resumes
+  # the run. The cores and this setting survive exec.
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != int(sweep):  # the sweep ended before the line above

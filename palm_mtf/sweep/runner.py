@@ -22,7 +22,7 @@ from palm_mtf.sweep.runs import SweepRun
 _logger = logging.getLogger(__name__)
 
 _POLL_SECS = 0.5
-_LAST_BYTES = 4096  # the end of a log, which holds the last line
+_LAST_BYTES = 4096  # of a log, in which its last line is looked for
 
 
 @dataclasses.dataclass
@@ -52,7 +52,7 @@ def cores_of_runs(num_at_once: int) -> list[list[int]]:
 def train_runs(
   runs: Sequence[SweepRun], sweep: SweepConfig, where: SweepDir
 ) -> dict[str, str]:
-  """Trains the runs that have not finished, in their order.
+  """Trains the runs that have not finished, in the order of `runs`.
 
   Args:
     runs: all runs of the sweep.
@@ -102,7 +102,7 @@ def train_runs(
 def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
   settings = where.settings(run.name)
   write_atomically(settings, run.gin_text.encode())
-  # So the run finds the same modules as this process.
+  # The run then finds the same modules as this process.
   path = os.pathsep.join(folder for folder in sys.path if folder)
   numbers = ",".join(map(str, cores))
   with open(where.log(run.name), "ab") as log:
@@ -147,7 +147,7 @@ def _last_line(log: str) -> str:
 
 
 def check_none_failed(failed: Mapping[str, str], where: SweepDir) -> None:
-  """Raises UserError that names the failed runs and how they ended."""
+  """Raises UserError if a run failed; the message says how each run ended."""
   if failed:
     each = "; ".join(f"{name}: {how}" for name, how in failed.items())
     raise UserError(

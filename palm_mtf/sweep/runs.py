@@ -37,7 +37,7 @@ class SweepRun:
     name: names of the run's choices on all axes, joined by "-".
     model_dir: MODEL_DIR of the run.
     config: every setting.
-    gin_text: gin file that gives `config` again.
+    gin_text: content of a gin file with the settings in `config`.
     is_held_out: whether the scaling law is checked on this run, not fitted to
       it.
   """
@@ -69,18 +69,19 @@ class SweepRun:
 def make_runs(
   sweep: SweepConfig, config: Config, where: SweepDir, load_run: LoadRun
 ) -> list[SweepRun]:
-  """Returns the runs of a sweep, in the order of the product.
+  """Returns the runs of a sweep, in the order of the product of the axes.
 
   Args:
     sweep: SWEEP_RUNS and SWEEP_HELD_OUT.
-    config: the settings that the runs differ from.
+    config: settings of the sweep, which a run's macros override.
     where: folder of the sweep.
-    load_run: function of the origin of macros and {macro: value} over the
-      sweep's; returns settings and gin file of a training run.
+    load_run: takes a description of where macros come from, for messages, and
+      {macro: value}, which override the sweep's settings; returns the settings
+      of a training run, and the content of a gin file with them.
 
   Raises:
     UserError: if there is no run, a run's settings do not fit together, runs
-      read different data, or SWEEP_HELD_OUT names none.
+      read different data, or SWEEP_HELD_OUT has a name that no axis has.
   """
   shared = {
     "VOCABULARY": config.data.vocabulary or where.vocabulary,
@@ -110,7 +111,10 @@ def make_runs(
 
 
 def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
-  """Raises UserError unless the file of each run, if any, has its settings."""
+  """Raises UserError if a run has begun with other settings.
+
+  The gin file in the sweep's folder holds the settings with which a run began.
+  """
   for run in runs:
     path = where.settings(run.name)
     if not os.path.exists(path):
@@ -133,7 +137,7 @@ def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
 
 
 def _values(gin_text: str) -> dict[str, str]:
-  """Returns the values in a run's gin file that the run itself sets."""
+  """Returns {macro: value} of a run's gin file, except the sweep's macros."""
   pairs = (line.split(" = ", 1) for line in gin_text.splitlines())
   values = {x[0]: x[1] for x in pairs if len(x) == 2}
   # The sweep's folder, which these macros name, may move.
@@ -141,7 +145,7 @@ def _values(gin_text: str) -> dict[str, str]:
 
 
 def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
-  """Returns the choices of each axis, (name, {macro: value}) each."""
+  """Returns a list of choices (name, {macro: value}) for each axis."""
   if not isinstance(axes, (list, tuple)) or not axes:
     raise UserError(
       f"SWEEP_RUNS = {axes!r}: give a list of axes, such as {_EXAMPLE}."

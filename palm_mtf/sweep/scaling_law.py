@@ -5,8 +5,8 @@
   L(N, D) = E + A / N^alpha + B / D^beta            equation 2
 
 N are parameters without norm scales, D training tokens, L nats per token. The
-fit is their approach 3: the Huber loss, with delta = 1e-3, of the difference of
-logarithms.
+fit is their approach 3: it minimizes the Huber loss, with delta = 1e-3, of the
+difference of log L between law and run.
 
 Its uncertainty comes from a parametric bootstrap (Efron and Tibshirani 1993,
 chapter 6.5). Sizes and tokens were chosen and not drawn, so only log L is drawn
@@ -28,17 +28,18 @@ from palm_mtf.sweep.results import FINISHED, Row
 _HUBER_DELTA = 1e-3
 _EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # the fit tries all pairs
 _NUM_STARTS = 3  # the best pairs, from which the fit starts
-_MOST = 5.0  # the largest exponent
+_MOST = 5.0  # the largest exponent that the fit allows
 _SMALLEST = 1e-9  # lower bound of E, and of each term at typical N and D, nats
 _NUM_LAWS = 400
 _INTERVAL = (2.5, 97.5)  # percentiles
-# Two runs more than the law has coefficients, so that residuals show the noise.
+# Two runs more than the law has coefficients, so that residuals show the noise;
+# with at least _MIN_VALUES different sizes and numbers of tokens.
 _MIN_RUNS, _MIN_VALUES = 7, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-  """Coefficients of equation 2, in its order; numbers, or arrays [laws]."""
+  """Coefficients of equation 2: numbers, or arrays [laws] for several laws."""
 
   e: float
   a: float
@@ -47,7 +48,7 @@ class Law:
   beta: float
 
   def loss(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Returns L(N, D), nats per token, of arrays or numbers."""
+    """Returns L(N, D), nats per token; arguments are numbers or arrays."""
     of_size = self.a * np.power(parameters, -self.alpha)
     return self.e + of_size + self.b * np.power(tokens, -self.beta)
 
@@ -56,7 +57,7 @@ class Law:
 class Cost:
   """FLOPs of a training token by size: scale * N ** power.
 
-  Hoffmann et al. use 6 N. In small models attention costs relatively more.
+  Hoffmann et al. use 6 N. In small models attention adds relatively more.
   """
 
   scale: float = 6.0
@@ -66,7 +67,7 @@ class Cost:
   def fitted(
     cls, parameters: Sequence[float], flops: Sequence[float]
   ) -> "Cost":
-    """Fits the cost to models, by least squares of logarithms.
+    """Fits the cost to models, by least squares of log FLOPs.
 
     Args:
       parameters: sizes of models, at least two of them different.
@@ -80,7 +81,7 @@ class Cost:
 
     With a cost of 6 N this is equation 4 of Hoffmann et al.
     """
-    # The derivative of L(N, C / (scale N^power)) by N is 0.
+    # At the optimum, the derivative of L(N, C / (scale N^power)) by N is 0.
     ratio = law.alpha * law.a / (self.power * law.beta * law.b)
     exponent = 1 / (law.alpha + self.power * law.beta)
     parameters = (ratio * (flops / self.scale) ** law.beta) ** exponent
@@ -91,7 +92,7 @@ class Cost:
     return law.loss(*self.optimum(law, flops))
 
   def power_of_size(self, law: Law) -> float:
-    """Returns the exponent a of N_opt ~ C^a."""
+    """Returns a in N ~ C^a: the optimum's growth with the training FLOPs C."""
     return law.beta / (law.alpha + self.power * law.beta)
 
 
@@ -101,15 +102,17 @@ def fit(
   losses: np.ndarray,
   start: Law | None = None,
 ) -> Law:
-  """Returns the law of runs.
+  """Fits the law to runs.
 
   Args:
     parameters: [runs], sizes of the models.
     tokens: [runs], training tokens.
     losses: [runs], validation losses, nats per token.
-    start: a law near the result; None tries several starts.
+    start: a law near the result, from which the fit starts; None tries several
+      starts.
   """
-  # Divided by the means of N and D, A and B are about as large as the losses.
+  # With N and D divided by their geometric means, A and B are about as large as
+  # the losses.
   size, length = (np.exp(np.mean(np.log(x))) for x in (parameters, tokens))
   sizes, lengths = parameters / size, tokens / length
 
@@ -164,10 +167,10 @@ class Interval(NamedTuple):
 
 
 class Resampled(NamedTuple):
-  """The law of runs, and laws that fit losses drawn around it."""
+  """The law fitted to runs, and laws fitted to losses drawn around it."""
 
   law: Law
-  laws: Law  # of arrays, [laws]
+  laws: Law  # each coefficient is an array, [laws]
   noise: np.ndarray  # [laws], drawn noise of log L for one more run
 
   def interval(self, number: Callable[[Law], float]) -> Interval:
@@ -176,8 +179,8 @@ class Resampled(NamedTuple):
     return Interval(float(number(self.law)), float(low), float(high))
 
   def prediction(self, parameters: float, tokens: float) -> Interval:
-    """Returns the loss that one more run would have, nats per token."""
-    # The run itself deviates from the law, too.
+    """Returns the predicted loss of one more run, nats per token."""
+    # One more run would deviate from its law, like the others.
     losses = self.laws.loss(parameters, tokens) * np.exp(self.noise)
     low, high = np.percentile(losses, _INTERVAL)
     value = self.law.loss(parameters, tokens)
@@ -199,8 +202,8 @@ def resample(
   fitted = law.loss(parameters, tokens)
   residuals = np.log(losses / fitted)
   rng = np.random.default_rng(seed)
-  # Few residuals leave the deviation uncertain, so draw it, too; together this
-  # gives Student's t distribution.
+  # Few residuals leave the standard deviation uncertain, so it is drawn too;
+  # the noise then has Student's t distribution.
   freedom = len(losses) - len(dataclasses.fields(Law))
   variance = np.sum(residuals**2) / rng.chisquare(freedom, [_NUM_LAWS, 1])
   drawn = rng.normal(0, np.sqrt(variance), [_NUM_LAWS, len(losses) + 1])
@@ -214,7 +217,10 @@ def resample(
 
 
 def runs_to_fit(rows: Sequence[Row]) -> list[Row]:
-  """Returns the best finished run for each size and number of tokens."""
+  """Returns the run with the lowest loss for each size and number of tokens.
+
+  Runs that are held out or have not finished are left out.
+  """
   best: dict[tuple[int, int], Row] = {}
   for row in rows:
     if _has_result(row) and not row["held_out"]:
@@ -244,11 +250,11 @@ def why_no_law(rows: Sequence[Row]) -> str:
 
 
 def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
-  """Returns the law of the runs, its optimum, and its check on other runs.
+  """Returns the law, its optimum, and its predictions for held-out runs.
 
   Args:
     rows: a table for which `why_no_law` returns "".
-    budget: training FLOPs for which the best size is wanted, or None.
+    budget: training FLOPs of the optimum; None for no optimum.
 
   Returns:
     {name: number, or [number, low, high] with its 95% interval}; losses are in
@@ -292,7 +298,7 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
 
 
 def law_text(record: Mapping[str, Any]) -> str:
-  """Returns the law, its optimum and its check as text."""
+  """Returns a record of `law_record` as text."""
   lines = [
     f"scaling law of {record['num_runs']} runs, with 95% intervals",
     "  L(N, D) = E + A / N^alpha + B / D^beta, of N parameters and D tokens",

@@ -20,8 +20,8 @@ class Received(NamedTuple):
   """What one pod received in a step, from all pods or from some."""
 
   received_bytes: int
-  hidden_secs: float  # time in which the pod received and computed
-  exposed: Intervals  # times in which it received and did not compute
+  hidden_secs: float  # time in which the pod both received and computed
+  exposed: Intervals  # in which the pod received and did not compute
 
   @property
   def exposed_secs(self) -> float:
@@ -30,7 +30,7 @@ class Received(NamedTuple):
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-  """Returns the union of intervals as disjoint intervals, in order."""
+  """Returns the union of intervals as disjoint intervals, ascending."""
   merged: Intervals = []
   for start, end in sorted(each for each in intervals if each[0] < each[1]):
     if merged and start <= merged[-1][1]:
@@ -41,7 +41,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def subtract(intervals: Intervals, others: Intervals) -> Intervals:
-  """Returns `intervals` minus `others`; each list is disjoint and in order."""
+  """Returns `intervals` minus `others`; each list is disjoint and ascending."""
   left: Intervals = []
   first = 0
   for start, end in intervals:
@@ -96,15 +96,16 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   exposed = sum(x.exposed_secs for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
-    # Sum over pods. If all tokens have the same weight and a step is one
-    # microbatch, the sum is 4 bytes per device less than the prediction of
-    # accounting/communication.py, because the sum of weights is a constant,
-    # which TensorFlow computes before the first step.
+    # Received bytes of all pods. If all tokens have the same loss weight and a
+    # step is one microbatch, accounting/communication.py predicts 4 bytes more
+    # per device: the sum of the loss weights, which then is a constant that
+    # TensorFlow computes before the first step.
     "traced_dcn_bytes": num_bytes,
     "traced_hidden_secs": hidden / len(pods),  # mean of pods
     "traced_exposed_secs": exposed / len(pods),  # mean of pods
   }
-  # Unit: 10^9 bits per second per pod. Within a process transfers take no time.
+  # Unit: 10^9 bits per second per pod. Transfers within a process take no time,
+  # so there is no rate.
   if hidden + exposed:
     figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
   return figures

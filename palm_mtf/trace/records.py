@@ -23,7 +23,7 @@ FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
   "update",
 )
 _EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
-# An operation has the first phase whose pattern matches its scope.
+# An operation has the first phase whose pattern is found in its name.
 _PHASES = {
   EXCHANGE: _EXCHANGE,
   UPDATE: re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
@@ -33,9 +33,10 @@ _UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
 _DEVICE = re.compile(
   r"(?:/job:(\w+))?(?:/replica:\d+)?(?:/task:(\d+))?/device:(\w+):(\d+)"
 )
-# TensorFlow's label of a received tensor: operation, sender, receiver.
+# TensorFlow's label of a received tensor: operation that computed it, device of
+# the sender, device of the receiver.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
-# The most operations between a transferred tensor and the update of its
+# Maximum number of operations from a transferred tensor to the update of its
 # variable.
 _MOST_OPERATIONS_TO_UPDATE = 4
 
@@ -47,7 +48,7 @@ class Operation:
   pod: int
   device: int  # its number in the pod's mesh
   name: str
-  phase: str  # of PHASES; the exchange begins with the pod's part of the sum
+  phase: str  # one of PHASES; EXCHANGE includes reduce-scatters within the pod
   start: float
   end: float
 
@@ -59,13 +60,13 @@ class Transfer:
   Pods of one process pass tensors in memory: all three times are equal.
   """
 
-  name: str  # of the variable of a gradient, else of the sender's operation
-  source: int  # pod
-  target: int  # pod
+  name: str  # of a gradient's variable; of other tensors' sending operation
+  source: int  # number of the sending pod
+  target: int  # number of the receiving pod
   num_bytes: int
-  ready: float  # the sender has computed the tensor
-  sent: float  # the receiver has asked for the tensor; the sender starts
-  arrived: float  # the receiver has the tensor
+  ready: float  # when the sender has computed the tensor
+  sent: float  # when the sender starts, because the receiver has asked for it
+  arrived: float  # when the receiver has the tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +91,7 @@ class _Span:
   # Nanoseconds since 1970: a float64 would round to a quarter of a microsecond.
   start: int
   end: int
-  # Both describe a received tensor; an operation has 0 and "".
+  # The next two fields describe a received tensor; an operation has 0 and "".
   num_bytes: int
   label: str
 
@@ -103,7 +104,7 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
     program: training program.
   """
   graph, devices = program.step.graph, program.devices
-  # Pod and number of each device except the client's.
+  # {device: (pod, number in the pod)}, without the client's devices.
   numbers = {
     _parse_device(name): (pod, number)
     for pod, names in enumerate(devices.pods)
@@ -134,7 +135,7 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
 
 
 def _to_seconds(begin: int, record: Any, *names: str) -> Any:
-  """Returns a record whose times are seconds since `begin`."""
+  """Returns a record with its times `names` as seconds since `begin`."""
   times = {name: (getattr(record, name) - begin) / 1e9 for name in names}
   return dataclasses.replace(record, **times)
 
@@ -147,7 +148,7 @@ def _parse_device(name: str) -> tuple:
 def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
   for device in call.step_stats.dev_stats:
     if not _DEVICE.fullmatch(device.device):
-      continue  # a stream of a GPU, which is a device, too
+      continue  # a stream of a GPU; the GPU itself is a device too
     for node in device.node_stats:
       received = node.node_name == "RecvTensor"
       # Records of received tensors have only microseconds.
@@ -216,7 +217,8 @@ def _read_transfers(
     if pods[0] == pods[1]:
       continue  # both servers belong to one pod
     # The sender's clock may run ahead, so TensorFlow clamps the send time to
-    # the interval from request to arrival of the receiver; clamp `ready` too.
+    # the interval from the receiver's request to the arrival. Clamp `ready`
+    # too, to be no later than the send time.
     ready = min(ends.get((source, name), span.start), span.start)
     yield Transfer(
       _find_variable(graph, name),
@@ -233,12 +235,12 @@ def _infer_transfers(
   ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields transfers between pods in this process; no record shows them."""
+  """Yields transfers between pods in this process, which have no records."""
   if any(device[0] != "localhost" for device in numbers):
     return
   seen = set()
   for operation in graph.get_operations():
-    if not operation.device:  # reads a variable, on the variable's device
+    if not operation.device:  # it reads a variable where the variable is
       continue
     target = _parse_device(operation.device)
     if (target, operation.name) not in ends:
@@ -261,7 +263,10 @@ def _infer_transfers(
 
 
 def _find_variable(graph: tf.Graph, name: str) -> str:
-  """Returns the variable that a tensor updates, else the operation's name."""
+  """Returns the name of the only variable that an operation's outputs update.
+
+  If there are several or none, returns the operation's name.
+  """
   try:
     level = [graph.get_operation_by_name(name)]
   except KeyError:  # an operation of TensorFlow's runtime

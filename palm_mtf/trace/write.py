@@ -3,8 +3,8 @@
 """Writes a traced step: MODEL_DIR/traces/step_00000020.json.
 
 chrome://tracing and ui.perfetto.dev show the file. The lane "pod 0" has the
-operations of this pod, and "pod 0 -> pod 1" the transfers in this direction.
-Times are in microseconds.
+operations of pod 0, and the lane "pod 0 -> pod 1" the transfers from pod 0 to
+pod 1. Times are in microseconds.
 """
 
 import heapq
@@ -77,7 +77,7 @@ def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
   operations = [
     x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
   ]
-  # Lanes have numbers: first those of pods, then those of directions.
+  # Lanes are numbered: pods first, then directions of transfers.
   events: list[dict] = []
   for pod in range(trace.num_pods):
     of_pod = [x for x in operations if x.pod == pod]
@@ -152,7 +152,8 @@ def _lane(
   name: str, number: int, events: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
   """Yields a lane's events; events that overlap get different rows."""
-  # The format calls a lane a process, and a row a thread. "M" is metadata.
+  # The format calls a lane a process ("pid"), and a row a thread ("tid"). "M"
+  # events are metadata.
   for kind, key, value in (
     ("process_name", "name", name),
     ("process_sort_index", "sort_index", number),

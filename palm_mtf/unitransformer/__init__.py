@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PaLM's layers for `mesh_tensorflow.transformer`, registered for gin.
 
-Variables, layouts and contexts are Mesh TensorFlow's. Importing this package
-makes every name below a gin configurable of the module
+The layers use Mesh TensorFlow's variables, layouts and contexts. Importing this
+package makes every name below a gin configurable of the module
 `palm_mtf.unitransformer`; gin/mesh_tensorflow/palm.gin builds a Unitransformer
 from these layers.
 """

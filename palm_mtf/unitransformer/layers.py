@@ -50,7 +50,7 @@ def sublayer_norm(
     x: [..., d_model], activation dtype.
     layer_stack: the stack that calls the sublayer; unused.
     context: gives the dtypes of variables.
-    norm: "layer_norm" or "rms_norm", as NORM.
+    norm: "layer_norm" or "rms_norm".
 
   Returns:
     A tensor with the shape and dtype of x.
@@ -78,7 +78,7 @@ def sublayer_norm(
 
 @gin.configurable(module="palm_mtf.unitransformer")
 class MultiQueryAttention(transformer_layers.SelfAttention):
-  """Mesh TensorFlow's self-attention with rotary embedding (PaLM 2)."""
+  """Multi-query self-attention with rotary embedding (PaLM, section 2)."""
 
   def __init__(self, num_heads: int, d_kv: int):
     """Takes the sizes.
@@ -145,8 +145,8 @@ class _RotaryParams(attention.AttentionParams):
     if self._context.mode == "incremental":
       position = self._context.position
     else:
-      # Positions count from the start of a packed row, also in later sequences,
-      # because q k depends only on differences of positions.
+      # In a packed row, positions count from the start of the row and not of
+      # each sequence, because q k depends only on differences of positions.
       names = ("length", "memory_length")
       (dim,) = [x for x in x.shape.dims if x.name in names]
       position = mtf.range(x.mesh, dim, tf.int32)
@@ -159,7 +159,7 @@ def compute_rotary_angles(
   """Returns sin and cos of the angles at given positions.
 
   Args:
-    length: dimension of the positions of a whole sequence.
+    length: dimension of a whole sequence; its size is the number of positions.
     d_kv: width of a head.
     position: int32, any shape.
 
@@ -169,7 +169,8 @@ def compute_rotary_angles(
 
   # mtf.gather would be a matrix product, in which TPUs round to bfloat16.
   def look_up(table: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-    # An ended sequence stays in the batch, and its position still grows.
+    # A sequence that has ended stays in the decoding batch, and its position
+    # grows beyond the table.
     return tf.gather(table, tf.minimum(position, length.size - 1))
 
   angles = []
@@ -192,8 +193,9 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
 
   Args:
     x: [..., d_kv], queries or keys.
-    sin: [..., d_kv / 2], float32; a subset of the dimensions of x, in order.
-    cos: shape and dtype of `sin`.
+    sin: [..., d_kv / 2], float32. Its leading dimensions are some of those of
+      x, in the same order.
+    cos: same shape and dtype as `sin`.
 
   Returns:
     A tensor with the shape and dtype of x.
@@ -235,7 +237,7 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
 
 @gin.configurable(module="palm_mtf.unitransformer")
 class SwiGlu(transformer.TransformerLayer):
-  """The MLP (swish(x wi_gate) * (x wi)) wo, without biases (PaLM 2)."""
+  """The MLP (swish(x wi_gate) * (x wi)) wo, no biases (PaLM, section 2)."""
 
   def __init__(self, d_ff: int):
     """Takes the width.
@@ -319,7 +321,7 @@ def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
 
 @gin.configurable(module="palm_mtf.unitransformer")
 class ParallelBlock(transformer.TransformerLayer):
-  """Attention(x) + MLP(x); the calling stack normalizes x (PaLM 2)."""
+  """Attention(x) + MLP(x); the LayerStack normalizes x (PaLM, section 2)."""
 
   # Mesh TensorFlow's ParallelLayer divides the sum by sqrt(2); PaLM does not.
 
