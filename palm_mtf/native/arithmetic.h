@@ -21,7 +21,8 @@ inline T from_float(float x) {
   else return x;
 }
 
-// Reads numbers as V: Floats (one register), or float for the rest of a row.
+// Reads float32 numbers: a register of numbers if V is Floats, one number if V
+// is float.
 template <class V, class T>
 inline V get(const T* at) {
   if constexpr (sizeof(V) == sizeof(float)) return to_float(*at);
@@ -35,8 +36,8 @@ inline void put(T* at, V x) {
   else store(at, x);
 }
 
-// Calls use(i, V()) for i from 0 to size: V is Floats, i steps by kLanes; for
-// the rest of the numbers V is float, i steps by 1.
+// Goes through the indices below `size`: calls use(i, Floats()) for whole
+// registers (indices i to i + kLanes - 1), then use(i, float()) for the rest.
 template <class Use>
 inline void for_vectors(int size, Use use) {
   int i = 0;
@@ -44,7 +45,7 @@ inline void for_vectors(int size, Use use) {
   for (; i < size; ++i) use(i, float());
 }
 
-// Returns the sum of term(i, V()) over i; see `for_vectors`.
+// Returns the sum over `size` indices of term(i, V()); see `for_vectors` for V.
 template <class Term>
 inline float sum_of(int size, Term term) {
   Floats total = {};
@@ -56,7 +57,7 @@ inline float sum_of(int size, Term term) {
   return sum(total) + rest;
 }
 
-// Returns e^x to a few units in the last place; clamps x to [-87, 87].
+// Returns e^x, exact to a few units in the last place; clamps x to [-87, 87].
 template <class V>
 inline V exponential(V x) {
   x = x < -87.0f ? V{} - 87.0f : x;
@@ -79,7 +80,7 @@ inline V sigmoid(V x) {
 
 inline float swish(float x) { return x * sigmoid(x); }
 
-// Combines all numbers, a register at a time.
+// Combines `start` and all numbers of x, a register at a time.
 template <class Combine>
 inline float reduce(const float* x, int size, float start, Combine combine) {
   Floats all = splat(start);
@@ -102,7 +103,8 @@ inline float largest(const float* x, int size) {
 // Returns the index of the largest number, or the first index if several are
 // equal; 0 if no number is larger than -infinity.
 inline int find_largest_place(const float* x, int size) {
-  // Each lane keeps its largest number, and the index of that register.
+  // Each lane keeps its largest number, and the index where the register of
+  // that number begins.
   Floats most = splat(-INFINITY);
   Ints begin = {};
   int i = 0;
@@ -124,7 +126,7 @@ inline int find_largest_place(const float* x, int size) {
   return place;
 }
 
-// Replaces x by softmax(scale * x), scale above 0.
+// Replaces x by softmax(scale * x); `scale` is above 0.
 inline void softmax(float* x, int size, float scale) {
   const float most = largest(x, size);
   for (int i = 0; i < size; ++i) x[i] = exponential(scale * (x[i] - most));

@@ -28,7 +28,7 @@ template <class T>
 class Attention {
  public:
   // Takes the inputs q, k and v. q is [batch, length, heads, d_kv]; k and v
-  // have that shape, or [batch, length, d_kv].
+  // have the shape of q, or [batch, length, d_kv] if all heads share them.
   Attention(Call& call, int num_threads, bool for_gradient,
             AttentionMemory<T>& memory)
       : q(call.next()), k(call.next()), v(call.next()),
@@ -38,8 +38,8 @@ class Attention {
     sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? heads : 1,
               int(TF_Dim(q, 3))};
     // With at least kEnough groups, threads finish at about the same time. The
-    // number of groups does not depend on the number of threads, so that sums
-    // do not either.
+    // number of groups does not depend on the number of threads, so that the
+    // bits of sums do not depend on it either.
     constexpr int kEnough = 16;
     const int most = heads / sizes_.key_heads;
     while (num_groups() < kEnough && parts_ < most)
@@ -72,8 +72,8 @@ class Attention {
 
   const TF_Tensor *q, *k, *v;
 
-  // Number of key heads in the batch, and of groups of query heads. The heads
-  // of a group share one key head.
+  // num_heads() is the number of key heads in the batch. The query heads that
+  // share a key head form one or more groups; num_groups() counts these.
   int num_heads() const { return batch_ * sizes_.key_heads; }
   int num_groups() const { return num_heads() * parts_; }
 
@@ -97,7 +97,7 @@ class Attention {
     heads_of(group, thread).attend(data(q) + at, out + at);
   }
 
-  // Writes dq, and the group's part of dk and dv to `memory`.
+  // Writes the group's dq to `dq`, and its part of dk and dv to `memory_`.
   void gradient(int group, int thread, const T* dout, T* dq) const {
     float* dk = &memory_.dk[group * part_size()];
     float* dv = &memory_.dv[group * part_size()];
@@ -145,7 +145,7 @@ class Attention {
             rows(memory_.key_rows), rows(memory_.value_rows)};
   }
 
-  // Returns where a key head begins in k, v and their gradients.
+  // Returns where a key head begins in x: k, v or a gradient of these.
   template <class X>
   X* of_head(X* x, int head) const {
     const int sequence = head / sizes_.key_heads, own = head % sizes_.key_heads;
@@ -153,7 +153,7 @@ class Attention {
                  sizes_.d_kv;
   }
 
-  // Returns where a group's sequence begins in q, out and their gradients.
+  // Returns the index where a group's sequence begins in q, out and gradients.
   size_t sequence_of(int group) const {
     const int sequence = group / parts_ / sizes_.key_heads;
     return size_t(sequence) * sizes_.length * sizes_.heads * sizes_.d_kv;

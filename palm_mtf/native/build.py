@@ -30,7 +30,7 @@ from palm_mtf.machine.processors import cpu_flags
 _logger = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).parent / "operations.cc"
-# No option allows the compiler to reorder a sum.
+# None of these options allows the compiler to reorder the terms of a sum.
 _FLAGS = (
   *("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-Wno-psabi"),
   *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
@@ -40,7 +40,7 @@ _LIBRARIES = ("-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512_vnni"}
 _COMPILE_SECS = 300
-_MOST_KEPT = 16  # libraries in the cache, for other CPUs, compilers, versions
+_MOST_KEPT = 16  # libraries in the cache: one per CPU, compiler and version
 _OUTPUT = "operations.so"
 # Parts of a compiler's message about a full disk or an exceeded quota.
 _NO_SPACE = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
@@ -84,7 +84,8 @@ def load_library() -> bytes:
   """Returns the library for this CPU; compiles it if necessary.
 
   CXX names the C++ compiler; the default is `c++`. The cache has one library
-  per compiler. Without a compiler, any cached library is used.
+  per compiler. If there is no compiler, any cached library for this CPU is
+  used.
 
   Raises:
     BuildError: if the library cannot be compiled.
@@ -149,13 +150,13 @@ def _find_compiler() -> list[str]:
 
 
 def _hash_compiler(command: Sequence[str]) -> str:
-  # Returns a hash that changes with the compiler's files; "" without a
+  # Returns a hash that changes with the compiler's files; "" if there is no
   # compiler.
   if not shutil.which(command[0]):
     return ""
   parts = []
   for word in command:
-    # Size and time stand for the version, which would take a process to read.
+    # Size and time replace the version, which only a new process could read.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]
@@ -250,7 +251,7 @@ def _make_error(compiler: str, code: int, said: str) -> BuildError:
   full = [x for x in lines if any(reason in x for reason in _NO_SPACE)]
   if full:
     return _NoSpaceError(f"{full[0]}; make room, or set TMPDIR")
-  # The last line of a linker says only that the linker failed.
+  # The last line of a linker's output says only that the linker failed.
   errors = [x for x in lines if "error" in x.lower()] or lines[-1:]
   reason = errors[0] if errors else f"exit status {code}"
   return BuildError(f"{compiler}: {reason}; {_ADVICE}")

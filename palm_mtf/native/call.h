@@ -82,7 +82,7 @@ class Call {
   int num_inputs() const { return TF_NumInputs(context_); }
   bool has_next() const { return int(inputs_.size()) < num_inputs(); }
 
-  // Each call of next* returns the next input.
+  // Each call of a function next*() returns the operation's next input.
   TF_Tensor* next() {
     TF_Tensor* tensor = nullptr;
     TF_GetInput(context_, int(inputs_.size()), &tensor, status_);
@@ -106,7 +106,8 @@ class Call {
             int(TF_Dim(tensor, 0)), int(TF_Dim(tensor, 1))};
   }
 
-  // Returns the last input as an output; the operation writes to it in place.
+  // Makes the input that was read last an output, which the operation then
+  // writes in place.
   void give_last(int output) {
     TF_SetOutput(context_, output, inputs_.back(), status_);
   }

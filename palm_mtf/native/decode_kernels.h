@@ -1,11 +1,11 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// PalmDecodeStep runs one step and returns logits, for any strategy.
+// PalmDecodeStep runs one step and returns logits, for any decoding strategy.
 //
 // PalmTextSteps runs several steps and chooses the tokens, because TensorFlow's
-// loop takes a tenth to a quarter of a step's time, and its sampling as much
-// again.
+// loop would take a tenth to a quarter of a step's time, and its sampling as
+// much again.
 
 #pragma once
 
@@ -25,7 +25,7 @@ namespace palm {
 struct StepKernel {
   Model model;
   int threads;
-  mutable bool has_huge_pages = false;  // once is enough: weights do not move
+  mutable bool has_huge_pages = false;  // set once, as weights do not move
 
   explicit StepKernel(const Attributes& attrs) {
     model.layers = attrs.number("layers");
@@ -54,8 +54,8 @@ struct StepKernel {
     step.run();
   }
 
-  // Reads the inputs from `table` on. Steps write to the cache in place; its
-  // tensors become the outputs from number `first` on.
+  // Reads the inputs from `table` on. Steps write to the cache in place; the
+  // cache's tensors become the outputs from index `first` on.
   template <class T>
   Step<T> read(Call& call, int num_rows, int first) const {
     Shared& with = shared();
@@ -86,8 +86,8 @@ struct StepKernel {
     return step;
   }
 
-  // Returns whether tokens are in the vocabulary and the cache has room for
-  // `count` steps; if not, fails the call.
+  // Returns whether all tokens are in the vocabulary and the cache has room for
+  // `count` steps; otherwise makes the call fail.
   template <class T>
   static bool fits(Call& call, const Step<T>& step, int count) {
     for (int i = 0; i < step.num_rows; ++i) {

@@ -3,10 +3,10 @@
 //
 // A decoding step: one more token per row, on one device.
 //
-// It computes the blocks of model/palm.py for one position, all layers in one
-// call. Its time is the time to read every weight once; between products there
-// is only arithmetic on a few rows. Sums and the residual stream are float32,
-// whatever the dtype of the weights.
+// A step computes the blocks of model/palm.py for one position per row, all
+// layers in one call. It takes as long as reading every weight once, because
+// between products there is only arithmetic on a few rows. Sums and the
+// residual stream are float32, whatever the dtype of the weights.
 
 #pragma once
 
@@ -22,8 +22,8 @@ namespace palm {
 
 struct Model {
   int layers, heads, key_heads, d_kv, d_ff, d_model, vocab;
-  bool is_serial;    // per layer 2 norms and 4 products, else 1 and 2
-  bool is_centered;  // LayerNorm, else RMSNorm
+  bool is_serial;    // 2 norms and 4 products per layer; otherwise 1 and 2
+  bool is_centered;  // LayerNorm; otherwise RMSNorm
   Format format, logits_format;
 };
 
@@ -31,8 +31,8 @@ template <class T>
 struct Step {
   Model model;
   Team& team;
-  // Residual stream, inputs of the next product, and outputs of the first
-  // product of a layer, [num_rows, ...] each.
+  // x is the residual stream, `inputs` are the inputs of the next product, and
+  // `wide` is the output of a layer's first product; [num_rows, ...] each.
   std::vector<float>& x;
   PreparedRows& inputs;
   std::vector<float>& wide;
@@ -47,7 +47,7 @@ struct Step {
   std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: keys, then
                           // values of each layer
   float* logits;          // [num_rows, vocab]
-  std::function<void(int row, float* logits)> choose;  // or null
+  std::function<void(int row, float* logits)> choose;  // null chooses nothing
 
   int q_size() const { return model.heads * model.d_kv; }
   int kv_size() const { return model.key_heads * model.d_kv; }
@@ -141,8 +141,8 @@ struct Step {
     team.meet();
   }
 
-  // Writes SwiGLU to `inputs`, whose rows have `inner` numbers, from `first`
-  // on.
+  // Writes SwiGLU to the columns of `inputs` from `first` on; its rows have
+  // `inner` numbers.
   void gate(int thread, int inner, int first) {
     for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
       const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];
@@ -152,7 +152,8 @@ struct Step {
     });
   }
 
-  // Writes the heads' results to `inputs`, whose rows have `inner` numbers.
+  // Adds this position's keys and values to the cache, and writes the heads'
+  // results to `inputs`, whose rows have `inner` numbers.
   void attend(int thread, int layer, int inner) {
     T *keys = cache[2 * layer], *values = cache[2 * layer + 1];
     const size_t per_head = size_t(memory_length) * model.d_kv;
@@ -183,7 +184,8 @@ struct Step {
 
   // --- Parts of one row ------------------------------------------------------
 
-  // Calls use(row, begin, end) for this thread's share of num_rows * size.
+  // Each thread has an equal share of `size` items in each of num_rows rows.
+  // Calls use(row, begin, end) for the items of this thread's share.
   template <class Use>
   void for_shares(int thread, int size, Use use) {
     int64_t all = int64_t(num_rows) * size, n = team.size();

@@ -14,10 +14,10 @@ from palm_mtf.machine.processors import usable_cores
 from palm_mtf.native.build import count_panel_columns
 from palm_mtf.native.operations import IS_CENTERED, operations, set_shapes
 
-# In the order of `Format` in panels.h.
+# Formats of packed weights, in the order of `Format` in panels.h.
 INT4 = tf.as_dtype("int4")
 FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4)
-GROUP = 32  # inner indices that share a scale of 4-bit weights
+GROUP = 32  # rows of a column of int4 weights [inner, outer] that share a scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +37,15 @@ def pack(
   is_transposed: bool = False,
   is_rounded: bool = False,
 ) -> PackedKernel:
-  """Packs a matrix; takes memory only for the parts and the panels.
+  """Packs a matrix [inner, outer]; makes no other copy of the parts.
 
   Args:
     ws: parts of the matrix, [inner, outer] float32, joined along `outer`.
     dtype: one of FORMATS. int8 has one scale per column, int4 one scale per
-      column and GROUP inner indices.
+      column and GROUP rows.
     joins_rows: whether the parts are joined along `inner` instead.
-    is_transposed: whether a part is [outer, inner].
-    is_rounded: whether numbers are rounded to bfloat16 first.
+    is_transposed: whether each part is [outer, inner].
+    is_rounded: whether numbers are rounded to bfloat16 before packing.
   """
   parts = [w.shape[::-1] if is_transposed else w.shape for w in ws]
   inners, outers = ([int(x) for x in some] for some in zip(*parts, strict=True))
@@ -67,15 +67,15 @@ def pack(
 
 
 def _count_panel_bytes(dtype, inner, columns):
-  # The same as panel_bytes of panels.h.
+  # Computes the same as panel_bytes of panels.h.
   count = -(-inner // GROUP) * GROUP * columns
   if dtype == INT4:
     return count // 2 + count // GROUP * 2
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# A thread reads this many bytes in about 5 microseconds; synchronizing with
-# another thread takes up to one microsecond.
+# An operation has one thread per this many bytes of weights. A thread reads so
+# many in about 5 microseconds; to synchronize takes up to one microsecond.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -85,7 +85,7 @@ def multiply(
   """Multiplies rows by a packed kernel; returns [rows, outer].
 
   Args:
-    xs: rows [rows, inner], split along `inner`, float32 or bfloat16.
+    xs: parts of [rows, inner], split along `inner`, float32 or bfloat16.
     kernel: [inner, outer].
     dtype: dtype of the product, float32 or bfloat16.
   """
@@ -109,8 +109,8 @@ class StepWeights:
     config: the architecture.
     tables: embedding, [vocab, d_model], activation dtype; sin and cos of
       rotary embedding, [memory_length, d_kv / 2], float32.
-    scales: scale of each norm, in the order of a step, [d_model] float32.
-    kernels: kernel of each product, in the order of a step.
+    scales: scale of each norm, in a step's order of norms, [d_model] float32.
+    kernels: kernel of each product, in a step's order of products.
   """
 
   config: PalmConfig
@@ -119,7 +119,7 @@ class StepWeights:
   kernels: Sequence[PackedKernel]
 
   def make_arguments(self) -> dict[str, object]:
-    """Returns inputs and attributes of both decoding operations."""
+    """Returns the inputs and attributes that both decoding operations share."""
     config, kernels = self.config, self.kernels
     table, sines, cosines = self.tables
     return {
@@ -153,8 +153,9 @@ def run_decode_step(
     weights: the model.
     tokens: [rows], int32.
     positions: [rows], int32: position of each token.
-    cache: keys and values, layer after layer, [rows or more, (heads,)
-      memory_length, d_kv], activation dtype; overwritten.
+    cache: keys of layer 0, values of layer 0, keys of layer 1 and so on, each
+      [rows or more, memory_length, d_kv] or (multi-head) [rows or more, heads,
+      memory_length, d_kv], activation dtype; written in place.
 
   Returns:
     Logits, [rows, vocab] float32, and the cache with these tokens.
@@ -172,7 +173,7 @@ class Texts(NamedTuple):
   Attributes:
     tokens: last token of each text, [rows] int32.
     positions: position of the last token in its text, [rows] int32.
-    places: number of tokens that each text has drawn before, [rows] int32.
+    places: number of tokens already drawn for each text, [rows] int32.
     is_over: whether the text has ended, [rows] bool.
     keys: random keys, hashes of (SEED, prompt, sample), [rows, 2] int32.
     temperature: TEMPERATURE of each text, [rows] float32.
@@ -194,13 +195,14 @@ class Texts(NamedTuple):
 
 
 class TextSteps(NamedTuple):
-  """Results of steps.
+  """Results of `run_text_steps`.
 
   Attributes:
     chosen: tokens, [rows, steps] int32: `eod_id` after the end of a text.
-    logits: logits of the last step, [rows, vocab] float32; or [0, vocab].
+    logits: logits of the last step, [rows, vocab] float32; [0, vocab] unless
+      `keeps_logits`.
     seen: `Texts.seen` with the chosen tokens.
-    cache: the cache with all tokens except the last.
+    cache: the cache after the last step, without the tokens chosen last.
   """
 
   chosen: tf.Tensor

@@ -79,7 +79,7 @@ def read_product_gradient(
 def norm(
   x: tf.Tensor, scale: tf.Tensor, *, is_centered: bool, threads: int
 ) -> tf.Tensor:
-  """Normalizes each row, [rows, d_model].
+  """Normalizes each row of x and multiplies by `scale`; returns shape of x.
 
   Args:
     x: [rows, d_model], float32 or bfloat16.
@@ -117,14 +117,14 @@ def attend(
   *,
   threads: int,
 ) -> tf.Tensor:
-  """Attends from each position to the positions that it sees; shape of q.
+  """Attends from each position to visible positions; returns shape of q.
 
   Args:
     q: [batch, length, heads, d_kv], float32 or bfloat16.
-    k: shape of q, or [batch, length, d_kv] if all heads share one.
+    k: shape of q, or [batch, length, d_kv] if all heads share one key head.
     v: shape of k.
-    masks: segments, or segments and a prefix, [batch, length] int32 each; see
-      `self_attention`.
+    masks: nothing, segments, or segments and a prefix, [batch, length] int32
+      each; see `self_attention`.
     threads: number of threads.
   """
   out = operations().palm_attention(

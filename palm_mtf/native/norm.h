@@ -14,8 +14,8 @@ namespace palm {
 
 constexpr float kNormEpsilon = 1e-6f;  // NORM_EPSILON of model/layers.py
 
-// A row x with its mean, 0 for RMSNorm, and the factor that gives (x - mean) *
-// factor a mean square of 1.
+// A row x with its mean (0 for RMSNorm), and with a factor for which
+// (x - mean) * factor has a mean square of 1.
 template <class T>
 struct NormedRow {
   const T* x;
@@ -50,12 +50,13 @@ void norm_row(const T* x, const float* scale, int size, bool is_centered,
   });
 }
 
-// Writes dx and adds to dscale.
+// Writes the gradient of x to dx, and adds the gradient of scale to dscale.
 template <class T>
 void norm_row_gradient(const T* x, const float* scale, const T* dy, int size,
                        bool is_centered, T* dx, float* dscale) {
   const NormedRow<T> row(x, size, is_centered);
-  // Means of scale * dy * factor: the parts of scale * dy that do not change y.
+  // Returns the mean of scale * dy * factor, where factor is the normalized x
+  // or 1. The gradient of x has no component along these two.
   auto mean_of_scaled = [&](auto factor) {
     return sum_of(size, [&](int i, auto kind) {
       using V = decltype(kind);

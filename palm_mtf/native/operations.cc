@@ -11,7 +11,7 @@
 #include "row_kernels.h"
 #include "tensorflow/c/ops.h"
 
-// native/build.py finds this text in the library.
+// native/build.py searches the library for this text.
 extern "C" const char palm_built_with[];
 const char palm_built_with[] =
   "palm_mtf was built with " PALM_OPTIONS " (" __VERSION__ ")";

@@ -16,7 +16,7 @@ from palm_mtf.native.build import BuildError, load_library, read_build_options
 
 _logger = logging.getLogger(__name__)
 
-# The values of NORM that operations in C++ compute, and whether these subtract
+# The values of NORM that operations in C++ compute, and whether each subtracts
 # the mean. Models with another norm run on TensorFlow's operations.
 IS_CENTERED = {"layer_norm": True, "rms_norm": False}
 
@@ -27,7 +27,7 @@ class _Loaded:
 
   Attributes:
     module: the operations; None if the library cannot be compiled.
-    built_with: options and version of the compiler; "none" without a library.
+    built_with: options and version of the compiler; "none" if not compiled.
   """
 
   module: ModuleType | None
@@ -39,7 +39,8 @@ def _load() -> _Loaded:
   """Loads the library once; logs a warning if there is none."""
   try:
     content = load_library()
-    # In memory, because a change to a mapped file would crash the process.
+    # A file in memory, because a change to a mapped file on disk would crash
+    # the process.
     file = os.memfd_create("palm_mtf_operations")
     if os.write(file, content) < len(content):  # ulimit -f
       raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
@@ -56,7 +57,7 @@ def _load() -> _Loaded:
 
 
 def operations() -> ModuleType | None:
-  """Returns the compiled operations; None, with a warning, without them."""
+  """Returns the compiled operations; logs a warning if there are none."""
   return _load().module
 
 
@@ -66,7 +67,7 @@ def operations_built_with() -> str:
 
 
 def threads_here() -> int:
-  """Returns the number of threads per C++ operation; 0 without them."""
+  """Returns the number of threads per C++ operation; 0 if not compiled."""
   return usable_cores() if operations() else 0
 
 

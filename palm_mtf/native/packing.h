@@ -12,8 +12,8 @@
 
 namespace palm {
 
-// A part of a matrix. Its number (i, j) is at[i * row_step + j * column_step],
-// which is number (first_row + i, first_column + j) of the matrix.
+// A part of a matrix. Its element (i, j) is at[i * row_step + j * column_step],
+// and is element (first_row + i, first_column + j) of the whole matrix.
 struct Block {
   const float* at;
   int rows, columns, first_row, first_column;
@@ -43,13 +43,13 @@ inline void read_columns(const std::vector<Block>& blocks, int first, int inner,
 
 // Rounds to the nearest integer, and ties to even; |x| is below 2^22.
 inline Floats nearest(Floats x) {
-  constexpr float kMagic = 3 << 22;  // larger floats have no fraction bits
+  constexpr float kMagic = 3 << 22;  // near kMagic, floats are integers
   return (x + kMagic) - kMagic;
 }
 
 inline Floats greater(Floats x, Floats y) { return x > y ? x : y; }
 
-// Returns inner index k of the columns that register `vector` holds.
+// Returns row k of those columns of x that register `vector` holds.
 inline Floats row_of(const Columns32& x, int k, int vector) {
   return load<Floats>(&x[size_t(k) * kColumns + vector * kLanes]);
 }
@@ -63,7 +63,7 @@ inline void pack_bfloat16(const Columns32& x, uint8_t* panel) {
     }
 }
 
-// Quantizes with one scale per column: 127 stands for the largest number.
+// Quantizes with one scale per column: 127 stands for the largest |x|.
 inline void pack_int8(const Columns32& x, uint8_t* panel) {
   const int length = x.size() / kColumns;
   uint8_t* ends = panel + x.size();
@@ -78,7 +78,7 @@ inline void pack_int8(const Columns32& x, uint8_t* panel) {
     for (int k = 0; k < length; ++k) {
       const Ints numbers = to_ints(nearest(row_of(x, k, v) / scale));
       total += numbers;
-      // Four inner indices of a column are adjacent.
+      // Four rows of a column are adjacent bytes.
       uint8_t* to = panel + (size_t(k / 4) * kColumns + v * kLanes) * 4 + k % 4;
       for (int j = 0; j < kLanes; ++j) to[4 * j] = numbers[j];
     }
@@ -110,7 +110,7 @@ inline Halves int4_scales(const Columns32& x, int group, int v) {
     const Floats row = row_of(x, group * kGroup + k, v);
     low = row < low ? row : low, high = greater(high, row);
   }
-  // The largest number becomes -8, which has no positive counterpart.
+  // The number with the largest magnitude becomes -8, because there is no 8.
   const Floats extreme = high > -low ? high : low;
   for (float factor : kInt4Factors) {
     const Halves scale = to_bfloat16(extreme * (factor / -8));
@@ -139,8 +139,8 @@ inline void pack_int4(const Columns32& x, uint8_t* panel) {
       store(scales + v * sizeof(Halves), scale);
       const Floats divisor = int4_divisor(scale);
       for (int k = 0; k < kHalf; ++k) {
-        // The lower half of a byte has index k of the group, the upper half
-        // index k + 16, each plus 8.
+        // The lower half of a byte has row k of the group, the upper half row
+        // k + 16, each plus 8.
         const int at = group * kGroup + k;
         const Ints low = to_ints(to_int4(row_of(x, at, v), divisor)) + 8;
         const Ints high =

@@ -18,13 +18,15 @@ namespace palm {
 // In the order of FORMATS (decoding.py).
 enum Format { kFloat32, kBfloat16, kInt8, kInt4 };
 
-constexpr int kGroup = 32;  // inner indices that share a scale of 4-bit weights
+constexpr int kGroup = 32;  // rows per scale in a column of int4 weights
 
-// The inner dimension is padded with zeros to a multiple of kGroup.
+// The inner dimension of weights [inner, outer] is padded with zeros to a
+// multiple of kGroup.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
 
-// Returns the bytes of a panel. After the numbers, int8 has a scale and the sum
-// of the numbers per column; int4 has a bfloat16 scale per column and group.
+// Returns the number of bytes in a panel. An int8 panel ends with the scale and
+// the sum of the numbers of each column; an int4 panel has a bfloat16 scale per
+// column after each group of rows.
 inline size_t panel_bytes(Format format, int inner) {
   size_t count = size_t(padded(inner)) * kColumns;
   if (format == kFloat32) return 4 * count;
@@ -33,19 +35,20 @@ inline size_t panel_bytes(Format format, int inner) {
   return count / 2 + count / kGroup * 2;
 }
 
-// Rows as a product reads them, [count, padded(inner)], in the one format that
-// the weights need.
+// Rows as a product reads them, [count, padded(inner)]; only the members that
+// products with the weights' format read are set.
 struct Rows {
   const float* floats;
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16
-  const uint8_t* bytes;       // int8; plus kByteOffset for int8 weights
+  const uint8_t* bytes;       // signed; plus kByteOffset for int8 weights
   const float* scales;        // of `bytes`, [count]
   const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };
 
-// A tile (see products.h) prefetches a `Stream` or a `Part` while it computes.
+// While a product computes a tile (products.h), it prefetches by a `Stream` or
+// by a `Part`.
 
-// Prefetches the tile's own panel, a little ahead.
+// Prefetches the panel that the tile reads, a little ahead.
 struct Stream {
   const uint8_t* at;
 
@@ -63,7 +66,7 @@ struct Part {
 
   void prefetch() {
     constexpr int kLine = 64;
-    // A line may be prefetched twice, which costs less than a branch.
+    // A cache line may be prefetched twice, which costs less than a branch.
     for (int i = 0; i < bytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
     at += bytes;
   }

@@ -28,7 +28,7 @@ struct PackKernel {
 
   template <class T>
   void compute(Call& call) const {
-    int inner = 0, outer = 0;  // sizes of the parts so far
+    int inner = 0, outer = 0;  // sizes of the parts read so far, joined
     std::vector<Block> blocks;
     while (call.has_next()) {
       const Matrix<const T> w = call.next_matrix<const T>();

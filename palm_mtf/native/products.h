@@ -17,8 +17,8 @@
 
 namespace palm {
 
-// Rows of a tile with int4 weights, which need more registers than kTileRows
-// leaves.
+// Rows of a tile with int4 weights, which need more registers than a tile of
+// kTileRows rows leaves.
 constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
 
 template <Format kFormat, int kRows, class Ahead>
@@ -36,7 +36,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
       }
     }
   } else if constexpr (kFormat == kBfloat16) {
-    // Each word has two inner indices of a column, in order.
+    // Each word has rows k and k + 1 of a column, from the lower half.
     for (int k = 0; k < length; k += 2, panel += 4 * kColumns) {
       ahead.prefetch();
       for (int r = 0; r < kRows; ++r)
@@ -69,8 +69,8 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
         sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
                      load<Floats>(ends + v * sizeof(Floats));
   } else {
-    // The lower half of a byte has index k of a group, the upper half index k +
-    // 16, each plus 8.
+    // The lower half of a byte has row k of a group, the upper half row k + 16,
+    // each plus 8.
     const int groups = length / kGroup;
     for (int g = 0; g < groups; ++g) {
       Ints totals[kRows][kVectors];
@@ -116,9 +116,9 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
     tile_of<kFormat, kRows - 1>(rows, x, first, panel, inner, ahead, out);
 }
 
-// Multiplies all rows by the panels from `begin` to `end`. Calls use(first row,
-// number of rows, first column, numbers) per tile. `next` is the panel that the
-// thread is likely to read afterwards.
+// Multiplies all rows by the panels from `begin` to `end` - 1. Calls use(first
+// row, number of rows, first column, numbers) per tile. `next` is the index of
+// the panel that the thread is likely to read after these.
 template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
                      int inner, int begin, int end, int next, Use use) {
@@ -126,7 +126,7 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
   alignas(64) float out[kMost][kColumns];
   const size_t bytes = panel_bytes(kFormat, inner);
   const int num_tiles = (num_rows + kMost - 1) / kMost;
-  const int steps = padded(inner) >> kFormat;  // of 1, 2, 4 or 8 indices
+  const int steps = padded(inner) >> kFormat;  // of 1, 2, 4 or 8 panel rows
   for (int p = begin; p < end; ++p) {
     const uint8_t* panel = panels + p * bytes;
     const uint8_t* following = panels + (p + 1 < end ? p + 1 : next) * bytes;

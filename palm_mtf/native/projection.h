@@ -16,18 +16,18 @@ namespace palm {
 // Columns of a product, and the angles of rotary embedding.
 struct Columns {
   std::vector<int> sizes;  // columns of each kernel
-  bool is_gated;           // the last two are wi_gate and wi
+  bool is_gated;           // whether the last two kernels are wi_gate and wi
   int d_kv = 0;
   int length = 0;  // rows per sequence
-  // [length, d_kv / 2]; null if nothing is rotated.
+  // [length, d_kv / 2] each; null if no column is rotated.
   const float *sines = nullptr, *cosines = nullptr;
 
   // Number of results per row: q, k, v and the hidden layer.
   int num_parts() const { return int(sizes.size()) - is_gated; }
 };
 
-// Rotates each head (x1, x2) of a row by the angles of its position, or by the
-// opposite angles if sign is -1.
+// Rotates each head (x1, x2) of a row by the angles of the row's position, or
+// by the opposite angles if `sign` is -1.
 template <class T>
 inline void rotate(const T* x, int size, const Columns& columns, int row,
                    float sign, T* y) {

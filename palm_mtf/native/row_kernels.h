@@ -19,8 +19,8 @@ namespace palm {
 
 constexpr int kParts = 64;  // parts of a matrix, which threads take in turn
 
-// Calls use(part, first row, end of rows) for each part of a matrix. The parts
-// do not depend on the number of threads.
+// Calls use(part, first row, row after the last) for each part of a matrix. The
+// parts do not depend on the number of threads.
 template <class T, class Use>
 void for_parts(Matrix<const T> x, int threads, Use use) {
   // Waking a thread takes as long as writing about 250 kB.
@@ -77,7 +77,7 @@ struct NormGradientKernel : NormKernel {
     const Matrix<const T> dy = call.next_matrix<const T>();
     const Matrix<T> dx = call.allocate<T>(0, x.rows, x.columns);
     // Each part has separate sums, which are added in order afterwards, so that
-    // the result does not depend on the threads.
+    // the result does not depend on the number of threads.
     const int size = x.columns;
     std::vector<float> sums(size_t(kParts) * size);
     for_parts(x, threads, [&](int part, int begin, int end) {
@@ -103,7 +103,8 @@ struct ReadKernel {
     columns.is_gated = attrs.flag("is_gated");
   }
 
-  // Returns `columns` with the angles of a call, its last inputs, if any.
+  // Returns `columns` with the angles, which are the inputs after the first
+  // `num_inputs`, if any.
   Columns read_angles(Call& call, int num_inputs) const {
     Columns found = columns;
     if (call.num_inputs() == num_inputs) return found;

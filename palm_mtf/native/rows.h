@@ -45,7 +45,7 @@ class PreparedRows {
     scales_.resize(num_rows);
   }
 
-  // Returns where to write the numbers of a row, `inner` per row.
+  // Returns where to write the `inner` numbers of a row.
   float* row(int row, int inner) {
     return &floats_[size_t(row) * padded(inner)];
   }
@@ -64,9 +64,9 @@ class PreparedRows {
     }
   }
 
-  // Multiplies by a kernel [inner, outer] in one of `num_threads` threads.
-  // Calls use(row, column, count, numbers) for the columns that this thread
-  // takes.
+  // Multiplies the rows by a kernel [inner, outer]. Each of `num_threads`
+  // threads calls this function. It calls use(row, column, count, numbers) with
+  // `count` numbers of the product, for the columns that this thread takes.
   template <class Use>
   void multiply(WorkQueue& queue, int num_threads, const uint8_t* kernel,
                 Format format, int inner, int outer, Use use) const {
@@ -81,7 +81,8 @@ class PreparedRows {
     auto go = [&](auto constant) {
       for (int at = queue.take(size); at < panels; at = queue.take(size)) {
         const int end = std::min(at + size, panels);
-        // Threads of equal speed take panels in turn.
+        // If threads are equally fast, they take panels in turn, and this
+        // thread takes panel `next` next.
         const int next = std::min(at + num_threads * size, panels - 1);
         multiply_panels<constant()>(rows, num_rows_, kernel, inner, at, end,
                                     next, each);

@@ -18,8 +18,8 @@ struct Sampling {
   int num_tokens;  // pieces in the vocabulary
 };
 
-// Threefry-2x32 with 20 rounds (ops/threefry.py): returns the first word of the
-// hash of the counter (count, 0).
+// Threefry-2x32 with 20 rounds (ops/threefry.py): hashes the counter (count, 0)
+// under the key (first, second), and returns the first word.
 inline uint32_t threefry(uint32_t first, uint32_t second, uint32_t count) {
   constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
   const uint32_t keys[3] = {first, second, 0x1BD11BDA ^ first ^ second};
@@ -35,15 +35,15 @@ inline uint32_t threefry(uint32_t first, uint32_t second, uint32_t count) {
   return a;
 }
 
-// Returns a number in [0, 1) from 23 bits of a hash.
+// Returns a uniform number in [0, 1), from 23 bits of a hash.
 inline float uniform(const int32_t* key, int place) {
   const uint32_t bits =
     threefry(key[0], key[1], place) >> 9 | 0x3f800000;  // in [1, 2)
   return load<float>(&bits) - 1;
 }
 
-// Returns the sum of the shares that are at least `least`; if `counts`, their
-// number. A share is a token's probability up to a factor.
+// A share is a token's probability times a constant. Returns the sum of the
+// shares that are at least `least`, or if `counts` the number of these shares.
 inline float sum_from(const float* shares, int size, float least,
                       bool counts) {
   return sum_of(size, [&](int i, auto kind) {
@@ -55,8 +55,9 @@ inline float sum_from(const float* shares, int size, float least,
 }
 
 // Keeps the fewest largest shares whose sum (if `counts`, whose number) is at
-// least `wanted`, and zeroes the rest. Shares equal to the least kept one stay.
-// Bisects over bits: floats that are not negative have the order of their bits.
+// least `wanted`, and all shares equal to the smallest of these; zeroes others.
+// Finds the smallest kept share by bisection over its bits, because floats that
+// are not negative have the order of their bits.
 inline void keep_largest(float* shares, int size, float wanted, bool counts) {
   int32_t low = 0, high = 0x3f800001;  // just above 1, the largest share
   while (high - low > 1) {
@@ -70,7 +71,8 @@ inline void keep_largest(float* shares, int size, float wanted, bool counts) {
 }
 
 // Returns the first token at which the cumulative sum of the shares exceeds
-// `at`. If rounding keeps all sums below, returns the last token with a share.
+// `at`. If no sum does, because of rounding, returns the last token whose share
+// is not 0.
 inline int find_token(const float* shares, int size, float at) {
   float upto = 0;
   int last = 0;
@@ -82,8 +84,8 @@ inline int find_token(const float* shares, int size, float at) {
   return last;
 }
 
-// Chooses a token by `logits`, [num_tokens], and overwrites them. `seen` says
-// which tokens the row has; null without a penalty.
+// Chooses a token by `logits`, [num_tokens], which are overwritten. `seen` says
+// which tokens the row's text has; null if there is no repetition penalty.
 inline int choose_token(const Sampling& how, float* logits, const bool* seen,
                       const int32_t* key, int place) {
   const int size = how.num_tokens;

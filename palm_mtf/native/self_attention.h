@@ -22,13 +22,14 @@ struct AttentionSizes {
   int length, heads, key_heads, d_kv;
 };
 
-// Which positions a position sees: the positions of its segment that are not
-// after it, or that are in the prefix.
+// A position sees the positions of its own segment that are not after it or
+// that are in the prefix.
 struct Masks {
-  // [length], padded by at least a register, or null; a prefix needs segments.
+  // [length], padded by at least one register, or null. If there is a prefix,
+  // there must be segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
-  // Returns which of the kLanes positions from `first` on `position` sees.
+  // Returns whether `position` sees each of kLanes positions from `first` on.
   Ints seen_by(int position, int first) const {
     Ints at = splat(first);
     for (int i = 0; i < kLanes; ++i) at[i] += i;
@@ -46,12 +47,12 @@ struct PackedHead {
   Panels<Word<T>> keys, values, key_rows, value_rows;
 };
 
-// Buffers for a block; each thread reuses its own.
+// Buffers for a block. Each thread has one BlockMemory for all its blocks.
 template <class T>
 struct BlockMemory {
   std::vector<float> scores, dweights, sums;
   std::vector<Word<T>> q, dout, panels;
-  // Left matrices of products; names with `_t` are read transposed.
+  // Left operands of products; those named `..._t` are read transposed.
   std::vector<Word<T>> weights, weights_t, dscores, dscores_t;
 };
 
@@ -61,9 +62,9 @@ T* at_least(size_t size, std::vector<T>& memory) {
   return memory.data();
 }
 
-// Returns e^(scale (x - most)), where x <= most; 0 if x is -infinity.
-// Interpolates 2^y at the zeros of a Chebyshev polynomial, to 3 units in the
-// last place.
+// Returns e^(scale (x - most)), where x <= most; 0 if x is -infinity. Uses a
+// polynomial that interpolates 2^y at the zeros of a Chebyshev polynomial; the
+// error is at most 3 units in the last place.
 inline Floats compute_weights(Floats x, float most, float scale) {
   constexpr float kLeast = -126;
   Floats y = (x - most) * (scale * 1.44269504f);
@@ -78,7 +79,7 @@ inline Floats compute_weights(Floats x, float most, float scale) {
   return is_less ? Floats{} : power * (Floats)((n + 127) << 23);
 }
 
-// Query heads of a sequence that share a key head.
+// Attention of some query heads of a sequence, which share a key head.
 template <class T>
 class HeadGroup {
   using W = Word<T>;
@@ -119,8 +120,8 @@ class HeadGroup {
     });
   }
 
-  // q, dout and dq are [length, heads, d_kv]. Adds to dk and dv of the key
-  // head, [length, padded_columns(d_kv)].
+  // q, dout and dq are [length, heads, d_kv]. Writes dq, and adds to dk and dv
+  // of the key head, [length, padded_columns(d_kv)].
   void gradient(const T* q, const T* dout, T* dq, float* dk, float* dv) {
     for_blocks([&](const Block& block) {
       float* scores = at_least(block.size(), memory_.scores);
@@ -152,7 +153,8 @@ class HeadGroup {
   }
 
  private:
-  // A row is one position, from `begin` on, and one head of the group.
+  // Each row is one head of the group at one position; positions are from
+  // `begin` on.
   struct Block {
     int begin, rows, keys, width;  // `width` is `keys` with padding
 
@@ -181,7 +183,8 @@ class HeadGroup {
                  sizes_.d_kv;
   }
 
-  // Multiplies rows of x by `columns`; writes the packed rows to `copy`.
+  // Multiplies a block's rows of x by `columns`; writes the product to y, and
+  // the packed rows to `copy`.
   void multiply_rows(const T* x, const Block& block, Panels<W> columns,
                      std::vector<W>& copy, float* y) const {
     const int steps = words_of<T>(sizes_.d_kv);
@@ -198,7 +201,8 @@ class HeadGroup {
       });
   }
 
-  // Returns the largest score that a row sees; sets unseen ones to -infinity.
+  // Returns the largest score of positions that a row sees; sets the scores of
+  // all other positions to -infinity.
   float largest_seen(const Block& block, int row, float* scores) const {
     const int position = position_of(block, row);
     Floats most = splat(-INFINITY);
@@ -220,7 +224,8 @@ class HeadGroup {
     return largest;
   }
 
-  // Writes weights and gradients of scores, for the kRows rows of one word.
+  // Writes the weights and the gradients of the scores, for the kRows rows of
+  // one word.
   void softmax_gradient(const Block& block, int row, float* scores,
                         float* dweights, W* weights_t, W* dscores_t,
                         W* dscores) const {
@@ -258,7 +263,7 @@ class HeadGroup {
     }
   }
 
-  // Adds x^T rows to y, [keys, padded_columns(d_kv)].
+  // Adds the product of x^T and `rows` to y, [keys, padded_columns(d_kv)].
   void add_product_of_rows(const Block& block, const W* x,
                            const std::vector<W>& rows, float* y) const {
     const int steps = words_of<T>(block.rows), size = sizes_.d_kv;

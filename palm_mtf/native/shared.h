@@ -15,12 +15,13 @@
 
 namespace palm {
 
-// How often an idle thread looks for the next job before it sleeps. The next
-// decoding step follows as soon as a token is chosen. After an operation of a
-// training step, TensorFlow's operations need the cores.
+// How often an idle thread polls for the next job before it sleeps. Threads of
+// decoding poll, because the next step follows as soon as a token is chosen.
+// Threads of training do not, because TensorFlow's operations need the cores.
 constexpr int kPatience = 20000, kNoPatience = 0;
 
-// The calls of all sessions in a process use this one after the other.
+// What the calls of all sessions in a process share; a call that uses it holds
+// the mutex.
 struct Shared {
   std::mutex mutex;
   std::map<std::pair<int, int>, Team> teams;  // by size and patience

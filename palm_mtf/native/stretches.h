@@ -3,10 +3,11 @@
 //
 // Products of many rows with panels, for CPUs with few registers.
 //
-// AVX2 has registers for the sums of three rows, so many rows would read a
-// panel often, and unpack bfloat16 as often. Instead, a stretch of the panel is
-// unpacked to float32, and multiplied by all rows while it is in the L1 cache.
-// Sums add the same terms in the same order, and have the same bits.
+// AVX2 has registers for the sums of only three rows, so a product of many rows
+// would read a panel often, and unpack its bfloat16 as often. Instead, a
+// stretch (some rows) of the panel is unpacked to float32, and multiplied by
+// all rows while it is in the L1 cache. Sums add the same terms in the same
+// order as without stretches, and have the same bits.
 
 #pragma once
 
@@ -17,10 +18,10 @@
 
 namespace palm {
 
-constexpr int kStretch = 128;  // inner indices: 16 kB of float32 weights
+constexpr int kStretch = 128;  // rows of a panel: 16 kB of float32 weights
 
-// Stretches are slower with AVX-512, which has more registers, and without
-// AVX2, where unpacking is slow.
+// Only AVX2 uses stretches. They are slower with AVX-512, which has more
+// registers, and on CPUs without AVX2, where unpacking is slow.
 template <Format kFormat>
 constexpr bool kHasStretches =
   kLanes == 8 && (kFormat == kFloat32 || kFormat == kBfloat16);
@@ -50,7 +51,7 @@ void stretch_tile(int rows, const float* x, int length, const float* weights,
       store(&sums[r][v * kLanes], own[r][v]);
 }
 
-// Returns `count` inner indices of a panel as float32, [count, kColumns].
+// Returns the first `count` rows of a panel as float32, [count, kColumns].
 template <Format kFormat>
 const float* unpack(const uint8_t* panel, int count) {
   if constexpr (kFormat == kFloat32)
@@ -59,7 +60,7 @@ const float* unpack(const uint8_t* panel, int count) {
   for (float* to = floats; to < floats + count * kColumns;
        to += 2 * kColumns, panel += 4 * kColumns)
     for (int v = 0; v < kVectors; ++v) {
-      // Each word has two inner indices of a column, in order.
+      // Each word has two adjacent rows of a column, from the lower half.
       const Words w = load<Words>(panel + v * sizeof(Words));
       store(to + v * kLanes, w << 16);
       store(to + kColumns + v * kLanes, w & 0xffff0000);
@@ -67,8 +68,8 @@ const float* unpack(const uint8_t* panel, int count) {
   return floats;
 }
 
-// Calls use(row, sums) for each row's product with a panel, and prefetches the
-// panel `following`.
+// Multiplies rows by a panel, and prefetches the panel `following`. Calls
+// use(row, sums) for each row.
 template <Format kFormat, class Use>
 void multiply_stretches(const Rows& x, int num_rows, const uint8_t* panel,
                         int inner, const uint8_t* following, Use use) {

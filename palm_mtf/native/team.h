@@ -15,11 +15,11 @@
 namespace palm {
 
 // A decoding step has some thirty parts, and each part waits for the part
-// before it. Some take only microseconds, so threads wait by polling a number,
-// not by sleeping.
+// before it. Some parts take only microseconds, so threads wait by polling a
+// number, not by sleeping.
 class Team {
  public:
-  // `patience` is how often a thread looks for the next job before it sleeps.
+  // `patience` is how often a thread polls for the next job before it sleeps.
   Team(int size, int patience) : size_(size), patience_(patience) {
     for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { work(i); });
   }
@@ -32,7 +32,8 @@ class Team {
 
   int size() const { return size_; }
 
-  // Calls job(i) for each i in [0, size) in a separate thread.
+  // Calls job(i) for each i in [0, size), each in another thread; job(0) runs
+  // in the caller's thread.
   void run(const std::function<void(int)>& job) {
     job_ = &job;
     cores_.hold(threads_);
@@ -41,7 +42,7 @@ class Team {
     meet();
   }
 
-  // Returns once all threads of the job have called it.
+  // Is a barrier: returns once all threads of the job have called meet().
   void meet() {
     unsigned round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
@@ -55,7 +56,7 @@ class Team {
 
  private:
   static void pause(int i) {
-    // If other programs use the cores, the late thread may need this core.
+    // If other programs use the cores, the awaited thread may need this core.
     if (i % 4096 == 4095) std::this_thread::yield();
 #if defined(__x86_64__)
     __builtin_ia32_pause();

@@ -23,7 +23,8 @@ constexpr int kLanes = 4;
 #endif
 constexpr int kVectors = 4;  // registers in a row of a panel
 constexpr int kColumns = kVectors * kLanes;
-// Rows of a tile: the most that leave registers for the weights.
+// Rows whose sums a product keeps in registers at a time: the most that leave
+// registers for the weights.
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -38,8 +39,8 @@ inline T load(const void* at) {
   return x;
 }
 
-// Prefetches the bytes that a stream needs soon. The hardware prefetches only
-// within a page, and starts again in the next page.
+// Prefetches bytes that a sequential read at `at` needs soon. The hardware
+// prefetches only within a page, and starts again in the next page.
 inline void prefetch(const uint8_t* at) {
   constexpr int kAhead = 4096, kLine = 64;
   for (int i = 0; i < 4 * kColumns; i += kLine)
@@ -95,13 +96,14 @@ inline uint16_t to_bfloat16(float x) {
 }
 inline Halves to_bfloat16(Floats x) {
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-  return (Halves)_mm512_cvtneps_pbh((__m512)x);  // below 1e-38 it writes 0
+  return (Halves)_mm512_cvtneps_pbh((__m512)x);  // numbers below 1e-38 become 0
 #else
   return __builtin_convertvector(rounded_halves((Words)x), Halves);
 #endif
 }
 
-// Adds x[0] w[0] + x[1] w[1] for the two bfloat16 numbers of each word of w.
+// Adds x[0] a + x[1] b to each sum, where a and b are the lower and the upper
+// bfloat16 number in the sum's word of w.
 inline Floats add_pairs(Floats sum, const float* x, Words w) {
   return sum + x[0] * (Floats)(w << 16) + x[1] * (Floats)(w & 0xffff0000);
 }
@@ -136,7 +138,9 @@ inline Ints add_bytes(Ints sum, Words a, Words b) {
 #endif
 }
 
-// Does the same for signed bytes x, given as x + kByteOffset.
+// Adds to each sum the products of 4 bytes of x with 4 signed bytes of w. The
+// bytes of x are signed bytes plus kByteOffset; callers subtract kByteOffset
+// times the sum of the bytes of w.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 constexpr int kByteOffset = 0;
 inline Ints add_signed_bytes(Ints sum, Words x, Words w) {
@@ -145,7 +149,7 @@ inline Ints add_signed_bytes(Ints sum, Words x, Words w) {
                    (Words)_mm256_sign_epi8((__m256i)w, (__m256i)x));
 }
 #else
-constexpr int kByteOffset = 128;  // maps signed bytes to unsigned ones
+constexpr int kByteOffset = 128;  // maps signed bytes to unsigned bytes
 inline Ints add_signed_bytes(Ints sum, Words x, Words w) {
   return add_bytes(sum, x, w);
 }

@@ -3,9 +3,9 @@
 //
 // Products of two matrices that both change in each call, as in attention.
 //
-// The inner dimension counts words. A word is a float, or two bfloat16 numbers
-// with neighbouring inner indices. The left matrix has strides, so that its
-// transpose needs no copy. The right matrix is packed in panels of kColumns
+// Products sum over words. A word is a float, or two bfloat16 numbers that are
+// adjacent in the inner dimension. The left operand has strides, so that its
+// transpose needs no copy. The right operand is packed in panels of kColumns
 // columns. Sums are float32.
 
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace palm {
 
-// Inner indices per word: two if the CPU multiplies bfloat16.
+// Numbers per word: two if T is bfloat16 and the CPU multiplies bfloat16.
 template <class T>
 constexpr int kTogether = sizeof(T) == 2 && kMultipliesBfloat16 ? 2 : 1;
 template <class T>
@@ -37,14 +37,14 @@ int words_of(int size) {
 template <class W>
 struct Left {
   const W* at;
-  size_t row, step;  // words from a row (a word) to the next one
+  size_t row, step;  // strides, in words: of rows, and of words in a row
 };
 
 template <class W>
 struct Panels {
   W* at;
   int count;
-  size_t size;  // words from a panel to the next one
+  size_t size;  // words from the start of a panel to that of the next panel
 };
 
 inline Floats add_product(Floats sum, const float* x, Words w) {
@@ -54,7 +54,8 @@ inline Floats add_product(Floats sum, const uint32_t* x, Words w) {
   return add_pairs(sum, reinterpret_cast<const uint16_t*>(x), w);
 }
 
-// Multiplies `rows` rows, at most kRows, by a panel; calls use(row, sums).
+// Multiplies the first `rows` rows of x, at most kRows, by a panel; calls
+// use(row, sums) for each row.
 template <int kRows, class W, class Use>
 inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
   if constexpr (kRows > 1)
@@ -91,8 +92,8 @@ inline Word<T> word_at(const T* row, int k) {
   else return to_float(row[k]);
 }
 
-// Packs rows, [count, size] with `size` even, as columns of a right matrix:
-// products are sums over `size`.
+// Packs x, [count, size] with `size` even, as a right operand whose columns are
+// the rows of x: products sum over `size`. `stride` is the stride of rows.
 template <class T>
 void pack_columns(const T* x, size_t stride, int count, int size,
                   Panels<Word<T>> to) {
@@ -104,8 +105,8 @@ void pack_columns(const T* x, size_t stride, int count, int size,
   }
 }
 
-// Packs rows, [count, size], as inner indices of a right matrix: products are
-// sums over `count`.
+// Packs x, [count, size], as a right operand whose rows are the rows of x:
+// products sum over `count`. `stride` is the stride of rows.
 template <class T>
 void pack_rows(const T* x, size_t stride, int count, int size,
                Panels<Word<T>> to) {
@@ -125,7 +126,7 @@ void pack_rows(const T* x, size_t stride, int count, int size,
     }
 }
 
-// Returns words whose halves are the numbers of two adjacent inner indices.
+// Returns words whose lower halves are `low` and whose upper halves are `high`.
 inline Words join_pairs(Halves low, Halves high) {
   return __builtin_convertvector(low, Words) |
          __builtin_convertvector(high, Words) << 16;
