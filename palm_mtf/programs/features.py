@@ -20,10 +20,10 @@ FEATURE_DTYPES = {
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
-# Builds operations by which a server reads one part of a step's batch; returns
-# a tensor per feature. Arguments: the server's CPU, by name; the number of
-# steps done before, [] int64; the index of the part, [] int32; and the number
-# of equal parts.
+# Builds operations by which a server reads one part of a step's batch (a pod's
+# microbatch); returns a tensor per feature. Arguments: the name of the server's
+# CPU; the number of steps done before, [] int64; the index of the part, []
+# int32; and the number of parts.
 ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
 
 

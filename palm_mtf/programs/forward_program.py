@@ -31,7 +31,7 @@ class ForwardProgram:
       `build_forward_program` got the names.
     logits: [batch, length, vocab], LOGITS_DTYPE; do not depend on targets and
       loss_weights.
-    loss: [], float32: -log p of a target in nats, averaged by loss weight.
+    loss: [], float32: mean of -log p(target) in nats, by the loss weights.
     weight_sum: [], float32: sum of the loss weights in the batch.
     slices: each device's slice of every variable, by checkpoint name.
   """

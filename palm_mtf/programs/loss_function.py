@@ -33,8 +33,8 @@ class LossSums:
   """Sums over the rows of a microbatch, [] float32 each, on one mesh.
 
   Attributes:
-    terms: sum of each term of the loss, by the name of its metric; "loss" is
-      first. Training minimizes the sum of all terms.
+    terms: sum of each term of the loss, by the term's name; "loss" is first.
+      Training minimizes the sum of all terms.
     weight: sum of the rows' loss weights; a sum divided by it is a mean.
   """
 
@@ -56,7 +56,7 @@ class LossFunction(Protocol):
   """A model and its loss.
 
   Attributes:
-    features: features of a microbatch, by name.
+    features: dtype and shape of each feature of a microbatch, by name.
   """
 
   features: Mapping[str, Feature]
@@ -82,7 +82,7 @@ class PalmLoss:
   """`LossFunction` of PaLM: cross-entropy and z-loss of every token.
 
   Attributes:
-    features: features of a microbatch, by name.
+    features: dtype and shape of each feature of a microbatch, by name.
   """
 
   def __init__(

@@ -55,8 +55,8 @@ class LoopProgram:
 
   One call for several steps pays because starting a call takes as long as a
   step of a small model. Feed TrainProgram.step with the number of steps done
-  before the call. Several pods have no loop, because their hosts exchange
-  gradients in each step.
+  before the call. A program of several pods has no loop, because hosts of pods
+  exchange gradients in each step.
   """
 
   # Placeholders of the rows of every round (one microbatch of one step), by
@@ -249,7 +249,7 @@ def _drop_accumulators(
 def _lower_step(
   pod: Gradients, updates: Sequence[Update], lowering: Lowering
 ) -> dict[str, object]:
-  """Lowers a step's last call, with the update; returns fields by name."""
+  """Lowers the last call of a step; returns fields of TrainProgram by name."""
   operations = [x for update in updates for x in update.operations]
   # All pods compute the same numbers, so only the first pod's are fetched.
   update = updates[0]

@@ -94,7 +94,7 @@ class Action:
     return step % self.every == 0 or step in self.steps
 
   def find_next_steps(self, step: int) -> list[int]:
-    """Returns steps after `step`; the smallest is when it is due next."""
+    """Returns steps after `step`; the action is due next at the smallest."""
     found = [x for x in self.steps if x > step]
     if self.every is not None:
       found.append(step - step % self.every + self.every)
@@ -321,7 +321,7 @@ class TrainLoop:
     }
 
   def _validate(self) -> None:
-    """Measures the validation loss, nats per token."""
+    """Measures the validation loss, in nats per token."""
     self._watchdog.expect_slow()
     batches = self._job.corpus.validation_batches(
       batch_size=self._batch_size,
@@ -364,8 +364,8 @@ class TrainLoop:
     }
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.memory.read()
-    # A traced step is logged without rates if no step was timed since the line
-    # before.
+    # Log a traced step without rates if no step was timed since the last log
+    # line.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)
       metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}
@@ -387,7 +387,8 @@ class TrainLoop:
     job, session = self._job, self._session
     self._watchdog.expect_slow()
     sizes = self._config.run.batch_sizes
-    # First row of the data that the next step reads; skipped rows count too.
+    # Index of the first row that the next step reads, among all rows of the
+    # data, skipped ones included.
     next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(
       job.manifest,

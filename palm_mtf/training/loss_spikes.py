@@ -31,8 +31,8 @@ _logger = logging.getLogger(__name__)
 REWIND_STEPS = 100
 # The last 5 steps are compared with the 100 steps before them.
 _RECENT, _WINDOW = 5, 100
-# Noise is taken as at least 2% of the usual loss, and as at least 0.02 for the
-# logarithm of the gradient norm.
+# The least noise to assume: 2% of the usual loss, and 0.02 for the logarithm of
+# the gradient norm.
 _FLOOR = 0.02
 # A score is a rise in units of noise. The loss has spiked if its score is above
 # 6, or above 3 while the score of the gradient norm is above 6.
@@ -54,7 +54,8 @@ class SpikeDetector:
   """Detects a spike in the losses and gradient norms of the last 105 steps."""
 
   def __init__(self, seen: Sequence[Sequence[float]] = ()):
-    # (loss, gradient norm) of each step, oldest first; saved in checkpoints.
+    # (loss, gradient norm) of the last steps, at most 105, oldest first;
+    # checkpoints hold this list.
     self.seen = [list(pair) for pair in seen]
 
   def sees_spike(self, loss: float, grad_norm: float) -> bool:
@@ -83,11 +84,11 @@ def _score_rise(x: np.ndarray, floor: float) -> float:
   """
   before, recent = x[:_WINDOW], x[_WINDOW:]
   # Medians ignore single bad batches: three of five steps must be high. The
-  # factor 1.4826 turns a median of normally distributed differences into their
-  # standard deviation. While the loss falls, the median of the first 100 is too
-  # high; after a change to larger batches, the noise is still that of smaller
-  # batches, too large. Both errors may miss a spike, but never report noise as
-  # a spike.
+  # factor 1.4826 turns the median size of normally distributed differences into
+  # their standard deviation. While the loss falls, the median of the first 100
+  # is too high; after a change to larger batches, the noise is still that of
+  # smaller batches, too large. Both errors may miss a spike, but do not take
+  # noise for a spike.
   noise = 1.4826 * np.median(abs(np.diff(before))) / math.sqrt(2)
   rise = np.median(recent) - np.median(before)
   return float(rise / max(noise, floor))
@@ -102,12 +103,13 @@ class SpikePolicy:
     checkpoint: Checkpoint | None,
     rewinds: Sequence[Rewind] = (),
   ):
-    """Continues from the state in `checkpoint`, or from none.
+    """Continues from the state in `checkpoint`.
 
     Args:
       config: SPIKE_POLICY and its settings.
-      checkpoint: checkpoint that training continues from.
-      rewinds: all rewinds, if some are later than `checkpoint`.
+      checkpoint: checkpoint that training continues from; None if a run begins.
+      rewinds: all rewinds of the run, if some happened after `checkpoint` was
+        written.
     """
     # Every checkpoint holds the detector's state, so that a stopped and resumed
     # run rewinds like a run that was not stopped.

@@ -139,7 +139,7 @@ def _open_tasks(
 
 
 def _check_devices(config: Config) -> None:
-  """Raises UserError if mesh, batch sizes, chip and hosts do not fit."""
+  """Raises UserError unless mesh, batch sizes, chip and hosts fit together."""
   mesh, pods, run = config.mesh_layout, config.pods, config.run
   sizes = run.batch_sizes.sizes
   mesh_layout.check_layout(mesh, config.model, *sizes, num_pods=pods.num_pods)

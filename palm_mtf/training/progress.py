@@ -45,7 +45,7 @@ class Clock:
     self._is_first = False
 
   def take_mean(self) -> float:
-    """Returns the mean seconds per step since the last `take_mean`, or 0.0."""
+    """Returns mean seconds per step since the last call; 0.0 without steps."""
     mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
     self._secs = []
     return mean

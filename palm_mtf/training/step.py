@@ -18,7 +18,7 @@ _TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
 
 
 class NonFiniteStepError(Exception):
-  """The loss or gradients of a step are not finite; it changed no variable."""
+  """A step's loss or gradients are not finite; it changed no variable."""
 
   def __init__(
     self, step: int, losses: dict[str, float], gradient_squares: np.ndarray
@@ -30,7 +30,7 @@ class NonFiniteStepError(Exception):
 
 
 class TrainStep:
-  """Runs the steps of a program, and computes its loss on other batches."""
+  """Runs a program's steps, and computes its losses on other batches."""
 
   def __init__(self, session: tf.Session, program: TrainProgram):
     """Makes callables of `session`, which has set the program's variables."""
@@ -95,8 +95,8 @@ class TrainStep:
     """
     options = None
     if self._is_first and self._num_pods > 1:
-      # With this option, pods of this process compile one after another, so
-      # that later pods reuse the first pod's compiled code. Servers ignore it.
+      # With this option, which servers ignore, pods of this process compile one
+      # after another, so that later pods reuse the first pod's compiled code.
       options = ONE_BY_ONE
     self._is_first = False
 

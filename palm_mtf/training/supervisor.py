@@ -179,10 +179,10 @@ def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
 def _continue_without_lost_pod(
   job: TrainJob, lost: PodLostError, recovery: PodRecovery
 ) -> TrainJob:
-  """Returns the job that continues from the newest checkpoint after a loss.
+  """Returns the job that continues from the newest checkpoint.
 
-  Its pods are those that ON_POD_FAILURE asks for: the remaining pods, or all
-  pods, once they answer again.
+  The job's pods are those that ON_POD_FAILURE asks for: the remaining pods, or
+  all pods, once they answer again.
   """
   # No checkpoint is being written, because the writer has ended with the loop.
   newest = newest_whole(job.model_dir, read=read_checkpoint)

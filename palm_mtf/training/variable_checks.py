@@ -63,7 +63,7 @@ class FiniteCheck:
 
   def _find_first_non_finite(self, bad: NonFiniteStepError) -> str:
     # Search in the order of computation. The bad step has changed no variable
-    # (optim/clip.py), so parameters still have their values from before it.
+    # (optim/clip.py), so parameters have their values from before the step.
     variables = self._find_non_finite_variables()
     for name in self._parameters:
       if name in variables:
@@ -108,7 +108,7 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
 
 
 def _are_finite(part: Slice) -> list[tf.Tensor]:
-  """Returns a [] bool per variable in a slice: whether its part is finite."""
+  """Returns, per variable in a slice, [] bool: whether its part is finite."""
   value = part.read()
   with tf.device(part.near):
     axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
@@ -119,7 +119,7 @@ class ReplicaCheck:
   """Compares the variables of a session's pods by their fingerprints.
 
   Pods start with the same variables and apply the same updates. If a pod
-  differs, its memory, network or processor is at fault.
+  differs, the pod's memory, network or processor is at fault.
   """
 
   def __init__(
@@ -135,7 +135,7 @@ class ReplicaCheck:
     self._pods = [pod.slices for pod in program.pods]
 
   def check(self, step: int) -> None:
-    """Raises UserError unless all pods' variables are equal after `step`."""
+    """Raises UserError if variables of pods differ after `step` steps."""
     if len(self._pods) == 1:
       return
     numbers = np.stack(self._fingerprints())  # [pods, variables]

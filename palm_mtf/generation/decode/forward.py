@@ -218,8 +218,8 @@ def prefill(
   palm.hidden(
     mtf.import_tf_tensor(mesh, prompts, shape), *masks, keys_and_values
   )
-  # Mesh TensorFlow's export would gather whole tensors. This operation keeps
-  # their slices.
+  # Take the slices by an operation, because Mesh TensorFlow's export would
+  # gather whole tensors.
   laid_out: list[LaidOut] = []
   _OnSlices(
     lambda *xs: laid_out.extend(xs) or [], [*itertools.chain(*keys_and_values)]

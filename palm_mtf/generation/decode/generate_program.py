@@ -112,9 +112,9 @@ def build_decode_program(
 class _Continuations:
   """State of one program, in variables, and the operations that change it.
 
-  Each subclass is a strategy, sampling or beam search. Its state is a list of
-  laid-out tensors: the first says what has ended, the second holds the rows'
-  last tokens.
+  Each subclass is a strategy, sampling or beam search. A strategy's state is a
+  list of laid-out tensors: the first says which rows or searches have ended,
+  the second holds the rows' last tokens.
   """
 
   def __init__(
@@ -160,7 +160,7 @@ class _Continuations:
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds steps up to `limit` tokens per row, or until all have ended."""
+    """Builds steps until rows have `limit` tokens, or all rows have ended."""
     place = self.place.read_value()
     fixed, state, cache = (
       read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)
@@ -172,7 +172,7 @@ class _Continuations:
     )
 
   def results(self) -> list[tf.Tensor]:
-    """Returns tokens, whether rows have ended, and (beam search) scores."""
+    """Returns tokens, whether rows have ended, and a beam search's scores."""
     state = read_all(self._impl, self._state)
     found = self._impl.slicewise(self._read_results, *state)
     return [join_rows(self._impl, x) for x in found]

@@ -55,7 +55,8 @@ def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
     name: name of the variable.
   """
   numbers = tf.cast(w, dtype)
-  # Emulated products are in float32: cast once here, not in each product.
+  # If bfloat16 is emulated, products are in float32: cast once here, and not in
+  # each product.
   if is_emulated(numbers):
     numbers = tf.cast(numbers, tf.float32)
   kept = make_variable(numbers, name)
@@ -140,8 +141,8 @@ def multiply(
     xs: rows [rows, inner], activation dtype: one tensor, or for a PackedKernel
       also several tensors, split along `inner`.
     kernel: [inner, outer].
-    packed: whether oneDNN keeps a packed copy of a kernel that is no
-      PackedKernel, which pays for many products with few rows.
+    packed: whether oneDNN keeps a packed copy of a kernel that is a tf.Tensor,
+      which pays for many products with few rows.
   """
   w, dtype = kernel.weights, xs[0].dtype
   if isinstance(w, PackedKernel):

@@ -32,18 +32,18 @@ class Products:
     self._packed = packed
 
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
-    """Returns, for each kernel that is joined, its outputs' shape per row.
+    """Returns the shape of one row's product with each part of a joined kernel.
 
     Shapes are those on one device, such as [heads, d_kv] for q.
 
     Args:
-      names: names of the kernels that are joined.
+      names: names of the parts.
     """
     dims = self._model.kernels[tuple(names)].dims
     return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
 
   def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
-    """Calls kernels.multiply on each device, with its rows and `Kernel`."""
+    """Calls kernels.multiply on each device, with that device's arguments."""
     return self._impl.slicewise(
       lambda kernel, *xs: multiply(xs, kernel, packed=self._packed), kernel, *xs
     )

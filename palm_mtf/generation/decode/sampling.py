@@ -71,8 +71,8 @@ def _find_least_kept(shares, weights, wanted):
 
 
 def _keep_likely(shares, top_k, top_p):
-  # Sets the shares of all tokens to 0 that TOP_K or TOP_P drops. Tokens that
-  # tie with the last kept token are kept too.
+  # Sets the share of each token that TOP_K or TOP_P drops to 0. Tokens that tie
+  # with the last kept token are kept too.
   rows, vocab = shares.shape
   if tf.is_tensor(top_k) or (top_k or vocab) < vocab:
     wanted = tf.cast(tf.broadcast_to(_to_column(top_k), [rows, 1]), tf.float32)
@@ -111,8 +111,8 @@ _fused_penalize = fused(_penalize)
 
 @fused
 def _compute_shares(logits, seen, settings, num_tokens):
-  # Returns shares: probabilities times a factor that each row has, [rows,
-  # vocab].
+  # Returns the share of each token: its probability times a factor that is the
+  # same for the whole row, [rows, vocab].
   logits = _penalize(logits, seen, settings.repetition_penalty, num_tokens)
   logits /= _to_column(settings.temperature)
   shares = tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))

@@ -70,7 +70,7 @@ class StepProgram:
 
   Attributes:
     count: placeholder [], int32: number of tokens to choose per text; ignored
-      if log p is computed, for one token.
+      if log p is computed, because the program then chooses one token.
     texts: placeholder [rows, 6], int32, per text: last token; the last token's
       position, from 0; number of tokens drawn before; random key, two numbers;
       TOP_K.
@@ -124,7 +124,7 @@ class SlotPrograms:
     )
 
   def insert(self, prompt_tokens: int) -> InsertProgram:
-    """Builds the program that prefills prompts, to `prompt_tokens` tokens."""
+    """Builds the program for prompts of at most `prompt_tokens` tokens."""
     shape = [self._num_slices, prompt_tokens]
     prompts = tf.placeholder(tf.int32, shape, "prompts")
     lengths, rows = (

@@ -105,17 +105,17 @@ def repeat_step(
   first: tf.Tensor,
   limit: tf.Tensor,
 ) -> tuple[tf.Tensor, list[LaidOut]]:
-  """Repeats a step until `limit`, or until all rows have ended.
+  """Runs steps `first` to `limit` - 1; stops early once all rows have ended.
 
   Args:
     placement: devices.
     step: takes the step's number and the state; returns the new state.
     state: tensors; the first one says which rows have ended, [rows] bool.
     first: number of the first step, [] int32.
-    limit: number of the first step not to run, [] int32.
+    limit: number of the last step plus 1, [] int32.
 
   Returns:
-    The number of the last step plus 1, [] int32; and the state.
+    The number of the last step that was run, plus 1, [] int32; and the state.
   """
   size = placement.size
 
@@ -232,8 +232,8 @@ class NativeStep:
 
 @fused
 def _add_and_norm(x, scale, kind, *branch):
-  # Returns x + branch, [rows, d_model], and the scaled norm of this sum. At
-  # first there is no branch.
+  # Returns x + branch (or x, if there is no branch), [rows, d_model]; and the
+  # scaled norm of this sum.
   x = sum(branch, x)
   return x, tf.cast(normalize(x, kind) * scale, x.dtype)
 
@@ -259,9 +259,9 @@ def _attend(q, keys, values, positions):
 
 
 def _find_cache_rows(positions, shape):
-  # Returns the index of each row's token in a cache of `shape`, for each head
-  # of a multi-head cache, after the cache is reshaped to [rows * heads *
-  # memory_length, d_kv]: [rows * heads] int32.
+  # Returns the index of each row's token in a cache that is reshaped from
+  # `shape` to [rows * heads * memory_length, d_kv]: [rows * heads] int32, where
+  # `heads` is 1 for a multi-query cache.
   *rows, memory_length, _ = shape
   first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
   at = tf.reshape(positions, [-1, *[1] * (len(rows) - 1)])
@@ -284,8 +284,8 @@ def _write(cache, at, x):
 class TensorflowStep:
   """`Step` on any devices: the block of model/palm.py for one position.
 
-  The block is implemented a second time for speed. With one position, time is
-  spent on the number of operations, and Mesh TensorFlow would run several
+  The block is implemented a second time for speed. With one position, the time
+  grows with the number of operations, and Mesh TensorFlow would run several
   operations where this class runs one.
   """
 

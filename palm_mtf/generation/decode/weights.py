@@ -99,7 +99,7 @@ class DecodeModel:
 def build_decode_model(
   config: PalmConfig, mesh_layout: MeshLayout, weight_dtype: str
 ) -> DecodeModel:
-  """Builds a checkpoint's variables and decoding weights in the tf.Graph.
+  """Builds a checkpoint's variables and the weights in the current tf.Graph.
 
   Args:
     config: the architecture.
@@ -170,7 +170,7 @@ def _serves_natively(
 
 
 class _Maker:
-  """Makes decoding weights from variables; collects their initializers."""
+  """Makes decoding weights, and collects the weights' initializers."""
 
   def __init__(self, placement, config, dims, slices, weight_dtype, is_packed):
     self._impl = placement
@@ -238,7 +238,7 @@ class _Maker:
   def make_joined_kernels(
     self,
   ) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
-    """Yields each joined kernel of all layers, after its parts' names."""
+    """Yields (names of the parts, joined kernel), layer after layer."""
     block = self._config.block
     for layer in range(self._config.num_layers):
       for inputs, outputs in zip(_INPUTS[block], _OUTPUTS[block], strict=True):
@@ -256,7 +256,7 @@ class _Maker:
           yield some, self._join(some, *largest)
 
   def make_layers(self) -> list[LayerWeights]:
-    """Returns the `LayerWeights` of all layers; call it last."""
+    """Returns all `LayerWeights`; call it after all weights are made."""
     by_layer = collections.defaultdict(dict)
     for name, parts in self._slices.items():
       by_layer[parse_name(name).layer][name] = parts

@@ -152,7 +152,7 @@ def continue_prompts(
 def open_generator(
   checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
 ) -> Iterator["Generator"]:
-  """Loads a checkpoint's weights to decode with; the body's end frees them."""
+  """Loads a checkpoint for decoding, and frees it after the `with` body."""
   # The caller has resolved ACTIVATION_DTYPE and checked that the checkpoint has
   # this model's weights.
   from palm_mtf.generation.inference.generator import Generator

@@ -56,7 +56,8 @@ def load_weights(
     session.run(layer.prepare)
     if i == 0:  # later layers use few of the code pages read so far
       release_file_pages()
-  # Free memory now, because compiling a program, which is next, takes the most.
+  # Free memory now, because compiling the first program, which comes next,
+  # takes the most memory.
   free_garbage()
   release_file_pages()
 

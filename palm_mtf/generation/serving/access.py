@@ -55,7 +55,7 @@ class Access:
     )
 
   def find_client(self, request: web.Request) -> str:
-    """Returns a name for the client that sent a request: its key or address.
+    """Returns a name for the sender of a request, by API key or address.
 
     Raises:
       RefusalError: if this server has keys and the request gives none of them.

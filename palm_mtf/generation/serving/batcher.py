@@ -262,7 +262,7 @@ class Batcher:
       self._changed.notify()
 
   def cancel(self, rows: Sequence[Row]) -> None:
-    """Ends those of the rows that have not ended."""
+    """Ends all of `rows` that have not ended yet."""
     with self._changed:
       for row in rows:
         if not row.ended:
@@ -404,8 +404,8 @@ class Batcher:
     # with log p.
     secs = _MOST_SECS
     if self._waiting and len(self._running) < self.engine.decoder.num_slots:
-      # A waiting row gets a free slot once no steps are owed before the next
-      # prompt.
+      # A slot is free for a waiting row, so run only the steps that must run
+      # before the next prompt is read.
       secs = min(secs, self._owed_secs)
     if others:
       secs = min(secs, self._owed_plain_secs)

@@ -24,8 +24,8 @@ from palm_mtf.json_text import json_text
 
 # request[CLIENT] is the name of the client that sent the request (access.py).
 CLIENT = web.RequestKey("client", str)
-# If a request's prompts have more characters or ids together, another thread
-# encodes them, because other requests should not wait so long.
+# If a request's prompts together have more characters or ids than this number,
+# another thread encodes them, because other requests should not wait so long.
 _LONG = 10_000
 
 

@@ -81,8 +81,8 @@ class Connections:
     """Takes aiohttp's server, and the maximum number of connections."""
     self._server, self._counters, self._most = server, counters, most
     self._num_open = 0
-    # Idle connections, the longest idle first. Each has a timer that ends it if
-    # its first request does not come in time; None after the first request.
+    # Idle connections, the longest idle first. The value is a timer that closes
+    # the connection if its first request is late; None after that request.
     self._idle: dict[asyncio.Protocol, asyncio.TimerHandle | None] = {}
 
   async def accept(self, listening: socket.socket) -> None:
@@ -197,7 +197,8 @@ class _Connection(web.RequestHandler):
     why = exc.message.partition("\n")[0][:80]
     refusal = RefusalError(400, f"this is not an HTTP/1.1 request: {why}")
     if isinstance(exc, http_exceptions.ContentEncodingError):
-      # aiohttp may know an encoding without the library that decodes it.
+      # aiohttp accepts some encodings although the library that decodes them is
+      # not installed.
       if "Please install" in why:
         refusal = refuse_coding("this Content-Encoding")
       else:
@@ -213,7 +214,8 @@ class _Connection(web.RequestHandler):
     resp: web.StreamResponse,
     start_time: float | None,
   ) -> tuple[web.StreamResponse, bool]:
-    # aiohttp itself refuses an unknown Expect, as plain text.
+    # aiohttp itself answers a request with an unknown Expect header, in plain
+    # text. Replace that answer by JSON.
     if isinstance(resp, web.HTTPExpectationFailed):
       given = shown(request.headers["Expect"])
       refusal = RefusalError(

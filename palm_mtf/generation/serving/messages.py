@@ -67,7 +67,7 @@ def refuse_coding(named: str) -> RefusalError:
   """Returns the refusal of a Content-Encoding.
 
   Args:
-    named: the encoding, as the message begins.
+    named: beginning of the message, which names the encoding.
   """
   return RefusalError(
     415, f"{named} is not supported; leave it out, or give gzip or deflate."

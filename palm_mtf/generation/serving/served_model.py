@@ -26,7 +26,7 @@ class ServedModel:
   """Limits and defaults of requests.
 
   Attributes:
-    name: name that clients give.
+    name: name of the model that clients may give in requests.
     vocabulary: vocabulary of the model.
     decode: default settings of sampling.
     activation_dtype: dtype that the model computes in.

@@ -39,7 +39,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
   """Serves one model until a signal stops the server.
 
-  Outside of the main thread no signal is handled.
+  Outside of the main thread, signals do not stop it.
   """
 
   def __init__(
