@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from palm_mtf.config import PalmConfig
 
-# With at least three digits, names sort by layer up to layer 999.
+# Layer numbers have at least three digits, so that names sort by layer up to
+# layer 999.
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
 
 
@@ -60,7 +61,7 @@ class ParameterName(NamedTuple):
 
 
 def layer_name(layer: int) -> str:
-  """Returns the first part of the names of a layer's parameters."""
+  """Returns the prefix of a layer's parameter names, such as "layer_007"."""
   return f"layer_{layer:03d}"
 
 
@@ -76,7 +77,7 @@ def parse_name(name: str) -> ParameterName:
 
 # On CPUs without a C++ compiler, blocks of 128 positions are the fastest
 # (`python -m tools.bench attention`). Each block is compiled separately, so
-# long sequences have fewer and larger blocks.
+# sequences of more than _LONG positions have fewer and larger blocks.
 _SMALL, _LARGE, _LONG = 128, 512, 2048
 
 

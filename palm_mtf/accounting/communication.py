@@ -33,7 +33,7 @@ from palm_mtf.config import (
 from palm_mtf.config.tpu_slice import tpu_slice
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# The loss sums three numbers over tokens: loss weights, nats and log(z)^2.
+# Pods exchange three sums over tokens: loss weights, nats and log(z)^2.
 _TOKEN_SUMS = 3
 # With N parameters, the backward pass is 4 N of the 6 N FLOPs per token.
 _BACKWARD_SHARE = 4 / 6
@@ -52,7 +52,7 @@ class Link:
 
 def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
   """Returns the bytes that all pods together send each other in a step."""
-  # Each pod sends every other pod its gradients and its devices' sums.
+  # Each pod sends each other pod its gradients and its devices' _TOKEN_SUMS.
   to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * DTYPE_BYTES["float32"]
   return pods.num_pods * (pods.num_pods - 1) * to_each
@@ -78,7 +78,7 @@ def sent_bytes(
 def exchange_secs(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
 ) -> tuple[float, float]:
-  """Returns two times: to send the embedding's gradient, and all others."""
+  """Returns the seconds to send the embedding's gradient, and all others'."""
   sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
   embedding = sent.pop("embedding")
@@ -108,7 +108,8 @@ def step_secs(
   embedding_secs, others_secs = exchange_secs(config, mesh, pods, link)
   # Gradients are sent while the last microbatch's backward pass computes
   # gradients of earlier layers. The embedding's gradient is ready only at the
-  # end, because the first layer reads the embedding: nothing hides it.
+  # end, because the first layer reads the embedding: no computation hides the
+  # time to send it.
   backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
   if not overlaps:
     backward_secs = 0.0
@@ -170,9 +171,8 @@ def step_bytes(
   _add_stored(traffic, axes, config)
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
-  # Gradients are reduced once per step, except that where d_model_stored is
-  # split over the batch's mesh axis, each microbatch has already
-  # reduce-scattered them (counted above).
+  # Gradients are all-reduced once per step. Over the axis of d_model_stored,
+  # each microbatch has already reduce-scattered them (counted above).
   for name, each, count in distinct_slices(config, mesh):
     width = gradient_bytes(name, config, mesh)
     summed = _summed_axes(name, axes, config)
@@ -397,7 +397,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # An axis within one chip, or without a box that fits, counts as a line.
+  # An axis within one chip, or without a box that fits, counts 0.5.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 

@@ -15,8 +15,8 @@ from palm_mtf.accounting.architecture import (
 from palm_mtf.config import MeshLayout, PalmConfig
 
 SCORES = "attention/scores"
-# Training repeats each forward product twice: the backward pass has one product
-# for the gradient of each factor.
+# For each product of two factors, the backward pass computes two more: the
+# gradient of each factor.
 _PASSES = 3
 
 

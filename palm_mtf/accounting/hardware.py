@@ -44,7 +44,7 @@ def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
   Raises:
     UserError: if CHIP is "measured", or its CHIP_BFLOAT16_FLOPS is not set.
   """
-  # No guess is used, because a wrong peak gives a plausible but wrong MFU.
+  # No peak is assumed, because a wrong peak gives a plausible but wrong MFU.
   if chip != MEASURED and hardware.chip_bfloat16_flops:
     return hardware.chip_bfloat16_flops
   known = (MEASURED, *chip_names())

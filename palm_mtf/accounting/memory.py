@@ -203,7 +203,7 @@ def _num_norms(config: PalmConfig) -> int:
 def kept_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the bytes of activations that blocks keep for the backward pass."""
+  """Returns the bytes that blocks keep for a microbatch's backward pass."""
   w = widths(config, mesh)
   of_block = block_numbers(config, mesh)
   if config.remat == "layer":
@@ -322,8 +322,8 @@ def activation_traffic(
   # embedding; and the gradients of both. The embedding's gradient is summed in
   # float32.
   of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
-  # The loss reads logits for the sums over a row and for the gradient, and
-  # writes the gradient.
+  # The loss reads logits twice, for the sums over a row and for the gradient,
+  # and writes the gradient.
   of_token["loss"] = w.vocab * (2 * logits + width)
   tokens = mesh.num_microbatches * device_tokens(config, mesh, pod_batch_size)
   return {kind: round(tokens * each) for kind, each in of_token.items()}

@@ -19,7 +19,7 @@ from palm_mtf.accounting.architecture import parse_name
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.errors import UserError
 
-# SECOND_MOMENT in the settings of a checkpoint that no training wrote.
+# SECOND_MOMENT in a checkpoint of imported weights, which has no slots.
 NO_MOMENTS = "none"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -41,7 +41,7 @@ class Slot:
   dtype: str  # "float32" or "bfloat16"
 
 
-# The most optimizer slots that a parameter can have.
+# The settings with which optimizer slots take the most bytes.
 LARGEST_STATE = OptimizerState(second_moment="full", momentum="float32")
 
 
@@ -124,8 +124,8 @@ def check_same_slots(
       "from it in another MODEL_DIR, as its INIT_CHECKPOINT with INIT_STATE = "
       '"weights".'
     )
-  # Where an earlier version, which lacked a setting, wrote the checkpoint, the
-  # run's own value counts as the checkpoint's.
+  # An earlier version, which lacked a setting, may have written the checkpoint.
+  # The run's value of this setting then counts as the checkpoint's.
   held = {
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
     for field in dataclasses.fields(optimizer)

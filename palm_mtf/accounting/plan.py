@@ -91,8 +91,9 @@ def tensor_bytes(
 
 
 def _process_bytes(config: AnyConfig) -> int:
-  """Returns a device's share of its process's memory outside tensors."""
-  # Each pod of servers has one process; pods in process share one.
+  """Returns a device's share of its process's memory, without tensors."""
+  # With PODS = "in_process" all pods share one process; otherwise each pod has
+  # its own process.
   pods, num_devices = config.pods, config.mesh_layout.num_devices
   if pods.pods == "in_process":
     num_devices *= pods.num_pods
@@ -106,7 +107,7 @@ def fits(config: AnyConfig, batch_size: int) -> bool:
 
 
 def changes_between(old: AnyConfig, new: AnyConfig) -> dict[str, object]:
-  """Returns {macro: value} of the settings in which `new` differs."""
+  """Returns {macro: new value} of the settings that differ from `old`."""
   return {
     field.name.upper(): getattr(after, field.name)
     for before, after in (
@@ -206,7 +207,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
 
 
 def plan_if_known(config: AnyConfig) -> dict[str, Any] | None:
-  """Returns `plan_of`, or None where a rate of CHIP is not known."""
+  """Returns `plan_of`, or None if a rate of CHIP is not known."""
   try:
     return plan_of(config)
   except UserError:
@@ -254,7 +255,7 @@ def _parts(step: StepTime) -> dict[str, float]:
 def _list_collectives(
   config: AnyConfig, step: StepTime, batch_size: int
 ) -> list[dict[str, Any]]:
-  """Returns the bytes that a device sends in a step, by collective."""
+  """Returns one record per collective: bytes per device, seconds and link."""
   devices = config.mesh_layout.num_devices
   moved = [
     {

@@ -98,7 +98,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
         layout=layout,
         gradient_dtype=config.mesh_layout.gradient_dtype,
         tpu=tpu,
-        # Pods exchange gradients after each step.
+        # With several pods, each step ends with an exchange of gradients.
         steps_per_loop=config.mesh_layout.steps_per_loop
         if num_pods == 1
         else 1,
@@ -131,7 +131,7 @@ def _meshes(
 
 
 def _most_candidates(config: AnyConfig, num_devices: int) -> int:
-  """Returns the number of candidates, at most: layouts may not divide all."""
+  """Returns an upper bound of the number of candidates."""
   return sum(
     len([*_layouts(data_size, model_size)])
     * len(_microbatch_counts(config, num_pods, data_size))

@@ -104,8 +104,8 @@ def table3(
 ) -> list[dict[str, object]]:
   """Returns the rows: published MFU; our MFU with and without attention; HFU.
 
-  HFU is computed for the paper's policy, and for REMAT = "layer" at the same
-  speed. `hardware_of` returns the rates of a chip of gin/hardware.
+  HFU is computed for the paper's recomputation, and for REMAT = "layer" at the
+  same speed. `hardware_of` returns the rates of a chip of gin/hardware.
   """
   rows = []
   for run in RUNS:

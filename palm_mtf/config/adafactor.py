@@ -32,7 +32,8 @@ class AdafactorConfig(Checked):
       every step; or "cosine", from learning_rate to a tenth of it.
     learning_rate_decay_steps: steps of the cosine, mostly %TRAIN_STEPS; None
       for other schedules.
-    second_moment: "full", as in PaLM, or "factored", only row and column means.
+    second_moment: "full", as in PaLM, or "factored", which keeps only the means
+      of rows and of columns.
     momentum_dtype: dtype of the momentum in memory and in checkpoints,
       "float32" or "bfloat16". The second moment is always float32, because near
       beta2 = 1 its changes are too small for bfloat16.

@@ -26,7 +26,7 @@ class InspectionConfig(Checked):
 
   Attributes:
     inspect_steps: steps, counted from 0, whose batches are shown.
-    inspect_rows: rows shown of each batch.
+    inspect_rows: number of rows shown of each batch.
     overlap_files: a glob, or a list of globs, of a further evaluation set whose
       overlap with the training text is measured; None for no further set.
   """
@@ -55,8 +55,8 @@ class SweepConfig(Checked):
       for each combination of names. [{"small": {"D_MODEL": 64}, "large": ...},
       {"short": {"TRAIN_STEPS": 100}, "long": ...}] has four runs, "small-short"
       and so on.
-    sweep_at_once: runs that train at the same time, each on its share of the
-      cores.
+    sweep_at_once: number of runs that train at the same time, each on its share
+      of the cores.
     sweep_held_out: names of one axis. The scaling law is fitted without the
       runs of these names and checked by its predictions for them.
     sweep_budget_flops: training FLOPs for which the compute-optimal model size
@@ -123,7 +123,7 @@ class StatisticsConfig(CorpusConfig):
 
   Attributes:
     train_steps: steps of the run whose epochs are counted; None for no run.
-    global_batch_size: rows of each step (run.py); None for no run.
+    global_batch_size: number of rows per step (run.py); None for no run.
     seed: seed of the run.
   """
 

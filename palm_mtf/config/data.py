@@ -95,7 +95,7 @@ class SpanCorruption:
     return min(wanted, max(length - 1, 1), length)
 
   def num_spans(self, length: int) -> int:
-    """Returns how many spans are removed; kept tokens separate two spans."""
+    """Returns how many spans are removed; kept tokens lie between two spans."""
     noise = self.num_noise_tokens(length)
     wanted = min(round(noise / self.mean_span_length), length - noise)
     return min(max(wanted, 1), noise)

@@ -71,7 +71,7 @@ class DeviceMesh(Checked):
 
   @property
   def axes(self) -> Mapping[str, int]:
-    """Sizes of the mesh axes, in the order of the mesh's dimensions."""
+    """{mesh axis: size}, in the order of MESH_SHAPE."""
     return _sizes(self.mesh_shape)
 
   @property

@@ -80,7 +80,7 @@ def values_of(config: "DataclassInstance") -> dict[str, object]:
 
 
 def _part_of(field: dataclasses.Field[Any]) -> type | None:
-  """Returns the dataclass that is the type of a field, or None."""
+  """Returns a field's type if it is a dataclass, otherwise None."""
   kind = field.type
   if isinstance(kind, type) and dataclasses.is_dataclass(kind):
     return kind

@@ -41,8 +41,8 @@ DIMENSIONS = (
   "d_ff",
   "vocab",
 )
-# Splitting these dimensions divides the work of a step; splitting the others
-# divides only memory.
+# Splitting these dimensions divides the work of a step; splitting the other two
+# in SPLIT_DIMENSIONS divides only memory.
 WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
 SPLIT_DIMENSIONS = (*WORK_DIMENSIONS, "d_model_stored", "d_model_residual")
 
@@ -171,7 +171,7 @@ def check_layout(
   parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
   for size in batch_sizes:
     check_shares(size, num_pods, parts)
-  # The mesh splits the rows of one microbatch of one pod.
+  # The mesh splits the rows of a pod's microbatch.
   at_once = [size // num_pods // parts for size in batch_sizes]
   if num_pods > 1:
     batch_macro += " / NUM_PODS"

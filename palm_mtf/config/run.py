@@ -19,7 +19,7 @@ from palm_mtf.config.checked import Checked, Count, text, texts, whole
 from palm_mtf.config.palm import Size
 from palm_mtf.errors import UserError, check_count
 
-# The rows of all steps are counted in int64.
+# With these limits, the number of rows in all steps fits into int64.
 MAX_BATCH_SIZE, MAX_STEPS = 2**24, 10**9
 _MAX_EVAL_BATCHES = 1_000_000
 # A trace takes several megabytes, and a traced step takes longer.
@@ -65,7 +65,7 @@ class BatchSizes:
     return self._starts[i] + (row - self._rows_before[i]) // self.sizes[i]
 
   def next_change(self, step: int) -> int | None:
-    """Returns the first step after `step` with another size, or None."""
+    """Returns the first step after `step` with another size; None for none."""
     later = self._phase(step) + 1
     return self._starts[later] if later < len(self._starts) else None
 

@@ -58,7 +58,7 @@ class FewShotConfig(Checked):
       raise UserError('EXEMPLARS = "first": of how many? Set NUM_SHOTS too.')
 
   def file_of(self, task: str) -> str | None:
-    """Returns the path of the task's exemplars, or None."""
+    """Returns the path of the task's exemplars, None if it has none."""
     return (self.exemplar_files or {}).get(task)
 
   def header_of(self, task: str) -> str:

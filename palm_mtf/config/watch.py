@@ -76,7 +76,8 @@ class Skips:
       The numbers of the same rows, skipped rows counted too.
     """
     for first, last in self.ranges:
-      # Ranges rise, so `numbers` already includes the shift by earlier ranges.
+      # `numbers` already includes the shift by all earlier ranges, because
+      # ranges are in ascending order.
       start = sizes.rows_before(first)
       size = sizes.rows_before(last + 1) - start
       numbers = numbers + size * (numbers >= start)

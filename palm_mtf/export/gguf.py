@@ -202,7 +202,9 @@ def make_gguf_name(name: str) -> str:
 
 
 def make_model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
-  """Returns the metadata of a model, by key; raises UserError as above.
+  """Returns the metadata of a model, by key.
+
+  Raises UserError like `find_gguf_architecture`.
 
   Args:
     model: the architecture.

@@ -47,7 +47,7 @@ class TrainedModel:
 
 
 class Format(Protocol):
-  """A model in a format, whose constructor checks that it can hold the model.
+  """A model in an export format; the constructor refuses an unfit model.
 
   Attributes:
     num_bytes: upper bound of the size of the file or folder.

@@ -44,14 +44,14 @@ from palm_mtf.foreign_models.training import PodTraining
 from palm_mtf.user_code import user_code
 
 _MODULE = "palm_mtf.foreign_models"
-# gin appends the called configurables to an exception's message, after this.
+# gin appends this text and the called configurables to an exception's message.
 _GINS_ADDITION = "\n  In call to configurable"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 def _check_bindings(function: Callable[_P, _T]) -> Callable[_P, _T]:
-  """Wraps a function: a missing argument raises UserError with advice."""
+  """Wraps a function: a UserError says which gin binding is missing."""
   name, signature = function.__name__, inspect.signature(function)
 
   @functools.wraps(function, updated=())
@@ -214,7 +214,7 @@ def _read_settings(
 
 
 def _check_names(setting: Setting) -> None:
-  """Raises UserError unless gin knows every name of a setting."""
+  """Raises UserError unless gin knows every name in a setting."""
   selectors = [
     x.selector for x in names_in(setting.value) if isinstance(x, Reference)
   ]

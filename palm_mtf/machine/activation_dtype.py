@@ -60,7 +60,7 @@ def resolved(
 def describe_dtype(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> str:
-  """Returns the line about the dtype that a command computes in.
+  """Returns a line for the log: the dtype that a command computes in, and why.
 
   Args:
     model: architecture, its dtype resolved.

@@ -32,9 +32,9 @@ _logger = logging.getLogger(__name__)
 CALIBRATION = 3
 
 _NAME = "palm_mtf"
-# Prefix of incomplete files and folders. Their writer locks them just after
-# making them, so an unlocked one is abandoned after _UNLOCKED_SECS. Some file
-# systems have no locks; there, one is abandoned after _ABANDONED_SECS.
+# Prefix of incomplete files and folders. A writer locks its file just after
+# making it, so a file without a lock is abandoned after _UNLOCKED_SECS. On file
+# systems without locks, every file is abandoned after _ABANDONED_SECS.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
 _MAX_BYTES = 2**26  # per file, and for all files loaded from a folder
@@ -50,7 +50,7 @@ _said: set[str] = set()
 
 
 class CacheError(Exception):
-  """The cache cannot be used, for a reason in one line."""
+  """The cache cannot be used; the message is one line."""
 
 
 def cache_path(kind: str, *key: str) -> str:
@@ -209,7 +209,7 @@ class CacheFolder:
   """
 
   def __init__(self, path: str, descriptor: int):
-    """Takes the path, for messages, and the descriptor."""
+    """Keeps the folder's path, for messages, and its descriptor."""
     self._path, self.descriptor = path, descriptor
 
   def names(self) -> list[str]:
@@ -280,7 +280,7 @@ class CacheFolder:
     """Returns the content of sealed files by name; removes damaged files.
 
     Args:
-      names: names of files. Files after the first 64 MiB are removed.
+      names: names of files. Once 64 MiB are loaded, further files are removed.
     """
     found, num_bytes, damaged = {}, 0, []
     for name in names:

@@ -31,7 +31,7 @@ _VARIABLE = "TF_XLA_FLAGS"
 # processes inherit TF_XLA_FLAGS, and so also find the folder on the disk.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
-# With both flags, TensorFlow gives operations on CPUs to XLA by itself.
+# With both flags, TensorFlow compiles CPU operations with XLA unasked.
 _COMPILES_ALONE = (
   re.compile(r"--tf_xla_auto_jit=(1|2|fusible)(\s|$)"),
   re.compile(r"--tf_xla_cpu_global_jit(=1|=true)?(\s|$)"),
@@ -52,7 +52,7 @@ def check_xla_flags(num_devices: int) -> None:
     num_devices: number of virtual CPU devices of a process.
   """
   flags = os.environ.get(_VARIABLE, "")
-  # TensorFlow puts operations of several devices into one program of XLA,
+  # TensorFlow then puts operations of several devices into one XLA program,
   # which fails when it runs ("Multiple CPU devices").
   if num_devices > 1 and all(x.search(flags) for x in _COMPILES_ALONE):
     raise UserError(
@@ -63,7 +63,7 @@ def check_xla_flags(num_devices: int) -> None:
 
 
 def compiled_code_folder() -> str:
-  """Returns the path of the cache folder of this CPU and these versions."""
+  """Returns the cache folder's path for this CPU and TensorFlow version."""
   # The CPU is part of the path, because code with instructions that the CPU
   # lacks would crash the process.
   flags = os.environ.get("XLA_FLAGS", "")

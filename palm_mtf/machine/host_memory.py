@@ -24,8 +24,8 @@ def largest_resident_bytes(process: int | str = "self") -> int:
   Args:
     process: process id; "self" is this process.
   """
-  # The number of getrusage(2) includes the memory that the parent process had
-  # when it started this process.
+  # The peak that getrusage(2) returns would include the memory that the parent
+  # process had when it started this process.
   with open(f"/proc/{process}/status", encoding="ascii") as file:
     (line,) = (x for x in file if x.startswith("VmHWM:"))
   return int(line.split()[1]) * 1024
@@ -33,7 +33,7 @@ def largest_resident_bytes(process: int | str = "self") -> int:
 
 def memory_bytes() -> tuple[int, int]:
   """Returns (memory in all, memory that this process can still take), bytes."""
-  # The kernel says kB and means KiB.
+  # /proc/meminfo says kB and means KiB.
   kibibytes = dict(
     re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
   )

@@ -32,7 +32,7 @@ _VARIABLES = (
 
 
 def kernels_here(operations: str) -> dict[str, str]:
-  """Returns the kernels of this process: versions, CPU and settings by name.
+  """Returns what this process's kernels depend on: {name: version or setting}.
 
   Args:
     operations: options and compiler of the operations in C++, or "none".
@@ -82,8 +82,8 @@ def difference(now: Mapping[str, str], before: Mapping[str, str]) -> str:
   """Returns the differences of two records; "" if there are none.
 
   Args:
-    now: kernels now.
-    before: earlier kernels; names that only one record has are left out.
+    now: `kernels_here` of this run.
+    before: an earlier record; names that only one record has are left out.
   """
   return "; ".join(
     _describe_change(name, now[name], before[name])

@@ -66,7 +66,7 @@ def cpu_name() -> str:
 
 
 def bfloat16_flags() -> list[str]:
-  """Returns the flags of native bfloat16 products, sorted."""
+  """Returns the CPU's flags for native bfloat16 products, sorted."""
   return sorted(cpu_flags() & BFLOAT16_FLAGS)
 
 
@@ -92,7 +92,7 @@ CPU_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 def visible_cores() -> list[int]:
-  """Returns the cores that this process may run on, by number."""
+  """Returns the numbers of the cores that this process may run on."""
   return sorted(os.sched_getaffinity(0))
 
 
@@ -101,7 +101,8 @@ def core_quota() -> float | None:
   quota, _, period = _text(CPU_MAX).partition(" ")
   if not quota:
     quota, period = _text(CPU_QUOTA), _text(CPU_PERIOD)
-  # No limit is "max" in version 2, -1 in version 1, or there are no files.
+  # Without a limit, the quota is "max" in version 2 and -1 in version 1, or the
+  # files are missing.
   if not quota.isdigit() or not period.isdigit():
     return None
   return int(quota) / int(period)  # both in microseconds
@@ -114,7 +115,7 @@ def usable_cores() -> int:
 
 
 def thread_count(environment: Mapping[str, str]) -> int:
-  """Returns the number of threads of a matrix product.
+  """Returns the number of threads that compute a matrix product.
 
   Args:
     environment: environment variables, which TensorFlow and oneDNN read.
@@ -133,14 +134,14 @@ def _text(path: Path) -> str:
     return ""
 
 
-# From the driver's interface, cuda.h.
+# The number of this device attribute in the driver's header, cuda.h.
 _COMPUTE_CAPABILITY_MAJOR = 75
 # The first major compute capability with bfloat16 products, that of the A100.
 _BFLOAT16_CAPABILITY = 8
 
 
 def gpu_capabilities() -> list[int]:
-  """Returns the major compute capability of every GPU of TensorFlow."""
+  """Returns the major compute capability of every GPU that TensorFlow uses."""
   try:
     cuda = ctypes.CDLL("libcuda.so.1")
   except OSError:

@@ -68,7 +68,7 @@ class Probe:
   batch_size: int
 
   def model(self, dtype: str) -> PalmConfig:
-    """Returns the architecture."""
+    """Returns the architecture with `dtype` as activation dtype."""
     return PalmConfig(
       num_layers=1,
       d_model=self.d_model,
@@ -144,7 +144,7 @@ def _unmeasured_hardware() -> HardwareConfig:
 
 @contextlib.contextmanager
 def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
-  """Yields a function that trains a probe for one step; warms it up first."""
+  """Yields a function that trains a probe for one step, after warm-up steps."""
   shape = [probe.batch_size, probe.sequence_length]
   tokens = np.random.default_rng(0).integers(probe.vocab_size, size=shape)
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
@@ -223,7 +223,7 @@ class Pace:
     return PRODUCT_FLOPS / self.best_secs
 
   def time_call(self, call: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of a call, and of a product before and after it."""
+    """Returns the seconds of a call, and the mean seconds of a product."""
     before = self._time_products()
     self._last_secs = seconds_of(call)
     return self._last_secs, (before + self._time_products()) / 2
@@ -245,7 +245,7 @@ def undisturbed_secs(
 
   Example:
     If a call took 3 s, and products before and after it took 1.5 times their
-    shortest time, the call takes 2 s.
+    shortest time, an undisturbed call takes 2 s.
   """
   return secs * min(1.0, best_secs / product_secs)
 

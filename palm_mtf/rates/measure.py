@@ -27,8 +27,8 @@ _logger = logging.getLogger(__name__)
 PRODUCT_SIZE = 1536
 PRODUCT_FLOPS = 2 * PRODUCT_SIZE**3  # a multiply-add counts as 2
 _REPEATS = 4
-# Larger than any processor's cache, because decoding reads every weight from
-# memory.
+# Larger than any processor's cache, so that reads come from memory, as do the
+# reads of weights in decoding.
 _READ_BYTES = 2**28
 # The product that compares float32 with bfloat16 has _TOKENS rows and is timed
 # _COMPARISONS times.
@@ -103,7 +103,7 @@ def _fastest_secs(call: Callable[[], object]) -> float:
 def warn_if_slow(
   model: PalmConfig, mesh: MeshLayout, config: tf.ConfigProto
 ) -> None:
-  """Warns if a model multiplies in bfloat16 and this machine emulates it.
+  """Warns if a model multiplies in bfloat16 and this machine emulates bfloat16.
 
   Args:
     model: architecture, its dtype resolved.
@@ -131,7 +131,7 @@ def warn_if_slow(
 
 
 def describe_rates() -> dict[str, str]:
-  """Returns the rates of this machine as text, by name."""
+  """Returns the rates of this machine as {name: text}."""
   texts = {}
   for dtype in ("float32", "bfloat16"):
     rate = measured_flops_per_sec(tf.as_dtype(dtype))

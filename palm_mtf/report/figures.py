@@ -37,7 +37,7 @@ _PANELS = (
   Panel("Checkpoint wait per line", ("checkpoint_wait_secs",), "s"),
   Panel("Memory of the process", ("host_memory_bytes",), "B"),
 )
-# Start of a title, by the quantity in a field such as "update_rms/mlp".
+# How a title begins, by the quantity in a field such as "update_rms/mlp".
 _QUANTITIES = {
   "parameter_rms": "RMS of parameters:",
   "update_rms": "RMS of updates:",
@@ -73,7 +73,7 @@ def check_can_draw() -> None:
 
 
 def choose_panels(runs: Sequence[Run]) -> list[Panel]:
-  """Returns the panels that have numbers, the panels of _PANELS first."""
+  """Returns the panels for which runs have numbers, those of _PANELS first."""
   fields = dict.fromkeys(x for run in runs for line in run.lines for x in line)
   values = {x: {y for run in runs for y in run.values(x)} for x in fields}
   found = [p for p in _PANELS if any(values.get(x) for x in p.fields)]

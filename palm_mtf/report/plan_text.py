@@ -82,7 +82,7 @@ def format_table3(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_duration(secs: float) -> str:
-  """Returns seconds as days, hours or minutes."""
+  """Returns a time in the largest unit that it has twice, else in seconds."""
   for unit, size in (("days", _DAY), ("hours", 3600), ("minutes", 60)):
     if secs >= 2 * size:
       return f"{secs / size:.1f} {unit}"

@@ -117,7 +117,7 @@ def _explain_no_run(model_dir: ModelDir) -> str:
 
 def _read_evaluations(folder: str) -> list[dict[str, Any]]:
   results = []
-  # Steps have leading zeros, so that names sort by step.
+  # Folders are sorted by step, because steps in names have leading zeros.
   for path in sorted(glob.glob(f"{glob.escape(folder)}/step_*/*.json")):
     # Skip damaged results, which `evaluate` writes again.
     damaged = (OSError, ValueError, RecursionError, TypeError, KeyError)

@@ -33,7 +33,7 @@ class _Process:
 
 
 def cores_of_runs(num_at_once: int) -> list[list[int]]:
-  """Returns, for each run that trains at the same time, its cores.
+  """Returns the numbers of the cores of each of `num_at_once` runs.
 
   Raises:
     UserError: if there are fewer cores than runs.
@@ -87,7 +87,8 @@ def train_runs(
       for each in training:
         each.process.wait()
     finally:
-      # After a second signal or an error, kill the runs; they resume later.
+      # After a second signal or an error, kill the runs. The next sweep resumes
+      # them.
       for each in training:
         each.process.kill()
         each.process.wait()

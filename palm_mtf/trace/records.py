@@ -88,7 +88,8 @@ class _Span:
 
   device: tuple  # job, task, kind, number
   name: str
-  # Nanoseconds since 1970: a float64 would round to a quarter of a microsecond.
+  # Nanoseconds since 1970, as whole numbers, because a float64 would round them
+  # to a quarter of a microsecond.
   start: int
   end: int
   # The next two fields describe a received tensor; an operation has 0 and "".

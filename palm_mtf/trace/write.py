@@ -57,7 +57,7 @@ def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
   if num_pods == 1:
     return text
   text += f"; {figures['traced_dcn_bytes'] / 1e6:,.1f} MB crossed between pods"
-  # Pods in one process pass tensors in memory.
+  # Pods in one process pass tensors in memory, so there is no rate.
   if "traced_gbits_per_sec" not in figures:
     return f"{text}, in memory"
   return (
@@ -72,7 +72,7 @@ def _ms(secs: float) -> str:
 
 
 def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
-  """Returns the content of a step's file."""
+  """Returns the content of a step's trace file."""
   # Most operations are so short that a viewer cannot show them: omit these.
   operations = [
     x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS

@@ -316,7 +316,7 @@ def _list_compared_keys(
 
 def _is_same(value: object, ours: object) -> bool:
   if isinstance(ours, float):
-    # A larger integer may not be exact as a float.
+    # An integer of 2**53 or more may not be exact as a float.
     is_number = type(value) is float or (
       type(value) is int and abs(value) < 2**53
     )

@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HuggingFaceFolder:
-  """A folder of transformers with float32 weights (a `Format`)."""
+  """A folder that transformers loads, with float32 weights (a `Format`)."""
 
   subfolder = ""
 

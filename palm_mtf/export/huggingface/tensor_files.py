@@ -48,14 +48,14 @@ _NEXT_TO_WEIGHTS = re.compile(rf"{_ENDINGS}\..+", re.IGNORECASE)
 # With this file, transformers adds an adapter to the model.
 _ADAPTER_CONFIG = re.compile(r"adapter_.*\.json", re.IGNORECASE)
 _MOST_NAMED = 3  # maximum number of files named in a warning
-# Files that the Trainer of transformers writes next to the weights.
+# Files of transformers' Trainer, which hold no weights of the model.
 _TRAINER_FILES = re.compile(
   r"(training_args|optimizer|scheduler|scaler|rng_state\w*)\.(bin|pt|pth)"
 )
 
 
 class TensorFiles:
-  """The tensors of a folder.
+  """The tensors of a model in a folder of transformers.
 
   Attributes:
     shapes: shape of every tensor, by name.
@@ -146,7 +146,7 @@ def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
 
 
 def _warn_of_ignored_files(folder: str, source: str) -> None:
-  """Logs the files that may hold weights and that transformers ignores too.
+  """Warns of files that may hold weights but, as in transformers, are not read.
 
   Args:
     folder: path of the folder.

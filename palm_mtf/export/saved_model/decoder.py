@@ -63,7 +63,7 @@ class Decoder(tf2.Module):
       cache: keys and values of earlier positions.
       num_given: [batch], int32: the first `num_given` tokens of a text attend
         to one another in both directions, if the OBJECTIVE has such inputs;
-        None for no such tokens.
+        None if there are no such tokens.
 
     Returns:
       Output of the last norm, [batch, length, d_model]; and the cache with
@@ -118,7 +118,7 @@ class Decoder(tf2.Module):
       tf2.tensor_scatter_nd_update(old, at, new)
       for old, new in zip(cache, (k, project("v")), strict=True)
     )
-    # g query heads share each key head n.
+    # In the subscripts below, g query heads share each key head n.
     batch, length, heads, d_kv = tf2.unstack(tf2.shape(q))
     q = tf2.reshape(q, [batch, length, keys.shape[2], -1, d_kv])
     scores = tf2.einsum("blngk,bmnk->bnglm", q, keys)

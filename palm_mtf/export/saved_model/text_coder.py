@@ -16,7 +16,8 @@ class TextCoder(tf2.Module):
 
   def __init__(self, vocabulary: Vocabulary):
     super().__init__("text_coder")
-    # Imported late, because it takes seconds; it registers the operations.
+    # Imported only here, because that takes seconds. The import registers
+    # tensorflow_text's operations.
     import tensorflow_text
 
     def make_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:

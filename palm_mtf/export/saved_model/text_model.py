@@ -44,8 +44,8 @@ class TextModel(tf2.Module):
   ) -> dict[str, object]:
     """Returns a SavedModel's functions by name; also sets them as attributes.
 
-    The attribute becomes `model.generate` in Python and has default arguments
-    there. `model.signatures["generate"]` has defaults only on servers.
+    In Python, a loaded SavedModel has `model.generate` with default arguments;
+    `model.signatures["generate"]` has defaults only on servers.
 
     Args:
       decode: settings that are the defaults of `generate`.
