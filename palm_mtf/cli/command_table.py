@@ -18,27 +18,27 @@ class Command(NamedTuple):
 
   Attributes:
     summary: one line for `palm_mtf --help`.
-    entry_point: dotted path of the function that runs the command. All its
-      arguments are keywords.
-    config: class in palm_mtf.config that gin's macros fill; "" for a command
-      that has only flags. The entry point takes `model_dir` and `config`. The
-      command's help and defaults are in gin/defaults/<name>.gin, where "_"
-      replaces a space.
-    leaves_out: fields of the class that keep their defaults.
+    entry_point: dotted path of the function that runs the command. It takes
+      only keyword arguments.
+    config: class in palm_mtf.config that gin's macros fill, of which the entry
+      point takes an object `config`, besides `model_dir`. The command's help
+      and defaults are in gin/defaults/<name>.gin, where "_" replaces a space.
+      "" for a command that has only flags.
+    leaves_out: fields of `config` that macros do not set.
     has_results: whether the entry point takes `as_json`, bool: print results as
       JSON, one object per line.
-    keeps_config: whether the entry point takes `config_files`. The entry point
-      calls this function with the macros that it resolved, and writes the
-      returned {file name: text} into MODEL_DIR.
+    keeps_config: whether the entry point takes `config_files`, a function. It
+      calls this function with the macros that it resolved, as keywords, and
+      writes the returned {file name: text} into MODEL_DIR.
     starts_runs: whether the entry point takes `load_run`, which makes the
       settings of a run (gin_files.make_run_loader).
     takes_model_dir: whether the command has --model_dir, which reads the
       config.gin in that folder.
     flags: {flag: keywords for argparse}; a flag without dashes is positional.
-      The entry point takes each flag as a keyword.
-    standalone: {flag: (dotted path, help)} for flags that need no
-      configuration. The function at the path takes `hardware_of`, which returns
-      the rates of a CHIP, and `as_json`.
+      The entry point takes the value of each flag as a keyword.
+    standalone: {flag: (dotted path, help)} for flags that run another function
+      instead of the entry point, without configuration. The function takes
+      `hardware_of`, which returns the rates of a CHIP, and `as_json`.
   """
 
   summary: str
@@ -56,12 +56,12 @@ class Command(NamedTuple):
 def _flag(
   metavar: str | None, description: str, **keywords: Any
 ) -> dict[str, Any]:
-  """Returns keywords for argparse: a flag with a value."""
+  """Returns add_argument's keywords for a flag with a value."""
   return {"metavar": metavar, "help": description, **keywords}
 
 
 def _switch(description: str, **keywords: Any) -> dict[str, Any]:
-  """Returns keywords for argparse: a flag without a value."""
+  """Returns add_argument's keywords for a flag without a value."""
   return {"action": "store_true", "help": description, **keywords}
 
 
@@ -131,7 +131,8 @@ COMMANDS = {
     "train a model, or resume its training",
     entry_point="palm_mtf.commands.train.train",
     config="Config",
-    # Commands that read the run's config.gin set decoding themselves.
+    # The run's config.gin has no decoding settings: they belong to the commands
+    # that later read it.
     leaves_out=["decode"],
     keeps_config=True,
   ),
@@ -433,12 +434,13 @@ COMMANDS = {
 def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   """Splits the name of a command, or of a group, from the other arguments.
 
-  The name is "" if the first argument is a flag.
+  A group is the first word of two-word commands. The name is "" if the first
+  argument is a flag.
 
   Raises:
-    UserError: if no command has this name; suggests the nearest name.
+    UserError: if no command has this name; suggests the most similar name.
   """
-  # A name has at most two words, before the first flag.
+  # A name consists of at most two words in front of the first flag.
   words = list(
     itertools.takewhile(lambda x: not x.startswith("-"), arguments[:2])
   )
@@ -446,7 +448,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   if not words or name in COMMANDS or commands_in(name):
     return name, list(arguments[len(words) :])
   group = words[0]
-  # If the group exists, suggest only its commands.
+  # Suggest only commands of this group, if the group exists.
   known = commands_in(group) if len(words) == 2 else {}
   if not known:
     if group in COMMANDS:  # the second word is an argument, not part of a name
@@ -454,7 +456,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
     known = COMMANDS
     if not did_you_mean(name, (x for x in COMMANDS if " " in x)):
       name = group
-  # A misspelt first word may be near to the name of a group.
+  # Suggest names of groups too: the first word may be a misspelt group.
   names = dict.fromkeys([*known, *(each.split(" ")[0] for each in known)])
   raise UserError(
     f'unknown command "{name}"{did_you_mean(name, names)}. '

@@ -39,8 +39,8 @@ _SHOWN_CPU_FLAGS = (
   *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
   *("amx_int8", "amx_bf16", "i8mm", "bf16"),
 )
-# By package: other packages that write into its folder. Libraries require the
-# package by its own name.
+# {package that libraries require by name: packages that install the same
+# folder}
 _SAME_FOLDER = {
   "tensorflow": (
     *("tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "tf-nightly-cpu"),
@@ -49,10 +49,10 @@ _SAME_FOLDER = {
   "tensorflow-datasets": ("tfds-nightly",),
   "seqio": ("seqio-nightly",),
 }
-# Packages whose requirements doctor checks. tensorflow-text is linked against
-# one minor version of TensorFlow.
+# Packages whose requirements doctor checks: tensorflow-text because it works
+# with only one minor version of TensorFlow.
 _REQUIRERS = ("palm_mtf", "seqio", "tensorflow-text")
-# Packages whose modules have another name.
+# {module: package}, where their names differ.
 _PACKAGE_OF_MODULE = {
   **{"absl": "absl-py", "gin": "gin-config"},
   **{"google": "protobuf", "tree": "dm-tree"},
@@ -61,9 +61,9 @@ _IMPORT_SECS = 180
 _GIB = 2**30
 _ROOT = Path(palm_mtf.__file__).parent.parent
 
-# Prints the name of each module before importing it, then TensorFlow's devices.
-# sentencepiece_model_pb2 is generated code: it is the first module that refuses
-# an old protobuf.
+# A program that imports modules, prints each module's name first, and prints
+# TensorFlow's devices at the end. sentencepiece_model_pb2 is included because
+# it is generated code, which fails if protobuf is too old.
 _IMPORT_PROGRAM = """
 import importlib, sys
 sys.path.append(sys.argv[1])
@@ -77,7 +77,7 @@ print("\\n> devices", ", ".join(x.name for x in devices), flush=True)
 
 
 class Problem(NamedTuple):
-  """What is wrong, in one line, and how to mend it."""
+  """A problem, described in one line, and a command or text that mends it."""
 
   what: str
   fix: str
@@ -85,14 +85,14 @@ class Problem(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Installation:
-  """What is installed.
+  """The Python packages that are installed, and whether they work.
 
   Attributes:
     python: path of the interpreter, quoted for a shell.
     versions: version of every installed package, by normalized name.
-    requirements: requirements of palm_mtf and of some of its libraries, in the
-      form of their metadata, such as "numpy<3,>=2.1".
-    import_error: why an import fails, "" if none does.
+    requirements: requirements of palm_mtf and some of its libraries, in the
+      form of package metadata, such as "numpy<3,>=2.1".
+    import_error: text on the import that failed; "" if none did.
   """
 
   python: str
@@ -102,13 +102,14 @@ class Installation:
 
   @property
   def pip(self) -> str:
-    """The pip that installs for this interpreter."""
+    """Shell command of the pip that installs for this interpreter."""
     return f"{self.python} -m pip"
 
   @property
   def specifiers(self) -> dict[str, object]:
-    """The versions that each required package may have."""
-    # A broken installation may lack `packaging`; the other checks work anyway.
+    """{required package: specifier of the versions that are accepted}"""
+    # A broken installation may lack `packaging`. Return nothing then, so that
+    # the other checks still work.
     if "packaging" not in self.versions:
       return {}
     from packaging.requirements import Requirement
@@ -124,10 +125,10 @@ class Installation:
 
 
 def main(measure: bool = False, as_json: bool = False) -> int:
-  """Prints what this machine has and what to mend.
+  """Prints what this machine and the installation have, and what to mend.
 
   Args:
-    measure: also measure the rates of the machine.
+    measure: also measure this machine's speed.
     as_json: print one JSON object instead of text.
 
   Returns:
@@ -147,7 +148,7 @@ def main(measure: bool = False, as_json: bool = False) -> int:
   )
   found = _describe(installed.versions, devices)
   problems = find_faults(installed)
-  # A broken installation cannot measure rates.
+  # Measuring needs an installation without faults.
   if measure and not problems:
     found["measured"] = _measure_rates()
   problems += find_slowness(
@@ -163,7 +164,7 @@ def main(measure: bool = False, as_json: bool = False) -> int:
 
 
 def _report(found: Mapping[str, object], problems: list[Problem]) -> str:
-  """Returns the table and the problems as text."""
+  """Returns the table that `_describe` made, and the problems, as text."""
   lines = []
   for name, value in found.items():
     if isinstance(value, Mapping):
@@ -178,7 +179,7 @@ def _report(found: Mapping[str, object], problems: list[Problem]) -> str:
 
 
 def _measure_rates() -> dict[str, str]:
-  """Measures in a separate process, because it imports TensorFlow."""
+  """Measures this machine's speed in a process that imports TensorFlow."""
   _logger.info("measuring ...")
   result = subprocess.run(
     [sys.executable, "-m", "palm_mtf.rates.measure"],
@@ -193,7 +194,7 @@ def _measure_rates() -> dict[str, str]:
 
 
 def _describe(versions: Mapping[str, str], devices: str) -> dict:
-  """Returns the table that is printed, by row."""
+  """Returns the table to print, as {name of a row: value}."""
   flags, bfloat16 = processors.cpu_flags(), native_bfloat16_here()
   shown = [name for name in _SHOWN_CPU_FLAGS if name in flags]
   total, available = memory_bytes()
@@ -223,7 +224,11 @@ def _requirements(package: str) -> list[str]:
 
 
 def _try_imports() -> tuple[str, str]:
-  """Returns why an import fails, "" if none does, and TensorFlow's devices."""
+  """Imports the libraries in another process.
+
+  Returns:
+    Text on the import that failed, "" if none did, and TensorFlow's devices.
+  """
   try:
     result = subprocess.run(
       [sys.executable, "-c", _IMPORT_PROGRAM, _ROOT],
@@ -248,16 +253,17 @@ def _try_imports() -> tuple[str, str]:
 
 
 def _find_cause(why: str) -> str:
-  """Returns the last line that names an exception: the innermost cause."""
+  """Returns the last line of a traceback that names an exception."""
   lines = [line.strip() for line in why.splitlines() if line.strip()]
   named = [x for x in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", x)]
   return (named or lines or ["no reason given"])[-1]
 
 
 def find_faults(found: Installation) -> list[Problem]:
-  """Returns what is wrong with an installation, causes before consequences."""
+  """Returns the problems of an installation, causes before consequences."""
   problems = [*_find_overwritten(found), *_find_unmet_requirements(found)]
-  # A failed import is usually a consequence of the problems above.
+  # Report a failed import only if there is no other problem, because it is
+  # usually a consequence.
   if found.import_error and not problems:
     problems = [_explain_import(found)]
   return problems
@@ -278,7 +284,8 @@ def _find_overwritten(found: Installation) -> Iterator[Problem]:
       right = f"{wanted}=={found.versions[wanted]}"
     else:
       right = f'"{wanted}{found.specifiers.get(wanted, "")}"'
-    # Uninstall all, because uninstalling one removes files of the others.
+    # Uninstall all of them, because uninstalling one removes files that the
+    # others need.
     yield Problem(
       f"{listed} {why}.",
       f"{found.pip} uninstall -y {' '.join(present)} && "
@@ -287,11 +294,11 @@ def _find_overwritten(found: Installation) -> Iterator[Problem]:
 
 
 def _find_unmet_requirements(found: Installation) -> Iterator[Problem]:
-  # `pip check` finds the same, but names no fix.
+  # `pip check` would find the same faults, but suggests no commands.
   for name, specifier in found.specifiers.items():
     version = found.versions.get(name)
     fix = f'{found.pip} install "{name}{specifier}"'
-    # _find_overwritten reports a package with a stand-in.
+    # If another package provides the same folder, _find_overwritten reports it.
     if version is None and not {*_SAME_FOLDER.get(name, ())} & {
       *found.versions
     }:
@@ -306,7 +313,7 @@ def _explain_import(found: Installation) -> Problem:
     package = _PACKAGE_OF_MODULE.get(match[1], match[1].replace("_", "-"))
     fix = f"{found.pip} install {package}"
   elif re.search("(?i)protobuf|Descriptors cannot be created", error):
-    # The installed protobuf is older than generated code of another package.
+    # The installed protobuf is too old for generated code of another package.
     fix = f'{found.pip} install --upgrade "protobuf>=6.31.1,<8"'
   elif "SIGILL" in error:
     fix = "use a CPU with AVX2, for which TensorFlow's wheels are compiled"
@@ -324,11 +331,11 @@ def find_slowness(
   """Returns problems that make a run slow.
 
   Args:
-    cores: the cores that this process may use, by number.
-    quota: the CPU quota of a container, in cores; None for no limit.
+    cores: numbers of the CPU cores that this process may use.
+    quota: CPU quota of the container, in cores; None for no limit.
     threads: number of threads that compute one matrix product.
   """
-  # A container may see more cores than its quota of CPU time allows.
+  # A container may see more cores than its quota of CPU time lets it use.
   count = min(len(cores), max(1, int(quota or len(cores))))
   if threads <= count:
     return []

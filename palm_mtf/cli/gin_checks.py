@@ -24,12 +24,13 @@ from palm_mtf.cli.gin_statements import (
 from palm_mtf.config.macros import MISSING
 from palm_mtf.errors import UserError, did_you_mean
 
-# The parameter of tasks/code.py that permits running programs of the model.
+# End of the path of a parameter in tasks/code.py. The parameter permits running
+# programs that the model writes.
 _PERMISSION = ".programs"
 
 
 def is_own(path: str) -> bool:
-  """Whether a dotted path is in palm_mtf, but not in palm_mtf.tasks."""
+  """Returns whether a dotted path is in palm_mtf but not in palm_mtf.tasks."""
   return f"{path}.".startswith("palm_mtf.") and not (
     f"{path}.".startswith("palm_mtf.tasks.")
   )
@@ -40,14 +41,16 @@ def split(
 ) -> tuple[dict[str, Setting], tuple[Setting, ...]]:
   """Splits settings into macros and parameters of the user's own functions.
 
-  `AdafactorConfig.learning_rate = 0.01` sets the macro LEARNING_RATE.
+  A setting of a class of palm_mtf, such as `AdafactorConfig.learning_rate =
+  0.01`, counts as that of its macro, LEARNING_RATE.
 
   Args:
-    statements: statements of all files and of the command line, in order.
+    statements: statements of all files and of the command line, in order. If
+      several set the same name, the last one counts.
     known: every macro of every command.
 
   Returns:
-    {macro: its last setting}, and the last setting of each parameter.
+    {macro: setting}, and the settings of parameters.
 
   Raises:
     UserError: if a parameter of palm_mtf has no macro, or no import provides a
@@ -85,13 +88,14 @@ def split(
 
 
 def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
-  """Returns {name that an import in any file binds: its dotted path}."""
+  """Returns {name: dotted path} for names that imports in all files bind."""
   imports: dict[str, Import] = {}
   for new in statements:
     if not isinstance(new, Import):
       continue
     old = imports.setdefault(new.name, new)
-    # config.gin of earlier versions may import our modules by their old paths.
+    # A name may have two paths in palm_mtf, because a config.gin of an earlier
+    # version may import palm_mtf's modules by old paths.
     if old.path != new.path and not (is_own(old.path) and is_own(new.path)):
       raise UserError(
         f'{new.origin}: {new.statement}: "{new.name}" is already {old.path} '
@@ -101,20 +105,25 @@ def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
 
 
 def _find_path(selector: str, paths: Mapping[str, str]) -> str:
-  """Returns the dotted path that `selector` stands for in any file, or ""."""
+  """Returns the dotted path that `selector` stands for, or "" if unknown.
+
+  Args:
+    selector: name in a gin file, such as "module.function".
+    paths: {name: dotted path}, from `_read_imports`.
+  """
   root, dot, rest = selector.partition(".")
   if root == "gin":  # such as gin.singleton
     return selector
   if root in paths:
     return paths[root] + dot + rest
-  # Classes of settings need no import.
+  # Classes in palm_mtf.config can be named without an import.
   name = selector.removeprefix("palm_mtf.").removeprefix("config.")
   return f"palm_mtf.config.{name}" if name in _classes_of_settings() else ""
 
 
 @functools.cache
 def _classes_of_settings() -> dict[str, frozenset[str]]:
-  """Returns {class of settings: the macros that it reads}."""
+  """Returns {name of a class in palm_mtf.config: the macros that it reads}."""
 
   def walk(settings: type) -> Iterator[tuple[str, frozenset[str]]]:
     fields = dataclasses.fields(settings)
@@ -132,7 +141,11 @@ def _classes_of_settings() -> dict[str, frozenset[str]]:
 def _make_macro_setting(
   setting: Setting, path: str, known: Collection[str]
 ) -> Setting:
-  """Turns the setting of a parameter of palm_mtf into that of its macro."""
+  """Returns the setting of the macro that replaces a parameter of palm_mtf.
+
+  Raises:
+    UserError: if no macro replaces the parameter.
+  """
   macro = setting.name.upper()
   classes = _classes_of_settings()
   readers = [name for name, macros in classes.items() if macro in macros]
@@ -151,11 +164,11 @@ def _make_macro_setting(
 def _is_of_an_earlier_version(
   setting: Setting, paths: Mapping[str, str]
 ) -> bool:
-  """Whether earlier versions wrote this line to a run's config.gin.
+  """Returns whether earlier versions wrote such a line to a run's config.gin.
 
-  Such a line only passes on a macro, for example
+  The line passes a macro or an object of palm_mtf to a parameter, for example
   `config.PalmConfig.d_ff = %D_FF` or `train.train.model =
-  @config.PalmConfig()`, so it has no effect today.
+  @config.PalmConfig()`. It has no effect today.
   """
   value = setting.value
   if isinstance(value, Reference):
@@ -164,24 +177,26 @@ def _is_of_an_earlier_version(
 
 
 def _advise(setting: Setting, known: Collection[str]) -> str:
-  """Returns advice: what to write instead of a parameter of palm_mtf."""
+  """Returns advice on what to set instead of a parameter of palm_mtf."""
   macro = setting.name.upper()
   if setting.selector and macro in known:
     return f"set {macro} = {format_value(setting.value)} instead"
-  # A reference makes an object of palm_mtf, which no macro replaces.
+  # Suggest no macro if the value is a reference (@...), because no macro holds
+  # objects.
   is_value = setting.selector and not isinstance(setting.value, Reference)
   return "set a macro instead" + (did_you_mean(macro, known) * bool(is_value))
 
 
 def check_runs_no_code(statements: Iterable[Statement]) -> None:
-  """Raises UserError unless a run's config.gin is only data.
+  """Raises UserError if a run's config.gin can run code.
 
-  The file may set macros, and parameters of palm_mtf.tasks, to literals. But an
-  import runs a module, a reference calls a function of any module, and one
-  parameter permits running programs that the model writes.
+  The file may set macros, and parameters of palm_mtf.tasks, to literals. It may
+  not import modules outside palm_mtf, which runs them, refer to functions,
+  which calls them, or set the parameter that permits running a model's
+  programs.
 
   Args:
-    statements: statements of the file, which a stranger may have written.
+    statements: statements of the file, whose author may be a stranger.
   """
   statements = list(statements)
   paths = _read_imports(statements)
@@ -210,14 +225,14 @@ def check_known(
   settings: Iterable[Setting],
   known: Collection[str],
 ) -> None:
-  """Raises UserError for a macro that nothing reads.
+  """Raises UserError for a macro that no command and no other setting reads.
 
   Args:
     macros: the macros that are set.
     settings: settings whose values may refer to macros.
     known: every macro of every command.
   """
-  # A macro that the user defines is known if a setting refers to it.
+  # A user may define another macro, if the value of a setting refers to it.
   asked = set(known)
   for setting in settings:
     names = list(names_in(setting.value))
@@ -240,7 +255,7 @@ def check_known(
 def find_reached(
   settings: Iterable[Setting], macros: Mapping[str, Setting]
 ) -> dict[str, Setting]:
-  """Returns the macros that the values of `settings` refer to, at any depth.
+  """Returns the macros that `settings` refer to, directly or by other macros.
 
   Raises:
     UserError: if a macro is not set, or macros refer to each other in a circle.
@@ -264,14 +279,14 @@ def find_reached(
       found[each.name] = macros[each.name]
       follow(macros[each.name], (*circle, each.name))
 
-  # The search is depth first; `circle` is the path from the current setting.
+  # `circle` has the macros on the path from this setting to the current one.
   for setting in settings:
     follow(setting, () if setting.selector else (setting.name,))
   return found
 
 
 def check_required(macros: Mapping[str, Setting]) -> None:
-  """Raises UserError for macros that have no default and are not set."""
+  """Raises UserError if a macro without a default is not set."""
   unset = [name for name, x in macros.items() if x.value is MISSING]
   if len(unset) > 3:
     raise UserError(

@@ -55,13 +55,14 @@ class Configuration:
   """The settings of one command, which `load` has read and checked.
 
   Attributes:
-    config_class: class in palm_mtf.config that the command takes.
-    leaves_out: fields of the class that keep their defaults.
+    config_class: class in palm_mtf.config of which the command takes an object.
+    leaves_out: fields of this class that macros do not set.
     imports: imports of the user's modules, in order.
     macros: {name: setting} of every macro that the command uses.
     bindings: settings of parameters of the user's own functions.
-    asked: the command line, for the first line of config.gin.
-    implied: macros that the user did not set and that follow from CHIP.
+    asked: the command line as the user gave it, for the first line of
+      config.gin.
+    implied: names of macros that the user did not set and CHIP decides.
   """
 
   config_class: type
@@ -73,14 +74,14 @@ class Configuration:
   implied: Collection[str]
 
   def format_effective(self) -> str:
-    """Returns the text of one gin file that gives the same configuration."""
+    """Returns the text of a single gin file with this configuration."""
     lines = [f"# {self.asked}".replace("\n", " "), *self._format_imports()]
-    # Macros come first for human readers; gin accepts any order.
+    # Macros come first because that is easier to read; gin accepts any order.
     for group in (self.macros.values(), self.bindings):
       lines.append("")
       for each in group:
-        # Comment out what follows from CHIP, so that a user who changes CHIP in
-        # the file gets the other chip's values.
+        # Comment out the macros that CHIP decides, so that a user who changes
+        # CHIP in the file gets the values of the new chip.
         mark = "# " if each.name in self.implied else ""
         lines.append(f"{mark}{each}  # {each.origin}")
     return "\n".join(lines).rstrip() + "\n"
@@ -103,8 +104,8 @@ class Configuration:
   def config_files(self, **resolved: object) -> dict[str, str]:
     """Returns {name: text} of the gin files that training writes to MODEL_DIR.
 
-    `config.gin` has the values as the user gave them. In `operative_config.gin`
-    references to macros and "auto" are replaced by values.
+    `config.gin` has the values as the user gave them. `operative_config.gin`
+    has the values that replace references to macros and "auto".
 
     Args:
       **resolved: values that the command chose for macros that were "auto".
@@ -122,7 +123,7 @@ class Configuration:
     }
 
   def format_values(self) -> str:
-    """Returns the text of a gin file with values, without their origins."""
+    """Returns the text of a gin file with the values but not their origins."""
     settings = [
       x
       for x in self._make_operative().macros.values()
@@ -132,7 +133,7 @@ class Configuration:
     return "\n".join(lines) + "\n"
 
   def _make_operative(self) -> "Configuration":
-    """Returns a copy whose references to macros are replaced by values."""
+    """Returns a copy in which values replace references to macros."""
     macros = {
       name: dataclasses.replace(
         setting, value=self._resolve_macros(setting.value)
@@ -142,7 +143,7 @@ class Configuration:
     return dataclasses.replace(self, macros=macros)
 
   def add_location(self, message: str) -> str:
-    """Adds to a message that begins "MACRO = " where the macro is set."""
+    """Adds to a message that begins with "MACRO = " where the macro is set."""
     setting = self.macros.get(message.partition(" = ")[0])
     if (
       not setting
@@ -153,7 +154,7 @@ class Configuration:
     return f"{message} ({setting.name} is set {setting.place})"
 
   def check_values(self) -> None:
-    """Calls the user's own functions, if the configuration refers to any.
+    """Calls the user's functions to which the configuration refers, if any.
 
     Raises:
       UserError: if an import, a name or a function in the user's files is
@@ -164,11 +165,11 @@ class Configuration:
 
   @property
   def _needs_gin(self) -> bool:
-    # gin resolves only references to the user's functions and constants.
+    # gin is needed only for references to the user's functions and constants.
     return any(names_in([*self._resolve_all().values()]))
 
   def _compute_values(self) -> dict[str, object]:
-    """Returns {macro: its value}."""
+    """Returns {macro: value}, after calling the user's functions."""
     values = self._resolve_all()
     parts = {x.name for x in dataclasses.fields(self.config_class)}
     reads_data = "data" in parts
@@ -186,9 +187,9 @@ class Configuration:
     return values
 
   def _resolve_all(self) -> dict[str, object]:
-    """Returns {macro: value}, with references to macros replaced.
+    """Returns {macro: value} in which values replace references to macros.
 
-    References to functions and constants stay; gin resolves them.
+    References to functions and constants are left for gin to resolve.
     """
     literals = {}
     for name, setting in self.macros.items():
@@ -201,7 +202,7 @@ class Configuration:
     return literals
 
   def _resolve_macros(self, value: object) -> object:
-    """Returns a value in which references to macros are replaced."""
+    """Returns a copy of `value` in which values replace macros' names."""
     if isinstance(value, Macro) and value.name in self.macros:
       return self._resolve_macros(self.macros[value.name].value)
     if isinstance(value, dict):
@@ -214,31 +215,35 @@ class Configuration:
     return value
 
   def _bind(self) -> None:
-    """Passes the configuration to gin, which looks up every name."""
+    """Passes the configuration to gin, which finds the functions it names."""
     import gin
 
-    # gin's state is global, so clear the bindings of an earlier command.
+    # gin's state is global: remove what an earlier command passed to it.
     gin.clear_config()
     for setting in [*self.macros.values(), *self.bindings]:
       if setting.name not in self.implied:
         with user_code(setting.cited):
-          # gin finds only names that the same text imports.
+          # Repeat the imports, because gin finds only names that the same text
+          # imports.
           gin.parse_config([*self._format_imports(), str(setting)])
 
   def _call_functions(self, values: Mapping[str, object]) -> dict[str, object]:
-    """Has gin call the user's functions; returns {macro: value} for these."""
+    """Returns {macro: value} for macros whose values need gin.
+
+    gin calls the user's functions to which these macros refer.
+    """
     import gin
 
     computed, macro = {}, gin.get_configurable("gin.macro")
     fields = {"MODEL_DIR", *macros_of(self.config_class, self.leaves_out)}
     left = [self.macros[name] for name, x in values.items() if any(names_in(x))]
-    # Compute macros that call functions before macros that refer to them, so
-    # that an error names the macro that calls the function.
+    # Compute macros that name functions before macros that refer to those
+    # macros, so that an error names the macro that names the function.
     left.sort(
       key=lambda x: all(isinstance(y, Macro) for y in names_in(x.value))
     )
     for setting in left:
-      # `%NAME` is gin.macro in the scope NAME.
+      # For gin, `%NAME` means to call gin.macro in the scope NAME.
       with user_code(setting.cited), gin.config_scope(setting.name):
         value = macro()
       if setting.name in fields:
@@ -266,10 +271,10 @@ def load(
     asked: the command line, for the first line of config.gin.
     model_dir: MODEL_DIR of a training run, whose config.gin is read before
       `gin_files`; None for no run.
-    trust_config: whether the run's config.gin may run code; otherwise it has to
-      be data (gin_checks.check_runs_no_code).
-    over: settings that override all of these, such as the settings of one run
-      of a sweep.
+    trust_config: whether the run's config.gin may run code; if not, an error
+      says so (gin_checks.check_runs_no_code).
+    over: settings that override all others, such as those of one run of a
+      sweep.
 
   Raises:
     UserError: if anything is wrong; the message is about the first fault.
@@ -280,14 +285,15 @@ def load(
     if not trust_config:
       gin_checks.check_runs_no_code(of_run)
     statements += of_run
-    # The folder may have moved, and PROMPTS is for the end of training.
+    # Override two macros of the run: its folder may have been moved, and its
+    # PROMPTS are for the end of training.
     bindings = [f"MODEL_DIR={model_dir!r}", "PROMPTS=[]", *bindings]
   for name in gin_files:
     statements += read_file(find_gin_file(name))
   statements += read_command_line(bindings)
   statements += over
   defaults = {"MODEL_DIR": MISSING, **macros_of(config.ConfigOfSweep)}
-  # Accept the macros of every command, because commands may share a file.
+  # Accept macros of other commands too, because commands may share a file.
   given, foreign = gin_checks.split(statements, defaults)
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
@@ -301,7 +307,7 @@ def load(
   fields = macros_of(config_class, leaves_out)
   used = _add_defaults(given, {"MODEL_DIR": MISSING, **fields})
   gin_checks.check_required(used)
-  # Macros that these values refer to are used too.
+  # Add the macros that the values of these macros refer to.
   every = given | {
     name: setting
     for name, setting in _add_defaults(given, defaults).items()
@@ -326,7 +332,7 @@ def load(
 def _add_defaults(
   given: Mapping[str, Setting], defaults: Mapping[str, object]
 ) -> dict[str, Setting]:
-  """Returns, for each macro of `defaults`, the given or the default setting."""
+  """Returns each macro's setting: the given one, or else the default."""
   return {
     name: given.get(name, Setting(name=name, value=value, origin=DEFAULT))
     for name, value in defaults.items()
@@ -349,9 +355,9 @@ def load_run(
   macros: Mapping[str, object],
   trust_config: bool = False,
 ) -> tuple[str, config.Config]:
-  """Returns MODEL_DIR and the settings of a command with --model_dir.
+  """Returns MODEL_DIR and the settings of a command that has --model_dir.
 
-  ACTIVATION_DTYPE = "auto" is resolved for this machine.
+  If ACTIVATION_DTYPE is "auto", this machine's dtype replaces it.
 
   Args:
     command: name of the command.
@@ -382,10 +388,10 @@ def make_run_loader(
     bindings: "NAME=VALUE" texts, which override all files.
 
   Returns:
-    A function with two arguments: the place where macros were set, for
-    messages, and {macro: value} that override the sweep's values. The function
-    returns the settings of a training run and the text of a gin file with the
-    same settings. It raises UserError if the settings do not fit together.
+    A function with two arguments: a text for messages that says where macros
+    were set, and {macro: value} that override the sweep's values. It returns
+    the settings of a training run and the text of a gin file with the same
+    settings, or raises UserError if the settings do not fit together.
 
   Raises:
     UserError: if a file is a pipe, which only one of the runs could read.
@@ -419,11 +425,11 @@ def make_run_loader(
 
 
 def read_chip(chip: object) -> dict[str, Setting]:
-  """Returns {macro: setting} from the file of a CHIP; {} if it has no file."""
+  """Returns {macro: setting} from the gin file of a CHIP; {} if it has none."""
   if chip == "measured":
     return _read_measured_chip()
   path = gin_folder() / "hardware" / f"{chip}.gin"
-  # CHIP may be any value that a gin file can hold, including a path.
+  # Check the name, because a user may set CHIP to any value, even to a path.
   is_name = isinstance(chip, str) and re.fullmatch(r"\w{1,50}", chip)
   if not is_name or not path.is_file():
     return {}
@@ -447,6 +453,6 @@ def _read_measured_chip() -> dict[str, Setting]:
 
 
 def hardware_of(chip: str) -> config.HardwareConfig:
-  """Returns the rates of a chip, which a file in gin/hardware sets."""
+  """Returns the rates of a chip, from its file in gin/hardware."""
   settings = read_chip(chip).values()
   return config.HardwareConfig(**{x.name.lower(): x.value for x in settings})

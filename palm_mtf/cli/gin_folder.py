@@ -18,14 +18,15 @@ from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-# Plain gin finds our files by this prefix, as files of a package.
+# A prefix by which gin itself also finds palm_mtf's gin files, as package
+# files.
 _PACKAGE_NAME = "palm_mtf/gin/"
-# The earlier name of the folder gin/defaults, which works until 0.3.
+# The old name of the folder gin/defaults, which is accepted until version 0.3.
 _OLD_DEFAULTS = "runs"
 
 
 def gin_folder() -> Path:
-  """Returns the folder with defaults/, models/, recipes/ and so on."""
+  """Returns palm_mtf's gin folder, which has defaults/, recipes/ and so on."""
   folder = Path(gin_path()).resolve()
   if (folder / "defaults" / "train.gin").is_file():
     return folder
@@ -40,7 +41,7 @@ def defaults_file(command: str) -> Path:
 
 
 def shorten_path(path: Path) -> str:
-  """Returns a path relative to the gin or current folder, else absolute."""
+  """Returns a path relative to the gin or current folder if it is in one."""
   for folder in (gin_folder(), Path.cwd()):
     if path.is_relative_to(folder):
       return str(path.relative_to(folder))
@@ -48,7 +49,7 @@ def shorten_path(path: Path) -> str:
 
 
 def find_gin_file(name: str) -> Path:
-  """Finds a `--gin_file`: in the current folder, else in the gin folder.
+  """Finds the file of a --gin_file: in the current folder, else the gin folder.
 
   The file may be a pipe, which can be read only once.
   """
@@ -56,10 +57,15 @@ def find_gin_file(name: str) -> Path:
 
 
 def find_include(name: str, including: Path, line: int) -> Path:
-  """Finds an included file.
+  """Finds a file that a gin file includes.
 
-  Searches the folder of the including file, the gin folder, and the current
-  folder.
+  Searches the folder of the including file, then the gin folder, then the
+  current folder.
+
+  Args:
+    name: name of the file in the `include` statement.
+    including: path of the including file.
+    line: number of the `include` line, for messages.
   """
   return _first_file(
     f'{shorten_path(including)}:{line}: include "{name}"',
@@ -69,7 +75,7 @@ def find_include(name: str, including: Path, line: int) -> Path:
 
 
 def read_header(path: Path) -> list[str]:
-  """Returns the comment lines at the top of a gin file, without their "# "."""
+  """Returns the comment lines at the top of a gin file, each without "# "."""
   lines = path.read_text(encoding="utf-8").splitlines()
   end = next((i for i, x in enumerate(lines) if x[:1] != "#"), len(lines))
   return [re.sub("^# ?", "", line) for line in lines[:end]]
@@ -80,13 +86,13 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
     name, folders = name.removeprefix(_PACKAGE_NAME), [gin_folder()]
   for folder in folders:
     path = folder / os.path.expanduser(name)  # or `name` if it is absolute
-    # If a name is too long, os.path says that no such file exists, where
-    # pathlib would raise.
+    # If the name is too long for a file, os.path returns False; pathlib raises.
     if os.path.isfile(path):
       return path.resolve()
     if os.path.isdir(path) and name:
       raise UserError(f"{what}: a folder; name a gin file in it.")
-    # A pipe, such as from `<(...)`; its resolved name is not a file.
+    # Return the path of a pipe, such as from `<(...)`, unresolved, because its
+    # resolved name does not exist as a file.
     if os.path.exists(path) and name:
       return path
   if gin_folder() in folders and (path := _find_renamed(name)):
@@ -99,7 +105,7 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
 
 @functools.cache  # warns only once per name
 def _find_renamed(name: str) -> Path | None:
-  """Returns the file that formerly had this name, and warns; or None."""
+  """Returns the file that had this name before, and warns; None if none had."""
   folder, _, rest = name.partition("/")
   path = gin_folder() / "defaults" / rest
   if folder != _OLD_DEFAULTS or not os.path.isfile(path):
@@ -119,7 +125,7 @@ def _describe(folder: Path) -> str:
 
 
 def _suggest_file(name: str, folders: list[Path]) -> str:
-  """Suggests the existing file with the nearest path, else nearest name."""
+  """Returns did_you_mean's text on a file with a similar path, else name."""
   existing = {}
   for path in sorted(gin_folder().glob("*/*.gin")):
     existing[str(path.relative_to(gin_folder()))] = None
@@ -127,11 +133,12 @@ def _suggest_file(name: str, folders: list[Path]) -> str:
     parent = (folder / name).parent
     for path in sorted(parent.glob("*.gin")) if os.path.isdir(parent) else []:
       existing[str(Path(name).parent / path.name)] = None
-  # Compare whole paths first, because models/palm_9b.gin is nearer to
-  # models/palm_8b.gin than to recipes/palm_8b.gin.
+  # Compare whole paths first: for models/palm_9b.gin, models/palm_8b.gin is a
+  # better suggestion than recipes/palm_8b.gin.
   if "/" in name and (guess := did_you_mean(name, existing)):
     return guess
-  # The last file with a name wins, so recipes/ wins over models/.
+  # If files in two folders have the same name, suggest the last, so that of
+  # recipes/ rather than that of models/.
   by_stem = {Path(path).stem: path for path in existing}
   guess = did_you_mean(Path(name).stem, by_stem)
   for stem, path in by_stem.items():

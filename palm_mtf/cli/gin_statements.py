@@ -31,7 +31,7 @@ _PYTHON_WORDS = {"true": "True", "false": "False", "none": "None"}
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """`@scope/selector`, or `@scope/selector()` if `called`."""
+  """A reference to a function: `@scope/selector`, with `()` if `called`."""
 
   scope: str
   selector: str
@@ -44,7 +44,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Macro:
-  """`%NAME`."""
+  """A reference to a macro: `%NAME`."""
 
   name: str
 
@@ -54,7 +54,7 @@ class Macro:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-  """`NAME = value` (selector "") or `scope/selector.name = value`."""
+  """A macro, `NAME = value` (selector ""), or `scope/selector.name = value`."""
 
   scope: str = ""
   selector: str = ""
@@ -64,19 +64,19 @@ class Setting:
 
   @property
   def key(self) -> str:
-    """The left-hand side, as in the file."""
+    """The text to the left of "=" in a gin file."""
     name = f"{self.selector}.{self.name}" if self.selector else self.name
     return f"{self.scope}/{name}" if self.scope else name
 
   @property
   def place(self) -> str:
-    """The origin with a preposition, for a message."""
+    """The origin with "in" or "on" before it, for messages."""
     line = self.origin == COMMAND_LINE
     return "on the command line" if line else f"in {self.origin}"
 
   @property
   def cited(self) -> str:
-    """The setting and its origin, for the beginning of an error message."""
+    """The setting as text, with its origin, for the beginning of messages."""
     return f"{self} ({self.origin})"
 
   def __str__(self):
@@ -85,7 +85,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Import:
-  """An import: `name` stands for the dotted `path` in selectors."""
+  """An import, after which `name` in selectors stands for the dotted `path`."""
 
   statement: str
   name: str
@@ -98,7 +98,7 @@ Statement = Setting | Import
 
 
 class _Names(config_parser.ParserDelegate):
-  """Tells gin's parser to keep references and macros as names."""
+  """Makes gin's parser return `Reference` and `Macro` objects as values."""
 
   def configurable_reference(self, scoped_configurable_name, evaluate):
     scope, selector = config_parser.parse_scoped_selector(
@@ -114,7 +114,7 @@ class _Names(config_parser.ParserDelegate):
 
 
 class _Parser(config_parser.ConfigParser):
-  """gin's parser, except that -%NAME is an error; gin reads it as %NAME."""
+  """gin's parser, which reads -%NAME as %NAME, with an error for -%NAME."""
 
   def parse_value(self):
     first = self.current_token
@@ -126,12 +126,12 @@ class _Parser(config_parser.ConfigParser):
 
 
 def _complete_selector(selector: str) -> str:
-  """Adds the module "gin" to the name of one of gin's own functions."""
+  """Adds "gin." to a selector that names one of gin's own functions."""
   return f"gin.{selector}" if selector in _GINS_FUNCTIONS else selector
 
 
 def format_value(value: object) -> str:
-  """Formats a value for a gin file, with double quotes if possible."""
+  """Formats a value for a gin file, strings in double quotes if possible."""
   if isinstance(value, (list, tuple)):
     inner = ", ".join(map(format_value, value))
     if isinstance(value, list):
@@ -147,7 +147,7 @@ def format_value(value: object) -> str:
 
 
 def names_in(value: object) -> Iterator[Reference | Macro]:
-  """Yields every reference and macro inside a value."""
+  """Yields every `Reference` and `Macro` inside a value."""
   if isinstance(value, (Reference, Macro)):
     yield value
   elif isinstance(value, dict):
@@ -159,13 +159,18 @@ def names_in(value: object) -> Iterator[Reference | Macro]:
 
 
 def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
-  """Reads a gin file and, in place, the files that it includes."""
-  # gin itself would recurse endlessly.
+  """Returns a gin file's statements, those of included files in their place.
+
+  Args:
+    path: path of the file.
+    including: paths of the files through which this one was included.
+  """
+  # Check for circles, in which gin itself would recurse without end.
   if path in including:
     circle = " -> ".join(shorten_path(p) for p in (*including, path))
     raise UserError(f"{circle}: gin files include each other in a circle.")
   text = read_text(str(path), shorten_path(path), needed=None)
-  # Accept the same line ends as Python, because gin's grammar is Python's.
+  # Accept the line ends that Python accepts, because gin's grammar is Python's.
   text = text.replace("\r\n", "\n").replace("\r", "\n")
   text = text.replace("\n\ufeff", "\n")
   statements: list[Statement] = []
@@ -181,11 +186,11 @@ def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
 
 
 def read_statements(text: str, name: str) -> list[Statement]:
-  """Reads the text of a gin file that has no includes.
+  """Returns the statements of a gin file's text, which may not include files.
 
   Args:
     text: content of the file.
-    name: name of the file, for origins and messages.
+    name: name of the file, for the statements' origins and for messages.
   """
   return [
     each
@@ -195,13 +200,14 @@ def read_statements(text: str, name: str) -> list[Statement]:
 
 
 def read_command_line(bindings: Iterable[str]) -> list[Setting]:
-  """Reads "NAME=VALUE" texts, which follow "--gin." on the command line."""
+  """Parses "NAME=VALUE" texts, from flags --gin.NAME=VALUE, into settings."""
   settings: list[Setting] = []
   for binding in bindings:
     name, equals, value = binding.partition("=")
     if not equals or not re.fullmatch(r"[\w./]+", name):
       raise UserError(f"--gin.{binding}: write --gin.NAME=VALUE.")
-    # Parse a line of a gin file, so that files and flags read values alike.
+    # Parse the text as a line of a gin file, so that a value means the same in
+    # both.
     statements = _parse(f"{name} = {value}", lambda _: COMMAND_LINE, binding)
     if len(statements) != 1:
       raise UserError(f"--gin.{binding}: give one value.")
@@ -210,7 +216,16 @@ def read_command_line(bindings: Iterable[str]) -> list[Setting]:
 
 
 def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
-  """Parses `text`; an error quotes the bad line and says how to fix it."""
+  """Parses text with gin's parser, without resolving names.
+
+  Args:
+    text: text of a gin file.
+    origin_of: function from a line number to the line's origin.
+    binding: "NAME=VALUE" if the text is from the command line, else "".
+
+  Raises:
+    UserError: if the syntax is wrong; the message quotes the line.
+  """
   try:
     parser = _Parser(io.StringIO(text), _Names())
     statements = []
@@ -233,7 +248,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
   lines = text.split("\n")
   content = lines[min(line, len(lines)) - 1].strip()[:_MOST_SHOWN]
   _check_unquoted(content, binding, origin_of(line))
-  # Keep only the token that gin quotes: gin's message refers to gin's source.
+  # Take only the token from gin's message, which refers to gin's source code.
   token = re.search("Failed to parse token '(.*)'", message)
   message = (
     f"{token[1]} is not a Python value"
@@ -249,7 +264,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
 
 
 def _check_unquoted(content: str, binding: str, origin: str) -> None:
-  """Raises UserError if the value is a word without quotes."""
+  """Raises UserError if a line's value is a word that lacks quotes."""
   content = re.sub(r"\s+#.*", "", content)
   name, equals, value = (part.strip() for part in content.partition("="))
   if not equals or not re.fullmatch(r"[\w./]+", name):
@@ -261,7 +276,7 @@ def _check_unquoted(content: str, binding: str, origin: str) -> None:
     return  # the value is a Python value, so the fault is elsewhere in the line
   except (SyntaxError, ValueError):
     pass
-  # The likeliest mistakes: a text without quotes, and true for True.
+  # Suggest a fix of the likeliest mistakes: missing quotes, and true for True.
   right = _PYTHON_WORDS.get(value.lower(), f'"{value}"')
   if binding:
     quoted = f"'{right}'" if right.startswith('"') else right
@@ -275,7 +290,7 @@ def _check_unquoted(content: str, binding: str, origin: str) -> None:
 
 
 def _convert(statement, origin: str) -> list[Statement]:
-  """Turns one of gin's statements into a list of no or one `Statement`."""
+  """Converts a statement of gin's parser; returns [] if it has no effect."""
   if isinstance(statement, config_parser.BindingStatement):
     scope, selector, name, value, _ = statement
     if not name:  # NAME = value; gin splits a/NAME, a macro's name, at "/"

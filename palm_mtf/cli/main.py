@@ -41,7 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_command(run: Callable[[], int]) -> int:
-  """Returns the exit code of `run`; a UserError is one line on stderr."""
+  """Calls `run`; returns its exit code, or that of the error it raises.
+
+  A UserError is printed to stderr as one line.
+  """
   configure_logging()
   with results_on_stdout():
     return _run_for_exit_code(run)
@@ -50,12 +53,12 @@ def run_command(run: Callable[[], int]) -> int:
 def _run_for_exit_code(run: Callable[[], int]) -> int:
   try:
     code = run()
-    # Flush here, because at Python's exit the error of a closed pipe cannot be
-    # caught.
+    # Flush here, where the error of a closed pipe can be caught, which it
+    # cannot at Python's exit.
     sys.stdout.flush()
     return code
   except UserError as error:
-    # The message may quote a text of several lines.
+    # Print one line, though the message may quote a text of several lines.
     message = escape(str(error).replace("\n", "\\n"))
     print(f"palm_mtf: {message}", file=sys.stderr)
     return 2
@@ -71,7 +74,7 @@ def _run_for_exit_code(run: Callable[[], int]) -> int:
 
 
 class FlagParser(argparse.ArgumentParser):
-  """An argparse parser that raises one-line UserErrors."""
+  """An argparse parser that raises UserError instead of ending the process."""
 
   def error(self, message: str) -> NoReturn:
     """Raises UserError for wrong flags."""
@@ -95,7 +98,7 @@ def _run(arguments: list[str]) -> int:
   for flag, (_, text) in command.standalone.items():
     parser.add_argument(flag, action="store_true", help=text)
   if command.config:
-    # Hide "--gin.NAME" from argparse, which cannot know the names.
+    # Hide flags --gin.NAME=VALUE from argparse, which does not know the names.
     flags = [x for x in rest if not x.startswith("--gin.")]
     _run_configured(name, rest, parse_flags(parser, flags), own)
     return 0
@@ -106,7 +109,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _prepare_for_tensorflow() -> None:
-  """Sets up this process before the import of TensorFlow, which reads it."""
+  """Sets up this process with what TensorFlow reads when it is imported."""
   keep_compiled_code()
   own_process()
 
@@ -128,7 +131,7 @@ def _run_configured(
     name: name of the command.
     arguments: the command line after the name.
     options: the parsed flags in `arguments`.
-    own: names of the flags that the command's function takes.
+    own: names in `options` of the flags that the entry point takes.
   """
   from palm_mtf.cli import gin_files
 
@@ -169,12 +172,18 @@ def _run_configured(
     entry_point = _import_function(command.entry_point)
     entry_point(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
-    # Checks know only the names of macros, so add where the macro was set.
+    # Checks of values know a macro only by name: add the place where it was
+    # set.
     raise UserError(configuration.add_location(str(error))) from error
 
 
 def _run_without_command(group: str, arguments: list[str]) -> int:
-  """Handles flags that follow no command; `group` is a command's first word."""
+  """Handles flags without a command, such as --help.
+
+  Args:
+    group: first word of two-word commands, before the flags; "" if none.
+    arguments: the flags.
+  """
   within = commands_in(group)
   program = f"palm_mtf {group}".rstrip()
   parser = FlagParser(
@@ -228,7 +237,7 @@ def _list_commands(commands: Mapping[str, Command]) -> str:
 def _add_gin_flags(
   parser: FlagParser, command: str, arguments: Sequence[str]
 ) -> None:
-  """Adds gin's flags; adds the header of the defaults file to the help."""
+  """Adds gin's flags, and a help text from the header of the defaults file."""
   parser.usage = f"{parser.prog} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
   parser.add_argument(
     "--gin_file",
@@ -267,13 +276,14 @@ def _add_gin_flags(
 
 
 def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
-  """Parses flags; the error for an unknown flag names the nearest flag."""
+  """Parses flags; the error for an unknown flag suggests a similar one."""
   see = f"; see {parser.prog} --help"
-  # argparse has no public list of the flags that it knows.
+  # A private attribute, because argparse has no public list of a parser's
+  # flags.
   flags = parser._option_string_actions
   for flag in (each.partition("=")[0] for each in arguments):
-    # Check before argparse does, which would say of a misspelt required flag
-    # that it is missing. "-" is stdin.
+    # Check before argparse does: if a required flag is misspelt, argparse only
+    # says that it is missing. The argument "-" means stdin.
     if flag.startswith("-") and flag not in (*flags, "-"):
       guess = did_you_mean(flag, (x for x in flags if x.startswith("--")))
       raise UserError(f"unknown flag {flag}{guess}{see}")
@@ -290,10 +300,13 @@ def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
 
 
 def _stdout_is_closed() -> bool:
-  """Whether stdout has no reader; if so, silences Python's flush at exit."""
+  """Returns whether stdout is a pipe that nobody reads any more.
+
+  If so, redirects it, so that Python's flush at exit prints no error.
+  """
   try:
     sys.stdout.flush()
-    # POLLERR and POLLHUP are reported without being asked for.
+    # The mask 0 asks for no events: poll then reports only POLLERR and POLLHUP.
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     closed = bool(poll.poll(0))

@@ -16,16 +16,18 @@ from palm_mtf.user_code import user_code
 
 
 def import_modules(imports: Collection[Import]) -> None:
-  """Imports modules in their order.
+  """Imports the user's modules in the order of `imports`.
 
   Raises:
     UserError: if a module does not exist, or raises an exception.
   """
-  # `python -m palm_mtf` adds the current folder; the script `palm_mtf` doesn't.
+  # Add the current folder, as `python -m palm_mtf` does, because the script
+  # `palm_mtf` does not.
   if str(Path.cwd()) not in sys.path:
     sys.path.append(str(Path.cwd()))
   if imports and is_owned():
-    # First, because a user's module would import TensorFlow with its notices.
+    # Import palm_mtf._tf first: it silences the notices that TensorFlow prints
+    # when a user's module imports it.
     import palm_mtf._tf  # noqa: F401
 
   for each in imports:
@@ -38,14 +40,14 @@ def import_modules(imports: Collection[Import]) -> None:
 
 
 def convert_to_data(setting: Setting, value: Any) -> Any:
-  """Returns the value of a macro as Python's own numbers, texts and lists.
+  """Returns the value of a macro as plain numbers, strings, lists and dicts.
 
   Arrays and numbers of NumPy, TensorFlow, JAX and PyTorch become lists and
-  numbers. Paths become texts.
+  numbers. Paths become strings.
 
   Args:
-    setting: the macro, for messages.
-    value: result of a function of the user, or a constant of the user.
+    setting: setting of the macro, for messages.
+    value: result of a user's function, or a user's constant.
 
   Raises:
     UserError: if the value is, or contains, anything else.
@@ -69,7 +71,7 @@ def convert_to_data(setting: Setting, value: Any) -> Any:
 
 
 def check_characters(setting: Setting, value: Any) -> None:
-  """Raises UserError if a text in the value cannot be a path or UTF-8."""
+  """Raises UserError if a string in `value` has a NUL or invalid characters."""
   if isinstance(value, str):
     try:
       bad = "\0" in value
@@ -90,7 +92,7 @@ def check_characters(setting: Setting, value: Any) -> None:
 
 
 class _NoDataError(Exception):
-  """A value that is not data; the argument is the name of its type."""
+  """A value is not plain data; the argument names the value's type."""
 
 
 def _convert(value: Any) -> Any:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf checkpoints`: lists, verifies, compares and prunes checkpoints."""
 
-# Only `compare` reads tensors and imports TensorFlow; the other commands read
-# manifests and hash files.
+# Only `compare` reads tensors, which needs TensorFlow. The other commands only
+# read manifests and hash files.
 
 import os
 import shutil
@@ -37,7 +37,7 @@ _WHOLE = "whole"
 
 
 def list_all(*, model_dir: str, as_json: bool) -> None:
-  """Prints step, date, size, losses and state of every checkpoint.
+  """Prints each checkpoint's step, date, size, losses and state.
 
   Args:
     model_dir: MODEL_DIR of a training run.
@@ -48,8 +48,8 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
   for path in _find_folders(model_dir):
     row = {"step": step_of(path), "path": path, "state": _WHOLE}
     try:
-      # Compares only the file sizes with the manifest; `verify` reads and
-      # hashes every byte.
+      # This compares only the files' sizes with the manifest, which is fast;
+      # `verify` hashes every byte.
       checkpoint = read_checkpoint(path)
       row["written"] = checkpoint.written.isoformat(" ")
       row["bytes"] = checkpoint.num_bytes
@@ -83,7 +83,7 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
 
 
 def verify(*, model_dir: str, as_json: bool) -> None:
-  """Compares every byte of every checkpoint with its hashes.
+  """Compares the files of every checkpoint with their hashes.
 
   Args:
     model_dir: MODEL_DIR of a training run.
@@ -99,7 +99,7 @@ def verify(*, model_dir: str, as_json: bool) -> None:
       state = _check_state(path)
     except RemovedCheckpointError:
       continue  # a run that trains now has just removed it
-    # Print each state at once, because hashing gigabytes takes seconds.
+    # Print each state as soon as it is known: hashing gigabytes takes seconds.
     row = {"step": step_of(path), "path": path, "state": state}
     print(json_text(row) if as_json else f"{path}  {row['state']}")
     if row["state"] != _WHOLE:
@@ -112,11 +112,11 @@ def verify(*, model_dir: str, as_json: bool) -> None:
 
 
 def compare(*, first: str, second: str, as_json: bool) -> None:
-  """Prints in which names, shapes, numbers and settings two checkpoints differ.
+  """Prints how two checkpoints differ in their tensors and settings.
 
   Args:
     first: path of a checkpoint or MODEL_DIR, or a TensorFlow prefix.
-    second: path or prefix to compare `first` with.
+    second: path or prefix of the checkpoint to compare with.
     as_json: print one JSON object.
   """
   a, b = weights = find_weights("A", first), find_weights("B", second)
@@ -159,9 +159,9 @@ def prune(
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    keep: number of the newest whole checkpoints that stay.
+    keep: number of newest whole checkpoints to keep.
     keep_every_steps: also keep checkpoints whose step is a multiple of this;
-      or None.
+      None to keep no more.
     as_json: print one JSON object per removed checkpoint.
 
   Raises:
@@ -175,14 +175,14 @@ def prune(
   with training_lock(model_dir):
     states = {path: _check_state(path) for path in _find_folders(model_dir)}
     whole = [path for path, state in states.items() if state == _WHOLE]
-    # If no checkpoint is whole, keep the damaged ones: nothing else is left of
-    # the run, and a person may be able to repair one.
+    # If no checkpoint is whole, remove none: nothing else is left of the run,
+    # and its user may be able to repair one.
     if not whole:
       raise UserError(
         f"MODEL_DIR = {model_dir!r}: none of its {len(states)} checkpoints "
         "is whole; nothing was removed."
       )
-    # Damaged checkpoints are removed too, and do not count towards `keep`.
+    # Damaged checkpoints do not count towards `keep`, and are all removed.
     old = dict.fromkeys(removable(whole, keep, keep_every_steps), "old")
     removed = {p: state for p, state in states.items() if state != _WHOLE} | old
     for path in sorted(removed):
@@ -199,7 +199,7 @@ def prune(
 
 
 def _find_folders(model_dir: str) -> list[str]:
-  """Returns the paths of all checkpoints, oldest first; raises if none."""
+  """Returns the paths of all checkpoints, oldest first; UserError if none."""
   if not os.path.isdir(model_dir):
     folder, name = os.path.split(model_dir.rstrip("/"))
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
@@ -217,7 +217,8 @@ def _find_folders(model_dir: str) -> list[str]:
 
 
 def _find_set_aside(model_dir: str) -> list[str]:
-  # Training renames a damaged checkpoint to step_<n>.damaged and keeps it.
+  # Training renames a damaged checkpoint to step_<n>.damaged instead of
+  # removing it.
   root = ModelDir(model_dir).checkpoints
   return sorted(
     os.path.join(root, name)
@@ -227,8 +228,8 @@ def _find_set_aside(model_dir: str) -> list[str]:
 
 
 def _check_state(path: str) -> str:
-  # Other UserErrors pass: a checkpoint that cannot be read now, or that another
-  # version wrote, may be whole, so `prune` must stop before it removes any.
+  # A UserError passes to the caller: a checkpoint that cannot be read now, or
+  # that another version wrote, may be whole, so `prune` must not remove any.
   try:
     read_whole(path)
   except RemovedCheckpointError:
@@ -239,7 +240,7 @@ def _check_state(path: str) -> str:
 
 
 def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
-  """Returns {step: losses} from metrics.jsonl, in nats per token."""
+  """Returns {step: {name: loss}} from metrics.jsonl, in nats per token."""
   losses = {}
   path = ModelDir(model_dir).metrics
   for values in read_json_lines(path, number="step"):
@@ -254,20 +255,23 @@ def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
 def _compare_tensors(
   weights: Sequence[NamedWeights], names: Iterable[str]
 ) -> dict[str, float | str]:
-  """Returns the largest difference for each tensor whose bits differ."""
+  """Returns the largest absolute difference in each tensor whose bits differ.
+
+  A difference that is infinite or NaN is returned as text, because JSON has no
+  such numbers.
+  """
   import numpy as np
 
   from palm_mtf._tf import tf
 
   readers = [tf.train.load_checkpoint(each.prefix) for each in weights]
   differences = {}
-  # Read one pair of tensors at a time: two models may not fit in memory.
+  # Read one tensor of each model at a time: both models may not fit in memory.
   for name in sorted(names):
     a, b = map(_read_tensor, weights, readers, [name] * 2)
     # Compare bytes, not values: -0 equals 0, and NaN does not equal NaN.
     if a.tobytes() != b.tobytes():
       largest = float(np.max(np.abs(a.astype(np.float64) - b)))
-      # A text, because JSON has no infinity or NaN and would print null.
       differences[name] = largest if np.isfinite(largest) else str(largest)
   return differences
 
@@ -278,7 +282,7 @@ def _read_tensor(weights: NamedWeights, reader: Any, name: str) -> Any:
 
 
 def _compare_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
-  """Returns {macro: both values} for the macros whose values differ."""
+  """Returns {macro: [value in a, value in b]} for the macros that differ."""
   if not a.checkpoint or not b.checkpoint:
     return {}  # a TensorFlow prefix has no manifest
   ours, theirs = _read_settings(a.checkpoint), _read_settings(b.checkpoint)
@@ -291,7 +295,8 @@ def _compare_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
 
 def _read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
   manifest = checkpoint.manifest
-  # The same TEXT_FILES may name other text, so compare the tokens' hash too.
+  # Equal TEXT_FILES may have held different text, so compare the hash of the
+  # tokens too.
   return {**manifest.settings, "the tokens": manifest.data.get("the tokens")}
 
 
@@ -305,7 +310,7 @@ def _format_value(value: object) -> str:
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  # Numbers are aligned to the right; the last cell, the state, to the left.
+  # Align numbers right, and the last cell of each row, the state, left.
   for *cells, last in rows:
     padded = [f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=False)]
     print("  ".join([*padded, last]))

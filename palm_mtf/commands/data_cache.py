@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf data cache`: encodes the documents of a run into CACHE_DIR."""
 
-# Training with the same CACHE_DIR reads these token stores, and encodes only
-# sources without a store. data/tokens/cache.py finds a store by the hash of its
-# text, so that runs share a store even if they read the text from other paths.
+# The tokens of a source are kept in a store. Training with the same CACHE_DIR
+# reads these stores, and encodes only sources that have none.
+# data/tokens/cache.py finds a store by the hash of the text, so that runs that
+# read the same text from different paths share a store.
 
 import os
 import time
@@ -25,26 +26,29 @@ def data_cache(
   verify: bool = False,
   as_json: bool = False,
 ) -> None:
-  """Encodes every source that CACHE_DIR lacks; prints the size of each store.
+  """Encodes sources that CACHE_DIR lacks; prints the size of each token store.
 
   Args:
     model_dir: MODEL_DIR, which holds the vocabulary if VOCABULARY is not set,
-      and the tokens if CACHE_DIR is not set.
+      and the token stores if CACHE_DIR is not set.
     config: documents, vocabulary and CACHE_DIR.
-    verify: compare every byte of stored tokens with its hash.
+    verify: compare the hash of each stored shard of tokens.
     as_json: print one JSON object per source instead of lines for people.
   """
   check_model_dir(model_dir)
   model, data = config.model, config.data
-  # Without VOCABULARY, this reads MODEL_DIR's vocabulary, or trains it there.
+  # If VOCABULARY is None, this reads MODEL_DIR's vocabulary, or trains one
+  # there.
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_filtered(model_dir, data, model.sequence_length)
-  # A source of token ids was encoded with one vocabulary, so check its hash.
+  # A source that already holds token ids must have been encoded with this
+  # vocabulary: compare the vocabulary's hash.
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
   start = time.perf_counter()
-  # One process per core encodes the text. Stores are written shard by shard, so
-  # that a command that was killed resumes after the last whole shard.
+  # One process per core encodes text. Stores are written shard by shard, so
+  # that the same command, if it is killed, resumes after the last complete
+  # shard.
   stores = cache_stores(model_dir, data, sources, vocabulary, verify=verify)
   secs = time.perf_counter() - start
   for source, (path, store) in zip(sources, stores, strict=True):
@@ -60,7 +64,8 @@ def data_cache(
 def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
   counts = store.train.counts + store.validation.counts
   size = sum(entry.stat().st_size for entry in os.scandir(path))
-  # A token takes 2 or 4 bytes on disk; manifest and shard headers add a little.
+  # A token takes 2 or 4 bytes on the disk. The folder's size also includes the
+  # manifest and the shards' headers, which are small.
   return {
     **(store.filter_counts or {}),
     "training_documents": store.train.counts.num_documents,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf data inspect`: prints the batch of a training step, as text."""
 
-# A printed line begins with "|" if its tokens count in the loss, and with ":"
-# if its tokens are an example's inputs, which the model reads but does not
+# A printed line begins with "|" if its tokens are targets, which count in the
+# loss, and with ":" if they are inputs, which the model reads but does not
 # predict. A line "[eod]" marks the end of a document.
 
 import collections
@@ -25,7 +25,7 @@ from palm_mtf.model_dir.atomic_files import check_model_dir
 def data_inspect(
   *, model_dir: str, config: Config, as_json: bool = False
 ) -> None:
-  """Prints figures and the first rows of the batches of INSPECT_STEPS.
+  """Prints figures and first rows of the batch of each step in INSPECT_STEPS.
 
   Args:
     model_dir: MODEL_DIR of a training run, which may not have started yet.
@@ -33,8 +33,8 @@ def data_inspect(
     as_json: print one JSON object per step instead of lines for people.
   """
   check_model_dir(model_dir)
-  # As in training/prepare.py, a missing vocabulary and missing tokens are made,
-  # and the run will use them.
+  # If the vocabulary or the tokens are missing, make them, as
+  # training/prepare.py does; the run will use them.
   model, data, run = config.model, config.data, config.run
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = corpus_of_run(model_dir, config, vocabulary)
@@ -63,13 +63,14 @@ def describe_step(
     batches: batches of the run.
     step: number of the step.
     vocabulary: vocabulary of the run.
-    num_rows: rows to return as text.
-    continued: names of the sources whose targets continue the text of their
-      inputs. Other sources encode inputs and targets as separate texts.
+    num_rows: number of rows to return as text.
+    continued: names of the sources in which inputs and targets are parts of one
+      text. In the other sources they were encoded as separate texts.
   """
   batch, pieces = batches.batch(step), batches.pieces(step)
   targets = batch["targets"]  # [rows, length]
-  # Without loss weights (PACKING = "joined") every token counts in the loss.
+  # A batch without loss weights (PACKING = "joined"): every token counts in the
+  # loss.
   weights = batch.get("loss_weights", np.ones(targets.shape, np.float32))
   is_padding = _find_padding(batch, vocabulary.eod_id)
   tokens = targets[~is_padding]
@@ -104,7 +105,8 @@ def _find_padding(batch: Batch, eod_id: int) -> np.ndarray:
   targets = batch["targets"]
   if "loss_weights" not in batch:
     return np.zeros(targets.shape, bool)
-  # An input can also be id 0 with weight 0; only padding reaches the row's end.
+  # Padding has id 0 and weight 0. An input token may have both too, but only
+  # padding extends to the end of the row.
   unused = (targets == 0) & (batch["loss_weights"] == 0)
   return np.logical_and.accumulate(unused[:, ::-1], axis=1)[:, ::-1]
 
@@ -116,12 +118,18 @@ def _split_row(
   vocabulary: Vocabulary,
   continued: Container[str],
 ) -> Iterator[dict]:
-  """Yields the texts of a row, cut where a document or its inputs end."""
-  # ids: [tokens], int32; in_loss: [tokens], bool. The row is cut after each
-  # [eod], and between inputs and targets.
+  """Yields a row's texts, cut after each [eod] and where `in_loss` changes.
+
+  Args:
+    ids: [tokens], int32: the row without padding.
+    in_loss: [tokens], bool: whether a token is a target.
+    documents: the pieces of documents in the row, in order.
+    vocabulary: vocabulary of the run.
+    continued: as for `describe_step`.
+  """
   changes = (in_loss[1:] != in_loss[:-1]) | (ids[:-1] == vocabulary.eod_id)
   ends = [*(np.flatnonzero(changes) + 1).tolist(), len(ids)]
-  # Maps the position of a document's first token in the row to the document.
+  # {position of a document's first token in the row: document}
   starts = itertools.accumulate((x.tokens for x in documents), initial=0)
   begun = dict(zip(starts, documents, strict=False))
   document = documents[0]
@@ -130,8 +138,8 @@ def _split_row(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # The vocabulary puts a space before each text, but not before a piece that
-    # was cut out of a text.
+    # The vocabulary encodes a space in front of each text, but a part from the
+    # middle of a text has none.
     before = [vocabulary.anchor] if is_inside else []
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),
@@ -142,7 +150,7 @@ def _split_row(
 
 
 def _format_lines(result: dict) -> Iterator[str]:
-  """Yields the lines that people read."""
+  """Yields the lines to print if the output is not JSON."""
   rows, length = result["shape"]
   yield f"step {result['step']}: {rows:,} rows of {length:,} tokens"
   yield f"hash            {result['hash']} of {', '.join(result['features'])}"

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf data statistics`: counts documents, tokens, duplicates, overlap."""
 
-# Overlap is contamination as PaLM measured it (section 8): the share of the
-# held-out documents, or of another evaluation set, that the training documents
-# contain. data/statistics/survey.py reads all text twice to measure it.
+# Overlap is contamination as the PaLM paper measures it (section 8): the share
+# of the examples of an evaluation set, such as the held-out documents, that
+# also occur in the training documents. data/statistics/survey.py measures it.
 
 import dataclasses
 import itertools
@@ -35,12 +35,12 @@ _logger = logging.getLogger(__name__)
 def data_statistics(
   *, model_dir: str, config: StatisticsConfig, as_json: bool = False
 ) -> None:
-  """Prints the statistics of the documents that a run learns from.
+  """Prints statistics of the training and held-out documents of a run.
 
   Args:
     model_dir: MODEL_DIR, which holds the vocabulary if VOCABULARY is not set.
     config: documents, vocabulary, OVERLAP_FILES (read like TEXT_FILES), and the
-      length of the run, from which the printed epochs follow.
+      length of the run, which decides the number of epochs to print.
     as_json: print one JSON object instead of a table for people.
   """
   check_model_dir(model_dir)
@@ -96,7 +96,10 @@ def _count_epochs(
   lengths: Mapping[str, EpochLengths],
   vocabulary: Vocabulary,
 ) -> Mapping[str, Reading]:
-  """Returns {source: what the run reads of it}; {} if the run has no end."""
+  """Returns how much the run reads of each source, by the source's name.
+
+  Returns {} if TRAIN_STEPS or GLOBAL_BATCH_SIZE is None.
+  """
   if config.num_rows is None:
     return {}
   return epochs_of_run(
@@ -111,13 +114,14 @@ def _count_epochs(
 
 
 def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
-  """Returns the run's vocabulary, or None if it cannot be trained."""
+  """Returns the run's vocabulary; None if none exists or can be trained."""
   try:
     return load_vocabulary(
       model_dir, config.data, vocab_size=config.model.vocab_size
     )
   except UserError as error:
-    # Duplicates and overlap compare words, so they need no vocabulary.
+    # Go without: only the number of tokens needs a vocabulary; duplicates and
+    # overlap are found by words.
     if config.data.vocabulary is not None:
       raise
     _logger.warning(f"tokens are not counted: {error}")
@@ -125,7 +129,8 @@ def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
 
 
 def _make_record(result: Survey) -> dict[str, object]:
-  # JSON has no bytes, so a group is named by its beginning, not its digest.
+  # Name a group of copies by the beginning of its text, not by its digest,
+  # which is bytes: JSON has none.
   def groups(found: Sequence[Group]) -> list[dict[str, object]]:
     return [
       {"size": each.size, "start": result.starts[each.digest]} for each in found
@@ -149,7 +154,7 @@ def _make_record(result: Survey) -> dict[str, object]:
 
 
 def _format_survey(result: Survey) -> Iterator[str]:
-  """Yields the lines for people: a row per source, then figures of all text."""
+  """Yields lines to print: a row for each source, then figures of all text."""
   measured = dict(result.sources)
   if len(measured) > 1:
     measured["all"] = result.total
@@ -171,7 +176,8 @@ def _format_survey(result: Survey) -> Iterator[str]:
     f"near copies        {found.near_texts:,} texts, {found.near_bytes:,} "
     f"bytes ({share}) beyond one of each group"
   )
-  # "about": MinHash estimates the share (statistics/near_duplicates.py).
+  # The text says "about" because MinHash only estimates this share
+  # (data/statistics/near_duplicates.py).
   yield (
     f"  groups           {found.near_groups:,}, of texts with about 80% of "
     "their 5-word runs in common"
@@ -236,7 +242,7 @@ def _format_row(name: str, measured: Measured) -> tuple[str, ...]:
 
 
 def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-  # Names are aligned to the left, numbers to the right.
+  # Align names, the first column, left, and numbers right.
   first, *others = (max(map(len, x)) for x in zip(*rows, strict=True))
   for name, *numbers in rows:
     cells = (f"{x:>{w}}" for x, w in zip(numbers, others, strict=True))
@@ -252,8 +258,8 @@ def _format_groups(
 
 
 def _format_overlap(overlap: Contamination) -> Iterator[str]:
-  # PaLM (section 8): an example is contaminated if training has at least 70% of
-  # its 8-grams.
+  # As in the PaLM paper (section 8), an example is contaminated if at least 70%
+  # of its 8-grams occur in training documents.
   share = _format_percent(overlap.contaminated, overlap.judged)
   yield (
     f"  contaminated     {overlap.contaminated:,} ({share}) have 70% or more "
@@ -263,13 +269,13 @@ def _format_overlap(overlap: Contamination) -> Iterator[str]:
     f"  8-grams          {100 * overlap.ngram_share:.2f}% of all are in "
     "training documents"
   )
-  # Any large text contains most short word sequences, so finding a short
-  # example proves little: count short examples separately.
+  # Count short examples separately: any large text contains most short
+  # sequences of words, so their occurrence proves little.
   yield (
     f"  short            {overlap.short:,} have fewer than 8 words; training "
     f"documents have {overlap.contaminated_short:,} whole"
   )
-  # For a larger set, only a sample is compared whose n-grams fit in memory.
+  # If a set is too large for memory, only a sample of its examples is searched.
   if overlap.judged < overlap.examples:
     yield f"  searched         a sample of {overlap.judged:,} of them"
 

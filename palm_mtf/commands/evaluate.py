@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf evaluate`: prints the loss or the task metrics of checkpoints."""
 
-# Without EVAL_TASKS, the command computes the validation loss of the newest
-# checkpoint. With EVAL_TASKS, it computes the metrics of these SeqIO tasks
-# (evaluation/evaluator.py) for each checkpoint that EVAL_CHECKPOINTS selects.
+# If EVAL_TASKS is not set, the command computes the validation loss of the
+# newest checkpoint. If it is set, the command computes the metrics of these
+# SeqIO tasks (evaluation/evaluator.py) for each checkpoint that
+# EVAL_CHECKPOINTS selects.
 
 import dataclasses
 import math
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 
 
 def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
-  """Prints the metrics of tasks, or loss, perplexity and bits per byte.
+  """Prints the metrics of EVAL_TASKS or, if it is not set, validation losses.
 
   Args:
     model_dir: MODEL_DIR of a training run.
@@ -59,7 +60,8 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   vocabulary = load_vocabulary(
     model_dir, config.data, vocab_size=model.vocab_size
   )
-  # Importing SeqIO and TensorFlow takes seconds, so report bad settings first.
+  # Import SeqIO and TensorFlow, which takes seconds, after the settings'
+  # checks.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
   from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 
@@ -68,8 +70,8 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   _warn_if_slow(model, mesh)
   evaluation = TaskEvaluation(model_dir, config, vocabulary, tasks)
   printed = False
-  # With EVAL_CHECKPOINTS = "every", each iteration may wait until a running
-  # training run has written its next checkpoint.
+  # If EVAL_CHECKPOINTS = "every", each iteration may wait until a training run
+  # that is in progress has written its next checkpoint.
   for checkpoint in checkpoints:
     check_same_model(checkpoint, shapes, vocabulary.sha256)
     if not printed:
@@ -82,12 +84,12 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
 def _compute_validation_loss(
   model_dir: str, config: Config
 ) -> dict[str, object]:
-  """Returns the loss, in nats per token, and figures that follow from it."""
+  """Returns validation loss (nats per token), perplexity and bits per byte."""
   model, mesh, run = config.model, config.mesh_layout, config.run
   checkpoint, vocabulary = open_newest(model_dir, config)
   log_dtype(model, mesh)
-  # Only one pod evaluates. Its microbatch has as many rows as in training, so
-  # that it fits in memory.
+  # One pod evaluates the whole batch, in microbatches of as many rows as in
+  # training, so that they fit in memory.
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches
   corpus = corpus_of_run(model_dir, config, vocabulary)
@@ -97,7 +99,7 @@ def _compute_validation_loss(
       batch_size=batch_size, num_rows=run.num_validation_rows
     )
   )
-  # Importing TensorFlow takes seconds, so it comes after every check.
+  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.generation.inference.sessions import LoadedModel, mean_loss
 
   _warn_if_slow(model, mesh)
@@ -144,8 +146,14 @@ def _print_results(results: dict[str, object], as_json: bool) -> None:
 def _print_outcome(
   outcome: "TaskOutcome", as_json: bool, *, has_head: bool
 ) -> None:
-  """Prints one line per metric, after a header line unless `has_head`."""
-  # Flush, because the next checkpoint may be hours away.
+  """Prints an outcome's metrics.
+
+  Args:
+    outcome: metrics of one checkpoint on one task.
+    as_json: print one JSON object instead of one line per metric.
+    has_head: whether the header line was printed before.
+  """
+  # Flush, because the next checkpoint may come only hours later.
   if as_json:
     print(json_text(dataclasses.asdict(outcome)), flush=True)
     return

@@ -24,16 +24,16 @@ _FORMATS = {
 def export(
   *, model_dir: str, config: Config, output: str, target: str, dtype: str
 ) -> None:
-  """Writes a model in a format of other software.
+  """Writes a run's newest checkpoint in a format of other software.
 
   Args:
     model_dir: MODEL_DIR of a training run.
     config: every setting; only model and data settings are read.
-    output: path of the file or folder to make. For saved_model, path of the
+    output: path of the file or folder to make; for saved_model, path of the
       folder in which a folder named after the step is made.
     target: name of the format.
-    dtype: dtype of the written weights; formats other than gguf have only
-      "float32".
+    dtype: dtype of the written weights; must be "float32" unless `target` is
+      "gguf".
   """
   check_model_dir(model_dir)
   if target != "gguf" and dtype != "float32":
@@ -49,7 +49,7 @@ def export(
     exported = _FORMATS[target](trained)
   output = os.path.abspath(os.path.join(output, exported.subfolder))
   check_new(output)
-  # Importing TensorFlow takes seconds, so report wrong input first.
+  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.checkpoints.variables import array_reader
 
   with new_path(output, exported.num_bytes, make_way=check_new) as path:
@@ -59,6 +59,6 @@ def export(
 
 
 def check_new(path: str) -> None:
-  """Raises UserError if `path`, which is to be written, exists."""
+  """Raises UserError if --output, `path`, already exists."""
   if os.path.lexists(path):
     raise UserError(f"--output = {path!r}: exists; give another path.")

@@ -35,13 +35,13 @@ def generate(
   interactive: bool = False,
   as_json: bool = False,
 ) -> None:
-  """Prints continuations of texts.
+  """Prints continuations of prompts.
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting; training settings are not read.
-    prompts: texts to continue, or None.
-    input_file: path of a file of prompts, one per line, or None.
+    config: every setting; training settings except PROMPTS are not read.
+    prompts: prompts given by flags; None if there are none.
+    input_file: path of a file with one prompt per line; None if not given.
     interactive: read prompts from stdin, one at a time.
     as_json: print one JSON object per continuation instead of text for people.
   """
@@ -50,8 +50,8 @@ def generate(
   mesh_layout.check_layout(mesh, config.model)
   model = resolved(config.model, mesh)
   config = dataclasses.replace(config, model=model)
-  # Without --interactive, read prompts from a terminal only if no flag, file or
-  # macro gives a prompt.
+  # Read prompts from stdin if --interactive is given, or if stdin is a terminal
+  # and no flag, file or macro gives a prompt.
   texts, origin = _find_prompts(prompts, input_file, run)
   asks = interactive or (not texts and sys.stdin.isatty())
   if asks and (prompts or input_file):
@@ -76,18 +76,18 @@ def generate(
   check(given)
   log_dtype(model, mesh)
   warn(given)
-  # Importing TensorFlow takes seconds, so report a bad prompt first.
+  # Import TensorFlow, which takes seconds, only after the prompts' check.
   from palm_mtf.generation.inference.sessions import step_session_config
   from palm_mtf.rates.measure import warn_if_slow
 
   warn_if_slow(
     model, mesh, step_session_config(model, mesh, decode.weight_dtype)
   )
-  # The session keeps weights and compiled programs, so that each further prompt
-  # costs only the time of its tokens.
+  # The session keeps weights and compiled programs, so that later prompts take
+  # only the time to generate their tokens.
   with open_generator(checkpoint, config, vocabulary) as loaded:
-    # Only a single row is streamed. Several rows, and JSON, are printed when
-    # they are complete.
+    # If there is one continuation and no JSON, print tokens as they are
+    # generated. Otherwise print each continuation when it is complete.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if asks:
       _answer_stdin(loaded, check, warn, is_one, as_json)
@@ -100,7 +100,7 @@ def generate(
 def _find_prompts(
   prompts: Sequence[str] | None, input_file: str | None, run: RunConfig
 ) -> tuple[Sequence[str], str]:
-  """Returns the texts to continue, and the flag or macro that sets them."""
+  """Returns the prompts, and the name of the flag or macro that gives them."""
   if prompts and input_file:
     raise UserError("--prompt and --input: give one of them.")
   if prompts is not None:
@@ -140,7 +140,7 @@ def _print_all(
 def _make_record(prompt: str, number: int, result: "Continuation") -> dict:
   record = {"prompt": prompt, "continuation": result.text, "sample": number}
   fields = {x: getattr(result, x) for x in ("num_tokens", "ended", "score")}
-  # Only beams have scores.
+  # Leave out what is None: only continuations from beam search have a score.
   return record | {k: v for k, v in fields.items() if v is not None}
 
 
@@ -151,13 +151,13 @@ def _answer_stdin(
   streams: bool,
   as_json: bool,
 ) -> None:
-  """Continues each line of stdin, until an empty line or the end of stdin."""
+  """Prints continuations of each line of stdin, until one is empty."""
   print(
     "palm_mtf: type a text to continue; an empty line or Ctrl-D ends",
     file=sys.stderr,
   )
   while True:
-    # On stderr, because stdout may be a pipe and gets only continuations.
+    # Print the "> " to stderr: stdout, perhaps a pipe, gets only continuations.
     print("> ", end="", file=sys.stderr, flush=True)
     (prompt,) = split_lines(sys.stdin.readline())
     if not prompt:

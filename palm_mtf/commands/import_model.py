@@ -25,13 +25,13 @@ from palm_mtf.model_dir.paths import ModelDir
 def import_model(
   *, folder: str, output: str, vocabulary_path: str | None
 ) -> None:
-  """Writes a MODEL_DIR with one checkpoint, for step 0.
+  """Converts a Hugging Face model to a MODEL_DIR with a checkpoint of step 0.
 
   Args:
     folder: path of a folder that Hugging Face's `transformers` wrote.
     output: path of the MODEL_DIR to make.
-    vocabulary_path: path of the SentencePiece model whose ids are the rows of
-      the embedding; None for the vocabulary in `folder`.
+    vocabulary_path: path of the SentencePiece model with the token ids that the
+      model was trained with; None for the vocabulary in `folder`.
   """
   check_new(output)
   architecture, model, packing = read_config(folder)
@@ -65,12 +65,12 @@ def import_model(
 
 
 def _check_memory(files: TensorFiles, folder: str) -> int:
-  """Returns the bytes of all tensors in float32.
+  """Returns the number of bytes of all tensors as float32.
 
   Raises:
-    UserError: if this machine has less memory.
+    UserError: if this machine has less memory than that.
   """
-  # Shapes are not trusted: a sparse file can claim any size.
+  # Check before reading, because a small sparse file can claim huge shapes.
   needed = 4 * sum(map(math.prod, files.shapes.values()))
   memory, _ = memory_bytes()  # of the container, if it has a limit
   if needed > memory:
@@ -92,7 +92,7 @@ def _make_manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:
 
 
 def _format_gin(model: PalmConfig, packing: str) -> str:
-  """Returns config.gin: the finetuning recipe with the model's architecture."""
+  """Returns the text of config.gin, a finetuning recipe for `model`."""
   settings = {
     **model.macros(),
     "ACTIVATION_DTYPE": model.activation_dtype,
@@ -100,12 +100,12 @@ def _format_gin(model: PalmConfig, packing: str) -> str:
   }
   lines = [
     'include "recipes/finetune.gin"',
-    # The user has to set TASK or TEXT_FILES. If neither is set, the error that
-    # no file matches TEXT_FILES shows this text.
+    # The user has to set TASK or TEXT_FILES. Otherwise an error says that no
+    # file matches TEXT_FILES, and shows this text.
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
     "VOCABULARY = None",  # MODEL_DIR/vocabulary.model, written above
-    # gin can read texts and numbers in JSON's notation.
+    # JSON's notation of strings and numbers is also gin's.
     *(f"{name} = {json_text(value)}" for name, value in settings.items()),
   ]
   return "\n".join(lines) + "\n"

@@ -56,18 +56,19 @@ def plan(
   output: str | None,
   as_json: bool,
 ) -> None:
-  """Prints the plan of a run.
+  """Prints the plan of a run: the time, memory and cost that it will take.
 
   Args:
     model_dir: not used.
     config: every setting except data settings.
-    plot: path of a picture to write, or None.
-    has_curves: whether to print what-if curves instead.
-    is_search: whether to search for the fastest layout instead.
-    num_devices: number of devices to search for; None for as many as `config`
+    plot: path of a picture to write; None for no picture.
+    has_curves: whether to print what-if curves instead of the plan.
+    is_search: whether to search for the fastest layouts instead.
+    num_devices: number of devices for the search; None for as many as `config`
       has.
-    output: path of a gin file to write for the fastest layout, or None.
-    as_json: whether to print one JSON object instead of tables.
+    output: path of a gin file to write with the fastest layout that the search
+      finds; None for no file.
+    as_json: whether to print JSON objects instead of tables.
 
   Raises:
     UserError: if settings do not fit together, or a rate of CHIP is not known.
@@ -99,8 +100,8 @@ def check_settings(config: PlanConfig) -> PlanConfig:
   """Returns the settings with ACTIVATION_DTYPE = "auto" resolved to a dtype.
 
   Raises:
-    UserError: if sizes, mesh, batch and pods do not fit together, or CHIP is
-      not known.
+    UserError: if model sizes, mesh, batch size and pods do not fit together, or
+      CHIP is not known.
   """
   run, mesh = config.run, config.mesh_layout
   check_chip(run.chip, config.hardware)
@@ -117,10 +118,10 @@ def check_settings(config: PlanConfig) -> PlanConfig:
 def print_table3(
   *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
 ) -> None:
-  """Prints PaLM's Table 3.
+  """Prints Table 3 of the PaLM paper, with this planner's predictions.
 
   Args:
-    hardware_of: returns the rates of a CHIP.
+    hardware_of: function that takes a CHIP and returns its rates.
     as_json: whether to print one JSON object per row.
   """
   rows = table3(hardware_of)
@@ -130,7 +131,7 @@ def print_table3(
 def calibrate(
   *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
 ) -> None:
-  """Measures this machine; stores the rates for CHIP = "measured".
+  """Measures this machine's rates, and stores them for CHIP = "measured".
 
   Args:
     hardware_of: not used.
@@ -139,9 +140,10 @@ def calibrate(
   del hardware_of
   path = measured_hardware()
   try:
-    # Open the cache folder first, because measuring takes half a minute.
+    # Open the cache folder before measuring, which takes half a minute, so that
+    # an error appears at once.
     with open_cache(os.path.dirname(path), make=True):
-      # Importing TensorFlow takes seconds, and plans do not need it.
+      # Import TensorFlow here: it takes seconds, and plans do not need it.
       from palm_mtf.rates.calibration import calibration
 
       macros = _round(calibration())
@@ -155,7 +157,7 @@ def calibrate(
 
 
 def _round(value: Any) -> Any:
-  """Rounds a number, or each number in a dict, to four digits."""
+  """Rounds a number, or each number in a dict, to four significant digits."""
   if isinstance(value, Mapping):
     return {key: _round(each) for key, each in value.items()}
   return value if isinstance(value, bool) else float(f"{value:.4g}")
@@ -171,13 +173,13 @@ def print_search(
   output: str | None,
   as_json: bool,
 ) -> None:
-  """Prints the fastest layouts, and writes the first as a gin file.
+  """Prints the fastest layouts, and may write the fastest as a gin file.
 
   Args:
     config: settings that fit together.
-    num_devices: number of devices in all pods; None for as many as `config`
-      has.
-    output: path of the gin file, or None.
+    num_devices: number of devices in all pods together; None for as many as
+      `config` has.
+    output: path of the gin file; None for no file.
     as_json: whether to print one JSON object per layout.
 
   Raises:
@@ -230,14 +232,15 @@ def _make_record(found: Found, best: Found) -> dict[str, object]:
 
 
 def _summarize(result: SearchResult, config: PlanConfig) -> str:
-  """Returns how many layouts fit, and the rank of the given layout."""
+  """Returns text on how many layouts fit, and on the given one's rank."""
   text = (
     f"{len(result.fitting):,} of {result.num_candidates:,} candidates fit into "
     "memory"
   )
   for place, each in enumerate(result.fitting, 1):
     changed = changes_between(config, each.config)
-    # The user may write the same rules in another order or with other spaces.
+    # Compare parsed rules, because the user may have written the same rules in
+    # another order or with other spaces.
     if _read_mesh_rules(each.config) == _read_mesh_rules(config) and not (
       changed.keys() - {"LAYOUT", "MESH_SHAPE"}
     ):

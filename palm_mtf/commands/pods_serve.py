@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf pods serve`: serves this host's devices to clients elsewhere."""
 
-# The server knows no model. A client sends the part of its graph that is placed
-# on the server's devices. The server serves one client at a time.
+# The server has no settings of a model: a client sends it the part of its graph
+# that is placed on the server's devices. It serves one client at a time.
 
 import logging
 import os
@@ -31,21 +31,21 @@ def serve(
   threads: int | None = None,
   allow_any_address: bool = False,
 ) -> None:
-  """Prints the address, then serves this host's devices until a signal.
+  """Prints the address, then serves this host's devices until a signal arrives.
 
   Args:
     listen: ADDRESS:PORT; port 0 selects a free port.
     devices: number of virtual CPU devices.
     threads: number of threads per operation; None for one per core.
-    allow_any_address: permit 0.0.0.0, every address of this host.
+    allow_any_address: permit 0.0.0.0, which means every address of this host.
 
   Raises:
     UserError: if this host cannot listen on that address.
   """
   check_count("--devices", devices)
-  # The number of threads that share a sum decides its last bit, and pods must
-  # hold the same bits. So all servers of a run must have the same number of
-  # threads (checked by cluster/server_info.py).
+  # All servers of a run must have the same number of threads (checked by
+  # cluster/server_info.py), because all pods have to compute the same bits, and
+  # the number of threads that compute a sum decides its last bit.
   threads = len(os.sched_getaffinity(0)) if threads is None else threads
   check_count("--threads", threads)
   host, port = split_address("--listen", listen)
@@ -55,8 +55,8 @@ def serve(
       f'--listen = "{listen}" lets every host that can reach this host run '
       "programs on it; give one address, or add --allow_any_address."
     )
-  # Some systems list their own name as 127.0.1.1 in /etc/hosts. No other host
-  # could reach a server on that address.
+  # On some systems /etc/hosts gives the host's own name the address 127.0.1.1,
+  # which no other host can reach.
   if is_loopback(ip) and not _means_loopback(host):
     raise UserError(
       f'--listen = "{listen}": "{host}" is {ip} on this host, which no other '
@@ -70,8 +70,8 @@ def serve(
       f"{where} can run programs and read files as this user; let a firewall "
       "admit only the client and the other servers"
     )
-  # The server's threads, which start later, inherit this mask, so that signals
-  # stay pending until this thread calls sigwait.
+  # Block the signals before the server's threads start, which inherit the mask,
+  # so that signals stay pending until this thread calls sigwait.
   signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
   from palm_mtf.cluster.server.start import start_server, watch_links
 

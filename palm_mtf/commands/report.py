@@ -14,7 +14,7 @@ from palm_mtf.report.runs import read_runs
 
 
 def report(*, model_dirs: Sequence[str], output: str | None) -> None:
-  """Writes the page, and prints its path.
+  """Writes an HTML page about runs, and prints the page's path.
 
   Args:
     model_dirs: MODEL_DIRs of runs.
@@ -31,7 +31,8 @@ def report(*, model_dirs: Sequence[str], output: str | None) -> None:
       f"--output = {output!r}: is a folder; name a file in it, such as "
       f"{ModelDir(path).report!r}."
     )
-  # Texts from JSON may hold half a surrogate pair, which UTF-8 cannot encode.
+  # Strings from JSON may have half of a surrogate pair, which UTF-8 cannot
+  # encode.
   page = render_page(read_runs(model_dirs))
   write_atomically(path, page.encode(errors="xmlcharrefreplace"))
   print(path)

@@ -31,14 +31,14 @@ def score(
   input_files: Sequence[str] | None = None,
   as_json: bool = False,
 ) -> None:
-  """Prints log-likelihoods of texts, targets or options, in nats.
+  """Prints log-likelihoods, in nats, of documents, targets or answer options.
 
   Args:
     model_dir: MODEL_DIR of a training run.
     config: every setting; training settings are not read.
-    texts: documents, or None.
-    input_files: paths of files of documents, targets or options
-      (generation/inference/score_inputs.py), or None.
+    texts: documents given by flags; None if there are none.
+    input_files: paths of files of documents, targets or options, in the formats
+      of generation/inference/score_inputs.py; None if there are none.
     as_json: print one JSON object per line instead of a table.
   """
   check_model_dir(model_dir)
@@ -57,7 +57,7 @@ def score(
   checkpoint, vocabulary = open_newest(model_dir, config)
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
-  # Importing TensorFlow takes seconds, so bad input was reported before this.
+  # All input was checked above, because importing TensorFlow takes seconds.
   start_id = document_start(config.data.packing, vocabulary.eod_id)
   likelihoods = _compute_log_likelihoods(
     checkpoint, model, mesh, encoded, stride=stride, start_id=start_id
@@ -92,10 +92,10 @@ def _check_stride(stride: int | None, model: PalmConfig) -> None:
 def _encode(
   items: Sequence[ScoreItem], vocabulary: Vocabulary, model: PalmConfig
 ) -> list[list[tuple[list[int], list[int]]]]:
-  """Returns, for each target of each item, the ids of inputs and target."""
-  # Inputs and targets are encoded separately, as in training, because the model
-  # has never seen a piece that spans both. All texts are encoded in one call,
-  # so that SentencePiece's threads share the work.
+  """Returns, for each item, a list of (ids of inputs, ids of target)."""
+  # Encode inputs and targets separately, as in training, because the model has
+  # never seen a piece that spans both. Encode all texts in one call, so that
+  # SentencePiece uses several threads.
   texts = [text for item in items for text in (item.inputs, *item.targets)]
   encoded = iter(vocabulary.encode_batch(texts))
   found = []
@@ -103,7 +103,8 @@ def _encode(
     inputs = next(encoded)
     pairs = [(inputs, next(encoded)) for _ in item.targets]
     longest = max(len(given) + len(ids) for given, ids in pairs)
-    # Longer documents are scored in windows. Windows would cut off inputs.
+    # Only documents may be longer, because they are scored in windows. A window
+    # would cut off inputs.
     if item.kind != "text" and longest > model.sequence_length:
       raise UserError(
         f"{item.origin}: inputs and targets are {longest:,} tokens, more than "
@@ -127,8 +128,8 @@ def _compute_log_likelihoods(
   from palm_mtf.mesh.session import session_config
   from palm_mtf.rates.measure import warn_if_slow
 
-  # The scorer yields (index, result), shortest rows first, because it batches
-  # rows of similar length. The dict restores the order of the input.
+  # The scorer yields (index, result), the shortest rows first, because a batch
+  # has rows of similar length. The dict restores the order of the examples.
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
   warn_if_slow(model, mesh, session_config(mesh.num_devices))
   with LoadedDecoder(checkpoint, model, mesh) as loaded:
@@ -139,7 +140,7 @@ def _compute_log_likelihoods(
 def _score(
   log_likelihood: float, num_tokens: int, num_bytes: int, kind: str
 ) -> dict[str, float]:
-  """Returns the figures for one text or target, or for a sum over several."""
+  """Returns figures for one document or target, or for several together."""
   per_token = log_likelihood / num_tokens
   score = {
     "log_likelihood": log_likelihood,
@@ -147,16 +148,16 @@ def _score(
     "bytes": num_bytes,
     "per_token": per_token,
   }
-  # Perplexity and bits per byte have a meaning only for whole documents.
+  # Perplexity and bits per byte are meaningful only for whole documents.
   if kind == "text":
-    # exp(710) overflows float64, so clamp the exponent.
+    # Limit the exponent, because exp(710) overflows float64.
     score["perplexity"] = math.exp(min(-per_token, 700.0))
     score["bits_per_byte"] = -log_likelihood / math.log(2) / num_bytes
   return score
 
 
 def _find_best(scores: Sequence[dict]) -> dict[str, int]:
-  """Returns the index of the likeliest option: in all, per token, per byte."""
+  """Returns the likeliest option's index, by total, per token and per byte."""
 
   def best(value: Callable[[dict], float]) -> int:
     return max(range(len(scores)), key=lambda i: value(scores[i]))
@@ -171,13 +172,13 @@ def _find_best(scores: Sequence[dict]) -> dict[str, int]:
 def _sum_scores(
   items: Sequence[ScoreItem], records: Sequence[dict]
 ) -> Iterator[dict]:
-  """Yields the sums over all documents, and over all targets."""
+  """Yields figures for all documents together, and for all targets together."""
   for kind, what in (("text", "documents"), ("targets", "targets")):
     pairs = zip(items, records, strict=True)
     some = [record for item, record in pairs if item.kind == kind]
     if len(some) > 1:
-      # Perplexity and bits per byte follow from the sums over all tokens. A
-      # mean over documents would give short and long documents equal weight.
+      # Compute perplexity and bits per byte from sums over all tokens: a mean
+      # of the documents' values would give short and long ones equal weight.
       sums = (sum(x[name] for x in some) for name in ("tokens", "bytes"))
       log_likelihood = math.fsum(x["log_likelihood"] for x in some)
       score = _score(log_likelihood, *sums, kind)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # imports aiohttp, which is an extra
   from palm_mtf.generation.serving.access import Access
 
 _FOLLOW_SECS = 2  # between two searches for a newer checkpoint
-# A larger value is surely a mistake.
+# The largest values that these flags may have.
 _MOST = {"--slots": 10**9, "--most_waiting": 10_000, "--most_secs": 10**6}
 
 
@@ -54,24 +54,24 @@ def serve(
   api_key_file: str | None,
   follow: bool,
 ) -> None:
-  """Prints the address, then serves completions until a signal.
+  """Prints the address, then serves completions until a signal arrives.
 
   Args:
     model_dir: MODEL_DIR of a training run.
     config: every setting; training settings are not read.
     listen: ADDRESS:PORT; port 0 selects a free port.
-    slots: largest number of completions that are computed together.
-    most_waiting: largest number of completions that wait for a slot.
-    most_secs: seconds that a request may take.
-    allow_any_address: permit 0.0.0.0, every address of this host.
-    allowed_hosts: values of the header Host that are accepted besides the
-      address of the server.
+    slots: maximum number of completions that are computed at the same time.
+    most_waiting: maximum number of completions that wait for a slot.
+    most_secs: maximum time of a request in seconds.
+    allow_any_address: permit 0.0.0.0, which means every address of this host.
+    allowed_hosts: values of the HTTP header Host that are accepted besides the
+      server's address.
     api_key_file: path of a file with API keys; None to accept every request.
     follow: serve newer checkpoints as training writes them.
 
   Raises:
-    UserError: if an argument or setting cannot work.
-    StoppedError: if a signal came; every answer in progress was sent.
+    UserError: if an argument or setting is invalid.
+    StoppedError: if a signal arrived; answers in progress have been sent.
   """
   for name, value in (
     ("--slots", slots),
@@ -131,7 +131,8 @@ def _check_installed() -> None:
 
 
 def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
-  # The memory of GPUs is not known before TensorFlow is imported.
+  # If there are GPUs, skip this check: their memory is not known before
+  # TensorFlow is imported.
   if gpu_capabilities():
     return
   of_slot = model.sequence_length * cache_bytes_per_token(model)
@@ -147,8 +148,8 @@ def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
 
 
 def _check_decode(decode: DecodeConfig) -> None:
-  # Requests share decoding steps, and a step keeps no beams and no history of
-  # a row's tokens.
+  # Several requests share each decoding step, which does not support beams or
+  # the tokens of the past, which a repetition penalty needs.
   for name, off in (("num_beams", 1), ("repetition_penalty", 1)):
     value = getattr(decode, name)
     if value != off:
@@ -175,8 +176,8 @@ def _serve(
   most_waiting: int,
   most_secs: int,
 ) -> str:
-  """Serves; returns the name of the signal that stopped the server."""
-  # Importing TensorFlow takes seconds, so it comes after every check.
+  """Runs the server; returns the name of the signal that stopped it."""
+  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.generation.inference.sessions import step_session_config
   from palm_mtf.generation.serving.batcher import Batcher, Counters
   from palm_mtf.generation.serving.listening import make_url

@@ -25,20 +25,21 @@ _logger = logging.getLogger(__name__)
 def sweep(
   *, model_dir: str, config: ConfigOfSweep, load_run: LoadRun, as_json: bool
 ) -> None:
-  """Trains unfinished runs; prints the table and scaling law of all runs.
+  """Trains the unfinished runs; prints a table and scaling law of all runs.
 
   Args:
     model_dir: MODEL_DIR of the sweep, which contains the MODEL_DIRs of its
       runs.
     config: every setting, including SWEEP_RUNS.
-    load_run: function of a text that says who sets macros, and {macro: value}
-      that override the sweep's; returns settings and gin file of a run.
-    as_json: whether to print one JSON object per run, and one for the law.
+    load_run: function that makes a run's settings and gin file. It takes a text
+      for messages that says where the macros come from, and {macro: value} to
+      override the sweep's values.
+    as_json: whether to print one JSON object per run and one for the law.
 
   Raises:
-    UserError: if settings cannot work (nothing was trained), or a run failed
-      (all others were trained).
-    StoppedError: if a signal came; the same command resumes.
+    UserError: if settings are invalid (no run was trained), or a run failed
+      (all other runs were trained).
+    StoppedError: if a signal arrived; the same command resumes.
   """
   check_model_dir(model_dir)
   cores_of_runs(config.sweep.sweep_at_once)  # raises UserError for too many
@@ -70,7 +71,7 @@ def _report(
   budget: float | None,
   as_json: bool,
 ) -> None:
-  """Prints and writes the table and the law."""
+  """Prints the runs' table and scaling law, and writes both to files."""
   rows = tabulate(runs, where)
   why = why_no_law(rows)
   law = None if why else law_record(rows, budget)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf train`: prepares a run, trains, and prints the final loss."""
 
-# training/prepare.py has the checks, training/loop.py the loop.
+# training/prepare.py checks settings, training/loop.py has the training loop.
 
 import logging
 import os
@@ -33,32 +33,32 @@ def train(
   config: Config,
   config_files: Callable[..., Mapping[str, str]] = lambda **resolved: {},
 ) -> None:
-  """Trains to TRAIN_STEPS, from the newest checkpoint if there is one.
+  """Trains up to TRAIN_STEPS, from the newest checkpoint if there is one.
 
   Args:
     model_dir: MODEL_DIR, into which the run writes all its files.
     config: every setting.
-    config_files: takes the macros that this function resolves, as keywords;
-      returns {name: text} for the files to write into `model_dir`.
+    config_files: function that returns {name: text} of the files to write into
+      `model_dir`. Its keywords are the values of macros that were "auto".
 
   Raises:
-    UserError: if settings cannot work; nothing has been overwritten.
-    StoppedError: if a signal came; the last complete step is saved.
+    UserError: if settings are invalid; nothing has been overwritten.
+    StoppedError: if a signal arrived; the last complete step is saved.
   """
   check_model_dir(model_dir)
-  # Two trainers would remove each other's checkpoints.
+  # Lock MODEL_DIR, because two trainers would remove each other's checkpoints.
   with training_lock(model_dir):
     job = prepare(model_dir, config)
     quarantine_damaged(model_dir, job.checkpoint)
-    # config.gin keeps "auto", so that other commands choose a dtype for their
-    # own machine; a resumed run takes its dtype from the checkpoint.
+    # ACTIVATION_DTYPE stays "auto" in config.gin, so that other commands choose
+    # the dtype for their machine. A resumed run takes it from the checkpoint.
     dtype = job.config.model.activation_dtype
     for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
       write_atomically(os.path.join(model_dir, name), text.encode())
     _predict(job)
     outcome = _run(job)
     _check_not_stopped(outcome, model_dir)
-    # Write before printing, because printing fails if stdout is closed.
+    # Write the samples before printing, which fails if stdout is closed.
     texts = job.write_samples(outcome.checkpoint)
     _report(outcome.validation_loss, job.unigram_entropy)
     _print_texts(config.run.prompts, texts)
@@ -66,7 +66,7 @@ def train(
 
 
 def _predict(job: TrainJob) -> None:
-  """Logs the predicted time of the run, and stores the plan for `report`."""
+  """Logs the run's predicted time; writes the plan for `palm_mtf report`."""
   plan = plan_if_known(job.config)
   if plan:
     _logger.info(format_prediction(plan))
@@ -76,8 +76,8 @@ def _predict(job: TrainJob) -> None:
 
 def _run(job: TrainJob) -> Finished | Stopped:
   config = job.config
-  # Start the pods' servers first, so that they import TensorFlow, which takes
-  # seconds, while this process imports it too.
+  # Start the pods' servers first: importing TensorFlow takes seconds, and so
+  # servers and this process import it at the same time.
   with PodServers(config.pods, config.mesh_layout) as servers:
     from palm_mtf.mesh.session import session_config
     from palm_mtf.rates.measure import warn_if_slow
@@ -100,8 +100,8 @@ def _check_not_stopped(outcome: Finished | Stopped, model_dir: str) -> None:
 
 
 def _report(loss: float, entropy: float) -> None:
-  # Both are over the same tokens. The entropy is the lowest loss of a model
-  # that knows the frequencies of tokens but reads no context.
+  # Both numbers are for the same tokens. The entropy is the lowest loss of a
+  # model that knows how frequent each token is but reads no context.
   print(f"validation loss  {loss:.4f} nats/token")
   print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
   if loss < entropy:
@@ -116,8 +116,8 @@ def _print_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
 
 
 def _suggest_commands(model_dir: str, run: RunConfig) -> None:
-  # The commands can be pasted, so write ".venv/bin/palm_mtf" if "palm_mtf" is
-  # not on PATH.
+  # The commands are for pasting into a shell, so write a path such as
+  # ".venv/bin/palm_mtf" if "palm_mtf" is not on PATH.
   program = os.path.relpath(sys.argv[0])
   if shutil.which("palm_mtf") or os.path.basename(program) != "palm_mtf":
     program = "palm_mtf"
@@ -138,6 +138,6 @@ def _suggest_commands(model_dir: str, run: RunConfig) -> None:
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",
   )
-  # One log record, so that no timestamp precedes a command.
+  # Log all commands in one record, so that no timestamp precedes a command.
   lines = "".join(f"\n  {program} {command}" for command in commands)
   _logger.info(f"next, for example:{lines}")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf vocab` trains a vocabulary, `palm_mtf vocab inspect` shows one."""
 
-# A run without VOCABULARY trains a vocabulary on its training split. This
-# command trains a vocabulary for many runs, on every document of --input.
+# A run for which VOCABULARY is not set trains a vocabulary on its own training
+# documents. This command trains one for many runs, on all documents of --input.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,8 @@ from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 
-# Error messages name these flags instead of macros. No flag gives weights.
+# The flags that error messages name, in place of macros. There is no flag for
+# the field of a document's weight.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
 _MEASURED_CHUNKS = 1024  # of the training sample; about 4,096 characters each
 
@@ -41,14 +42,14 @@ def vocab(
   sample_characters: int | None,
   as_json: bool,
 ) -> None:
-  """Trains a vocabulary; prints its path, its hash and how well it fits.
+  """Trains a vocabulary; prints its path, hash and how well it fits the text.
 
   Args:
-    globs: globs of the files to learn from.
+    globs: globs of the text files to train on.
     size: number of pieces.
-    prefix: path of PREFIX.model and PREFIX.vocab, which are written.
-    text_field: field of a JSON line that holds the text.
-    sample_characters: number of characters to learn from; None for as many as
+    prefix: path of the two files to write, without ".model" and ".vocab".
+    text_field: name of the field with the text in JSON lines.
+    sample_characters: number of characters to train on; None for as many as
       `training_sample` chooses.
     as_json: print one JSON object.
 
@@ -65,10 +66,11 @@ def vocab(
   model = learn_model(sample, size, size_setting="--size")
   pieces = list_pieces(model).encode()
   write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
-  # Write the model last: a run that finds it then finds PREFIX.vocab too.
+  # Write the model after PREFIX.vocab: a run that finds it then finds both.
   write_atomically(path, model)
   vocabulary = Vocabulary(path, setting="--output")
-  # The sample is ordered by hash, so its first chunks come from all files.
+  # The sample's chunks are in the order of their hashes, so the first ones come
+  # from all files.
   fit = measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
   results = {
     "vocabulary": path,
@@ -87,18 +89,18 @@ def inspect(
   text_field: str,
   as_json: bool,
 ) -> None:
-  """Prints the pieces of a vocabulary, its losses, and how well it fits.
+  """Prints how many pieces a vocabulary has, what it loses, how well it fits.
 
   Args:
     vocabulary: path of a SentencePiece model.
-    globs: globs of the files whose text is encoded.
-    text_field: field of a JSON line that holds the text.
+    globs: globs of the text files to encode, to measure the fit.
+    text_field: name of the field with the text in JSON lines.
     as_json: print one JSON object.
   """
   path = os.path.expanduser(vocabulary)
   loaded = Vocabulary(path, setting="--vocabulary")
-  # decode(encode(text)) shows what any SentencePiece model loses: `losses`
-  # tries probe texts, `measure_fit` every document.
+  # The vocabulary loses what decode(encode(text)) does not restore: `losses`
+  # tries short probe texts, `measure_fit` every document.
   pieces = count_pieces(loaded)
   losses = loaded.losses()
   fit = measure_fit(loaded, _read(globs, text_field))
@@ -154,7 +156,7 @@ def _check_output(prefix: str, path: str) -> None:
       f"{what}: {path} exists, and checkpoints may depend on it; "
       "give another --output, or remove the file."
     )
-  # The nearest parent folder that exists must be writable.
+  # Missing folders will be made, so check the nearest parent that exists.
   folder = os.path.dirname(os.path.abspath(path))
   while not os.path.lexists(folder):
     folder = os.path.dirname(folder)
