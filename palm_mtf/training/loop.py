@@ -187,7 +187,7 @@ class TrainLoop:
           self._writer.check()
         for metrics in self._run_steps():
           self._step += 1
-          # If the call ran further steps, the rewind undoes those too.
+          # A rewind also undoes steps that the call ran after this step.
           if self._spikes.sees_spike(metrics):
             return self._rewind(metrics["loss"], stop)
         self._predict_time()

@@ -181,8 +181,8 @@ def _continue_without_lost_pod(
 ) -> TrainJob:
   """Returns the job that continues from the newest checkpoint.
 
-  The job's pods are those that ON_POD_FAILURE asks for: the remaining pods, or
-  all pods, once they answer again.
+  As ON_POD_FAILURE says, the job continues on the remaining pods, or on all
+  pods after the lost pod has answered again.
   """
   # No checkpoint is being written, because the writer has ended with the loop.
   newest = newest_whole(job.model_dir, read=read_checkpoint)

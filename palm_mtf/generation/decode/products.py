@@ -34,7 +34,7 @@ class Products:
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
     """Returns the shape of one row's product with each part of a joined kernel.
 
-    Shapes are those on one device, such as [heads, d_kv] for q.
+    A shape is the shape on one device, such as [heads, d_kv] for q.
 
     Args:
       names: names of the parts.

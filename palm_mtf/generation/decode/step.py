@@ -58,7 +58,7 @@ class Step(Protocol):
       tokens: [batch], int32.
       positions: [batch], int32: position of each token, from 0.
       cache: keys and values of earlier tokens, layer after layer; changed in
-        place. Rows of the cache beyond those of `tokens` stay unchanged.
+        place. If it has more rows than `tokens`, the last rows stay unchanged.
 
     Returns:
       Logits of the next token, [batch, vocab], unsplit along vocab; and the

@@ -30,8 +30,7 @@ class Access:
 
     Args:
       hosts: names that the Host header may have; None allows every name.
-      keys: API keys, of which a request must give one; () if requests need no
-        key.
+      keys: API keys that are accepted; () if requests need no key.
     """
     self._hosts = None if hosts is None else {normalize_host(x) for x in hosts}
     self._keys = [_hash_key(key) for key in keys]

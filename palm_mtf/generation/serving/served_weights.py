@@ -60,7 +60,7 @@ class ServedWeights:
     self._free()
 
   def load(self, checkpoint: Checkpoint) -> None:
-    """Frees the current weights, and loads those of a checkpoint.
+    """Frees the current weights, and loads a checkpoint's weights.
 
     Raises:
       UserError: if there is too little memory for the slots.
