@@ -241,7 +241,7 @@ def build_program(
 def _drop_accumulators(
   pod: Gradients, slices: Mapping[str, list[Slice]]
 ) -> dict[str, list[Slice]]:
-  """Returns the slices without accumulators, which checkpoints do not hold."""
+  """Returns all slices but those of accumulators, which no checkpoint holds."""
   sums = {each.sum_name for each in pod.accumulations}
   return {key: x for key, x in slices.items() if sums.isdisjoint(x[0].names)}
 

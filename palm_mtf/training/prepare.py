@@ -61,8 +61,8 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 
 _logger = logging.getLogger(__name__)
 
-# Settings that earlier versions of palm_mtf lacked, each with the value that was
-# implied then.
+# Settings that earlier versions of palm_mtf lacked, each with the value that
+# was implied then.
 _BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
 # A run's losses and weights depend on the versions of these packages.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")

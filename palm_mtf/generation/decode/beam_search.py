@@ -15,8 +15,8 @@ from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.ops.xla import fused
 
 # Each search has NUM_BEAMS living prefixes and the best NUM_BEAMS ended texts.
-# Where there is no prefix or text yet, this number is the log p or the score;
-# every real log p or score is greater.
+# This number is the log p of a prefix, or the score of a text, that does not
+# exist yet; every real log p or score is greater.
 _NEVER = -1e30
 
 

@@ -37,8 +37,8 @@ class _OnSlices(mtf.Operation):
     shapes: Sequence[mtf.Shape] = (),
     dtype: tf.DType | None = None,
   ):
-    # The outputs have these `shapes` and this `dtype`; None stands for the first
-    # input's dtype.
+    # The outputs have these `shapes` and this `dtype`; None stands for the
+    # first input's dtype.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
     dtype = dtype or inputs[0].dtype

@@ -51,7 +51,7 @@ class InsertProgram:
 
 
 class LogProbs(NamedTuple):
-  """Log p of tokens under the softmax of the logits, before sampling settings.
+  """Log p of tokens under the plain softmax, with no sampling setting applied.
 
   Attributes:
     of_chosen: log p of the chosen token, [rows] float32.
