@@ -29,17 +29,18 @@ from palm_mtf.model_dir.json_lines import (
 
 
 class CheckpointModel:
-  """The model of a checkpoint, loaded when first used.
+  """A checkpoint's model, which is loaded at its first use.
 
-  Use this class as a context manager, because it may hold a session.
+  A context manager, which closes the model's session at its end.
   """
 
   def __init__(
     self, checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
   ):
     self.config, self.vocabulary = config, vocabulary
-    # A session with weights in memory. It is made for the first answer that no
-    # journal has, and not if only metrics are computed again.
+    # Opens the session that holds the weights. It is called for the first
+    # answer that no journal has: if only metrics are computed again, it is not
+    # called.
     self._load = functools.partial(
       LoadedDecoder,
       checkpoint,
@@ -48,7 +49,7 @@ class CheckpointModel:
       config.decode.weight_dtype,
     )
     self._stack = contextlib.ExitStack()
-    # Keys are start ids, the token before a text.
+    # Both by start id, the id of the token before a text.
     self._generators: dict[int, Generator] = {}
     self._scorers: dict[int, Scorer] = {}
 
@@ -63,7 +64,7 @@ class CheckpointModel:
     return self._stack.enter_context(self._load())
 
   def get_generator(self, start_id: int) -> Generator:
-    """Returns the generator that puts `start_id` before each prompt."""
+    """Returns the generator that puts token `start_id` before each prompt."""
     if start_id not in self._generators:
       self._generators[start_id] = Generator(
         self._loaded,
@@ -76,14 +77,14 @@ class CheckpointModel:
     return self._generators[start_id]
 
   def get_scorer(self, start_id: int) -> Scorer:
-    """Returns the scorer that puts `start_id` before each example."""
+    """Returns the scorer that puts token `start_id` before each example."""
     if start_id not in self._scorers:
       self._scorers[start_id] = Scorer(self._loaded, start_id=start_id)
     return self._scorers[start_id]
 
 
 class TaskAnswers:
-  """The answers of one model to one task; see seqio_tasks.Answers."""
+  """A model's answers to a task's examples; see seqio_tasks.Answers."""
 
   def __init__(
     self,
@@ -96,9 +97,9 @@ class TaskAnswers:
 
     Args:
       task: the task.
-      model: model that answers what `journal` does not have.
-      journal: answers so far.
-      start_id: id of the token before the first token of an example.
+      model: model that computes the answers that `journal` does not have.
+      journal: file of the answers that have been computed.
+      start_id: id of the token before the first token of each example.
     """
     self._start_id = start_id
     self._task, self._model, self._journal = task, model, journal
@@ -106,12 +107,12 @@ class TaskAnswers:
 
   @property
   def num_cut(self) -> int:
-    """Number of examples whose inputs lost their beginning, so far."""
+    """Number of examples, so far, whose inputs were too long and were cut."""
     return len(self._cut)
 
   def _cut_prompts(self) -> list[list[int]]:
-    # Inputs that leave too little room for the output in SEQUENCE_LENGTH lose
-    # their beginning, as in training.
+    # As in training, cut off the beginning of inputs that leave too little room
+    # for the output in SEQUENCE_LENGTH.
     config = self._model.config
     room = config.model.sequence_length - config.run.sample_tokens
     inputs = self._task.inputs
@@ -119,10 +120,11 @@ class TaskAnswers:
     return [ids[-room:] for ids in inputs]
 
   def predictions(self) -> list[list[str]]:
-    """Returns the continuations of each example's inputs."""
+    """Returns, for each example, the model's continuations of its inputs."""
     prompts = self._cut_prompts()
     known = self._journal.known("prediction")
-    # Sort, so that prompts of similar length share a batch with little padding.
+    # Sort prompts by length, so that a batch has prompts of similar length and
+    # little padding.
     missing = [n for n in range(len(prompts)) if n not in known]
     missing.sort(key=lambda n: len(prompts[n]))
     if missing:
@@ -137,7 +139,8 @@ class TaskAnswers:
     """Returns log p of each example's targets given its inputs, in nats."""
     pairs = zip(self._task.inputs, self._task.targets, strict=True)
     examples = [Example(*pair) for pair in pairs]
-    # The scorer's windows cut off the beginning of inputs that are too long.
+    # Count the examples of which the scorer cuts off the beginning of the
+    # inputs, because they are too long.
     length = self._model.config.model.sequence_length
     self._cut |= {
       number
@@ -148,7 +151,7 @@ class TaskAnswers:
     return self._list_answers("score")
 
   def prediction_scores(self) -> list[list[float]]:
-    """Returns log p of each of `predictions` given the inputs, in nats."""
+    """Returns log p of each prediction given its example's inputs, in nats."""
     predictions = self.predictions()
     encode = self._model.vocabulary.encode
     examples = [
@@ -176,7 +179,7 @@ class TaskAnswers:
 
 
 def _is_answer(value: object) -> bool:
-  """Whether a line is [kind, number of an example, answer]."""
+  """Returns whether a value is [kind, number of an example, answer]."""
   return (
     isinstance(value, list)
     and [*map(type, value[:2])] == [str, int]
@@ -185,10 +188,10 @@ def _is_answer(value: object) -> bool:
 
 
 class AnswerJournal:
-  """A JSON lines file of answers, used as a context manager.
+  """A JSON lines file of answers; a context manager.
 
-  The first line holds all that the answers depend on. Each further line is
-  [kind, number of an example, answer].
+  The first line holds everything that the answers depend on. Every other line
+  is [kind, number of an example, answer].
   """
 
   def __init__(
@@ -197,13 +200,13 @@ class AnswerJournal:
     depends_on: Mapping[str, object],
     answered: Callable[[], None] = lambda: None,
   ):
-    """Reads the file's answers if `depends_on` is the same, else drops them.
+    """Reads the answers; drops them unless the first line is `depends_on`.
 
     Args:
-      path: path of the file.
-      depends_on: all that the answers depend on: checkpoint, examples and
-        settings, as JSON.
-      answered: function that is called after each answer is added.
+      path: path of the file, which need not exist.
+      depends_on: everything that the answers depend on, checkpoint, examples
+        and settings, as JSON values.
+      answered: function to call after each answer that is added.
 
     Raises:
       UserError: if the file cannot be written, or a line is not an answer.
@@ -232,7 +235,7 @@ class AnswerJournal:
     self._lines.close()
 
   def known(self, kind: str) -> Mapping[int, object]:
-    """Returns {number of an example: answer} for one kind of answer."""
+    """Returns {number of an example: answer} of the answers of one kind."""
     return self._known.get(kind, {})
 
   def add(self, kind: str, number: int, value: object) -> None:
@@ -246,7 +249,7 @@ class AnswerJournal:
     self._answered()
 
 
-# {reason why answers do not depend on these macros: macros}
+# Macros on which answers do not depend, as {reason: macros}.
 INDEPENDENT = {
   "the hash of the checkpoint stands for what training made": """
     OUTPUT_FAN_IN

@@ -30,24 +30,25 @@ def find_checkpoints(
   config: TaskEvalConfig,
   train_steps: int,
 ) -> Iterator[Checkpoint]:
-  """Yields the checkpoints to evaluate, each once.
+  """Returns an iterator over the checkpoints to evaluate.
 
   Args:
-    model_dir: MODEL_DIR of a run, which may still train.
+    model_dir: MODEL_DIR of a run, which may still be training.
     shapes: {name: shape} of the model's parameters.
     config: settings; only eval_checkpoints and eval_wait_secs are read.
-    train_steps: step of the last checkpoint to wait for.
+    train_steps: step of the last checkpoint to wait for, if EVAL_CHECKPOINTS is
+      "every".
 
   Raises:
-    UserError: if a checkpoint is missing, damaged or from another model. For
-      EVAL_CHECKPOINTS = "every" this is raised by the iterator, otherwise by
-      the call.
+    UserError: if a checkpoint is missing, damaged or from another model. If
+      EVAL_CHECKPOINTS is "every", the iterator raises it, and leaves damaged
+      checkpoints out; otherwise this function raises it.
   """
   if config.eval_checkpoints == NEWEST:
     return iter([newest_checkpoint(model_dir, shapes)])
   if config.eval_checkpoints == EVERY:
     return _wait_for_each(model_dir, shapes, config.eval_wait_secs, train_steps)
-  # Check all checkpoints before the first evaluation, which takes long.
+  # Check all checkpoints now, because evaluating the first one takes long.
   folders = {step_of(path): path for path in checkpoint_folders(model_dir)}
   found = []
   for step in config.eval_checkpoints:
@@ -81,7 +82,8 @@ def _wait_for_each(
   done = -1  # step of the last checkpoint that was yielded or left out
   waiting_since = time.monotonic()
   while done < train_steps:
-    # Sorted by step. The folder grows while the run trains.
+    # List the folder again, because a run that trains adds checkpoints. The
+    # list is in the order of steps.
     new = [p for p in checkpoint_folders(model_dir) if step_of(p) > done]
     if not new:
       if time.monotonic() - waiting_since > wait_secs:

@@ -47,13 +47,13 @@ def find_clean_examples(
 ) -> dict[str, list[int]]:
   """Returns {name of a task: numbers of its clean examples}.
 
-  Results are stored in MODEL_DIR. The training text is read once for all tasks
-  without a stored result.
+  Results are stored in MODEL_DIR. If some tasks have no stored result, the
+  training text is read once for all of these.
 
   Args:
     model_dir: MODEL_DIR of the run.
     config: settings of the run; its filters apply to the training text.
-    tasks: tasks with their examples.
+    tasks: the tasks, which have read their examples.
 
   Raises:
     UserError: if the training text is missing or consists of token ids, or the
@@ -66,8 +66,8 @@ def find_clean_examples(
     text = [source.fingerprint(digests) for source in sources]
   paths, found = {}, {}
   for task in tasks:
-    # The name depends only on the text and the examples, so that a run with
-    # other settings finds the result.
+    # The file's name depends only on the training text and the examples, so
+    # that the result is found even if other settings have changed.
     key = _hash(_VERSION, text, [each.digest(16) for each in task.texts])
     name = urllib.parse.quote(f"{task.name}-{task.split}-{key}.json", safe="")
     paths[task] = os.path.join(folders.contamination, name)
@@ -92,7 +92,10 @@ def find_clean_examples(
 def _search(
   sources: Sequence[Source], tasks: Sequence[EvalTask]
 ) -> dict[EvalTask, list[int]]:
-  """Returns, for each task, the numbers of its contaminated examples."""
+  """Searches the training text; returns each task's contaminated examples.
+
+  The examples are returned as their numbers in the task.
+  """
   examples = ContainedExamples(text for task in tasks for text in task.texts)
   found = np.zeros(len(examples.table), bool)
   measurer = Measurer(duplicates=False, near=False, table=examples.table)
@@ -110,13 +113,13 @@ def _search(
 
 
 def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Adds all other examples of the questions of contained examples."""
+  """Returns all examples that share a question with one of `contained`."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 
 
 def _read_training_texts(source: Source) -> Iterable[Document]:
-  """Yields the documents of a source that training reads."""
+  """Yields those documents of a source that training reads."""
   with progress_bar(f"Comparing {source.name}", source.num_bytes) as advance:
     for split, document in source.documents():
       advance(document.num_bytes)

@@ -53,14 +53,15 @@ class TaskOutcome:
   activation_dtype: str
   num_examples: int
   num_cut: int  # examples whose inputs lost their beginning, to fit
-  # {name: number or text}. Names for clean examples end in "_clean".
+  # {name: number or text}. Metrics over only the clean examples have names that
+  # end in "_clean".
   metrics: dict[str, float | str]
   categories: dict[str, dict[str, float]]  # {category: {metric: value}}
   num_clean: int | None = None  # examples; None without CLEAN_SUBSET
 
   @property
   def numbers(self) -> dict[str, float]:
-    """{"task/metric": value} for the metrics that are numbers."""
+    """The metrics that are numbers, as {"task/metric": value}."""
     return {
       f"{self.task}/{name}": value
       for name, value in self.metrics.items()
@@ -78,7 +79,7 @@ class TaskEvaluation:
     vocabulary: Vocabulary,
     tasks: Sequence[EvalTask],
   ):
-    """Finds the clean examples of the tasks if CLEAN_SUBSET is set.
+    """Takes settings and tasks; finds clean examples if CLEAN_SUBSET is True.
 
     Args:
       model_dir: MODEL_DIR of the run.
@@ -92,7 +93,7 @@ class TaskEvaluation:
     self._clean: dict[str, list[int]] = {}
     if config.evaluation.clean_subset:
       self._clean = find_clean_examples(model_dir, config, self._tasks)
-    # All that answers depend on, except the checkpoint and the examples.
+    # Everything that answers depend on, except the checkpoint and the examples.
     self._depends_on = {
       "vocabulary": vocabulary.sha256,
       **select_settings(config),
@@ -103,11 +104,11 @@ class TaskEvaluation:
     checkpoint: Checkpoint,
     answered: Callable[[], None] = lambda: None,
   ) -> Iterator[TaskOutcome]:
-    """Yields the outcome of each task after its files are written.
+    """Writes the files of each task, and then yields the task's outcome.
 
     Args:
       checkpoint: checkpoint of the run.
-      answered: function that is called after each answer of the model.
+      answered: function to call after each answer of the model.
 
     Raises:
       UserError: if a task's code fails, or the disk is full.
@@ -115,19 +116,22 @@ class TaskEvaluation:
     step = checkpoint.manifest.step
     with CheckpointModel(checkpoint, self._config, self._vocabulary) as model:
       for task in self._tasks:
-        # A slice such as "validation[:10%]" becomes a file name.
+        # Quote the name, because the split may be "validation[:10%]", for
+        # example.
         name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
         path = os.path.join(self._model_dir.evaluation(step), name)
         start_id = self._choose_start_id(task)
         depends_on = {
           "checkpoint": checkpoint.blake2b,
           "examples": task.fingerprint,
-          # The token before a text influences every answer.
+          # The start id is included because the token before a text influences
+          # the answers.
           "start_id": start_id,
           **self._depends_on,
         }
-        # After an interruption, or with other metric functions, the journal
-        # provides its answers, and the model computes only missing ones.
+        # If an earlier evaluation was interrupted, or had other metric
+        # functions, the journal has its answers, and the model computes only
+        # the rest.
         journal = AnswerJournal(f"{path}.answers.jsonl", depends_on, answered)
         with journal:
           answers = TaskAnswers(task, model, journal, start_id)
@@ -149,8 +153,8 @@ class TaskEvaluation:
         yield outcome
 
   def _choose_start_id(self, task: EvalTask) -> int:
-    # If inputs were cut out of a document, they are not its beginning. Token 0
-    # precedes them, as it precedes such rows in training.
+    # Inputs that were cut out of the middle of a document have token 0 before
+    # them, as rows that begin inside a document have in training.
     if task.within_document:
       return 0
     return document_start(self._config.data.packing, self._vocabulary.eod_id)
@@ -164,7 +168,8 @@ class TaskEvaluation:
         f"{outcome.num_examples:,} examples were too long and lost their "
         "beginning"
       )
-    # A postprocessor may return an object whose repr() fails.
+    # Call _to_json in user_code, because a postprocessor may return an object
+    # whose repr() fails.
     with user_code(f"EVAL_TASKS: what {task.name}'s postprocessor returns"):
       write_json_lines(f"{path}.jsonl", result.records, _to_json)
     content = json_text(dataclasses.asdict(outcome), indent=1).encode()
@@ -186,7 +191,7 @@ def _read(path: str) -> bytes:
 
 
 def _to_json(value: object) -> object:
-  """Returns a JSON value for an object of a type that json does not know."""
+  """Converts an object of a type that JSON lacks to a JSON value."""
   if isinstance(value, (np.ndarray, np.generic)):
     return value.tolist()
   if isinstance(value, bytes):

@@ -37,20 +37,25 @@ from palm_mtf.user_text import (
 _logger = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
-# Exemplars are drawn from this many examples, which are chosen by hash: enough
-# that the choice does not matter, and few enough to keep in memory.
+# Exemplars are drawn from this many examples of the training split, which
+# hashes choose: few enough to keep in memory, and enough for any draw.
 _POOL = 1000
 
 
 class Exemplars(Protocol):
-  """Exemplars of one task."""
+  """The exemplars of one task, for all of its questions."""
 
   @property
   def text(self) -> str:
-    """Text that is put unchanged before each question; "" for none."""
+    """Text to put unchanged before every question, or "" for none."""
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns the exemplars for the question with this key and group."""
+    """Returns the exemplars for one question.
+
+    Args:
+      key: text that identifies the question (`key_of`).
+      group: group of the question (`group_of`), "" if it has none.
+    """
 
 
 class _Exemplar(NamedTuple):
@@ -60,7 +65,11 @@ class _Exemplar(NamedTuple):
 
 
 class SplitExemplars:
-  """Exemplars from the training split: drawn per question, or the first."""
+  """Exemplars from the training split.
+
+  Each question has other exemplars, drawn by hashes, or all questions have the
+  first examples of the split, as `config.exemplars` says.
+  """
 
   text = ""
 
@@ -71,8 +80,9 @@ class SplitExemplars:
 
     Args:
       task: a `seqio.Task`.
-      to_text: the task's preprocessors that make texts `inputs` and `targets`.
-      config: number of exemplars, and the way to choose exemplars.
+      to_text: those preprocessors of the task that make the texts `inputs` and
+        `targets`, before it is tokenized.
+      config: number of exemplars, and how to choose them.
     """
     self._task = task
     self._to_text = to_text
@@ -81,11 +91,11 @@ class SplitExemplars:
     self._seed = config.seed
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns the exemplars for the question with this key and group."""
+    """Returns the exemplars for one question; see `Exemplars`."""
     if not self._num_shots:
       return []
-    # Leave out the question itself, so that a task without a training split
-    # can draw exemplars from the evaluated split.
+    # Leave out the question itself: if a task has no training split, exemplars
+    # come from the split that is evaluated.
     candidates = [e for e in self._pool if e.group == group and e.key != key]
     if len(candidates) < self._num_shots:
       where = f" of {group!r}" if group else ""
@@ -94,9 +104,9 @@ class SplitExemplars:
         f"{self._split!r} has only {len(candidates)} other examples{where}; "
         "give a smaller number."
       )
-    # PaLM does not say how it chose exemplars. Hashes choose other exemplars
-    # for each question, and the same ones on every machine, in every process,
-    # whatever the order of the questions.
+    # Order the candidates by hash, which gives each question other exemplars,
+    # but the same ones on every machine and in any order of the questions. The
+    # PaLM paper does not say how it chose exemplars.
     if not self._is_first:
       candidates.sort(key=lambda e: self._hash(key, e.key))
     return [exemplar.text for exemplar in candidates[: self._num_shots]]
@@ -111,7 +121,7 @@ class SplitExemplars:
 
   @functools.cached_property
   def _pool(self) -> list[_Exemplar]:
-    """The candidates, one per question, read once."""
+    """The examples that may be exemplars, one per question; read only once."""
     if self._is_first:
       return list(self._find_first())
     chosen = heapq.nsmallest(
@@ -122,7 +132,8 @@ class SplitExemplars:
   def _find_first(self) -> Iterator[_Exemplar]:
     keys, of_group = set(), Counter()
     for exemplar in self._read_solved():
-      # Keep NUM_SHOTS + 1, because a question is never its own exemplar.
+      # Keep NUM_SHOTS + 1 of each group, because one of them may be the
+      # question itself, which is never its own exemplar.
       if exemplar.key in keys or of_group[exemplar.group] > self._num_shots:
         continue
       keys.add(exemplar.key)
@@ -139,14 +150,15 @@ class SplitExemplars:
       where=f"exemplars of {self._task.name}",
     )
     for example in dataset:
-      # Only the right option of a question shows how to solve it.
+      # Of the options of a question, only the correct one may be an exemplar.
       if example.get("is_correct", True) and not example.get("unconditional"):
         text = inputs_of(example) + text_of(example["targets"])
         yield _Exemplar(key_of(example), group_of(example), text)
 
   def _hash(self, *texts: str) -> bytes:
-    """Returns a sort key: pseudorandom, but the same in every run."""
-    # Include lengths, so that ("ab", "c") and ("a", "bc") differ.
+    """Returns a pseudorandom sort key, which is the same in every process."""
+    # Hash the lengths too, so that the keys of ("ab", "c") and ("a", "bc")
+    # differ.
     digest = hashlib.blake2b(digest_size=8)
     for text in (str(self._seed), *texts):
       digest.update(f"{len(text)} {text}".encode())
@@ -159,25 +171,25 @@ def key_of(example: Mapping[str, Any]) -> str:
 
 
 def group_of(example: Mapping[str, Any]) -> str:
-  """Returns the group of an example, or ""."""
+  """Returns the group of an example, or "" if it has none."""
   return (
     text_of(example["exemplar_group"]) if "exemplar_group" in example else ""
   )
 
 
 def inputs_of(example: Mapping[str, Any]) -> str:
-  """Returns the inputs of an example, so that its targets can be appended."""
+  """Returns an example's inputs, ending so that the targets can be appended."""
   return separate(text_of(example["inputs"]), text_of(example["targets"]))
 
 
 def separate(inputs: str, targets: str) -> str:
-  """Adds a line break to inputs unless white space parts them from targets."""
+  """Adds a line break to inputs if no white space is before the targets."""
   parted = not inputs or inputs[-1].isspace() or targets[:1].isspace()
   return inputs if parted else f"{inputs}\n"
 
 
 def text_of(value: Any) -> str:
-  """Returns the text of a string tensor."""
+  """Decodes the UTF-8 of a scalar string tensor."""
   return value.numpy().decode("utf-8", "replace")
 
 
@@ -190,8 +202,8 @@ def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
 
   Args:
     path: path of a file of JSON lines (.jsonl), or of a text file.
-    num_shots: the first `num_shots` JSON lines of a question's group are its
-      exemplars; None for all lines. A text file is used as a whole.
+    num_shots: number of exemplars for each question, which are the first JSON
+      lines of its group; None for all of these. A text file is used as a whole.
 
   Raises:
     UserError: if the file cannot be read, or a line is not an exemplar.
@@ -205,7 +217,7 @@ def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
 
 
 class _Text:
-  """The exemplars of a text file, the same before each question."""
+  """The exemplars of a text file, which is put before every question."""
 
   def __init__(self, text: str, path: str):
     self.text = text
@@ -222,7 +234,7 @@ class _Text:
 
 
 class _Lines:
-  """The exemplars of a file of JSON lines, as pairs (group or None, text)."""
+  """The exemplars of a file of JSON lines."""
 
   text = ""
 
@@ -236,7 +248,7 @@ class _Lines:
     self._num_shots = num_shots
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns the exemplars for a question of this group."""
+    """Returns the group's exemplars, and those that are for all groups."""
     del key
     found = [text for of, text in self._exemplars if of in (None, group)]
     where = f" of group {group!r}" if group else ""

@@ -42,20 +42,21 @@ _logger = logging.getLogger(__name__)
 
 
 def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
-  """Registers the k-shot form of a SeqIO task or mixture, once.
+  """Registers the k-shot form of a SeqIO task or mixture, unless it exists.
 
   Args:
-    name: name of a registered task, whose preprocessors end in SeqIO's
-      `tokenize` and steps on token ids, or of a mixture of such tasks.
+    name: name of a registered task or of a mixture. The preprocessors of each
+      task must include SeqIO's `tokenize`.
     num_shots: number of exemplars before each example, drawn from the training
-      split; with 0 the task changes only in that its output is cut.
+      split; if it is 0, the form differs only in that its output is cut.
     seed: seed for drawing exemplars.
 
   Returns:
-    The registered name: "x_5_shot", or "x_5_shot_seed_7".
+    The name of the form, such as "x_5_shot", or "x_5_shot_seed_7" for another
+    seed than 0.
 
   Raises:
-    UserError: if there is no such task, the number is wrong, or the
+    UserError: if there is no such task, the number is invalid, or the
       preprocessors make no text.
   """
   seqio = import_seqio(name, "few_shot_task")
@@ -80,12 +81,12 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
   """Returns a copy of a `seqio.Task` with exemplars, without registering it.
 
   Args:
-    task: task whose preprocessors end in SeqIO's `tokenize`.
-    config: settings of exemplars, and headers by the name of a task.
+    task: task whose preprocessors include SeqIO's `tokenize`.
+    config: settings of exemplars, and the headers of prompts.
 
   Raises:
-    UserError: if the preprocessors make no text, the task has exemplars
-      already, or its file of EXEMPLAR_FILES holds no exemplars.
+    UserError: if the preprocessors make no text, the task already has
+      exemplars, or its file in EXEMPLAR_FILES has none.
   """
   to_text, to_ids = split_at_tokenize(
     task, import_seqio(task.name, "few_shot_task")
@@ -107,12 +108,13 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
     exemplars = SplitExemplars(task, to_text, config)
   add = []
   if config.num_shots or path or header:
-    # Add exemplars before `tokenize`, as texts, for any vocabulary.
+    # Add exemplars as texts, before `tokenize`, so that any vocabulary works.
     add.append(_Prompts(task.name, header, exemplars).add)
   return task.replace(
     name=_name_form(task.name, config),
     preprocessors=[*to_text, *add, *to_ids],
-    # After its answer, a model tends to write further questions.
+    # Cut the output after its first part: after an answer, a model tends to
+    # write more questions.
     postprocess_fn=change_outputs(
       task.postprocessor, lambda output: output.partition(SEPARATOR)[0]
     ),
@@ -120,7 +122,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
 
 
 def adds_exemplars(step: Callable) -> bool:
-  """Returns whether a preprocessor was added by `make_few_shot`."""
+  """Returns whether `make_few_shot` added a preprocessor."""
   return isinstance(getattr(step, "__self__", None), _Prompts)
 
 
@@ -132,14 +134,15 @@ def _name_form(name: str, config: FewShotConfig) -> str:
   is_first = bool(shots) and config.exemplars == FIRST
   if config.seed and not path and not is_first:
     new_name += f"_seed_{config.seed}"
-  # Another name keeps the results apart from the registered form's results.
+  # Give forms with other settings another name than those of `few_shot_task`,
+  # so that their results are kept apart.
   if path or is_first or config.header_of(name):
     new_name += "_custom"
   return new_name
 
 
 class _Prompts:
-  """Makes the inputs of one task from header, exemplars and question."""
+  """Makes a task's inputs out of header, exemplars and question."""
 
   def __init__(self, name: str, header: str, exemplars: Exemplars):
     self._name = name
@@ -152,14 +155,17 @@ class _Prompts:
     sequence_length: Mapping[str, int] | None,
     output_features: Mapping[str, Any],
   ) -> Any:
-    """Returns a tf.data.Dataset whose inputs begin with exemplars.
+    """Adds header and exemplars to the inputs of a dataset.
 
     Args:
-      dataset: dataset of examples with texts `inputs` and `targets`.
-      sequence_length: {feature: tokens}; "inputs" limits the tokens of inputs
-        and targets together; None for no limit.
-      output_features: {feature: `seqio.Feature`}; the vocabulary of "inputs"
-        counts tokens.
+      dataset: tf.data.Dataset of examples with texts `inputs` and `targets`.
+      sequence_length: {feature: maximum number of tokens}. The value of
+        "inputs" limits inputs and targets together. None for no limit.
+      output_features: {feature: `seqio.Feature`}. Tokens are counted with the
+        vocabulary of "inputs".
+
+    Returns:
+      A tf.data.Dataset.
     """
     from palm_mtf._tf import tf
 
@@ -178,8 +184,8 @@ class _Prompts:
     self, dataset: Any, fits: Callable[[str, str], bool], limit: int | None
   ) -> Iterator[dict]:
     counts, most, num_short = [], 0, 0
-    # Options of a question are adjacent, and get the same exemplars: as many as
-    # fit before the longest option.
+    # The options of a question are adjacent examples. All get the same
+    # exemplars, as many as fit before the longest option.
     for key, of_question in itertools.groupby(dataset, key_of):
       examples = list(of_question)
       asked = [e for e in examples if not e.get("unconditional", False)]
@@ -206,7 +212,7 @@ class _Prompts:
       )
 
   def _make_beginning(self, group: str) -> str:
-    """Returns the text before the exemplars of a group."""
+    """Returns the text that comes before the exemplars of a group."""
     header = self._header
     if "{group}" in header:
       if not group:
@@ -230,7 +236,7 @@ def _count_fitting(
   example: Mapping[str, Any],
   fits: Callable[[str, str], bool],
 ) -> int:
-  """Returns how many of the exemplars fit before an example."""
+  """Returns how many of the exemplars `shots`, from the first, fit."""
   inputs, targets = inputs_of(example), text_of(example["targets"])
 
   def fit(count: int) -> bool:
@@ -238,7 +244,7 @@ def _count_fitting(
 
   if fit(len(shots)):
     return len(shots)
-  # Bisect for the least number of exemplars that does not fit.
+  # Find the smallest number of exemplars that does not fit, by bisection.
   too_many = bisect.bisect_left(
     range(len(shots)), True, lo=1, key=lambda count: not fit(count)
   )
@@ -246,14 +252,17 @@ def _count_fitting(
 
 
 def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
-  """Returns a `seqio.Task` with the exemplars and patterns of the settings.
+  """Adds to a `seqio.Task` the exemplars and answer pattern set for its name.
 
   Args:
     task: a registered task.
-    config: settings of the evaluation, by the name of the task.
+    config: settings of the evaluation.
+
+  Returns:
+    A new task, or `task` if nothing is set for it.
 
   Raises:
-    UserError: if a setting does not suit the task.
+    UserError: if a setting cannot be used with the task.
   """
   name = task.name
   if config.few_shot.changes(name):
@@ -274,11 +283,11 @@ def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
 
 
 def check_names(config: TaskEvalConfig, evaluated: Collection[str]) -> None:
-  """Raises UserError if a setting names a task that is not registered.
+  """Raises UserError if a setting names a task that is not evaluated.
 
   Args:
     config: settings of the evaluation.
-    evaluated: names of the tasks of EVAL_TASKS and of their mixtures' tasks.
+    evaluated: names of the tasks in EVAL_TASKS and in mixtures in EVAL_TASKS.
   """
   for macro, by_task in {
     "EXEMPLAR_FILES": config.few_shot.exemplar_files,
@@ -297,13 +306,13 @@ def check_names(config: TaskEvalConfig, evaluated: Collection[str]) -> None:
 def change_outputs(
   postprocess: Callable | None, change: Callable[[str], str]
 ) -> Callable:
-  """Returns a postprocessor that first applies `change` to outputs.
+  """Returns a postprocessor that applies `change`, and then `postprocess`.
 
   Args:
-    postprocess: postprocessor of a `seqio.Task`, or None. If this function made
-      it, its change is applied before `change`.
-    change: function from an output of a model to the changed output. It is not
-      applied to targets.
+    postprocess: postprocessor of a `seqio.Task`, or None. If it was itself made
+      by this function, its change is applied before `change`.
+    change: function that takes a model's output and returns the changed output.
+      It is not applied to targets.
   """
   if (
     isinstance(postprocess, functools.partial)
@@ -334,11 +343,11 @@ def _postprocess(
 
 
 def make_answer_finder(pattern: str) -> Callable[[str], str]:
-  """Returns a function that finds the answer in an output.
+  """Returns a function that finds the answer in a model's output.
 
   Args:
-    pattern: regular expression with one group, which is the answer. The first
-      match counts; without a match the answer is "".
+    pattern: regular expression with one group, which matches the answer. The
+      first match counts; if there is no match, the answer is "".
   """
 
   def find(output: str) -> str:

@@ -26,7 +26,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.user_code import user_code
 
-# After palm_mtf._tf, which imports TensorFlow without its notices.
+# Import seqio after palm_mtf._tf, which silences TensorFlow's notices.
 import seqio  # isort: skip
 
 
@@ -36,16 +36,17 @@ def make_evaluator(
   config: TaskEvalConfig,
   sequence_length: int,
 ) -> seqio.Evaluator:
-  """Returns an evaluator that has read the examples and logs to KeptOutputs.
+  """Returns an evaluator that has read its examples; its logger is KeptOutputs.
 
   Args:
     task: task to evaluate.
     vocabulary: vocabulary of the run.
-    config: split and number of the examples.
+    config: settings that choose split and number of the examples.
     sequence_length: tokens in a row, for preprocessors that cut token ids.
   """
-  # Pass lengths only if a step requires them, because SeqIO then cuts off the
-  # end of features; this package cuts off the beginning of inputs (answers.py).
+  # Pass lengths only if a preprocessor requires them: if they are given, SeqIO
+  # cuts off the end of features, but answers.py cuts off the beginning of
+  # inputs.
   lengths = None
   for step in task.preprocessors:
     parameter = inspect.signature(step).parameters.get("sequence_length")
@@ -66,7 +67,7 @@ def make_evaluator(
 
 @contextlib.contextmanager
 def _register(task: seqio.Task) -> Iterator[str]:
-  """Registers a task temporarily, so that seqio.Evaluator can look it up."""
+  """Registers a task while the body runs, so that seqio.Evaluator finds it."""
   name = f"palm_mtf_evaluates:{task.name}"
   seqio.TaskRegistry.add_provider(name, task)
   try:
@@ -76,7 +77,7 @@ def _register(task: seqio.Task) -> Iterator[str]:
 
 
 def _replace_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  """Replaces the vocabulary of a task, which is then never loaded."""
+  """Replaces a task's vocabulary, which then is never loaded, by the run's."""
   own = _RunVocabulary(vocabulary)
   return task.replace(
     output_features={
@@ -89,7 +90,7 @@ def _replace_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
 
 
 class _RunVocabulary(seqio.Vocabulary):
-  """The run's vocabulary with SeqIO's methods."""
+  """The run's vocabulary with the methods of a SeqIO vocabulary."""
 
   def __init__(self, vocabulary: Vocabulary):
     super().__init__()
@@ -113,7 +114,7 @@ class _RunVocabulary(seqio.Vocabulary):
   def _decode(self, ids: Sequence[int]) -> str:
     return self._own.decode(ids)
 
-  # tf.data's graphs call SentencePiece in Python.
+  # In tf.data's graphs, call SentencePiece's Python library.
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     def encode(text: bytes) -> np.ndarray:
       (ids,) = self._own.encode_arrays([text.decode("utf-8")], 1)
@@ -132,7 +133,8 @@ class _RunVocabulary(seqio.Vocabulary):
     return text
 
 
-# seqio.Evaluator requires a feature converter; TaskAnswers makes the rows.
+# seqio.Evaluator requires a feature converter, but TaskAnswers makes the
+# model's rows.
 class _Unconverted(seqio.PassThroughFeatureConverter):
   """A feature converter that does not change examples."""
 
@@ -149,22 +151,23 @@ class KeptOutputs(seqio.loggers.Logger):
     self.inferences: dict[str, Any] = {}
 
   def __call__(self, *, targets=None, inferences=None, **unused: object):
-    """Stores both; the task has postprocessed them."""
+    """Stores targets and inferences, which the task has postprocessed."""
     self.targets, self.inferences = targets, inferences or {}
 
 
-# SeqIO logs an error and raises it. Drop the log, because commands print it.
+# SeqIO logs each error that it raises. Drop the log record, because commands
+# print the error.
 logging.getLogger("absl").addFilter(
   lambda record: record.msg != "Failed to evaluate task %s: %s"
 )
 
 
 def name_errors(task: seqio.Task, where: str) -> seqio.Task:
-  """Returns a task whose errors name the function of the task that failed.
+  """Returns a task whose error messages name the task's function that failed.
 
   Args:
     task: task to evaluate.
-    where: beginning of the errors, such as "EVAL_TASKS: my_task".
+    where: beginning of the messages, such as "EVAL_TASKS: my_task".
   """
   changes = {
     "metric_fns": [_wrap_metric(x, where) for x in task.metric_fns],
@@ -183,13 +186,14 @@ def name_errors(task: seqio.Task, where: str) -> seqio.Task:
 def simplify_metrics(
   metrics: Any, where: str
 ) -> dict[str, float | str | seqio.metrics.MetricValue]:
-  """Returns {name: number or text}; other MetricValues, as histograms, stay.
+  """Converts a metric function's result to numbers and texts by name.
 
-  None, the value of a metric that cannot be computed, becomes NaN.
+  MetricValues of other kinds, such as histograms, are left unchanged. None, the
+  value of a metric that cannot be computed, becomes NaN.
 
   Args:
     metrics: result of a metric function.
-    where: beginning of errors.
+    where: beginning of error messages.
 
   Raises:
     UserError: if `metrics` is not a dict of numbers and texts.
@@ -239,7 +243,7 @@ def _simplify(
 def _wrap_metric(function: Callable, where: str) -> Callable:
   where = f"{where}: metric function {function_name(function)}"
 
-  # `wraps` preserves the parameters' names, which SeqIO reads.
+  # `wraps` preserves the names of the parameters, by which SeqIO passes values.
   @functools.wraps(function)
   def metric(*arguments: Any, **keywords: Any) -> Mapping[str, Any]:
     with user_code(where):

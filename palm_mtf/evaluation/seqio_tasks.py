@@ -44,7 +44,7 @@ from palm_mtf.evaluation.seqio_evaluator import (
 )
 from palm_mtf.user_code import user_code
 
-# After palm_mtf._tf, which imports TensorFlow without its notices.
+# Import seqio after palm_mtf._tf, which silences TensorFlow's notices.
 import seqio  # isort: skip
 
 _logger = logging.getLogger(__name__)
@@ -57,17 +57,17 @@ class Answers(Protocol):
   """Answers of a model to the examples of a task, in the examples' order."""
 
   def predictions(self) -> list[list[str]]:
-    """Returns the continuations of each example's inputs."""
+    """Returns, for each example, the model's continuations of its inputs."""
 
   def scores(self) -> list[float]:
     """Returns log p of each example's targets given its inputs, in nats."""
 
   def prediction_scores(self) -> list[list[float]]:
-    """Returns log p of each of `predictions` given the inputs, in nats."""
+    """Returns log p of each prediction given its example's inputs, in nats."""
 
 
 class TaskResult(NamedTuple):
-  """Metrics of a task, and its examples with their answers."""
+  """A model's metrics on a task, and the task's examples with its answers."""
 
   metrics: dict[str, float | str]  # {name: number or text}
   categories: dict[str, dict[str, float]]  # {category: {name: number}}
@@ -77,7 +77,7 @@ class TaskResult(NamedTuple):
 def open_eval_tasks(
   config: TaskEvalConfig, vocabulary: Vocabulary, sequence_length: int
 ) -> list["EvalTask"]:
-  """Returns the tasks of EVAL_TASKS, with mixtures split into their tasks.
+  """Returns the tasks in EVAL_TASKS, and those of the mixtures in EVAL_TASKS.
 
   Args:
     config: settings of the evaluation.
@@ -85,16 +85,16 @@ def open_eval_tasks(
     sequence_length: tokens in a row, for preprocessors that cut token ids.
 
   Raises:
-    UserError: if there is no such task, split, metric function or example, or
-      SeqIO or the task's code fails.
+    UserError: if a task does not exist, lacks the split, metric functions or
+      examples, or SeqIO or the task's code fails.
   """
   found: dict[str, EvalTask] = {}
   providers = {x: find_provider(x, "EVAL_TASKS") for x in config.eval_tasks}
   subtasks = map(seqio.get_subtasks, providers.values())
   check_names(config, {task.name for each in subtasks for task in each})
   for name, provider in providers.items():
-    # A mixture's tasks that cannot be evaluated are left out. If no task is
-    # left, as with a single task, that is an error.
+    # Leave out tasks of a mixture that cannot be evaluated. It is an error if
+    # no task is left, as for a single task that cannot be evaluated.
     problems = []
     for task in seqio.get_subtasks(provider):
       problem = _find_problem(task, config.eval_split)
@@ -116,7 +116,7 @@ def open_eval_tasks(
 
 
 def _find_problem(task: seqio.Task, split: str) -> str:
-  """Returns why a task cannot be evaluated, or ""."""
+  """Returns why a task cannot be evaluated, or "" if it can."""
   with user_code(f"EVAL_TASKS: the splits of {task.name}"):
     splits = list(task.splits)
   with user_code(f"EVAL_TASKS: the metric functions of {task.name}"):
@@ -135,7 +135,7 @@ def _find_problem(task: seqio.Task, split: str) -> str:
 
 
 class EvalTask:
-  """A task and its examples."""
+  """A SeqIO task to evaluate, and its examples."""
 
   def __init__(
     self,
@@ -169,7 +169,8 @@ class EvalTask:
         f"{self._what}: a metric needs scores with intermediates, which this "
         "model does not provide; use scores."
       )
-    # Without `tokenize`, a task has encoded ids with its own vocabulary.
+    # A task without `tokenize` has token ids from a vocabulary that it chose,
+    # which must be the run's.
     if not tokenizes(task, seqio):
       names = {"inputs", "targets"} & set(task.output_features)
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
@@ -184,7 +185,7 @@ class EvalTask:
     if not self._examples:
       raise UserError(f"{self._what}: there are no examples.")
     self._set_ids()
-    # Whether inputs are cut out of a document and are not its beginning.
+    # Whether all inputs are from the middle of a document, not its beginning.
     self.within_document = all(
       bool(example.get("within_document", False)) for example in self._examples
     )
@@ -200,7 +201,8 @@ class EvalTask:
 
   def _set_ids(self):
     digest = hashlib.blake2b(digest_size=16)
-    # Token ids of each example; [] if the task does not have the feature.
+    # Token ids of each example's inputs and targets; [] for an example without
+    # that feature.
     self.inputs, self.targets = [], []
     for number, example in enumerate(self._examples):
       for name, ids in (("inputs", self.inputs), ("targets", self.targets)):
@@ -216,7 +218,11 @@ class EvalTask:
 
   @functools.cached_property
   def texts(self) -> list[Document]:
-    """Each example's texts without exemplars; "" for unconditional examples."""
+    """[examples] each example's text without exemplars.
+
+    The text of an unconditional example, which only corrects the score of
+    another, is "".
+    """
     task, steps = self, self._task.preprocessors
     if any(map(adds_exemplars, steps)):
       task = self._replace_steps(itertools.filterfalse(adds_exemplars, steps))
@@ -232,7 +238,7 @@ class EvalTask:
 
   @property
   def questions(self) -> list[Hashable]:
-    """[examples] the question of each; options of a question share it."""
+    """[examples] a key of each example's question, which its options share."""
     return [
       _find_question(example, number)
       for number, example in enumerate(self._examples)
@@ -249,18 +255,20 @@ class EvalTask:
   def evaluate(
     self, step: int, answers: Answers, clean: Sequence[int] | None = None
   ) -> TaskResult:
-    """Computes metrics of answers by the task's metric functions.
+    """Computes the task's metrics of a model's answers.
 
     Args:
-      step: step of the checkpoint.
-      answers: answers of the checkpoint's model.
+      step: step of the model's checkpoint.
+      answers: answers of the model.
       clean: numbers of the examples that the training text does not contain,
-        for metrics "<metric>_clean"; None for no such metrics.
+        from which metrics "<metric>_clean" are computed; None for no such
+        metrics.
 
     Raises:
       UserError: if a metric function or a postprocessor of the task fails.
     """
-    # Compute answers first, so that the model's errors do not seem the task's.
+    # Compute the answers outside of user_code, so that an error of the model is
+    # not reported as one of the task's code.
     outputs, predicted, scores = self._outputs, [], []
     if outputs & _PREDICTS:
       predicted = [*enumerate(self._encode(answers.predictions()))]
@@ -312,7 +320,12 @@ class EvalTask:
   def _compute_metrics(
     self, kept: KeptOutputs, numbers: Sequence[int]
   ) -> dict[str, float]:
-    """Returns {metric: value} over some examples, for numbers only."""
+    """Returns the metrics, of some examples, that are numbers.
+
+    Args:
+      kept: targets and answers of all examples.
+      numbers: numbers of the examples to compute the metrics from.
+    """
     outputs = {
       "targets": kept.targets,
       "predictions": kept.inferences.get("prediction"),
@@ -337,13 +350,20 @@ class EvalTask:
     }
 
   def _simplify(self, metrics: Mapping[str, Any]) -> dict[str, float | str]:
-    """Returns the metrics that are numbers or texts."""
+    """Returns those of the metrics that are numbers or texts."""
     plain = simplify_metrics(metrics, self._what)
     return {n: x for n, x in plain.items() if isinstance(x, float | str)}
 
   def _encode(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
-    """Returns ids, padded with [eod]: [examples, (samples,) tokens], int32."""
-    # seqio.Evaluator decodes the ids with the run's vocabulary.
+    """Encodes predictions, because seqio.Evaluator takes and decodes token ids.
+
+    Args:
+      predictions: one or more texts for each example.
+
+    Returns:
+      [examples, tokens], or [examples, samples, tokens] if there are several
+      texts for each example; int32: ids, padded with [eod].
+    """
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]
     ids = self._vocabulary.encode_batch(flat)
@@ -362,7 +382,7 @@ class EvalTask:
         for name in ("inputs", "targets")
         if name in example
       }
-      # The task has postprocessed targets and inferences.
+      # Targets and inferences are as the task's postprocessor returned them.
       if kept.targets is not None:
         record["expected"] = kept.targets[number]
       for name, values in kept.inferences.items():
@@ -380,10 +400,13 @@ class EvalTask:
 
 
 def _find_question(example: dict[str, Any], number: int) -> Hashable:
-  """Returns what identifies the question; `number` if there are no options."""
+  """Returns what identifies an example's question.
+
+  That is `number` if the example is not one of several options of a question.
+  """
   if "record" in example:  # of palm_mtf.tasks
     return example["record"]
-  # T5's `idx` holds the numbers of the question and the option.
+  # In T5's tasks, `idx` holds the numbers of the question and of the option.
   index = np.asarray(example.get("idx", []))
   return tuple(index[:-1]) if index.shape and len(index) > 1 else number
 
@@ -392,7 +415,7 @@ Metrics = dict[str, float]
 
 
 def category_of(example: Mapping[str, Any]) -> str:
-  """Returns the category of an example, or ""."""
+  """Returns the category of an example, or "" if it has none."""
   value = example.get("exemplar_group", b"")
   return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
@@ -400,7 +423,13 @@ def category_of(example: Mapping[str, Any]) -> str:
 def check_groups(
   task: str, groups: Mapping[str, Iterable[str]], categories: Iterable[str]
 ) -> None:
-  """Raises UserError if a group contains a name that is not a category."""
+  """Raises UserError if a group in CATEGORY_GROUPS has an unknown category.
+
+  Args:
+    task: name of the task, for messages.
+    groups: {group: categories}, the task's entry in CATEGORY_GROUPS.
+    categories: the categories of the task's examples.
+  """
   known = {*categories}
   for group, names in groups.items():
     for name in names:
@@ -416,12 +445,16 @@ def group_metrics(
   categories: Sequence[str],
   groups: Mapping[str, Iterable[str]],
 ) -> tuple[Metrics, dict[str, Metrics]]:
-  """Returns averages over categories, and the metrics of each category.
+  """Computes metrics by category and by group of categories.
 
   Args:
-    metrics_of: function from numbers of examples to their metrics.
+    metrics_of: function that takes examples' numbers and returns their metrics.
     categories: [examples] category of each example.
     groups: {group: categories}; categories without an example are left out.
+
+  Returns:
+    Averages over all categories, with the metrics and averages of each group,
+    and {category: metrics}. Both are {} if there are fewer than 2 categories.
   """
   places: dict[str, list[int]] = {}
   for number, category in enumerate(categories):
