@@ -89,7 +89,7 @@ class Step(Protocol):
       keeps_logits: whether to return the logits of the last step.
 
     Returns:
-      Laid-out tensors. The logits do not include rows that pad the embedding.
+      Laid-out tensors. Rows that pad the embedding have no logits.
     """
 
 

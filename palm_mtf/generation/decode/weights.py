@@ -120,9 +120,9 @@ def build_decode_model(
   maker = _Maker(placement, config, dims, slices, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
   is_quantized = weight_dtype != "activation"
-  # The logits' kernel is the largest kernel. With int4 weights it is int8,
-  # because in the activation dtype it would be half the bytes that a step
-  # reads.
+  # The logits' kernel is the largest kernel. If weights are int4, it is int8,
+  # because in the activation dtype it would make up half of the bytes that a
+  # step reads.
   of_logits = dtype if is_packed else logits_dtype(config)
   table = maker.read_variable("embedding")
   scales = {
