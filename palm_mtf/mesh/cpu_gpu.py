@@ -42,7 +42,7 @@ class CpuGpuLowering(mtf.Lowering):
   def __init__(self, placements: Mapping[mtf.Mesh, Placement]):
     # mtf.Lowering's constructor is not called, because it lets TensorFlow
     # choose the device of some operations, such as constants. Here each
-    # operation is on its own pod.
+    # operation is on a device of its own pod.
     (self.graph,) = {mesh.graph for mesh in placements}
     self.mesh_to_impl = placements
     self.tensors, self.operations, self.variables = {}, {}, {}
@@ -297,7 +297,7 @@ def _is_plain(results: object) -> bool:
 
 
 def _replace(results: object, made: Mapping[int, object]) -> object:
-  """Replaces results by their copies in `made`, by the results' id()s."""
+  """Replaces results by their copies; `made` maps id(result) to its copy."""
   if isinstance(results, tuple):
     return tuple(_replace(x, made) for x in results)
   return made.get(id(results), results)

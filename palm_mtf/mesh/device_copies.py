@@ -61,7 +61,8 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      # TensorFlow infers no shapes for function calls and C++ operations.
+      # TensorFlow infers no shapes for function calls and for operations of
+      # palm_mtf in C++.
       if "PartitionedCall" in template.op or template.op.startswith("Palm"):
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)

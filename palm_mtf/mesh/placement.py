@@ -164,7 +164,7 @@ class Lowering(Protocol):
   """
 
   # For CPUs and GPUs the whole graph is lowered at once, and a session runs the
-  # part that a call needs. On TPUs each call is one program.
+  # part that a call needs. On TPUs each call is lowered to its own programs.
 
   slices: list[dict[str, list[Slice]]]
   initialize: tf.Operation
@@ -221,5 +221,5 @@ def collective_scope(
   """
   if not mesh_axes:  # nothing moves
     return contextlib.nullcontext()
-  # "all_reduce.data.model": tools/traffic.py parses this name.
+  # Such as "all_reduce.data.model"; tools/traffic.py parses this name.
   return tf.name_scope(".".join([kind, *(shape[x].name for x in mesh_axes)]))

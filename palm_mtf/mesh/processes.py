@@ -46,7 +46,7 @@ class Process:
 
 
 def function_token(function: Callable) -> str:
-  """Returns TensorFlow's token of a function of this process."""
+  """Returns the token by which TensorFlow finds a function of this process."""
   return _registered(function).get_attr("token").decode()
 
 

@@ -48,7 +48,8 @@ class Slice(Region):
     return tf.stack(values) if len(self.names) > 1 else values[0]
 
 
-# Slices of each pod's variables, by checkpoint name; pods have equal slices.
+# For each pod, its slices of variables, by checkpoint name. All pods cut
+# variables into the same slices.
 Pods = Sequence[Mapping[str, Sequence[Slice]]]
 
 

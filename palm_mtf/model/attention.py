@@ -217,7 +217,7 @@ def _wait_for(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Slice:
-  """Attention of one slice, in blocks, or in C++, which keeps no weights."""
+  """Attention of one slice: `blocked`, or C++, which never keeps weights."""
 
   blocked: BlockedAttention
   num_masks: int
@@ -279,8 +279,8 @@ def self_attention(
   of_slice = _Slice(blocked, len(masks))
 
   def gradient(op, dout, *_):
-    # Inputs and `out` are recomputed (or read) only when `dout` is computed, so
-    # that nothing made from them earlier is kept until then.
+    # The gradient reads or recomputes q, k, v and `out` only after `dout` is
+    # computed, so that weights and blocks of `out` are not kept until then.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
     # Where `heads` is split, dk and dv of the shared head are sums over
     # `heads`, which WholeSlice all-reduces.

@@ -27,8 +27,8 @@ class Dims:
   d_model_residual: mtf.Dimension
   # Query heads. In multi-query attention keys and values lack this dimension.
   heads: mtf.Dimension
-  # Width of one head. Rotary embedding rotates pairs of the first and the
-  # second half.
+  # Width of one head. Rotary embedding rotates pairs of numbers, one from each
+  # half.
   d_kv: mtf.Dimension
   # Hidden layer of the MLP.
   d_ff: mtf.Dimension

@@ -14,8 +14,8 @@ from palm_mtf.ops.xla import fused
 
 # A random generator with a state would draw other masks under another layout.
 # Here a hash of each activation's position in the global batch decides whether
-# to drop it, so that the mask is the same for all slices and microbatches into
-# which the batch may be cut.
+# to drop it, so that the mask does not depend on how the batch is cut into
+# slices and microbatches.
 
 
 def _words(number):

@@ -253,7 +253,7 @@ def sines_and_cosines(length: int, d_kv: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
-  """Rotates pairs of numbers from both halves of d_kv; returns dtype of x.
+  """Rotates pairs of numbers, one from each half of d_kv; keeps the dtype.
 
   Args:
     x: [..., d_kv].

@@ -305,8 +305,8 @@ class _ProjectionGradient(mtf.Operation):
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # For each kernel, the mesh axes over which its part of dx must be summed.
     # In multi-query attention the gradients of k and v are pending sums over
-    # slices of `heads`. They are all-reduced only as parts of the results,
-    # because all steps up to the results are linear.
+    # slices of `heads`. dx and the kernels' gradients are all-reduced instead
+    # of these sums, because they are linear functions of the sums.
     axes = []
     for i, kernel in enumerate(forward.kernels):
       of = min(i, len(gradients) - 1)  # the gates share a gradient

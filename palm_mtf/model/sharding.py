@@ -14,7 +14,7 @@ from palm_mtf.ops.recompute import recompute
 
 
 class Resharded(mtf.Operation):
-  """Renames a dimension of its first input, by a collective if it is split."""
+  """Outputs its first input with one dimension renamed, and so resharded."""
 
   def __init__(
     self,

@@ -38,7 +38,7 @@ class Weights(Protocol):
   mesh: mtf.Mesh
 
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
-    """Returns the embedding's rows of tokens, [batch, length, d_model]."""
+    """Returns each token's row of the embedding, [batch, length, d_model]."""
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     """Returns a norm's scale, [d_model] float32, after `after` is computed."""
@@ -180,7 +180,7 @@ class TrainedWeights:
     self._gradient_dtype = gradient_dtype
 
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
-    """Returns the embedding's rows of tokens; see `Weights`."""
+    """Returns each token's row of the embedding; see `Weights`."""
     table = self._kernel("embedding", tokens)
     return embed(table, tokens, self._gradient_dtype)
 
@@ -220,7 +220,7 @@ class TrainedWeights:
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the tied embedding; see `Weights`."""
     # The backward pass begins with this product, so the gathered table is kept
-    # until then and not gathered again.
+    # for the backward pass and not gathered again.
     return product(
       x,
       self._kernel("embedding", x),

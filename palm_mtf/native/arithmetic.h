@@ -21,8 +21,8 @@ inline T from_float(float x) {
   else return x;
 }
 
-// Reads float32 numbers: a register of numbers if V is Floats, one number if V
-// is float.
+// Reads numbers as float32: a register of numbers if V is Floats, one number if
+// V is float.
 template <class V, class T>
 inline V get(const T* at) {
   if constexpr (sizeof(V) == sizeof(float)) return to_float(*at);

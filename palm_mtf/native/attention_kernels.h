@@ -14,7 +14,7 @@
 
 namespace palm {
 
-// Buffers that all calls share, one call at a time.
+// Buffers that all calls share; only one call at a time uses them.
 template <class T>
 struct AttentionMemory {
   std::vector<Word<T>> keys, values, key_rows, value_rows;
@@ -73,7 +73,8 @@ class Attention {
   const TF_Tensor *q, *k, *v;
 
   // num_heads() is the number of key heads in the batch. The query heads that
-  // share a key head form one or more groups; num_groups() counts these.
+  // share a key head form one or more groups; num_groups() is the number of
+  // groups in the batch.
   int num_heads() const { return batch_ * sizes_.key_heads; }
   int num_groups() const { return num_heads() * parts_; }
 
@@ -119,7 +120,8 @@ class Attention {
     return static_cast<const T*>(TF_TensorData(x));
   }
 
-  // Sizes of one head's buffers, in words (word_products.h) or floats.
+  // Sizes of buffers: a head's packed columns and packed rows, in words
+  // (word_products.h); and a group's part of dk or dv, in floats.
   size_t columns_size() const {
     return size_t(words_of<T>(sizes_.d_kv)) * padded_columns(sizes_.length);
   }

@@ -156,7 +156,8 @@ def _hash_compiler(command: Sequence[str]) -> str:
     return ""
   parts = []
   for word in command:
-    # Size and time replace the version, which only a new process could read.
+    # Hash the file's size and time instead of the compiler's version, because
+    # only a new process could read the version.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]

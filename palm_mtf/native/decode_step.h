@@ -44,8 +44,8 @@ struct Step {
   const float *sines, *cosines;          // [memory_length, d_kv / 2]
   std::vector<const float*> scales;      // [d_model], one per norm
   std::vector<const uint8_t*> kernels;   // panels, one per product
-  std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: keys, then
-                          // values of each layer
+  std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: for each
+                          // layer keys, then values
   float* logits;          // [num_rows, vocab]
   std::function<void(int row, float* logits)> choose;  // null chooses nothing
 
@@ -141,8 +141,8 @@ struct Step {
     team.meet();
   }
 
-  // Writes SwiGLU to the columns of `inputs` from `first` on; its rows have
-  // `inner` numbers.
+  // Writes the results of SwiGLU to the columns of `inputs` from `first` on; a
+  // row of `inputs` has `inner` numbers.
   void gate(int thread, int inner, int first) {
     for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
       const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];

@@ -37,7 +37,7 @@ def pack(
   is_transposed: bool = False,
   is_rounded: bool = False,
 ) -> PackedKernel:
-  """Packs a matrix [inner, outer]; makes no other copy of the parts.
+  """Packs a matrix [inner, outer]; does not first join its parts in memory.
 
   Args:
     ws: parts of the matrix, [inner, outer] float32, joined along `outer`.
@@ -74,8 +74,8 @@ def _count_panel_bytes(dtype, inner, columns):
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# An operation has one thread per this many bytes of weights. A thread reads so
-# many in about 5 microseconds; to synchronize takes up to one microsecond.
+# Bytes of weights per thread of an operation. A thread reads so many bytes in
+# about 5 microseconds; synchronizing threads takes up to one microsecond.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -85,7 +85,7 @@ def multiply(
   """Multiplies rows by a packed kernel; returns [rows, outer].
 
   Args:
-    xs: parts of [rows, inner], split along `inner`, float32 or bfloat16.
+    xs: parts of the rows [rows, inner], cut along `inner`, float32 or bfloat16.
     kernel: [inner, outer].
     dtype: dtype of the product, float32 or bfloat16.
   """

@@ -57,7 +57,7 @@ def _load() -> _Loaded:
 
 
 def operations() -> ModuleType | None:
-  """Returns the compiled operations; logs a warning if there are none."""
+  """Returns the compiled operations; None if they cannot be compiled."""
   return _load().module
 
 
@@ -67,7 +67,7 @@ def operations_built_with() -> str:
 
 
 def threads_here() -> int:
-  """Returns the number of threads per C++ operation; 0 if not compiled."""
+  """Returns the threads per C++ operation; 0 if none can be compiled."""
   return usable_cores() if operations() else 0
 
 

@@ -15,9 +15,9 @@
 
 namespace palm {
 
-// If no core has been idle for long, Linux would wake a thread of the team on
-// the core of the calling thread, and move it to an idle core only milliseconds
-// later. An operation between two products takes less time than that.
+// If no core has been idle for long, Linux by itself wakes a thread on the core
+// of the calling thread, and moves it to an idle core only milliseconds later.
+// An operation between two products takes less time than that.
 class OtherCores {
 #if defined(__linux__)
  public:

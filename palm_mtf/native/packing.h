@@ -78,7 +78,7 @@ inline void pack_int8(const Columns32& x, uint8_t* panel) {
     for (int k = 0; k < length; ++k) {
       const Ints numbers = to_ints(nearest(row_of(x, k, v) / scale));
       total += numbers;
-      // Four rows of a column are adjacent bytes.
+      // Four consecutive weights of a column are adjacent bytes.
       uint8_t* to = panel + (size_t(k / 4) * kColumns + v * kLanes) * 4 + k % 4;
       for (int j = 0; j < kLanes; ++j) to[4 * j] = numbers[j];
     }
@@ -139,8 +139,8 @@ inline void pack_int4(const Columns32& x, uint8_t* panel) {
       store(scales + v * sizeof(Halves), scale);
       const Floats divisor = int4_divisor(scale);
       for (int k = 0; k < kHalf; ++k) {
-        // The lower half of a byte has row k of the group, the upper half row
-        // k + 16, each plus 8.
+        // The lower half of a byte holds the group's weight k, the upper half
+        // its weight k + 16, each plus 8.
         const int at = group * kGroup + k;
         const Ints low = to_ints(to_int4(row_of(x, at, v), divisor)) + 8;
         const Ints high =

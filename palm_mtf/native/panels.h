@@ -15,7 +15,7 @@
 
 namespace palm {
 
-// In the order of FORMATS (decoding.py).
+// Formats of packed weights, in the order of FORMATS (decoding.py).
 enum Format { kFloat32, kBfloat16, kInt8, kInt4 };
 
 constexpr int kGroup = 32;  // rows per scale in a column of int4 weights

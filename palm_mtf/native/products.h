@@ -36,7 +36,8 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
       }
     }
   } else if constexpr (kFormat == kBfloat16) {
-    // Each word has rows k and k + 1 of a column, from the lower half.
+    // Each word holds two weights of a column: k in the lower half, k + 1 in
+    // the upper half.
     for (int k = 0; k < length; k += 2, panel += 4 * kColumns) {
       ahead.prefetch();
       for (int r = 0; r < kRows; ++r)
@@ -69,8 +70,8 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
         sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
                      load<Floats>(ends + v * sizeof(Floats));
   } else {
-    // The lower half of a byte has row k of a group, the upper half row k + 16,
-    // each plus 8.
+    // The lower half of a byte holds a group's weight k, the upper half its
+    // weight k + 16, each plus 8.
     const int groups = length / kGroup;
     for (int g = 0; g < groups; ++g) {
       Ints totals[kRows][kVectors];

@@ -26,8 +26,8 @@ struct Columns {
   int num_parts() const { return int(sizes.size()) - is_gated; }
 };
 
-// Rotates each head (x1, x2) of a row by the angles of the row's position, or
-// by the opposite angles if `sign` is -1.
+// Rotates the halves (x1, x2) of each head in a row by the angles of the row's
+// position, or by the opposite angles if `sign` is -1.
 template <class T>
 inline void rotate(const T* x, int size, const Columns& columns, int row,
                    float sign, T* y) {

@@ -65,8 +65,8 @@ class PreparedRows {
   }
 
   // Multiplies the rows by a kernel [inner, outer]. Each of `num_threads`
-  // threads calls this function. It calls use(row, column, count, numbers) with
-  // `count` numbers of the product, for the columns that this thread takes.
+  // threads calls this function, which takes some columns of the product and
+  // calls use(row, column, count, numbers) with their numbers.
   template <class Use>
   void multiply(WorkQueue& queue, int num_threads, const uint8_t* kernel,
                 Format format, int inner, int outer, Use use) const {
@@ -81,8 +81,8 @@ class PreparedRows {
     auto go = [&](auto constant) {
       for (int at = queue.take(size); at < panels; at = queue.take(size)) {
         const int end = std::min(at + size, panels);
-        // If threads are equally fast, they take panels in turn, and this
-        // thread takes panel `next` next.
+        // If threads are equally fast, they take panels in turn, so that this
+        // thread will read the panel `next` afterwards.
         const int next = std::min(at + num_threads * size, panels - 1);
         multiply_panels<constant()>(rows, num_rows_, kernel, inner, at, end,
                                     next, each);

@@ -29,7 +29,8 @@ struct Masks {
   // there must be segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
-  // Returns whether `position` sees each of kLanes positions from `first` on.
+  // Returns, for each of kLanes positions from `first` on, whether `position`
+  // sees it: -1 or 0.
   Ints seen_by(int position, int first) const {
     Ints at = splat(first);
     for (int i = 0; i < kLanes; ++i) at[i] += i;

@@ -60,7 +60,8 @@ const float* unpack(const uint8_t* panel, int count) {
   for (float* to = floats; to < floats + count * kColumns;
        to += 2 * kColumns, panel += 4 * kColumns)
     for (int v = 0; v < kVectors; ++v) {
-      // Each word has two adjacent rows of a column, from the lower half.
+      // Each word holds two adjacent weights of a column, the first in the
+      // lower half.
       const Words w = load<Words>(panel + v * sizeof(Words));
       store(to + v * kLanes, w << 16);
       store(to + kColumns + v * kLanes, w & 0xffff0000);

@@ -44,7 +44,7 @@ _is_kept = contextvars.ContextVar("is_kept", default=False)
 
 @contextlib.contextmanager
 def keep_all() -> Iterator[None]:
-  """Makes `recompute` return x itself, for a block that is recomputed whole."""
+  """Makes `recompute` return its x unchanged, in a block recomputed whole."""
   token = _is_kept.set(True)
   try:
     yield

@@ -30,7 +30,7 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
 
 
 def native_threads(mesh_impl: mtf.MeshImpl) -> int:
-  """Returns the threads per C++ operation; 0 if devices have no C++."""
+  """Returns the threads per C++ operation; 0 if devices can run none."""
   # Mesh implementations of other projects have no such attribute.
   return getattr(mesh_impl, "native_threads", 0)
 
@@ -153,9 +153,9 @@ class WholeSlice(mtf.Operation):
       values = (values,)
     for output, value in zip(self.outputs, values, strict=False):
       summed = split_axes(mesh_impl, list(input_dims - set(output.shape.dims)))
-      # Each slice holds a partial sum. The all-reduce over the axes `summed`
-      # happens only when the sum is read, so that a reduce-scatter can replace
-      # it.
+      # If there are axes `summed`, each slice holds a partial sum. The
+      # all-reduce over these axes happens only when the sum is read, so that a
+      # reduce-scatter can replace it.
       if summed:
         value = mtf.LazyAllreduceSum(mesh_impl, value, summed)
       lowering.set_tensor_lowering(output, value)

@@ -40,7 +40,7 @@ class Normal:
   def slice_value(
     self, name: str, shape: list[int], begin: list[int], sizes: list[int]
   ) -> tf.Tensor:
-    """Returns a slice of the initial value."""
+    """Returns a slice (see tf.slice) of the initial value, float32."""
     if 0 in sizes:
       return tf.zeros(sizes)
     # Each device draws the whole value, so that no layout changes the values.
@@ -62,7 +62,7 @@ class Fill:
   def slice_value(
     self, name: str, shape: list[int], begin: list[int], sizes: list[int]
   ) -> tf.Tensor:
-    """Returns a slice of the initial value."""
+    """Returns a slice (see tf.slice) of the initial value, float32."""
     del shape, begin
     if self.number == 0:
       # Not tf.fill, because TensorFlow would turn zeros of up to 10 MB into
@@ -93,7 +93,7 @@ class SlicedVariable(mtf.Variable):
   ):
     # Not super().__init__, because mtf.Variable's constructor makes the master.
     mtf.Operation.__init__(self, [], mesh, name=name)
-    # mtf.Operation renames a variable if another pod's mesh has its name.
+    # mtf.Operation has changed the name if another pod's mesh has it too.
     self._name = name
     self._dtype = mtf.VariableDType(
       stored_dtype, stored_dtype, activation_dtype
@@ -196,7 +196,7 @@ class Drawn:
   def slice_value(
     self, name: str, shape: list[int], begin: list[int], sizes: list[int]
   ) -> tf.Tensor:
-    """Returns a slice of the initial value."""
+    """Returns a slice (see tf.slice) of the initial value, float32."""
     return tf.slice(self.full_value(name, shape), begin, sizes)
 
 
@@ -222,7 +222,7 @@ def _no_master(
 
 @contextlib.contextmanager
 def adopt_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
-  """Gives mtf.Variables that the body makes what a SlicedVariable has.
+  """Lets mtf.Variables that the body makes serve as SlicedVariables.
 
   The variables then have no master, but an `initializer` and `sizes`.
 

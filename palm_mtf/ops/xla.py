@@ -16,9 +16,9 @@ from palm_mtf._tf import (
 )
 
 # This module replaces two functions of TensorFlow. The replacements change only
-# tf2.functions whose names begin with _OURS: they are named by their content,
-# and their calls infer no shapes, which saves 10% of the time of a command that
-# trains for two steps. Other code in the process sees TensorFlow unchanged.
+# tf2.functions whose names begin with _OURS. Such functions are named by their
+# content, and calls of them infer no shapes, which saves 10% of the time of a
+# command that trains for two steps. For other code TensorFlow is unchanged.
 _OURS = "palm_mtf_"
 _from_func_graph = atomic_function.from_func_graph
 
@@ -138,9 +138,9 @@ def fused_update(
       more tensors, the first of which has the variables' shape. It returns the
       variables' next values.
 
-    Returns:
-      A function of a list of variables and of `fn`'s other tensors. It returns
-      [] bool, which is computed after the variables are updated.
+  Returns:
+    A function of a list of variables and of `fn`'s other tensors. It returns
+    [] bool, which is computed after the variables are updated.
   """
 
   # XLA writes the next value over the previous value if nothing else holds

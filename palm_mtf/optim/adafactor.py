@@ -105,7 +105,7 @@ class _Parameter:
     center: float,
   ):
     # `slots` maps names to slots; `scalars` are the clip factor and 1 - beta2.
-    # The variable p decays towards `center`; RMS(p) is that of p - center.
+    # The variable p decays towards `center`, and RMS(p) measures p - center.
     self.name = variable.name
     self.center = center
     self.size = math.prod(variable.sizes)
@@ -123,7 +123,7 @@ class _Parameter:
     self._p = values.pop("")
     self._g = lowering.tensors[gradient]
     self._clip, self._decay = (lowering.tensors[x] for x in scalars)
-    # u is computed from v or, if v is factored, by factors from the next r, c.
+    # u is computed from v, or if v is factored from r and c after the step.
     self._moment, self._next_means = tuple(values.values()), ()
     self._squares, self._step, self._factors = _full_squares, _full_step, ()
     if len(self._moment) > 1:

@@ -43,7 +43,7 @@ def factored_update(g, one_minus_beta2, row, column):
 @fused
 def _row_and_column_sums(g, clip, rows):
   # Returns the sum of g^2 + 1e-30 in each row and in each column of one slice.
-  # This pass over g is extra, compared with the full form.
+  # The full form of v does not need this pass over g.
   g = tf.cast(g, tf.float32) * clip
   squares = tf.square(g) + GRADIENT_FLOOR
   every = list(range(g.shape.rank))

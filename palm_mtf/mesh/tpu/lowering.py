@@ -98,8 +98,8 @@ class TpuLowering:
       with placement.import_round(rounds, i * rounds_per_step + last):
         return _pack(_Program(mesh, placement, wanted), tensors)
 
-    # During the loop host and device exchange nothing: the host sends rows and
-    # numbers of all rounds before the loop, and gets the results after it.
+    # During the loop host and device exchange nothing: the host sends the
+    # inputs of all rounds before the loop, and gets the results after it.
     def computation() -> tuple[list[tf.Tensor], tf.Operation]:
       steps_here = placement.feed([num_steps] * placement.size)
 
@@ -140,7 +140,7 @@ class TpuLowering:
     operations: Sequence[mtf.Operation],
     sums: Sequence[_Sums],
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Returns the tensors of one pod and the operation of its program."""
+    """Builds one pod's program; returns its tensors, and what runs it."""
     placement = self._placements[mesh]
     wanted = [*(x.operation for x in tensors.values()), *operations]
 
@@ -159,7 +159,7 @@ class TpuLowering:
   def _sum_over_pods(
     self, wanted: Sequence[mtf.Operation]
   ) -> dict[mtf.Mesh, list[_Sums]]:
-    """Builds the programs that compute gradients, if `wanted` needs any.
+    """Builds the programs that compute gradients, if `wanted` needs sums.
 
     Returns:
       The sums over all pods that the update of each pod reads; {} if none.

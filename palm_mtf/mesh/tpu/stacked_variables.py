@@ -14,8 +14,8 @@ from palm_mtf.ops.xla import function
 # A pod has thousands of devices and a model a hundred layers, and each variable
 # on each device costs time to make, to pass to every program and to save.
 # Therefore variables are stacked. A checkpoint has each row of a stack as the
-# variable of one layer. A stack is sent as one message, whose number of bytes
-# gRPC holds in 32 bits.
+# variable of one layer. A stack is sent as one message, and gRPC counts the
+# bytes of a message in 32 bits.
 _MAX_BYTES = 2**30
 
 _T = TypeVar("_T")
@@ -30,7 +30,7 @@ def cut_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
 def list_stacks(
   variable: SlicedVariable, mesh_impl: mtf.MeshImpl
 ) -> list[Sequence[SlicedVariable]]:
-  """Groups all variables of the kind of `variable` by stack, in layer order."""
+  """Groups variables of `variable`'s kind into stacks, in layer order."""
   alike = [
     x
     for x in variable.graph.all_variables
@@ -42,7 +42,7 @@ def list_stacks(
 
 
 class Stack:
-  """Variables of one kind; each device holds their slices in one tensor.
+  """Variables of one kind, such as all mlp/wi; a device stacks its slices.
 
   Attributes:
     name: name of the first variable.
@@ -99,13 +99,13 @@ class Stack:
     self._next: dict[int, tf.Tensor] = {}
 
   def value(self, row: int) -> tf.Tensor:
-    """Returns a row's value at the beginning."""
+    """Returns the value of a row at the beginning of the computation."""
     if not self._rows:  # unstacks all rows when the first row is read
       self._rows = self.slices[0].rows(self._beginning())
     return self._rows[row]
 
   def set(self, row: int, value: tf.Tensor) -> None:
-    """Sets the value that a row has at the end of the computation."""
+    """Sets the value of a row at the end of the computation."""
     self._next[row] = value
     self._is_changed = True
 
@@ -143,7 +143,7 @@ class StackedVariable:
     return self._stack.value(self._row)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
-    """Sets the value that the variable has at the end; returns `value`."""
+    """Sets the value at the end of the computation, and returns the value."""
     self._stack.set(self._row, value)
     return value
 
@@ -203,7 +203,7 @@ def _draw_stacks(
   def drawn(begins: tf.Tensor) -> list[tf.Tensor]:
     rows: list[list[tf.Tensor]] = []
     for each in variables:
-      # Values are drawn one by one, so that memory holds one whole weight.
+      # Weights are drawn one by one, so that memory holds only one of them.
       with tf.control_dependencies(rows[-1] if rows else []):
         whole = each.initializer.full_value(each.name, each.sizes)
         whole = tf.cast(whole, each.slice_dtype)
