@@ -171,8 +171,9 @@ def step_bytes(
   _add_stored(traffic, axes, config)
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
-  # Gradients are all-reduced once per step. Over the axis of d_model_stored,
-  # each microbatch has already reduce-scattered them (counted above).
+  # Gradients are all-reduced once per step. If d_model_stored and the batch are
+  # split over the same axis, each microbatch has already reduce-scattered
+  # gradients over this axis (counted above).
   for name, each, count in distinct_slices(config, mesh):
     width = gradient_bytes(name, config, mesh)
     summed = _summed_axes(name, axes, config)

@@ -45,10 +45,10 @@ def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
   forward = forward_flops(config)
   if config.remat == "none":
     return {}
-  if config.remat == "attention":  # q k^T is repeated, weights v is kept
+  if config.remat == "attention":  # repeats q k^T, not weights times v
     return {SCORES: forward[SCORES] // 2}
-  # The last product of a branch is not repeated, because nothing reads its
-  # result - except that a serial block's MLP reads attention's.
+  # The last products of attention and MLP are not repeated, because nothing reads
+  # their results; but in a serial block, the MLP reads attention's result.
   unused = {"embedding", "mlp/wo"}
   if config.block == "parallel":
     unused.add("attention/o")

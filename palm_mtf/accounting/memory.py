@@ -369,7 +369,7 @@ def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
   for name, shape, n in distinct_parameters(config):
     dtype = weight_dtype if parse_name(name).is_kernel else "activation"
     if name == "embedding" and is_quantized:
-      dtype = "int8"  # as logits read it (generation/decode/weights.py)
+      dtype = "int8"  # for the logits (generation/decode/weights.py)
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
     total += int(math.prod(shape) * width) * n
   return total

@@ -9,7 +9,7 @@ from palm_mtf.config.checked import Checked, Count, real, texts, whole
 from palm_mtf.errors import UserError
 
 MOST_GREEDY = 1e-4  # up to this TEMPERATURE, the likeliest token is taken
-_MAX_ROWS = 10_000  # rows of one prompt, which are computed together
+_MAX_ROWS = 10_000  # rows of a prompt's samples or beams, computed together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

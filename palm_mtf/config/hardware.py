@@ -21,7 +21,7 @@ class HardwareConfig:
 
   Attributes:
     chip_bfloat16_flops: peak of dense products, FLOP/s.
-    chip_float32_flops: peak of products of float32 inputs in TensorFlow,
+    chip_float32_flops: peak of float32 products as TensorFlow computes them,
       FLOP/s.
     chip_efficiency: share of the peak that large products reach. By default the
       MFU of PaLM 540B's prefill on TPU v4 (Pope et al. 2022), almost all of

@@ -7,9 +7,9 @@
   training step   0  1  2  3  4 ...
   reads batch     0  1  4  5  6 ...
 
-A range in SKIP_STEPS is [first batch, last batch]; both of them are skipped
-too. Batches are numbered as in a run that skips nothing, so that a batch keeps
-its number when ranges are added later.
+A range in SKIP_STEPS is [first batch, last batch], both included. Batches are
+numbered as in a run that skips nothing, so that a batch keeps its number when
+ranges are added later.
 """
 
 import dataclasses

@@ -33,8 +33,8 @@ CALIBRATION = 3
 
 _NAME = "palm_mtf"
 # Prefix of incomplete files and folders. A writer locks its file just after
-# making it, so a file without a lock is abandoned after _UNLOCKED_SECS. On file
-# systems without locks, every file is abandoned after _ABANDONED_SECS.
+# making it, so a file without a lock is abandoned after _UNLOCKED_SECS, and any
+# file after _ABANDONED_SECS, because some file systems have no locks.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
 _MAX_BYTES = 2**26  # per file, and for all files loaded from a folder

@@ -58,7 +58,7 @@ def _memory() -> Iterator[None]:
   """Raises UserError if TensorFlow does not fit into a memory limit."""
   try:
     yield
-  except Exception as error:  # libraries raise many types
+  except Exception as error:  # libraries raise many types for lack of memory
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
       raise
@@ -79,7 +79,7 @@ def silent_unless_it_fails() -> Iterator[None]:
     try:
       yield
     except UserError:
-      raise  # the message is enough
+      raise  # a UserError's message says enough without this output
     except BaseException:
       held.seek(0)
       os.write(terminal, held.read())

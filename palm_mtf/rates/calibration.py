@@ -111,9 +111,8 @@ def calibration() -> dict[str, Any]:
     {macro: value} for CHIP = "measured" (`HardwareConfig`), the rates of all
     cores together.
   """
-  # Memory is measured first, because a process's peak never falls, and with the
-  # loss's probe, because its products are too small for large temporary
-  # buffers.
+  # Memory is measured first, because a process's peak never falls. The loss's
+  # probe has large products, whose temporary buffers count too.
   process_bytes = _process_bytes(PROBES["loss"])
   memory_bandwidth = read_bytes_per_sec()
   flops, pass_bandwidths = {}, {}

@@ -25,10 +25,10 @@ class Run:
   """The contents of one MODEL_DIR; only metrics.jsonl must exist."""
 
   name: str  # the shortest end of the path that is unique in the report
-  lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl; each has a step
-  rewinds: Sequence[Mapping[str, Any]]  # each has a step and a to_step
+  lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl; each has a "step"
+  rewinds: Sequence[Mapping[str, Any]]  # from "step" back to "to_step"
   samples: Sequence[Mapping[str, Any]]  # step, prompt and continuation
-  evaluations: Sequence[Mapping[str, Any]]  # by ascending step
+  evaluations: Sequence[Mapping[str, Any]]  # in ascending order of steps
   settings: Mapping[str, Any]  # values of the macros in config.gin
   defaults: Set[str]  # names of macros that no gin file or flag has set
   plan: Mapping[str, Any]  # numbers in plan.json; {} if there is no such file

@@ -18,7 +18,7 @@ from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.paths import SweepDir
 
-_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # of a folder
+_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # names of runs name folders
 _MAX_RUNS = 1000
 _MAX_GIN_BYTES = 10_000_000
 # The sweep sets these macros for all runs, so that runs share vocabulary and

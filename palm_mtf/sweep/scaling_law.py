@@ -27,7 +27,7 @@ from palm_mtf.sweep.results import FINISHED, Row
 
 _HUBER_DELTA = 1e-3
 _EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # the fit tries all pairs
-_NUM_STARTS = 3  # the best pairs, from which the fit starts
+_NUM_STARTS = 3  # number of best pairs from which the fit starts
 _MOST = 5.0  # the largest exponent that the fit allows
 _SMALLEST = 1e-9  # lower bound of E, and of each term at typical N and D, nats
 _NUM_LAWS = 400

@@ -46,7 +46,7 @@ class Operation:
   """An operation that a device ran; times are seconds since the step began."""
 
   pod: int
-  device: int  # its number in the pod's mesh
+  device: int  # number of the device in the pod's mesh
   name: str
   phase: str  # one of PHASES; EXCHANGE includes reduce-scatters within the pod
   start: float

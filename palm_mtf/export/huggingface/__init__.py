@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes and reads the folders of Hugging Face transformers."""
+"""Writes and reads folders in the format of Hugging Face transformers."""

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """tokenizer.json: a vocabulary of `palm_mtf vocab` as a fast tokenizer.
 
-Both are byte-pair encodings. SentencePiece merges the neighbours whose piece
-has the best score; `tokenizers` merges the pair that comes first in a list.
+Both formats are byte-pair encodings. SentencePiece merges the neighbours whose
+piece has the best score; transformers merges the pair that comes first in a
+list.
 Pieces in tokenizer.json have spaces instead of SentencePiece's U+2581, so that
 texts need no normalization, and a U+2581 in a text becomes its three bytes, as
 in vocabulary.py.
