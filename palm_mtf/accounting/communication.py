@@ -204,14 +204,7 @@ def _summed_axes(
 def _add_activations(
   traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig, tokens: int
 ) -> None:
-  """Adds the collectives on activations of a microbatch.
-
-  Args:
-    traffic: the sums to which they are added.
-    axes: {dimension: mesh axis}.
-    config: architecture.
-    tokens: tokens of the microbatch on each device.
-  """
+  """Adds collectives on activations of a microbatch of `tokens` per device."""
   width = DTYPE_BYTES[config.activation_dtype]
   heads, d_ff, vocab, residual = (
     axes.get(dim) for dim in ("heads", "d_ff", "vocab", "d_model_residual")
@@ -290,15 +283,7 @@ def _add_exchanged(
   width: int,
   count: int,
 ) -> None:
-  """Adds the collectives on a gradient that pods exchange.
-
-  Args:
-    traffic: the sums to which they are added.
-    summed: axes over which the gradient is a sum.
-    each: a device's slice of the parameter.
-    width: bytes per element of the gradient.
-    count: number of parameters that have this slice.
-  """
+  """Adds collectives on a gradient that pods exchange; `each` is its slice."""
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
   # Parts are padded to equal sizes. Axes along which devices have equal

@@ -47,8 +47,8 @@ def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
     return {}
   if config.remat == "attention":  # repeats q k^T, not weights times v
     return {SCORES: forward[SCORES] // 2}
-  # The last products of attention and MLP are not repeated, because nothing reads
-  # their results; but in a serial block, the MLP reads attention's result.
+  # The last products of attention and MLP are not repeated, because nothing
+  # reads their results; but a serial block's MLP reads attention's result.
   unused = {"embedding", "mlp/wo"}
   if config.block == "parallel":
     unused.add("attention/o")

@@ -52,7 +52,7 @@ _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBytes:
-  """Bytes of one device, the same on all devices of a pod."""
+  """Bytes in a device's memory; all devices of a pod hold equally many."""
 
   weights: int  # float32
   slots: int  # of the optimizer
@@ -153,7 +153,7 @@ class Widths:
 
   @property
   def columns(self) -> int:
-    """Columns of the product with q, k, v, wi_gate and wi."""
+    """Number of columns of the joined kernels q, k, v, wi_gate and wi."""
     return self.queries + self.keys_and_values + 2 * self.hidden
 
 

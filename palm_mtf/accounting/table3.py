@@ -102,7 +102,7 @@ RUNS = (
 def table3(
   hardware_of: Callable[[str], HardwareConfig],
 ) -> list[dict[str, object]]:
-  """Returns the rows: published MFU; our MFU with and without attention; HFU.
+  """Returns rows: published MFU; computed MFU with and without attention; HFU.
 
   HFU is computed for the paper's recomputation, and for REMAT = "layer" at the
   same speed. `hardware_of` returns the rates of a chip of gin/hardware.

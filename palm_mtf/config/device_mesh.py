@@ -106,7 +106,7 @@ def _check_size(axis: str, size: str) -> None:
 
 
 def check_shares(batch_size: int, num_pods: int, num_microbatches: int) -> None:
-  """Raises UserError unless a batch divides into pods and microbatches."""
+  """Raises UserError unless pods and microbatches divide a batch evenly."""
   if batch_size % num_pods:
     raise UserError(
       f"a batch of {batch_size} is not divisible by NUM_PODS = {num_pods}. Use "

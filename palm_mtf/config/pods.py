@@ -53,7 +53,8 @@ class PodsConfig(Checked):
   pods: Literal["in_process", "local_servers", "cluster"] = "in_process"
   islands: Sequence[Sequence[str]] = ()
   client_address: str = "127.0.0.1"
-  # bfloat16 halves the traffic of the data-center network (Pathways 4.4).
+  # bfloat16 halves the traffic of the data-center network (Pathways, section
+  # 4.4).
   dcn_dtype: Literal["float32", "bfloat16"] = "float32"
   fingerprint_steps: Count = 100
   pod_timeout_secs: Annotated[float, real(1.0, 1e6)] = 60.0

@@ -75,7 +75,7 @@ class ModelLoss:
     loss, weight = self._split_loss(returned)
     _check_variables([x for x in mesh.graph.all_variables if x.mesh is mesh])
     _check_layout(self._device_mesh, mesh)
-    if weight is None:  # a mean; all microbatches have as many rows
+    if weight is None:  # a mean over rows; microbatches have equally many rows
       weight = mtf.constant(mesh, 1.0, dtype=tf.float32)
     return LossSums(
       {"loss": mtf.cast(loss, tf.float32)}, mtf.cast(weight, tf.float32)

@@ -57,7 +57,7 @@ def cache_path(kind: str, *key: str) -> str:
   """Returns the path of a file or folder for this CPU and `key`.
 
   Args:
-    kind: name of the folder in palm_mtf/.
+    kind: name of a folder below ~/.cache/palm_mtf.
     *key: texts on which the content depends in addition to the CPU.
   """
   # The XDG Base Directory Specification says to ignore relative paths.

@@ -31,7 +31,7 @@ _VARIABLE = "TF_XLA_FLAGS"
 # processes inherit TF_XLA_FLAGS, and so also find the folder on the disk.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
-# With both flags, TensorFlow compiles CPU operations with XLA unasked.
+# With both flags, TensorFlow compiles operations on CPUs with XLA unasked.
 _COMPILES_ALONE = (
   re.compile(r"--tf_xla_auto_jit=(1|2|fusible)(\s|$)"),
   re.compile(r"--tf_xla_cpu_global_jit(=1|=true)?(\s|$)"),

@@ -17,7 +17,7 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 # Flags of CPUs that multiply 8-bit integers and sum in 32 bits.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
-# Flags of CPUs that have 256-bit registers.
+# Flags of CPUs with 256-bit registers, which our operations in C++ use.
 AVX2_FLAGS = frozenset({"avx2"})
 
 _VECTORS = re.compile("avx|amx|fma|f16c|asimd|sve|sme|bf16|i8mm")
@@ -71,11 +71,7 @@ def bfloat16_flags() -> list[str]:
 
 
 def _entry(names: str) -> str:
-  """Returns the value of a field of CPUINFO; "" if it has no such field.
-
-  Args:
-    names: possible names of the field, separated by "|".
-  """
+  """Returns a field of CPUINFO with one of these names ("a|b"), "" without."""
   try:
     text = CPUINFO.read_text(encoding="utf-8", errors="replace")
   except OSError:

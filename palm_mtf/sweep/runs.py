@@ -140,7 +140,8 @@ def _values(gin_text: str) -> dict[str, str]:
   """Returns {macro: value} of a run's gin file, except the sweep's macros."""
   pairs = (line.split(" = ", 1) for line in gin_text.splitlines())
   values = {x[0]: x[1] for x in pairs if len(x) == 2}
-  # The sweep's folder, which these macros name, may move.
+  # These macros are left out, because they name the sweep's folder, which the
+  # user may move.
   return {x: value for x, value in values.items() if x not in _OF_THE_SWEEP}
 
 

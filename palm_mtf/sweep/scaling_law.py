@@ -140,7 +140,8 @@ def fit(
     starts = [make_start(terms, start.alpha, start.beta)]
   else:
     starts = []
-    # Given the exponents, the loss is linear in E, A and B.
+    # For given exponents, the loss is linear in E, A and B, so non-negative
+    # least squares finds them.
     for alpha, beta in itertools.product(_EXPONENTS, repeat=2):
       terms = np.stack([sizes**0, sizes**-alpha, lengths**-beta], axis=1)
       best, _ = nnls(terms / losses[:, None], np.ones(len(losses)))

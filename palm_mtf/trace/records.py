@@ -200,7 +200,7 @@ def _read_transfers(
   graph: tf.Graph,
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields a call's transfers between pods."""
+  """Yields the transfers between pods in one call into the session."""
   # The receiver records the start of sending and the arrival. The sender has
   # the tensor when its operation ends. A server starts to record when the
   # client's message arrives, and the client does not wait for that. So a step
@@ -236,7 +236,7 @@ def _infer_transfers(
   ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields transfers between pods in this process, which have no records."""
+  """Yields transfers between pods in this process; TensorFlow records none."""
   if any(device[0] != "localhost" for device in numbers):
     return
   seen = set()

@@ -140,7 +140,7 @@ def make_tokenizer_config(
 def read_pieces(
   vocabulary: Vocabulary,
 ) -> Sequence[sentencepiece_model_pb2.ModelProto.SentencePiece]:
-  """Returns text, score and type of every piece, by id."""
+  """Returns text, score and type of every piece, in the order of ids."""
   return _read(vocabulary).pieces
 
 

@@ -184,7 +184,8 @@ def _check_redundant(
 
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
-  # o is [heads, d_kv, d_model]; the first dimension of other kernels is inputs.
+  # The inputs of o [heads, d_kv, d_model] are two dimensions, those of other
+  # kernels the first dimension.
   return int(np.prod(shape[:-1] if parse_name(name).last == "o" else shape[:1]))
 
 
