@@ -183,7 +183,7 @@ def inputs_of(example: Mapping[str, Any]) -> str:
 
 
 def separate(inputs: str, targets: str) -> str:
-  """Adds a line break to inputs if no white space is before the targets."""
+  """Adds a line break unless inputs end, or targets begin, with white space."""
   parted = not inputs or inputs[-1].isspace() or targets[:1].isspace()
   return inputs if parted else f"{inputs}\n"
 
