@@ -138,7 +138,7 @@ def _to_text(error: BaseException) -> str:
 
 
 def _last_frame(error: BaseException, text: str) -> _Frame | None:
-  """Returns the innermost frame of the user's code, or None if none is."""
+  """Returns the innermost frame that is in the user's code, or None."""
   # If TensorFlow called the user's function, only the message has its frames.
   named = [_Frame(*found) for found in _FRAME.findall(text)]
   users = [frame for frame in [*_list_frames(error), *named] if frame.is_users]

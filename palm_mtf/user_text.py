@@ -270,7 +270,7 @@ def _explain_read_error(
 
 
 def _check_beginning(content: bytes, what: str) -> None:
-  """Raises UserError if a file begins as one that is not UTF-8 text does."""
+  """Raises UserError if the first bytes of a file show another format."""
   found = [x for mark, x in _FORMATS.items() if content.startswith(mark)]
   if _BZ2.match(content):
     found.append(".bz2")

@@ -104,10 +104,10 @@ def assign_slices(
     processes: processes that write.
 
   Returns:
-    The slices that each process has to write; processes without any left out.
+    The slices that each process has to write, without processes that have none.
   """
-  # A slice for each process that holds the region, for each region of a
-  # variable.
+  # Collect, for each region of a variable, one slice from each process that
+  # holds the region.
   regions = []
   for name in pods[0]:
     holders = collections.defaultdict(dict)
@@ -116,8 +116,8 @@ def assign_slices(
         if part.spec is not None:
           holders[part.spec].setdefault(processes.of(part).device, part)
     regions += holders.values()
-  # Assign the largest region first, and each to the process, of those that hold
-  # it, that has the fewest bytes so far.
+  # Begin with the largest region. Of the processes that hold a region, assign
+  # it to the one that has the fewest bytes so far.
   num_bytes = {process.device: 0 for process in processes.all}
   found = {process.device: [] for process in processes.all}
   for holders in sorted(regions, key=_count_bytes, reverse=True):

@@ -120,7 +120,7 @@ class Writer(NamedTuple):
 
 
 def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
-  """Builds the operations that write each variable once, whatever the pods.
+  """Builds operations that write each variable once, though all pods hold it.
 
   Args:
     pods: slices of each pod, by checkpoint name, with equal bits in all pods.
@@ -159,7 +159,7 @@ def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
       delete_old_dirs=False,
     )
   with tf.control_dependencies([merged]):
-    # Not under tf.device, so that each identity is on the device of its input.
+    # These are not under tf.device, so that each is on the device of its input.
     sealed = [[tf.identity(x) for x in each] for each in sealed]
   return Writer(copies, prefix, sealed)
 
@@ -201,7 +201,7 @@ def _write_slices(
 
 
 def _data_name(number: int, count: int) -> str:
-  """Returns the suffix that TensorFlow gives the file of tensors `number`."""
+  """Returns TensorFlow's suffix for tensor file `number` of `count`."""
   return f"data-{number:05d}-of-{count:05d}"
 
 

@@ -78,7 +78,7 @@ class OpenWeights:
 
 @contextlib.contextmanager
 def _folder_of_links() -> Iterator[str]:
-  """Yields a temporary folder that other processes keep while it is locked."""
+  """Yields a temporary folder, locked so that other processes keep it."""
   _remove_abandoned_folders()
   with tempfile.TemporaryDirectory(prefix=_LINKS) as folder:
     descriptor = os.open(folder, os.O_RDONLY)

@@ -106,7 +106,7 @@ class BackgroundWriter:
     self._thread.start()
 
   def check(self) -> None:
-    """Raises the error, UserError as a rule, of the last checkpoint's write."""
+    """Raises the last write's error, usually UserError, if there was one."""
     if self._error is not None:
       newest = self._newest.path if self._newest else "none"
       error, self._error = self._error, None
@@ -177,8 +177,8 @@ def write_checkpoint(
     manifest: manifest of the checkpoint.
     write_weights: function that writes the weights under a prefix.
     keep: number of newest checkpoints to keep.
-    keep_every_steps: keep every checkpoint whose step is a multiple; None for
-      no such checkpoints.
+    keep_every_steps: also keep checkpoints whose step is a multiple of this;
+      None to keep no more.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.
@@ -209,8 +209,8 @@ def removable(
   Args:
     paths: paths of checkpoints, oldest first.
     keep: number of newest checkpoints to keep.
-    keep_every_steps: keep every checkpoint whose step is a multiple; None for
-      no such checkpoints.
+    keep_every_steps: also keep checkpoints whose step is a multiple of this;
+      None to keep no more.
   """
   return [
     path
@@ -290,7 +290,7 @@ def _free_path(path: str) -> None:
 
 
 def _hidden(path: str) -> str:
-  """Returns an unused path for a checkpoint that `_remove_partial` removes."""
+  """Returns an unused path, where `_remove_partial` removes a checkpoint."""
   root, name = os.path.split(path)
   hidden = os.path.join(root, f"{PARTIAL}{name}_removed")
   shutil.rmtree(hidden, ignore_errors=True)
@@ -298,7 +298,7 @@ def _hidden(path: str) -> str:
 
 
 def _quarantine(path: str) -> None:
-  # Only `palm_mtf checkpoints prune` removes a renamed checkpoint, because its
+  # Only `palm_mtf checkpoints prune` removes a renamed checkpoint, because the
   # user may want to recover a part of it.
   number, aside = 1, f"{path}.damaged"
   while os.path.lexists(aside):
@@ -332,7 +332,8 @@ def check_space(
   wanted = run.keep_checkpoints + 1
   if run.keep_every_steps:
     wanted += run.train_steps // run.keep_every_steps
-  # The run writes no more than this, including the checkpoint of the last step.
+  # Limit the number to that of all checkpoints the run writes, the last
+  # included.
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
   # Checkpoints that already exist need no more space.
   count = max(1, wanted - len(checkpoint_folders(model_dir)))

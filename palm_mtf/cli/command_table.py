@@ -20,10 +20,10 @@ class Command(NamedTuple):
     summary: one line for `palm_mtf --help`.
     entry_point: dotted path of the function that runs the command. It takes
       only keyword arguments.
-    config: class in palm_mtf.config that gin's macros fill, of which the entry
-      point takes an object `config`, besides `model_dir`. The command's help
-      and defaults are in gin/defaults/<name>.gin, where "_" replaces a space.
-      "" for a command that has only flags.
+    config: name of a class in palm_mtf.config; "" for a command that has only
+      flags. The entry point takes `model_dir` and `config`, an object of this
+      class, whose fields gin's macros set. The command's help and defaults are
+      in gin/defaults/<name>.gin, where "_" replaces a space in the name.
     leaves_out: fields of `config` that macros do not set.
     has_results: whether the entry point takes `as_json`, bool: print results as
       JSON, one object per line.

@@ -107,7 +107,7 @@ class Installation:
 
   @property
   def specifiers(self) -> dict[str, object]:
-    """{required package: specifier of the versions that are accepted}"""
+    """Specifier of the accepted versions of each required package, by name."""
     # A broken installation may lack `packaging`. Return nothing then, so that
     # the other checks still work.
     if "packaging" not in self.versions:

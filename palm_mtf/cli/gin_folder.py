@@ -41,7 +41,7 @@ def defaults_file(command: str) -> Path:
 
 
 def shorten_path(path: Path) -> str:
-  """Returns a path relative to the gin or current folder if it is in one."""
+  """Returns a path relative to the gin or current folder, if inside one."""
   for folder in (gin_folder(), Path.cwd()):
     if path.is_relative_to(folder):
       return str(path.relative_to(folder))
@@ -125,7 +125,7 @@ def _describe(folder: Path) -> str:
 
 
 def _suggest_file(name: str, folders: list[Path]) -> str:
-  """Returns did_you_mean's text on a file with a similar path, else name."""
+  """Returns did_you_mean's text for a similar path or else a similar name."""
   existing = {}
   for path in sorted(gin_folder().glob("*/*.gin")):
     existing[str(path.relative_to(gin_folder()))] = None
@@ -137,8 +137,8 @@ def _suggest_file(name: str, folders: list[Path]) -> str:
   # better suggestion than recipes/palm_8b.gin.
   if "/" in name and (guess := did_you_mean(name, existing)):
     return guess
-  # If files in two folders have the same name, suggest the last, so that of
-  # recipes/ rather than that of models/.
+  # If files in two folders have the same name, suggest the last one, because
+  # recipes/ comes after models/.
   by_stem = {Path(path).stem: path for path in existing}
   guess = did_you_mean(Path(name).stem, by_stem)
   for stem, path in by_stem.items():

@@ -54,7 +54,11 @@ class Macro:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-  """A macro, `NAME = value` (selector ""), or `scope/selector.name = value`."""
+  """The setting of a macro or of a parameter of a function.
+
+  In a gin file a macro is `NAME = value`, which has an empty `selector`, and a
+  parameter is `scope/selector.name = value`.
+  """
 
   scope: str = ""
   selector: str = ""
@@ -114,7 +118,7 @@ class _Names(config_parser.ParserDelegate):
 
 
 class _Parser(config_parser.ConfigParser):
-  """gin's parser, which reads -%NAME as %NAME, with an error for -%NAME."""
+  """gin's parser with an error for -%NAME, which gin itself reads as %NAME."""
 
   def parse_value(self):
     first = self.current_token
@@ -206,8 +210,8 @@ def read_command_line(bindings: Iterable[str]) -> list[Setting]:
     name, equals, value = binding.partition("=")
     if not equals or not re.fullmatch(r"[\w./]+", name):
       raise UserError(f"--gin.{binding}: write --gin.NAME=VALUE.")
-    # Parse the text as a line of a gin file, so that a value means the same in
-    # both.
+    # Parse the text as a line of a gin file, so that flags and files accept the
+    # same values.
     statements = _parse(f"{name} = {value}", lambda _: COMMAND_LINE, binding)
     if len(statements) != 1:
       raise UserError(f"--gin.{binding}: give one value.")

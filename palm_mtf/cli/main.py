@@ -109,7 +109,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _prepare_for_tensorflow() -> None:
-  """Sets up this process with what TensorFlow reads when it is imported."""
+  """Makes the process settings that TensorFlow reads when it is imported."""
   keep_compiled_code()
   own_process()
 
@@ -278,8 +278,7 @@ def _add_gin_flags(
 def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
   """Parses flags; the error for an unknown flag suggests a similar one."""
   see = f"; see {parser.prog} --help"
-  # A private attribute, because argparse has no public list of a parser's
-  # flags.
+  # Read a private attribute, because argparse has no public list of flags.
   flags = parser._option_string_actions
   for flag in (each.partition("=")[0] for each in arguments):
     # Check before argparse does: if a required flag is misspelt, argparse only

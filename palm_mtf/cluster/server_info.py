@@ -35,7 +35,7 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # per operation
-  # By name, tokens by which sessions call functions there (mesh/processes.py).
+  # {name of a function: token by which sessions call it} (mesh/processes.py)
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether the server has the operations in C++
   # Instruction sets of the CPU that decide which kernels run
@@ -211,7 +211,7 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
 
 
 def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
-  """Raises UserError if a server's CPU lacks the bfloat16 of the client's CPU.
+  """Raises UserError if a server's CPU cannot multiply bfloat16, as it has to.
 
   Args:
     infos: info of each server, by its address.

@@ -114,14 +114,14 @@ def _count_epochs(
 
 
 def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
-  """Returns the run's vocabulary; None if none exists or can be trained."""
+  """Returns the run's vocabulary; None if it is missing and training fails."""
   try:
     return load_vocabulary(
       model_dir, config.data, vocab_size=config.model.vocab_size
     )
   except UserError as error:
-    # Go without: only the number of tokens needs a vocabulary; duplicates and
-    # overlap are found by words.
+    # Do without: only the count of tokens needs a vocabulary. Duplicates and
+    # overlap are found by comparing words.
     if config.data.vocabulary is not None:
       raise
     _logger.warning(f"tokens are not counted: {error}")

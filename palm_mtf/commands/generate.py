@@ -151,7 +151,7 @@ def _answer_stdin(
   streams: bool,
   as_json: bool,
 ) -> None:
-  """Prints continuations of each line of stdin, until one is empty."""
+  """Prints continuations of each line of stdin, until a line is empty."""
   print(
     "palm_mtf: type a text to continue; an empty line or Ctrl-D ends",
     file=sys.stderr,

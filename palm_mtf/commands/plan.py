@@ -232,7 +232,7 @@ def _make_record(found: Found, best: Found) -> dict[str, object]:
 
 
 def _summarize(result: SearchResult, config: PlanConfig) -> str:
-  """Returns text on how many layouts fit, and on the given one's rank."""
+  """Returns text on how many layouts fit and on the given layout's rank."""
   text = (
     f"{len(result.fitting):,} of {result.num_candidates:,} candidates fit into "
     "memory"

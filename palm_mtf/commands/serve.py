@@ -148,8 +148,8 @@ def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
 
 
 def _check_decode(decode: DecodeConfig) -> None:
-  # Several requests share each decoding step, which does not support beams or
-  # the tokens of the past, which a repetition penalty needs.
+  # Several requests share a decoding step, which keeps no beams, and no history
+  # of tokens for a repetition penalty.
   for name, off in (("num_beams", 1), ("repetition_penalty", 1)):
     value = getattr(decode, name)
     if value != off:

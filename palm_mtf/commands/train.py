@@ -39,7 +39,7 @@ def train(
     model_dir: MODEL_DIR, into which the run writes all its files.
     config: every setting.
     config_files: function that returns {name: text} of the files to write into
-      `model_dir`. Its keywords are the values of macros that were "auto".
+      `model_dir`. It takes, as keywords, the values of macros that were "auto".
 
   Raises:
     UserError: if settings are invalid; nothing has been overwritten.

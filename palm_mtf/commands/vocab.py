@@ -89,7 +89,7 @@ def inspect(
   text_field: str,
   as_json: bool,
 ) -> None:
-  """Prints how many pieces a vocabulary has, what it loses, how well it fits.
+  """Prints a vocabulary's piece counts, what text it changes, and how it fits.
 
   Args:
     vocabulary: path of a SentencePiece model.
@@ -99,8 +99,8 @@ def inspect(
   """
   path = os.path.expanduser(vocabulary)
   loaded = Vocabulary(path, setting="--vocabulary")
-  # The vocabulary loses what decode(encode(text)) does not restore: `losses`
-  # tries short probe texts, `measure_fit` every document.
+  # A vocabulary may not restore a text in decode(encode(text)). `losses` tries
+  # short probe texts, `measure_fit` every document.
   pieces = count_pieces(loaded)
   losses = loaded.losses()
   fit = measure_fit(loaded, _read(globs, text_field))

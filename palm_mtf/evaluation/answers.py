@@ -49,7 +49,7 @@ class CheckpointModel:
       config.decode.weight_dtype,
     )
     self._stack = contextlib.ExitStack()
-    # Both by start id, the id of the token before a text.
+    # Generators and scorers, by start id: the id of the token before a text.
     self._generators: dict[int, Generator] = {}
     self._scorers: dict[int, Scorer] = {}
 

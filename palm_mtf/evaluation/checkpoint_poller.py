@@ -41,8 +41,8 @@ def find_checkpoints(
 
   Raises:
     UserError: if a checkpoint is missing, damaged or from another model. If
-      EVAL_CHECKPOINTS is "every", the iterator raises it, and leaves damaged
-      checkpoints out; otherwise this function raises it.
+      EVAL_CHECKPOINTS is "every", damaged checkpoints are left out instead, and
+      the iterator raises the error, not this function.
   """
   if config.eval_checkpoints == NEWEST:
     return iter([newest_checkpoint(model_dir, shapes)])

@@ -47,8 +47,9 @@ def find_clean_examples(
 ) -> dict[str, list[int]]:
   """Returns {name of a task: numbers of its clean examples}.
 
-  Results are stored in MODEL_DIR. If some tasks have no stored result, the
-  training text is read once for all of these.
+  An example is clean if the training text does not contain it. Results are
+  stored in MODEL_DIR. If some tasks have no stored result, the training text is
+  read once for all of these.
 
   Args:
     model_dir: MODEL_DIR of the run.
@@ -113,7 +114,7 @@ def _search(
 
 
 def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Returns all examples that share a question with one of `contained`."""
+  """Returns the numbers of examples that share a question with `contained`."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 

@@ -80,8 +80,8 @@ class SplitExemplars:
 
     Args:
       task: a `seqio.Task`.
-      to_text: those preprocessors of the task that make the texts `inputs` and
-        `targets`, before it is tokenized.
+      to_text: the task's preprocessors before `tokenize`, which make the texts
+        `inputs` and `targets`.
       config: number of exemplars, and how to choose them.
     """
     self._task = task

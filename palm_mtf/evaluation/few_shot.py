@@ -122,7 +122,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
 
 
 def adds_exemplars(step: Callable) -> bool:
-  """Returns whether `make_few_shot` added a preprocessor."""
+  """Returns whether `step` is the preprocessor that `make_few_shot` adds."""
   return isinstance(getattr(step, "__self__", None), _Prompts)
 
 

@@ -220,8 +220,7 @@ class EvalTask:
   def texts(self) -> list[Document]:
     """[examples] each example's text without exemplars.
 
-    The text of an unconditional example, which only corrects the score of
-    another, is "".
+    The text of an unconditional example, an option without its question, is "".
     """
     task, steps = self, self._task.preprocessors
     if any(map(adds_exemplars, steps)):

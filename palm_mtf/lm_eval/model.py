@@ -32,7 +32,7 @@ class PalmMtf(LM):
       model_dir: MODEL_DIR of a training run.
       trust_config: whether the run's config.gin may run code.
       batch_size: ignored, because batch sizes follow from the lengths of the
-        texts; the harness passes it, as the next two.
+        texts. The harness passes it and the next two arguments.
       max_batch_size: ignored.
       device: ignored.
       macros: values of gin macros that override the run's, such as STRIDE=64.
@@ -53,7 +53,7 @@ class PalmMtf(LM):
   def loglikelihood(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
   ) -> list[tuple[float, bool]]:
-    """Returns log p of each continuation, and whether it is the greedy one.
+    """Returns log p of each continuation, and whether greedy decoding gives it.
 
     Args:
       requests: requests whose `args` are a context and a continuation.

@@ -35,8 +35,8 @@ from palm_mtf.mesh.tpu.devices import tpu_devices
 from palm_mtf.native.operations import operations
 
 _POD = re.compile(r"/job:(pod_\d+)/")
-# Limits of the wait for a session to close, which never closes if one of its
-# servers has ended.
+# Seconds to wait for a session to close: if one of its servers has ended, the
+# session never closes.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
 
@@ -54,7 +54,7 @@ class Cluster:
 
   @contextlib.contextmanager
   def session(self) -> Iterator[tf.Session]:
-    """Opens a session of the current graph; waits only seconds for its end."""
+    """Opens a session of the current graph, and closes it with a time limit."""
     session = tf.Session(self.target, config=self.config)
     secs = _CLOSE_SECS
     try:
@@ -81,7 +81,7 @@ def connect(
   Args:
     pods: number of pods, and CLIENT_ADDRESS.
     mesh: devices and layout rules of each pod.
-    places: devices of each pod in servers; none for pods in process.
+    places: devices of each pod on servers; empty if pods are in this process.
     infos: info of each server, by its address.
 
   Raises:
@@ -100,7 +100,7 @@ def connect(
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(ip, int(port or 0)).target
   config = session_config(1)
-  # A session's variables are freed with it, and do not stay in the servers.
+  # Free a session's variables with it, so that they do not stay in the servers.
   config.isolate_session_state = True
   job = config.cluster_def.job.add(name="client")
   client_address = f"{ip}:{target.rpartition(':')[2]}"

@@ -69,7 +69,7 @@ class Heartbeat:
 
     Args:
       servers: server processes on this machine, if there are any.
-      places: devices of each pod in servers; none for pods in process.
+      places: devices of each pod on servers; empty if pods are in this process.
       secs: POD_TIMEOUT_SECS.
 
     Raises:
@@ -180,7 +180,7 @@ class Heartbeat:
       raise PodLostError(self._pods[address], message) from None
 
   def _find_lost(self) -> tuple[str, str] | None:
-    """Returns the address of a lost server and the reason; None if none is."""
+    """Returns a lost server's address and the reason; None if no server is."""
     if ended := self._servers.find_ended():
       pod, how = ended
       return next(x for x, of in self._pods.items() if of == pod), how
@@ -219,15 +219,15 @@ class Heartbeat:
       self._probe(address)
       self._probe_links(address)
       # Calls that wait for a lost server fail when their connection is shut
-      # down. Repeat it: the kernel accepts new connections even to a stopped
-      # server.
+      # down. Repeat this, because the kernel accepts new connections even to a
+      # stopped server.
       while address in self._lost:
         _shut_down(address)
         if self._end.wait(_SHUT_DOWN_SECS):
           return
 
   def _probe(self, address: str) -> None:
-    """Adds a server to the lost servers if it does not answer or is new."""
+    """Adds a server to the lost ones if it does not answer or was restarted."""
     try:
       incarnation = self._retry(read_incarnation, address)
       if incarnation != self._incarnations[address]:
@@ -236,7 +236,7 @@ class Heartbeat:
       self._lost[address] = str(error)
 
   def _probe_links(self, address: str) -> None:
-    """Adds a server to the lost servers if its link to another is silent."""
+    """Adds a server to the lost ones if its link to another one is silent."""
     if address in self._lost:
       return
     # Skip a server that answers late because it computes. A server that waits

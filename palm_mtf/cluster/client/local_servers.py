@@ -111,7 +111,11 @@ class PodServers:
     return f"{address} (process {self._servers[pod].process.pid})"
 
   def find_ended(self) -> tuple[int, str] | None:
-    """Waits seconds for a server to end; returns its pod and how, or None."""
+    """Waits up to 2 seconds for a server to end.
+
+    Returns:
+      The server's pod and text on how it ended; None if none ended.
+    """
     end = time.monotonic() + _DEATH_SECS
     while self._servers and time.monotonic() < end:
       for pod, server in enumerate(self._servers):

@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns the devices of each pod of ISLANDS, in mesh order, by IP address.
+  """Returns each pod's devices in ISLANDS, in mesh order, with IP addresses.
 
   Raises:
     UserError: ISLANDS or CLIENT_ADDRESS cannot be used.

@@ -32,7 +32,7 @@ class PodRecovery:
   def __init__(
     self, servers: PodServers, model: PalmConfig, batch_sizes: Sequence[int]
   ):
-    # Kept to check that they work with fewer pods.
+    # Model and batch sizes are kept to check that they work with fewer pods.
     self._servers, self._model = servers, model
     self._batch_sizes = batch_sizes
     self._step, self._num_losses = -1, 0

@@ -61,7 +61,8 @@ _TAKE_WITHOUT_DATA = (
   _TAKE,
   _DROP,
 )
-# Between checks for new connections; a peer resends a dropped packet after 0.2.
+# Time between checks for new connections, less than the 0.2 seconds after which
+# a peer sends a dropped packet again.
 _PAUSE_SECS = 0.05
 # The number of users that /proc/self/uid_map maps if it maps every user.
 _ALL_UIDS = 2**32 - 1
@@ -117,7 +118,7 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _tensorflow_shares_ports() -> Iterator[None]:
-  """Lets TensorFlow servers that the body makes set SO_REUSEPORT."""
+  """Sets SO_REUSEPORT on sockets of TensorFlow servers that the body makes."""
   before = os.environ.get(_REUSE_PORT)
   os.environ[_REUSE_PORT] = "1"
   try:
@@ -130,7 +131,7 @@ def _tensorflow_shares_ports() -> Iterator[None]:
 
 
 def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
-  """Makes a guard listen on a port, 0 for any; returns the port it got."""
+  """Makes a guard socket listen on a port, 0 for any; returns its port."""
   _attach_filter(guard, [_DROP])
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
@@ -225,7 +226,7 @@ def _admit(port: int) -> None:
   known: set[str] = set()
   while True:
     time.sleep(_PAUSE_SECS)
-    # At the limit of open files, the next round handles the rest.
+    # If this process may open no more files, leave the rest to the next round.
     with contextlib.suppress(OSError):
       _admit_new(port, known)
 
@@ -240,7 +241,8 @@ def _admit_new(port: int, known: set[str]) -> None:
   """
   numbers = socket_numbers()
   known &= numbers.keys()
-  # Read the table of users after the list of sockets, so that it has them all.
+  # Read the table of users after the list of sockets, so that the table has all
+  # sockets of the list.
   uids = functools.cache(_uids)
   for name in numbers.keys() - known:
     # The socket may be closed by now, and another file may have its number.

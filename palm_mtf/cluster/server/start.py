@@ -45,8 +45,9 @@ from palm_mtf.native.operations import operations, operations_built_with
 _logger = logging.getLogger(__name__)
 
 _FOLLOW_SECS = 0.5  # between two reads of a server's claim
-# Probes that fit into the time after which a link counts as silent. More than
-# one has to fail, because this process itself may have been stopped in one.
+# Number of probes within the time after which a link counts as silent. More
+# than one has to fail, because this process itself may have been stopped during
+# one.
 _NUM_PROBES = 3
 
 
