@@ -352,8 +352,8 @@ def axes_bandwidth(
   if joined is None or mesh.num_devices <= joined:
     return device.chip_link_bandwidth
   # Devices are numbered with the last axis fastest. If a group of devices along
-  # `axes` spans several switches, its devices on one switch send the group's
-  # traffic to other switches together.
+  # `axes` spans several switches, the network links of all its devices on one
+  # switch carry the group's traffic to other switches.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
@@ -376,7 +376,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
   rings = dict.fromkeys(mesh.axes, 0.0)
   for size in where.chips:
-    # `chips_of_replicas` places the last mesh axis in a box of chips.
+    # The last mesh axis spans a box of chips (`chips_of_replicas`).
     part = math.gcd(left, size)
     left //= part
     if part > 1:

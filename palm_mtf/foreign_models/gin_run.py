@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 
 def _check_bindings(function: Callable[_P, _T]) -> Callable[_P, _T]:
-  """Wraps a function: a UserError says which gin binding is missing."""
+  """Wraps a function so that a UserError names a missing gin binding."""
   name, signature = function.__name__, inspect.signature(function)
 
   @functools.wraps(function, updated=())

@@ -101,7 +101,7 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
   """Returns the trace of a step.
 
   Args:
-    calls: [calls] TensorFlow's records of each call into the session.
+    calls: TensorFlow's records of each call into the session, [calls].
     program: training program.
   """
   graph, devices = program.step.graph, program.devices
