@@ -139,8 +139,9 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   def _repeat(self, fn, first, others, result, num_before):
     """Yields the results of `fn` on each device but the first."""
-    # Operations are copied; but `fn` is called again if it made a variable, or
-    # if its arguments differ in something other than tensors and variables.
+    # The first device's operations are copied. But `fn` is called again if it
+    # made a variable, or if an argument that is neither a tensor nor a variable
+    # differs between the devices.
     copies = OperationCopies(tf.get_default_graph(), num_before)
     can_copy = copies.can_be_made(self.devices[0]) and _is_plain(result)
     for device, arguments in zip(self.devices[1:], others, strict=True):

@@ -39,8 +39,8 @@ class OwnPart(mtf.Operation):
   """Outputs each device's own part of a slice that several devices hold.
 
   Parts have one dimension, and their length depends on the layout. The output
-  declares the shape of the input, but its slices have the shape of parts, so
-  that nothing may read the output except by slices.
+  is declared with the input's shape, but its slices have the shape of parts.
+  Therefore only code that handles slices may read the output.
   """
 
   # Devices that hold the same weights get the same gradients. Between pods each

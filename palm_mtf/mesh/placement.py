@@ -39,7 +39,7 @@ class LaidOut(Protocol):
 
 
 class Devices(Protocol):
-  """The devices of all pods, by TensorFlow's names.
+  """The devices of all pods (copies of the model), by TensorFlow's names.
 
   Attributes:
     client: CPU of the client process, which feeds and fetches tensors.
@@ -135,7 +135,7 @@ class Placement(Protocol):
       operands: slices of tensors; the first has the shape of the variables.
       is_finite: [], bool, on each device; false updates nothing.
     """
-    # CPUs and GPUs write each next value over the previous value.
+    # CPUs and GPUs write each next value in place of the previous value.
 
   def add(
     self, accumulator: LaidOut, value: LaidOut, is_first: tf.Tensor

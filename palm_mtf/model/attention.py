@@ -282,8 +282,8 @@ def self_attention(
     # The gradient reads or recomputes q, k, v and `out` only after `dout` is
     # computed, so that weights and blocks of `out` are not kept until then.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
-    # Where `heads` is split, dk and dv of the shared head are sums over
-    # `heads`, which WholeSlice all-reduces.
+    # In multi-query attention dk and dv are sums over `heads`. If `heads` is
+    # split, WholeSlice all-reduces these sums.
     dq, dk, dv = WholeSlice(
       ByDevice(of_slice.gradient, of_slice.gradient_native),
       [q, k, v, dout, *op.inputs[3:], out, *op.outputs[1:]],

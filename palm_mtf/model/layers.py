@@ -289,10 +289,10 @@ def gated_gradient(
 # --- Padding of the vocabulary -----------------------------------------------
 
 
-# If the size of the mesh axis does not divide VOCAB_SIZE, the embedding has
-# rows of zeros after its last token. The logits of these rows are set to the
-# dtype's least number, so that softmax gives 0 and no such logit is the
-# largest. The logits have no gradient, so that the rows stay zeros.
+# If the size of the mesh axis that splits `vocab` does not divide VOCAB_SIZE,
+# the embedding has rows of zeros after its last token. The logits of these rows
+# are set to the dtype's least number, so that softmax gives 0 and no such logit
+# is the largest. They have no gradient, so that the rows stay zeros.
 
 
 def _exists(first, x, vocab_size):

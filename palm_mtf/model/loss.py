@@ -5,7 +5,7 @@
 Z          = sum over vocab of exp(logits)
 token_loss = log(Z) - logits[target], in nats
 loss       = mean(token_loss)
-z_loss     = Z_LOSS * mean(log(Z) ** 2)                         (PaLM 5)
+z_loss     = Z_LOSS * mean(log(Z) ** 2)               (PaLM, section 5)
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PaLM: a decoder of parallel blocks (PaLM 2; Chowdhery et al. 2022).
+"""PaLM: a decoder of parallel blocks (section 2; Chowdhery et al. 2022).
 
   parallel   y = x + MLP(norm(x)) + Attention(norm(x))
   serial     h = x + Attention(norm(x));   y = h + MLP(mlp_norm(h))
@@ -123,7 +123,7 @@ class Palm:
     if self._config.block == "parallel":
       # Both branches read the same norm, so their five kernels share one
       # product. The products with o and wo are added before one all-reduce
-      # (PaLM 2).
+      # (PaLM, section 2).
       q, k, v, hidden = weights.project_in(
         y, name, [*QKV, *GATES], self._angles
       )

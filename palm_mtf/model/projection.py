@@ -4,8 +4,8 @@
 
 q, k, v, wi_gate and wi of a parallel block read the same norm, so they share
 one product, x [q | k | v | wi_gate | wi]. This makes the block faster than a
-serial block (PaLM 2). The backward pass has two products, for x and for the
-kernels.
+serial block (PaLM, section 2). The backward pass has two products, for x and
+for the kernels.
 """
 
 import dataclasses

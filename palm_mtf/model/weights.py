@@ -127,7 +127,7 @@ def _initializer(
   dims: tuple[str, ...],
   seed: int | None,
 ) -> Normal | Fill:
-  """Returns the initializer of a parameter (PaLM 5)."""
+  """Returns the initializer of a parameter (PaLM, section 5)."""
   if seed is None:
     return Fill(0.0)
   if parameter.is_scale:
@@ -146,7 +146,7 @@ def positions_of(
   parts: Sequence[str], length: mtf.Dimension
 ) -> list[mtf.Dimension]:
   """Returns the dimension of the positions in each product of `project_in`."""
-  # For keys and values this dimension has another name, because scores [length,
+  # Positions of keys and values are another dimension, because scores [length,
   # memory_length] cannot have one dimension twice.
   memory_length = mtf.Dimension("memory_length", length.size)
   return [memory_length if part in QKV[1:] else length for part in parts]

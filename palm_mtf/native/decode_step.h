@@ -214,7 +214,7 @@ struct Step {
     thread_local std::vector<float> weights;
     weights.resize(count);
     rotate(row, q);
-    // With a size that the compiler knows, sums stay in registers.
+    // Usual sizes have compiled versions, whose sums stay in registers.
     auto attend = d_kv == 64    ? attend_row<64, T>
                   : d_kv == 128 ? attend_row<128, T>
                   : d_kv == 256 ? attend_row<256, T>

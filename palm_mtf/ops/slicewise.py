@@ -124,7 +124,7 @@ class WholeSlice(mtf.Operation):
     return self._gradient(self, *grad_ys)
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns the output x after `signal`, recomputed if it was not kept."""
+    """Returns the output x, delayed until `signal`; recomputed if not kept."""
     if self._is_kept:
       return delay(x, signal)
     # One delayed input delays the whole operation.

@@ -25,7 +25,7 @@ def key_of(name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-  """Draws initial values from N(0, stddev^2), not truncated (PaLM 5)."""
+  """Draws from N(0, stddev^2), not truncated (PaLM, section 5)."""
 
   stddev: float  # 1/sqrt(fan-in) for kernels, 1 for embeddings
   seed: int  # of the run

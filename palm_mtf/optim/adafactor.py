@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Adafactor in the form that trained PaLM, and in other forms (PaLM 5).
+"""Adafactor in the form that trained PaLM (section 5), and in other forms.
 
 For a variable p with gradient g, clipped by the global norm, at step k:
 
@@ -175,10 +175,10 @@ class _Parameter:
 
 
 class AdafactorUpdate(mtf.Operation):
-  """Updates variables that share RMS(p) and RMS(u), and their moments.
+  """Updates variables and their moments, by root mean squares that they share.
 
   Attributes:
-    sums_of_squares: the sum of p^2 and the sum of u^2 of each variable.
+    sums_of_squares: sums of squares of each variable, then of each update.
   """
 
   def __init__(

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping of all gradients by their global norm (PaLM 5)."""
+"""Clipping of all gradients by their global norm (PaLM, section 5)."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def _sum_of_squares(x):
 
 def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
   """Returns the sum of squares of each gradient, [] float32."""
-  # A split gradient takes an all-reduce of one number. A sum is finite only if
+  # A split gradient needs an all-reduce of one number. A sum is finite only if
   # the whole gradient is finite.
   return [
     WholeSlice(

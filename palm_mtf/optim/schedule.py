@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of the learning rate and beta2 by step k = 1, 2, ... (PaLM 5).
+"""Schedules of learning rate and beta2 by step k = 1, 2, ... (PaLM, section 5).
 
 lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))    "palm"
              = LEARNING_RATE                       "constant"

@@ -72,8 +72,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self._stacks: list[Stack] = []
     self._variables: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}
-    # During `import_round`: the imported values of all rounds, on the host; and
-    # the same values on the devices.
+    # During `import_round`: the imported values of all rounds (microbatches),
+    # on the host; and the same values on the devices.
     self._rounds: Mapping[str, tf.Tensor] = {}
     self._fed_rounds: dict[str, tf.Tensor] = {}
 
