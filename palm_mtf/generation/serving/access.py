@@ -143,7 +143,7 @@ def read_keys(path: str) -> list[str]:
     # The message does not show the key, because messages are logged.
     if not re.fullmatch(r"[!-~]*", line.strip()):
       raise UserError(
-        f"{what}: line {number}is not a key; write printable ASCII characters "
+        f"{what}: line {number} is not a key; write printable ASCII characters "
         "without spaces."
       )
   if not keys:

@@ -193,8 +193,8 @@ def test_keys_are_the_lines_of_a_file(tmp_path):
     (b"key\n", 0o644, "other users can read or write it; run chmod 600"),
     (b"key\n", 0o602, "other users can read or write it; run chmod 600"),
     (b"\n \n", 0o600, "holds no key; write one key per line."),
-    (b"key\ntwo words\n", 0o600, "line 2is not a key; write printable ASCII"),
-    (b"\xff\xfe", 0o600, "line 1is not a key; write printable ASCII"),
+    (b"key\ntwo words\n", 0o600, "line 2 is not a key; write printable ASCII"),
+    (b"\xff\xfe", 0o600, "line 1 is not a key; write printable ASCII"),
     (None, 0o600, "No such file or directory; give a text file."),
   ],
 )

@@ -6,7 +6,8 @@
   python -m tools.bench checkpoint --servers 1,8 --layers 8,32 --folder /mnt
 
 Every server is a pod of one device. Servers and client take turns; times are
-the best of --rounds. `client` is by how much the memory of this process rises.
+the best of --rounds. `client` is by how much the memory of this process rises
+in the round in which it rises most.
 """
 
 # Servers on one machine share its cores and its disk, so bytes per second grow
@@ -95,6 +96,8 @@ def _records(
           )
   for kind, records in found.items():
     best = {name: min(x[name] for x in records) for name in records[0]}
+    # Memory that this process keeps after a round does not rise again.
+    best["client_megabytes"] = max(x["client_megabytes"] for x in records)
     num_bytes = best.pop("bytes")
     yield {
       "servers": num_servers,
