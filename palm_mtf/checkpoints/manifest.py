@@ -41,7 +41,7 @@ class DamagedCheckpointError(Exception):
 
 
 class RemovedCheckpointError(DamagedCheckpointError):
-  """A checkpoint was removed while it was read, so it is not damaged."""
+  """A checkpoint was removed while it was read, which is not damage."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -332,8 +332,8 @@ def check_space(
   wanted = run.keep_checkpoints + 1
   if run.keep_every_steps:
     wanted += run.train_steps // run.keep_every_steps
-  # Limit the number to that of all checkpoints the run writes, the last
-  # included.
+  # The run writes at most one checkpoint per CHECKPOINT_STEPS, and one at the
+  # end.
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
   # Checkpoints that already exist need no more space.
   count = max(1, wanted - len(checkpoint_folders(model_dir)))

@@ -164,10 +164,10 @@ def _make_macro_setting(
 def _is_of_an_earlier_version(
   setting: Setting, paths: Mapping[str, str]
 ) -> bool:
-  """Returns whether earlier versions wrote such a line to a run's config.gin.
+  """Returns whether only earlier versions wrote this setting to config.gin.
 
-  The line passes a macro or an object of palm_mtf to a parameter, for example
-  `config.PalmConfig.d_ff = %D_FF` or `train.train.model =
+  Such a setting passes a macro or an object of palm_mtf to a parameter, for
+  example `config.PalmConfig.d_ff = %D_FF` or `train.train.model =
   @config.PalmConfig()`. It has no effect today.
   """
   value = setting.value

@@ -113,7 +113,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
   return task.replace(
     name=_name_form(task.name, config),
     preprocessors=[*to_text, *add, *to_ids],
-    # Cut the output after its first part: after an answer, a model tends to
+    # Cut the output at the first SEPARATOR: after its answer, a model tends to
     # write more questions.
     postprocess_fn=change_outputs(
       task.postprocessor, lambda output: output.partition(SEPARATOR)[0]

@@ -100,7 +100,8 @@ def connect(
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(ip, int(port or 0)).target
   config = session_config(1)
-  # Free a session's variables with it, so that they do not stay in the servers.
+  # Free variables at the end of their session, so that they do not stay in the
+  # servers.
   config.isolate_session_state = True
   job = config.cluster_def.job.add(name="client")
   client_address = f"{ip}:{target.rpartition(':')[2]}"
@@ -199,7 +200,7 @@ def _connect_tpus(
 
 @functools.cache
 def _client_server(ip: str, port: int) -> tf.distribute.Server:
-  """Returns the client's server; one per process, as it cannot be stopped."""
+  """Starts the client's server, only once because it cannot be stopped."""
   return start_server(1, 0, (ip, port))
 
 

@@ -194,8 +194,8 @@ class Heartbeat:
   ) -> tuple[str, str] | None:
     """Returns address and reason of a server that `error` calls unavailable.
 
-    The server answers probes, so only its work for this run has ended. Returns
-    None if the error is of another kind, or names no server.
+    The server may still answer probes after its work for this run has ended.
+    Returns None if the error is of another kind, or names no server.
     """
     named = _TASK.findall(error.message)
     if not named or not isinstance(error, SERVER_ERRORS):

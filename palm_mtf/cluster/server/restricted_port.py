@@ -96,9 +96,9 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
     # that share a port by address family, so each family needs its own guard.
     dual = [socket.AF_INET6] if socket.has_dualstack_ipv6() else []
     families = [*dual, socket.AF_INET]
-    # The first guard binds without SO_REUSEPORT, which fails if another socket
-    # has the port, so that two servers never share one. The later guards share
-    # the port with the first.
+    # The first guard binds without SO_REUSEPORT, so that the bind fails if
+    # another socket has the port: two servers never share a port. The later
+    # guards share the port with the first.
     shares = [False, *[True] * len(families)]
     for family, is_shared in zip([families[0], *families], shares, strict=True):
       guard = stack.enter_context(socket.socket(family))
@@ -196,7 +196,7 @@ def admit_own_user(port: int) -> None:
   A thread does so until the process ends.
 
   Args:
-    port: TCP port whose listening sockets had `restrict_to_admitted`.
+    port: TCP port; `restrict_to_admitted` was applied to its listening sockets.
 
   Raises:
     OSError: the system cannot tell which user has opened a connection.
