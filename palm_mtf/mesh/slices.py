@@ -103,6 +103,6 @@ def pad_to(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
 
 
 def cpu_near(device: str) -> str:
-  """Returns the CPU next to a device: the device itself, if it is a CPU."""
+  """Returns the CPU of a device's host; the device itself if it is a CPU."""
   task, _, name = device.rpartition("/device:")
   return device if name.startswith("cpu:") else f"{task}/device:cpu:0"

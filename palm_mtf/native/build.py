@@ -73,7 +73,7 @@ def count_panel_columns() -> int:
 
 
 class BuildError(Exception):
-  """The C++ operations cannot be compiled; the message says why and a fix."""
+  """C++ operations cannot be compiled; the message has the reason and a fix."""
 
 
 class _NoSpaceError(BuildError):

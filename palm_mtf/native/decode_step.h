@@ -119,7 +119,8 @@ struct Step {
     team.meet();
   }
 
-  // Multiplies `inputs` by a kernel; writes columns of `wide` from `first` on.
+  // Multiplies `inputs` by a kernel; writes the product to the columns of
+  // `wide` from `first` on.
   void multiply_in(size_t kernel, int first, int outer) {
     multiply(kernel, model.format, model.d_model, outer,
              [&](int row, int column, int count, const float* y) {

@@ -33,7 +33,7 @@ class WorkQueue {
 
 class PreparedRows {
  public:
-  // Makes room for rows of at most `inner` numbers; drops the content.
+  // Makes room for rows of at most `inner` numbers; earlier rows are lost.
   void resize(int num_rows, int inner) {
     num_rows_ = num_rows;
     size_t size = size_t(num_rows) * padded(inner);
@@ -50,7 +50,7 @@ class PreparedRows {
     return &floats_[size_t(row) * padded(inner)];
   }
 
-  // Converts a row for a product with weights of `format`.
+  // Converts a row to what a product with weights in `format` reads.
   void prepare(int row, int inner, Format format) {
     const int length = padded(inner);
     const size_t at = size_t(row) * length;

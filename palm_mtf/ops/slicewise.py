@@ -49,9 +49,9 @@ class ByDevice:
 
   Attributes:
     anywhere: the function in TensorFlow, for any device.
-    native: function in C++ that does the same, or None. It takes the number
-      of threads first. It may omit the last outputs; a native function with an
-      omitted output among its inputs gets None.
+    native: function in C++ that does the same, or None. Its first argument is
+      the number of threads. It may omit the last outputs; a native function
+      that has such an output as an input gets None for this input.
   """
 
   anywhere: SliceFn

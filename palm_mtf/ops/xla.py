@@ -83,8 +83,8 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
   """Returns fn as a function that is traced once per graph, by tf2.function."""
-  # A tf2.function refers to the graph in which it was traced. Therefore it is
-  # an attribute of the graph, so that both are freed together. In a weak
+  # A tf2.function refers to the graph in which it was traced. Therefore the
+  # function is stored in the graph, so that both are freed together. In a weak
   # dictionary from graphs to functions, a function would keep its graph alive.
   kept = "_functions_of_palm_mtf"
 

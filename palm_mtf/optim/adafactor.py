@@ -169,7 +169,7 @@ class _Parameter:
     return operations
 
   def _all_reduce(self, x):
-    # An all-reduce of one number over the axes that split the variable.
+    # All-reduces one number over the mesh axes that split the variable.
     axes = split_axes(self._mesh_impl, self._dims)
     return self._mesh_impl.allreduce(x, axes, "SUM")
 

@@ -256,8 +256,8 @@ class _Program(mtf.Lowering):
 class _Variables(dict):
   """The slices of variables, made when they are first read."""
 
-  # The variables of an update are not among the operation's inputs, so that
-  # `_find_needed` does not find the operations that make them.
+  # The variables of an update are not among the update's inputs, so a program
+  # does not always lower them before the update.
 
   def __init__(self, placement: TpuPlacement):
     super().__init__()
