@@ -58,7 +58,7 @@ def _embed_gradient(first, rows, tokens, dy):
 def embed(
   table: mtf.Tensor, tokens: mtf.Tensor, gradient_dtype: tf.DType | None = None
 ) -> mtf.Tensor:
-  """Returns the table's rows of all tokens, [batch, length, d_model].
+  """Looks up each token's row of the table; [batch, length, d_model].
 
   Args:
     table: [vocab, d_model], activation dtype.

@@ -54,7 +54,7 @@ def read_product_gradient(
   is_gated: bool,
   threads: int,
 ) -> tf.Tensor:
-  """Returns the gradient of a product, [rows, columns].
+  """Returns the gradient of the product in `read_product`, [rows, columns].
 
   Args:
     wide: the product.
@@ -162,7 +162,7 @@ def sum_logits(
 
   Returns:
     The largest logit, the sum of exp(logits - largest), and the target's logit
-    or 0, [rows] float32 each.
+    (0 if the target is below 0), [rows] float32 each.
   """
   sums = operations().palm_sum_logits(
     logits=logits, targets=targets, threads=threads

@@ -97,10 +97,10 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     x: [rows, inner], bfloat16 or float32.
     w: [inner, outer], dtype of x.
   """
-  # TensorFlow's graph rewriting turns a product with a constant into this
-  # operation. The operation packs `w` when it first runs and keeps the packed
-  # copy, so that later changes of `w` would have no effect. A plain product
-  # packs bfloat16 weights at every call.
+  # TensorFlow's graph rewriting turns a product with a constant into the
+  # operation below. The operation packs `w` when it first runs and keeps the
+  # packed copy, so that later changes of `w` would have no effect. A plain
+  # product packs bfloat16 weights at every call.
   value = attr_value_pb2.AttrValue
   operation = ops.get_default_graph()._create_op_internal(
     "_MklNativeFusedMatMul",

@@ -17,8 +17,8 @@ from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
 # The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018), with
-# means in place of sums, which give the same u. A matrix of m x n keeps m + n
-# numbers.
+# means in place of sums, which give the same u. For a matrix of m x n this form
+# keeps m + n numbers.
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 

@@ -62,7 +62,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       shape,
       list(mesh.rules.items()),
       device_assignment=assignment,
-      # Sums are sent in the dtype of their terms, as on other devices.
+      # Sums are sent in the dtype of their terms, as on CPUs and GPUs.
       allreduce_in_bfloat16_max_group_size=len(devices),
     )
     self._devices, self.lower = list(devices), lower
@@ -168,7 +168,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def import_round(
     self, rounds: Mapping[str, tf.Tensor], index: tf.Tensor
   ) -> Iterator[None]:
-    """In the body, imported tensors have their values of one round of a loop.
+    """In the body, tensors are imported with their values of one loop round.
 
     Args:
       rounds: values in all rounds, [rounds, ...], by the name of the tensor

@@ -58,7 +58,7 @@ class Stack:
     mesh_impl: mtf.MeshImpl,
     cpus: Sequence[str],
   ):
-    """Makes the variable of each device.
+    """Makes one variable per device, the stack of its slices.
 
     Args:
       variables: variables with equal shape, dtype and initializer.
