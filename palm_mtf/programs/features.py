@@ -20,15 +20,15 @@ FEATURE_DTYPES = {
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
-# Builds operations by which a server reads one part of a step's batch (a pod's
-# microbatch); returns a tensor per feature. Arguments: the name of the server's
-# CPU; the number of steps done before, [] int64; the index of the part, []
-# int32; and the number of parts.
+# A function that builds the operations by which a server reads one part (one
+# microbatch of one pod) of a step's batch, and returns a tensor per feature.
+# Arguments: name of the server's CPU; number of steps done before, [] int64;
+# index of the part in the batch, [] int32; number of parts in the batch.
 ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
 
 
 class ServerFeatures(NamedTuple):
-  """Features of a batch that servers read unless the client feeds them."""
+  """Names of a batch's features; servers read features that are not fed."""
 
   names: Sequence[str]
   read: ReadFeatures
@@ -97,8 +97,8 @@ def import_features(
   Args:
     mesh: mesh of the pod.
     placement: devices of the pod.
-    fed: for each process that imports the features, by the name of the
-      process's CPU: the placeholders on that CPU.
+    fed: {CPU: {feature: placeholder on that CPU}}, with the names of one CPU
+      per process that imports the features.
     features: dtypes and shapes, by name.
   """
   # Each process sends each of its devices only the device's rows.

@@ -31,9 +31,11 @@ class ForwardProgram:
       `build_forward_program` got the names.
     logits: [batch, length, vocab], LOGITS_DTYPE; do not depend on targets and
       loss_weights.
-    loss: [], float32: mean of -log p(target) in nats, by the loss weights.
+    loss: [], float32: mean of -log p(target), in nats, weighted by the loss
+      weights.
     weight_sum: [], float32: sum of the loss weights in the batch.
-    slices: each device's slice of every variable, by checkpoint name.
+    slices: every variable's slices on the devices, by the variable's name in
+      checkpoints.
   """
 
   features: dict[str, tf.Tensor]
@@ -56,7 +58,7 @@ def build_forward_program(
     config: the architecture.
     mesh_layout: devices and layout rules, checked against `config`.
     batch_size: sequences in one pass.
-    features: names of the features in every batch (features.FEATURE_DTYPES).
+    features: keys of FEATURE_DTYPES that every batch has.
 
   Raises:
     UserError: if a feature is unknown, or inputs or targets are missing.

@@ -35,7 +35,8 @@ class LossSums:
   Attributes:
     terms: sum of each term of the loss, by the term's name; "loss" is first.
       Training minimizes the sum of all terms.
-    weight: sum of the rows' loss weights; a sum divided by it is a mean.
+    weight: sum of the rows' loss weights; dividing `terms` by `weight` gives
+      means.
   """
 
   terms: Mapping[str, mtf.Tensor]

@@ -121,7 +121,7 @@ class AccumulatedSum(mtf.Operation):
     self._outputs = [mtf.Tensor(self, value.shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one addition per slice, and `value`'s pending all-reduce."""
+    """Lowers to an addition per slice; keeps the input's pending all-reduce."""
     mesh_impl = lowering.mesh_impl(self)
     sums, part, open_axes = _lay_out(
       lowering, self._accumulator, self.inputs[0]
@@ -136,7 +136,7 @@ class AccumulatedSum(mtf.Operation):
 def _lay_out(
   lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
 ) -> tuple[object, object, list[int]]:
-  """Returns both, laid out, and the axes of `value`'s pending all-reduce."""
+  """Returns both, in slices, and the mesh axes to all-reduce `value` over."""
   # Each device accumulates its own part of a sum over a split dimension. The
   # parts are all-reduced when the sum is read, once per step.
   sums = lowering.variables[accumulator].laid_out_tensor
@@ -157,8 +157,8 @@ def accumulate_sums(
     is_first: whether this microbatch is the first of its step, [], bool.
 
   Returns:
-    The sums over the step, to read in the call with the last microbatch; and
-    the operations to run on each earlier microbatch.
+    The sums over the step, to read in the session.run with the step's last
+    microbatch; and the operations to run on each earlier microbatch.
   """
   terms = sums.losses.terms
   values = {f"{name}_sum": value for name, value in terms.items()}
@@ -190,8 +190,8 @@ def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
   )
   exchanged = [[Exchange(x, y.mesh).outputs[0] for y in x] for x in numbers]
   for gradients in zip(*(x.gradients for x in pods), strict=True):
-    # No two devices of a pod send the same part of a gradient. A pod also
-    # rounds its own term to `dtype`, so that all pods add the same numbers.
+    # The devices of a pod send different parts of the gradient. A pod also
+    # rounds its own gradient to `dtype`, so that all pods add the same numbers.
     own = [OwnPart(x, dtype) for x in gradients]
     parts = [x.outputs[0] for x in own]
     exchanged.append([Exchange(parts, x.mesh, x).outputs[0] for x in own])
@@ -210,8 +210,8 @@ class Gradients:
   pod: int
   mesh: mtf.Mesh
   placement: Placement
-  features: dict[str, tf.Tensor]  # feeds of a microbatch's rows
-  copies: list[dict[str, tf.Tensor]]  # the same feeds in other servers
+  features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
+  copies: list[dict[str, tf.Tensor]]  # of `features`, on the pod's other hosts
   numbers: dict[str, tf.Tensor]  # from `PodBuilder.build_numbers`
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained variables
@@ -221,7 +221,7 @@ class Gradients:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-  """The update of one pod, after the exchange; tensors are [] float32.
+  """The update of one pod, after pods exchange sums; tensors are [] float32.
 
   All pods compute the update from the same sums, so that the variables of all
   pods stay equal.
@@ -281,7 +281,8 @@ class PodBuilder:
     Args:
       pod: index of the pod.
       placement: devices of the pod.
-      read: reads features in servers; None if the client feeds all features.
+      read: builds the operations by which servers read features; None if the
+        client feeds all features.
     """
     mesh = mtf.Mesh(self._graph, f"pod_{pod}")
     # The pod's process holds the placeholders, so that the client sends each
@@ -334,7 +335,7 @@ class PodBuilder:
   def build_numbers(
     self, pod: int, step: tf.Tensor, microbatch: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns the numbers that the devices of a pod need for a microbatch.
+    """Returns, by name, the numbers that a pod's devices need for a microbatch.
 
     Args:
       pod: index of the pod.
@@ -343,7 +344,7 @@ class PodBuilder:
     """
     k = tf.cast(step + 1, tf.float32)
     # Dropout of a row depends on SEED, the step, and the row's index in the
-    # batch of all pods, so that pods and microbatches make no difference.
+    # batch of all pods, not on how rows are divided into pods and microbatches.
     first_row = pod * self._pod_batch_size
     first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
     dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped

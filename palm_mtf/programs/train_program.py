@@ -34,13 +34,13 @@ class PodProgram:
   # Placeholders of the pod's rows of a microbatch, by name, in the order in
   # which `build_train_program` got the names.
   features: dict[str, tf.Tensor]
-  copies: list[dict[str, tf.Tensor]]  # the same feeds in other servers
+  copies: list[dict[str, tf.Tensor]]  # of `features`, on the pod's other hosts
   # Mean loss of these rows, for PaLM in nats per token, [] float32. Fetching
   # only `loss` runs only the forward pass. To average several fetches, weight
   # each by its `weight_sum`, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor
-  slices: dict[str, list[Slice]]  # by checkpoint name (mesh/placement.py)
+  slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
   # Adds these rows' losses and gradients to the accumulators of the step.
   accumulate: tf.Operation
 
@@ -55,8 +55,8 @@ class LoopProgram:
 
   One call for several steps pays because starting a call takes as long as a
   step of a small model. Feed TrainProgram.step with the number of steps done
-  before the call. A program of several pods has no loop, because hosts of pods
-  exchange gradients in each step.
+  before the call. A program of several pods has no loop, because the pods'
+  hosts exchange gradients in each step.
   """
 
   # Placeholders of the rows of every round (one microbatch of one step), by
@@ -66,8 +66,8 @@ class LoopProgram:
   max_steps: int
   num_steps: tf.Tensor  # feed the number of steps to run, [] int32
   # Number of steps that were run, [] int32. The loop ends early after a step
-  # whose loss or gradients are not finite. That step counts, but changes no
-  # variable.
+  # whose loss or gradients are not finite; the number includes this step, which
+  # changes no variable.
   num_done: tf.Tensor
   is_finite: tf.Tensor  # whether the last step is finite, [] bool
   metrics: dict[str, tf.Tensor]  # as in TrainProgram, [steps] float32 each
@@ -85,8 +85,8 @@ class TrainProgram:
   # The first rows of a batch go to the first pod, and so on; the first rows of
   # a pod are the pod's first microbatch.
   pods: list[PodProgram]
-  # Placeholder of the number of steps done before, [] int64. To measure the
-  # loss of other batches without dropout, do not feed it.
+  # Placeholder of the number of steps done before, [] int64. Do not feed it if
+  # only the loss is fetched, because the default, -1, turns dropout off.
   step: tf.Tensor
   microbatch: tf.Tensor  # index of the microbatch in the step, [] int32
   num_microbatches: int
@@ -97,8 +97,8 @@ class TrainProgram:
   # Terms of the loss (PaLM: "loss", in nats per token, and "z_loss") and
   # "grad_norm", by name, [] float32 each.
   losses: dict[str, tf.Tensor]
-  # `losses`, "learning_rate", and root mean squares of parameters and updates
-  # (optim/adafactor.py), by name, [] float32 each.
+  # `losses`, "learning_rate", and root mean squares: "parameter_rms/<kind>" and
+  # "update_rms/<kind>" (`rms_by_kind` in optim/adafactor.py), [] float32 each.
   metrics: dict[str, tf.Tensor]
   # Sum of squares of each parameter's gradient, [parameters] float32.
   gradient_squares: tf.Tensor
@@ -173,7 +173,7 @@ def build_program(
   devices: Devices | None = None,
   read: ReadFeatures | None = None,
 ) -> TrainProgram:
-  """Builds gradients, exchange and update in the current tf.Graph.
+  """Builds a training step of any model in the current tf.Graph.
 
   Args:
     loss_function: model and loss of a microbatch.
@@ -182,7 +182,8 @@ def build_program(
     batch_size: rows in one step, over all pods.
     pods: number of pods, and the dtype of gradients between them.
     devices: devices of the pods; None for the CPUs or GPUs of this process.
-    read: reads features in servers; None if the client feeds all features.
+    read: builds the operations by which servers read features; None if the
+      client feeds all features.
   """
   devices = devices or local_devices(mesh_layout.num_devices, pods.num_pods)
   builder = PodBuilder(
@@ -249,7 +250,7 @@ def _drop_accumulators(
 def _lower_step(
   pod: Gradients, updates: Sequence[Update], lowering: Lowering
 ) -> dict[str, object]:
-  """Lowers the last call of a step; returns fields of TrainProgram by name."""
+  """Lowers what a step's last call runs; returns fields of TrainProgram."""
   operations = [x for update in updates for x in update.operations]
   # All pods compute the same numbers, so only the first pod's are fetched.
   update = updates[0]
@@ -290,7 +291,11 @@ def _lower_loop(
   update: Update,
   mesh_layout: DeviceMesh,
 ) -> LoopProgram:
-  """Lowers a loop over several steps of a pod; call `_lower_step` first."""
+  """Lowers a loop over several steps of a pod.
+
+  Call `_lower_step` first, because a loop uses only variables that an earlier
+  computation has used.
+  """
   num_microbatches = mesh_layout.num_microbatches
   num_rounds = mesh_layout.steps_per_loop * num_microbatches
   with tf.device(pod.placement.cpu):
