@@ -40,13 +40,13 @@ class ParameterName(NamedTuple):
 
   @property
   def kind(self) -> str:
-    """In PaLM one of "embedding", "norm", "attention" and "mlp"."""
+    """The kind, in PaLM "embedding", "norm", "attention" or "mlp"."""
     first = self.part.partition("/")[0]  # "norm", "mlp_norm", "final_norm", ...
     return "norm" if first.endswith("norm") else first
 
   @property
   def last(self) -> str:
-    """The last word: "q" of "attention/q"."""
+    """The text after the last slash, such as "q" for "attention/q"."""
     return self.part.rpartition("/")[2]
 
   @property
@@ -95,7 +95,7 @@ def attention_blocks(length: int) -> list[tuple[int, int]]:
 
 
 def num_keys(end: int, length: int, has_prefix: bool) -> int:
-  """Returns how many keys a block of queries reads, from position 0 on.
+  """Returns how many keys, from position 0 on, a block of queries reads.
 
   A block reads keys up to its own end, because the causal mask hides all later
   keys. With a prefix a block reads all keys, because the prefix may continue
@@ -104,7 +104,8 @@ def num_keys(end: int, length: int, has_prefix: bool) -> int:
   Args:
     end: first position after the block.
     length: number of positions in a sequence.
-    has_prefix: whether inputs attend to one another in both directions.
+    has_prefix: whether a sequence starts with inputs that attend to one another
+      in both directions.
   """
   return length if has_prefix else end
 
@@ -146,10 +147,11 @@ def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
 def distinct_parameters(
   config: PalmConfig,
 ) -> list[tuple[str, tuple[int, ...], int]]:
-  """Returns (name, shape, count); layer 0 stands for all layers.
+  """Returns (name, shape, count) for parameters in layer 0 and outside layers.
 
-  `count` is the number of layers, or 1 for a parameter outside the layers, so
-  that sums over parameters take the same time for any number of layers.
+  `count` is the number of layers if the parameter is in layer 0, which stands
+  for all layers; else 1. Sums over the result take the same time for any number
+  of layers.
   """
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
@@ -191,7 +193,7 @@ def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
 
 
 def count_parameters(config: PalmConfig) -> int:
-  """Returns the number of parameters without norm scales (PaLM Table 1)."""
+  """Returns the number of parameters, as in PaLM's Table 1: no norm scales."""
   # vocab d_model + num_layers (2 d_model heads d_kv     q and o
   #                             + 2 d_model d_kv         k and v
   #                             + 3 d_model d_ff)        wi_gate, wi and wo

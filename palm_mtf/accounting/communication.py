@@ -63,7 +63,8 @@ def sent_bytes(
 ) -> dict[str, int]:
   """Returns the bytes of gradients that a pod sends to one other pod.
 
-  Keys are names of parameters; a parameter of layer 0 stands for all layers.
+  Keys are parameters' names. Layer 0 stands for all layers: the value of a
+  parameter in layer 0 is the sum over all layers.
   """
   width = DTYPE_BYTES[pods.dcn_dtype]
   # Devices that hold the same slice divide the slice into parts, and each sends
@@ -78,7 +79,7 @@ def sent_bytes(
 def exchange_secs(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
 ) -> tuple[float, float]:
-  """Returns the seconds to send the embedding's gradient, and all others'."""
+  """Returns seconds to send (the embedding's gradient, all other gradients)."""
   sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
   embedding = sent.pop("embedding")
@@ -133,9 +134,10 @@ class _Traffic:
     num_bytes: int,
     times: int = 1,
   ) -> None:
-    """Adds collectives over `axes` of a tensor of `num_bytes` on each device.
+    """Adds `times` collectives over the mesh axes `axes`.
 
-    The tensor is the input of a reduce-scatter or the output of an all-gather.
+    `num_bytes` is the size, on each device, of an all-gather's output or of the
+    input of other collectives.
     """
     sizes = self.mesh.axes
     axes = tuple(a for a in sizes if a in axes and sizes[a] > 1)
@@ -228,7 +230,8 @@ def _add_activations(
     add_ends(heads, layers)
     traffic.add("all_reduce", (heads,), of_stream, layers)
   elif is_parallel:
-    # Sums over different axes are all-reduced before they are added.
+    # If different axes split the branches, each branch's sum is all-reduced
+    # before the two sums are added.
     for axis in (heads, d_ff):
       traffic.add("all_reduce", (axis,), of_stream, 2 * layers)
   else:
@@ -250,7 +253,7 @@ def _add_activations(
 def _add_stored(
   traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig
 ) -> None:
-  """Adds the collectives on weights that d_model_stored splits."""
+  """Adds collectives on weights whose d_model a d_model_stored rule splits."""
   stored = axes.get("d_model_stored")
   if stored is None:
     return
@@ -283,12 +286,15 @@ def _add_exchanged(
   width: int,
   count: int,
 ) -> None:
-  """Adds collectives on a gradient that pods exchange; `each` is its slice."""
+  """Adds collectives on a gradient that pods exchange.
+
+  `each` is a device's slice of the gradient, with `width` bytes per element.
+  """
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
-  # Parts are padded to equal sizes. Axes along which devices have equal
-  # gradients come first, because there a device takes its part without a
-  # message.
+  # Devices with the same slice divide the slice into parts, padded to equal
+  # sizes. Axes along which devices have equal gradients come first, because
+  # there a device takes its part without a message.
   numbers = each.num_replicas * -(-each.size // each.num_replicas)
   for axis in sorted(replicated, key=lambda axis: axis in summed):
     if axis in summed:
@@ -315,14 +321,15 @@ def _add_update(
     traffic.add("all_reduce", split[0], _FLOAT32)
   else:
     for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
-      # The first parameters are the embedding and those of the first layer.
+      # The first parameters are the embedding and those of layer 0, so merging
+      # saves one of a parameter's `count` all-reduces.
       joined = i < num_alike - 1
       traffic.add("all_reduce", axes, _FLOAT32, count - joined)
   dims_of = parameter_dims(dataclasses.replace(config, num_layers=1))
   for name, each, count in slices:
     dims = dims_of[name]
-    # Sums of squares: of the update, to clip it, and of the parameter, whose
-    # root mean square scales the update.
+    # The optimizer sums the squares of the update, to clip the update, and the
+    # squares of the parameter, whose root mean square scales the update.
     traffic.add("all_reduce", each.axes, _FLOAT32, 2 * count)
     if optimizer.second_moment != "factored" or len(dims) == 1:
       continue
@@ -333,8 +340,8 @@ def _add_update(
     of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
     num_rows = math.prod(each.sizes[:rank])
     num_columns = math.prod(each.sizes[rank:])
-    # The mean square of each row and of each column, and the mean of the rows'
-    # mean squares.
+    # Three all-reduces: for the mean square of each row, for the mean square of
+    # each column, and for the mean of the rows' mean squares.
     traffic.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
     traffic.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
     traffic.add("all_reduce", of_rows, _FLOAT32, count)
@@ -351,9 +358,9 @@ def axes_bandwidth(
   joined = device.chip_link_chips
   if joined is None or mesh.num_devices <= joined:
     return device.chip_link_bandwidth
-  # Devices are numbered with the last axis fastest. If a group of devices along
-  # `axes` spans several switches, the network links of all its devices on one
-  # switch carry the group's traffic to other switches.
+  # Device numbers change fastest along the last mesh axis. If a group of
+  # devices along `axes` spans several switches, the network links of all its
+  # devices on one switch carry the group's traffic to other switches.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
@@ -376,7 +383,8 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
   rings = dict.fromkeys(mesh.axes, 0.0)
   for size in where.chips:
-    # The last mesh axis spans a box of chips (`chips_of_replicas`).
+    # The last mesh axis spans a box of chips (`chips_of_replicas` in
+    # mesh/tpu/devices.py).
     part = math.gcd(left, size)
     left //= part
     if part > 1:
@@ -390,7 +398,7 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns `_rings` of the best placement if no TPU slice is named."""
+  """Returns the result of `_rings` for the best placement on unnamed slices."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

@@ -15,8 +15,8 @@ from palm_mtf.accounting.architecture import (
 from palm_mtf.config import MeshLayout, PalmConfig
 
 SCORES = "attention/scores"
-# For each product of two factors, the backward pass computes two more: the
-# gradient of each factor.
+# Training takes three times the forward pass's FLOPs: for each matrix product,
+# the backward pass computes the gradients of both factors.
 _PASSES = 3
 
 
@@ -24,16 +24,18 @@ _PASSES = 3
 def forward_flops(config: PalmConfig) -> Mapping[str, int]:
   """Returns the FLOPs of a token's forward pass by term, over all layers.
 
-  A term is a parameter's name without its layer, such as "mlp/wi", "embedding"
-  (the logits); or "attention/scores", attention to SEQUENCE_LENGTH positions.
+  A term is the matrix product with a parameter, named like the parameter but
+  without its layer, such as "mlp/wi" ("embedding" is the product that gives the
+  logits); or "attention/scores", attention to SEQUENCE_LENGTH positions.
   """
-  # A multiply-add counts as 2.
+  # A multiply-add counts as 2 FLOPs.
   terms: collections.Counter[str] = collections.Counter()
   for name, shape, n in distinct_parameters(config):
     if not parse_name(name).is_scale:
       terms[parse_name(name).part] += 2 * math.prod(shape) * n
-  # Attention has two products, q k^T and attention weights times v. The half
-  # that the causal mask hides counts too, as in the papers and other programs.
+  # Attention has two products, q k^T and attention weights times v. Products
+  # that the causal mask hides, about half, count too, as in other papers and
+  # programs.
   head_dims = config.num_layers * config.num_heads * config.d_kv
   terms[SCORES] = 4 * head_dims * config.sequence_length
   return terms
@@ -41,14 +43,15 @@ def forward_flops(config: PalmConfig) -> Mapping[str, int]:
 
 @functools.cache
 def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
-  """Returns the FLOPs that a token's backward pass repeats, by term."""
+  """Returns the forward FLOPs that the backward pass repeats, by term."""
   forward = forward_flops(config)
   if config.remat == "none":
     return {}
   if config.remat == "attention":  # repeats q k^T, not weights times v
     return {SCORES: forward[SCORES] // 2}
-  # The last products of attention and MLP are not repeated, because nothing
-  # reads their results; but a serial block's MLP reads attention's result.
+  # The backward pass does not repeat the last products of attention and of the
+  # MLP, because no gradient needs their results; but in a serial block the MLP
+  # needs the result of attention.
   unused = {"embedding", "mlp/wo"}
   if config.block == "parallel":
     unused.add("attention/o")
@@ -101,7 +104,8 @@ def mfu(
   Args:
     tokens_per_sec: tokens per second of all chips together.
     config: architecture.
-    peak_flops_per_sec: peak of all chips together, FLOP/s (hardware.py).
+    peak_flops_per_sec: peak of all chips together, FLOP/s, from
+      `hardware.peak_of_devices`.
   """
   return tokens_per_sec * train_flops_per_token(config) / peak_flops_per_sec
 
@@ -109,6 +113,6 @@ def mfu(
 def hfu(
   tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
 ) -> float:
-  """Returns the hardware FLOPs utilization: MFU that counts repeated FLOPs."""
+  """Returns the hardware FLOPs utilization, which counts repeated FLOPs too."""
   flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
   return tokens_per_sec * flops / peak_flops_per_sec

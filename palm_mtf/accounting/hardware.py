@@ -9,8 +9,7 @@ from palm_mtf import gin_path
 from palm_mtf.config import HardwareConfig, PalmConfig
 from palm_mtf.errors import UserError, did_you_mean
 
-# CHIP = "measured": the rate of a matrix product on this machine
-# (rates/measure.py).
+# The value of CHIP for this machine, whose rates rates/measure.py measures.
 MEASURED = "measured"
 
 # Rates that the devices of a chip share equally.
@@ -42,14 +41,15 @@ def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
   """Returns the peak of a chip in bfloat16, FLOP/s.
 
   Raises:
-    UserError: if CHIP is "measured", or its CHIP_BFLOAT16_FLOPS is not set.
+    UserError: if CHIP is "measured", or the chip's CHIP_BFLOAT16_FLOPS is not
+      set.
   """
   # No peak is assumed, because a wrong peak gives a plausible but wrong MFU.
   if chip != MEASURED and hardware.chip_bfloat16_flops:
     return hardware.chip_bfloat16_flops
   known = (MEASURED, *chip_names())
   # "h100" should suggest "h100_sxm", although by edit distance "v100" is
-  # nearer: names that begin with the text come first.
+  # nearer, so names that begin with the text come first.
   name = str(chip).lower()
   guess = did_you_mean(name, [x for x in known if x.startswith(name)] or known)
   raise UserError(

@@ -38,7 +38,7 @@ from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
 PASSES = ("blocks", "attention", "loss", "weights")
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# Kernels that are joined into one matrix for a product (model/projection.py).
+# model/projection.py joins these kernels into one matrix, for one product.
 _JOINED = ("q", "k", "v", "wi_gate", "wi")
 
 # A thread reads this many bytes in about 0.2 ms. For fewer bytes, waiting for a
@@ -81,7 +81,8 @@ def parameter_slices(
   shapes = parameter_shapes(config)
   for name, dims in parameter_dims(config).items():
     split = ["d_model_stored" if dim == "d_model" else dim for dim in dims]
-    # Rounded up, because the last rows of the embedding may be padding.
+    # Sizes are rounded up, because the last rows of the embedding may be
+    # padding.
     sizes = tuple(
       -(-size // mesh.axis_size_of(dim))
       for size, dim in zip(shapes[name], split, strict=True)
@@ -98,7 +99,7 @@ def parameter_slices(
 def distinct_slices(
   config: PalmConfig, mesh: MeshLayout
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns (name, slice, count); layer 0 stands for all `count` layers."""
+  """Returns (name, slice, count), with the count of `distinct_parameters`."""
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
     (name, each, 1 if parse_name(name).layer is None else config.num_layers)
@@ -115,7 +116,7 @@ def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 
 
 def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element of a gradient while devices sum it."""
+  """Returns the bytes per element with which devices sum a gradient."""
   if mesh.gradient_dtype == "float32" or parse_name(name).is_scale:
     return DTYPE_BYTES["float32"]
   return DTYPE_BYTES[config.activation_dtype]
@@ -190,7 +191,8 @@ def block_numbers(config: PalmConfig, mesh: MeshLayout) -> float:
   recomputed until its backward pass ends.
   """
   w = widths(config, mesh)
-  # Inputs of norms, the joined product, and the result of attention.
+  # A block keeps the inputs of norms, the product with the joined kernels, and
+  # the result of attention.
   kept = _num_norms(config) * w.stream + w.columns + w.queries
   # REMAT = "attention" recomputes attention weights.
   return kept + (0 if config.remat == "attention" else w.scores)
@@ -229,8 +231,8 @@ def working_bytes(
   """Returns the peak bytes of activations in addition to `kept_bytes`."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   # The backward pass of a block holds the gradients of attention weights and
-  # scores, of the joined product and its parts, and of the stream; and a norm,
-  # q, k, v and the hidden layer, which are recomputed.
+  # scores, of the joined product and its parts, and of the stream. It also
+  # holds recomputed values: a norm's output, q, k, v and the hidden layer.
   of_token = 2 * w.block_scores + 2 * w.columns + 2 * w.stream
   of_token += w.stream + w.queries + w.keys_and_values + w.hidden
   if config.remat == "layer":
@@ -245,8 +247,9 @@ def working_bytes(
 def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of cast, gathered and joined copies of weights.
 
-  Copies of one layer and of the embedding count, and full gradients before
-  their reduce-scatter; the float32 weights themselves do not.
+  Copies of one layer's weights and of the embedding count, and so do full
+  gradients before their reduce-scatter. The float32 weights themselves do not
+  count.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
@@ -265,7 +268,7 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
 def exchange_bytes(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> int:
-  """Returns the bytes of other pods' gradients and of the sum over pods."""
+  """Returns the bytes of other pods' gradients and of the sum over all pods."""
   if pods.num_pods == 1:
     return 0
   width = DTYPE_BYTES[pods.dcn_dtype]
@@ -278,13 +281,15 @@ def exchange_bytes(
 
 
 def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
-  """Returns how many elements per token the passes of a block read and write.
+  """Returns how many elements per token a block's passes read and write.
 
-  Keys are kinds of passes: "blocks" and "attention".
+  A pass is an operation over a tensor other than a matrix product, such as a
+  norm or a sum. Keys are "blocks" and "attention", two of `PASSES`.
   """
   w, norms = widths(config, mesh), _num_norms(config)
   read = w.queries + w.keys_and_values + w.hidden
-  # Forward: norms and residual sums, the split of the joined product, softmax.
+  # The forward pass computes norms, residual sums and the softmax, and splits
+  # the product with the joined kernels.
   forward = {
     "blocks": norms * (2 * w.stream + 3 * w.residual) + w.columns + read,
     "attention": 2 * w.scores,
@@ -311,26 +316,32 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
 def activation_traffic(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns the bytes that passes over activations move in a step, by kind."""
+  """Returns the bytes that passes (`block_passes`) move per step, by kind.
+
+  The kinds are those of `PASSES` that read activations.
+  """
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   logits = _FLOAT32 if config.logits_dtype == "float32" else width
   of_token = {
     kind: config.num_layers * width * numbers
     for kind, numbers in block_passes(config, mesh).items()
   }
-  # The last norm, forward and again for the backward pass; the rows of the
-  # embedding; and the gradients of both. The embedding's gradient is summed in
-  # float32.
+  # Outside the blocks: the last norm, computed in the forward pass and again in
+  # the backward pass; the lookup of embedding rows; and the gradients of both.
+  # The embedding's gradient is summed in float32.
   of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
-  # The loss reads logits twice, for the sums over a row and for the gradient,
-  # and writes the gradient.
+  # The loss reads logits twice, once to sum over the vocabulary and once for
+  # the gradient, and writes the gradient.
   of_token["loss"] = w.vocab * (2 * logits + width)
   tokens = mesh.num_microbatches * device_tokens(config, mesh, pod_batch_size)
   return {kind: round(tokens * each) for kind, each in of_token.items()}
 
 
 def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes that casts and sums over microbatches move in a step."""
+  """Returns the bytes per step for casts of weights and sums of gradients.
+
+  The sums are those over microbatches.
+  """
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0
   for name, each, count in distinct_slices(config, mesh):
@@ -346,16 +357,16 @@ def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
 
 def update_traffic(kept: DeviceBytes) -> int:
   """Returns the bytes that the optimizer moves in a step."""
-  # It reads gradients three times, for the global norm, the second moment and
-  # the update; reads weights for their scale; and reads and writes weights and
-  # slots.
+  # The optimizer reads gradients three times, for the global norm, the second
+  # moment and the update; reads weights for their scale; and reads and writes
+  # weights and slots.
   return 3 * kept.gradients + 3 * kept.weights + 2 * kept.slots
 
 
 def step_traffic(
   config: PalmConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns the bytes that all passes move in a step, by kind."""
+  """Returns the bytes that passes (`block_passes`) move per step, by kind."""
   return {
     **activation_traffic(config, mesh, pod_batch_size),
     "weights": weight_traffic(config, mesh) + update_traffic(kept),

@@ -19,7 +19,7 @@ from palm_mtf.accounting.architecture import parse_name
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.errors import UserError
 
-# SECOND_MOMENT in a checkpoint of imported weights, which has no slots.
+# The SECOND_MOMENT of a checkpoint that holds imported weights and no slots.
 NO_MOMENTS = "none"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -54,7 +54,7 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 
 def row_rank(parameter: str) -> int:
-  """Returns the number of leading dimensions that are the rows of a matrix."""
+  """Returns how many leading dimensions of a parameter are a matrix's rows."""
   # A product sums over the rows: q [d_model, heads, d_kv] has d_model rows and
   # heads * d_kv columns, o [heads, d_kv, d_model] has heads * d_kv rows. Each
   # row of the embedding [vocab, d_model] is a token.
@@ -111,12 +111,12 @@ def slot_bytes(
 def check_same_slots(
   place: str, settings: Mapping[str, object], optimizer: AdafactorConfig
 ) -> None:
-  """Raises UserError unless a checkpoint has a run's optimizer slots.
+  """Raises UserError unless a checkpoint has the slots that a run needs.
 
   Args:
     place: path of the checkpoint.
-    settings: settings of the run that wrote it, by macro.
-    optimizer: optimizer settings of the run that resumes from it.
+    settings: settings of the run that wrote the checkpoint, by macro.
+    optimizer: optimizer settings of the run that resumes from the checkpoint.
   """
   if settings.get("SECOND_MOMENT") == NO_MOMENTS:
     raise UserError(

@@ -53,7 +53,7 @@ AnyConfig = Config | PlanConfig
 
 
 def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
-  """Returns the largest bytes that each part takes on a device in a step."""
+  """Returns the peak bytes in a step on one device, by part."""
   tensors = tensor_bytes(
     describe_remat(config.model, config.hardware),
     config.mesh_layout,
@@ -91,7 +91,7 @@ def tensor_bytes(
 
 
 def _process_bytes(config: AnyConfig) -> int:
-  """Returns a device's share of its process's memory, without tensors."""
+  """Returns a device's share of the process's memory, without tensors."""
   # With PODS = "in_process" all pods share one process; otherwise each pod has
   # its own process.
   pods, num_devices = config.pods, config.mesh_layout.num_devices
@@ -134,7 +134,7 @@ def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
 
 
 def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
-  """Yields configurations for the same devices that need less memory."""
+  """Yields configurations that need less memory on the same devices."""
   mesh = config.mesh_layout
   layouts, batch_axis = [mesh.layout], mesh.rules.get("batch")
   if batch_axis and "d_model_stored" not in mesh.rules:
@@ -242,7 +242,7 @@ def _parameters(config: AnyConfig) -> dict[str, int]:
 
 
 def _parts(step: StepTime) -> dict[str, float]:
-  """Returns the seconds of a step's parts in the order of a timeline."""
+  """Returns the seconds of a step's parts, in the order shown in a timeline."""
   return {
     "products": step.products,
     "passes": step.passes,

@@ -58,7 +58,7 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
     num_devices: devices of all pods together.
 
   Raises:
-    UserError: if no TPU slice has so many devices, or there are too many
+    UserError: if no TPU slice fits `num_devices`, or there are too many
       candidates.
   """
   most = _most_candidates(config, num_devices)
@@ -98,7 +98,8 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
         layout=layout,
         gradient_dtype=config.mesh_layout.gradient_dtype,
         tpu=tpu,
-        # With several pods, each step ends with an exchange of gradients.
+        # Several pods exchange gradients after each step, so a loop has only
+        # one step.
         steps_per_loop=config.mesh_layout.steps_per_loop
         if num_pods == 1
         else 1,

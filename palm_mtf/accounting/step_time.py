@@ -41,7 +41,7 @@ Collective = tuple[str, tuple[str, ...]]  # kind and axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTime:
-  """Seconds of the parts of a step, one after another."""
+  """Seconds of each part of a step; the parts run one after another."""
 
   products: float
   passes: float
@@ -49,7 +49,7 @@ class StepTime:
   update: float
   exchange: float  # that no computation hides
   hidden_exchange: float  # during the backward pass
-  # Bytes of collectives, of all devices of a pod together.
+  # Bytes that collectives move, summed over all devices of a pod.
   moved: Mapping[Collective, int]
 
   @property
@@ -158,7 +158,7 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
 
 
 def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
-  """Returns the bytes/s of a device's passes, by kind (memory.py)."""
+  """Returns the bytes/s of a device's passes, by kind (`memory.PASSES`)."""
   measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
   return {
     kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in PASSES
@@ -166,6 +166,6 @@ def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
 
 
 def pod_link(config: Config | PlanConfig, rates: HardwareConfig) -> Link:
-  """Returns a pod's link to other pods, with the bandwidth of all devices."""
+  """Returns a pod's link to other pods, which all its devices share."""
   bandwidth = rates.chip_dcn_bandwidth or math.inf
   return Link(bits_per_sec=8 * bandwidth * config.mesh_layout.num_devices)

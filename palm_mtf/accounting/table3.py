@@ -13,7 +13,7 @@ from palm_mtf.config import HardwareConfig, PalmConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-  """A row of the table, with numbers from the paper on that model.
+  """A row of PaLM's Table 3, with numbers from the paper on the row's model.
 
   Attributes:
     name: the model.
@@ -104,8 +104,9 @@ def table3(
 ) -> list[dict[str, object]]:
   """Returns rows: published MFU; computed MFU with and without attention; HFU.
 
-  HFU is computed for the paper's recomputation, and for REMAT = "layer" at the
-  same speed. `hardware_of` returns the rates of a chip of gin/hardware.
+  HFU is computed twice: for what the paper's run recomputed, and for REMAT =
+  "layer" at the same tokens per second. `hardware_of` returns the rates of the
+  chip with a given name.
   """
   rows = []
   for run in RUNS:
@@ -130,7 +131,8 @@ def table3(
       row["mfu"] = rate * (products + attention)
       row["mfu_without_attention"] = rate * products
       if run.repeated_share is not None:
-        # The run repeats a share of the products and all attention (Table 22).
+        # The run repeats a share of the products and all attention (PaLM, Table
+        # 22).
         again = run.repeated_share * products / 3 + attention / 3
         row["hfu"] = rate * (products + attention + again)
         ours = dataclasses.replace(run.shape, remat="layer")
