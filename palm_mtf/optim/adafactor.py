@@ -36,7 +36,7 @@ from palm_mtf.optim.second_moment import (
   full_update,
 )
 
-# Moments start at zero; v needs no bias correction, because beta2 is 0 at the
+# m and v start at zero; v needs no bias correction, because beta2 is 0 at the
 # first step. A part of the algorithm that AdafactorConfig turns off costs
 # neither memory nor time.
 #
@@ -93,7 +93,7 @@ def _factored_step(values, g, scalars, row, column):
 
 
 class _Parameter:
-  """A lowered variable with its optimizer slots, and its update."""
+  """Updates one lowered variable and its optimizer slots."""
 
   def __init__(
     self,
@@ -104,7 +104,8 @@ class _Parameter:
     gradient: mtf.Tensor,
     center: float,
   ):
-    # `slots` maps names to slots; `scalars` are the clip factor and 1 - beta2.
+    # `slots` maps the names of optimizer slots to variables; `scalars` are the
+    # clip factor and 1 - beta2.
     # The variable p decays towards `center`, and RMS(p) measures p - center.
     self.name = variable.name
     self.center = center
@@ -123,7 +124,8 @@ class _Parameter:
     self._p = values.pop("")
     self._g = lowering.tensors[gradient]
     self._clip, self._decay = (lowering.tensors[x] for x in scalars)
-    # u is computed from v, or if v is factored from r and c after the step.
+    # u is computed from v or, if v is factored, from the next row means r and
+    # column means c.
     self._moment, self._next_means = tuple(values.values()), ()
     self._squares, self._step, self._factors = _full_squares, _full_step, ()
     if len(self._moment) > 1:
@@ -143,12 +145,12 @@ class _Parameter:
     return self._all_reduce(squares)
 
   def update_squares(self):
-    """Returns the sum of u^2, [] float32, laid out."""
+    """Returns the sum of u^2 (u is the update), [] float32, laid out."""
     operands = self._g, self._clip, self._decay, *self._moment
     return self._all_reduce(self._mesh_impl.slicewise(self._squares, *operands))
 
   def assign(self, scalars, is_finite) -> list[tf.Operation]:
-    """Returns the assignments of p and its optimizer slots, per slice.
+    """Returns operations that assign each slice of p and of its slots.
 
     Args:
       scalars: clip factor, 1 - beta2, beta1, step size, the share by which p
@@ -175,10 +177,10 @@ class _Parameter:
 
 
 class AdafactorUpdate(mtf.Operation):
-  """Updates variables and their moments, by root mean squares that they share.
+  """Updates variables that share one root mean square, and their moments.
 
   Attributes:
-    sums_of_squares: sums of squares of each variable, then of each update.
+    sums_of_squares: one SumOfSquares per variable, then one per update.
   """
 
   def __init__(
@@ -280,7 +282,7 @@ class AdafactorUpdate(mtf.Operation):
       step_size *= scale
     if config.update_clip is not None:
       step_size /= tf.maximum(1.0, tf.sqrt(u_square) / config.update_clip)
-    # `shrink` is lr^2 and not 1 - lr^2, which would lose digits of lr^2.
+    # `shrink` is lr^2 and not 1 - lr^2, because 1 - lr^2 loses digits of lr^2.
     shrink = 0.0
     if is_decayed and config.weight_decay_exponent is not None:
       shrink = learning_rate**config.weight_decay_exponent
@@ -304,7 +306,7 @@ def adafactor_updates(
     scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
     is_finite: whether the step's losses and gradient norm are finite, [] bool;
       otherwise nothing is updated.
-    config: settings; the schedule, GRADIENT_CLIP and Z_LOSS are not read.
+    config: settings, of which schedules, GRADIENT_CLIP and Z_LOSS are unused.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
   return [
@@ -338,7 +340,10 @@ _STACKED_WITH = {
 
 
 def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
-  """Groups variables that share a root mean square, by index in `names`."""
+  """Returns groups of variables that share a root mean square.
+
+  A variable is given by its index in `names`.
+  """
   # For ["layer_000/mlp/wi", "final_norm/scale", "layer_001/mlp/wi"] and
   # "stacked" the groups are [[0, 2], [1]].
   groups: dict[str, list[int]] = {}
@@ -361,7 +366,7 @@ def is_decayed(name: str, weight_decay_on: str) -> bool:
 
 
 def center_of(name: str, norm_scale: str) -> float:
-  """Returns what a parameter decays towards: 1 for centered scales, else 0."""
+  """Returns the value towards which a parameter decays: 1 or 0."""
   # Google's published code stores a norm's scale minus 1, and so its optimizer
   # works on scale - 1. Ours does so if NORM_SCALE is "zero_centered", but
   # checkpoints always hold the scale itself.
@@ -377,19 +382,19 @@ class SumOfSquares(NamedTuple):
   of: str
   variable: str
   size: int  # number of elements of the variable
-  # the sum, [] float32; a tf.Tensor once the mesh is lowered
+  # the sum, [] float32; a tf.Tensor once the graph is lowered
   value: mtf.Tensor | tf.Tensor
 
 
 def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
   """Adds up float32 tensors of one shape in the given order."""
-  # Not tf.add_n, which adds the other terms to a term whose buffer nothing else
-  # holds. Which term that is, and so the last bit, may differ between steps.
+  # tf.add_n would begin with any term whose buffer nothing else holds. This
+  # term may differ between steps, and with it the last bit of the sum.
   return tf.reduce_sum(tf.stack(terms), axis=0)
 
 
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
-  """Returns root mean squares by the name of their metric, [] float32 each.
+  """Returns root mean squares by metric name, [] float32 each.
 
   Names are "update_rms/<kind>" and "parameter_rms/<kind>". A kind is
   "embedding", "norm", "attention" or "mlp", and has variables of all layers.

@@ -31,7 +31,11 @@ def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
 
 
 def global_norm(sums: Sequence[mtf.Tensor]) -> mtf.Tensor:
-  """Returns the norm of all gradients as one vector, from `sums_of_squares`."""
+  """Returns the L2 norm of all gradients together, [] float32.
+
+  Args:
+    sums: sum of squares of each gradient, from `sums_of_squares`.
+  """
   return mtf.sqrt(mtf.add_n(sums))
 
 
@@ -39,7 +43,7 @@ def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
   """Returns whether no number is infinite or NaN, [] bool.
 
   Args:
-    numbers: [], float32 each, on one mesh.
+    numbers: tensors of one mesh, [] float32 each.
   """
   return mtf.cwise(
     lambda *xs: tf.reduce_all(tf.math.is_finite(tf.stack(xs))),

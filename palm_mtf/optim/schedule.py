@@ -32,6 +32,6 @@ def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
 
 def one_minus_beta2(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
   """Returns 1 - beta2(k), [] float32, for step k, [] float32."""
-  # Not beta2, because at PaLM's last step 1 - beta2 is 5e-5, and in float32
-  # 1 - (1 - 5e-5) has a relative error of a thousandth.
+  # Callers do not subtract beta2 from 1: at PaLM's last step 1 - beta2 is 5e-5,
+  # and in float32 1 - (1 - 5e-5) has a relative error of a thousandth.
   return tf.pow(k, -config.beta2_exponent)

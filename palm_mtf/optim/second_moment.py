@@ -16,9 +16,9 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
-# The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018), with
-# means in place of sums, which give the same u. For a matrix of m x n this form
-# keeps m + n numbers.
+# The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018). It
+# keeps means instead of sums, which give the same u: m + n
+# numbers for an m x n matrix.
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 
@@ -28,7 +28,7 @@ def _next_moment(g, v, one_minus_beta2):
 
 
 def full_update(g, one_minus_beta2, v):
-  """Returns u and the next v, both with the shape of g."""
+  """Returns the update u and the next v, both with the shape of g."""
   v = _next_moment(g, v, one_minus_beta2)
   return g * tf.math.rsqrt(v), v
 
@@ -54,7 +54,7 @@ def _row_and_column_sums(g, clip, rows):
 
 
 class FactoredMoment:
-  """One step of a lowered matrix's row means r and column means c."""
+  """The factored second moment of a lowered matrix: row and column means."""
 
   def __init__(
     self,
@@ -69,7 +69,7 @@ class FactoredMoment:
       mesh_impl: devices and layout.
       dims: dimensions of the matrix.
       sizes: sizes of the dimensions without padding; means exclude padding.
-      rows: number of leading dimensions that are rows.
+      rows: number of leading dimensions whose indices form the row index.
     """
     self._mesh_impl = mesh_impl
     self._row_dims, self._column_dims = dims[:rows], dims[rows:]
@@ -81,7 +81,7 @@ class FactoredMoment:
 
     Args:
       g: the gradient, laid out, any float dtype.
-      clip: factor of the gradient, [] float32.
+      clip: factor by which g is multiplied, [] float32.
       one_minus_beta2: 1 - beta2, [] float32.
       row: r before the step, float32.
       column: c before the step, float32.
@@ -113,7 +113,7 @@ class FactoredMoment:
     return tuple(means)
 
   def row_and_column_factors(self, row, column) -> tuple:
-    """Returns the factors of g: 1 / sqrt(r / mean(r)) and 1 / sqrt(c)."""
+    """Returns 1 / sqrt(r / mean(r)) and 1 / sqrt(c), the factors of g in u."""
     # If rows are split, the sum of r, one number, is all-reduced.
     total = self._mesh_impl.slicewise(tf.reduce_sum, row)
     total = self._all_reduce(total, self._row_dims)
