@@ -367,6 +367,6 @@ def test_a_layout_that_splits_d_model_is_refused():
   with pytest.raises(UserError) as error:
     logits(layout)
   assert str(error.value) == (
-    "transformer/block_000/layer_000/norm reads d_model whole, which the "
+    "transformer/block_000/layer_000/norm needs all of d_model, which the "
     "layout splits: take d_model out of the layout rules."
   )
