@@ -13,10 +13,11 @@ from palm_mtf._tf import (
 from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.ops.xla import fused, in_xla_computation
 
-# A CPU that cannot multiply bfloat16 computes a product in float32 and rounds
-# the result once. The numbers are the same, because the product of two bfloat16
-# numbers is exact in float32, and all CPUs add up in float32. On such a CPU
-# TensorFlow's bfloat16 products are slow, and oneDNN has none.
+# For a CPU that cannot multiply bfloat16, `einsum` and `matmul` compute in
+# float32 and round the result once. Other CPUs get the same numbers, because
+# the product of two bfloat16 numbers is exact in float32, and all CPUs add up
+# in float32. On such a CPU TensorFlow's bfloat16 products are slow, and oneDNN
+# has none.
 
 
 def is_emulated(x: tf.Tensor) -> bool:
@@ -50,8 +51,8 @@ def matmul(
     y: [inner, columns], or [columns, inner] if `transpose_b`.
     transpose_a: whether x is transposed.
     transpose_b: whether y is transposed.
-    dtype: dtype of the product: float32, if it must not be rounded to the dtype
-      of x; None is the dtype of x.
+    dtype: dtype of the product: the dtype of x, or float32; None means the
+      dtype of x.
   """
   dtype = dtype or x.dtype
   emulated = is_emulated(x)
@@ -79,9 +80,9 @@ def _xla_matmul(x, y, transpose_a, transpose_b, dtype):
   )
 
 
-# TensorFlow has no public function for `packed_matmul`, a product of oneDNN,
-# its CPU library. The product exists if TensorFlow was built with oneDNN, in
-# the dtypes that the CPU multiplies. Callers check both first (`has_kernel`,
+# `packed_matmul` calls oneDNN (TensorFlow's CPU library) by an operation that
+# has no public function. It exists if TensorFlow was built with oneDNN, in the
+# dtypes that the CPU multiplies. Callers check both conditions (`has_kernel`,
 # machine/processors.py), because oneDNN ends the process if it lacks a product.
 
 
@@ -97,10 +98,10 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     x: [rows, inner], bfloat16 or float32.
     w: [inner, outer], dtype of x.
   """
-  # TensorFlow's graph rewriting turns a product with a constant into the
-  # operation below. The operation packs `w` when it first runs and keeps the
-  # packed copy, so that later changes of `w` would have no effect. A plain
-  # product packs bfloat16 weights at every call.
+  # The operation below packs `w` when it first runs and keeps the packed copy,
+  # so that later changes of `w` would have no effect. A plain product packs
+  # bfloat16 weights at every call. (TensorFlow's graph rewriting would turn a
+  # product with a constant into this operation.)
   value = attr_value_pb2.AttrValue
   operation = ops.get_default_graph()._create_op_internal(
     "_MklNativeFusedMatMul",

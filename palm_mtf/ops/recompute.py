@@ -16,7 +16,7 @@ from palm_mtf._tf import mtf
 
 
 class _Delay(mtf.Operation):
-  """Outputs its first input once the second is computed."""
+  """Outputs its first input once its second input is computed."""
 
   # Mesh TensorFlow's own recompute_grad delays the first input by adding a tiny
   # multiple of the second, which may change bits. Without any dependency,
@@ -35,7 +35,7 @@ class _Delay(mtf.Operation):
 
 
 def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-  """Returns a copy of x that waits for `signal`; both have any shape."""
+  """Returns a copy of x that waits for `signal`, a tensor of any shape."""
   return _Delay(x, signal).outputs[0]
 
 
@@ -44,7 +44,7 @@ _is_kept = contextvars.ContextVar("is_kept", default=False)
 
 @contextlib.contextmanager
 def keep_all() -> Iterator[None]:
-  """Makes `recompute` return its x unchanged, in a block recomputed whole."""
+  """Makes `recompute` return x unchanged while a whole block is recomputed."""
   token = _is_kept.set(True)
   try:
     yield
@@ -53,11 +53,11 @@ def keep_all() -> Iterator[None]:
 
 
 def recompute(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-  """Returns x for the backward pass, recomputed if its operation can do so.
+  """Returns x for the backward pass; recomputes x if the operation of x can.
 
   Args:
     x: tensor of the forward pass.
-    signal: gradient, any shape; the result is not computed or read before it.
+    signal: gradient of any shape; x is not recomputed or read before `signal`.
   """
   if _is_kept.get():
     return x

@@ -11,8 +11,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.ops.recompute import delay
 
 SliceFn = Callable[..., object]
-# Takes the operation and each output's gradient (None if it has none), and
-# returns each input's gradient (None if it has none).
+# Takes the operation and the gradient of each output, and returns the gradient
+# of each input. An output or input without a gradient has None.
 GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
@@ -30,8 +30,8 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
 
 
 def native_threads(mesh_impl: mtf.MeshImpl) -> int:
-  """Returns the threads per C++ operation; 0 if devices can run none."""
-  # Mesh implementations of other projects have no such attribute.
+  """Returns threads per C++ operation; 0 if devices have no C++ operations."""
+  # Mesh implementations of other projects have no attribute `native_threads`.
   return getattr(mesh_impl, "native_threads", 0)
 
 
@@ -51,7 +51,7 @@ class ByDevice:
     anywhere: the function in TensorFlow, for any device.
     native: function in C++ that does the same, or None. Its first argument is
       the number of threads. It may omit the last outputs; a native function
-      that has such an output as an input gets None for this input.
+      that takes such an output as an argument gets None.
   """
 
   anywhere: SliceFn
@@ -72,7 +72,8 @@ class WholeSlice(mtf.Operation):
   are partial sums, which are all-reduced over the mesh axis of the dimension.
   """
 
-  # A layer made of small mtf operations would pass over memory once for each.
+  # A layer made of small mtf operations would pass over memory once per
+  # operation.
 
   def __init__(
     self,
@@ -91,13 +92,13 @@ class WholeSlice(mtf.Operation):
     Args:
       fn: takes a slice of each input and returns a slice of each output: one
         tensor, or a tuple if there are several outputs.
-      inputs: any shapes and dtypes, on one mesh.
+      inputs: tensors of one mesh, of any shapes and dtypes.
       outputs: shape and dtype of each output.
       splittable: names of the dimensions that a layout may split.
       gradient: computes gradients of the inputs; None if no gradient passes
         through the operation.
       offset_of: dimension (such as the vocabulary) whose first index in the
-        slice is passed to `fn` as an extra first argument; None passes none.
+        slice is an extra first argument of `fn`; None for no such argument.
       is_kept: whether the backward pass reads the outputs of the forward pass;
         otherwise it computes them again (recompute.py).
       name: name of the operation, made unique by the graph.
@@ -124,7 +125,7 @@ class WholeSlice(mtf.Operation):
     return self._gradient(self, *grad_ys)
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns the output x, delayed until `signal`; recomputed if not kept."""
+    """Returns output x after `signal`; recomputes x unless `is_kept`."""
     if self._is_kept:
       return delay(x, signal)
     # One delayed input delays the whole operation.

@@ -65,17 +65,17 @@ class Fill:
     """Returns a slice (see tf.slice) of the initial value, float32."""
     del shape, begin
     if self.number == 0:
-      # Not tf.fill, because TensorFlow would turn zeros of up to 10 MB into
-      # constants and keep several copies besides the variables.
+      # tf.fill is not used, because TensorFlow would turn zeros of up to 10 MB
+      # into constants and keep several copies besides the variables.
       return tf.raw_ops.Empty(shape=sizes, dtype=tf.float32, init=True)
     return self.full_value(name, sizes)
 
 
 class SlicedVariable(mtf.Variable):
-  """A variable without a master; `lowering.variables` maps it to its slices.
+  """A variable without a full copy; `lowering.variables` has its slices.
 
   Attributes:
-    initializer: gives the initial value.
+    initializer: computes the initial value.
     sizes: sizes of the dimensions without padding (zeros at their end).
   """
 
@@ -91,9 +91,9 @@ class SlicedVariable(mtf.Variable):
     trainable: bool,
     sizes: Sequence[int] | None,
   ):
-    # Not super().__init__, because mtf.Variable's constructor makes the master.
+    # mtf.Variable's constructor is not called, because it makes a full copy.
     mtf.Operation.__init__(self, [], mesh, name=name)
-    # mtf.Operation has changed the name if another pod's mesh has it too.
+    # mtf.Operation has changed the name if another pod's mesh has the name too.
     self._name = name
     self._dtype = mtf.VariableDType(
       stored_dtype, stored_dtype, activation_dtype
@@ -110,7 +110,7 @@ class SlicedVariable(mtf.Variable):
       self.graph.trainable_variables.append(self)
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns the value, cast again after `signal`; see recompute.py."""
+    """Returns the value, cast again after `signal`; see ops/recompute.py."""
     del x  # the only output
     return _Cast(self, signal).outputs[0]
 
@@ -151,11 +151,11 @@ def sliced_variable(
     mesh: mesh of the pod.
     name: name in a checkpoint, the same in every pod and layout.
     shape: dimensions, stored in this order.
-    initializer: gives the initial value.
+    initializer: computes the initial value.
     stored_dtype: dtype of the slices and of the checkpoint.
     activation_dtype: dtype of the returned value.
     trainable: False for variables of the optimizer.
-    sizes: sizes of the dimensions without padding; None if none is padded.
+    sizes: sizes of the dimensions without padding; None if there is no padding.
   """
   return SlicedVariable(
     mesh,
@@ -176,7 +176,7 @@ def make_variable(value: tf.Tensor, name: str) -> tf.Variable:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-  """Draws initial values by a TensorFlow initializer, equal on every device."""
+  """Initial values from a TensorFlow initializer, equal on every device."""
 
   initializer: Callable[..., tf.Tensor]
   seed: int  # of the run
@@ -211,7 +211,8 @@ class _NoMaster:
 def _no_master(
   getter: Callable, name: str, initializer: object = None, **unused: object
 ) -> _NoMaster:
-  # As in tf.get_variable, `initializer` may be a class, and None is Glorot's.
+  # As in tf.get_variable, `initializer` may be a class, and None means Glorot's
+  # uniform initializer.
   del getter, unused
   if initializer is None:
     initializer = tf.glorot_uniform_initializer
@@ -222,9 +223,9 @@ def _no_master(
 
 @contextlib.contextmanager
 def adopt_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
-  """Lets mtf.Variables that the body makes serve as SlicedVariables.
+  """Lets mtf.Variables made in the `with` body serve as SlicedVariables.
 
-  The variables then have no master, but an `initializer` and `sizes`.
+  Such a variable has no full copy (master), but has `initializer` and `sizes`.
 
   Args:
     mesh: mesh of one pod, on which the body makes variables.

@@ -82,10 +82,10 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
-  """Returns fn as a function that is traced once per graph, by tf2.function."""
-  # A tf2.function refers to the graph in which it was traced. Therefore the
-  # function is stored in the graph, so that both are freed together. In a weak
-  # dictionary from graphs to functions, a function would keep its graph alive.
+  """Returns a function that does the same as fn, traced once per graph."""
+  # tf2.function traces fn. A tf2.function refers to the graph in which it was
+  # traced. It is stored in that graph, so that both are freed together. In a
+  # weak dictionary from graphs to functions it would keep its graph alive.
   kept = "_functions_of_palm_mtf"
 
   def ours(*args: object) -> object:
@@ -182,10 +182,10 @@ def in_xla_computation() -> bool:
 
 
 # On a CPU XLA sums a tensor one number after another, and each addition waits
-# for the previous addition. Cutting a tensor into eight parts and adding these
-# uses vector instructions and all cores. (Sixteen parts are slow on old CPUs.)
-# TensorFlow's sums are not used, because their bits depend on the number of
-# cores.
+# for the previous addition. Cutting a tensor into eight parts and adding the
+# parts uses vector instructions and all cores. (Sixteen parts are slow on old
+# CPUs.) TensorFlow's sums are not used, because their bits depend on the number
+# of cores.
 _PARTS = 8
 
 # XLA passes sums of at least _MOST numbers to the library YNNPACK. In TF 2.21

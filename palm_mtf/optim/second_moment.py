@@ -17,8 +17,8 @@ from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
 # The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018). It
-# keeps means instead of sums, which give the same u: m + n
-# numbers for an m x n matrix.
+# keeps means instead of sums, which give the same u: m + n numbers for an m x n
+# matrix.
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 
