@@ -25,10 +25,10 @@ from palm_mtf.ops.xla import fused
 def visible_softmax(
   scores: tf.Tensor, visible: tf.Tensor, scale: float | tf.Tensor
 ) -> tf.Tensor:
-  """Returns the softmax of scale * scores [..., memory_length], masked.
+  """Returns the masked softmax of scale * scores; shape and dtype of `scores`.
 
   Args:
-    scores: [..., memory_length], any float dtype; the result has the same.
+    scores: [..., memory_length], any float dtype.
     visible: bool, broadcasts to the scores; the result is 0 where it is false.
     scale: 1 / sqrt(d_kv).
   """
@@ -89,12 +89,12 @@ class BlockedAttention:
   prefix LM.
 
   Attributes:
-    blocks: first position of each block, and first position after the block.
+    blocks: each block's first position, and the first position after the block.
     has_prefix: whether there is a prefix, which all positions see.
     scale: 1 / sqrt(d_kv).
     is_multi_head: whether each head has its own keys and values.
-    keeps_weights: whether `attend` returns the weights of each block, which
-      `gradient` then takes instead of masks.
+    keeps_weights: whether `attend` also returns the attention weights of each
+      block, which `gradient` then takes instead of masks.
   """
 
   # The products are not compiled together with the element-wise pass between
@@ -116,7 +116,7 @@ class BlockedAttention:
   def attend(
     self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *masks: tf.Tensor
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
-    """Returns [batch, length, heads, d_kv], and the blocks' weights if kept."""
+    """Returns the output, in the shape of q; and weights if `keeps_weights`."""
     outs, weights = [], []
     for begin, own, keys, values, *some in self._blocks_with_keys(
       q, k, v, *masks
@@ -177,7 +177,7 @@ class BlockedAttention:
     return _masked_softmax(scores, scale, begin, *masks)
 
   def _blocks_with_keys(self, q, *others) -> Iterator[list]:
-    """Yields for each block: its first position, q, keys, values, masks."""
+    """Yields each block's first position, q, keys, values and masks."""
     for own, (begin, end) in zip(
       self._split_blocks(q), self.blocks, strict=True
     ):
@@ -190,7 +190,7 @@ class BlockedAttention:
     return tf.split(x, [end - begin for begin, end in self.blocks], 1)
 
 
-# Not x[:, :length], which would make four operations for each of about 100
+# x[:, :length] would make four operations instead of one, for each of about 100
 # slices per layer and device.
 def _take_first(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
   """Returns the first `length` positions of xs [batch, memory_length, ...]."""
@@ -217,7 +217,7 @@ def _wait_for(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Slice:
-  """Attention of one slice: `blocked`, or C++, which never keeps weights."""
+  """Attention of one slice, by `blocked` or C++; C++ never keeps weights."""
 
   blocked: BlockedAttention
   num_masks: int
@@ -257,10 +257,10 @@ def self_attention(
       position attends only to its own document. None: one document per row.
     prefix: [batch, length], int32: 1 for a position that all positions of its
       document see, else 0. None means all 0. If given, `segments` must be too.
-    keeps_weights: whether the weights are kept for the backward pass, length *
-      memory_length numbers per head; otherwise the backward pass recomputes
-      weights, block by block. CPUs with a C++ compiler never keep weights
-      (native/self_attention.h).
+    keeps_weights: whether attention weights, length * memory_length numbers per
+      head, are kept for the backward pass; otherwise the backward pass
+      recomputes them, block by block. CPUs with a C++ compiler never keep
+      weights (native/self_attention.h).
 
   Returns:
     [batch, length, heads, d_kv], before the output projection.
@@ -279,8 +279,8 @@ def self_attention(
   of_slice = _Slice(blocked, len(masks))
 
   def gradient(op, dout, *_):
-    # The gradient reads or recomputes q, k, v and `out` only after `dout` is
-    # computed, so that weights and blocks of `out` are not kept until then.
+    # q, k, v and `out` are recomputed or read only after `dout` is computed, so
+    # that weights and blocks of `out` are not kept until then.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
     # In multi-query attention dk and dv are sums over `heads`. If `heads` is
     # split, WholeSlice all-reduces these sums.

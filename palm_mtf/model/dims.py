@@ -19,9 +19,9 @@ class Dims:
   # twice.
   length: mtf.Dimension
   memory_length: mtf.Dimension
-  # Width of the residual stream. If a layout splits it, this dimension is named
-  # d_model_stored in weights while no layer uses them, and d_model_residual in
-  # the residual stream between two blocks.
+  # Width of the residual stream. If a layout splits the width, the dimension is
+  # d_model_stored in weights while no layer uses them, d_model_residual in the
+  # residual stream between two blocks, and d_model elsewhere.
   d_model: mtf.Dimension
   d_model_stored: mtf.Dimension
   d_model_residual: mtf.Dimension
@@ -32,8 +32,8 @@ class Dims:
   d_kv: mtf.Dimension
   # Hidden layer of the MLP.
   d_ff: mtf.Dimension
-  # Rows of the tied embedding: one per token of the vocabulary, and padding to
-  # a multiple of the mesh axis that splits the rows.
+  # Rows of the tied embedding: one per token of the vocabulary, padded to a
+  # multiple of the size of the mesh axis that splits the rows.
   vocab: mtf.Dimension
 
 

@@ -13,9 +13,9 @@ from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
 # A random generator with a state would draw other masks under another layout.
-# Here a hash of each activation's position in the global batch decides whether
-# to drop it, so that the mask does not depend on how the batch is cut into
-# slices and microbatches.
+# Here a hash of an activation's position in the global batch decides whether to
+# drop the activation, so that the mask does not depend on how the batch is cut
+# into slices and microbatches.
 
 
 def _words(number):
@@ -66,7 +66,7 @@ class Dropout:
 
     Args:
       x: [batch, length, d_model], activation dtype.
-      place: number of the place in the model that x is from.
+      place: number that differs between the places in the model with dropout.
     """
 
     def drop(first_row, x, state):

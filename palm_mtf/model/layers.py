@@ -10,7 +10,7 @@ from palm_mtf.native.operations import IS_CENTERED
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused
 
-# Each layer is one pass over its slice. It computes in float32 under any
+# Each layer is one pass over a device's slice. It computes in float32 under any
 # activation dtype, and rounds only its result.
 
 NORM_EPSILON = 1e-6
@@ -58,7 +58,7 @@ def _embed_gradient(first, rows, tokens, dy):
 def embed(
   table: mtf.Tensor, tokens: mtf.Tensor, gradient_dtype: tf.DType | None = None
 ) -> mtf.Tensor:
-  """Looks up each token's row of the table; [batch, length, d_model].
+  """Looks up each token's row of the table; returns [batch, length, d_model].
 
   Args:
     table: [vocab, d_model], activation dtype.
@@ -129,8 +129,8 @@ def _layer_norm_gradient(y, rsqrt, dy):
   return (dx - tf.reduce_mean(dy, -1, keepdims=True)) * rsqrt
 
 
-# The norm and its gradient for each value of NORM. For those in IS_CENTERED
-# there are also operations in C++.
+# The norm and its gradient for each value of NORM. Norms in IS_CENTERED are
+# also operations in C++.
 _NORMS = {
   "layer_norm": (_layer_norm, _layer_norm_gradient),
   "rms_norm": (_rms_norm, _rms_norm_gradient),
@@ -161,8 +161,8 @@ def _to_rows(x):
 def _norm_gradient(x, scale, dy, kind):
   forward, backward = _NORMS[kind]
   shape, dtype = x.shape, x.dtype
-  # Reshaped to rows, because on CPUs XLA's sums over two dimensions take twice
-  # the time of sums over one dimension.
+  # x and dy become matrices, because on CPUs XLA's sums over two dimensions
+  # take twice the time of sums over one dimension.
   x, dy = _to_rows(x), _to_rows(dy)
   y, state = forward(tf.cast(x, tf.float32))
   dy = tf.cast(dy, tf.float32)
@@ -291,8 +291,9 @@ def gated_gradient(
 
 # If the size of the mesh axis that splits `vocab` does not divide VOCAB_SIZE,
 # the embedding has rows of zeros after its last token. The logits of these rows
-# are set to the dtype's least number, so that softmax gives 0 and no such logit
-# is the largest. They have no gradient, so that the rows stay zeros.
+# are set to the dtype's lowest number, so that softmax gives 0 and no such
+# logit is the largest. These logits have no gradient, so that the rows stay
+# zeros.
 
 
 def _exists(first, x, vocab_size):

@@ -36,14 +36,16 @@ def _fused_sums(row, logits):
 
 
 def _slice_sums(first, logits, targets, threads):
-  """Returns sums over the slice of `vocab` that begins at token `first`.
+  """Reduces the slice of `vocab` that begins at token `first`.
 
-  They are the largest logit, sum(exp(logits - largest)) and the target's logit,
-  0 if another slice holds the target; [batch, length] float32 each.
+  Returns:
+    The largest logit; sum(exp(logits - largest)); and the target's logit, or 0
+    if another slice holds the target; [batch, length] float32 each.
   """
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])
-  # C++ where possible: XLA would write exp(logits), in float32, to memory.
+  # C++ is used if possible, because XLA would write exp(logits) to memory, in
+  # float32.
   if threads:
     sums = native.sum_logits(rows, row, threads=threads)
   else:
@@ -115,7 +117,7 @@ class CrossEntropy(mtf.Operation):
     return [dlogits, None]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to at most three all-reduces of one number per token."""
+    """Lowers to at most three all-reduces, each of one number per token."""
     mesh_impl = lowering.mesh_impl(self)
     vocab = self.inputs[0].shape.dims[-1]
     axes = split_axes(mesh_impl, [vocab])
@@ -185,5 +187,5 @@ def weighted_sum(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
 
 
 def divisor(total_weight: mtf.Tensor) -> mtf.Tensor:
-  """Returns the divisor of a weighted mean, [] float32: never 0."""
+  """Returns the divisor of a weighted mean, [] float32, which is never 0."""
   return mtf.maximum(total_weight, _SMALLEST_WEIGHT)

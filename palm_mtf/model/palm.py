@@ -31,7 +31,7 @@ KeysAndValues = list[tuple[mtf.Tensor, mtf.Tensor]]
 
 
 class Palm:
-  """Forward pass over [batch, length] tokens."""
+  """The forward pass of the model over tokens, [batch, length]."""
 
   def __init__(
     self,
@@ -53,7 +53,7 @@ class Palm:
     self._weights = weights
     self._dropout = dropout
     # Positions count from the start of the row even if the row has several
-    # documents, because q k depends only on differences of positions.
+    # documents, because scores depend only on differences of positions.
     self._angles = rotary_tables(weights.mesh, dims.length, dims.d_kv)
 
   def logits(
@@ -91,8 +91,8 @@ class Palm:
       inputs: [batch, length], int32 in [0, vocab).
       segments: [batch, length], int32; see `logits`.
       prefix: [batch, length], int32; see `logits`.
-      keys_and_values: a list that receives the keys and values of each layer,
-        as attention reads them; only with REMAT = "none".
+      keys_and_values: a list to which each layer's keys and values are added,
+        as attention reads them (only with REMAT = "none"); or None.
 
     Returns:
       [batch, length, d_model], activation dtype.

@@ -22,11 +22,11 @@ from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused
 
-# On each device the product has the columns of the kernels' slices. One pass
-# over the product splits the columns, rotates q and k and applies SwiGLU.
-# Another pass computes the product's gradient. Both are in C++
-# (native/projection.h), or compiled by XLA for devices that lack the C++
-# operations.
+# On each device the product has the columns of the device's slices of kernels.
+# In the forward pass, one pass over memory splits the product into columns,
+# rotates q and k and applies SwiGLU; in the backward pass, another computes the
+# product's gradient. Both are in C++ (native/projection.h), or compiled by XLA
+# for devices that lack the C++ operations.
 
 Angles = tuple[tf.Tensor, tf.Tensor]
 
@@ -73,7 +73,7 @@ def read_product(
   Args:
     wide: product of all rows, [rows, columns].
     rows: sizes of the dimensions that count rows, such as [batch, length].
-    shapes: shape of each part in a row, such as [heads, d_kv] of q.
+    shapes: shape of one row of each part, such as [heads, d_kv] for q.
     angles: sin and cos by which the first two parts, q and k, are rotated,
       [length, d_kv / 2] float32 each; () if no part is rotated.
     is_gated: whether the last two parts are products with wi_gate and wi, which
@@ -98,7 +98,7 @@ _fused_read = fused(read_product)
 def kernel_gradient(
   x: tf.Tensor, gradient: tf.Tensor, *, on_cpu: bool
 ) -> tf.Tensor:
-  """Returns the gradient of a joined kernel, x^T gradient.
+  """Returns x^T gradient, the gradient of joined kernels.
 
   Args:
     x: [rows, d_model].
@@ -127,10 +127,10 @@ def _gates_gradient(wide, dy):
 
 @dataclasses.dataclass(frozen=True)
 class JoinedColumns:
-  """The columns of a product with joined kernels, on one device.
+  """The columns of a product of x with joined kernels, on one device.
 
   Attributes:
-    shapes: shape of each kernel, without d_model.
+    shapes: shape of each kernel's slice, without d_model.
     is_gated: whether the last two kernels are wi_gate and wi.
     threads: threads per C++ operation; 0 if the device has no C++ operations.
   """
@@ -201,7 +201,8 @@ class _Projection(mtf.Operation):
       [batch, place, *kernel.shape.dims[1:]]
       for place, kernel in zip(positions, kernels, strict=True)
     ]
-    # The columns of whole kernels; a device has only those of its slices.
+    # The output's shape has the columns of whole kernels, although a device has
+    # only the columns of its slices.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.num_read = len(kernels) - is_gated
@@ -217,8 +218,8 @@ class _Projection(mtf.Operation):
     """Returns the gradients of x and of the kernels."""
     num_angles = len(self.angles)
     gradients = grad_ys[: self.num_read]
-    # Not self.kernels, because the copy of this operation in a recomputed block
-    # (remat.py) has other inputs.
+    # Kernels are taken from self.inputs, because in the copy of this operation
+    # for a recomputed block (remat.py) they differ from self.kernels.
     x, *kernels = (
       recompute(each, gradients[0])
       for each in (self.inputs[0], *self.inputs[1 + num_angles :])
@@ -227,8 +228,9 @@ class _Projection(mtf.Operation):
     return [dx, *[None] * num_angles, *dkernels]
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns q, k, v or the hidden layer, read again; see ops/recompute.py."""
-    # All calls belong to one backward pass; all wait for the first signal.
+    """Returns x (q, k, v or the hidden layer), read from the product again."""
+    # All calls belong to one backward pass; all wait for the first call's
+    # signal.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
@@ -249,7 +251,8 @@ class _Projection(mtf.Operation):
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
-      # Not set_tensor_lowering, which checks slices against the output's shape.
+      # set_tensor_lowering would refuse the product, whose slices do not have
+      # the shape of the output's slices.
       lowering.tensors[output] = value
 
 
@@ -297,16 +300,20 @@ class _ProjectionGradient(mtf.Operation):
     ]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to two products on each device, if one axis splits all kernels."""
+    """Lowers to one product for the kernels, and to one or more for dx.
+
+    Adjacent kernels that the same mesh axes split share one product for dx.
+    """
     forward, impl = self._forward, lowering.mesh_impl(self)
     x, wide, *others = (lowering.tensors[each] for each in self.inputs)
     n, m = len(forward.angles), len(forward.angles) + len(forward.kernels)
     angles, kernels, gradients = others[:n], others[n:m], others[m:]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
-    # For each kernel, the mesh axes over which its part of dx must be summed.
-    # In multi-query attention the gradients of k and v are pending sums over
-    # slices of `heads`. dx and the kernels' gradients are all-reduced instead
-    # of these sums, because they are linear functions of the sums.
+    # `axes` holds, for each kernel, the mesh axes over which its part of dx
+    # must be summed. In multi-query attention the gradients of k and v are
+    # pending sums over slices of `heads`. Instead of these sums, dx and the
+    # kernels' gradients, which are linear functions of the sums, are
+    # all-reduced.
     axes = []
     for i, kernel in enumerate(forward.kernels):
       of = min(i, len(gradients) - 1)  # the gates share a gradient
@@ -364,9 +371,9 @@ class _ProjectionGradient(mtf.Operation):
 def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], slice]]:
-  """Groups adjacent kernels with equal axes; returns the axes and columns.
+  """Groups adjacent kernels with equal axes; returns (axes, slice) per group.
 
-  The columns of a group are a slice of the product's columns on a device.
+  The slice selects the group's columns from a device's columns of the product.
   """
   groups, end = [], 0
   for over, run in itertools.groupby(
@@ -395,7 +402,7 @@ def project(
   Args:
     x: [batch, length, d_model].
     kernels: [d_model, ...] each, dtype of x.
-    positions: dimension of the positions in each product: length, or
+    positions: for each product, the dimension of its positions: length or
       memory_length.
     angles: sin and cos by which the first two products, q and k, are rotated,
       [length, d_kv / 2] float32 each; () if no product is rotated.

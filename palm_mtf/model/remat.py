@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from palm_mtf._tf import mtf
 from palm_mtf.ops.recompute import keep_all, recompute
 
-# Of all activations, only attention weights grow with length ** 2. With
+# Of all activations, only attention weights grow with length ** 2. With REMAT =
 # "layer", Table 22 of the PaLM paper counts 75% of the products with parameters
-# as recomputed. Here it is 65%, because no gradient reads the last product of a
-# branch, and TensorFlow omits operations that nothing reads.
+# as recomputed. Here 65% are recomputed, because no gradient reads the last
+# product of a branch, and TensorFlow omits operations that nothing reads.
 
 
 def recomputed(

@@ -14,7 +14,7 @@ from palm_mtf.ops.recompute import recompute
 
 
 class Resharded(mtf.Operation):
-  """Outputs its first input with one dimension renamed, and so resharded."""
+  """Renames a dimension of x, and reshards x by the layout of the new name."""
 
   def __init__(
     self,
@@ -25,9 +25,9 @@ class Resharded(mtf.Operation):
     """Adds the operation to the graph of x.
 
     Args:
-      x: tensor with the first of `dims`.
+      x: tensor that has the old dimension.
       dims: old and new dimension, of equal size.
-      after: tensor that the collective waits for; None does not wait.
+      after: tensor that the collective waits for; None for no wait.
     """
     inputs = [x] if after is None else [x, after]
     super().__init__(inputs, name=f"as_{dims[1].name}")
@@ -68,7 +68,8 @@ class _Gathered(Resharded):
 
 def _sum_and_cut(mesh_impl, x, axis, place):
   if not (isinstance(x, mtf.LazyAllreduceSum) and axis in x.mesh_axes):
-    # Every device holds the whole value, and cuts its part without a message.
+    # Every device holds the whole value, and cuts out its part without a
+    # message.
     return mesh_impl.allsplit(x, axis, place)
   # A reduce-scatter moves half the bytes of an all-reduce, which Mesh
   # TensorFlow's reshape would run before it cuts.

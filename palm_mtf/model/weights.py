@@ -70,7 +70,8 @@ class Weights(Protocol):
     """Multiplies each branch by its kernel, and adds up the products.
 
     Args:
-      branches: [batch, length, inputs...] by the name of the kernel.
+      branches: inputs of the products, [batch, length, inputs...] each, by the
+        name of the kernel.
 
     Returns:
       [batch, length, d_model], activation dtype.
@@ -145,7 +146,7 @@ def _initializer(
 def positions_of(
   parts: Sequence[str], length: mtf.Dimension
 ) -> list[mtf.Dimension]:
-  """Returns the dimension of the positions in each product of `project_in`."""
+  """Returns the dimension of positions in each product of `project_in`."""
   # Positions of keys and values are another dimension, because scores [length,
   # memory_length] cannot have one dimension twice.
   memory_length = mtf.Dimension("memory_length", length.size)
@@ -169,7 +170,7 @@ class TrainedWeights:
       mesh: mesh of one pod.
       config: the architecture.
       dims: dimensions of the architecture.
-      seed: seed of the initial weights; None for zeros.
+      seed: seed of the initial weights; None for weights of zeros.
       gradient_dtype: dtype in which devices add up gradients of kernels and of
         the embedding; None is the activation dtype.
     """
@@ -250,13 +251,13 @@ def product(
   keeps_kernel: bool = False,
   gradient_dtype: tf.DType | None = None,
 ) -> mtf.Tensor:
-  """Multiplies x by a kernel; if inputs are split, the sum stays pending.
+  """Multiplies x by a kernel; the product is a pending sum if inputs are split.
 
   Args:
     x: [batch, length, inputs...], activation dtype.
     kernel: [inputs..., output], or [output, inputs] if `transpose`; dtype of x.
     transpose: whether x is multiplied by the transpose of the kernel.
-    dtype: float32 or the dtype of x, for the product; None is the dtype of x.
+    dtype: dtype of the product: float32 or the dtype of x; None is the latter.
     keeps_kernel: whether the kernel is kept for the backward pass; else it is
       recomputed (ops/recompute.py).
     gradient_dtype: dtype in which devices add up the kernel's gradient; None is
