@@ -28,8 +28,8 @@ class AdafactorConfig(Checked):
     z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
     dropout: share of the activations that a training step drops, for
       finetuning; evaluation and generation drop nothing.
-    learning_rate_schedule: "palm", as above; "constant", learning_rate at
-      every step; or "cosine", from learning_rate to a tenth of it.
+    learning_rate_schedule: "palm", the formula above; "constant", learning_rate
+      at every step; or "cosine", from learning_rate to a tenth of it.
     learning_rate_decay_steps: steps of the cosine, mostly %TRAIN_STEPS; None
       for other schedules.
     second_moment: "full", as in PaLM, or "factored", which keeps only the means
@@ -50,10 +50,10 @@ class AdafactorConfig(Checked):
       scales to 0. Checkpoints hold the scale with either.
   """
 
-  # The bounds reject typing errors, not unusual choices.
+  # The bounds reject typos, not unusual choices.
   learning_rate: Annotated[float, real(1e-9, 10.0)]
   beta1: Annotated[float, real(0.0, 0.9999)]
-  # 0.8 in section 5 of PaLM and section 7.2 of Adafactor.
+  # PaLM (section 5) and Adafactor (section 7.2) use 0.8.
   beta2_exponent: Annotated[float, real(0.01, 2.0)]
   update_clip: Annotated[float | None, real(1e-3, 1e9, "for no clipping")]
   gradient_clip: Annotated[float, real(1e-6, 1e9)]

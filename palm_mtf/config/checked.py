@@ -29,12 +29,12 @@ _Check = Callable[[str, object], None]
 
 
 def whole(minimum: int = 1, maximum: int = 2**63 - 1) -> _Check:
-  """Returns the check of a whole number."""
+  """Returns a check that a value is a whole number in the given range."""
   return lambda name, value: check_count(name, value, minimum, maximum)
 
 
 def real(low: float, high: float, none: str = "") -> _Check:
-  """Returns the check of a number.
+  """Returns a check that a value is a number from `low` to `high`.
 
   Args:
     low: the smallest number.
@@ -55,7 +55,10 @@ def real(low: float, high: float, none: str = "") -> _Check:
 
 
 def text(what: str) -> _Check:
-  """Returns the check of a text that is not empty; `what` says what to give."""
+  """Returns a check that a value is a text that is not empty.
+
+  `what` says in the error message what to give.
+  """
 
   def check(name: str, value: object) -> None:
     if not isinstance(value, str) or not value:
@@ -65,7 +68,10 @@ def text(what: str) -> _Check:
 
 
 def texts(what: str) -> _Check:
-  """Returns the check of a list of texts; `what` says what they are."""
+  """Returns a check that a value is a list of texts.
+
+  `what` names the texts in the error message.
+  """
 
   def check(name: str, value: object) -> None:
     if not are_texts(value):
@@ -77,7 +83,10 @@ def texts(what: str) -> _Check:
 
 
 def texts_by_task(example: str) -> _Check:
-  """Returns the check of {task: text}; `example` is shown in the message."""
+  """Returns a check that a value is {task: text}.
+
+  The error message shows `example`.
+  """
 
   def check(name: str, value: object) -> None:
     if not isinstance(value, Mapping) or not all(

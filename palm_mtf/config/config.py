@@ -123,7 +123,8 @@ class StatisticsConfig(CorpusConfig):
 
   Attributes:
     train_steps: steps of the run whose epochs are counted; None for no run.
-    global_batch_size: number of rows per step (run.py); None for no run.
+    global_batch_size: number of rows per step, as in RunConfig; None for no
+      run.
     seed: seed of the run.
   """
 
@@ -138,7 +139,7 @@ class StatisticsConfig(CorpusConfig):
 
   @property
   def num_rows(self) -> int | None:
-    """Rows of all steps of the run; None for no run."""
+    """Number of rows that all steps of the run read; None for no run."""
     if self.train_steps is None or self.global_batch_size is None:
       return None
     return BatchSizes(self.global_batch_size).rows_before(self.train_steps)
@@ -151,7 +152,7 @@ class Config(CorpusConfig):
   Attributes:
     mesh_layout: devices of a pod, and the dimensions that are split over them.
     optimizer: Adafactor, its schedule and the z-loss.
-    run: lengths, batch size, seed and prompts.
+    run: number of steps, batch size, seed and prompts.
     pods: number and place of the pods.
     fault_tolerance: skipped batches, loss spikes, and the watchdog.
     decode: sampling or beam search, and its numbers.
@@ -188,7 +189,7 @@ class PlanConfig:
     model: architecture.
     mesh_layout: devices of a pod, and the dimensions that are split over them.
     optimizer: Adafactor, its schedule and the z-loss.
-    run: lengths, batch size and CHIP.
+    run: number of steps, batch size and CHIP.
     pods: number and place of the pods.
     hardware: rates of CHIP.
   """

@@ -67,7 +67,7 @@ class FilterConfig(Checked):
   @property
   def removes(self) -> bool:
     """Whether any filter is set."""
-    # An empty list counts as the default, an empty tuple.
+    # An empty list counts as an empty tuple, which is the default.
     tasks = tuple(self.decontaminate_tasks)
     plain = dataclasses.replace(self, decontaminate_tasks=tasks)
     return plain != FilterConfig()
@@ -90,12 +90,16 @@ class SpanCorruption:
   mean_span_length: float
 
   def num_noise_tokens(self, length: int) -> int:
-    """Returns how many of `length` tokens are removed: at least 1, not all."""
+    """Returns how many of `length` tokens are removed.
+
+    If `length` is above 1, at least one token is removed and at least one is
+    kept.
+    """
     wanted = max(round(length * self.noise_density), 1)
     return min(wanted, max(length - 1, 1), length)
 
   def num_spans(self, length: int) -> int:
-    """Returns how many spans are removed; kept tokens lie between two spans."""
+    """Returns how many spans are removed; kept tokens separate the spans."""
     noise = self.num_noise_tokens(length)
     wanted = min(round(noise / self.mean_span_length), length - noise)
     return min(max(wanted, 1), noise)
@@ -109,7 +113,7 @@ class SpanCorruption:
     return length + 2 * self.num_spans(length) + 1
 
   def longest_text(self, row_length: int) -> int:
-    """Returns the length of the longest text that fits a row, or 0 for none."""
+    """Returns the length of the longest text that fits a row, or 0."""
     # Bisection works because a longer text never makes a shorter row.
     lengths = range(row_length + 1)
     return bisect.bisect_right(lengths, row_length, key=self.row_length) - 1
@@ -123,7 +127,7 @@ class DataConfig(Checked):
   example, whose inputs are given and whose targets the model learns to predict.
 
   Attributes:
-    task: name of a registered SeqIO task or mixture, or None for text_files.
+    task: name of a registered SeqIO task or mixture; None to read text_files.
     text_files: a glob or a list of globs; None if `task` is set. `{stdlib}`
       stands for the folder of the running Python's standard library. A document
       is a file, or a line of a .jsonl file; files may be compressed (.gz, .bz2,
@@ -189,10 +193,10 @@ class DataConfig(Checked):
 
   @property
   def span_corruption(self) -> SpanCorruption:
-    """What OBJECTIVE = "span_corruption" removes from a text."""
+    """How much OBJECTIVE = "span_corruption" removes from a text."""
     return SpanCorruption(self.noise_density, self.mean_span_length)
 
   @property
   def cache_folder(self) -> str | None:
-    """The path of cache_dir, its `~` expanded."""
+    """cache_dir with its `~` expanded; None if cache_dir is None."""
     return self.cache_dir and os.path.expanduser(self.cache_dir)

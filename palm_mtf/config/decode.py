@@ -18,7 +18,7 @@ class DecodeConfig(Checked):
 
   Attributes:
     temperature: divides the logits; 0 always takes the likeliest token.
-    top_k: only the k likeliest tokens are drawn; None for all.
+    top_k: tokens are drawn only from the k likeliest; None for all.
     top_p: tokens are drawn only from the likeliest, up to this total
       probability.
     repetition_penalty: above 1, it makes tokens that the text already contains
@@ -28,10 +28,10 @@ class DecodeConfig(Checked):
     length_penalty: exponent of beam search's length penalty; values above 0
       favour longer texts.
     stop_strings: a continuation ends before the first of these texts.
-    weight_dtype: "activation", as in training; "int8", weights and inputs of
-      products; or "int4", weights, with int8 for the weights of the logits.
-      Norms and the lookup of tokens are not quantized
-      (generation/decode/kernels.py).
+    weight_dtype: dtype of the weights of products: "activation", as in
+      training; "int8", also for the inputs of products; or "int4", but "int8"
+      for the weights that give the logits. Norms and the lookup of tokens are
+      not quantized (generation/decode/kernels.py).
   """
 
   temperature: Annotated[float, real(0.0, 100.0)] = 0.7
@@ -51,7 +51,7 @@ class DecodeConfig(Checked):
         "TOP_P = 0: no token has a share of 0; give a number above 0 and at "
         "most 1, or TEMPERATURE = 0 for the likeliest token."
       )
-    # A tuple is hashable: compiled programs are cached by their settings.
+    # A tuple is hashable, and compiled programs are cached by their settings.
     object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
     self._check_together()
 
@@ -82,7 +82,7 @@ class DecodeConfig(Checked):
 
   @property
   def is_greedy(self) -> bool:
-    """Whether the likeliest token is taken: a temperature of 1e-4 or less."""
+    """Whether the likeliest token is always taken: TEMPERATURE <= 1e-4."""
     return self.temperature <= MOST_GREEDY
 
   @property

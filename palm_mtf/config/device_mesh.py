@@ -35,8 +35,8 @@ class DeviceMesh(Checked):
   layout: str
   num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
 
-  # Only MeshLayout, for PaLM, has settings of these names; models other than
-  # PaLM run on CPUs and GPUs.
+  # These are constants, because models other than PaLM do not run on TPUs. For
+  # PaLM, `MeshLayout` has settings of the same names.
   tpu = ""
   steps_per_loop = 1
 

@@ -23,25 +23,27 @@ class HardwareConfig:
     chip_bfloat16_flops: peak of dense products, FLOP/s.
     chip_float32_flops: peak of float32 products as TensorFlow computes them,
       FLOP/s.
-    chip_efficiency: share of the peak that large products reach. By default the
-      MFU of PaLM 540B's prefill on TPU v4 (Pope et al. 2022), almost all of
-      which is computation.
+    chip_efficiency: share of the peak that large products reach. The default is
+      the MFU of PaLM 540B's prefill, which is almost only computation, on TPU
+      v4 (Pope et al. 2022).
     chip_devices: number of TensorFlow devices on a chip.
-    chip_memory_bytes: device memory.
+    chip_memory_bytes: bytes of the chip's memory.
     chip_memory_bandwidth: bytes/s.
-    chip_pass_bandwidths: measured bytes/s of passes over memory, by dtype and
-      kind (accounting/memory.py), for CPUs, where arithmetic bounds passes. A
-      pass without an entry runs at chip_memory_bandwidth.
+    chip_pass_bandwidths: measured bytes/s of passes (operations other than
+      matrix products), by dtype and kind (`PASSES` in accounting/memory.py),
+      for CPUs, where arithmetic limits passes. A pass without an entry runs at
+      chip_memory_bandwidth.
     chip_process_bytes: memory of a process besides the tensors of its step.
     chip_fused_attention: whether attention recomputes its weights in the
       backward pass with any REMAT, as on CPUs with a C++ compiler.
-    chip_link_bandwidth: bytes/s of all links to chips of the pod together.
+    chip_link_bandwidth: bytes/s of a chip's links to other chips of the pod,
+      all links together.
     chip_link_dims: number of dimensions of the links' torus; 0 for a switch.
     chip_link_chips: maximum number of chips that links join; the network joins
       chips on different switches. None for no limit.
     chip_dcn_bandwidth: bytes/s of a chip's share of its host's network.
     chip_watts: power, hosts included where the source says so.
-    chip_hour_cost: price of an hour, in any currency.
+    chip_hour_cost: price of one chip for one hour, in any currency.
   """
 
   chip_bfloat16_flops: float | None = None

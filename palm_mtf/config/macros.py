@@ -20,7 +20,7 @@ def macros_of(
 
   Args:
     config_class: dataclass whose fields are values or further dataclasses.
-    leaves_out: names of fields that keep their defaults.
+    leaves_out: names of fields whose macros are not returned.
 
   Returns:
     {macro: default}; MISSING for a macro that has to be set.
@@ -45,7 +45,7 @@ def from_macros(
   values: Mapping[str, object],
   leaves_out: Collection[str] = (),
 ) -> _T:
-  """Makes a configuration of the values of its macros.
+  """Makes a configuration from the values of its macros.
 
   Args:
     config_class: dataclass whose fields are values or further dataclasses.

@@ -54,7 +54,8 @@ _UNSPLIT_REASONS = {
   "d_kv": "rotary embedding turns pairs of it",
 }
 
-# Tensors with several dimensions that rules may split: activations, weights.
+# Tensors with several dimensions that rules may split: first activations, then
+# weights.
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),
@@ -70,7 +71,7 @@ _TENSORS = (
 class MeshLayout(DeviceMesh):
   """The mesh and the layout rules of PaLM; adds settings to `DeviceMesh`.
 
-  `check_layout` checks what depends on the model's sizes.
+  `check_layout` does the checks that need the model's sizes.
 
   Attributes:
     gradient_dtype: dtype in which the devices of a pod add up the gradients of
@@ -112,7 +113,7 @@ class MeshLayout(DeviceMesh):
     self._check_tpu()
 
   def _check_tpu(self) -> None:
-    """Raises UserError unless the mesh has as many devices as the slice."""
+    """Raises UserError unless the mesh has as many devices as TPU."""
     if not self.tpu:
       if self.steps_per_loop > 1:
         raise UserError(
@@ -139,7 +140,7 @@ class MeshLayout(DeviceMesh):
     return self.axes[axis] if axis else 1
 
   def padded_vocab_size(self, vocab_size: int) -> int:
-    """Returns the embedding's number of rows, padded to divide over its axis.
+    """Returns the embedding's number of rows, padded to fill equal slices.
 
     The rows from `vocab_size` on are zeros; nothing reads or trains them, and
     checkpoints omit them.

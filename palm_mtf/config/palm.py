@@ -74,7 +74,8 @@ class PalmConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    # Checked here, because a later error would name a shape, not the macro.
+    # These settings are checked here, because a later error would name a shape,
+    # not the macro.
     if self.d_kv % 2:
       raise UserError(
         f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "
@@ -94,7 +95,7 @@ class PalmConfig(Checked):
   def macros(self) -> dict[str, object]:
     """Returns every setting by macro, without ACTIVATION_DTYPE.
 
-    The same checkpoint may be used with either dtype.
+    ACTIVATION_DTYPE is omitted, because a checkpoint fits either dtype.
     """
     fields = dataclasses.asdict(self)
     del fields["activation_dtype"]

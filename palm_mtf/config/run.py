@@ -22,7 +22,8 @@ from palm_mtf.errors import UserError, check_count
 # With these limits, the number of rows in all steps fits into int64.
 MAX_BATCH_SIZE, MAX_STEPS = 2**24, 10**9
 _MAX_EVAL_BATCHES = 1_000_000
-# A trace takes several megabytes, and a traced step takes longer.
+# Few steps are traced, because a trace takes several megabytes, and a traced
+# step takes longer than others.
 _MAX_TRACED_STEPS = 10
 
 
@@ -60,12 +61,12 @@ class BatchSizes:
     return self._rows_before[i] + (step - self._starts[i]) * self.sizes[i]
 
   def step_of_row(self, row: int) -> int:
-    """Returns the step that reads sequence `row`, counted over all steps."""
+    """Returns the step that reads row `row`, numbered over the whole run."""
     i = bisect.bisect_right(self._rows_before, row) - 1
     return self._starts[i] + (row - self._rows_before[i]) // self.sizes[i]
 
   def next_change(self, step: int) -> int | None:
-    """Returns the first step after `step` with another size; None for none."""
+    """Returns the first later step with another batch size; None if none."""
     later = self._phase(step) + 1
     return self._starts[later] if later < len(self._starts) else None
 
@@ -117,7 +118,7 @@ class RunConfig(Checked):
     checkpoint_steps: steps between checkpoints.
     keep_checkpoints: how many of the newest checkpoints are kept.
     init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix whose
-      weights the first step starts from; None draws the weights.
+      weights the first step starts from; None draws random weights.
     init_state: parts taken from init_checkpoint: "weights", and training begins
       at step 0 with a new optimizer, as in finetuning; or "all", the optimizer
       and the step too, as in continued pretraining on other data.
@@ -127,8 +128,9 @@ class RunConfig(Checked):
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued at the end of training.
     sample_tokens: length of each continuation, in tokens.
-    sample_steps: steps between continuations during training, which are kept in
-      samples.jsonl; a checkpoint is written for each. None turns them off.
+    sample_steps: training steps after which, each time, the prompts are
+      continued and the texts are added to samples.jsonl; a checkpoint is
+      written too. None continues prompts only at the end.
     trace_steps: steps, counted from 1 as in metrics.jsonl, whose Chrome traces
       are written to MODEL_DIR/traces (trace/).
   """
@@ -167,7 +169,7 @@ class RunConfig(Checked):
     BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
 
   def _check_keep_every_steps(self) -> None:
-    # Only steps with a checkpoint can be kept.
+    # Checkpoints exist only at multiples of CHECKPOINT_STEPS.
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every is None:
       return

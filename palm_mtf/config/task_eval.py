@@ -58,7 +58,7 @@ class FewShotConfig(Checked):
       raise UserError('EXEMPLARS = "first": of how many? Set NUM_SHOTS too.')
 
   def file_of(self, task: str) -> str | None:
-    """Returns the path of the task's exemplars, None if it has none."""
+    """Returns the path of the task's exemplar file; None if none is set."""
     return (self.exemplar_files or {}).get(task)
 
   def header_of(self, task: str) -> str:
@@ -92,8 +92,9 @@ class TaskEvalConfig(Checked):
       TRAIN_STEPS.
     eval_wait_secs: seconds that "every" waits for the next checkpoint.
     task_eval_steps: training steps between evaluations on the tasks; a
-      checkpoint is written for each. None turns them off.
-    clean_subset: whether metrics are also given over the examples that the
+      checkpoint is written for each evaluation. None turns these evaluations
+      off.
+    clean_subset: whether metrics are also computed over the examples that the
       run's training text does not contain (evaluation/clean_subset.py).
     stride: tokens from the start of one row to the start of the next, where
       `score` splits a long text into overlapping rows

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, did_you_mean
 
-# Chips of one host along x, y and z (Cloud TPU's system architecture).
+# Numbers of chips of one host along x, y and z (Cloud TPU's system
+# architecture).
 HOST_CHIPS = (2, 2, 1)
 _DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1}
 

@@ -58,7 +58,7 @@ class Skips:
         self.ranges.append([first, last])
 
   def and_also(self, ranges: Sequence[Sequence[int]]) -> "Skips":
-    """Returns the union with further ranges."""
+    """Returns the union of these ranges and `ranges`."""
     return Skips([*self.ranges, *ranges])
 
   def rows(self, numbers: "Rows", sizes: BatchSizes) -> "Rows":
@@ -84,9 +84,10 @@ class Skips:
     return numbers
 
   def batch_read(self, step: int, sizes: BatchSizes) -> int:
-    """Returns the number of the batch whose rows training step `step` reads.
+    """Returns the number of the batch that training step `step` reads.
 
-    If the batch size changes, it is the batch of the step's first row.
+    Skipped batches count too, so that the number may exceed `step`. If the
+    batch size changes, the result is the batch of the step's first row.
     """
     first_row = self.rows(sizes.rows_before(step), sizes)
     return sizes.step_of_row(first_row)
