@@ -20,14 +20,14 @@ _logger = logging.getLogger(__name__)
 
 
 def native_bfloat16(mesh: MeshLayout) -> str:
-  """Returns what multiplies bfloat16 natively; "" if nothing does."""
+  """Returns the name of hardware that multiplies bfloat16 natively, or ""."""
   if mesh.tpu:
     return f"TPU {mesh.tpu}"
   return native_bfloat16_here()
 
 
 def native_bfloat16_here() -> str:
-  """Returns `native_bfloat16` of this machine for a run without TPUs."""
+  """Returns what `native_bfloat16` returns here for a run without TPUs."""
   # TensorFlow places a model on the GPU if there is one.
   if gpu_capabilities():
     return "GPU" if gpus_multiply_bfloat16() else ""
@@ -35,19 +35,19 @@ def native_bfloat16_here() -> str:
 
 
 def fast_dtype_here() -> str:
-  """Returns what "auto" means on this machine for a run without TPUs."""
+  """Returns the dtype that "auto" means here for a run without TPUs."""
   return "bfloat16" if native_bfloat16_here() else "float32"
 
 
 def resolved(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> PalmConfig:
-  """Returns the architecture with a dtype in place of "auto".
+  """Returns the architecture with ACTIVATION_DTYPE = "auto" replaced.
 
   Args:
     model: architecture.
     mesh: devices of a pod.
-    begun_in: dtype of the run that is resumed; None for a new run.
+    begun_in: dtype in which the resumed run began; None for a new run.
   """
   if model.activation_dtype != "auto":
     return model
@@ -83,8 +83,8 @@ def log_dtype(
 ) -> None:
   """Logs the dtype of a command; takes the arguments of `describe_dtype`.
 
-  Commands that run a model log it first, because results of different dtypes
-  differ in the third digit.
+  Commands that run a model log the dtype first, because results of different
+  dtypes differ in the third digit.
   """
   _logger.info(describe_dtype(model, mesh, begun_in))
 

@@ -27,14 +27,16 @@ from palm_mtf.machine.processors import cpu_flags, cpu_name, usable_cores
 
 _logger = logging.getLogger(__name__)
 
-# Version of the measured rates (rates/calibration.py). Raise it when plans
-# begin to use the rates in another way, so that older rates are not found.
+# Version of the files of measured rates, which rates/calibration.py writes.
+# Raise the version when plans begin to use the rates in another way, so that
+# older files are not found.
 CALIBRATION = 3
 
 _NAME = "palm_mtf"
 # Prefix of incomplete files and folders. A writer locks its file just after
-# making it, so a file without a lock is abandoned after _UNLOCKED_SECS, and any
-# file after _ABANDONED_SECS, because some file systems have no locks.
+# making it, so a file without a lock counts as abandoned after _UNLOCKED_SECS,
+# and any file does after _ABANDONED_SECS, because some file systems have no
+# locks.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
 _MAX_BYTES = 2**26  # per file, and for all files loaded from a folder
@@ -54,7 +56,7 @@ class CacheError(Exception):
 
 
 def cache_path(kind: str, *key: str) -> str:
-  """Returns the path of a file or folder for this CPU and `key`.
+  """Returns the path in the cache of a file or folder for this CPU and `key`.
 
   Args:
     kind: name of a folder below ~/.cache/palm_mtf.
@@ -267,8 +269,8 @@ class CacheFolder:
           os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
       self.remove(partial)
-      # Name the top folder, so that all folders give one message, which is
-      # logged once.
+      # Name the top folder, so that errors in different folders give the same
+      # message, which is logged once.
       top, _, _ = self._path.rpartition(f"/{_NAME}/")
       raise CacheError(f"{top}/{_NAME}: {error.strerror}") from None
 
@@ -277,7 +279,7 @@ class CacheFolder:
     _remove(name, self.descriptor)
 
   def load(self, names: Iterable[str]) -> dict[str, bytes]:
-    """Returns the content of sealed files by name; removes damaged files.
+    """Returns the content of files from `keep`, by name; removes damaged files.
 
     Args:
       names: names of files. Once 64 MiB are loaded, further files are removed.
@@ -307,7 +309,11 @@ class CacheFolder:
     return found
 
   def keep(self, name: str, content: bytes) -> None:
-    """Writes a sealed file for `load`; raises CacheError if that fails."""
+    """Writes a file with a checksum, for `load`.
+
+    Raises:
+      CacheError: if the file cannot be written.
+    """
     self.write(name, content + _seal(name, content))
 
 
@@ -317,7 +323,7 @@ def _seal(name: str, content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def partial_folder(above: int) -> Iterator[CacheFolder]:
-  """Yields a new folder, which is removed at the end.
+  """Yields a new folder, and removes it when the context ends.
 
   Also removes folders that killed processes have left.
 

@@ -27,11 +27,13 @@ from palm_mtf.machine.cache_folder import (
 )
 
 _VARIABLE = "TF_XLA_FLAGS"
-# The folder in memory and the folder on the disk have the same path: child
-# processes inherit TF_XLA_FLAGS, and so also find the folder on the disk.
+# XLA keeps compiled code in a folder in memory. This folder has the same path
+# as the folder on the disk, so that child processes, which inherit
+# TF_XLA_FLAGS, find the folder on the disk too.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
-# With both flags, TensorFlow compiles operations on CPUs with XLA unasked.
+# With both flags, TensorFlow compiles operations on CPUs with XLA without being
+# asked to.
 _COMPILES_ALONE = (
   re.compile(r"--tf_xla_auto_jit=(1|2|fusible)(\s|$)"),
   re.compile(r"--tf_xla_cpu_global_jit(=1|=true)?(\s|$)"),
@@ -41,7 +43,7 @@ _COMPILES_ALONE = (
 def keep_compiled_code() -> None:
   """Turns XLA's cache on, before TensorFlow is imported."""
   # Compilation takes most of a command's start, and each pod of a process would
-  # compile the same code. A flag that the user has set is not changed.
+  # compile the same code. If the user has set TF_XLA_FLAGS, it is not changed.
   os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
 
 
@@ -52,8 +54,8 @@ def check_xla_flags(num_devices: int) -> None:
     num_devices: number of virtual CPU devices of a process.
   """
   flags = os.environ.get(_VARIABLE, "")
-  # TensorFlow then puts operations of several devices into one XLA program,
-  # which fails when it runs ("Multiple CPU devices").
+  # With both flags, TensorFlow puts operations of several devices into one XLA
+  # program, which fails when it runs ("Multiple CPU devices").
   if num_devices > 1 and all(x.search(flags) for x in _COMPILES_ALONE):
     raise UserError(
       f"{_VARIABLE} = {shown(flags)}: TensorFlow cannot compile for the "
@@ -81,7 +83,7 @@ class CompiledCode:
     """Copies all files of the folder on the disk into memory.
 
     Args:
-      memory: tf.io.gfile.
+      memory: the module tf.io.gfile, which accesses the folder in memory.
       folder: path of the folder on the disk.
     """
     self._memory, self._folder = memory, folder
@@ -143,7 +145,7 @@ def share_compiled_code(memory: ModuleType) -> None:
   """Lets this process use and extend the cache, if it is turned on.
 
   Args:
-    memory: tf.io.gfile.
+    memory: the module tf.io.gfile, which accesses the folder in memory.
   """
   flag = os.environ.get(_VARIABLE, "")
   if not flag.startswith(_FLAG):

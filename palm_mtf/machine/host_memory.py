@@ -65,8 +65,9 @@ def free_garbage() -> None:
   """Frees unreachable objects before a graph is built.
 
   A graph is a cycle of many objects and tensors. Python collects cycles late,
-  and the C library keeps freed memory between other blocks. Without this a run
-  that samples, evaluates or rewinds often would hold several graphs at once.
+  and the C library keeps freed memory between other blocks. Without this
+  function, a run that samples, evaluates or rewinds often would hold several
+  graphs at once.
   """
   gc.collect()
   _call_glibc("malloc_trim", 0)
@@ -98,7 +99,8 @@ def _unchanged_files() -> list[tuple[int, int]]:
   for begin, end, permissions, inode, fields in zip(
     *(parts[i::5] for i in range(5)), strict=True
   ):
-    # Changed pages, such as relocated pointers, exist only in memory.
+    # A mapping with changed pages, such as relocated pointers, is not released,
+    # because the changes exist only in memory.
     is_changed = re.search(r"Anonymous: +[1-9]", fields)
     if inode != "0" and "w" not in permissions and not is_changed:
       found.append((int(begin, 16), int(end, 16)))

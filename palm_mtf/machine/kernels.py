@@ -21,8 +21,8 @@ _SOURCES = ("ops", "native", "mesh", "model", "optim", "programs")
 _INSTRUCTIONS = "CPU instructions"
 _OPERATIONS = "operations in C++"
 _NONE = "none"
-# These variables limit or replace kernels, as ONEDNN_MAX_CPU_ISA does
-# (processors.py).
+# Environment variables that limit or replace kernels, as ONEDNN_MAX_CPU_ISA (in
+# processors.py) does too.
 _VARIABLES = (
   "DNNL_MAX_CPU_ISA",
   "TF_ENABLE_ONEDNN_OPTS",

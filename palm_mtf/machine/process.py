@@ -26,12 +26,12 @@ _is_owned = False
 
 
 def own_process() -> None:
-  """Sets this process up, before it has threads and imports TensorFlow."""
+  """Sets up this process, which has no threads and no TensorFlow yet."""
   global _is_owned
   _is_owned = True
-  # Set first, because TensorFlow reads the level when it is imported, perhaps
-  # by a module of the user. Level 3 hides logged errors too, which are raised
-  # as Python exceptions anyway.
+  # The log level is set first, because TensorFlow reads the level when it is
+  # imported, perhaps by a module of the user. Level 3 hides logged errors too,
+  # which are raised as Python exceptions anyway.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
@@ -73,7 +73,8 @@ def silent_unless_it_fails() -> Iterator[None]:
   """Holds back the stderr output of C++; shows it if the body raises."""
   sys.stderr.flush()
   terminal = os.dup(2)
-  # In memory, because there may be no folder for temporary files.
+  # The output is held in memory, because there may be no folder for temporary
+  # files.
   with os.fdopen(os.memfd_create("palm_mtf"), "w+b") as held:
     os.dup2(held.fileno(), 2)
     try:

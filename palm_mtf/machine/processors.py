@@ -41,7 +41,7 @@ _LIMITS = {
 
 
 def cpu_flags() -> frozenset[str]:
-  """Returns the flags of the CPU that oneDNN may use."""
+  """Returns the CPU's flags, without flags that oneDNN must not use."""
   flags = frozenset(_entry("flags|Features").split())
   limit = os.environ.get(_LIMIT, "").upper()
   if limit in _LIMITS:
@@ -53,7 +53,7 @@ def kernel_flags() -> list[str]:
   """Returns the flags that decide which kernels run, sorted.
 
   The flags are vector instructions of x86-64 and Arm, and the limit of oneDNN.
-  Kernels for different flags may compute different bits.
+  Kernels for different flags may round results differently.
   """
   limit = os.environ.get(_LIMIT)
   limits = [f"{_LIMIT}={limit.upper()}"] if limit else []
@@ -71,7 +71,7 @@ def bfloat16_flags() -> list[str]:
 
 
 def _entry(names: str) -> str:
-  """Returns a field of CPUINFO with one of these names ("a|b"), "" without."""
+  """Returns the field of CPUINFO with a name in `names` ("a|b"), or ""."""
   try:
     text = CPUINFO.read_text(encoding="utf-8", errors="replace")
   except OSError:
