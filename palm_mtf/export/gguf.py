@@ -40,7 +40,7 @@ from palm_mtf.export.trained_model import Reader, TrainedModel
 Value = bool | int | float | str | list
 Shapes = Mapping[str, tuple[int, ...]]
 
-# general.file_type of a file whose weights mostly have this dtype.
+# The value of GGUF's key general.file_type, by the dtype of most weights.
 _FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
 _GGUF_NAMES = {"float32": "F32", "float16": "F16", "q8_0": "Q8_0"}
 # In q8_0, _BLOCK numbers of a row share a float16 scale: max |x| / 127.
@@ -93,7 +93,8 @@ class GgufFile:
 
   def write(self, path: str, read: Reader) -> None:
     """Writes the file; see `Format`."""
-    # Both architectures of llama.cpp rotate neighbours, like Cohere.
+    # In both architectures of llama.cpp, rotary embedding rotates pairs of
+    # neighbouring numbers, as in Cohere.
     read = make_tensor_reader(self._model, COHERE, read)
     write_gguf(path, self._metadata, self._shapes, self._dtype, read)
 
@@ -143,7 +144,7 @@ def write_gguf(
 
 
 def _choose_dtype(shape: tuple[int, ...], wanted: str) -> str:
-  """Returns the dtype of a tensor in a file of mostly `wanted` weights."""
+  """Returns a tensor's dtype in a file whose weights mostly have `wanted`."""
   if len(shape) == 1:  # llama.cpp reads scales of norms only in float32
     return "float32"
   return "float16" if wanted == "q8_0" and shape[-1] % _BLOCK else wanted

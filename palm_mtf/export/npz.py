@@ -32,7 +32,7 @@ class NpzFolder:
     self.num_bytes = 4 * sum(map(math.prod, self._shapes.values()))
 
   def write(self, path: str, read: Reader) -> None:
-    """Writes the three files; see `Format`."""
+    """Writes the settings, the vocabulary and the weights; see `Format`."""
     os.mkdir(path)
     trained = self._trained
     described = {
@@ -48,7 +48,8 @@ class NpzFolder:
       file.write(json_text(described, indent=1))
     with open(os.path.join(path, VOCABULARY), "wb") as file:
       file.write(trained.vocabulary.model)
-    # The format is that of np.savez, which would need all arrays in memory.
+    # The file has the format of np.savez, which would need all arrays in
+    # memory.
     weights = os.path.join(path, "weights.npz")
     with zipfile.ZipFile(weights, "w") as archive:
       for name in self._shapes:

@@ -42,12 +42,14 @@ class TrainedModel:
 
   @property
   def start_id(self) -> int:
-    """Id of the model's input at position 0 (packing.document_start)."""
+    """Id of the model's input at position 0, from `document_start`."""
     return document_start(self.config.data.packing, self.vocabulary.eod_id)
 
 
 class Format(Protocol):
-  """A model in an export format; the constructor refuses an unfit model.
+  """A model in an export format.
+
+  The constructor raises UserError if the format cannot represent the model.
 
   Attributes:
     num_bytes: upper bound of the size of the file or folder.
@@ -64,5 +66,5 @@ class Format(Protocol):
 
     Args:
       path: path of the file or folder to make.
-      read: returns a parameter, float32.
+      read: returns a parameter by name, float32.
     """

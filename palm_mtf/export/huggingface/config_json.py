@@ -27,8 +27,8 @@ _BY_SETTINGS = {
 }
 _SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
 NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
-# Key of config.json, ignored by transformers, that holds those of our settings
-# that these architectures do not have.
+# Key of config.json with the settings of palm_mtf that these architectures
+# lack; transformers ignores the key.
 _OWN = "palm_mtf"
 _OWN_CHOICES = {
   "FINAL_NORM_SCALE": ("learned", "none"),
@@ -59,7 +59,8 @@ _WANTED_ROPE = {
   "rope_theta": ROTARY_BASE,
   "partial_rotary_factor": 1.0,
 }
-# What transformers takes for missing keys, where palm_mtf has other values.
+# Values that transformers uses for missing keys, if they differ from palm_mtf's
+# values.
 _DEFAULTS = {
   COHERE: {"layer_norm_eps": 1e-5, "logit_scale": 0.0625},
   GRANITE: {
@@ -126,12 +127,13 @@ def make_config(
     "attention_dropout": 0.0,
     "tie_word_embeddings": True,
     "rope_theta": ROTARY_BASE,
-    # transformers 5 reads this key instead.
+    # transformers 5 reads this key instead of rope_theta.
     "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
     "torch_dtype": "float32",
     "bos_token_id": start_id,
     "eos_token_id": eod_id,
-    # Not 0, because transformers would mask a 0 at the start of a text.
+    # The id is not 0, because transformers would mask a 0 at the start of a
+    # text.
     "pad_token_id": eod_id,
     _OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
   }
@@ -194,7 +196,7 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
 
   Args:
     config: content of the file.
-    what: noun phrase for messages.
+    what: noun phrase that names the file in messages.
 
   Raises:
     UserError: if palm_mtf does not compute this model; the message names the
@@ -227,7 +229,7 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
 def _parse_own_settings(
   config: Mapping[str, object], what: str
 ) -> dict[str, str]:
-  """Returns our settings that the architectures do not have, by macro."""
+  """Returns palm_mtf's own settings (key _OWN), by macro."""
   found = config.get(_OWN)
   if found is None:
     return {}

@@ -36,14 +36,15 @@ _logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # {"weight_map": {tensor: file}}
-# The SentencePiece model, which transformers does not read.
+# File with the SentencePiece model, which transformers does not read.
 VOCABULARY = "vocabulary.model"
 # Weight files of PyTorch, TensorFlow, JAX, llama.cpp and ONNX, and of adapters.
 _ENDINGS = r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
 _WEIGHT_FILES = re.compile(
   rf"{_ENDINGS}|.*\.ckpt(\.(index|data-.*))?", re.IGNORECASE
 )
-# Files that go with weights: pytorch_model.bin.index.json, x.safetensors.bak.
+# Files named after weight files, such as pytorch_model.bin.index.json and
+# x.safetensors.bak.
 _NEXT_TO_WEIGHTS = re.compile(rf"{_ENDINGS}\..+", re.IGNORECASE)
 # With this file, transformers adds an adapter to the model.
 _ADAPTER_CONFIG = re.compile(r"adapter_.*\.json", re.IGNORECASE)
@@ -63,7 +64,7 @@ class TensorFiles:
   """
 
   def __init__(self, folder: str):
-    """Reads the headers.
+    """Reads the headers of the weight files in `folder`.
 
     Raises:
       UserError: if a file is missing or broken, or the folder has further
@@ -179,8 +180,8 @@ def _is_weight_file(name: str) -> bool:
 # The first tensor begins at a multiple of this many bytes, as in files that the
 # safetensors library writes.
 _ALIGNMENT = 8
-# The header of a model with 10,000 layers has 10 MB. The library reads headers
-# up to 100 MB, which takes seconds and gigabytes.
+# The header of a model with 10,000 layers has 10 MB. The safetensors library
+# accepts headers up to 100 MB, but reading one takes seconds and gigabytes.
 _MAX_HEADER_BYTES = 20_000_000
 _DTYPES = ("F32", "F16", "BF16")
 

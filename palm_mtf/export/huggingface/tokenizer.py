@@ -21,7 +21,7 @@ _BPE = sentencepiece_model_pb2.TrainerSpec.BPE
 
 
 def explain_inexact(vocabulary: Vocabulary) -> str:
-  """Returns why a tokenizer could not give the vocabulary's ids; "" if it can.
+  """Returns why an exported tokenizer cannot give the same ids; "" if it can.
 
   Args:
     vocabulary: vocabulary of a run, from `palm_mtf vocab` or another program.
@@ -76,7 +76,8 @@ def make_tokenizer_json(
     "version": "1.0",
     "truncation": None,
     "padding": None,
-    # Empty, so that "[eod]" in a text is encoded like any other text.
+    # This list is empty, so that "[eod]" in a text is encoded like any other
+    # text.
     "added_tokens": [],
     "normalizer": None,
     "pre_tokenizer": None,
@@ -130,7 +131,8 @@ def make_tokenizer_config(
     "bos_token": vocabulary.piece(start_id),
     "eos_token": eod,
     "pad_token": eod,
-    # So that "[eod]" in a text does not become the id that ends a document.
+    # Special tokens are split, so that "[eod]" in a text does not become the id
+    # that ends a document.
     "split_special_tokens": True,
     "clean_up_tokenization_spaces": False,
     "model_max_length": sequence_length,

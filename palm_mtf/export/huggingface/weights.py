@@ -127,7 +127,7 @@ def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
   Args:
     files: tensors that transformers or another program wrote.
     model: the architecture.
-    what: noun phrase for messages.
+    what: noun phrase that names the files in messages.
   """
   wanted = find_tensor_shapes(model)
   for name in sorted({*wanted, *files.shapes}):
@@ -146,7 +146,7 @@ def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
 def _find_redundant_shape(
   name: str, model: PalmConfig
 ) -> tuple[int, ...] | None:
-  """Returns the shape of an optional tensor; None if `name` is none of them."""
+  """Returns the shape of the optional tensor `name`; None for other names."""
   if name == _HEAD:
     return model.vocab_size, model.d_model
   match = _FREQUENCIES.fullmatch(name)
@@ -165,7 +165,7 @@ def _check_redundant(
       tensor (`_find_redundant_shape`).
     files: tensors of the file.
     model: the architecture.
-    what: noun phrase for messages.
+    what: noun phrase that names the files in messages.
   """
   value, error = files.read(name), 0.0
   if name == _HEAD:

@@ -18,7 +18,8 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import gated, normalize, sines_and_cosines, turned
 
-# [keys of layer 0, values of layer 0, keys of layer 1, ...].
+# Tensors [batch, memory_length, key heads, d_kv]: keys of layer 0, values of
+# layer 0, keys of layer 1, and so on.
 Cache = list[tf2.Tensor]
 
 
@@ -66,8 +67,8 @@ class Decoder(tf2.Module):
         None if there are no such tokens.
 
     Returns:
-      Output of the last norm, [batch, length, d_model]; and the cache with
-      these tokens.
+      Output of the last norm, [batch, length, d_model]; and the cache, which
+      now includes the keys and values of these tokens.
     """
     model = self._model
     length = tf2.shape(tokens)[1]

@@ -16,8 +16,8 @@ class TextCoder(tf2.Module):
 
   def __init__(self, vocabulary: Vocabulary):
     super().__init__("text_coder")
-    # Imported only here, because that takes seconds. The import registers
-    # tensorflow_text's operations.
+    # The import takes seconds, so it is not at the top of the file. It also
+    # registers tensorflow_text's operations.
     import tensorflow_text
 
     def make_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
@@ -46,8 +46,8 @@ class TextCoder(tf2.Module):
     if not self._has_bytes:
       return self._model.tokenize(texts)
     # SentencePiece would take a U+2581 in the text for a space. So the text is
-    # split at each U+2581, whose three bytes are put before all segments except
-    # the first.
+    # split at each U+2581, whose three byte tokens are put before all segments
+    # except the first.
     segments = tf2.strings.split(texts, SPACE_MARK)
     first = segments.row_starts()
     num_marks = tf2.tensor_scatter_nd_update(
@@ -80,12 +80,12 @@ class TextCoder(tf2.Module):
     )
 
   def decode(self, ids: tf2.RaggedTensor) -> tf2.Tensor:
-    """Returns the text of each row of ids [batch, (tokens)]; see Vocabulary."""
+    """Returns the text, [batch] string, of each row, [batch, (tokens)]."""
     if self._inside is self._model:
       return self._model.detokenize(ids)
     # The vocabulary puts one space before a text. SentencePiece drops this
     # space when it decodes, but the version in tensorflow_text drops all spaces
-    # at the start.
+    # at the start, so the space is cut off here.
     shown = tf2.ragged.boolean_mask(ids, tf2.gather(self._has_text, ids))
     spaces = tf2.gather(tf2.cast(self._num_spaces, tf2.int32), shown[:, :1])
     return _cut_start(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))

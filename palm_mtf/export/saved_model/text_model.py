@@ -30,7 +30,8 @@ class TextModel(tf2.Module):
       decoder: weights of the model.
       model: the architecture.
       vocabulary: vocabulary of the model.
-      start_id: id of the model's input at position 0 (packing.document_start).
+      start_id: id of the model's input at position 0 , from
+        `packing.document_start`.
       stride: number of tokens by which windows over a long text advance.
     """
     super().__init__("text_model")
@@ -124,7 +125,7 @@ class TextModel(tf2.Module):
     }
 
   def _sample_tokens(self, y, lengths, cache, max_tokens, sampler):
-    """Returns sampled tokens, [batch, max_tokens]; an ended row has [eod]s."""
+    """Returns sampled tokens, [batch, max_tokens], padded with [eod]."""
     tokens = tf2.fill([tf2.size(lengths), max_tokens], self._eod_id)
 
     def choose(y, place, tokens, is_over):
@@ -226,7 +227,7 @@ class Sampler:
   num_tokens: int
 
   def next_tokens(self, logits: tf2.Tensor, place: tf2.Tensor) -> tf2.Tensor:
-    """Samples a token for every row, [rows] int32.
+    """Returns a sampled token for every row, [rows] int32.
 
     Args:
       logits: [rows, vocab], float32.
