@@ -14,12 +14,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-  """Becomes `palm_mtf train --gin_file=GIN_FILE` on CORES, such as "0,1"."""
+  """Executes `palm_mtf train --gin_file=GIN_FILE` on CORES, such as "0,1"."""
   sweep, cores, gin_file = sys.argv[1:]
-  # Before TensorFlow is imported, because TensorFlow counts the cores.
+  # Set the cores before TensorFlow is imported, because TensorFlow counts them.
   os.sched_setaffinity(0, map(int, cores.split(",")))
-  # The kernel kills this process when the sweep dies. The next sweep resumes
-  # the run. The cores and this setting survive exec.
+  # The kernel kills this process when the sweep's process dies. The next sweep
+  # resumes the run. The cores and this setting survive exec.
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != int(sweep):  # the sweep ended before the line above

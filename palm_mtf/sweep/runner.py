@@ -33,7 +33,7 @@ class _Process:
 
 
 def cores_of_runs(num_at_once: int) -> list[list[int]]:
-  """Returns the numbers of the cores of each of `num_at_once` runs.
+  """Returns a list of core numbers for each of `num_at_once` runs.
 
   Raises:
     UserError: if there are fewer cores than runs.
@@ -56,7 +56,7 @@ def train_runs(
 
   Args:
     runs: all runs of the sweep.
-    sweep: SWEEP_AT_ONCE.
+    sweep: settings, of which SWEEP_AT_ONCE is used.
     where: folder of the sweep.
 
   Returns:
@@ -103,7 +103,7 @@ def train_runs(
 def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
   settings = where.settings(run.name)
   write_atomically(settings, run.gin_text.encode())
-  # The run then finds the same modules as this process.
+  # With this PYTHONPATH, the run finds the same modules as this process.
   path = os.pathsep.join(folder for folder in sys.path if folder)
   numbers = ",".join(map(str, cores))
   with open(where.log(run.name), "ab") as log:
@@ -116,7 +116,8 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
       stdout=log,
       stderr=log,
       env={**os.environ, "PYTHONPATH": path},
-      # A terminal then sends Ctrl-C only to the sweep, which stops each run.
+      # In a new session, a run gets no Ctrl-C from the terminal. The sweep gets
+      # it, and stops each run.
       start_new_session=True,
     )
   _logger.info(

@@ -62,17 +62,17 @@ class SweepRun:
 
   @property
   def flops_per_token(self) -> int:
-    """Model FLOPs of a training token (accounting/flops.py)."""
+    """Model FLOPs per training token, from `train_flops_per_token`."""
     return train_flops_per_token(self.config.model)
 
 
 def make_runs(
   sweep: SweepConfig, config: Config, where: SweepDir, load_run: LoadRun
 ) -> list[SweepRun]:
-  """Returns the runs of a sweep, in the order of the product of the axes.
+  """Returns the runs of a sweep, in the order of itertools.product.
 
   Args:
-    sweep: SWEEP_RUNS and SWEEP_HELD_OUT.
+    sweep: settings, of which SWEEP_RUNS and SWEEP_HELD_OUT are used.
     config: settings of the sweep, which a run's macros override.
     where: folder of the sweep.
     load_run: takes a description of where macros come from, for messages, and

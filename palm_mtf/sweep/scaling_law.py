@@ -32,14 +32,15 @@ _MOST = 5.0  # the largest exponent that the fit allows
 _SMALLEST = 1e-9  # lower bound of E, and of each term at typical N and D, nats
 _NUM_LAWS = 400
 _INTERVAL = (2.5, 97.5)  # percentiles
-# Two runs more than the law has coefficients, so that residuals show the noise;
-# with at least _MIN_VALUES different sizes and numbers of tokens.
+# A fit needs two runs more than the law has coefficients, so that residuals
+# show the noise, and at least _MIN_VALUES different sizes and as many different
+# numbers of tokens.
 _MIN_RUNS, _MIN_VALUES = 7, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-  """Coefficients of equation 2: numbers, or arrays [laws] for several laws."""
+  """Coefficients of the law: numbers, or arrays [laws] for several laws."""
 
   e: float
   a: float
@@ -55,7 +56,7 @@ class Law:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """FLOPs of a training token by size: scale * N ** power.
+  """FLOPs per training token with N parameters: scale * N ** power.
 
   Hoffmann et al. use 6 N. In small models attention adds relatively more.
   """
@@ -81,7 +82,8 @@ class Cost:
 
     With a cost of 6 N this is equation 4 of Hoffmann et al.
     """
-    # At the optimum, the derivative of L(N, C / (scale N^power)) by N is 0.
+    # At the optimum, the derivative of L(N, C / (scale N^power)) with respect
+    # to N is 0.
     ratio = law.alpha * law.a / (self.power * law.beta * law.b)
     exponent = 1 / (law.alpha + self.power * law.beta)
     parameters = (ratio * (flops / self.scale) ** law.beta) ** exponent
@@ -92,7 +94,7 @@ class Cost:
     return law.loss(*self.optimum(law, flops))
 
   def power_of_size(self, law: Law) -> float:
-    """Returns a in N ~ C^a: the optimum's growth with the training FLOPs C."""
+    """Returns the exponent a in N ~ C^a, for the optimal N at C FLOPs."""
     return law.beta / (law.alpha + self.power * law.beta)
 
 
@@ -181,7 +183,7 @@ class Resampled(NamedTuple):
 
   def prediction(self, parameters: float, tokens: float) -> Interval:
     """Returns the predicted loss of one more run, nats per token."""
-    # One more run would deviate from its law, like the others.
+    # Like the runs that were fitted, one more run would deviate from the law.
     losses = self.laws.loss(parameters, tokens) * np.exp(self.noise)
     low, high = np.percentile(losses, _INTERVAL)
     value = self.law.loss(parameters, tokens)
