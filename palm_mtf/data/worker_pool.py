@@ -132,7 +132,8 @@ class WorkerPool:
     Every worker has its own pipe, and only the worker holds the pipe's other
     end. So the pipe closes if the worker is killed, even while it writes.
     """
-    # A forked process would inherit locks that threads of this process hold.
+    # Spawn workers, because a forked process would inherit locks that threads
+    # of this process hold.
     context = multiprocessing.get_context("spawn")
     for _ in range(self._num_processes):
       here, there = context.Pipe()

@@ -30,7 +30,8 @@ Batch = dict[str, np.ndarray]  # some of FEATURES, each [batch, length]
 class RowStream(Protocol):
   """The training rows of a run; a row depends only on its number.
 
-  `numbers` are row numbers, counted from the start of the run, [n], int64.
+  In both methods, `numbers` are row numbers, counted from the start of the run,
+  [n], int64.
   """
 
   features: tuple[str, ...]  # of a batch, in the order of FEATURES
@@ -49,7 +50,7 @@ class Batches:
   def __init__(
     self, rows: RowStream, sizes: BatchSizes, skips: Skips | None = None
   ):
-    """Groups rows into batches; leaves out the batches of `skips`."""
+    """Groups rows into batches; leaves out the batches that `skips` lists."""
     self._rows = rows
     self._sizes = sizes
     self._skips = skips or Skips()
@@ -95,10 +96,11 @@ def validation_batches(
     seed: seed of the order in which sources alternate.
 
   Raises:
-    UserError: there is less than one batch; raised by this call, not by the
-      iterator.
+    UserError: the rows are fewer than one batch; raised by this call, not by
+      the iterator.
   """
-  # Neither shuffled nor repeated: every evaluation reads the same rows.
+  # Rows are neither shuffled nor repeated, so that every evaluation reads the
+  # same rows.
   mixture = Mixture([source.rate for source in sources], seed=seed)
   source, index = mixture.locate(np.arange(max(num_rows, batch_size)))
   available = np.array([s.rows.num_rows for s in sources])
@@ -152,7 +154,7 @@ def unigram_entropy(batches: Iterable[Batch]) -> float:
     learned = batch["targets"]
     if "loss_weights" in batch:
       learned = learned[batch["loss_weights"] > 0]
-    # Extend the counts, because a batch may have higher ids than earlier ones.
+    # Extend `counts`, because a batch may have higher ids than earlier batches.
     new = np.bincount(learned.ravel(), minlength=len(counts))
     new[: len(counts)] += counts
     counts = new
@@ -166,8 +168,8 @@ class Prefetcher:
   def __init__(
     self, batch_of: Callable[[int], Batch], last_step: int, depth: int
   ):
-    # A batch depends only on its step, counted from 0, so a batch that was made
-    # ahead and is never read does no harm.
+    # A batch depends only on its step number, so a batch that was made ahead
+    # and is never read does no harm.
     self._batch_of, self._last_step, self._depth = batch_of, last_step, depth
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
     self._made: dict[int, concurrent.futures.Future[Batch]] = {}
@@ -189,7 +191,7 @@ class Prefetcher:
 def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
   length = len(rows[0]["targets"])
   # The sources of a mixture may have different features. A row without
-  # "segments" is one segment; without "loss_weights" it learns every token.
+  # "segments" is one segment; a row without "loss_weights" has weights of 1.
   ones = {
     "segments": np.ones(length, np.int32),
     "loss_weights": np.ones(length, np.float32),

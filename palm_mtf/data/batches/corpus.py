@@ -50,7 +50,7 @@ class Corpus:
 
   @property
   def fingerprint(self) -> str:
-    """A hash of all that decides the batches, except seed and batch sizes."""
+    """A hash of what decides the batches besides the seed and batch sizes."""
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
       parts.append("shuffled documents")  # earlier versions shuffled only rows
@@ -63,8 +63,8 @@ class Corpus:
   @property
   def validation_bytes_per_token(self) -> float:
     """Mean bytes of text per learned token in the validation batches."""
-    # Sources share the validation rows in proportion to their rates, and every
-    # row has the same number of tokens.
+    # Weight each source by its rate, because sources share the validation rows
+    # in proportion to their rates, and every row has the same number of tokens.
     return sum(
       source.rate * store.validation.bytes_per_token
       for source, store in zip(self.sources, self.stores, strict=True)
@@ -99,7 +99,8 @@ class Corpus:
       seed=self.seed,
     )
 
-  # Cached, because planning WholeRows reads the lengths of all documents.
+  # This property is cached, because making WholeRows reads the lengths of all
+  # documents.
   @functools.cached_property
   def _training_rows(self) -> RowStream:
     if self.packing in ("packed", "single"):
@@ -116,7 +117,8 @@ class Corpus:
       seed=self.seed,
     )
 
-  # Validation rows keep the order of the text; sources are mixed row by row.
+  # Each source's validation rows keep the order of its documents;
+  # `validation_batches` mixes the sources row by row.
   @functools.cached_property
   def _validation_rows(self) -> list[RowSource]:
     return self._rows("validation")
@@ -190,7 +192,7 @@ def load_corpus(
   """Returns the corpus of a run; encodes each source that has no token store.
 
   Args:
-    model_dir: MODEL_DIR; stores the tokens of sources that CACHE_DIR lacks.
+    model_dir: MODEL_DIR, where tokens that CACHE_DIR lacks are stored.
     data: data settings of the run.
     vocabulary: vocabulary that encodes the text.
     sequence_length: tokens in a row.
@@ -208,7 +210,8 @@ def load_corpus(
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
-  # The other packings do not join documents: they pad rows instead.
+  # Other packings need no warning, because they pad rows and do not join
+  # documents.
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:
@@ -235,7 +238,7 @@ def _check_splits(source: Source, store: TokenStore, data: DataConfig) -> None:
     if split.counts.num_documents:
       continue
     # Documents with a rank (a hash in [0, 1)) below VALIDATION_SHARE are held
-    # out, so a share just above the lowest rank holds out one document.
+    # out, so a share just above the lowest rank holds out a document.
     others = store.train.counts.num_documents
     enough = int(store.lowest_rank * 1000 + 1) / 1000
     fix = "give more text"

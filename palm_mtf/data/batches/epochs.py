@@ -16,7 +16,7 @@ from palm_mtf.data.tokens.array import Shard, TokenArray
 
 
 class EpochLengths:
-  """Lengths of one source's training documents, 16 bytes per document."""
+  """Lengths of one source's training documents; takes 16 bytes per document."""
 
   def __init__(self) -> None:
     """Begins without documents."""
@@ -35,7 +35,7 @@ class EpochLengths:
     self._texts.extend([num_text + 1] * times)
 
   def tokens(self, has_inputs: bool) -> TokenArray:
-    """Returns documents with the added lengths, in which each token is 0."""
+    """Returns documents that have the added lengths; every token is 0."""
     inputs, texts = (
       np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
     )
@@ -50,7 +50,7 @@ class EpochLengths:
 class Reading(NamedTuple):
   """How much a run reads of one source."""
 
-  rate: float  # share of the run's tokens, or of its rows of whole documents
+  rate: float  # share of the run's tokens or, if documents are padded, its rows
   epoch_tokens: int  # of the training documents, with an [eod] for each
   epochs: float | None  # None if there is no training document
 

@@ -42,9 +42,10 @@ from palm_mtf.data.tokens.array import TokenArray
 
 _STRIDE = 256
 _CHUNK = 1 << 20  # documents whose lengths are read at once; n * _STRIDE
-# The maximum number of tokens in a block: 32,768 rows of 2,048 tokens, or 16
-# batches of PaLM's largest size. Memory holds a list of a block's documents,
-# some ten thousand.
+# The maximum number of tokens in a block (a part of the stream, in which
+# sources and rows are shuffled): 32,768 rows of 2,048 tokens, or 16 batches of
+# PaLM's largest size. Memory holds a list of a block's documents, some ten
+# thousand.
 _BLOCK_TOKENS = 1 << 26
 _RATE_UNITS = 10**9  # rates are integers, so that positions are always exact
 
@@ -52,7 +53,8 @@ _RATE_UNITS = 10**9  # rates are integers, so that positions are always exact
 class DocumentOrder:
   """The endless order in which the documents of one source are read.
 
-  A document's number is its index in this order; a position counts tokens.
+  A document's number is its index in this order. A position is a number of
+  tokens from the start of this order.
   """
 
   def __init__(self, tokens: TokenArray, key: str):
@@ -66,11 +68,14 @@ class DocumentOrder:
     self._key = key
     self.num_documents = tokens.num_documents  # per epoch
     self.num_tokens = len(tokens)  # per epoch
-    # Two epochs are cached, because a block may reach from one into the next.
+    # Cache two epochs, because a block may reach from one epoch into the next.
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
   def documents(self, first: int, stop: int) -> np.ndarray:
-    """Returns indices in `tokens` of documents `first` to `stop` - 1, int64."""
+    """Returns the index in `tokens` of documents `first` to `stop` - 1, int64.
+
+    `first` and `stop` count documents in this order.
+    """
     epochs, places = np.divmod(np.arange(first, stop), self.num_documents)
     found = np.empty_like(places)
     for epoch in np.unique(epochs).tolist():
@@ -106,7 +111,7 @@ class DocumentOrder:
     return ends - begins
 
   def _sparse_positions(self, epoch: int) -> np.ndarray:
-    """Returns where every 256th document begins, in tokens of the epoch."""
+    """Returns how many tokens of the epoch precede every 256th document."""
     # shuffle.py computes the order from a formula, but a document's position is
     # the sum of all lengths before it. One pass over the lengths, when an epoch
     # is first read, stores every 256th position: 3 MB for 10**8 documents.
@@ -138,7 +143,7 @@ class Stretch(NamedTuple):
 
 
 class _Block(NamedTuple):
-  """The n documents of a block (a part of the stream), in stream order, [n]."""
+  """The n documents of a block (part of the stream), in order; arrays [n]."""
 
   begins: np.ndarray  # positions in the stream, and the block's end, [n + 1]
   sources: np.ndarray
@@ -193,9 +198,9 @@ class DocumentStream:
 
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
-    # A block begins at or after its nominal start, because each source begins
-    # at the first document after its share of the tokens. So no block after
-    # this estimate can hold `position`; search back from the estimate.
+    # A block's nominal start is block * _num_tokens / _num_blocks. The block
+    # begins there or later, because it takes whole documents of each source. So
+    # no block after this estimate can hold `position`; search backward from it.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -308,10 +313,7 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Shuffles rows within blocks; returns each row's place in the stream.
-
-    Places count rows.
-    """
+    """Shuffles rows within blocks; returns each row's index in the stream."""
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):

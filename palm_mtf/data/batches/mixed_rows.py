@@ -39,11 +39,11 @@ class Mixture:
   """Decides from which source each row of a run comes."""
 
   def __init__(self, rates: Sequence[float], *, seed: int):
-    """Divides each block's rows among sources by their positive rates."""
+    """Divides each block among sources in proportion to their positive rates."""
     # The number of rows per source in every block, [sources], int64.
     self.rows_of_block = _apportion(np.asarray(rates, np.float64))
     self._seed = seed
-    # Cached, because consecutive steps read the same block.
+    # Cache blocks, because consecutive steps read the same block.
     self._block = functools.lru_cache(maxsize=2)(self._order_block)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,11 +87,11 @@ class Mixture:
 
 
 def _apportion(rates: np.ndarray) -> np.ndarray:
-  """Divides BLOCK_ROWS rows in proportion to `rates`; returns rows per rate."""
-  # This is the largest remainder method, with at least one row for each rate.
+  """Divides BLOCK_ROWS in proportion to `rates`; returns rows per source."""
+  # This is the largest remainder method, with at least one row per source.
   shares = rates / rates.sum() * BLOCK_ROWS
   counts = np.maximum(1, np.floor(shares)).astype(np.int64)
-  # Rounded, so that equal remainders do not differ in their last bits.
+  # Round the remainders, because equal ones may differ in their last bits.
   order = np.argsort(-np.round(shares - counts, 9), kind="stable")
   missing = BLOCK_ROWS - counts.sum()
   if missing >= 0:
@@ -137,7 +137,7 @@ class MixedRows:
   def _places(
     self, numbers: np.ndarray
   ) -> Iterator[tuple[RowSource, int, int]]:
-    """Yields the source, the epoch and the source's row for each row number."""
+    """Yields (source, epoch, index of the source's row) for each row number."""
     sources, index = self._mixture.locate(numbers)
     places = np.empty([len(numbers), 2], np.int64)
     for s in np.unique(sources):
@@ -147,8 +147,9 @@ class MixedRows:
       yield self._sources[s], epoch, row
 
   def _shuffle_rows(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
-    """Returns the epoch and the source's row for each row number, [n, 2]."""
-    # A step reads one or two epochs of a source, or many of a tiny source.
+    """Returns (epoch, index of the source's row) for each number, [n, 2]."""
+    # The loop is short: a step reads one or two epochs of a source, and more
+    # only if the source is tiny.
     size = source.rows.num_rows
     epochs, places = np.divmod(numbers, size)
     rows = np.empty_like(numbers)

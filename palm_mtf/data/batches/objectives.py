@@ -38,11 +38,11 @@ class Objective(Protocol):
   has_prefix: bool
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
-    """Cuts texts into pieces; the example of each piece fits into a row.
+    """Cuts texts into pieces; the example made from each piece fits into a row.
 
     Args:
-      spans: place of each text's first token, and the place after its [eod],
-        [n, 2].
+      spans: place of each text's first token in the source's tokens, and the
+        place after its [eod], [n, 2].
       length: number of tokens in a row.
 
     Returns:
@@ -77,7 +77,7 @@ class Causal:
     return pieces[:, 1] - pieces[:, 0]
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Returns targets without inputs; see `Objective`."""
+    """Returns an example whose tokens are all targets; see `Objective`."""
     del key  # this objective is not random
     return Example(tokens, 0)
 
@@ -119,7 +119,7 @@ class SpanCorruptionLM:
 
   @property
   def noise(self) -> SpanCorruption:
-    """Computes the number and the lengths of removed spans."""
+    """Formulas for the numbers of removed tokens and spans."""
     return SpanCorruption(self.noise_density, self.mean_span_length)
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:

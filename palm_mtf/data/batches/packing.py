@@ -48,7 +48,7 @@ Row = dict[str, np.ndarray]  # some of FEATURES, each [length]
 
 
 class Piece(NamedTuple):
-  """The consecutive tokens of one document in a row."""
+  """Consecutive tokens of one document that one row holds."""
 
   source: str  # name
   epoch: int
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 
 class JoinedRows:
-  """Rows cut from documents that are joined in the order of the text."""
+  """Rows cut from one source's documents, which are joined in source order."""
 
   def __init__(self, tokens: TokenArray, length: int, *, eod_id: int | None):
     """Cuts rows of `length` tokens.
@@ -122,7 +122,7 @@ def make_joined_row(
   """
   row = {"inputs": _shift(targets), "targets": targets}
   if eod_id is not None:
-    # A segment begins where the input would be [eod], and gets input 0 instead.
+    # A segment begins where the shifted input is [eod]; the input becomes 0.
     begins = row["inputs"] == eod_id
     row["inputs"][begins] = 0
     row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
@@ -132,7 +132,7 @@ def make_joined_row(
 
 
 class WholeRows:
-  """Padded rows that hold one whole document each, or several."""
+  """Padded rows that hold one whole document each or, if packed, several."""
 
   def __init__(
     self,
@@ -248,9 +248,10 @@ def _shift(targets: np.ndarray) -> np.ndarray:
 
 
 def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
-  """Cuts examples to `length` tokens; returns spans: start, targets, stop."""
+  """Cuts examples to `length` tokens; returns [n, 3]: start, targets, stop."""
   start, targets, stop = spans.T
-  # An example keeps as many targets as fit, then as many of its last inputs.
+  # A cut example keeps as many targets as fit, then as many of its last inputs
+  # as still fit.
   stop = np.minimum(stop, targets + length)
   return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
 

@@ -49,7 +49,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
 
 
 def find_batches(spec: bytes) -> bytes:
-  """Opens the batches of a spec; returns b"" on success, or the error."""
+  """Opens the batches that `spec` describes; returns b"" or the error."""
   try:
     _open_reader(spec)
   except Exception as error:  # on any error the client reads instead
@@ -78,7 +78,7 @@ SERVER_FUNCTIONS = (find_batches, read_batch)
 
 
 class _Reader:
-  """The batches of a spec, each part read one step ahead."""
+  """The batches that a spec describes; each part is read one step ahead."""
 
   def __init__(self, spec: bytes):
     held = json.loads(spec)

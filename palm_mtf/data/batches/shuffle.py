@@ -15,7 +15,8 @@ _ROUNDS = 8
 # fewer bits, the shuffle would show a pattern. The price is more cycle walking
 # for the smallest sizes: about 100 steps for a size of 2.
 _MIN_HALF_BITS = 4
-# Tabulating this many values takes as long as shuffling a few numbers.
+# The network's maximum number of values for which a table is made. To make such
+# a table takes as long as to shuffle a few numbers.
 _MAX_TABLE = 1 << 12
 
 

@@ -96,15 +96,15 @@ class Candidates(NamedTuple):
   """The documents of one source that may be duplicates, in source order."""
 
   digests: np.ndarray  # hashes of inputs and text, [documents, 2], uint64
-  # MinHash values, [documents, 128], uint16; or [documents, 0], so that near
-  # duplicates are not searched.
+  # MinHash values, [documents, 128], uint16; [documents, 0] if near duplicates
+  # are not removed.
   values: np.ndarray
   weights: np.ndarray  # [documents], float64
   held_out: np.ndarray  # [documents], bool
 
 
 class _Columns:
-  """Decisions on one source's documents, and measures of those not removed."""
+  """Decisions on one source's documents, and measures of the kept documents."""
 
   def __init__(self, filters: FilterConfig, examples: ContainedExamples | None):
     self._filters, self._examples = filters, examples
@@ -117,7 +117,7 @@ class _Columns:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
-    """Filters documents one by one; yields those that must be measured."""
+    """Filters documents one by one; yields the documents to measure."""
     with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
         num_bytes = document.num_bytes
@@ -175,7 +175,7 @@ class _Columns:
 def _find_reason(
   document: Document, num_bytes: int, filters: FilterConfig
 ) -> str:
-  """Returns why a document is removed regardless of other documents, or ""."""
+  """Returns the reason to remove a document by quality or size, or ""."""
   lowest, longest = filters.min_quality, filters.max_document_bytes
   if lowest is not None and document.quality < lowest:
     return "low_quality"
@@ -192,9 +192,9 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   Among documents with the same text, the first in this order stays: held-out
   before training documents, earlier before later sources, greater before
   smaller weights. Among near duplicates, the first in this order stays: earlier
-  before later sources, lower before higher hashes of the text. Documents of
-  weight 0 are never read, so both orders put them last. The result depends
-  neither on the order of files nor on the number of processes.
+  before later sources, lower before higher hashes of the text. Both orders put
+  documents of weight 0 last, because training never reads such documents. The
+  result depends neither on the order of files nor on the number of processes.
 
   Args:
     sources: documents of each source, in the order of the sources.

@@ -88,7 +88,7 @@ def read_all(
     name=setting,
     settings=MACROS._replace(files=setting),
   )
-  # Read both splits, because an evaluation set has no training documents.
+  # Read both splits, because all documents here are for evaluation.
   for _, document in files.documents():
     yield document
   files.report_skipped()
@@ -119,11 +119,11 @@ def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
 
 
 def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
-  """Yields a split's examples, but no answer options without their question."""
+  """Yields a split's examples, without options that have no question."""
   where = f"{setting}: {task.name}, split {split!r}"
   with user_code(where):
     seqio = import_seqio(task.name, setting)
-    # Read the text before `tokenize`, which does not depend on the vocabulary.
+    # Skip the step `tokenize`, so that the text depends on no vocabulary.
     to_text, _ = split_at_tokenize(task, seqio)
     dataset = apply_steps(
       task,

@@ -33,7 +33,7 @@ from palm_mtf.model_dir.paths import ModelDir
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 1  # of what filters remove; a part of a token store's name
+_VERSION = 1  # raise it if a filter changes, so that text is encoded again
 _HASH_BYTES = 16
 
 
@@ -79,7 +79,7 @@ def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
 
 
 def read_decisions(path: str) -> list[np.ndarray] | None:
-  """Reads a file of `write_decisions`; returns None if missing or damaged."""
+  """Returns the decisions in a file, or None if it is missing or damaged."""
   try:
     with open(path, "rb") as file:
       found, content = file.read(_HASH_BYTES), file.read()
@@ -112,7 +112,7 @@ class _Decisions:
     self._known: list[str] | None = None
 
   def fingerprint(self, number: int, digests: FileDigests | None) -> str:
-    """Returns a hash of everything that decides which documents are kept."""
+    """Returns a hash of everything that decides what source `number` keeps."""
     # Hash the examples first, so that a wrong task name fails at once, before
     # all text is hashed, which takes long.
     examples = self._evaluation_sets and self._evaluation_sets.fingerprint

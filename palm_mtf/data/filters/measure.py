@@ -25,11 +25,11 @@ def gather_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class Measures(NamedTuple):
-  """Lists of measures, one per document in a batch; an unneeded list is []."""
+  """Lists with one measure per document in a batch; an unneeded list is []."""
 
   digests: list[bytes]  # 16 bytes each
   values: list[bytes]  # MinHash values, uint16
-  ngrams: list[np.ndarray]  # indices in the table of the document's 8-grams
+  ngrams: list[np.ndarray]  # indices of the document's 8-grams in `table`
 
 
 class Measurer(NamedTuple):

@@ -45,7 +45,7 @@ class Document(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Size of inputs and text in bytes: of UTF-8, or of token ids in memory."""
+    """Size in bytes of inputs and text: as UTF-8, or of token ids in memory."""
     inputs = b"" if self.inputs is None else _bytes(self.inputs)
     return len(_bytes(self.text)) + len(inputs)
 
@@ -85,7 +85,7 @@ class Source(Protocol):
     """
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document), split from SPLITS; each call reads all text.
+    """Yields (split, document), split in SPLITS; every call reads all text.
 
     Raises:
       UserError: a file cannot be read, or a line is invalid; the message names

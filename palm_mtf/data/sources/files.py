@@ -36,7 +36,8 @@ class TextFile(NamedTuple):
   path: str
   num_bytes: int  # on disk
   mtime_ns: int  # time of change, since 1970
-  # Programs such as tar can set mtime; only the file system sets the next two.
+  # Programs such as tar can set mtime; only the file system sets ctime and
+  # inode.
   ctime_ns: int
   inode: int
 
@@ -220,9 +221,9 @@ class FileDigests:
   def __init__(self, path: str | None = None):
     """Loads the hashes at `path`, if any; if `path` is None, stores nothing."""
     self._path = path and os.path.abspath(path)
-    # {path of a file: [*_state(file), digest]}. Hashing takes a second per
-    # gigabyte. A file whose state is known is not read, so that a run on
-    # unchanged text starts at once.
+    # Maps the path of a file to [*_state(file), digest]. A file whose state
+    # (size, times and inode) did not change is not hashed again, because
+    # hashing takes a second per gigabyte.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
 
@@ -293,7 +294,12 @@ def writable_folder(shared: str | None, own: str) -> str:
 def describe_shards(
   paths: Iterable[str], digests: FileDigests | None
 ) -> list[str]:
-  """Returns the paths that are not local files, then hashes of local files."""
+  """Returns the paths that are not local files, then hashes of the local files.
+
+  Args:
+    paths: paths of a data set's files, some of which may be remote.
+    digests: cache of the hashes; if None, every local file is hashed.
+  """
   paths = [os.fspath(path) for path in paths]
   files = [describe_file(path) for path in paths if os.path.isfile(path)]
   others = [path for path in paths if not os.path.isfile(path)]

@@ -18,8 +18,8 @@ def split_at_tokenize(
 ) -> tuple[list[Callable], list[Callable]]:
   """Splits a task's preprocessors into two lists.
 
-  The steps in the first list make text, the steps in the second list token ids
-  of this text. If no such split exists, the first list has all steps.
+  The steps in the first list make text; the steps in the second list encode it.
+  If no such split exists, the first list has all steps.
   """
   steps = [
     step
@@ -88,7 +88,7 @@ def read_examples(dataset: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def name_step_errors(step: Callable, where: str) -> Callable:
-  """Wraps a preprocessor so that its error messages name it.
+  """Wraps a preprocessor so that its errors name the preprocessor.
 
   Args:
     step: preprocessor of a `seqio.Task`.
@@ -123,7 +123,7 @@ def type_name(value: object) -> str:
 
 
 def tokenizes(task: Any, seqio: ModuleType) -> bool:
-  """Whether a step of SeqIO encodes the task's text with a vocabulary."""
+  """Whether one of SeqIO's own steps encodes the task's text."""
   kinds = seqio.preprocessors
   return any(
     _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos)

@@ -40,8 +40,8 @@ from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
 
-# Documents per split that are read ahead, to find `has_inputs`, the fingerprint
-# and steps that are not deterministic.
+# The number of documents per split that are read first, to compute `has_inputs`
+# and the fingerprint, and to detect random steps.
 _FIRST_DOCUMENTS = 32
 _BATCH = 32  # texts that TensorFlow hands over at once
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -51,7 +51,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs in every process
 def open_task(
   name: str, validation_share: float, sequence_length: int | None = None
 ) -> list["SeqioTask"]:
-  """Returns a source for each task of a SeqIO task or mixture.
+  """Returns one source for a SeqIO task, or one source per task of a mixture.
 
   Args:
     name: name of the registered task or mixture.
@@ -201,9 +201,9 @@ class SeqioTask:
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the task's files, code, settings and some documents."""
     # The hash covers the bytes of local files, the code of the source and the
-    # preprocessors (see `describe_code`), and the first documents. It misses a
-    # remote file that changes under the same name, and a change in a function
-    # that a preprocessor calls if only later documents differ.
+    # preprocessors (see `describe_code`), and the first documents. If the first
+    # documents stay the same, the hash does not show a change in a remote file
+    # or in a function that a preprocessor calls.
     source = self._task.source
     with user_code(f"TASK: {self.name}"):
       if hasattr(source, "fingerprint"):  # sources of this project's tasks

@@ -105,9 +105,9 @@ class TextFiles:
     Args:
       globs: one glob or several; see files.py.
       text_field: field of a JSON line that holds the document's text.
-      weight_field: field that holds its weight, or None for a weight of 1.
-      quality_field: field that holds its quality, or None for no quality. If
-        given, every file must be .jsonl.
+      weight_field: field with the document's weight, or None for a weight of 1.
+      quality_field: field with the document's quality, or None for no quality.
+        If given, every file must be .jsonl.
       validation_share: share of the documents that are held out.
       name: name of the source.
       settings: names of the user's settings, for messages.
@@ -132,9 +132,9 @@ class TextFiles:
 
   @property
   def num_bytes(self) -> int | None:
-    """Size of all files; None if any is compressed."""
-    # Callers need the decompressed size, for progress bars and for the message
-    # about a full disk.
+    """Size of all files in bytes; None if any file is compressed."""
+    # Progress bars and the message about a full disk need the decompressed
+    # size, which is not known for a compressed file.
     if any(file.compression for file in self.files):
       return None
     return sum(file.num_bytes for file in self.files)
@@ -157,7 +157,7 @@ class TextFiles:
     )
 
   def check_vocabulary(self, sha256: str | None) -> None:
-    """Does nothing: any vocabulary can encode text."""
+    """Does nothing, because any vocabulary can encode text."""
 
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document).
@@ -211,7 +211,7 @@ class TextFiles:
 
 @dataclasses.dataclass
 class _Skipped:
-  """Counts files or lines left out; `str` gives the reason and the first."""
+  """Counts skipped files or lines; `str` names the reason and an example."""
 
   why: str
   count: int = 0
@@ -229,7 +229,7 @@ def read_file(file: TextFile, settings: Settings) -> bytes:
   """Returns the content of a file, decompressed.
 
   Raises:
-    UserError: the file cannot be read, or is damaged; the message names it.
+    UserError: the file, which the message names, cannot be read or is damaged.
   """
   content = user_text.read_bytes(file.path, f"{settings.files}: {file.path}")
   check_unchanged(file)
@@ -293,7 +293,7 @@ def _read_field(
   wanted: str,
   fix: str,
 ) -> Any:
-  """Returns a JSON line's field; UserError if missing or not `is_right`."""
+  """Returns a field's value; raises UserError if missing or not `is_right`."""
   if name not in line:
     has = f"has {', '.join(map(repr, line))}" if line else "is empty"
     raise UserError(

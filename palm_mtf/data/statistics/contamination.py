@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation examples in training text, found by their 8-grams (PaLM 8).
+"""Evaluation examples in training text, found by 8-grams (PaLM paper, 8).
 
 PaLM does not say what a gram is: here it is a word (ngrams.py). An example is
 its inputs followed by its text. Two classes answer two questions:
@@ -34,12 +34,13 @@ _MAX_NGRAMS = 1 << 21  # 13 MB of text; some 65 bytes of memory per n-gram
 
 @dataclasses.dataclass(frozen=True)
 class Contamination:
-  """Numbers of examples in an evaluation set; how many are contaminated."""
+  """How many examples an evaluation set has, and how many are contaminated."""
 
   examples: int
   judged: int  # examples whose n-grams were looked for: all, or a sample
-  # Examples in `judged` with fewer than 8 words. They are shown separately,
-  # because one or two words always occur somewhere in the training text.
+  # How many of the `judged` examples have fewer than 8 words. Such examples are
+  # shown separately, because one or two words always occur somewhere in the
+  # training text.
   short: int
   contaminated: int
   contaminated_short: int
@@ -54,8 +55,9 @@ class Examples:
     self.count = 0  # of examples added
     self._max_ngrams = max_ngrams
     self._num_ngrams = 0
-    # A heap of (-rank, number, words, n-grams). It keeps the examples with the
-    # lowest ranks, so that the sample does not depend on the examples' order.
+    # A heap of (-rank, number of the example, number of words, n-grams). It
+    # keeps the examples with the lowest ranks, so that the sample does not
+    # depend on the order of examples.
     self._kept: list[tuple[float, int, int, np.ndarray]] = []
     self._limit = 2.0  # examples of this rank and above do not fit
 
@@ -98,8 +100,8 @@ class ContaminationSearch:
     self._num_examples = examples.count
     self._words, ngrams = examples.kept()
     self._counts = np.array([len(each) for each in ngrams], np.int64)
-    # The distinct n-grams, sorted, and the index of every example's n-grams in
-    # them.
+    # The sorted distinct n-grams; and for each n-gram of each example, its
+    # index among the distinct n-grams.
     self._ngrams, self._places = np.unique(
       np.concatenate([np.empty(0, np.uint64), *ngrams]), return_inverse=True
     )
@@ -108,7 +110,7 @@ class ContaminationSearch:
     self._lengths = np.unique(lengths[lengths > 0]).tolist()
 
   def add(self, document: Document) -> None:
-    """Looks for the n-grams in one training document."""
+    """Looks for the evaluation set's n-grams in one training document."""
     if not self._lengths:
       return
     words = hash_document(document)
@@ -134,7 +136,7 @@ class ContaminationSearch:
 
 
 class ContainedExamples:
-  """The 8-grams of evaluation examples, to find documents that contain one."""
+  """Finds documents that contain an evaluation example, by its 8-grams."""
 
   def __init__(self, examples: Iterable[Document]):
     """Reads the examples once."""
@@ -145,7 +147,8 @@ class ContainedExamples:
     self.num_short = int((self._counts == 0).sum()) - 1  # of fewer than 8 words
     # The distinct 8-grams, sorted, which `find_ngrams` looks up.
     self.table, index = np.unique(np.concatenate(ngrams), return_inverse=True)
-    # The examples that have 8-gram i: owners[starts[i] : starts[i + 1]].
+    # The examples with 8-gram table[i] are _owners[_starts[i] : _starts[i +
+    # 1]].
     by_ngram = np.argsort(index, kind="stable")
     self._owners = np.repeat(np.arange(len(ngrams)), self._counts)[by_ngram]
     self._starts = np.searchsorted(

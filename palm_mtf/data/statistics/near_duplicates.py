@@ -31,7 +31,7 @@ from palm_mtf.data.statistics.ngrams import (
 MIN_SIMILARITY = 0.8
 _NGRAM_WORDS = 5  # a text of fewer words is one n-gram
 # MinHash (Broder 1997): two texts of similarity J share each value with
-# probability J. Texts that share all values of a band are compared.
+# probability J. Two texts are compared if they share all values of a band.
 _BANDS, _ROWS = 16, 8  # number of bands, and of values per band
 NUM_VALUES = _BANDS * _ROWS
 DIGEST_BYTES = 16
@@ -41,9 +41,9 @@ _NEIGHBORS = 32
 _PAIRS_AT_ONCE = 1 << 16
 _NGRAMS_AT_ONCE = 256  # with 128 values each they fit into a core's cache
 
-# A MinHash value is the minimum over the n-grams' hashes x of a linear
-# function, factor * x + addend mod 2 ** 32. Factors and addends are hashes, so
-# that they have no pattern.
+# A MinHash value is the minimum of factor * x + addend mod 2 ** 32 over the
+# hashes x of a text's n-grams. Factors and addends are hashes, so that they
+# have no pattern.
 _FACTORS, _ADDENDS = (
   hash_words(np.arange(2 * NUM_VALUES)).astype(np.uint32).reshape(2, NUM_VALUES)
 )
@@ -68,8 +68,8 @@ class Duplicates:
   near_groups: int  # groups of two or more different texts
   near_texts: int  # texts in these groups, minus one per group
   near_bytes: int  # of these texts, without the largest text of each group
-  # Held-out documents in a group with a training document, except those that
-  # exact_across counts.
+  # How many held-out documents are in a group with a training document, except
+  # the documents that exact_across counts.
   near_across: int
   largest_exact: list[Group]  # texts with most documents, two or more
   largest_near: list[Group]  # groups with most texts
@@ -95,7 +95,7 @@ class Sketches:
   def columns(self) -> tuple[np.ndarray, ...]:
     """Returns digests, MinHash values, sizes, and which documents are held out.
 
-    The arrays are views: nothing can be added while they exist.
+    Nothing can be added while these arrays exist, because they are views.
     """
     return (
       np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
@@ -169,7 +169,7 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
 
   Args:
     document: a document.
-    digest: hash of the document, used as its values if it has no words.
+    digest: hash of the document; replaces MinHash values if it has no words.
   """
   words = hash_document(document)
   if not len(words):  # no near duplicate of any other text
@@ -203,7 +203,7 @@ def group_similar(values: np.ndarray) -> np.ndarray:
 
 
 def _find_first(groups: np.ndarray, text: int) -> int:
-  """Returns the first text of a group, and shortens the path to it."""
+  """Returns the first text in the group of `text`; shortens the path to it."""
   while (parent := groups[text]) != text:
     groups[text] = groups[parent]
     text = parent

@@ -20,7 +20,7 @@ from palm_mtf.data.sources.document import Document, Text
 _BLOCK_CHARACTERS = 1 << 18
 _SPACE = re.compile(r"\s")  # the characters at which str.split() splits
 _LAST_SPACE = 0x3000
-# Odd, so that multiplying by a factor mod 2 ** 64 is one to one.
+# The factors are odd, so that multiplication by them mod 2 ** 64 is one to one.
 _CHARACTER_FACTOR = 0x9E3779B97F4A7C15
 _WORD_FACTOR = 0xD1342543DE82EF95
 
@@ -57,7 +57,7 @@ def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
 
 
 def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-  """Returns the indices in `table` of those `hashes` that `table` contains.
+  """Returns the indices in `table` of the `hashes` that `table` contains.
 
   Args:
     table: distinct hashes, sorted, [table], uint64.
@@ -91,7 +91,8 @@ def _hash_block(block: str) -> np.ndarray:
   starts = np.flatnonzero(before & ~is_space)
   if not len(starts):
     return np.empty(0, np.uint64)
-  # A block is not much longer than _BLOCK_CHARACTERS, unless a word is huge.
+  # Use one size for all blocks without a huge word, so that the cache of
+  # `_powers` serves them.
   size = max(2 * _BLOCK_CHARACTERS, 1 << len(characters).bit_length())
   powers, inverses = _powers(size)
   terms = characters + np.uint64(1)
@@ -110,7 +111,10 @@ def _space_table() -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns powers of _CHARACTER_FACTOR and inverses, mod 2 ** 64, [count]."""
+  """Returns powers of _CHARACTER_FACTOR, and the inverse powers, each [count].
+
+  All are uint64, mod 2 ** 64.
+  """
   inverse = pow(_CHARACTER_FACTOR, -1, 1 << 64)
   powers = np.full((2, count), 1, np.uint64)
   powers[0, 1:], powers[1, 1:] = _CHARACTER_FACTOR, inverse

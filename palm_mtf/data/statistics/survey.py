@@ -25,7 +25,8 @@ _START_IDS = 10
 
 # Numbers of tokens in a document's inputs and in its text, without [eod].
 Lengths = tuple[int, int]
-# A function that takes (split, document) pairs, and yields them with lengths.
+# A function that takes (split, document) pairs, and yields each pair with the
+# document's lengths.
 CountTokens = Callable[
   [Iterable[tuple[str, Document]]], Iterator[tuple[str, Document, Lengths]]
 ]
@@ -74,9 +75,9 @@ class Survey:
   # For each evaluation set, its contamination by the training documents of all
   # sources. The set "validation" is the validation split of all sources.
   contamination: dict[str, Contamination]
-  starts: dict[
-    bytes, str
-  ]  # a text's beginning per largest group, by its digest
+  # Maps the `Group.digest` of each of the largest groups to the beginning of
+  # that text.
+  starts: dict[bytes, str]
 
 
 def survey(
@@ -89,7 +90,7 @@ def survey(
 
   Args:
     sources: sources of a run; each logs a warning if it skips documents.
-    count_tokens: function that counts documents' tokens; None counts none.
+    count_tokens: function that counts documents' tokens; None to count none.
     evaluation_sets: evaluation sets by name, besides the validation split.
     note_length: function to call for each training document whose tokens are
       counted.
@@ -100,8 +101,8 @@ def survey(
   total, counts = TextCounts(), [TextCounts() for _ in sources]
   sketches = [Sketches() for _ in sources]
   held_out = Examples()
-  # The first reading: counts, sketches of all documents for near_duplicates.py,
-  # and n-grams of held-out documents for contamination.py.
+  # The first reading makes counts, sketches of all documents for
+  # near_duplicates.py, and n-grams of held-out documents for contamination.py.
   with _show_bar("Measuring text", sources) as advance:
     for source, counted, sketch in zip(sources, counts, sketches, strict=True):
       for split, document, lengths in _read_documents(source, count_tokens):
@@ -133,7 +134,7 @@ def survey(
 def _read_documents(
   source: Source, count_tokens: CountTokens | None
 ) -> Iterator[tuple[str, Document, Lengths | None]]:
-  """Yields split, document and lengths; these are None if not counted."""
+  """Yields split, document and lengths (None if tokens are not counted)."""
   if count_tokens is not None:
     yield from count_tokens(source.documents())
   else:

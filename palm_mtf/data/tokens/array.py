@@ -73,7 +73,7 @@ class TokenArray:
     done = 0
     while done < len(tokens):
       shard, first = self._shards[number], start + done - self._starts[number]
-      # The disk is read only here, and only the pages that hold this part.
+      # Only this line reads the disk, and only the pages that hold this part.
       part = shard.tokens[first : first + len(tokens) - done]
       tokens[done : done + len(part)] = part
       if shard.has_inputs:
@@ -96,7 +96,7 @@ class TokenArray:
     """
     begins, ends = np.empty_like(documents), np.empty_like(documents)
     shards = np.searchsorted(self._first_documents, documents, "right") - 1
-    # Sorted by shard, so that each shard's array is read once.
+    # Sort the documents by shard, so that each shard's array is read once.
     order = np.argsort(shards, kind="stable")
     for number, mine in _find_runs(shards[order]):
       mine = order[mine]
@@ -133,8 +133,9 @@ def _find_runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
 def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
   """Returns which tokens from `start` to `stop` - 1 are learned, bool."""
   targets, ends = documents
-  # Only these examples have targets here: from the first that ends after
-  # `start` to the last whose targets begin before `stop`.
+  # Targets lie in this range only for some examples: from the first example
+  # that ends after `start` to the last example whose targets begin before
+  # `stop`.
   first = int(np.searchsorted(ends, start, side="right"))
   last = int(np.searchsorted(targets, stop, side="left"))
   is_target = np.zeros(stop - start, bool)
@@ -144,7 +145,7 @@ def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
-  """Maps the array of a .npy file; its pages are read when they are used.
+  """Memory-maps the array in a .npy file; a page is read when it is used.
 
   The array keeps no file open. With np.memmap, which keeps one file open per
   array, a store of many shards would exceed the limit of a process (`ulimit

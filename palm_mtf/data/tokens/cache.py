@@ -74,7 +74,7 @@ def cache_stores(
   *,
   verify: bool = False,
 ) -> list[tuple[str, TokenStore]]:
-  """Encodes the sources that CACHE_DIR lacks; returns (path, store) of each.
+  """Encodes sources that CACHE_DIR lacks; returns each source's (path, store).
 
   Args:
     model_dir: MODEL_DIR; its tokens/ is the cache if CACHE_DIR is not set.
@@ -104,7 +104,7 @@ def _name_stores(
   vocabulary: Vocabulary,
 ) -> list[tuple[Source, str]]:
   """Returns each source with the name of its store."""
-  # The hashes of files are stored next to the stores.
+  # The hashes of the text files are stored next to the token stores.
   keep = writable_folder(data.cache_folder, own)
   named = []
   with FileDigests(os.path.join(keep, "digests.json")) as digests:
@@ -144,7 +144,7 @@ def _find_or_write(
 
 
 def _read(path: str, verify: bool = False) -> TokenStore | None:
-  """Returns a store; None if there is none or it is damaged."""
+  """Returns a store, or None if the store is missing or damaged."""
   if not os.path.isdir(path):
     return None
   try:
@@ -159,8 +159,9 @@ def _lock_folder(folder: str) -> Iterator[None]:
   """Waits until no other process writes into `folder`, and locks it."""
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
-    # Lock a file opened for writing, because NFS cannot lock other files. The
-    # kernel releases the lock if this process is killed.
+    # The lock file is open for writing, because NFS refuses an exclusive lock
+    # on a file that is only open for reading. The kernel releases the lock if
+    # this process is killed.
     path = os.path.join(folder, ".lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:

@@ -41,7 +41,7 @@ class _Part(NamedTuple):
 
 
 class _Cut(NamedTuple):
-  """A document that was cut into parts, all of which are in batches."""
+  """A document whose parts are all in batches, with the number of parts."""
 
   split: str
   document: Document

@@ -28,15 +28,15 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, seal
 
-# The maximum size of a document times its repeats, because all are held in
-# memory.
+# The maximum size of all repeats of a document, which are held in memory
+# together.
 _MOST_REPEATED_BYTES = 1 << 30
 _SEAL = "seal"
 _CHANGED = "its content is not what was written"
 
 
 class DamagedShardError(Exception):
-  """A file differs from what its shard's .json says; the message names it."""
+  """A file does not match its shard's .json; the message names the file."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -83,7 +83,8 @@ class _SplitWriter:
     self._dtype = np.dtype(dtype)
     self._eod = np.array([eod_id], dtype).tobytes()
     self._tokens = bytearray()
-    # Per document, where its targets begin and where they end, in tokens.
+    # Per document, the place of its first target token, and the place after its
+    # [eod].
     self._documents = array.array("q")
     self.counts = Counts()
 
@@ -137,8 +138,8 @@ def write_shard(
     dtype: NumPy dtype of the tokens.
     eod_id: id of [eod].
     has_inputs: whether documents are examples.
-    writing: function that returns a context manager that explains disk errors;
-      it is entered only to write files.
+    writing: function that returns a context manager, entered only while files
+      are written, that explains disk errors.
   """
   writers = {split: _SplitWriter(dtype, eod_id) for split in SPLITS}
   num_read, lowest_rank = 0, 1.0
@@ -162,8 +163,8 @@ def write_shard(
     blake2b={file: hash_file(os.path.join(folder, file)) for file in files},
   )
   if num_read:
-    # Written last, so that a shard whose writer was killed has no .json and
-    # counts as missing.
+    # The .json is written last, so that a shard whose writer was killed has
+    # none and counts as missing.
     write_sealed_json(
       _summary_path(folder, number), dataclasses.asdict(summary)
     )
@@ -208,7 +209,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
 
 def _size_of(name: str, summary: ShardSummary, path: str) -> int:
-  """Returns the size of a shard's file that its header and counts imply."""
+  """Returns the bytes that a file should have by its header and the counts."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):
@@ -273,8 +274,8 @@ def map_shard(
 
 def _save_array(path: str, values: np.ndarray) -> None:
   # Replace a damaged file by a new file, because another process may have the
-  # damaged file mapped. np.save is not used, as it hides the errno of a full
-  # disk.
+  # damaged file mapped. np.save is not used, because it hides the errno of a
+  # full disk.
   header = np.lib.format.header_data_from_array_1_0(values)
   partial = f"{path}.partial"
   with open(partial, "wb") as file:

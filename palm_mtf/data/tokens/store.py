@@ -39,8 +39,9 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
 
-# The version of the file format, of the token ids, and of the rule for where
-# shards begin, on which the repair of a store relies. It is in stores' names.
+# The version of the file format, the token ids, and the rule for where shards
+# begin, on which repairs of a store rely. A store's name depends on the
+# version.
 FORMAT = 3
 
 # Bytes of text in a shard. A run that was stopped has to encode at most this
@@ -58,7 +59,7 @@ class Split:
 
   @property
   def bytes_per_token(self) -> float:
-    """Bytes of text per learned token; loss / (this * log 2) = bits/byte."""
+    """Bytes of text per learned token; bits per byte = loss / (this * ln 2)."""
     counts = self.counts
     return counts.num_target_bytes / max(1, counts.num_target_tokens)
 
@@ -85,7 +86,7 @@ def write_store(
   num_processes: int | None = None,
   shard_bytes: int = SHARD_BYTES,
 ) -> None:
-  """Encodes every document of a source into a store, or repairs the store.
+  """Encodes a source's documents into a store; repairs an existing store.
 
   Args:
     folder: folder of the store.
@@ -108,8 +109,8 @@ def write_store(
     progress_bar(f"Encoding {source.name}", source.num_bytes) as advance,
   ):
     # A store grows shard by shard in a folder that is renamed when the store is
-    # complete. Whole shards that a stopped writer left, or that a damaged store
-    # has, stay; other shards are written again.
+    # complete. Undamaged shards that a stopped writer or a damaged store left
+    # are kept; other shards are written again.
     with on_disk():
       if os.path.isdir(folder):
         os.rename(folder, partial)

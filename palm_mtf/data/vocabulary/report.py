@@ -20,7 +20,7 @@ _CONTEXT = 10  # characters before and after a difference
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-  """The number of a vocabulary's pieces of each kind."""
+  """How many pieces of each kind a vocabulary has."""
 
   control: int  # never part of a text: padding, end of document, unknown
   byte: int  # one per byte, for characters without a piece
@@ -86,9 +86,9 @@ class Fit:
     return self.num_bytes / max(1, self.num_tokens)
 
   def add(self, texts: list[str]) -> None:
-    """Counts the tokens of texts, and the texts that encoding changes."""
-    # Texts are encoded in parts, as for training. The ids of all parts of a
-    # text, decoded together, should be the text.
+    """Counts tokens in texts, and texts that decode(encode(text)) changes."""
+    # Texts are encoded in parts, as for training. Decoding the ids of all parts
+    # together should restore the text.
     parts = [list(cut_text(text, _PART_CHARACTERS)) for text in texts]
     encoded = self._vocabulary.encode_arrays(
       [part for each in parts for part in each],

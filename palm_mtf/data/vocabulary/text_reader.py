@@ -17,7 +17,7 @@ _MOST_OPEN = 3  # most bytes of an incomplete character
 
 
 class TextReader:
-  """Decodes tokens one by one, at a cost that does not depend on text length.
+  """Decodes tokens one by one; the time per token does not grow with the text.
 
   Attributes:
     text: whole characters of the tokens that were added so far.
@@ -34,8 +34,8 @@ class TextReader:
     self._vocabulary = vocabulary
     self.text = ""
     self._open = b""  # bytes of an incomplete character
-    # Tokens before the first character, which decide whether the text begins
-    # with a space. None after the first character.
+    # The tokens before the first character, which decide whether the text
+    # begins with a space; None once there is a character.
     self._leading: list[int] | None = []
     before = list(before)
     if vocabulary.decode(before[:4]) or vocabulary.decode(before):

@@ -41,7 +41,8 @@ os.close(2)  # the caller reads the log to its end, then the result
 pickle.dump(result, sys.stdout.buffer)
 """
 _LAST_LINES = 5
-# SentencePiece 0.2.3 and older log a line like this after every hundred merges.
+# After every hundred merges, SentencePiece 0.2.3 and older log a line that this
+# pattern matches.
 _MERGES = re.compile(rb"(?:Merged|Added): .*?\b(?:merges|size)=(\d+)")
 
 
@@ -74,7 +75,7 @@ def train_sentencepiece(
   ) as process:
     try:
       # The process reads all of its input, then writes its log, then its
-      # result. So only one pipe is in use at a time, and none can block.
+      # result. So only one pipe is in use at a time, and no deadlock can occur.
       with contextlib.suppress(BrokenPipeError), process.stdin:
         pickle.dump((sentences, dict(settings)), process.stdin)
       last_lines, merges = collections.deque(maxlen=_LAST_LINES), 0

@@ -28,8 +28,8 @@ _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
 # The maximum number of characters in distinct words. SentencePiece needs up to
-# 150 bytes for each of these characters, and 1.2 GB for 256,000 pieces: with
-# this limit, less than 4 GB. A sample of 64M characters has 18M characters in
+# 150 bytes for each of these characters, and 1.2 GB for 256,000 pieces, so this
+# limit keeps it below 4 GB. A sample of 64M characters has 18M characters in
 # distinct words if it is Python, and fewer if it is prose; but a line without
 # spaces, as in Chinese, is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
@@ -41,11 +41,13 @@ _CHUNK_CHARACTERS = 4096
 # digits.
 _CUTS = re.compile("[\u2581\u2585]|([^\\D0-9])")
 _SETTINGS = {
-  # On source code "bpe" beats "unigram": more bytes per token, and training
-  # takes a second instead of half a minute. PaLM does not say which it used.
+  # On source code "bpe" is better than "unigram": it has more bytes per token,
+  # and training takes a second instead of half a minute. The PaLM paper does
+  # not say which type PaLM uses.
   "model_type": "bpe",
-  # Lossless (PaLM 2): no normalization, all white space kept, bytes for rare
-  # characters, single digits.
+  # The next settings make the vocabulary lossless (PaLM paper, section 2): no
+  # normalization, all white space kept, bytes for rare characters, single
+  # digits.
   "normalization_rule_name": "identity",
   "add_dummy_prefix": False,
   "remove_extra_whitespaces": False,
@@ -59,8 +61,8 @@ _SETTINGS = {
   "unk_id": 2,
   "bos_id": -1,
   "max_sentence_length": 4 * _CHUNK_CHARACTERS,  # in bytes, 4 per character
-  # A constant, because the model file stores this number and must have the same
-  # bytes on every machine.
+  # This number is constant, because the model file stores it and must have the
+  # same bytes on every machine.
   "num_threads": 1,
 }
 
@@ -99,7 +101,7 @@ def training_sample(
 
 
 def limit_words(sample: Sequence[str], max_characters: int) -> list[str]:
-  """Returns the chunks before the first that exceeds a limit on distinct words.
+  """Returns the first chunks, up to a limit on characters in distinct words.
 
   Args:
     sample: chunks of text.
@@ -164,8 +166,9 @@ def list_pieces(model: bytes) -> str:
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
   """Returns chunks of the documents with at most `max_characters` in all."""
   # SentencePiece holds its training text in memory, and beyond some size more
-  # text gains nothing. The chunks with the smallest hashes are a sample spread
-  # over all documents, which takes one pass and does not depend on their order.
+  # text gains nothing. The chunks with the smallest hashes are a sample from
+  # all documents that takes one pass and does not depend on the documents'
+  # order.
   kept = []  # a heap of (-hash, chunk): the largest hash comes first
   num_characters = 0
   limit = 1 << 64  # chunks from this hash on do not fit

@@ -44,8 +44,9 @@ _logger = logging.getLogger(__name__)
 SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
 _MAX_BYTES = 2**30  # of a model file; a model of 256,000 pieces has 5 MB
 _TRAIN_ONE = "or train one (palm_mtf vocab)"
-# {what decode(encode(text)) may change: a text that shows it}. Losses are found
-# by trial, not from a model's settings, so that models of any program work.
+# Maps what decode(encode(text)) may change to a text that shows the change.
+# Losses are found by trial, not from a model's settings, so that models from
+# any program work.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",
@@ -89,7 +90,8 @@ class Vocabulary:
       raise UserError(
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
-    # Encodes all parts of a text except the first; None if `self.model` can.
+    # The model that encodes all parts of a text except the first; None if
+    # `self.model` can encode these parts too.
     self.inside_model = drop_prefix(self.model)
     self._inside = None
     if self.inside_model:
@@ -152,7 +154,7 @@ class Vocabulary:
     return int(self.piece(i)[3:5], 16)
 
   def text_inside(self, i: int) -> str:
-    """Returns the text of id `i`, no byte piece, when other text precedes it.
+    """Returns the text of id `i` after other text; `i` is no byte piece.
 
     `decode([i])` may differ, because it may drop a space at the beginning.
     """
@@ -261,7 +263,7 @@ class Vocabulary:
 def load_vocabulary(
   model_dir: str, data: DataConfig, *, vocab_size: int
 ) -> Vocabulary:
-  """Loads VOCABULARY; if None, loads or trains MODEL_DIR/vocabulary.model.
+  """Loads VOCABULARY or, if it is None, loads or trains the MODEL_DIR's own.
 
   Raises:
     UserError: the file is not a usable model, has more than `vocab_size`
@@ -293,7 +295,7 @@ def load_vocabulary(
 
 
 def training_texts(sources: Iterable[Source]) -> Iterator[str]:
-  """Yields inputs and texts of training documents that are not token ids."""
+  """Yields the inputs and text of training documents, except token ids."""
   for source in sources:
     with progress_bar(f"Reading {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
@@ -341,7 +343,7 @@ def drop_prefix(model: bytes) -> bytes | None:
 
   Returns:
     A serialized model, or None if `model` itself can encode these parts,
-    because it puts no space before a text, or removes spaces at its ends.
+    because it puts no space before a text, or removes spaces at a text's ends.
   """
   proto = sentencepiece_model_pb2.ModelProto.FromString(model)
   spec = proto.normalizer_spec
