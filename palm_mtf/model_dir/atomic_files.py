@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from palm_mtf.errors import UserError, check_no_address
 
-# The errors of a full disk, an exceeded quota and an exceeded file size limit.
+# Errors for a full disk, an exceeded quota and an exceeded file size limit.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # The whole message of ndarray.tofile on a full disk; its error has no errno.
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
@@ -24,7 +24,7 @@ _ABANDONED_SECS = 3600.0  # no writer of one file takes so long
 
 
 def check_model_dir(model_dir: object) -> None:
-  """Raises UserError unless `model_dir` is a folder, or may become one."""
+  """Raises UserError unless `model_dir` is, or can become, a folder's path."""
   if not isinstance(model_dir, str) or not model_dir:
     raise UserError(
       f"MODEL_DIR = {model_dir!r}: give the path of a folder, such as "
@@ -44,7 +44,7 @@ def check_model_dir(model_dir: object) -> None:
 def write_atomically(
   path: str, content: bytes, *, replaces: bool = True
 ) -> None:
-  """Writes a file, and the folders above it; readers see all of it or nothing.
+  """Writes a file, and missing folders above it; readers see no partial file.
 
   When this returns, the file is on the disk, even if the machine loses power.
   If `path` is a symbolic link, the file that it points to is replaced.
@@ -81,8 +81,8 @@ def write_atomically(
 
 
 def _rename_to_new(temporary: str, path: str) -> None:
-  # os.link fails if the file exists. With a check and os.replace instead,
-  # another process could make the file between the two.
+  # os.link fails if the file exists. Between a check and os.replace, another
+  # process could make the file.
   try:
     os.link(temporary, path)
   except FileExistsError:
@@ -128,7 +128,7 @@ def new_path(
 
   Args:
     path: file or folder to make, with the folders above it.
-    needed_bytes: upper bound of its size, for the message about a full disk.
+    needed_bytes: upper bound of the size, for the message about a full disk.
     make_way: function that renames an existing file or folder at `path`; called
       after the content is on the disk.
 
@@ -184,7 +184,7 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
 
   Args:
     path: file or folder that the body writes.
-    needed_bytes: upper bound of its size, None if unknown, for the message.
+    needed_bytes: upper bound of the size, for the message; None if unknown.
   """
   try:
     yield

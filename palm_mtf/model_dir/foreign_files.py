@@ -12,7 +12,7 @@ from typing import Any
 from palm_mtf.errors import UserError
 
 _READ_BYTES = 2**20
-# The JSON index of a model of 10,000 layers has 10 MB.
+# Larger files are refused. The JSON index of 10,000 layers has only 10 MB.
 _MAX_JSON_BYTES = 20_000_000
 
 _short = reprlib.Repr()
@@ -23,8 +23,8 @@ _short.maxlevel = 3
 def check_regular(path: str) -> int:
   """Returns the size of a regular file, in bytes.
 
-  Other files must not be read: opening a FIFO waits for a writer, and a device
-  may have no end.
+  Files of other types must not be read, because opening a FIFO waits for a
+  writer, and a device may have no end.
 
   Raises:
     OSError: `path` is missing, or is a folder, FIFO, socket or device.

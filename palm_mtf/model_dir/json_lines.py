@@ -16,8 +16,9 @@ class JsonLinesWriter:
   """Appends JSON values to a file in an existing folder; a context manager."""
 
   def __init__(self, path: str):
-    # Unbuffered, so that each line is in the file when `write` returns, and
-    # `close` does not try again to write a line that a full disk has refused.
+    # The file is unbuffered, so that each line is in the file when `write`
+    # returns, and `close` does not try again to write a line for which the disk
+    # had no space.
     self._file = open(path, "ab", buffering=0)
 
   def __enter__(self) -> "JsonLinesWriter":
@@ -68,8 +69,8 @@ def read_json_lines(
     try:
       value = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, or nested too deep
-      # A process that was killed may leave a truncated last line, which the
-      # next writer of the file leaves out.
+      # Skip a truncated last line, which a killed process may leave. The next
+      # process that rewrites the file removes the line.
       if not line.strip() or not line.endswith("\n"):
         continue
     else:

@@ -79,7 +79,7 @@ def _lock(model_dir: str, path: str) -> int:
 
 
 def _flock(descriptor: int, model_dir: str, path: str) -> str:
-  """Locks an open file; returns "", or the error if the file system cannot."""
+  """Locks an open file; returns "", or why the file system has no locks."""
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError as error:

@@ -40,7 +40,7 @@ class MetricsWriter:
     self._events.start_at(step + 1)
 
   def write(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Appends `values`, the metrics by name after `step` steps.
+    """Appends `values`: metrics after `step` steps, by name.
 
     Raises:
       UserError: the disk is full.
@@ -62,13 +62,13 @@ class MetricsWriter:
 class EventsWriter:
   """Writes a new event file in a folder, in the calling thread.
 
-  tf.summary.FileWriter writes in another thread, which ends with a traceback
-  if the disk is full.
+  tf.summary.FileWriter is not used, because its thread ends with a traceback if
+  the disk is full.
   """
 
   def __init__(self, folder: str):
     """Opens the file; raises UserError if the disk is full."""
-    # The name has the time, because TensorBoard reads files in order of names.
+    # The name contains the time, because TensorBoard reads files in name order.
     stamp = f"{time.time():.6f}.{socket.gethostname()}"
     self._path = os.path.join(folder, f"events.out.tfevents.{stamp}")
     with writing(folder, None):
@@ -82,7 +82,7 @@ class EventsWriter:
     self._add(tf.Event(step=step, session_log=session_log))
 
   def write(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Writes `values`, the metrics by name after `step` steps.
+    """Writes `values`: metrics after `step` steps, by name.
 
     Raises:
       UserError: the disk is full.

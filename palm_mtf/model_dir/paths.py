@@ -58,7 +58,7 @@ class SweepDir:
 
   def __init__(self, path: str):
     self.path = path
-    # Vocabulary and tokens for all runs whose settings do not name others.
+    # The defaults of VOCABULARY and CACHE_DIR, which all runs share.
     self.vocabulary = ModelDir(path).vocabulary
     self.tokens = ModelDir(path).tokens
     # Folder with a MODEL_DIR per run, named after the run.

@@ -10,7 +10,8 @@ from typing import Any
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.foreign_files import read_regular
 
-# The manifest of a checkpoint of 10,000 layers has 20 MB.
+# Larger files are refused. The manifest of a checkpoint of 10,000 layers has
+# 20 MB.
 _MAX_BYTES = 2**28
 
 
