@@ -20,7 +20,7 @@ def split_address(setting: str, given: str) -> tuple[str, int]:
     given: value of the setting.
 
   Raises:
-    UserError: the value has another form.
+    UserError: the value is not "host:port", or its port is above 65535.
   """
   host, _, port = given.rpartition(":")
   if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -32,7 +32,7 @@ def split_address(setting: str, given: str) -> tuple[str, int]:
 
 
 def resolve(setting: str, host: str) -> str:
-  """Returns the IPv4 address of a host, or raises UserError."""
+  """Returns the IPv4 address of a host; raises UserError if it has none."""
   try:
     return socket.gethostbyname(host)
   except (OSError, UnicodeError):
@@ -55,9 +55,10 @@ def check_client(address: str) -> None:
 
 
 def check_free(setting: str, ip: str, port: int) -> None:
-  """Raises UserError unless this host has address `ip`, and `port` is free."""
+  """Raises UserError unless this host has address `ip` and `port` is free."""
   with socket.socket() as trial:
-    # The port of a server that has just ended counts as free, as in TensorFlow.
+    # TensorFlow sets this option too, so it can listen on the port of a server
+    # that has just ended.
     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
       # The first bind fails if this host does not have the address. The second

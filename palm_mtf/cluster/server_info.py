@@ -23,7 +23,7 @@ SILENT = "palm_mtf_server_silent"
 # Share of POD_TIMEOUT_SECS after which a peer counts as silent. In the rest of
 # that time the client's heartbeat reads the silent peers several times.
 _LINK_SHARE = 0.6
-# Time for an earlier client to answer. If it still runs, it answers at once.
+# Timeout of a probe of an earlier client; it answers at once if it still runs.
 _CLIENT_SECS = 3.0
 
 
@@ -35,13 +35,14 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # per operation
-  # {name of a function: token by which sessions call it} (mesh/processes.py)
+  # Token by which sessions call each function (see mesh/processes.py), by the
+  # function's name.
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether the server has the operations in C++
-  # Instruction sets of the CPU that decide which kernels run
-  # (machine/processors.py).
+  # CPU instruction sets that decide which kernels run, from `kernel_flags`.
   cpu_flags: Sequence[str] = ()
-  # Versions and settings that decide the bits of results (machine/kernels.py).
+  # Versions and settings on which the last bits of results depend, from
+  # `kernels_here`.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -82,7 +83,7 @@ def read_info(address: str, secs: float) -> ServerInfo:
 
 
 def read_silent_peers(address: str, secs: float) -> list[str]:
-  """Reads which other servers of the run do not answer a server.
+  """Asks a server which other servers of its run do not answer it.
 
   Args:
     address: "host:port" of the server.
@@ -211,14 +212,14 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
 
 
 def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
-  """Raises UserError if a server's CPU cannot multiply bfloat16, as it has to.
+  """Raises UserError if a server's CPU lacks a bfloat16 product that it needs.
 
   Args:
     infos: info of each server, by its address.
     dtype: ACTIVATION_DTYPE of a run on CPUs.
   """
-  # If the client's CPU multiplies bfloat16 numbers, the graph does so too. On a
-  # server whose CPU cannot, oneDNN would end the server process.
+  # If the client's CPU multiplies bfloat16 numbers, the graph that the client
+  # builds does so too. On a CPU that cannot, oneDNN would end the process.
   if dtype != "bfloat16" or not bfloat16_flags():
     return
   for address, info in infos.items():

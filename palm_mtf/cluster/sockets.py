@@ -38,7 +38,7 @@ def duplicate(number: int) -> socket.socket:
   copy = os.dup(number)
   try:
     return socket.socket(fileno=copy)
-  except OSError:  # another file has taken the number
+  except OSError:  # the number now belongs to another file
     os.close(copy)
     raise
 

@@ -35,26 +35,27 @@ from palm_mtf.mesh.tpu.devices import tpu_devices
 from palm_mtf.native.operations import operations
 
 _POD = re.compile(r"/job:(pod_\d+)/")
-# Seconds to wait for a session to close: if one of its servers has ended, the
-# session never closes.
+# Seconds to wait for a session to close, normally and after a pod was lost. A
+# session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """The devices that a program runs on, and the settings of its session."""
+  """The devices of a run, and the settings of a session that uses them."""
 
   devices: Devices
   config: tf.ConfigProto
-  target: str = ""  # of the session; "" is this process
-  # Name of each TPU pod's job; None if this process has the TPUs.
+  target: str = ""  # of the session; "" if in this process
+  # Job name of each TPU pod; [None] if this process has the TPUs, () without
+  # TPUs.
   tpu_jobs: Sequence[str | None] = ()
-  servers: Sequence[Process] = ()  # none if this process has the devices
+  servers: Sequence[Process] = ()  # () if this process has the devices
 
   @contextlib.contextmanager
   def session(self) -> Iterator[tf.Session]:
-    """Opens a session of the current graph, and closes it with a time limit."""
+    """Opens a session for the current graph; limits the time of its closing."""
     session = tf.Session(self.target, config=self.config)
     secs = _CLOSE_SECS
     try:
@@ -81,8 +82,8 @@ def connect(
   Args:
     pods: number of pods, and CLIENT_ADDRESS.
     mesh: devices and layout rules of each pod.
-    places: devices of each pod on servers; empty if pods are in this process.
-    infos: info of each server, by its address.
+    places: each pod's devices on servers; empty if this process has all pods.
+    infos: info of each server, by the server's address.
 
   Raises:
     UserError: a server works for another client, or TPUs are missing.
@@ -94,14 +95,15 @@ def connect(
       local_devices(mesh.num_devices, pods.num_pods),
       session_config(mesh.num_devices, pods.num_pods),
     )
-  # The client runs a server too, in the job "client". Its session sends every
-  # server the jobs and addresses, because a server knows only its own port.
+  # The client runs a server too, in the job "client". The client's session
+  # sends every server the jobs and addresses of all servers, because a server
+  # knows only its own port.
   host, _, port = pods.client_address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(ip, int(port or 0)).target
   config = session_config(1)
-  # Free variables at the end of their session, so that they do not stay in the
-  # servers.
+  # Free a session's variables when it ends. Otherwise, they would stay in the
+  # memory of the servers.
   config.isolate_session_state = True
   job = config.cluster_def.job.add(name="client")
   client_address = f"{ip}:{target.rpartition(':')[2]}"
@@ -127,8 +129,8 @@ def connect(
     jobs = [f"pod_{pod}" for pod in range(len(places))]
     cluster = _connect_tpus(mesh, client, config, target, jobs)
     return dataclasses.replace(cluster, servers=servers)
-  # If one server lacks palm_mtf's C++ operations, no pod uses them, because all
-  # pods have to compute the same bits.
+  # If one server lacks palm_mtf's C++ operations, no pod uses them, because the
+  # results have to be bit-identical on all pods.
   native = operations() and all(x.has_native for x in infos.values())
   threads = next(iter(infos.values())).num_threads if native else 0
   cpus = CpuGpuDevices(client, devices, native_threads=threads)
@@ -154,7 +156,7 @@ def _claim_servers(
 
 @functools.cache
 def tpus_here(mesh: DeviceMesh) -> Cluster:
-  """Returns a cluster of one pod with this process's TPUs; searches only once.
+  """Returns a cluster of one pod with this process's TPUs, found only once.
 
   Raises:
     UserError: there are no TPUs, or they are not the slice that `mesh` names.
@@ -205,24 +207,24 @@ def _client_server(ip: str, port: int) -> tf.distribute.Server:
 
 
 class ServerMemory:
-  """Resident bytes of every server that a session works with."""
+  """Reads the resident memory, in bytes, of a session's servers."""
 
   def __init__(self, session: tf.Session, servers: Sequence[Process]):
-    """Adds the operations that read the bytes to the current graph.
+    """Adds to the current graph the operations that read the memory.
 
     Args:
       session: session of the current graph, connected to the servers.
-      servers: servers of all devices; none if the client has the devices.
+      servers: servers of all devices; empty if the client has the devices.
     """
     self._session = session
-    self._bytes: dict[str, list[tf.Tensor]] = {}  # per server, by pod
+    self._bytes: dict[str, list[tf.Tensor]] = {}  # of each server, by pod
     for server in servers:
       (pod,) = _POD.findall(server.device)
       values = server.call(resident_bytes, [], [tf.int64])
       self._bytes.setdefault(pod, []).extend(values)
 
   def read(self) -> dict[str, int]:
-    """Returns the most bytes that a server of each pod uses, by metric name.
+    """Returns the bytes of each pod's largest server, by metric name.
 
     Raises:
       OpError: a server is lost.

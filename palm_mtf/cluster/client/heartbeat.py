@@ -30,13 +30,14 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import SERVER_ERRORS
 
 _Answer = TypeVar("_Answer")
-# Shares of POD_TIMEOUT_SECS for the pause between rounds, a read of the silent
-# links and a probe. Two probes have to fail before a server counts as lost,
-# because the first may fail only because this process itself was stopped.
+# Fractions of POD_TIMEOUT_SECS: the pause between rounds of probes, the timeout
+# of reading which links are silent, and the timeout of a probe. Two probes have
+# to fail before a server counts as lost, because one may fail only because this
+# process itself was stopped.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
-_SHUT_DOWN_SECS = 1.0  # between shutting down connections of a lost server
+_SHUT_DOWN_SECS = 1.0  # between two shutdowns of a lost server's connections
 _CONNECT_SECS = 0.5  # between checks while a session connects
-_RETRY_SECS = 0.2  # a server that has just started has no info yet
+_RETRY_SECS = 0.2  # between attempts: a new server has no info yet
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
@@ -46,17 +47,17 @@ class PodLostError(UserError):
   def __init__(self, pod: int, message: str, is_missing: bool = False):
     super().__init__(message)
     self.pod = pod
-    self.is_missing = is_missing  # has never answered
+    self.is_missing = is_missing  # whether the pod has never answered
 
 
 class Heartbeat:
   """Probes every server of a run, each in a thread; a context manager.
 
-  If a server reports that its link to another server is silent, although that
-  server answers the client, the pod of the server that reports it is lost.
+  If server A reports that server B does not answer it, but B answers the
+  client, A's pod counts as lost.
 
   Attributes:
-    infos: info of each server, by its address.
+    infos: info of each server, by the server's address.
   """
 
   def __init__(
@@ -69,7 +70,7 @@ class Heartbeat:
 
     Args:
       servers: server processes on this machine, if there are any.
-      places: devices of each pod on servers; empty if pods are in this process.
+      places: each pod's devices on servers; empty if this process has all pods.
       secs: POD_TIMEOUT_SECS.
 
     Raises:
@@ -84,7 +85,7 @@ class Heartbeat:
       for pod, devices in enumerate(places)
       for place in devices
     }
-    # Reason for messages why a server counts as lost, by the server's address.
+    # Why each lost server counts as lost (text for messages), by its address.
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
     self._threads: dict[str, threading.Thread] = {}
@@ -133,7 +134,7 @@ class Heartbeat:
         thread.join(_SHUT_DOWN_SECS)
 
   def check_links(self) -> None:
-    """Asks all servers once; raises PodLostError if a link is still silent."""
+    """Asks all servers once; raises PodLostError if a link is silent."""
     for address, pod in self._pods.items():
       self._probe_links(address)
       if how := self._lost.get(address):
@@ -141,9 +142,9 @@ class Heartbeat:
 
   def connect(self, session: tf.Session) -> None:
     """Connects a session to all servers; raises OpError if one is lost."""
-    # A session never stops trying to connect. Therefore it connects in a
-    # thread, and this thread stops waiting once the heartbeat finds a lost
-    # server.
+    # A session never stops trying to connect. Therefore it connects in a new
+    # thread, and the calling thread stops waiting once the heartbeat finds a
+    # lost server.
     nothing = tf.no_op()
     errors: list[tf.errors.OpError] = []
 
@@ -180,7 +181,7 @@ class Heartbeat:
       raise PodLostError(self._pods[address], message) from None
 
   def _find_lost(self) -> tuple[str, str] | None:
-    """Returns a lost server's address and the reason; None if no server is."""
+    """Returns a lost server's address and why it is lost; None without one."""
     if ended := self._servers.find_ended():
       pod, how = ended
       return next(x for x, of in self._pods.items() if of == pod), how
@@ -192,15 +193,18 @@ class Heartbeat:
   def _find_broken_off(
     self, error: tf.errors.OpError
   ) -> tuple[str, str] | None:
-    """Returns address and reason of a server that `error` calls unavailable.
+    """Finds the server that an error names as unavailable.
 
-    The server may still answer probes after its work for this run has ended.
-    Returns None if the error is of another kind, or names no server.
+    Such a server may still answer probes, but no longer works for this run.
+
+    Returns:
+      The server's address, and text that says why it counts as lost; None if
+      `error` has another cause, or names no server.
     """
     named = _TASK.findall(error.message)
     if not named or not isinstance(error, SERVER_ERRORS):
       return None
-    pod, task = map(int, named[-1])  # the far end comes last
+    pod, task = map(int, named[-1])  # a link's far end is named last
     address = [x for x, of in self._pods.items() if of == pod][task]
     return address, (
       "answers, but has broken off (another client has claimed it, or its "
@@ -227,7 +231,7 @@ class Heartbeat:
           return
 
   def _probe(self, address: str) -> None:
-    """Adds a server to the lost ones if it does not answer or was restarted."""
+    """Marks a server as lost if it does not answer or was restarted."""
     try:
       incarnation = self._retry(read_incarnation, address)
       if incarnation != self._incarnations[address]:
@@ -236,7 +240,7 @@ class Heartbeat:
       self._lost[address] = str(error)
 
   def _probe_links(self, address: str) -> None:
-    """Adds a server to the lost ones if its link to another one is silent."""
+    """Marks a server as lost if its link to another server is silent."""
     if address in self._lost:
       return
     # Skip a server that answers late because it computes. A server that waits
@@ -262,7 +266,7 @@ class Heartbeat:
   def _retry(
     self, read: Callable[[str, float], _Answer], address: str
   ) -> _Answer:
-    """Reads from a server until it answers; fails only after two attempts."""
+    """Reads until the server answers; fails after two or more attempts."""
     start, num_failed = time.monotonic(), 0
     secs = self._secs * _PROBE
     while True:

@@ -22,9 +22,9 @@ from palm_mtf.json_text import json_text
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# Longest time between the end of a connection and that of the server process.
+# Longest time from the end of a connection to the end of its server process.
 _DEATH_SECS = 2.0
-_LAST_LINES = 3  # of stderr, for messages
+_LAST_LINES = 3  # of a server's stderr, shown in messages
 
 
 @dataclasses.dataclass
@@ -33,15 +33,15 @@ class _Server:
 
   settings: ServerSettings
   process: subprocess.Popen
-  log: BinaryIO  # its stderr
+  log: BinaryIO  # the process's stderr
   address: str = ""  # "" until the server has printed it
 
 
 def cores_of_pods(num_pods: int) -> list[list[int]]:
-  """Returns the CPU cores of each pod, disjoint if there are enough cores."""
-  # Every pod has the same number of cores, because the number of threads that
-  # compute a sum decides its last bit, and all pods have to get the same bits.
-  # Cores that are left over are the client's.
+  """Returns each pod's CPU cores; pods share them only if there are few."""
+  # Every pod gets the same number of cores: the last bit of a sum depends on
+  # the number of threads, and results have to be bit-identical on all pods. The
+  # cores that are left over stay for the client.
   cores = sorted(os.sched_getaffinity(0))
   share = max(1, len(cores) // num_pods)
   return [
@@ -64,12 +64,12 @@ class PodServers:
 
   def __exit__(self, *unused: object) -> None:
     for server in self._servers:
-      server.process.stdin.close()  # all servers end at the same time
+      server.process.stdin.close()  # tells each server to end, without waiting
     for server in self._servers:
       _stop(server)
 
   def remove(self, pod: int) -> PodsConfig:
-    """Removes a pod; returns the settings, with later pods renumbered."""
+    """Removes a pod and renumbers the later pods; returns the new settings."""
     pods = self._pods
     self._pods = dataclasses.replace(
       pods,
@@ -114,7 +114,8 @@ class PodServers:
     """Waits up to 2 seconds for a server to end.
 
     Returns:
-      The server's pod and text on how it ended; None if none ended.
+      The number of the server's pod, and text that says how the server ended;
+      None if no server ended.
     """
     end = time.monotonic() + _DEATH_SECS
     while self._servers and time.monotonic() < end:
@@ -167,8 +168,8 @@ class PodServers:
 
 
 def _stop(server: _Server) -> None:
-  """Ends a server, by force if it does not react."""
-  server.process.stdin.close()  # its signal to end
+  """Ends a server; kills its process if it does not end in time."""
+  server.process.stdin.close()  # tells the server to end
   try:
     server.process.wait(_STOP_SECS)
   except subprocess.TimeoutExpired:

@@ -16,7 +16,8 @@ from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 
-# The address of a server, and optionally device numbers: "host:2222/0-1,4".
+# An entry of ISLANDS: a server's address, and optionally the numbers of its
+# devices, such as "host:2222/0-1,4".
 _ENTRY = re.compile(r"([^\s/:]+:\d{1,5})(?:/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?")
 
 
@@ -28,7 +29,9 @@ class Place(NamedTuple):
 
 
 def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns each pod's devices in ISLANDS, in mesh order, with IP addresses.
+  """Returns the devices that ISLANDS gives each pod, by servers' IP addresses.
+
+  The devices of a pod are in mesh order.
 
   Raises:
     UserError: ISLANDS or CLIENT_ADDRESS cannot be used.
@@ -41,8 +44,8 @@ def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   """Returns the devices of each pod, in mesh order.
 
   Raises:
-    UserError: the devices of ISLANDS do not fill `mesh`; the message shows the
-      numbers.
+    UserError: the devices that ISLANDS gives a pod do not exactly fill `mesh`;
+      the message has both numbers.
   """
   if len(pods.islands) != pods.num_pods:
     raise UserError(
@@ -61,9 +64,9 @@ def _places(pod: int, entries: Sequence[str], mesh: DeviceMesh) -> list[Place]:
   needed = " x ".join(map(str, mesh.axes.values())) or "1"
   if len(mesh.axes) > 1:
     needed += f" = {mesh.num_devices}"
-  # Servers for which no device numbers are given have equally many devices of
-  # the mesh. The last mesh axis varies fastest: in "data:2,model:2" on two
-  # servers, devices that differ only on the model axis are on the same server.
+  # Each server without device numbers gets the same number of mesh devices. The
+  # last mesh axis varies fastest: in "data:2,model:2" on two servers, devices
+  # that differ only on the model axis are on the same server.
   share, left = divmod(mesh.num_devices, max(1, len(entries)))
   if left and not all(match[2] for match in matches):
     raise UserError(

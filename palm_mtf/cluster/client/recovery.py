@@ -111,7 +111,7 @@ class PodRecovery:
         ).check_links()
         return
       except PodLostError as error:
-        lost = error  # perhaps another pod
+        lost = error  # may name another pod
       if time.monotonic() > end:
         raise UserError(
           f"{lost}; the run waited for {pods.pod_wait_secs:g} seconds "

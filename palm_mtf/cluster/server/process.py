@@ -46,7 +46,7 @@ def serve(settings: ServerSettings) -> None:
 
 
 def _die_with(client: int) -> None:
-  """Asks the kernel to kill this process when the client's thread ends."""
+  """Asks the kernel to kill this process when the thread that made it ends."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != client:  # the client ended before the line above

@@ -40,8 +40,8 @@ from palm_mtf.cluster.sockets import (
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 # Socket options of Linux that Python's socket module lacks.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF = 26, 27, 51
-# Instructions of the Berkeley packet filter, each (code, jump if true, jump if
-# false, operand).
+# Instructions of the Berkeley packet filter. Each is (code, instructions to
+# skip if true, instructions to skip if false, operand).
 _Program = Sequence[tuple[int, int, int, int]]
 _LOAD_BYTE, _LOAD_WORD, _LOAD_LENGTH, _TO_INDEX = 0x30, 0x20, 0x80, 0x07
 _AND, _SHIFT_RIGHT, _SUBTRACT, _JUMP_IF_EQUAL = 0x54, 0x74, 0x1C, 0x15
@@ -71,7 +71,7 @@ _ESTABLISHED = "01"
 
 @contextlib.contextmanager
 def restricted_port(ip: str, port: int) -> Iterator[int]:
-  """Drops packets to a port while the body makes a server, then restricts it.
+  """Drops a port's packets while the body makes a server; then restricts it.
 
   A client that connects during the body reaches the server only if it connects
   again afterwards.
@@ -131,7 +131,7 @@ def _tensorflow_shares_ports() -> Iterator[None]:
 
 
 def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
-  """Makes a guard socket listen on a port, 0 for any; returns its port."""
+  """Makes `guard` listen on a port, 0 for any free one; returns the port."""
   _attach_filter(guard, [_DROP])
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
@@ -141,9 +141,9 @@ def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
   guard.listen()
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
   if is_shared:
-    # The server's sockets will join the group of this guard. The filter returns
-    # the index in that group of the socket that gets a connection: 0, the
-    # guard.
+    # The server's sockets will join the guard's group of sockets on this port.
+    # The filter returns the index, in that group, of the socket that gets a new
+    # connection: 0, the guard.
     _attach_filter(guard, [(_RETURN, 0, 0, 0)], _SO_ATTACH_REUSEPORT_CBPF)
   return guard.getsockname()[1]
 
@@ -266,9 +266,9 @@ def _admit_or_end(
 
 
 def _uids() -> dict[tuple[bytes, bytes], set[int]]:
-  """Returns the users of established connections, by (local, remote) end.
+  """Returns the user ids of established connections, by (local, remote) end.
 
-  An end is address and port as `_end_bytes` packs them.
+  Each end is an address and a port, packed by `_end_bytes`.
   """
   found = collections.defaultdict(set)
   for path in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -290,7 +290,7 @@ def _end_bytes(ip: str, port: int) -> bytes:
 
 
 def _parse_end(text: str) -> bytes:
-  """Parses an end in /proc/net/tcp, "0100007F:08AE", to `_end_bytes`."""
+  """Packs, as `_end_bytes` does, an end of /proc/net/tcp: "0100007F:08AE"."""
   # The address consists of 4-byte words, each written as a little-endian
   # number.
   words, _, port = text.partition(":")

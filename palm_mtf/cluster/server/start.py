@@ -76,8 +76,8 @@ def start_server(
     # blocks one, and one more to write checkpoints at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
-  # A client's session later gives the server another job name. It recognizes
-  # the server by this address.
+  # A client's session later gives the server another job name. The session
+  # recognizes the server by this address.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   try:
     with contextlib.ExitStack() as stack:
@@ -136,14 +136,15 @@ def watch_links(server: tf.distribute.Server) -> None:
     server: TensorFlow server whose info was published.
   """
   # The thread reads the server's variables, so it waits while a training step
-  # keeps all threads of the server busy. Therefore each probe has a thread too.
+  # keeps all threads of the server busy. Therefore each probe runs in a thread
+  # too.
   threading.Thread(
     target=_probe_peers, args=[server.target], daemon=True
   ).start()
 
 
 def _probe_peers(target: str) -> None:
-  """Probes the peers of each claim, and publishes which of them are silent."""
+  """Probes the peers that each claim names, and publishes which are silent."""
   last, probes = None, {}
   silent: list[str] = []
   for claim in _follow_claims(target, silent):
@@ -159,7 +160,7 @@ def _probe_peers(target: str) -> None:
 
 
 class _Probe:
-  """A thread that asks one server again and again.
+  """A thread that probes one server repeatedly.
 
   Attributes:
     is_silent: whether the server has not answered for some time.
