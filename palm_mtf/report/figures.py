@@ -17,7 +17,7 @@ from palm_mtf.report.runs import Run, is_number
 
 
 class Panel(NamedTuple):
-  """One figure of the page."""
+  """One figure on the report's page."""
 
   title: str  # quantity, and its unit unless tick labels show the unit
   fields: tuple[str, ...]  # of metrics.jsonl, in the order of _LINE_STYLES
@@ -37,7 +37,8 @@ _PANELS = (
   Panel("Checkpoint wait per line", ("checkpoint_wait_secs",), "s"),
   Panel("Memory of the process", ("host_memory_bytes",), "B"),
 )
-# How a title begins, by the quantity in a field such as "update_rms/mlp".
+# The start of a figure's title, by the quantity in a field such as
+# "update_rms/mlp".
 _QUANTITIES = {
   "parameter_rms": "RMS of parameters:",
   "update_rms": "RMS of updates:",
@@ -79,7 +80,7 @@ def choose_panels(runs: Sequence[Run]) -> list[Panel]:
   found = [p for p in _PANELS if any(values.get(x) for x in p.fields)]
   known = {"step", "tokens", *(x for panel in _PANELS for x in panel.fields)}
   for field, numbers in values.items():
-    # Fields of traced steps are shown by trace files; constants need no curve.
+    # Skip fields of traced steps, which trace files show, and skip constants.
     if field not in known and field[:7] != "traced_" and len(numbers) > 1:
       quantity, _, _ = field.partition("/")  # such as host_memory_bytes/pod_0
       unit = {"secs": "s", "bytes": "B"}.get(quantity.rpartition("_")[2], "")
@@ -96,7 +97,8 @@ def _make_title(field: str) -> str:
 def render_image(runs: Sequence[Run], panel: Panel) -> str:
   """Returns a panel as a PNG image in a data: URL."""
   file = io.BytesIO()
-  # Transparent, so that the page's background, light or dark, shows through.
+  # The image is transparent, so that the page's background, light or dark,
+  # shows through.
   draw(runs, panel).savefig(file, format="png", dpi=160, transparent=True)
   return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
@@ -160,7 +162,7 @@ def _find_x(run: Run, step: float, x_field: str) -> float:
   # Between the steps of two lines of metrics.jsonl, x is interpolated.
   steps, xs = zip((0, 0), *run.points(x_field, "step"), strict=True)
   if step > steps[-1] > 0:
-    # The run went back and ended before it reached this step again.
+    # The run was rewound and ended before it reached this step again.
     return xs[-1] * step / steps[-1]
   return float(np.interp(step, steps, xs))
 

@@ -57,8 +57,9 @@ summary { font-weight: bold; } footer { color: #888; font-size: .85rem; }
 }
 """
 
-# (row, field of metrics.jsonl, statistic over the lines, format). Speed is a
-# median, because steps are slower while a checkpoint is written.
+# Rows of the table of results: (title, field of metrics.jsonl, statistic over
+# the lines, format). Speed is a median, because steps are slower while a
+# checkpoint is written.
 _last = operator.itemgetter(-1)
 _BYTES = ""  # instead of a format: show the number as MiB or GiB
 _RESULTS = (
@@ -166,7 +167,7 @@ def _list_results(run: Run) -> _Column:
 
 def _list_tasks(run: Run) -> _Column:
   column = {}
-  # Evaluations are in ascending order of steps: the newest one stays.
+  # Evaluations are in ascending order of steps, so a row keeps the newest one.
   for each in run.evaluations:
     for metric, value in each["metrics"].items():
       if is_number(value):
@@ -212,8 +213,8 @@ def _render_samples(runs: Sequence[Run]) -> Iterator[str]:
 def _render_settings(runs: Sequence[Run]) -> Iterator[str]:
   columns = [{k: (repr(v),) * 2 for k, v in x.settings.items()} for x in runs]
   shared = set.intersection(*({*column.items()} for column in columns))
-  # A setting that only some runs have, because an earlier version lacked it,
-  # also differs.
+  # A setting that only some runs have, because an earlier version wrote the
+  # other runs, counts as different too.
   differ = [dict(x for x in y.items() if x not in shared) for y in columns]
   yield from _render_table("Settings that differ", runs, differ, "settings")
   chosen = {x for run in runs for x in {*run.settings} - run.defaults}

@@ -8,12 +8,12 @@ from typing import Any
 _GIB, _GB = 2**30, 1e9
 _DAY = 86_400
 
-# {macro that varies: points of its what-if curve}.
+# The result of `curves` in accounting/plan.py: {macro: points of its curve}.
 Curves = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def format_plan(plan: Mapping[str, Any]) -> str:
-  """Returns the table of a plan (accounting/plan.py)."""
+  """Returns a plan, from `plan_of` in accounting/plan.py, as a table."""
   sections = (
     ("parameters", _list_parameters(plan["parameters"])),
     ("FLOPs per token", _list_flops(plan["flops_per_token"])),
@@ -33,7 +33,7 @@ def format_plan(plan: Mapping[str, Any]) -> str:
 def format_verdict(plan: Mapping[str, Any]) -> str:
   """Returns a line that says whether a step fits into a device's memory.
 
-  If it does not, the line also has changes of settings with which it would fit.
+  If the step does not fit, the line also gives settings with which it would.
   """
   needed = sum(plan["device_bytes"].values()) / _GIB
   has = plan["memory_bytes"] / _GIB
@@ -61,7 +61,7 @@ def format_prediction(plan: Mapping[str, Any]) -> str:
 
 
 def format_table3(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the table of PaLM's Table 3 (accounting/table3.py)."""
+  """Returns the rows from accounting/table3.py as text."""
   head = ("chips", "published", "MFU", "without attention", "HFU", "ours")
   lines = [
     "model".ljust(21) + "{:>13}{:>11}{:>8}{:>19}{:>8}{:>8}".format(*head)
@@ -82,7 +82,7 @@ def format_table3(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_duration(secs: float) -> str:
-  """Returns a time in the largest unit that it has twice, else in seconds."""
+  """Returns a time in the largest unit in which it is at least 2."""
   for unit, size in (("days", _DAY), ("hours", 3600), ("minutes", 60)):
     if secs >= 2 * size:
       return f"{secs / size:.1f} {unit}"
@@ -177,7 +177,7 @@ def format_search(
 
 
 def _shorten_layout(layout: str) -> str:
-  """Returns rules by axis, such as "data(batch) model(heads d_ff)"."""
+  """Returns layout rules by axis, such as "data(batch) model(heads d_ff)"."""
   by_axis: dict[str, list[str]] = {}
   for rule in filter(None, layout.split(",")):
     dim, axis = rule.split(":")
@@ -186,7 +186,7 @@ def _shorten_layout(layout: str) -> str:
 
 
 def format_curves(curves: Curves) -> str:
-  """Returns a table for each setting (accounting/plan.py)."""
+  """Returns a table for each macro in `curves`."""
   lines = []
   for macro, points in curves.items():
     lines.append(

@@ -142,7 +142,8 @@ def _read_settings(path: str) -> tuple[dict[str, Any], Set[str]]:
   settings: dict[str, Any] = {}
   with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
     settings |= _MACRO.findall(file.read().decode())
-  # A comment after each value says where it was set (cli/gin_files.py).
+  # cli/gin_files.py writes a comment after each value, which says where the
+  # value was set.
   defaults = {x for x, text in settings.items() if text.endswith("# default")}
   for name, text in settings.items():
     # "3  # recipes/quickstart.gin:10" is 3, because Python skips the comment. A
