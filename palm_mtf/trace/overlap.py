@@ -66,7 +66,7 @@ def length(intervals: Intervals) -> float:
 def received(
   trace: Trace, target: int, sources: Container[int] | None = None
 ) -> Received:
-  """Sums up the transfers to pod `target`, from `sources` or from all pods."""
+  """Sums up transfers to pod `target` from `sources`; None means all pods."""
   transfers = [
     x
     for x in trace.transfers
@@ -96,16 +96,16 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   exposed = sum(x.exposed_secs for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
-    # Received bytes of all pods. If all tokens have the same loss weight and a
-    # step is one microbatch, accounting/communication.py predicts 4 bytes more
-    # per device: the sum of the loss weights, which then is a constant that
-    # TensorFlow computes before the first step.
+    # The bytes that all pods received. If all tokens have the same loss weight
+    # and a step is one microbatch, accounting/communication.py predicts 4 bytes
+    # more per device: the sum of the loss weights, which then is a constant
+    # that TensorFlow computes before the first step.
     "traced_dcn_bytes": num_bytes,
     "traced_hidden_secs": hidden / len(pods),  # mean of pods
     "traced_exposed_secs": exposed / len(pods),  # mean of pods
   }
-  # Unit: 10^9 bits per second per pod. Transfers within a process take no time,
-  # so there is no rate.
+  # The unit is 10^9 bits per second per pod. Transfers within one process take
+  # no time, so they have no rate.
   if hidden + exposed:
     figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
   return figures

@@ -57,7 +57,7 @@ class Operation:
 class Transfer:
   """A tensor sent from pod to pod; times are seconds since the step began.
 
-  Pods of one process pass tensors in memory: all three times are equal.
+  Pods of one process pass tensors in memory, so all three times are equal.
   """
 
   name: str  # of a gradient's variable; of other tensors' sending operation
@@ -136,7 +136,7 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
 
 
 def _to_seconds(begin: int, record: Any, *names: str) -> Any:
-  """Returns a record with its times `names` as seconds since `begin`."""
+  """Returns a record with fields `names` as seconds since `begin`."""
   times = {name: (getattr(record, name) - begin) / 1e9 for name in names}
   return dataclasses.replace(record, **times)
 
@@ -236,7 +236,7 @@ def _infer_transfers(
   ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields transfers between pods in this process; TensorFlow records none."""
+  """Yields transfers between pods in this process, unrecorded by TensorFlow."""
   if any(device[0] != "localhost" for device in numbers):
     return
   seen = set()

@@ -77,7 +77,8 @@ def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
   operations = [
     x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
   ]
-  # Lanes are numbered: pods first, then directions of transfers.
+  # The viewer shows a lane for each pod, then a lane for each direction of
+  # transfers.
   events: list[dict] = []
   for pod in range(trace.num_pods):
     of_pod = [x for x in operations if x.pod == pod]
