@@ -81,8 +81,8 @@ class Probe:
     )
 
 
-# Keys are the kind of passes that takes most of the probe's time outside of
-# products.
+# In a probe, most of the time that matrix products do not take goes to the
+# passes (operations such as norms and sums) that the key names.
 PROBES = {
   "blocks": Probe(
     d_model=512, d_ff=2048, vocab_size=256, sequence_length=128, batch_size=16
@@ -99,8 +99,8 @@ PROBES = {
 }
 _WARM_UP_STEPS, _STEPS = 2, 5
 _ROUNDS = 100  # iterations of solve_secs, enough to converge
-# Before and after a timed call, products run for this share of the call's time,
-# but at least for _LEAST_SECS.
+# Matrix products are timed before and after a timed call, each time for this
+# share of the call's time, but at least for _LEAST_SECS.
 _SHARE, _LEAST_SECS = 0.15, 0.1
 
 
@@ -179,7 +179,7 @@ def _process_bytes(probe: Probe) -> int:
 def _rates(
   dtype: str, memory_bandwidth: float
 ) -> tuple[float, dict[str, float]]:
-  """Returns the FLOP/s of products, and the bytes/s of passes by kind."""
+  """Returns FLOP/s of matrix products, and {kind: bytes/s} of passes."""
   timed = {}
   with pace(tf.as_dtype(dtype)) as machine:
     for kind, probe in PROBES.items():
@@ -211,7 +211,7 @@ class Pace:
   """
 
   def __init__(self, multiply: Callable[[], object]):
-    """Takes a function that computes one product of PRODUCT_FLOPS."""
+    """Keeps `multiply`, which computes a product of PRODUCT_FLOPS."""
     self.best_secs = math.inf
     self._multiply = multiply
     self._last_secs = 0.0
@@ -262,15 +262,17 @@ def pace(dtype: tf.DType) -> Iterator[Pace]:
 def solve_secs(
   traffic: np.ndarray, secs: np.ndarray, least: float
 ) -> np.ndarray:
-  """Returns seconds per byte of each kind, [kinds], none below `least`.
+  """Returns seconds per byte for each kind of pass, [kinds].
 
   Args:
     traffic: bytes that each probe moves by kind, [probes, kinds]; most bytes of
       each row are on the diagonal.
     secs: seconds of each probe without its products, [probes].
-    least: seconds per byte at the memory bandwidth, a bound for every pass.
+    least: seconds per byte at the memory bandwidth, a lower bound for every
+      kind.
   """
-  # Gauss-Seidel iteration, with each value clamped to the bound.
+  # Solve traffic @ solved = secs by Gauss-Seidel iteration, with each value
+  # clamped to the bound.
   solved = np.zeros(len(secs))
   for _ in range(_ROUNDS):
     for i, row in enumerate(traffic):

@@ -27,8 +27,8 @@ _logger = logging.getLogger(__name__)
 PRODUCT_SIZE = 1536
 PRODUCT_FLOPS = 2 * PRODUCT_SIZE**3  # a multiply-add counts as 2
 _REPEATS = 4
-# Larger than any processor's cache, so that reads come from memory, as do the
-# reads of weights in decoding.
+# The array is larger than any processor's cache, so that it is read from
+# memory, as weights are in decoding.
 _READ_BYTES = 2**28
 # The product that compares float32 with bfloat16 has _TOKENS rows and is timed
 # _COMPARISONS times.
@@ -39,7 +39,7 @@ def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
   """Returns the peak FLOP/s of all devices of a run, of which MFU is a share.
 
   Args:
-    config: CHIP, the pods and their meshes.
+    config: settings, of which CHIP, dtype, pods and meshes are used.
     num_hosts: number of hosts over which the devices are spread.
   """
   num_pods = config.pods.num_pods
@@ -112,8 +112,8 @@ def warn_if_slow(
   """
   if not is_slow(model, mesh):
     return
-  # Later sessions have the same configuration, because a process keeps the
-  # threads of its first session.
+  # This session has the configuration of later sessions, because a process
+  # keeps the threads of its first session.
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     products = []
     for dtype in (tf.bfloat16, tf.float32):
