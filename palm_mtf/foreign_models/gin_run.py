@@ -140,7 +140,7 @@ def main(
   """Calls `train_on_pods` as gin files and the command line configure it.
 
   The command line takes --gin_file=FILE and --gin.NAME=VALUE, like the commands
-  of palm_mtf. A wrong binding prints one line on stderr.
+  of palm_mtf. For a wrong binding, one line is printed on stderr.
 
   Args:
     gin_files: gin files, read before the files of the command line.
@@ -188,7 +188,7 @@ def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
 
   Raises:
     UserError: if a file, an import, a name or a value is wrong; the message
-      names the line and the nearest name.
+      names the line, and the most similar name that exists.
   """
   _read_settings(gin_files, bindings)
 
@@ -276,7 +276,7 @@ def _check_used(
 
 
 def _locate(message: str, settings: Sequence[Setting]) -> str:
-  """Adds where NAME is set to a message that begins with "NAME = "."""
+  """Appends where NAME is set, if a message begins with "NAME = "."""
   name = message.partition(" = ")[0]
   last = {x.name: x for x in settings if not x.selector}
   for each in reversed(settings):

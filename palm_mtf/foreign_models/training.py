@@ -27,9 +27,9 @@ class PodTraining:
 
   Each pod holds a copy of the model, and computes the gradients of its share of
   a batch. The gradients are summed over the data-center network, and every pod
-  makes the same update, so that all pods hold the same bits. `palm_mtf train`
-  runs the same steps in a loop with data, checkpoints and recovery; here your
-  code provides these.
+  makes the same update, so that variables are bit-identical on all pods.
+  `palm_mtf train` runs the same steps in a loop with data, checkpoints and
+  recovery; here your code provides these.
 
   Attributes:
     program: the graph of a step.
@@ -50,7 +50,7 @@ class PodTraining:
     pods: PodsConfig = PodsConfig(),  # noqa: B008
     seed: int = 0,
   ):
-    """Checks the settings; `with` starts the pods and draws the first weights.
+    """Checks the settings; `with` starts pods and draws initial weights.
 
     Args:
       function: makes the model and its loss; see `ModelFunction`.
@@ -62,7 +62,7 @@ class PodTraining:
         "stacked", which is for PaLM's matrices.
       global_batch_size: rows per step, over all pods.
       pods: number of pods, where they are, and the dtype of gradients between
-        them. ON_POD_FAILURE is "stop".
+        them. ON_POD_FAILURE must be "stop".
       seed: seed of the initial weights.
 
     Raises:
@@ -139,8 +139,9 @@ class PodTraining:
     """Trains on a batch; returns metrics by name.
 
     The metrics are the mean loss, the gradient norm, the learning rate, and the
-    root mean squares of parameters and updates, one for each first part of
-    their names. Every FINGERPRINT_STEPS steps the pods are compared.
+    root mean squares of parameters and of updates, for each group of parameters
+    whose names have the same first part. Every FINGERPRINT_STEPS steps the pods
+    are compared.
 
     Args:
       batch: the features, [GLOBAL_BATCH_SIZE, ...] each; the first rows go to
@@ -162,7 +163,7 @@ class PodTraining:
     return metrics
 
   def check_pods(self) -> None:
-    """Raises UserError unless all pods hold the same bits."""
+    """Raises UserError unless variables are bit-identical on all pods."""
     self._replica_check.check(self.num_steps)
 
   def variables(self) -> dict[str, np.ndarray]:
@@ -173,7 +174,8 @@ class PodTraining:
     """Sets variables on all pods.
 
     Args:
-      values: whole variables by name, all or some of `variables`.
+      values: whole variables by name, some or all of those that `variables`
+        returns.
       num_steps: number of steps done; the schedule continues after them.
 
     Raises:
