@@ -81,7 +81,7 @@ class MultiQueryAttention(transformer_layers.SelfAttention):
   """Multi-query self-attention with rotary embedding (PaLM, section 2)."""
 
   def __init__(self, num_heads: int, d_kv: int):
-    """Takes the sizes.
+    """Checks and keeps the sizes.
 
     Args:
       num_heads: number of query heads.
@@ -240,7 +240,7 @@ class SwiGlu(transformer.TransformerLayer):
   """The MLP (swish(x wi_gate) * (x wi)) wo, no biases (PaLM, section 2)."""
 
   def __init__(self, d_ff: int):
-    """Takes the width.
+    """Checks and keeps the width.
 
     Args:
       d_ff: hidden width, 4 * d_model in PaLM.
@@ -323,7 +323,8 @@ def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
 class ParallelBlock(transformer.TransformerLayer):
   """Attention(x) + MLP(x); the LayerStack normalizes x (PaLM, section 2)."""
 
-  # Mesh TensorFlow's ParallelLayer divides the sum by sqrt(2); PaLM does not.
+  # Mesh TensorFlow's ParallelLayer is not used, because it divides the sum by
+  # sqrt(2), unlike PaLM.
 
   def __init__(
     self,
