@@ -39,7 +39,7 @@ class TrainJob:
   # Checkpoint of another run, whose step, weights and optimizer state this run
   # starts from; None if it starts at step 0.
   initial_state: Checkpoint | None = None
-  rewinds: Sequence[Rewind] = ()  # all rewinds, if later than `checkpoint`
+  rewinds: Sequence[Rewind] = ()  # all, if `checkpoint` lacks the last ones
 
   @property
   def start(self) -> Checkpoint | None:
@@ -96,7 +96,7 @@ class TrainJob:
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-  """The run has trained TRAIN_STEPS."""
+  """The run has done all TRAIN_STEPS steps."""
 
   checkpoint: Checkpoint
   validation_loss: float  # nats per token

@@ -39,8 +39,8 @@ from palm_mtf.training.watchdog import Watchdog
 _logger = logging.getLogger(__name__)
 
 _CALLS_AHEAD = 2  # calls whose batches are prefetched
-# A run predicts its time once it has timed this many steps, or steps that took
-# this many seconds together.
+# A run predicts its remaining time once it has timed this many steps, or this
+# many seconds of steps, whichever comes first.
 _STEPS_TO_PREDICT, _SECS_TO_PREDICT = 3, 10.0
 
 Event = Finished | Stopped | NewBatchSize | Spike
@@ -86,7 +86,7 @@ class Action:
   is_lost: Callable[[], bool] = lambda: False
 
   def is_due(self, step: int, train_steps: int) -> bool:
-    """Returns whether the action is due after `step`; ignores other actions."""
+    """Returns whether the action's own schedule makes it due after `step`."""
     if self.every is None:
       return step in self.steps
     if step == train_steps and self.at_end is not None:
@@ -94,7 +94,7 @@ class Action:
     return step % self.every == 0 or step in self.steps
 
   def find_next_steps(self, step: int) -> list[int]:
-    """Returns steps after `step`; the action is due next at the smallest."""
+    """Returns later steps; the action is next due after the smallest one."""
     found = [x for x in self.steps if x > step]
     if self.every is not None:
       found.append(step - step % self.every + self.every)
@@ -179,7 +179,7 @@ class TrainLoop:
     ]
 
   def run(self, stop: StopRequest) -> Event:
-    """Runs the remaining steps, and after each step the actions due then."""
+    """Runs all remaining steps and actions; returns what ended the loop."""
     with self._ahead, self._writer:
       self._repeat_lost_actions()
       while self._step < self._last_step and not stop.signal_name:
@@ -187,7 +187,7 @@ class TrainLoop:
           self._writer.check()
         for metrics in self._run_steps():
           self._step += 1
-          # A rewind also undoes steps that the call ran after this step.
+          # A call may run several steps; a rewind undoes those after the spike.
           if self._spikes.sees_spike(metrics):
             return self._rewind(metrics["loss"], stop)
         self._predict_time()
@@ -209,7 +209,8 @@ class TrainLoop:
 
   def _rewind(self, loss: float, stop: StopRequest) -> Event:
     newest = self._wait_for_writer()
-    # Do not rewind: the resumed run will detect the same spike, and rewind.
+    # After a stop signal do not rewind, because the resumed run will detect the
+    # same spike, and rewind.
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
     return Spike(
@@ -223,7 +224,7 @@ class TrainLoop:
     )
 
   def _find_due_actions(self) -> list[Action]:
-    """Returns the actions that are due after this step, in running order."""
+    """Returns the actions due after this step, in the order of `_actions`."""
     due: list[Action] = []
     for action in self._actions:
       if action.is_due(self._step, self._config.run.train_steps) or (
@@ -364,7 +365,7 @@ class TrainLoop:
     }
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.memory.read()
-    # Log a traced step without rates if no step was timed since the last log
+    # Omit the rates of a traced step if no step was timed since the last log
     # line.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)
@@ -376,7 +377,7 @@ class TrainLoop:
     )
 
   def _wait_for_writer(self) -> Checkpoint | None:
-    """Waits until the newest checkpoint is written; returns it, or None."""
+    """Returns the newest checkpoint once it is written; None if there is none."""
     with self._during("while a checkpoint was written"):
       return self._writer.wait()
 

@@ -59,7 +59,7 @@ class SpikeDetector:
     self.seen = [list(pair) for pair in seen]
 
   def sees_spike(self, loss: float, grad_norm: float) -> bool:
-    """Adds a step's numbers; returns whether the loss has now spiked."""
+    """Adds the numbers of a step; returns whether the loss has now spiked."""
     self.seen = [*self.seen, [loss, grad_norm]][-_RECENT - _WINDOW :]
     if len(self.seen) < _RECENT + _WINDOW:
       return False
@@ -80,15 +80,16 @@ class SpikeDetector:
 def _score_rise(x: np.ndarray, floor: float) -> float:
   """Returns how far the last 5 of 105 numbers rise above the first 100.
 
-  The rise, a difference of medians, is in units of noise, at least `floor`.
+  The rise is the difference of the medians, divided by the noise, or by `floor`
+  if the noise is smaller.
   """
   before, recent = x[:_WINDOW], x[_WINDOW:]
-  # Medians ignore single bad batches: three of five steps must be high. The
-  # factor 1.4826 turns the median size of normally distributed differences into
-  # their standard deviation. While the loss falls, the median of the first 100
-  # is too high; after a change to larger batches, the noise is still that of
-  # smaller batches, too large. Both errors may miss a spike, but do not take
-  # noise for a spike.
+  # A median ignores single bad batches: it rises only if three of the five
+  # numbers are high. The factor 1.4826 turns the median of |x|, x normally
+  # distributed, into the standard deviation of x. While the loss falls, the
+  # median of the first 100 is too high; after a change to larger batches, the
+  # noise is that of the smaller batches, which is too large. Both errors may
+  # hide a spike, but never make noise look like a spike.
   noise = 1.4826 * np.median(abs(np.diff(before))) / math.sqrt(2)
   rise = np.median(recent) - np.median(before)
   return float(rise / max(noise, floor))
@@ -177,8 +178,8 @@ class SpikePolicy:
     in_order = old_enough[::-1] + folders[len(old_enough) :]
     back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}", read)
     to_step = back.manifest.step if back else 0
-    # If the checkpoint is older than `target`, steps up to `target` read the
-    # same batches as before.
+    # If the checkpoint is older than `target`, the steps from the checkpoint to
+    # `target` read the same batches as before; none of these is skipped.
     first = self.skips.batch_read(max(target, to_step), sizes)
     new = Rewind(
       step=step,

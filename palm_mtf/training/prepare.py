@@ -76,7 +76,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     config: every setting.
 
   Raises:
-    UserError: if the input is wrong; nothing has been overwritten.
+    UserError: if the input is wrong; no file has been overwritten.
   """
   # Short checks come first, because encoding a large corpus may take hours.
   _check_devices(config)
@@ -199,7 +199,7 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
 
 def _read_validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
   run = config.run
-  # Use the last step's batch size, as the loss at the end of training does.
+  # Use the last step's batch size, as the validation after the last step does.
   return corpus.validation_batches(
     batch_size=run.batch_sizes.size(run.train_steps - 1),
     num_rows=run.num_validation_rows,
@@ -209,7 +209,7 @@ def _read_validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
 def _make_manifest(
   config: Config, vocabulary: Vocabulary, corpus: Corpus
 ) -> Manifest:
-  """Returns the fields that the manifests of all checkpoints of a run share."""
+  """Returns a manifest with the fields that all checkpoints of a run share."""
   model, run = config.model, config.run
   parts = (
     model,

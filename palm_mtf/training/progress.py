@@ -45,7 +45,7 @@ class Clock:
     self._is_first = False
 
   def take_mean(self) -> float:
-    """Returns mean seconds per step since the last call; 0.0 without steps."""
+    """Returns mean seconds per step since the last call; 0.0 for no steps."""
     mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
     self._secs = []
     return mean
@@ -71,11 +71,11 @@ class TrainProgress:
   """Shows the progress of training; a context manager."""
 
   def __init__(self, step: int, train_steps: int):
-    """Starts when `step` of `train_steps` steps are done."""
+    """Takes the number of steps done before, and of all steps of the run."""
     self._train_steps = train_steps
     self._last_line = time.monotonic()
-    # Step and time of the first `update`. The time before it went mostly into
-    # compiling, which does not recur, so it does not count.
+    # Step and time of the first `update`, from which the remaining time is
+    # estimated: earlier time went mostly into compiling, which does not recur.
     self._first: tuple[int, float] | None = None
     self._has_predicted = False
     self._bar = progress.Progress(

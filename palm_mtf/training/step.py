@@ -18,7 +18,7 @@ _TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
 
 
 class NonFiniteStepError(Exception):
-  """A step's loss or gradients are not finite; it changed no variable."""
+  """A step's loss or gradients are not finite; the step changed no variable."""
 
   def __init__(
     self, step: int, losses: dict[str, float], gradient_squares: np.ndarray
@@ -44,7 +44,7 @@ class TrainStep:
       for pod in program.pods
     ]
     every = [x for features in by_pod for x in features]
-    # If servers read the rows of a step, only `losses` feeds rows.
+    # If servers read the rows of a step, only the method `losses` feeds rows.
     fed = [*([] if program.servers_read else every), *numbers]
     # Runs the last microbatch of all pods, the exchange of gradients and the
     # update. A callable returns values in the structure of its first argument.

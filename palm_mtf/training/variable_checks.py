@@ -108,7 +108,7 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
 
 
 def _are_finite(part: Slice) -> list[tf.Tensor]:
-  """Returns, per variable in a slice, [] bool: whether its part is finite."""
+  """Returns a [] bool per variable in a slice: whether the slice is finite."""
   value = part.read()
   with tf.device(part.near):
     axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
@@ -135,7 +135,7 @@ class ReplicaCheck:
     self._pods = [pod.slices for pod in program.pods]
 
   def check(self, step: int) -> None:
-    """Raises UserError if variables of pods differ after `step` steps."""
+    """Raises UserError if pods hold different values after `step` steps."""
     if len(self._pods) == 1:
       return
     numbers = np.stack(self._fingerprints())  # [pods, variables]
@@ -163,7 +163,7 @@ class ReplicaCheck:
 
 
 def _name_pods(numbers: list[int]) -> str:
-  """Names the pods that differ from the majority; without one, all pods.
+  """Names the pods that differ from the majority, or all if there is none.
 
   Args:
     numbers: fingerprint of one variable on each pod.
@@ -183,7 +183,7 @@ _BITS = {tf.float32: tf.uint32, tf.bfloat16: tf.uint16}
 
 @fused
 def _fingerprint_rows(x):
-  """Returns the fingerprint of each row of x, [names, elements] -> [names]."""
+  """Returns each row's fingerprint, [variables, elements] -> [variables]."""
   # The sum over a row's elements i of (bits of element i) * (2 i + 1) mod 2^64.
   bits = tf.cast(tf.bitcast(x, _BITS[x.dtype]), tf.int64)
   place = tf.range(x.shape[1], dtype=tf.int64)
