@@ -377,7 +377,7 @@ class TrainLoop:
     )
 
   def _wait_for_writer(self) -> Checkpoint | None:
-    """Returns the newest checkpoint once it is written; None if there is none."""
+    """Returns the newest checkpoint once it is written; None if none exists."""
     with self._during("while a checkpoint was written"):
       return self._writer.wait()
 

@@ -30,7 +30,7 @@ def _pick(x, index):
 
 
 def _put_token(tokens, token, place):
-  # token [prompts, n], tokens [prompts, n, max_tokens]
+  # Writes token [prompts, n] into tokens [prompts, n, max_tokens] at `place`.
   at = tf.equal(tf.range(tokens.shape[-1]), place)
   return tf.where_v2(at, token[..., tf.newaxis], tokens)
 
@@ -79,8 +79,8 @@ class BeamSearch:
 
     Returns:
       The state after this token; the last token of each living prefix, [prompts
-      * beams] int32; and, for each, the row of `logits` that gave this token,
-      [prompts * beams] int32.
+      * beams] int32; and the index of the row of `logits` from which the prefix
+      got this token, [prompts * beams] int32.
     """
     is_over, living, tokens, scores, ended = state
     prompts, beams = living.shape
@@ -91,8 +91,8 @@ class BeamSearch:
     log_p = tf.reshape(
       log_p + living[..., tf.newaxis], [prompts, beams * vocab]
     )
-    # Take the 2 NUM_BEAMS likeliest continuations: if NUM_BEAMS of them end
-    # now, NUM_BEAMS are left to live.
+    # Take the 2 * NUM_BEAMS likeliest continuations, so that NUM_BEAMS still
+    # live if NUM_BEAMS end now.
     best, index = tf.math.top_k(log_p, min(2 * beams, beams * vocab))
     parent, token = index // vocab, index % vocab
     longer = _put_token(_pick(tokens, parent), token, place)

@@ -196,14 +196,14 @@ def prefill(
 ) -> Cache:
   """Returns the keys and values of prompts, from one forward pass.
 
-  It computes no logits, so the first decoding step reads the last token of a
-  prompt again.
+  The pass computes no logits, so the first decoding step reads the last token
+  of a prompt again.
 
   Args:
     model: weights.
     prompts: [batch, length], int32, left-aligned.
     lengths: [batch], int32: number of tokens per prompt, laid out.
-    num_positions: positions that the cache needs at least; at least `length`.
+    num_positions: minimum number of positions in the cache; at least `length`.
   """
   impl, (num_rows, length) = model.placement, prompts.shape
   memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT

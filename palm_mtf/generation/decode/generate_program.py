@@ -42,7 +42,7 @@ class PromptBatch:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeProgram:
-  """Continues a batch of prompts.
+  """Continues a batch of prompts; each prompt has a row per sample or beam.
 
   Attributes:
     prompts: placeholder [prompts, prompt_tokens], int32, left-aligned.
@@ -124,8 +124,8 @@ class _Continuations:
     self._step = make_step(model)
     self._decode, self._sizes = decode, sizes
     self.place = make_variable(tf.constant(0), "place")
-    # `start` makes these variables: lengths and keys of all rows; the
-    # strategy's state; keys and values of earlier tokens.
+    # `start` makes these variables: prompt lengths and random keys of all rows;
+    # the strategy's state; the attention's keys and values of earlier tokens.
     self._fixed: list[LaidOut] = []
     self._state: list[LaidOut] = []
     self._cache: Cache = []
@@ -160,7 +160,7 @@ class _Continuations:
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds steps until rows have `limit` tokens, or all rows have ended."""
+    """Builds steps up to `limit` tokens per row, or until all rows have ended."""
     place = self.place.read_value()
     fixed, state, cache = (
       read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)

@@ -55,8 +55,8 @@ def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
     name: name of the variable.
   """
   numbers = tf.cast(w, dtype)
-  # If bfloat16 is emulated, products are in float32: cast once here, and not in
-  # each product.
+  # If bfloat16 is emulated, products are in float32. Cast the kernel once here,
+  # so that not every product has to cast it.
   if is_emulated(numbers):
     numbers = tf.cast(numbers, tf.float32)
   kept = make_variable(numbers, name)
@@ -64,7 +64,7 @@ def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
 
 
 def find_largest(w: tf.Tensor) -> tf.Tensor:
-  """Returns max |w| of each column of w [inner, outer], [1, outer]."""
+  """Returns a tensor [1, outer]: max |w| of each column of w [inner, outer]."""
   return tf.reduce_max(tf.abs(w), 0, keepdims=True)
 
 
@@ -80,10 +80,10 @@ def round_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
 
 
 def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Quantizes w [inner, outer].
+  """Quantizes w [inner, outer] to 4-bit numbers; GROUP numbers share a scale.
 
   Returns:
-    Numbers from -8 to 7, [inner, outer] int8; and their scales, [ceil(inner /
+    Numbers from -8 to 7, [inner, outer] int8; and the scales, [ceil(inner /
     GROUP), outer] bfloat16.
   """
   inner, outer = w.shape

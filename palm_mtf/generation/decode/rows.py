@@ -8,7 +8,8 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
-# Keys of layer 0 (rotated), values of layer 0, keys of layer 1, and so on.
+# A cache holds the rotated keys of layer 0, the values of layer 0, the rotated
+# keys of layer 1, and so on.
 Cache = list[LaidOut]
 
 

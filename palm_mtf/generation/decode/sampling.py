@@ -23,8 +23,7 @@ _ONE_BITS = 0x3F800000  # the bits of float32 1.0
 class SamplingSettings(NamedTuple):
   """Settings of sampling: each is one number for all rows, or a tensor [rows].
 
-  If one number turns a filter off for all rows, the filter's passes over the
-  vocabulary are left out.
+  No operations are built for a setting that is a number and keeps all tokens.
 
   Attributes:
     temperature: float32; 0 takes the likeliest token.
@@ -111,8 +110,9 @@ _fused_penalize = fused(_penalize)
 
 @fused
 def _compute_shares(logits, seen, settings, num_tokens):
-  # Returns the share of each token: its probability times a factor that is the
-  # same for the whole row, [rows, vocab].
+  # Returns the share of each token, [rows, vocab]: 0 if TOP_K or TOP_P drops
+  # the token; else its probability times a factor that is the same in the whole
+  # row.
   logits = _penalize(logits, seen, settings.repetition_penalty, num_tokens)
   logits /= _to_column(settings.temperature)
   shares = tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))

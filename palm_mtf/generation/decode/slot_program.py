@@ -34,7 +34,7 @@ from palm_mtf.ops.variables import make_variable
 
 @dataclasses.dataclass(frozen=True)
 class InsertProgram:
-  """Prefills slots, at most one in each slice of the cache.
+  """Prefills slots (rows of the cache), at most one in each slice of the cache.
 
   Attributes:
     prompts: placeholder [slices, prompt_tokens], int32, left-aligned.

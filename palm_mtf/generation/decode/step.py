@@ -80,8 +80,8 @@ class Step(Protocol):
 
     Args:
       count: number of steps, [] int32; must be 1 if `keeps_logits`.
-      texts: state of the texts before the steps; each tensor is laid out. A
-        sampling setting may be one number for all rows (sampling.py).
+      texts: state of the texts before the steps; each tensor is laid out. As in
+        SamplingSettings, a setting may be one number for all rows.
       cache: see `read`.
       num_tokens: number of pieces in the vocabulary.
       eod_id: token that ends a text; -1 if no token does.
@@ -144,7 +144,7 @@ def repeat_step(
   return place, unflatten(flat)
 
 
-# --- In C++ ------------------------------------------------------------------
+# --- Steps in C++ ------------------------------------------------------------
 
 
 class NativeStep:
@@ -222,12 +222,12 @@ class NativeStep:
     return logits[:, : self._config.vocab_size]
 
 
-# --- By TensorFlow's operations ----------------------------------------------
+# --- Steps by TensorFlow's operations ----------------------------------------
 
 
 # With one token per row, a step spends its time on its products and on starting
-# the operations between products. A `fused` function is one operation, with one
-# pass over memory.
+# the operations between products. Therefore the functions between products are
+# `fused`: each is one operation, which passes over memory once.
 
 
 @fused

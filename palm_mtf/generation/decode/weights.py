@@ -275,7 +275,8 @@ class _Maker:
     def keep_plain(*parts, name):
       parts, largest = parts[: len(names)], parts[len(names) :]
       whole = tf.concat(parts, axis)
-      # TensorFlow's products read float weights, rounded to int8 or int4.
+      # TensorFlow's products read floats, so round the weights to the numbers
+      # of int8 or int4, but keep a float dtype.
       if self._dtype == INT4:
         whole = round_to_int4(whole)
       elif self._dtype == tf.int8:

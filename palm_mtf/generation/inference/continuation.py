@@ -26,8 +26,8 @@ class ContinuationReader:
   """Reads the tokens of one continuation one after the other.
 
   The text is what the tokens add to the prompt's text. It keeps the space
-  before its first word, which some vocabularies drop from the beginning of a
-  decoded text.
+  before its first word, although some vocabularies drop a space at the
+  beginning of a decoded text.
 
   Attributes:
     ids: tokens up to and including the token that ended the text: [eod], or the
@@ -141,7 +141,7 @@ def measure_begun_stop(text: str, stop: str) -> int:
 def make_sampling_key(seed: int, sample: int, prompt: str) -> np.ndarray:
   """Returns the random key of one sample of a prompt, [2] int32.
 
-  It does not depend on the batch that the prompt is in.
+  The key does not depend on the batch that the prompt is in.
   """
   text = f"{seed}/{sample}/{prompt}".encode()
   digest = hashlib.blake2b(text, digest_size=8).digest()

@@ -23,7 +23,7 @@ from palm_mtf.generation.inference.sessions import LoadedDecoder
 # The maximum number of rows per batch. With this many rows, reading the weights
 # costs little compared with the arithmetic.
 _MOST_ROWS = 64
-# Texts are fetched after every so many tokens per row: to look for stop
+# The numbers of tokens per row after which texts are fetched: to look for stop
 # strings, and to show a text.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
 # The reader of a continuation's tokens, and the continuation so far.
@@ -151,7 +151,8 @@ class Generator:
       limit = min(limit, self._sample_tokens)
       self._loaded.session.run(program.advance, {program.limit: limit})
       if self._decode.num_beams > 1:
-        # The best text may have changed from its beginning, so read it again.
+        # Another text may have become the best, so read the best text from its
+        # beginning.
         readers = [[self._make_reader(ids)] for ids in before]
       yield self._read(program, readers)
 

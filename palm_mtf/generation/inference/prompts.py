@@ -57,7 +57,7 @@ def check_prompts(
 def warn_of_spaces(
   prompts: Sequence[str], vocabulary: Vocabulary, origin: str = "PROMPTS"
 ) -> None:
-  """Warns about prompts that end in a space, before the next word.
+  """Warns if a prompt ends in the space that belongs to the next word's token.
 
   Args:
     prompts: texts to continue.

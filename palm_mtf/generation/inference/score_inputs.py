@@ -32,7 +32,7 @@ _FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class ScoreItem:
-  """What to score: a document, or targets or options given inputs."""
+  """What to score: a document; or, after inputs, targets or several options."""
 
   origin: str  # file and line, for messages
   inputs: str  # "" for a document

@@ -35,7 +35,7 @@ _TOKENS_AT_ONCE = 2048
 
 
 class Window(NamedTuple):
-  """One row to score, by indices of tokens in its text."""
+  """One row to score, as indices of tokens in the text that the row is from."""
 
   start: int  # first token that is read
   first: int  # first token that is scored
@@ -45,7 +45,7 @@ class Window(NamedTuple):
 def find_windows(
   num_tokens: int, first: int, length: int, stride: int
 ) -> list[Window]:
-  """Returns the windows that score the tokens from `first` on, in order.
+  """Returns the windows that score tokens from `first` on, in the text's order.
 
   Args:
     num_tokens: number of tokens in inputs and targets.
@@ -55,8 +55,8 @@ def find_windows(
   """
   # If inputs and targets together are too long for a row, the beginning of the
   # inputs is left out. Targets that fill a row or more are scored without
-  # inputs. A scored token attends to all earlier tokens of what is left, or to
-  # at least length - stride of them.
+  # inputs. A scored token attends to all earlier tokens that are not left out,
+  # or to at least length - stride of them.
   start = max(0, min(first, num_tokens - length))
   stop = min(start + length, num_tokens)
   found = [Window(start, first, stop)]
@@ -67,7 +67,7 @@ def find_windows(
 
 
 def choose_row_length(num_tokens: int, length: int) -> int:
-  """Returns the length of a row for `num_tokens`, at most `length`."""
+  """Returns the length of a row for `num_tokens` tokens, at most `length`."""
   enough = max(_SHORTEST_ROW, 1 << (num_tokens - 1).bit_length())
   return min(enough, length)
 
@@ -75,7 +75,8 @@ def choose_row_length(num_tokens: int, length: int) -> int:
 def count_rows_at_once(length: int, slices: int) -> int:
   """Returns the number of rows per batch for rows of `length` tokens.
 
-  It is a multiple of `slices`, the number of slices of the batch.
+  The result is a multiple of `slices`, the parts that a layout splits `batch`
+  into.
   """
   return -(-max(_TOKENS_AT_ONCE // length, 1) // slices) * slices
 

@@ -47,7 +47,8 @@ def load_weights(
   Args:
     session: session of the model's graph.
     model: weights to make.
-    restore: assigns a checkpoint's values to slices; takes them by name.
+    restore: takes {variable name: slices}; assigns the checkpoint's values to
+      the slices.
   """
   # A checkpoint is float32, up to eight times as large as the weights, so keep
   # only one layer of the checkpoint in memory at a time.
@@ -149,7 +150,7 @@ def mean_loss(
   losses: Callable[[Batch], Iterable[tuple[float, float]]],
   batches: Iterable[Batch],
 ) -> float:
-  """Returns -log p of a target in nats, averaged over all of `batches`.
+  """Returns the mean -log p of all targets in `batches`, in nats, by weight.
 
   Args:
     losses: returns (mean loss, sum of loss weights) for each part of a batch.

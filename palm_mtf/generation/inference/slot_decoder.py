@@ -57,7 +57,7 @@ class Chosen(NamedTuple):
 
 
 class SlotDecoder:
-  """Decodes texts in slots with the weights of one checkpoint.
+  """Decodes texts in slots (rows of the decoding batch), for one checkpoint.
 
   Attributes:
     num_slots: number of slots.
@@ -84,7 +84,7 @@ class SlotDecoder:
     self._calls: dict[tuple[object, ...], Callable] = {}
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
-    """Prefills a slot with a prompt; the next step reads its last token again.
+    """Prefills a slot with a prompt; the next step rereads the last token.
 
     Args:
       slot: index of the slot, from 0.

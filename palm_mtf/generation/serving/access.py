@@ -78,7 +78,7 @@ class Access:
 
 @functools.lru_cache(256)
 def normalize_host(host: str) -> str:
-  """Returns the name or address in a Host header in canonical form.
+  """Returns the canonical form of a Host header's name or address, no port.
 
   Args:
     host: "NAME", "NAME:PORT", "[IPV6]", "[IPV6]:PORT" or "IPV6".

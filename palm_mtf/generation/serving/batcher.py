@@ -410,7 +410,7 @@ class Batcher:
     if others:
       secs = min(secs, self._owed_plain_secs)
     # The steps must not exceed max_tokens of any `plain` row, nor write past
-    # the end of the cache of `others`, which read along.
+    # the end of the cache of `others`, which are in the call too.
     left = min(x.max_tokens - len(x.chosen) for x in plain.values())
     length = self.engine.decoder.sequence_length
     room = min(

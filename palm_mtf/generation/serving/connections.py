@@ -59,8 +59,8 @@ def raise_connection_limit() -> int:
 
 
 async def _wait_for_client(listening: socket.socket) -> None:
-  # The event loop's own `sock_accept` logs a traceback if a client connects
-  # while the call is being cancelled.
+  # Do not call the event loop's `sock_accept`, which logs a traceback if a
+  # client connects while the call is being cancelled.
   loop = asyncio.get_running_loop()
   connected = asyncio.Event()
   loop.add_reader(listening, connected.set)
@@ -156,7 +156,7 @@ class Connections:
   def _abort(self, connection: web.RequestHandler) -> None:
     self.begin(connection)
     if connection.transport:
-      # close() would wait for a client that does not read.
+      # Do not call close(), which would wait for a client that does not read.
       connection.transport.abort()
 
 

@@ -48,7 +48,7 @@ class NewerCheckpoint:
     self._skipped: dict[str, _State] = {}
 
   def find(self) -> Checkpoint | None:
-    """Returns the newest complete checkpoint; None if it is already served.
+    """Returns the newest complete checkpoint; None if none or already served.
 
     The files of the checkpoint are held open, so that they can be read even
     after training has removed the checkpoint.

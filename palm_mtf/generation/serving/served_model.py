@@ -52,7 +52,7 @@ class ServedModel:
   @functools.cached_property
   def most_characters(self) -> float:
     """Upper bound of the number of characters in SEQUENCE_LENGTH tokens."""
-    if not self.vocabulary.has_bytes:  # <unk> stands for any number
+    if not self.vocabulary.has_bytes:  # <unk> stands for any number of them
       return math.inf
     pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
     return self.sequence_length * max(map(len, pieces))

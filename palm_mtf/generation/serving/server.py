@@ -39,7 +39,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
   """Serves one model until a signal stops the server.
 
-  Outside of the main thread, signals do not stop it.
+  Signals do not stop a server that runs outside of the main thread.
   """
 
   def __init__(
