@@ -28,7 +28,7 @@ ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
 
 
 class ServerFeatures(NamedTuple):
-  """Names of a batch's features; servers read features that are not fed."""
+  """Features of a batch that servers read if the client feeds none."""
 
   names: Sequence[str]
   read: ReadFeatures

@@ -129,8 +129,8 @@ def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
   """Connects to all pods; yields the pods once all have answered."""
   config, pods = job.config, job.config.pods
   places = servers.places()
-  # The peak depends on the number of hosts, because servers on one host share
-  # the host's CPU, even if each server has its own devices.
+  # The peak FLOP/s depends on the number of hosts, because servers on one host
+  # share the host's CPU, even if each server has its own devices.
   hosts = {place.address.partition(":")[0] for pod in places for place in pod}
   peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:

@@ -62,8 +62,8 @@ class FiniteCheck:
       )
 
   def _find_first_non_finite(self, bad: NonFiniteStepError) -> str:
-    # Search in the order of computation. The bad step has changed no variable
-    # (optim/clip.py), so parameters have their values from before the step.
+    # Search in the order of computation. The bad step has changed no variable,
+    # so parameters have their values from before the step.
     variables = self._find_non_finite_variables()
     for name in self._parameters:
       if name in variables:
@@ -108,7 +108,7 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
 
 
 def _are_finite(part: Slice) -> list[tf.Tensor]:
-  """Returns a [] bool per variable in a slice: whether the slice is finite."""
+  """Returns a [] bool per variable in a slice: whether its part is finite."""
   value = part.read()
   with tf.device(part.near):
     axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
@@ -163,7 +163,7 @@ class ReplicaCheck:
 
 
 def _name_pods(numbers: list[int]) -> str:
-  """Names the pods that differ from the majority, or all if there is none.
+  """Names the pods that differ from the majority; without a majority, all pods.
 
   Args:
     numbers: fingerprint of one variable on each pod.

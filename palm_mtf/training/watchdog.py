@@ -20,7 +20,7 @@ _STDERR = 2
 
 
 class Watchdog:
-  """Ends the process if no step is done for too long; a context manager."""
+  """Ends the process if a step takes too long; a context manager."""
 
   def __init__(self, secs: float | None, newest: Callable[[], str]):
     """Takes the limit; entering the context starts the watchdog.

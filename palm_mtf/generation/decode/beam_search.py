@@ -107,8 +107,8 @@ class BeamSearch:
     ended = _pick(tf.concat([ended, longer], 1), kept)
     living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
     # A search is over when no living prefix can reach the score of the worst
-    # ended text. A prefix can at best reach its present log p, which only
-    # falls, divided by the largest divisor, that of the greatest length.
+    # ended text. The log p of a prefix only falls, so its score is at most the
+    # present log p divided by the largest divisor, that of `max_tokens` tokens.
     within_reach = living[:, 0] / self._compute_divisor(self.max_tokens)
     is_over |= scores[:, -1] >= within_reach
     first_row = tf.range(prompts)[:, tf.newaxis] * beams

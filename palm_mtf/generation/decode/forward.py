@@ -112,7 +112,7 @@ class JoinedWeights:
     ).outputs
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-    """Returns the sum of the branches times their kernels; see `Weights`."""
+    """Multiplies each branch by its kernel; returns the sum; see `Weights`."""
 
     def project(*xs: LaidOut) -> LaidOut:
       return self._products.project_out(dict(zip(branches, xs, strict=True)))

@@ -160,7 +160,7 @@ class _Continuations:
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds steps up to `limit` tokens per row, or until all rows have ended."""
+    """Builds steps until rows have `limit` tokens, or until all rows ended."""
     place = self.place.read_value()
     fixed, state, cache = (
       read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)
@@ -189,9 +189,9 @@ class _Continuations:
 class _Samples(_Continuations):
   """Samples tokens of independent rows, or decodes greedily (sampling.py)."""
 
-  # State: whether rows have ended; last tokens; tokens [rows, max_tokens]; and,
-  # if there is a repetition penalty, whether each token of the vocabulary
-  # occurs in the row, [rows, vocab] bool.
+  # The state: whether rows have ended; the rows' last tokens; all tokens chosen
+  # so far, [rows, max_tokens]; and, if there is a repetition penalty, whether
+  # each token of the vocabulary occurs in the row, [rows, vocab] bool.
 
   def _first_state(self, prompts, lengths):
     num_prompts, length = prompts.shape
@@ -252,8 +252,8 @@ class _Samples(_Continuations):
 class _Searches(_Continuations):
   """Runs a beam search for each prompt (beam_search.py)."""
 
-  # State: whether searches are over; last tokens; the rest of BeamSearch's
-  # state.
+  # The state: whether searches are over; the rows' last tokens; the other items
+  # of BeamSearch's state.
 
   def __init__(
     self, model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch

@@ -51,7 +51,7 @@ def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
 
   Args:
     w: initial value, [inner, outer], float32.
-    dtype: a float dtype.
+    dtype: float dtype to which w is rounded.
     name: name of the variable.
   """
   numbers = tf.cast(w, dtype)
@@ -142,7 +142,7 @@ def multiply(
       also several tensors, split along `inner`.
     kernel: [inner, outer].
     packed: whether oneDNN keeps a packed copy of a kernel that is a tf.Tensor,
-      which pays for many products with few rows.
+      which saves time if there are many products with few rows.
   """
   w, dtype = kernel.weights, xs[0].dtype
   if isinstance(w, PackedKernel):

@@ -24,17 +24,17 @@ class Products:
 
     Args:
       model: kernels to multiply by.
-      packed: whether oneDNN keeps packed copies of the kernels, which pays for
-        many products with few rows.
+      packed: whether oneDNN keeps packed copies of the kernels, which saves
+        time if there are many products with few rows.
     """
     self._impl = model.placement
     self._model = model
     self._packed = packed
 
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
-    """Returns the shape of one row's product with each part of a joined kernel.
+    """Returns shapes of one row's products with the parts of a joined kernel.
 
-    A shape is the shape on one device, such as [heads, d_kv] for q.
+    Each shape is the shape on one device, such as [heads, d_kv] for q.
 
     Args:
       names: names of the parts.
@@ -53,7 +53,7 @@ class Products:
     return self.multiply([x], self._model.kernels[tuple(names)].kernel)
 
   def project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
-    """Returns the sum of all branches times their kernels, [rows, d_model].
+    """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
 
     Args:
       branches: [rows, inputs], by the name of the kernel to multiply by.

@@ -43,7 +43,7 @@ class ScoreProgram:
 def build_score_program(
   model: DecodeModel, num_rows: int, length: int
 ) -> ScoreProgram:
-  """Builds the program for one shape of rows in the current tf.Graph.
+  """Builds the program for batches of one shape in the current tf.Graph.
 
   Args:
     model: weights.

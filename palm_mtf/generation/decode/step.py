@@ -259,8 +259,8 @@ def _attend(q, keys, values, positions):
 
 
 def _find_cache_rows(positions, shape):
-  # Returns the index of each row's token in a cache that is reshaped from
-  # `shape` to [rows * heads * memory_length, d_kv]: [rows * heads] int32, where
+  # Returns [rows * heads] int32: the indices at which the rows' tokens are in a
+  # cache that is reshaped from `shape` to [rows * heads * memory_length, d_kv].
   # `heads` is 1 for a multi-query cache.
   *rows, memory_length, _ = shape
   first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
@@ -269,8 +269,8 @@ def _find_cache_rows(positions, shape):
 
 
 def _write(cache, at, x):
-  # Writes one key or value per row, x [rows, (heads,) d_kv], into a cache, at
-  # the indices `at`.
+  # Writes x [rows, (heads,) d_kv], the keys or values of one token per row,
+  # into a cache, at the indices `at`.
   d_kv = cache.shape[-1]
   # TensorFlow's scatter would copy all positions, which costs more than the
   # rest of a step. Writing in place is safe, because nothing else reads the

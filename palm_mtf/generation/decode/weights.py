@@ -99,7 +99,7 @@ class DecodeModel:
 def build_decode_model(
   config: PalmConfig, mesh_layout: MeshLayout, weight_dtype: str
 ) -> DecodeModel:
-  """Builds a checkpoint's variables and the weights in the current tf.Graph.
+  """Builds a checkpoint's variables and decoding weights in the current graph.
 
   Args:
     config: the architecture.
@@ -120,9 +120,9 @@ def build_decode_model(
   maker = _Maker(placement, config, dims, slices, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
   is_quantized = weight_dtype != "activation"
-  # The logits' kernel is the largest kernel. If weights are int4, it is int8,
-  # because in the activation dtype it would make up half of the bytes that a
-  # step reads.
+  # The logits' kernel is the largest kernel. If the other kernels are int4, the
+  # logits' kernel is int8, because in the activation dtype it would be half of
+  # the bytes that a step reads.
   of_logits = dtype if is_packed else logits_dtype(config)
   table = maker.read_variable("embedding")
   scales = {
@@ -184,7 +184,7 @@ class _Maker:
       name: [getattr(dims, dim) for dim in names]
       for name, names in parameter_dims(config).items()
     }
-    # Initializers of the weights of each layer (`ParameterName.layer`).
+    # {layer, as in `ParameterName.layer`: initializers of the layer's weights}.
     self._initializers = collections.defaultdict(list)
 
   def read_variable(self, name):

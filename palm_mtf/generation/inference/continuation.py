@@ -80,7 +80,7 @@ class ContinuationReader:
         self._end, self.ended = min(found), "stop"
 
   def token_text(self, token: int) -> str:
-    """Returns the text that a token would add (TextReader.token_text)."""
+    """Returns the text that a token would add; see TextReader.token_text."""
     return self._reader.token_text(token)
 
   def sure_text(self) -> str:

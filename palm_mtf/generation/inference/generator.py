@@ -52,7 +52,7 @@ class Generator:
       sample_tokens: maximum number of tokens in a continuation.
       seed: random seed.
       start_id: token id that the model reads before the first token of a text
-        (packing.document_start).
+        (from packing.document_start).
     """
     self._loaded = loaded
     self._vocabulary = vocabulary
@@ -127,8 +127,8 @@ class Generator:
   ) -> Iterator[list[list[_Row]]]:
     # Yields the texts so far after every `step` tokens and at the end; if
     # `step` is None, only at the end. Rows that pad the batch to `size` prompts
-    # copy the first prompt, so that they end when its rows end. `before` holds,
-    # for each prompt, the tokens that ContinuationReader reads first.
+    # are copies of the first prompt, so that no such row ends last. `before`
+    # holds, for each prompt, the tokens that ContinuationReader reads first.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]

@@ -87,13 +87,13 @@ def check_room(model: PalmConfig, run: RunConfig) -> None:
 def add_start(ids: Sequence[int], start_id: int) -> list[int]:
   """Returns the ids of a prompt with exactly one start token before them.
 
-  Ids from an exported tokenizer already begin with the start token, which no
-  text contains: "[eod]" in a text is encoded as its five characters.
+  Ids from an exported tokenizer already begin with the start token. No text
+  contains this token, because "[eod]" in a text is encoded as five characters.
 
   Args:
     ids: token ids of a prompt.
     start_id: token that stood before each document in training
-      (packing.document_start).
+      (from packing.document_start).
   """
   return [*ids] if [*ids[:1]] == [start_id] else [start_id, *ids]
 

@@ -51,7 +51,8 @@ def find_windows(
     num_tokens: number of tokens in inputs and targets.
     first: number of tokens in the inputs.
     length: maximum number of tokens in a row.
-    stride: scored tokens in each window after the first, at most `length`.
+    stride: number of scored tokens in each window after the first, at most
+      `length`.
   """
   # If inputs and targets together are too long for a row, the beginning of the
   # inputs is left out. Targets that fill a row or more are scored without
@@ -105,10 +106,10 @@ class Scorer:
 
     Args:
       loaded: weights of the model.
-      stride: scored tokens per window after the first; None for half of the
-        sequence length.
+      stride: number of scored tokens in each window after the first; None for
+        half of the sequence length.
       start_id: token id that the model reads before the first token of a text
-        (packing.document_start).
+        (from packing.document_start).
     """
     self._loaded = loaded
     self._start_id = start_id
@@ -195,8 +196,8 @@ class Scorer:
     size: int,
     names: Sequence[str],
   ) -> list[list[np.ndarray]]:
-    # Returns, for each row, the values of the tensors `names` at its scored
-    # tokens.
+    # Returns, for each row, the values of the tensors `names` at the row's
+    # scored tokens.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):

@@ -83,8 +83,8 @@ class LoadedDecoder:
     *,
     for_steps: bool = False,
   ):
-    # `for_steps`: whether decoding steps will take most of the time, and not
-    # forward passes.
+    # `for_steps`: whether decoding steps, rather than forward passes, will take
+    # most of the time.
     free_garbage()  # such as an earlier LoadedDecoder
     self.mesh = mesh
     self.num_slices = mesh.axis_size_of("batch")
@@ -110,7 +110,7 @@ class LoadedDecoder:
 
 
 class LoadedModel:
-  """Weights of a checkpoint, as a context manager that closes its session."""
+  """Weights of a checkpoint, as a context manager that closes the session."""
 
   def __init__(
     self,
@@ -141,7 +141,7 @@ class LoadedModel:
     self._session.close()
 
   def losses(self, batch: Batch) -> list[tuple[float, float]]:
-    """Returns one pair for a batch: mean loss, and sum of loss weights."""
+    """Returns a list of one pair: the batch's mean loss and sum of weights."""
     fed = (batch[name] for name in self._features)
     return [self._loss_and_weight(*fed)]
 
@@ -150,7 +150,7 @@ def mean_loss(
   losses: Callable[[Batch], Iterable[tuple[float, float]]],
   batches: Iterable[Batch],
 ) -> float:
-  """Returns the mean -log p of all targets in `batches`, in nats, by weight.
+  """Returns -log p of a target in nats: the weighted mean over all `batches`.
 
   Args:
     losses: returns (mean loss, sum of loss weights) for each part of a batch.

@@ -113,7 +113,7 @@ def find_allowed_hosts(
         "address, without a port."
       )
   # A server that does not listen on loopback may have names that it cannot
-  # know.
+  # know, so it allows every name.
   if not is_loopback and not allowed:
     return None
   return {*_LOOPBACK_NAMES, listen, *allowed}

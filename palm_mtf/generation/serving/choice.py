@@ -27,7 +27,7 @@ class _Entry(NamedTuple):
 
 
 class Choice:
-  """One completion of a prompt, whole or piece by piece.
+  """One completion of a prompt, to be read whole or piece by piece.
 
   The field `logprobs` of the answer has `num_prompt_tokens` entries if the
   prompt is echoed, and then `num_tokens` entries, which include [eod] and the

@@ -109,7 +109,8 @@ class Completions:
 
     async def send(event: str) -> None:
       # Send the HTTP status only with the first event, because an error before
-      # that needs another status. A client that does not read times out.
+      # the first event needs another status. A client that does not read times
+      # out.
       async with asyncio.timeout(self._model.most_secs):
         if not response.prepared:
           await response.prepare(request)

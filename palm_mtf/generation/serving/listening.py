@@ -24,8 +24,8 @@ def listen(
     has_keys: whether requests need an API key.
 
   Raises:
-    UserError: if this host cannot listen there, or if `given` is 0.0.0.0 or
-      [::] and not allowed.
+    UserError: if this host cannot listen on `given`, or if `given` is 0.0.0.0
+      or [::] and not allowed.
   """
   host, port = split_address("--listen", given)
   family, place = _resolve(host, port)

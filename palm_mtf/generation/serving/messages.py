@@ -84,8 +84,8 @@ async def read_json(request: web.Request, most_secs: float) -> object:
   Raises:
     RefusalError: if the body is not JSON or does not arrive in time.
   """
-  # Require the content type of JSON: a browser lets a page of another site send
-  # text without asking this server, but not JSON.
+  # Require the content type of JSON, because a browser lets a page of another
+  # site send text, but not JSON, without asking this server.
   if request.content_type != "application/json":
     raise RefusalError(415, "give the header Content-Type: application/json.")
   # Decode only UTF-8, because some of Python's codecs take minutes for a

@@ -24,7 +24,7 @@ _State = tuple[tuple[str, int, int], ...]
 
 
 class NewerCheckpoint:
-  """Finds the checkpoint that a server that starts now would serve."""
+  """Finds the checkpoint that a newly started server would serve."""
 
   def __init__(
     self,
@@ -33,7 +33,7 @@ class NewerCheckpoint:
     shapes: Mapping[str, tuple[int, ...]],
     vocabulary_sha256: str,
   ):
-    """Takes the checkpoint that is served first.
+    """Begins with the checkpoint that is served now.
 
     Args:
       model_dir: MODEL_DIR of the run.
@@ -48,7 +48,7 @@ class NewerCheckpoint:
     self._skipped: dict[str, _State] = {}
 
   def find(self) -> Checkpoint | None:
-    """Returns the newest complete checkpoint; None if none or already served.
+    """Returns the newest complete checkpoint; None if it is already served.
 
     The files of the checkpoint are held open, so that they can be read even
     after training has removed the checkpoint.

@@ -67,7 +67,7 @@ class Server:
   async def serve(
     self, listening: socket.socket, ready: Callable[[], None] = lambda: None
   ) -> str:
-    """Serves until a signal, and then until the last answer is sent.
+    """Serves until a signal comes, and then until the last answer is sent.
 
     A second signal aborts unfinished answers.
 
