@@ -101,7 +101,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self._checked: dict[LaidOut, LaidOut] = {}
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports slices of a tensor; each process has a copy of the tensor."""
+    """Imports a tensor; each device gets its slice of its process's copy."""
     first, *others = tensors.values()
     if not others:
       return mtf.import_tf_tensor(mesh, first, shape)
@@ -153,12 +153,12 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
         yield _replace(result, copies.make(device, replacements))
 
   def einsum(self, equation, *slices):
-    """Multiplies slices by an einsum equation."""
-    # Not tf.einsum, because some CPUs have no products of bfloat16 numbers.
+    """Computes the einsum of slices."""
+    # tf.einsum is not used, because some CPUs cannot multiply bfloat16 numbers.
     return einsum(equation, *slices)
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
-    """All-reduces x by Mesh TensorFlow's rings."""
+    """All-reduces x by Mesh TensorFlow's ring algorithm."""
     # The ring fixes the order of a sum, so that its bits are always the same.
     with collective_scope(ALL_REDUCE, self.shape, mesh_axes):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
@@ -186,14 +186,14 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
-    """Assigns if `is_finite`; else the step raises InvalidArgumentError."""
+    """Assigns `value` if `is_finite`; else raises InvalidArgumentError."""
     checked = self._check(is_finite)
     return self.slicewise(_assign_after, variable, value, checked).all_slices
 
   def update_if_finite(
     self, fn, variables, operands, is_finite
   ) -> list[tf.Operation]:
-    """Updates if `is_finite`; else the step raises InvalidArgumentError."""
+    """Updates variables if `is_finite`; else raises InvalidArgumentError."""
     num = len(variables)
 
     def update(checked, *others):
@@ -209,7 +209,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self._checked[is_finite]
 
   def add(self, accumulator, value, is_first: tf.Tensor) -> list[tf.Operation]:
-    """Adds to an accumulator in place."""
+    """Adds `value` to an accumulator in place."""
     return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   class LaidOutVariable:
@@ -220,8 +220,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       self.slices: list[Slice] = []
       for pnum, region in enumerate(regions_of(variable, mesh_impl)):
         device = mesh_impl.devices[pnum]
-        # Each device draws the initial value of its slice, so that devices send
-        # no values.
+        # Each device draws the initial value of its slice, so that no initial
+        # values are sent.
         with tf.device(device):
           value = variable.initializer.slice_value(
             name, variable.sizes, region.begin, region.sizes
@@ -254,8 +254,8 @@ def _assign_after(variable, value, checked) -> tf.Operation:
 
 def _add(accumulator, value, is_first) -> tf.Operation:
   value = tf.cast(value, accumulator.dtype)
-  # Not accumulator * 0 for a new sum, because the accumulator may be
-  # uninitialized or NaN.
+  # A new sum does not begin with accumulator * 0, because the accumulator may
+  # be uninitialized or NaN.
   return tf.cond(
     is_first,
     lambda: accumulator.assign(value, read_value=False),
@@ -359,7 +359,7 @@ def reduce_scatter_ring(
   n = len(xs)
   if n == 1:
     return list(xs)
-  # parts[device][part]
+  # parts[d][i] is part i of the tensor on device d.
   parts = mtf.parallel(devices, lambda x: tf.split(x, n, axis), xs)
   sums = []
   # Part i goes once around the ring, from device i + 1 to device i, and each

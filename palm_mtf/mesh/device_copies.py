@@ -14,7 +14,7 @@ class OperationCopies:
   """Operations of one device, as templates for other devices."""
 
   def __init__(self, graph: tf.Graph, num_before: int):
-    """Reads all operations of a graph except its first `num_before`."""
+    """Takes the operations that a graph has after its first `num_before`."""
     self._graph = graph
     scope = graph.get_name_scope()
     self._skipped = len(scope) + 1 if scope else 0
@@ -37,12 +37,11 @@ class OperationCopies:
     )
 
   def make(self, device: str, tensors: dict[int, tf.Tensor]) -> dict:
-    """Copies the operations; returns copies by the id()s of the originals.
+    """Copies the operations; returns {id(original): copy}.
 
     Args:
       device: device of the copies.
-      tensors: tensors that the copies read, by the id()s of those that the
-        originals read.
+      tensors: {id(x): y}: the copies read tensor y where the originals read x.
     """
     made = dict(tensors)
     graph = self._graph
@@ -61,8 +60,8 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      # TensorFlow infers no shapes for function calls and for operations of
-      # palm_mtf in C++.
+      # TensorFlow infers no shapes for function calls and for palm_mtf's C++
+      # operations.
       if "PartitionedCall" in template.op or template.op.startswith("Palm"):
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)

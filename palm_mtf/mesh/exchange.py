@@ -45,9 +45,9 @@ class OwnPart(mtf.Operation):
 
   # Devices that hold the same weights get the same gradients. Between pods each
   # device sends only its own part, because the network between pods is slow:
-  #   within the pod    reduce-scatter   of a pending sum
-  #   between pods      own parts        (Exchange)
-  #   within the pod    all-gather       (whole)
+  #   within the pod    reduce-scatter, if the sum is pending
+  #   between pods      exchange of own parts (Exchange)
+  #   within the pod    all-gather of own parts (OwnPart.whole)
   # Within the pod this moves as many bytes as an all-reduce.
 
   def __init__(self, x: mtf.Tensor, dtype: tf.DType):
@@ -57,13 +57,13 @@ class OwnPart(mtf.Operation):
     self._outputs = [mtf.Tensor(self, x.shape, dtype)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Cuts the slice over each axis along which devices hold equal slices."""
+    """Cuts slices over all mesh axes along which devices hold equal slices."""
     mesh_impl = lowering.mesh_impl(self)
     x = lowering.tensors[self.inputs[0]]
     is_open = isinstance(x, mtf.LazyAllreduceSum)
     part = x.laid_out_input if is_open else x
     summed = x.mesh_axes if is_open else []
-    # Cut first along the axes where nothing is sent, so that the slice to
+    # Axes over which nothing is sent come first, so that the slice to
     # reduce-scatter is shorter.
     self._axes = sorted(
       _copy_axes(mesh_impl, self.inputs[0].shape),
@@ -77,17 +77,18 @@ class OwnPart(mtf.Operation):
       # device keeps its part of the slice and sends nothing.
       cut = mesh_impl.reduce_scatter if axis in summed else mesh_impl.allsplit
       part = cut(part, axis, 0)
-    # Not set_tensor_lowering, which checks slices against the output's shape.
+    # set_tensor_lowering would refuse parts, which do not have the shape of the
+    # output's slices.
     lowering.tensors[self.outputs[0]] = mesh_impl.slicewise(
       tf.cast, part, self.outputs[0].dtype
     )
 
   def whole(self, mesh_impl: mtf.MeshImpl, part: object) -> object:
-    """Gathers the parts of each slice; returns the slices in their shape.
+    """Gathers the parts of each slice; returns whole slices on all devices.
 
     Args:
       mesh_impl: mesh implementation with this mesh's layout.
-      part: part on each device, in the form of the operation's output.
+      part: part on each device, laid out like the operation's output.
     """
     if not self._axes:
       return part
@@ -100,7 +101,7 @@ class OwnPart(mtf.Operation):
 
 
 def _copy_axes(mesh_impl: mtf.MeshImpl, shape: mtf.Shape) -> list[int]:
-  """Returns the axes along which devices hold the same slice."""
+  """Returns the mesh axes along which devices hold equal slices of a tensor."""
   split = split_axes(mesh_impl, shape.dims)
   return [
     axis
@@ -145,7 +146,7 @@ class Exchange(mtf.Operation):
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Lowers to `total`: the computed sum, in slices or in own parts."""
+    """Lowers to `total`, the computed sum: slices, or own parts if `own`."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

@@ -18,10 +18,10 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.slices import Slice
 
-# The bytes that n devices with S bytes each move together:
+# The bytes that n devices move together, for a tensor of S bytes:
 #   all-reduce      2 (n - 1) S
-#   reduce-scatter    (n - 1) S    each device gets its nth of the sum
-#   all-gather        (n - 1) S    S is the size of each result
+#   reduce-scatter    (n - 1) S    each device gets 1/n of the sum
+#   all-gather        (n - 1) S    each device has 1/n of the tensor
 ALL_REDUCE = "all_reduce"
 ALL_GATHER = "all_gather"
 REDUCE_SCATTER = "reduce_scatter"
@@ -78,7 +78,7 @@ class Placement(Protocol):
       mesh: mesh of this placement.
       tensors: the whole tensor on each of `reading_cpus`, or only on `cpu`, by
         the CPU's name.
-      shape: shape on the mesh.
+      shape: Mesh TensorFlow's shape of the tensor.
     """
 
   def slicewise(self, fn: Callable, *inputs: object) -> object:
@@ -103,12 +103,12 @@ class Placement(Protocol):
   def delay(self, x: LaidOut, signal: LaidOut) -> LaidOut:
     """Returns x, which is not read before `signal` is computed."""
 
-  # These methods take a variable as its slices, as in `lowering.variables`.
+  # The methods below take a variable's slices, as in `lowering.variables`.
 
   def assign_if_finite(
     self, variable: LaidOut, value: LaidOut, is_finite: LaidOut
   ) -> list[tf.Operation]:
-    """Assigns if all numbers of the step are finite.
+    """Assigns `value` to a variable if all numbers of the step are finite.
 
     Args:
       variable: slices of the variable.
@@ -135,12 +135,12 @@ class Placement(Protocol):
       operands: slices of tensors; the first has the shape of the variables.
       is_finite: [], bool, on each device; false updates nothing.
     """
-    # CPUs and GPUs write each next value in place of the previous value.
+    # CPUs and GPUs write each next value over the previous value.
 
   def add(
     self, accumulator: LaidOut, value: LaidOut, is_first: tf.Tensor
   ) -> list[tf.Operation]:
-    """Adds to an accumulator in place.
+    """Adds `value` to an accumulator in place.
 
     Args:
       accumulator: slices of the accumulator, float32.
@@ -221,5 +221,5 @@ def collective_scope(
   """
   if not mesh_axes:  # nothing moves
     return contextlib.nullcontext()
-  # Such as "all_reduce.data.model"; tools/traffic.py parses this name.
+  # A name is such as "all_reduce.data.model"; tools/traffic.py parses it.
   return tf.name_scope(".".join([kind, *(shape[x].name for x in mesh_axes)]))

@@ -19,7 +19,8 @@ class Process:
   """A process that has devices of a session: this process, or a server."""
 
   device: str  # TensorFlow's name of the process's CPU
-  # Tokens of the process's functions, by name; None if it is this process.
+  # TensorFlow's tokens of a server's functions, by function name; None for this
+  # process.
   tokens: Mapping[str, str] | None = None
 
   def call(
@@ -33,7 +34,7 @@ class Process:
     Args:
       function: module-level function of NumPy values, which returns one value
         per dtype. A server calls its own function of the same name.
-      inputs: tensors, or values to convert.
+      inputs: tensors, or values to convert to tensors.
       dtypes: dtypes of the results.
     """
     name = function.__name__
@@ -52,7 +53,8 @@ def function_token(function: Callable) -> str:
 
 @functools.cache
 def _registered(function: Callable) -> tf.Operation:
-  # TensorFlow keeps a function registered while a graph that calls it exists.
+  # TensorFlow keeps a function registered while a graph that calls it exists;
+  # the cached result keeps this graph.
   with tf.Graph().as_default():
     return tf.numpy_function(function, [], tf.string).op
 

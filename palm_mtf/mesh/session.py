@@ -15,9 +15,9 @@ SERVER_ERRORS = (
   tf.errors.CancelledError,
 )
 
-# The first step runs on a pool of one thread, so that pods compile one after
-# another and find each other's code in XLA's cache. Otherwise all pods would
-# compile the same code at the same time.
+# The first step runs on a thread pool of one thread, so that pods compile one
+# after another and find each other's code in XLA's cache. Otherwise all pods
+# would compile the same code at the same time.
 ONE_BY_ONE = tf.RunOptions(inter_op_thread_pool=1)
 
 
@@ -36,8 +36,8 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
     device_count={"CPU": num_devices * num_pods}, allow_soft_placement=True
   )
   if num_pods > 1:
-    # An operation has as many threads as each pod would have cores if each had
-    # its own server process, so that both give the same bits.
+    # An operation has as many threads as a pod would have cores in a separate
+    # server process, so that results have the same bits as with servers.
     cores = len(os.sched_getaffinity(0))
     config.intra_op_parallelism_threads = max(1, cores // num_pods)
     # Pool 0 has a thread for each core, pool 1 is for ONE_BY_ONE.

@@ -54,7 +54,7 @@ Pods = Sequence[Mapping[str, Sequence[Slice]]]
 
 
 def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
-  """Returns the names of all variables in `slices`, in the same order."""
+  """Returns the names of all variables, in the order of `slices`."""
   return [name for parts in slices.values() for name in parts[0].names]
 
 
@@ -74,7 +74,7 @@ def regions_of(
   seen = set()
   for pnum in range(mesh_impl.size):
     begin = mesh_impl.slice_begin(variable.shape, pnum)
-    # Dimensions are padded at their end, so the last slices hold less.
+    # Dimensions are padded at their end, so the last slices may hold padding.
     held = [
       max(0, min(n, whole - first))
       for n, whole, first in zip(size, variable.sizes, begin, strict=True)

@@ -19,7 +19,7 @@ class TpuDevices:
 
   client: str
   pods: Sequence[Sequence[str]]
-  # For each pod, the place on the torus of replica i (device i of the mesh).
+  # For each pod, where each replica (device of the mesh) is on the TPU's torus.
   assignments: Sequence[tf.tpu.experimental.DeviceAssignment]
 
   def placement(self, mesh: DeviceMesh, pod: int) -> TpuPlacement:
@@ -48,9 +48,9 @@ def tpu_devices(
 
   Args:
     mesh: axes and layout rules of each pod.
-    where: slice of each pod.
+    where: the TPU slice that each pod has.
     topologies: topology of each pod, as TensorFlow finds it.
-    jobs: job name of each pod; None is this process.
+    jobs: TensorFlow's job name of each pod; None means this process.
     client: TensorFlow's name of the client's CPU.
   """
   # The mesh's last axis carries the most traffic, so the chips along it form a
@@ -87,7 +87,7 @@ def device_coordinates(where: TpuSlice) -> list[list[_Coordinates]]:
 def _box_corners(
   shape: Sequence[int], step: Sequence[int] = (1, 1, 1)
 ) -> list[tuple[int, int, int]]:
-  """Returns the lowest corners of boxes that fill `shape`, x fastest.
+  """Returns the lowest corners of boxes that fill `shape`; x changes fastest.
 
   Args:
     shape: size in x, y and z.

@@ -140,7 +140,7 @@ class TpuLowering:
     operations: Sequence[mtf.Operation],
     sums: Sequence[_Sums],
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds one pod's program; returns its tensors, and what runs it."""
+    """Builds one pod's program; returns its tensors and the operation."""
     placement = self._placements[mesh]
     wanted = [*(x.operation for x in tensors.values()), *operations]
 
@@ -162,7 +162,7 @@ class TpuLowering:
     """Builds the programs that compute gradients, if `wanted` needs sums.
 
     Returns:
-      The sums over all pods that the update of each pod reads; {} if none.
+      The sums over all pods that each pod's update reads; {} if it reads none.
     """
     exchanges = collections.defaultdict(list)
     for operation in _find_needed(wanted):
@@ -192,7 +192,7 @@ class TpuLowering:
   def _compute_terms(
     self, mesh: mtf.Mesh, terms: Sequence[mtf.Tensor]
   ) -> dict[tuple[int, ...], list[tf.Tensor]]:
-    """Computes one pod's `terms` of all exchanges: gradients of a step.
+    """Computes `terms`: one pod's terms (gradients) of all exchanges.
 
     Returns:
       {indices of terms with equal shapes: stacks}, where `stacks` has one stack
@@ -268,7 +268,7 @@ class _Variables(dict):
 
 
 def _find_needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
-  """Returns `wanted` and what it depends on, but not on inputs of exchanges."""
+  """Returns `wanted` and its dependencies, without those of exchanges."""
   todo = list(wanted)
   needed = set(todo)
   while todo:

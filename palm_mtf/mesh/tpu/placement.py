@@ -53,7 +53,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
     Args:
       mesh: axes and layout rules.
-      assignment: place on the torus of each device of the mesh.
+      assignment: where each device of the mesh is on the TPU's torus.
       devices: TensorFlow's names of these devices.
       lower: function from {mesh: placement} to the lowering of a graph.
     """
@@ -168,7 +168,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def import_round(
     self, rounds: Mapping[str, tf.Tensor], index: tf.Tensor
   ) -> Iterator[None]:
-    """In the body, tensors are imported with their values of one loop round.
+    """Makes imports in the `with` body use the tensors' values of one round.
 
     Args:
       rounds: values in all rounds, [rounds, ...], by the name of the tensor
@@ -184,7 +184,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """The index of the device in the mesh, [] int32."""
     if self._pnum_tensor is None:
       numbers = []
-      # Made outside of the name scope of the collective that first reads it.
+      # The tensor is made outside of the name scope of the collective that
+      # first reads it.
       with tf.init_scope(), tf.name_scope("pnum/"):
         for pnum, cpu in enumerate(self.cpus):
           with tf.device(cpu):
@@ -213,7 +214,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return tf.gather(self._fed_rounds[tf_x.name], self._index)
 
   def _cut_and_feed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
-    """Cuts slices along the last dimensions, and feeds one to each device."""
+    """Cuts the last dimensions (`shape`) into slices; feeds each device one."""
     before = tf_x.shape.as_list()[: tf_x.shape.ndims - shape.ndims]
     size = before + self.slice_shape(shape)
     begins = [
@@ -221,8 +222,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       for pnum in range(self.size)
     ]
     cut = {}
-    # Cut on the pod's host, once for all devices with the same slice, outside
-    # of computations and their loops.
+    # Slices are cut on the pod's host, once for all devices with the same
+    # slice, outside of computations and their loops.
     with tf.init_scope(), tf.device(self.cpu):
       for begin in dict.fromkeys(begins):
         is_whole = size == tf_x.shape.as_list()
@@ -230,7 +231,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.feed([cut[begin] for begin in begins])
 
   def feed(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Sends value i from the host to device i; returns it there."""
+    """Sends value i from the host to device i; returns the device's value."""
     with tf.init_scope():
       return tpu_ops.tpu_replicated_input(list(values))
 
@@ -239,11 +240,11 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Tensor]:
-    """Assigns if `is_finite`; otherwise writes the old value."""
+    """Assigns `value` if `is_finite`; otherwise writes the old value."""
     return self.slicewise(_assign_if, variable, value, is_finite).all_slices
 
   def update_if_finite(self, fn, variables, operands, is_finite):
-    """Updates if `is_finite`; otherwise writes the old values."""
+    """Updates variables if `is_finite`; otherwise writes the old values."""
     num = len(variables)
 
     def update(is_finite, *others):
@@ -286,8 +287,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       return self.LaidOutTensor([part])
     # TensorFlow has no operation for XLA's all-gather. Instead each device pads
     # its part with zeros, and the padded parts are added, which is exact in
-    # every dtype. If XLA does not turn the sum into an all-gather, it moves
-    # twice the bytes.
+    # every dtype. Unless XLA turns the sum into an all-gather, the sum moves
+    # twice the bytes of an all-gather.
     with collective_scope(ALL_GATHER, self.shape, [mesh_axis]):
       is_here = tf.equal(tf.range(n), self.laid_out_pcoord(mesh_axis).one_slice)
       sizes = part.shape.as_list()
@@ -331,7 +332,7 @@ class _LaidOutVariable:
 
 
 def _delay(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  # XLA ignores control dependencies.
+  # XLA ignores control dependencies, but not optimization barriers.
   return gen_xla_ops.xla_optimization_barrier([x, signal])[0]
 
 

@@ -13,9 +13,10 @@ from palm_mtf.ops.xla import function
 
 # A pod has thousands of devices and a model a hundred layers, and each variable
 # on each device costs time to make, to pass to every program and to save.
-# Therefore variables are stacked. A checkpoint has each row of a stack as the
-# variable of one layer. A stack is sent as one message, and gRPC counts the
-# bytes of a message in 32 bits.
+# Therefore the variables of one kind in all layers are stacked. In a checkpoint
+# each row of a stack is the variable of one layer. A stack has at most
+# _MAX_BYTES, because it is sent as one message, and gRPC counts the bytes of a
+# message in 32 bits.
 _MAX_BYTES = 2**30
 
 _T = TypeVar("_T")
@@ -42,11 +43,11 @@ def list_stacks(
 
 
 class Stack:
-  """Variables of one kind, such as all mlp/wi; a device stacks its slices.
+  """Variables of one kind, such as mlp/wi of many layers.
 
   Attributes:
     name: name of the first variable.
-    slices: stack on each device.
+    slices: on each device, the stack of the device's slices.
   """
 
   # A program reads a stack once, at the program's beginning, and writes it
@@ -58,11 +59,11 @@ class Stack:
     mesh_impl: mtf.MeshImpl,
     cpus: Sequence[str],
   ):
-    """Makes one variable per device, the stack of its slices.
+    """Makes one TensorFlow variable per device, the stack of its slices.
 
     Args:
       variables: variables with equal shape, dtype and initializer.
-      mesh_impl: placement of their mesh.
+      mesh_impl: placement of the variables' mesh.
       cpus: CPU next to each device.
     """
     names = [each.name for each in variables]
@@ -92,7 +93,7 @@ class Stack:
     """Begins a computation, or a part of it, with no row read or set.
 
     Args:
-      whole: stack at the beginning; None is the variable's value.
+      whole: stack at the beginning; None means the TensorFlow variable's value.
     """
     self._before, self._is_changed = whole, whole is not None
     self._rows: list[tf.Tensor] = []
@@ -105,7 +106,7 @@ class Stack:
     return self._rows[row]
 
   def set(self, row: int, value: tf.Tensor) -> None:
-    """Sets the value of a row at the end of the computation."""
+    """Sets the value that a row has at the end of the computation."""
     self._next[row] = value
     self._is_changed = True
 
@@ -143,7 +144,7 @@ class StackedVariable:
     return self._stack.value(self._row)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
-    """Sets the value at the end of the computation, and returns the value."""
+    """Sets the variable's value after the computation; returns `value`."""
     self._stack.set(self._row, value)
     return value
 
@@ -203,7 +204,8 @@ def _draw_stacks(
   def drawn(begins: tf.Tensor) -> list[tf.Tensor]:
     rows: list[list[tf.Tensor]] = []
     for each in variables:
-      # Weights are drawn one by one, so that memory holds only one of them.
+      # Variables are drawn one by one, so that memory holds only one whole
+      # value.
       with tf.control_dependencies(rows[-1] if rows else []):
         whole = each.initializer.full_value(each.name, each.sizes)
         whole = tf.cast(whole, each.slice_dtype)
