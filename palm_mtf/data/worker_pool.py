@@ -57,7 +57,7 @@ class WorkerPool:
   Use it as a context manager, so that the processes end.
   """
 
-  # concurrent.futures is not used, because its processes share a queue: if a
+  # ProcessPoolExecutor is not used, because its processes share a queue: if a
   # process is killed while it writes a result, readers of the queue wait
   # forever; if this process is killed, the other processes wait forever.
 

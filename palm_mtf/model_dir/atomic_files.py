@@ -30,7 +30,7 @@ def check_model_dir(model_dir: object) -> None:
       f"MODEL_DIR = {model_dir!r}: give the path of a folder, such as "
       "'\"runs/first\"'."
     )
-  # Shells expand "~"; gin does not, and would make a folder of that name.
+  # Shells expand "~", but gin does not, so a folder named "~" would be made.
   if model_dir.startswith("~"):
     raise UserError(
       f"MODEL_DIR = {model_dir!r}: give the whole path, such as "

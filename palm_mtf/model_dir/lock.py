@@ -33,8 +33,8 @@ def training_lock(model_dir: str) -> Iterator[None]:
   path = ModelDir(model_dir).lock
   is_new = not os.path.isdir(model_dir)
   descriptor = _lock(model_dir, path)
-  # Lock the folder too, because a user may remove the lock file. (NFS cannot
-  # lock folders.)
+  # Lock the folder too, because a user may remove the lock file. On NFS, which
+  # cannot lock folders, only the file is locked.
   folder = os.open(model_dir, os.O_RDONLY)
   try:
     _flock(folder, model_dir, path)

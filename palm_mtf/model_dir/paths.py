@@ -63,7 +63,7 @@ class SweepDir:
     self.tokens = ModelDir(path).tokens
     # Folder with a MODEL_DIR per run, named after the run.
     self.runs = os.path.join(path, "runs")
-    # The table of all runs; sweep.json has the scaling law, too.
+    # The table of all runs as JSON and CSV; the JSON also has the scaling law.
     self.results = os.path.join(path, "sweep.json")
     self.table = os.path.join(path, "sweep.csv")
 

@@ -163,7 +163,7 @@ def unigram_entropy(batches: Iterable[Batch]) -> float:
 
 
 class Prefetcher:
-  """Makes the batches of the next steps in a thread; a context manager."""
+  """A context manager that makes the batches of the next steps in a thread."""
 
   def __init__(
     self, batch_of: Callable[[int], Batch], last_step: int, depth: int

@@ -204,7 +204,7 @@ class WholeRows:
     return row
 
   def pieces(self, number: int) -> list[tuple[int, int, int]]:
-    """Returns (document, begin, tokens) of each `Piece` in a row."""
+    """Returns (document, begin, tokens) of each `Piece` in row `number`."""
     spans = self._row_spans(number)
     documents = np.searchsorted(self._begins, spans[:, 0], "right") - 1
     begins = spans[:, 0] - self._begins[documents]

@@ -12,11 +12,11 @@ import numpy as np
 
 _ROUNDS = 8
 # The minimum number of bits in each half of the Feistel network's input. With
-# fewer bits, the shuffle would show a pattern. The price is more cycle walking
-# for the smallest sizes: about 100 steps for a size of 2.
+# fewer bits, the shuffle would show a pattern. With more bits, the smallest
+# sizes need more cycle walking: about 100 steps for a size of 2.
 _MIN_HALF_BITS = 4
-# The network's maximum number of values for which a table is made. To make such
-# a table takes as long as to shuffle a few numbers.
+# The maximum size of a table of the network's outputs. Making such a table
+# takes as long as shuffling a few numbers.
 _MAX_TABLE = 1 << 12
 
 

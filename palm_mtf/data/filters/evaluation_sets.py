@@ -119,7 +119,7 @@ def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
 
 
 def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
-  """Yields a split's examples, without options that have no question."""
+  """Yields a split's examples except answer options without a question."""
   where = f"{setting}: {task.name}, split {split!r}"
   with user_code(where):
     seqio = import_seqio(task.name, setting)

@@ -43,7 +43,7 @@ def open_filtered(
   """Returns the sources of a run without the documents that filters remove.
 
   Args:
-    model_dir: MODEL_DIR; stores the decisions unless CACHE_DIR is writable.
+    model_dir: MODEL_DIR, which stores decisions unless CACHE_DIR is writable.
     data: data settings of the run.
     sequence_length: tokens in a row, for preprocessors that cut token ids.
 
@@ -106,7 +106,7 @@ class _Decisions:
     data: DataConfig,
     folders: Sequence[str],
   ):
-    """Looks in `folders` for decisions; writes new ones to the first folder."""
+    """Reads decisions from `folders`; writes new decisions to the first."""
     self._sources, self._folders = sources, folders
     self._filters, self._evaluation_sets = data.filters, EvaluationSets(data)
     self._known: list[str] | None = None

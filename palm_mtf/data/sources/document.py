@@ -57,7 +57,7 @@ def num_repeats(document: Document) -> int:
   if not rest:
     return times
   # A document of weight 2.25 is read 2 or 3 times, on average 2.25 times. A
-  # hash of its text decides, which is independent of the hash for its split.
+  # hash of its text decides, independently of the hash that decides its split.
   return times + (_uniform(document.digest(6, "repeats")) < rest)
 
 
@@ -105,7 +105,7 @@ def decode_text(content: bytes) -> str | None:
 
 
 def cut_text(text: str, max_characters: int) -> Iterator[str]:
-  """Cuts text into parts of `max_characters` or less, at line ends if any."""
+  """Cuts text at line ends, if possible, into parts of <= `max_characters`."""
   start = 0
   while start < len(text):
     end = start + max_characters

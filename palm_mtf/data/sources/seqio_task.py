@@ -149,8 +149,8 @@ class _Features(NamedTuple):
 class SeqioTask:
   """A Source of the documents of one SeqIO task.
 
-  Documents without targets are left out silently; documents whose text is not
-  UTF-8 or has a NUL are counted for `report_skipped`.
+  Documents without targets are left out silently. Documents whose text is not
+  UTF-8 or has a NUL are left out, too, and `report_skipped` reports how many.
   """
 
   num_bytes = None  # SeqIO does not know

@@ -82,8 +82,8 @@ def open_sources(
 class TextFiles:
   """A Source of documents from files, in the order of the files' paths.
 
-  Empty documents are left out silently; files and JSON lines that are not text
-  are counted for `report_skipped`.
+  Empty documents are left out silently. Files and JSON lines that are not text
+  are left out, too, and `report_skipped` reports how many.
   """
 
   rate = 1.0

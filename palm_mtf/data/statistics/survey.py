@@ -45,7 +45,7 @@ class TextCounts:
   longest_start: str = ""  # the beginning of its text
 
   def add(self, split: str, document: Document, tokens: int | None) -> None:
-    """Counts a document; `tokens`, without [eod], is None if not counted."""
+    """Counts a document, of `tokens` tokens without [eod] (None if unknown)."""
     num_bytes = document.num_bytes
     self.documents += 1
     self.bytes += num_bytes

@@ -258,7 +258,7 @@ def _explain_read_error(path: str, error: OSError) -> Exception:
 def map_shard(
   folder: str, number: int, split: str, *, has_inputs: bool
 ) -> Shard:
-  """Maps one split of a shard that has been checked.
+  """Memory-maps one split of a shard whose files have been checked.
 
   Args:
     folder: folder of the store.

@@ -166,7 +166,7 @@ def _take_bytes(
 
 
 def read_store(folder: str, *, verify: bool = False) -> TokenStore:
-  """Maps a store after checking the sizes or hashes of its files.
+  """Memory-maps a store after checking the sizes or hashes of its files.
 
   Args:
     folder: folder of the store.

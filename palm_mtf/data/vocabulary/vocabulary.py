@@ -121,7 +121,8 @@ class Vocabulary:
     self._space_mark_ids = np.array(
       list(map(self._processor.PieceToId, mark_bytes)), np.int32
     )
-    # A token with visible text; a token after it is decoded as inside a text.
+    # A token with visible text. A token that follows the anchor is decoded like
+    # a token in the middle of a text.
     self.anchor = next(
       (i for i in range(self.size) if self._processor.Decode([i]).strip()), 0
     )
