@@ -52,13 +52,13 @@ class TrainJob:
     return self.start.manifest.step if self.start else 0
 
   def record_kernels(self, kernels: Mapping[str, str]) -> "TrainJob":
-    """Returns the job with `kernels` in the manifest of its checkpoints.
+    """Returns the job with `kernels` in the manifest of further checkpoints.
 
     Logs a warning if other kernels computed the checkpoint to resume from.
 
     Args:
       kernels: versions, CPU and settings that decide which kernels compute the
-        next steps (machine/kernels.py).
+        next steps, as in machine/kernels.py.
     """
     before = self.start.manifest.kernels if self.start else {}
     if changes := difference(kernels, before):
@@ -70,7 +70,7 @@ class TrainJob:
     return dataclasses.replace(self, manifest=manifest)
 
   def write_samples(self, checkpoint: Checkpoint) -> list[str]:
-    """Samples continuations of PROMPTS; writes and returns these texts."""
+    """Samples continuations of PROMPTS; writes them to files; returns them."""
     prompts = self.config.run.prompts
     texts = continue_prompts(checkpoint, self.config, self.vocabulary)
     write_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)

@@ -382,7 +382,7 @@ class TrainLoop:
       return self._writer.wait()
 
   def _save(self, *unused: object) -> None:
-    """Starts to write a checkpoint of this step, unless there is one."""
+    """Starts to write a checkpoint of this step, unless the step has one."""
     if self._step == self._writer.step:
       return
     job, session = self._job, self._session

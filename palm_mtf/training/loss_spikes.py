@@ -31,8 +31,8 @@ _logger = logging.getLogger(__name__)
 REWIND_STEPS = 100
 # The last 5 steps are compared with the 100 steps before them.
 _RECENT, _WINDOW = 5, 100
-# The least noise to assume: 2% of the usual loss, and 0.02 for the logarithm of
-# the gradient norm.
+# The noise is assumed to be at least 2% of the usual loss, and at least 0.02 in
+# the logarithm of the gradient norm.
 _FLOOR = 0.02
 # A score is a rise in units of noise. The loss has spiked if its score is above
 # 6, or above 3 while the score of the gradient norm is above 6.

@@ -150,7 +150,7 @@ def _set_variables(
     return
   if job.initial_state:
     # Read the files that `initial_weights` holds open, because the other run
-    # may remove its checkpoint.
+    # may remove the checkpoint.
     files = job.initial_weights.prefix
     restore(session, pods, files, processes.client_only)
     return

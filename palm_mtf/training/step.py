@@ -120,7 +120,7 @@ class TrainStep:
       metrics, _ = run(self._update, *last)
     except tf.errors.InvalidArgumentError:
       # The graph has refused the update. Compute the numbers again without the
-      # update, to find out which of them are not finite.
+      # update, to find out which numbers are not finite.
       losses, squares, is_finite = self._measure(*last)
       if is_finite:
         raise  # another error

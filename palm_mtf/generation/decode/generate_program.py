@@ -133,7 +133,7 @@ class _Continuations:
   def start(
     self, prompts: tf.Tensor, lengths: tf.Tensor, keys: tf.Tensor
   ) -> tf.Operation:
-    """Makes the variables; builds the operation that prefills them."""
+    """Makes the variables; builds the operation that prefills the cache."""
     rows = self._decode.rows_per_prompt
     lengths, keys = (split_rows(self._impl, x) for x in (lengths, keys))
     # The last token of a continuation is never read, so it needs no position.
@@ -187,7 +187,7 @@ class _Continuations:
 
 
 class _Samples(_Continuations):
-  """Samples tokens of independent rows, or decodes greedily (sampling.py)."""
+  """Samples tokens of independent rows, or decodes greedily."""
 
   # The state: whether rows have ended; the rows' last tokens; all tokens chosen
   # so far, [rows, max_tokens]; and, if there is a repetition penalty, whether
@@ -250,7 +250,7 @@ class _Samples(_Continuations):
 
 
 class _Searches(_Continuations):
-  """Runs a beam search for each prompt (beam_search.py)."""
+  """Runs a `BeamSearch` for each prompt."""
 
   # The state: whether searches are over; the rows' last tokens; the other items
   # of BeamSearch's state.

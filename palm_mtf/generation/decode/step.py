@@ -304,8 +304,8 @@ class TensorflowStep:
     num_rows = tokens.slice_shape[0]
     shape = [num_rows, *shape[1:]]
     tables = sines_and_cosines(shape[-2], self._config.d_kv)
-    # Find once where each token is written and by which angles its key and
-    # query are rotated, because both are the same in all layers.
+    # Find once the cache index of each token and the rotation angles of the
+    # token's key and query, because both are the same in all layers.
     places = impl.slicewise(
       lambda p: (
         *(p, _find_cache_rows(p, shape)),
@@ -442,8 +442,9 @@ class TensorflowStep:
       self._model.table,
       tokens,
     )
-    # If a layout splits vocab, all-reduce [rows, d_model]: the slice of the
-    # table that has a token's row gives the row, the other slices give zeros.
+    # If a layout splits vocab, all-reduce [rows, d_model]: only the slice of
+    # the table that has a token's row gives the row; the other slices give
+    # zeros.
     return self._impl.allreduce(x, split_axes(self._impl, [vocab]), "SUM")
 
   def _add_and_norm(

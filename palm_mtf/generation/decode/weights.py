@@ -74,7 +74,8 @@ class LayerWeights:
 class DecodeModel:
   """Weights of one model on one mesh.
 
-  `LoadedDecoder` (inference/sessions.py) loads them, before programs run.
+  `LoadedDecoder`, in inference/sessions.py, loads the weights before programs
+  run.
   """
 
   placement: CpuGpuPlacement  # devices and layout
@@ -292,9 +293,9 @@ class _Maker:
 
   def _find_other_dims(self, name):
     # Returns where the dimensions other than d_model are: in the parameter, as
-    # a slice of its dimensions; and in its matrix, as an axis. For example, the
-    # matrix of q [d_model, heads, d_kv] is [d_model, heads * d_kv], that of o
-    # [heads, d_kv, d_model] is [heads * d_kv, d_model].
+    # a slice of the dimensions; and in the parameter's matrix, as an axis. For
+    # example, q [d_model, heads, d_kv] becomes the matrix [d_model, heads *
+    # d_kv], and o [heads, d_kv, d_model] becomes [heads * d_kv, d_model].
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
 

@@ -163,8 +163,8 @@ class Scorer:
   def _score(
     self, examples: Sequence[Example], names: Sequence[str]
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
-    # Yields the index of each example and, for each of its windows, the values
-    # of ScoreProgram's tensors `names` at the window's scored tokens.
+    # Yields the index of each example and, for each window of the example, the
+    # values of ScoreProgram's tensors `names` at the window's scored tokens.
     rows = collections.defaultdict(list)  # by length
     missing = []
     for index, (inputs, targets) in enumerate(examples):
@@ -204,8 +204,8 @@ class Scorer:
       ids = [*examples[index].inputs, *examples[index].targets]
       ids = ids[window.start : window.stop]
       targets[row, : len(ids)] = ids
-      # If a window begins within the text, its first input is 0, as in a row of
-      # training that begins within a document.
+      # If a window begins within the text, the window's first input is 0, as in
+      # a training row that begins within a document.
       if window.start == 0:
         inputs[row, 0] = self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]

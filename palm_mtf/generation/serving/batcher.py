@@ -435,7 +435,7 @@ class Batcher:
 
 
 def _find_position(row: Row) -> int:
-  # Returns the position of the row's last token in its text.
+  # Returns the position of the row's last token, from 0 for the start token.
   return len(row.prompt) + len(row.chosen) - 1
 
 

@@ -52,8 +52,8 @@ class Choice:
     self.row = row
     self._index, self._request = index, request
     self._vocabulary = vocabulary
-    # Whether the client's token ids already begin with the start token
-    # (prompts.add_start), which then counts as part of the prompt.
+    # Whether the client's token ids already begin with the start token, which
+    # then counts as part of the prompt.
     given = request.prompts[index // request.n]
     self._gives_start = not isinstance(given, str) and (
       len(given) == len(row.prompt)
@@ -85,8 +85,8 @@ class Choice:
 
   def read(self) -> dict | None:
     """Returns the text since the last call as JSON; None if nothing is new."""
-    # Read `ended` before the tokens: if the row has ended, all its tokens are
-    # there.
+    # Read `ended` before the tokens, so that no token is missed: once a row has
+    # ended, no more tokens come.
     ended = self.row.ended
     self._read_tokens()
     ended = self._reader.ended or ended
@@ -118,8 +118,8 @@ class Choice:
     if self._request.logprobs is None:
       self._reader.add(each.token for each in new)
       return
-    # The batcher computes the prompt's scores before it chooses the first
-    # token.
+    # Once the row has a token, the prompt's scores are complete, because the
+    # batcher computes the scores before it chooses tokens.
     if self._request.echo and not self._entries and (new or ended):
       self._add_prompt_entries()
     for each in new:

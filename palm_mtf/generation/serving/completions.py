@@ -25,7 +25,7 @@ from palm_mtf.json_text import json_text
 # request[CLIENT] is the name of the client that sent the request (access.py).
 CLIENT = web.RequestKey("client", str)
 # If a request's prompts together have more characters or ids than this number,
-# another thread encodes them, because other requests should not wait so long.
+# another thread encodes the prompts, so that other requests need not wait.
 _LONG = 10_000
 
 
@@ -68,8 +68,8 @@ class Completions:
         return await self._stream(request, asked, choices, changed)
       return await self._answer_whole(choices, changed)
     finally:
-      # If the client has disconnected, this frees the slots. It does not change
-      # rows that have ended.
+      # If the client has disconnected, `cancel` frees the slots. It does not
+      # change rows that have ended.
       self._batcher.cancel(rows)
 
   async def _answer_whole(
