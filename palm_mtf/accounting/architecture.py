@@ -66,7 +66,7 @@ def layer_name(layer: int) -> str:
 
 
 def parse_name(name: str) -> ParameterName:
-  """Splits the name of a parameter."""
+  """Splits a parameter's name, such as "layer_007/attention/q"."""
   match = _IN_LAYER.fullmatch(name)
   return (
     ParameterName(int(match[1]), match[2])
@@ -77,12 +77,13 @@ def parse_name(name: str) -> ParameterName:
 
 # On CPUs without a C++ compiler, blocks of 128 positions are the fastest
 # (`python -m tools.bench attention`). Each block is compiled separately, so
-# sequences of more than _LONG positions have fewer and larger blocks.
+# sequences of more than _LONG positions have fewer and larger blocks, to limit
+# compilation time.
 _SMALL, _LARGE, _LONG = 128, 512, 2048
 
 
 def attention_blocks(length: int) -> list[tuple[int, int]]:
-  """Splits positions into blocks, whose attention is computed one by one.
+  """Splits positions into blocks; attention is computed block by block.
 
   Args:
     length: number of positions in a sequence.

@@ -52,7 +52,8 @@ class Link:
 
 def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
   """Returns the bytes that all pods together send each other in a step."""
-  # Each pod sends each other pod its gradients and its devices' _TOKEN_SUMS.
+  # Each pod sends each other pod its gradients, and each of its devices sends
+  # _TOKEN_SUMS numbers.
   to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * DTYPE_BYTES["float32"]
   return pods.num_pods * (pods.num_pods - 1) * to_each
@@ -109,8 +110,8 @@ def step_secs(
   embedding_secs, others_secs = exchange_secs(config, mesh, pods, link)
   # Gradients are sent while the last microbatch's backward pass computes
   # gradients of earlier layers. The embedding's gradient is ready only at the
-  # end, because the first layer reads the embedding: no computation hides the
-  # time to send it.
+  # end, because the first layer reads the embedding, so no computation hides
+  # the time to send it.
   backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
   if not overlaps:
     backward_secs = 0.0
@@ -193,10 +194,10 @@ def step_bytes(
 def _summed_axes(
   name: str, axes: Mapping[str, str], config: PalmConfig
 ) -> set[str]:
-  """Returns the axes over which a parameter's gradient is a sum."""
+  """Returns the mesh axes over which devices sum a parameter's gradient."""
   dims = ["batch"]
-  # If heads share k and v, a device's gradients of k and v come from the
-  # device's own heads only.
+  # If heads share k and v, a device computes the gradients of k and v from its
+  # own heads only, so they are summed over the axis of heads too.
   shared = parse_name(name).part in ("attention/k", "attention/v")
   if shared and config.attention == "multi_query":
     dims.append("heads")
@@ -293,8 +294,8 @@ def _add_exchanged(
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
   # Devices with the same slice divide the slice into parts, padded to equal
-  # sizes. Axes along which devices have equal gradients come first, because
-  # there a device takes its part without a message.
+  # sizes. The loop begins with axes along which devices have equal gradients,
+  # because along these axes a device takes its part without a message.
   numbers = each.num_replicas * -(-each.size // each.num_replicas)
   for axis in sorted(replicated, key=lambda axis: axis in summed):
     if axis in summed:
@@ -391,14 +392,15 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # An axis within one chip, or without a box that fits, counts 0.5.
+  # An axis within one chip, or without a box that fits, counts as half a
+  # dimension.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns the result of `_rings` for the best placement on unnamed slices."""
+  """Returns the result of `_rings` if TPU is unset, for the best placement."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

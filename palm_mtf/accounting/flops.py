@@ -59,7 +59,7 @@ def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
 
 
 def attention_flops_per_token(config: PalmConfig) -> int:
-  """Returns the FLOPs of a token's attention to SEQUENCE_LENGTH positions."""
+  """Returns a token's training FLOPs for attention to SEQUENCE_LENGTH keys."""
   return _PASSES * forward_flops(config)[SCORES]
 
 
@@ -113,6 +113,6 @@ def mfu(
 def hfu(
   tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
 ) -> float:
-  """Returns the hardware FLOPs utilization, which counts repeated FLOPs too."""
+  """Returns the hardware FLOPs utilization, which counts REMAT's FLOPs too."""
   flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
   return tokens_per_sec * flops / peak_flops_per_sec

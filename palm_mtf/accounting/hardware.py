@@ -65,7 +65,7 @@ def peak_of_devices(
   """Returns the peak of `num_devices` TensorFlow devices together, FLOP/s.
 
   Raises:
-    UserError: see `peak_flops_per_sec`.
+    UserError: if CHIP is "measured", or the chip's peak is not set.
   """
   return (
     peak_flops_per_sec(chip, hardware) * num_devices / hardware.chip_devices

@@ -116,7 +116,7 @@ def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 
 
 def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element with which devices sum a gradient."""
+  """Returns the bytes per element of a gradient in sums over devices."""
   if mesh.gradient_dtype == "float32" or parse_name(name).is_scale:
     return DTYPE_BYTES["float32"]
   return DTYPE_BYTES[config.activation_dtype]
@@ -268,7 +268,7 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
 def exchange_bytes(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> int:
-  """Returns the bytes of other pods' gradients and of the sum over all pods."""
+  """Returns the bytes of other pods' gradients and of the sum over pods."""
   if pods.num_pods == 1:
     return 0
   width = DTYPE_BYTES[pods.dcn_dtype]
@@ -294,10 +294,11 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
     "blocks": norms * (2 * w.stream + 3 * w.residual) + w.columns + read,
     "attention": 2 * w.scores,
   }
-  # Backward: a norm's gradient reads two tensors and writes one, and is added
-  # to the stream's gradient; the joined product is read, and its gradient is
-  # joined from its parts' gradients; the scores' gradient is computed from the
-  # attention weights, attention's result, and the gradients of both.
+  # In the backward pass, a norm's gradient reads two tensors and writes one,
+  # and is added to the stream's gradient; the joined product is read, and its
+  # gradient is joined from its parts' gradients; the scores' gradient is
+  # computed from the attention weights, attention's result, and the gradients
+  # of both.
   backward = {
     "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
     "attention": 3 * w.scores + 2 * w.queries,
@@ -366,7 +367,7 @@ def update_traffic(kept: DeviceBytes) -> int:
 def step_traffic(
   config: PalmConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns the bytes that passes (`block_passes`) move per step, by kind."""
+  """Returns the bytes that all kinds of passes (`PASSES`) move per step."""
   return {
     **activation_traffic(config, mesh, pod_batch_size),
     "weights": weight_traffic(config, mesh) + update_traffic(kept),
@@ -394,7 +395,7 @@ def cache_bytes_per_token(config: PalmConfig) -> int:
 
 
 def step_threads(config: PalmConfig, weight_dtype: str, cores: int) -> int:
-  """Returns how many of `cores` share the products of a decoding step."""
+  """Returns how many of `cores` compute a decoding step's matrix products."""
   # A parallel block has two products, [q k v wi_gate wi] and [o wo], a serial
   # block four; one more product gives the logits.
   products = 2 * _num_norms(config) * config.num_layers + 1

@@ -207,7 +207,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
 
 
 def plan_if_known(config: AnyConfig) -> dict[str, Any] | None:
-  """Returns `plan_of`, or None if a rate of CHIP is not known."""
+  """Returns the result of `plan_of`; None if a rate of CHIP is not known."""
   try:
     return plan_of(config)
   except UserError:
@@ -217,7 +217,7 @@ def plan_if_known(config: AnyConfig) -> dict[str, Any] | None:
 def rates_of(
   config: AnyConfig, batch_size: int, secs: float
 ) -> dict[str, float]:
-  """Returns tokens per second, MFU and HFU of steps that take `secs`."""
+  """Returns tokens per second, MFU and HFU if a step takes `secs` seconds."""
   num_devices = config.pods.num_pods * config.mesh_layout.num_devices
   hardware = config.hardware
   if config.run.chip != MEASURED:

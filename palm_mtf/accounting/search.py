@@ -20,7 +20,7 @@ from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 
-# Dimensions that the model axis may split.
+# Dimensions that the mesh axis "model" may split.
 _OF_MODEL = ("heads", "d_ff", "vocab")
 
 _MAX_CANDIDATES = 100_000  # take a minute or two to plan
@@ -156,12 +156,12 @@ def shares(found: Found) -> str:
 
 
 def reason(best: Found, other: Found) -> str:
-  """Returns a text: the part of a step in which `other` loses most time."""
+  """Returns a text: the part of a step that costs `other` most extra time."""
   parts = {
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")
   }
-  # Collectives are listed by axis, which shows what to change.
+  # Collectives are listed by axis, because the axis shows which rule to change.
   for key in {*best.step.collectives, *other.step.collectives}:
     name = f"{key[0]} over {'+'.join(key[1])}"
     lost = other.step.collectives.get(key, 0.0)

@@ -24,22 +24,22 @@ FieldName = Annotated[str | None, text("a field's name, or None")]
 class FilterConfig(Checked):
   """The documents that are removed from training and validation.
 
-  The defaults remove none. docs/data.md says which of equal documents is kept.
+  The defaults remove none. docs/data.md says which duplicate is kept.
 
   Attributes:
     decontaminate_tasks: names of SeqIO tasks or mixtures. Documents that
       contain an example from their splits, except split "train", are removed
       (data/statistics/contamination.py).
-    decontaminate_files: a glob, or a list of globs, of more examples that no
-      document may contain, read like text_files; None for no more.
+    decontaminate_files: a glob, or a list of globs, of files with more such
+      examples, which are read like text_files; None for no more.
     min_document_bytes: minimum size of a document, in bytes of UTF-8.
     max_document_bytes: maximum size of a document, in bytes of UTF-8; None for
       no limit.
     quality_field: the field of a JSON line with the document's quality, a
       number that the user computed; None for no filter by quality.
     min_quality: lowest quality that is kept; None without quality_field.
-    remove_duplicates: "exact" keeps one of all documents with the same text,
-      across all sources; "near" also keeps only one of each group of near
+    remove_duplicates: "exact" keeps only one of all documents with the same
+      text, across all sources; "near" also keeps only one of each group of near
       duplicates (data/statistics/near_duplicates.py); None keeps all.
   """
 
@@ -105,7 +105,7 @@ class SpanCorruption:
     return min(max(wanted, 1), noise)
 
   def row_length(self, length: int) -> int:
-    """Returns how many tokens inputs, targets, sentinels and [eod] have in all.
+    """Returns the length of inputs, targets, sentinels and [eod] together.
 
     Args:
       length: number of tokens in the text, without [eod].
@@ -113,7 +113,7 @@ class SpanCorruption:
     return length + 2 * self.num_spans(length) + 1
 
   def longest_text(self, row_length: int) -> int:
-    """Returns the length of the longest text that fits a row, or 0."""
+    """Returns the length of the longest text that fits a row; else 0."""
     # Bisection works because a longer text never makes a shorter row.
     lengths = range(row_length + 1)
     return bisect.bisect_right(lengths, row_length, key=self.row_length) - 1

@@ -51,7 +51,8 @@ class DecodeConfig(Checked):
         "TOP_P = 0: no token has a share of 0; give a number above 0 and at "
         "most 1, or TEMPERATURE = 0 for the likeliest token."
       )
-    # A tuple is hashable, and compiled programs are cached by their settings.
+    # A tuple is stored, because compiled programs are cached by their settings,
+    # which must be hashable.
     object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
     self._check_together()
 
@@ -87,5 +88,5 @@ class DecodeConfig(Checked):
 
   @property
   def rows_per_prompt(self) -> int:
-    """Rows of a batch that one prompt needs."""
+    """Number of rows in the decoding batch that one prompt needs."""
     return max(self.num_samples, self.num_beams)

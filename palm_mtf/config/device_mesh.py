@@ -124,7 +124,7 @@ def check_shares(batch_size: int, num_pods: int, num_microbatches: int) -> None:
 
 
 def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
-  """Splits "a:b,c:d" into its pairs.
+  """Splits "a:b,c:d" into the pairs ("a", "b") and ("c", "d").
 
   Args:
     name: name of the setting, for the error message.

@@ -113,7 +113,7 @@ class MeshLayout(DeviceMesh):
     self._check_tpu()
 
   def _check_tpu(self) -> None:
-    """Raises UserError unless the mesh has as many devices as TPU."""
+    """Raises UserError unless the mesh has as many devices as the TPU slice."""
     if not self.tpu:
       if self.steps_per_loop > 1:
         raise UserError(

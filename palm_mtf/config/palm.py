@@ -89,7 +89,7 @@ class PalmConfig(Checked):
 
   @property
   def has_prefix(self) -> bool:
-    """Whether inputs attend to one another in both directions."""
+    """Whether sequences have inputs that attend to one another both ways."""
     return self.objective != "causal"
 
   def macros(self) -> dict[str, object]:

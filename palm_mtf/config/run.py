@@ -128,9 +128,9 @@ class RunConfig(Checked):
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued at the end of training.
     sample_tokens: length of each continuation, in tokens.
-    sample_steps: training steps after which, each time, the prompts are
-      continued and the texts are added to samples.jsonl; a checkpoint is
-      written too. None continues prompts only at the end.
+    sample_steps: training steps between continuations of the prompts, which are
+      added to samples.jsonl. A checkpoint is written each time. None continues
+      prompts only at the end of training.
     trace_steps: steps, counted from 1 as in metrics.jsonl, whose Chrome traces
       are written to MODEL_DIR/traces (trace/).
   """

@@ -242,7 +242,7 @@ def make_model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
 
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
-  """Raises UserError unless llama.cpp gives the same ids as a vocabulary."""
+  """Raises UserError unless llama.cpp encodes texts like the vocabulary."""
   if reason := explain_inexact(vocabulary):
     raise UserError(
       f"{vocabulary.path}: llama.cpp would encode differently: {reason}; train "

@@ -37,7 +37,7 @@ class TrainedModel:
 
   @property
   def step(self) -> int:
-    """Number of training steps done."""
+    """Number of training steps before the checkpoint."""
     return self.checkpoint.manifest.step
 
   @property

@@ -247,7 +247,7 @@ def _find_configurable(setting: Setting, selector: str) -> Callable[..., Any]:
       f"{setting.cited}: {selector} may be {' or '.join(sorted(found))}; write "
       "more of the name."
     )
-  # A selector may leave out the first parts of a name.
+  # A selector may omit the first parts of a name: "c" or "b.c" for "a.b.c".
   num_parts = selector.count(".") + 1
   known = {
     ".".join(name.split(".")[-num_parts:]) for name, _ in registry.items()

@@ -136,7 +136,7 @@ class PodTraining:
     self._stack.__exit__(kind, error, traceback)
 
   def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Trains on a batch; returns metrics by name.
+    """Trains on a batch, and returns metrics by name.
 
     The metrics are the mean loss, the gradient norm, the learning rate, and the
     root mean squares of parameters and of updates, for each group of parameters
@@ -267,7 +267,7 @@ def read_whole(
   session: tf.Session, slices: Mapping[str, Sequence[Slice]]
 ) -> dict[str, np.ndarray]:
   """Returns the whole variables of a pod by name."""
-  # If several devices hold the same region, only the first one is read.
+  # If several devices hold the same slice, only the first device is read.
   firsts = {
     name: [x for x in parts if x.is_first] for name, parts in slices.items()
   }

@@ -65,7 +65,7 @@ def describe_dtype(
   Args:
     model: architecture, its dtype resolved.
     mesh: devices of a pod.
-    begun_in: dtype of the run that is resumed; None for a new run.
+    begun_in: dtype in which the resumed run began; None for a new run.
   """
   dtype, native = model.activation_dtype, native_bfloat16(mesh)
   begun = ", as the run began" if begun_in == dtype else ""
@@ -90,5 +90,5 @@ def log_dtype(
 
 
 def is_slow(model: PalmConfig, mesh: MeshLayout) -> bool:
-  """Returns whether products are in bfloat16 without native support."""
+  """Returns whether a model multiplies in emulated bfloat16."""
   return model.activation_dtype == "bfloat16" and not native_bfloat16(mesh)

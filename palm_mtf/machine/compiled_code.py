@@ -32,8 +32,8 @@ _VARIABLE = "TF_XLA_FLAGS"
 # TF_XLA_FLAGS, find the folder on the disk too.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
-# With both flags, TensorFlow compiles operations on CPUs with XLA without being
-# asked to.
+# With both flags, TensorFlow compiles CPU operations with XLA even where no
+# code asks for it.
 _COMPILES_ALONE = (
   re.compile(r"--tf_xla_auto_jit=(1|2|fusible)(\s|$)"),
   re.compile(r"--tf_xla_cpu_global_jit(=1|=true)?(\s|$)"),
@@ -43,7 +43,7 @@ _COMPILES_ALONE = (
 def keep_compiled_code() -> None:
   """Turns XLA's cache on, before TensorFlow is imported."""
   # Compilation takes most of a command's start, and each pod of a process would
-  # compile the same code. If the user has set TF_XLA_FLAGS, it is not changed.
+  # compile the same code. TF_XLA_FLAGS is not changed if the user has set it.
   os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
 
 

@@ -33,7 +33,7 @@ def largest_resident_bytes(process: int | str = "self") -> int:
 
 def memory_bytes() -> tuple[int, int]:
   """Returns (memory in all, memory that this process can still take), bytes."""
-  # /proc/meminfo says kB and means KiB.
+  # In /proc/meminfo, kB means KiB.
   kibibytes = dict(
     re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
   )

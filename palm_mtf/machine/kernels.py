@@ -51,7 +51,7 @@ def kernels_here(operations: str) -> dict[str, str]:
 
 @functools.cache
 def _fingerprint() -> str:
-  """Returns a hash of the sources of a training step."""
+  """Returns a hash of the source files that a training step depends on."""
   package = Path(__file__).parent.parent
   digest = hashlib.sha256()
   for folder in _SOURCES:

@@ -42,7 +42,7 @@ def is_owned() -> bool:
 
 @contextlib.contextmanager
 def lean_import() -> Iterator[None]:
-  """Imports in its body skip packages that TensorFlow does not need."""
+  """Lets imports in the body skip packages that TensorFlow does not need."""
   try:
     tempfile.gettempdir()
   except FileNotFoundError:

@@ -132,7 +132,7 @@ def _text(path: Path) -> str:
 
 # The number of this device attribute in the driver's header, cuda.h.
 _COMPUTE_CAPABILITY_MAJOR = 75
-# The first major compute capability with bfloat16 products, that of the A100.
+# The first major compute capability with bfloat16 products; the A100 has it.
 _BFLOAT16_CAPABILITY = 8
 
 

@@ -59,7 +59,7 @@ _OPTIMIZER = AdafactorConfig(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Probe:
-  """Sizes of a model with one layer, which is trained and timed."""
+  """Sizes of a one-layer model that is trained and timed."""
 
   d_model: int
   d_ff: int
@@ -187,7 +187,7 @@ def _rates(
         timed[kind] = [machine.time_call(step) for _ in range(_STEPS)]
   traffic, secs = [], []
   for kind, probe in PROBES.items():
-    # Passes take the part of a step's time that products do not take.
+    # Passes take the part of a step's time that matrix products do not take.
     model = describe_remat(probe.model(dtype), _unmeasured_hardware())
     rows = probe.batch_size
     kept = device_bytes(model, _MESH, _OPTIMIZER)

@@ -104,7 +104,7 @@ def render_image(runs: Sequence[Run], panel: Panel) -> str:
 
 
 def draw(runs: Sequence[Run], panel: Panel) -> Any:
-  """Returns a Matplotlib figure: the lines of all runs, and their rewinds."""
+  """Returns a Matplotlib figure with the lines and the rewinds of all runs."""
   from matplotlib.figure import Figure
 
   is_wide = len(panel.fields) > 1

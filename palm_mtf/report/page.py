@@ -124,7 +124,7 @@ def _render_table(
   columns: Sequence[_Column],
   kind: str = "numbers",
 ) -> Iterator[str]:
-  """Yields a table with one column per run, unless it has no rows."""
+  """Yields an HTML table with one column per run, or nothing without rows."""
   rows = dict.fromkeys(row for column in columns for row in column)
   if not rows:
     return
@@ -173,7 +173,7 @@ def _list_tasks(run: Run) -> _Column:
       if is_number(value):
         row = f"{each.get('task')} {metric} ({each.get('split')})"
         text = f"{value:,.2f}" if abs(value) >= 10 else f"{value:.4g}"
-        # A narrow cell breaks the line only before "at".
+        # The no-break spaces let a narrow cell break the line only before "at".
         at_step = f"at\N{NO-BREAK SPACE}step\N{NO-BREAK SPACE}{each['step']:,}"
         column[row] = value, f"{text} {at_step}"
   return column

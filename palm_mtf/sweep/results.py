@@ -35,10 +35,10 @@ def mark_finished(where: SweepDir, name: str) -> None:
 def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
   """Returns a row {column: value} for each run.
 
-  `flops` are model FLOPs. `secs` is the sum of the times of the run's steps
-  until its last evaluation, without evaluations, checkpoints and starts. `loss`
-  is the last validation loss, nats per token, and `best_loss` the lowest finite
-  one. A loss that is not finite is None.
+  `flops` are model FLOPs. `secs` is the time of all steps up to the last
+  evaluation, without the time of evaluations, checkpoints and starts. `loss` is
+  the last validation loss, nats per token, and `best_loss` the lowest finite
+  validation loss. A loss that is not finite is None.
   """
   rows = []
   for run in runs:
@@ -48,7 +48,8 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
       now += line.get("step_secs", 0.0) * (line["step"] - last_step)
       last_step = line["step"]
       if "validation_loss" in line:
-        # A loss that is not finite is null; earlier versions wrote NaN.
+        # A loss that is not finite is null in the file; earlier versions wrote
+        # NaN.
         loss = line["validation_loss"]
         is_finite = loss is not None and math.isfinite(loss)
         losses.append(loss if is_finite else None)
@@ -72,7 +73,7 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
 
 
 def table_text(rows: Sequence[Row]) -> str:
-  """Returns the table as text."""
+  """Returns the rows of `tabulate` as a text table."""
   width = max(len("run"), *(len(row["run"]) for row in rows))
   lines = [
     f"{'run':{width}}  {'parameters':>14}  {'tokens':>15}  {'FLOPs':>9}  "
@@ -92,7 +93,7 @@ def table_text(rows: Sequence[Row]) -> str:
 
 
 def table_csv(rows: Sequence[Row]) -> bytes:
-  """Returns the table as a CSV file."""
+  """Returns the rows of `tabulate` as a CSV file."""
   file = io.StringIO()
   writer = csv.DictWriter(file, fieldnames=list(rows[0]))
   writer.writeheader()

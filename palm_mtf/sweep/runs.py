@@ -50,12 +50,12 @@ class SweepRun:
 
   @property
   def num_parameters(self) -> int:
-    """Number of parameters without norm scales."""
+    """Number of parameters, norm scales not counted."""
     return count_parameters(self.config.model)
 
   @property
   def num_tokens(self) -> int:
-    """Training tokens of the whole run."""
+    """Number of training tokens in the whole run."""
     run = self.config.run
     rows = run.batch_sizes.rows_before(run.train_steps)
     return rows * self.config.model.sequence_length
@@ -111,7 +111,7 @@ def make_runs(
 
 
 def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
-  """Raises UserError if a run has begun with other settings.
+  """Raises UserError if a run began with settings other than its present ones.
 
   The gin file in the sweep's folder holds the settings with which a run began.
   """

@@ -17,7 +17,7 @@ Intervals = list[tuple[float, float]]  # [start, end) in seconds
 
 
 class Received(NamedTuple):
-  """What one pod received in a step, from all pods or from some."""
+  """What one pod received in a step, from all or from some other pods."""
 
   received_bytes: int
   hidden_secs: float  # time in which the pod both received and computed
@@ -105,7 +105,7 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
     "traced_exposed_secs": exposed / len(pods),  # mean of pods
   }
   # The unit is 10^9 bits per second per pod. Transfers within one process take
-  # no time, so they have no rate.
+  # no time, so there is no rate then.
   if hidden + exposed:
     figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
   return figures

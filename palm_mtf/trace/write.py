@@ -73,7 +73,7 @@ def _ms(secs: float) -> str:
 
 def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
   """Returns the content of a step's trace file."""
-  # Most operations are so short that a viewer cannot show them: omit these.
+  # Most operations are so short that a viewer cannot show them. Omit these.
   operations = [
     x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
   ]

@@ -146,7 +146,8 @@ class _RotaryParams(attention.AttentionParams):
       position = self._context.position
     else:
       # In a packed row, positions count from the start of the row and not of
-      # each sequence, because q k depends only on differences of positions.
+      # each sequence, because the product of q and k depends only on
+      # differences of positions.
       names = ("length", "memory_length")
       (dim,) = [x for x in x.shape.dims if x.name in names]
       position = mtf.range(x.mesh, dim, tf.int32)

@@ -129,7 +129,7 @@ def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
   Args:
     folder: path of the folder.
     read: names of the files that are read.
-    source: the file that names `read`, for the message.
+    source: the file that names the files in `read`, for the message.
   """
   for name in sorted(os.listdir(folder)):
     if name not in read and _is_weight_file(name):
@@ -151,7 +151,8 @@ def _warn_of_ignored_files(folder: str, source: str) -> None:
 
   Args:
     folder: path of the folder.
-    source: the file of the folder that is read, or that names what is read.
+    source: the file that is read, or the index file that names the files to
+      read.
   """
   found = []
   for path, _, names in os.walk(folder):

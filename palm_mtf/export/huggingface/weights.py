@@ -39,8 +39,8 @@ _FREQUENCIES = re.compile(
   r"model\.(layers\.(?P<layer>\d{1,5})\.self_attn\.)?rotary_emb\.inv_freq",
   re.ASCII,
 )
-# Largest relative error of the frequencies, by dtype: the error of rounding to
-# the dtype, for float32 also the error of computing the power.
+# Maximum relative error of the frequencies, by dtype: the error of rounding to
+# the dtype and, for float32, the error of computing the power.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 
 
@@ -66,7 +66,7 @@ def find_tensor_shapes(model: PalmConfig) -> dict[str, tuple[int, ...]]:
     size = int(np.prod(shapes[name]))
     kernel = parse_name(name).is_kernel
     found[theirs] = (size // inputs, inputs) if kernel else shapes[name]
-  # If our model's last norm has no scale, that of transformers has ones.
+  # If our model's last norm has no scale, transformers gets a scale of ones.
   found.setdefault(FINAL_NORM, (model.d_model,))
   return found
 
@@ -184,8 +184,8 @@ def _check_redundant(
 
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
-  # The inputs of o [heads, d_kv, d_model] are two dimensions, those of other
-  # kernels the first dimension.
+  # The first two dimensions of o [heads, d_kv, d_model] are its inputs; in
+  # other kernels the first dimension is.
   return int(np.prod(shape[:-1] if parse_name(name).last == "o" else shape[:1]))
 
 

@@ -24,7 +24,7 @@ Cache = list[tf2.Tensor]
 
 
 class Decoder(tf2.Module):
-  """The forward pass, with weights in float32."""
+  """The forward pass of the model, with weights in float32."""
 
   def __init__(self, model: PalmConfig, read: Callable[[str], np.ndarray]):
     """Makes the variables.

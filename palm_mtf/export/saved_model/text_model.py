@@ -24,13 +24,13 @@ class TextModel(tf2.Module):
     start_id: int,
     stride: int,
   ):
-    """Takes the parts.
+    """Keeps the parts of the model.
 
     Args:
       decoder: weights of the model.
       model: the architecture.
       vocabulary: vocabulary of the model.
-      start_id: id of the model's input at position 0 , from
+      start_id: id of the model's input at position 0, from
         `packing.document_start`.
       stride: number of tokens by which windows over a long text advance.
     """
@@ -209,7 +209,7 @@ class TextModel(tf2.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Draws tokens.
+  """Draws each row's next token from its logits.
 
   Attributes:
     temperature: [], float32; 1e-4 or less takes the likeliest token.
