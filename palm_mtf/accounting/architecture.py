@@ -202,7 +202,7 @@ def count_parameters(config: PalmConfig) -> int:
 
 
 def count_norm_scales(config: PalmConfig) -> int:
-  """Returns the number of parameters that `count_parameters` leaves out."""
+  """Returns the number of elements in all norm scales."""
   return _count(config, scales=True)
 
 

@@ -109,9 +109,9 @@ def step_secs(
   """
   embedding_secs, others_secs = exchange_secs(config, mesh, pods, link)
   # Gradients are sent while the last microbatch's backward pass computes
-  # gradients of earlier layers. The embedding's gradient is ready only at the
-  # end, because the first layer reads the embedding, so no computation hides
-  # the time to send it.
+  # gradients of earlier layers. The first layer reads the embedding, so the
+  # embedding's gradient is ready only at the end, and no computation hides the
+  # time to send it.
   backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
   if not overlaps:
     backward_secs = 0.0

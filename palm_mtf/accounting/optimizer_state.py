@@ -130,8 +130,8 @@ def check_same_slots(
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
     for field in dataclasses.fields(optimizer)
   }
-  # Settings are compared one by one, so that the message names one. BETA1
-  # may change, but not to or from 0.
+  # Settings are compared one by one, so that the message names the one that
+  # differs. BETA1 may change, but not to or from 0.
   for name in ("second_moment", "beta1", "momentum_dtype"):
     changed = dataclasses.replace(optimizer, **{name: held[name]})
     if optimizer_state(changed) != optimizer_state(optimizer):

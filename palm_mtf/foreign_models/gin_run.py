@@ -276,7 +276,7 @@ def _check_used(
 
 
 def _locate(message: str, settings: Sequence[Setting]) -> str:
-  """Appends where NAME is set, if a message begins with "NAME = "."""
+  """Appends to a message "NAME = ..." the place where NAME is set."""
   name = message.partition(" = ")[0]
   last = {x.name: x for x in settings if not x.selector}
   for each in reversed(settings):
