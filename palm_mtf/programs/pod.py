@@ -63,7 +63,7 @@ def sum_microbatch(losses: LossSums, variables: Sequence[mtf.Variable]) -> Sums:
     variables: trained variables.
 
   Raises:
-    UserError: if the loss does not depend on a variable.
+    UserError: if the loss does not depend on one of `variables`.
   """
   gradients = mtf.gradients([losses.total], [v.value for v in variables])
   for variable, gradient in zip(variables, gradients, strict=True):

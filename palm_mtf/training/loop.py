@@ -288,7 +288,7 @@ class TrainLoop:
     return all_metrics
 
   def _count_steps_of_call(self) -> int:
-    """Returns the number of steps of the next call, up to the next action."""
+    """Returns how many steps the next call runs: at most to the next action."""
     loop, step = self._session.program.loop, self._step
     if not loop:
       return 1

@@ -34,7 +34,7 @@ class Clock:
 
   @contextlib.contextmanager
   def running(self, num_steps: int = 1) -> Iterator[None]:
-    """Times the body, which runs `num_steps` steps."""
+    """Times the `with` body, which runs `num_steps` steps."""
     start = time.perf_counter()
     yield
     if not self._is_first:  # the first call compiles, and opens files

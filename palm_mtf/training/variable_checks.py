@@ -154,7 +154,7 @@ class ReplicaCheck:
 
   @functools.cached_property
   def _fingerprints(self) -> Callable[[], list[np.ndarray]]:
-    """A callable that returns an array of fingerprints per pod, [variables]."""
+    """A callable that returns, for each pod, the fingerprints, [variables]."""
     # Built at the first check, so that the first step does not wait for this.
     with self._session.graph.as_default():
       return self._session.make_callable(

@@ -70,7 +70,7 @@ def _find_least_kept(shares, weights, wanted):
 
 
 def _keep_likely(shares, top_k, top_p):
-  # Sets the share of each token that TOP_K or TOP_P drops to 0. Tokens that tie
+  # Sets to 0 the share of each token that TOP_K or TOP_P drops. Tokens that tie
   # with the last kept token are kept too.
   rows, vocab = shares.shape
   if tf.is_tensor(top_k) or (top_k or vocab) < vocab:

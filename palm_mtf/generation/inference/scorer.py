@@ -209,7 +209,8 @@ class Scorer:
       if window.start == 0:
         inputs[row, 0] = self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
-      # In every window, all tokens before the first scored token are given.
+      # In every window, all tokens before the first scored token count as given
+      # inputs.
       num_given[row] = 1 + window.first - window.start
     values = self._run(names, inputs, targets, num_given)
     return [

@@ -78,7 +78,7 @@ class Access:
 
 @functools.lru_cache(256)
 def normalize_host(host: str) -> str:
-  """Returns the canonical form of a Host header's name or address, no port.
+  """Returns a Host header's name or address, in canonical form without port.
 
   Args:
     host: "NAME", "NAME:PORT", "[IPV6]", "[IPV6]:PORT" or "IPV6".

@@ -69,8 +69,8 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
       f'--listen: the name "{host}" has no address on this host; correct it, '
       "add it to /etc/hosts, or give the address itself."
     ) from None
-  # Prefer IPv4, because a name such as localhost often has addresses of both
-  # versions.
+  # Prefer IPv4, because a name such as localhost often has both an IPv4 and an
+  # IPv6 address.
   family, *_, place = min(found, key=lambda x: x[0] != socket.AF_INET)
   ip = _parse_ip(place[0])
   if family == socket.AF_INET6 and ip.version == 4:  # as in ::ffff:127.0.0.1

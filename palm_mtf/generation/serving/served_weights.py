@@ -98,7 +98,7 @@ class ServedWeights:
     _logger.info(f"serving step {self.step:,}")
 
   def score(self, ids: Sequence[int]) -> list[Chosen]:
-    """Returns log p of each token of a prompt after the first token."""
+    """Returns log p of all tokens of a prompt except the first token."""
     return self._scorer.score_prompt(ids)
 
   def _free(self) -> None:
