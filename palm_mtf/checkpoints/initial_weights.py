@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 class NamedWeights:
   """Weights on the disk that a setting names, with their files open."""
 
-  given: str  # by the user, for messages: "INIT_CHECKPOINT = 'a'"
+  given: str  # setting and value, for messages: "INIT_CHECKPOINT = 'a'"
   place: str  # path, for messages
   files: OpenWeights  # open, because their run's trainer may remove them
   # None if palm_mtf did not write the weights; their vocabulary is then
@@ -62,8 +62,8 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   """
   given = f"{setting} = {path!r}"
   path = os.path.expanduser(path).rstrip("/")
-  # A checkpoint: runs/first/checkpoints/step_00000200, or a copy of that
-  # folder.
+  # `path` is a checkpoint, such as runs/first/checkpoints/step_00000200, or a
+  # copy of one.
   if step_of(path) is not None or os.path.exists(os.path.join(path, MANIFEST)):
     if os.path.isdir(path):
       try:
@@ -73,13 +73,13 @@ def find_weights(setting: str, path: str) -> NamedWeights:
           f"{given}: is damaged: {error}; give another."
         ) from None
       return NamedWeights(given, path, checkpoint.held, checkpoint)
-  # A run, such as runs/first: take its newest whole checkpoint.
+  # `path` is a run, such as runs/first: take its newest whole checkpoint.
   elif os.path.isdir(ModelDir(path).checkpoints):
     newest = newest_whole(path, setting, read=read_and_hold)
     if newest:
       return NamedWeights(given, newest.path, newest.held, newest)
-  # A TensorFlow prefix, such as any/where/model.ckpt-200, perhaps with the
-  # suffix ".index", which a shell completes.
+  # `path` is a TensorFlow prefix, such as any/where/model.ckpt-200. Accept the
+  # suffix ".index" too, because a shell's completion may add it.
   else:
     prefix = path.removesuffix(".index")
     if os.path.isfile(f"{prefix}.index"):
@@ -110,8 +110,8 @@ def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
 
   with reading(weights):
     reader = tf.train.load_checkpoint(weights.prefix)
-  # The variables to restore are float32; other dtypes cannot be restored to
-  # them.
+  # The model's parameters are float32, and TensorFlow does not convert dtypes
+  # when it restores variables.
   for name, dtype in reader.get_variable_to_dtype_map().items():
     if dtype != tf.float32:
       raise UserError(
@@ -189,7 +189,7 @@ def find_initial_state(
     optimizer: optimizer settings of the run.
 
   Raises:
-    UserError: the checkpoint has no optimizer state, or the state of other
+    UserError: the checkpoint has no optimizer state, or was trained with other
       optimizer settings, or its step is TRAIN_STEPS or later.
   """
   found = weights.checkpoint
@@ -216,7 +216,8 @@ def check_vocabulary_given(
   weights: NamedWeights | None, model_dir: str, data: DataConfig
 ) -> None:
   """Raises UserError if a run with initial weights would train a vocabulary."""
-  # Each row of the embedding belongs to a token id of the weights' vocabulary.
+  # A new vocabulary would assign other token ids, but each row of the weights'
+  # embedding belongs to an id of their own vocabulary.
   own = ModelDir(model_dir).vocabulary
   if not weights or data.vocabulary is not None or os.path.exists(own):
     return

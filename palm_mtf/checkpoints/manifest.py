@@ -27,12 +27,13 @@ _logger = logging.getLogger(__name__)
 
 WEIGHTS = "weights"
 MANIFEST = "manifest.json"
-# Key in the manifest of the hash of the rest of the manifest.
+# The manifest's key for the hash of its other content.
 _SEAL = "blake2b"
 
-FileSeal = tuple[int, str]  # bytes and hash of a file
-# A function that writes weights under TensorFlow's prefix. Returns the seals
-# that it knows, by file name; the other files have to be hashed later.
+FileSeal = tuple[int, str]  # a file's size in bytes, and its hash
+# A function that takes TensorFlow's prefix, and writes weights to its files. It
+# returns the seals of the files that it has hashed, by file name; the other
+# files have to be hashed later.
 WriteWeights = Callable[[str], Mapping[str, FileSeal]]
 
 
@@ -55,12 +56,13 @@ class Manifest:
   data: Mapping[str, object]
   settings: Mapping[str, object]  # value of every macro
   versions: Mapping[str, str]  # of palm_mtf, Python and numerical libraries
-  # Versions and settings of the kernels that computed the steps
-  # (machine/kernels.py); {} in manifests of earlier versions of palm_mtf.
+  # Versions and settings of the kernels that computed the steps, from
+  # `kernels_here`; {} in manifests of earlier versions of palm_mtf.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
   next_row: int = 0  # row of the training data that the next step begins with
-  parent: Mapping[str, str] | None = None  # previous checkpoint's name, hash
+  # `as_parent` of the run's previous checkpoint; None if there is none.
+  parent: Mapping[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +77,8 @@ class Checkpoint:
   blake2b: str
   # Whether every file was compared with its hash in the manifest.
   is_verified: bool = dataclasses.field(default=False, compare=False)
-  # The open files if they are held, because a trainer may remove the checkpoint
-  # while it is read; otherwise None.
+  # The weights' files if they are held open, because a trainer may remove the
+  # checkpoint while it is read; otherwise None.
   held: OpenWeights | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
@@ -94,7 +96,7 @@ class Checkpoint:
 
   @property
   def num_bytes(self) -> int:
-    """Size of all files together."""
+    """Size of all files together, in bytes."""
     return sum(size for size, _ in self.files.values())
 
   @property
@@ -166,8 +168,8 @@ def first_whole(
     read: function that reads a checkpoint and raises unless it is whole.
 
   Raises:
-    UserError: all are damaged, or one cannot be read.
-    RemovedCheckpointError: one was removed while it was read.
+    UserError: all checkpoints are damaged, or one cannot be read.
+    RemovedCheckpointError: a checkpoint was removed while it was read.
   """
   for path in paths:
     try:
@@ -176,7 +178,8 @@ def first_whole(
       raise
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
-  # If this returned None, training would start from scratch and lose the steps.
+  # Do not return None if all checkpoints are damaged: training would start from
+  # scratch, and the trained steps would be lost.
   if paths:
     raise UserError(
       f"{given}: none of its {len(paths)} checkpoints is whole (see above); "
@@ -222,7 +225,7 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
 
 
 def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
-  """Compares hashes; returns the checkpoint with `is_verified` set.
+  """Compares hashes with the manifest's; returns the checkpoint as verified.
 
   Args:
     checkpoint: checkpoint on the disk.
@@ -253,7 +256,7 @@ def read_checkpoint(path: str) -> Checkpoint:
       content, digest = read_sealed(os.path.join(path, MANIFEST), _SEAL)
   except UserError:
     raise
-  except ValueError:  # not JSON, or not with the hash of its content
+  except ValueError:  # it is not JSON, or its hash is wrong
     raise DamagedCheckpointError(
       f"{MANIFEST} does not say what was written"
     ) from None
@@ -302,7 +305,7 @@ def reading(folder: str, name: str) -> Iterator[None]:
       raise RemovedCheckpointError(what) from None
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
       raise DamagedCheckpointError(what) from None
-    # The file may be whole, for example if this user may not read it.
+    # This is not damage: the file may be whole, if this user may not read it.
     raise UserError(
       f"cannot read {os.path.join(folder, name)}: {error.strerror}; mend that, "
       f"or move {folder} away."

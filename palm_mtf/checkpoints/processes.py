@@ -64,7 +64,7 @@ def find_checkpoint_processes(
   Args:
     session: session of the current graph, connected to the servers.
     client: this process.
-    servers: servers of all devices; none if the client has the devices.
+    servers: servers of all devices; empty if the client has the devices.
     folder: folder of the checkpoints, made if it is missing.
   """
   if not servers:
@@ -97,14 +97,16 @@ def find_checkpoint_processes(
 def assign_slices(
   pods: Pods, processes: CheckpointProcesses
 ) -> dict[Process, list[Slice]]:
-  """Assigns each region of a variable to one process, with even byte counts.
+  """Assigns each region of a variable to one process, and balances the bytes.
 
   Args:
-    pods: slices of each pod, by checkpoint name, with equal bits in all pods.
+    pods: slices of each pod, by name in the checkpoint; bit-identical on all
+      pods.
     processes: processes that write.
 
   Returns:
-    The slices that each process has to write, without processes that have none.
+    The slices that each process has to write; a process without slices is left
+    out.
   """
   # Collect, for each region of a variable, one slice from each process that
   # holds the region.

@@ -66,7 +66,7 @@ def warn_of_other_split(
 
 
 def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-  """Returns whether the documents, or which are held out, differ from training.
+  """Returns whether other documents are used, or held out, than in training.
 
   How documents are packed into rows does not matter.
   """

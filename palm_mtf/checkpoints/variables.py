@@ -57,7 +57,7 @@ _TRACE = re.compile(r"Graph execution error:.*?\nNode: '[^\n]*\n", re.DOTALL)
 
 
 class WeightsCopier:
-  """Copies the variables of a program to the processes that write checkpoints.
+  """Copies all variables to the processes that write checkpoints.
 
   Training waits only for the copy. Another thread may write the copy to files.
   """
@@ -68,11 +68,11 @@ class WeightsCopier:
     pods: Pods,
     processes: CheckpointProcesses = THIS_PROCESS,
   ):
-    """Adds operations that copy and write all slices to the current graph.
+    """Adds to the current graph operations that copy and write all slices.
 
     Args:
       session: session of the current graph.
-      pods: slices of each pod, by checkpoint name, with the same bits in all
+      pods: slices of each pod, by name in the checkpoint; bit-identical on all
         pods.
       processes: processes that write.
     """
@@ -88,7 +88,7 @@ class WeightsCopier:
     return self._write_copy
 
   def _write_copy(self, prefix: str) -> dict[str, FileSeal]:
-    """Writes the copy under TensorFlow's prefix; needs the session to be open.
+    """Writes the copy to files with a prefix; the session must still be open.
 
     Returns:
       Size in bytes and hash of each file except the index, by file name.
@@ -113,7 +113,7 @@ class Writer(NamedTuple):
   """Operations that copy variables, and operations that write the copy."""
 
   copy: list[tf.Operation]
-  prefix: tf.Tensor  # [], string, fed: TensorFlow's prefix of the files
+  prefix: tf.Tensor  # [], string, to be fed: TensorFlow's prefix of the files
   # For the file of each process: its size [] int64, hash [] string and error
   # number [] int32. Fetching all of them writes the files.
   sealed_files: list[list[tf.Tensor]]
@@ -123,7 +123,8 @@ def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
   """Builds operations that write each variable once, though all pods hold it.
 
   Args:
-    pods: slices of each pod, by checkpoint name, with equal bits in all pods.
+    pods: slices of each pod, by name in the checkpoint; bit-identical on all
+      pods.
     processes: processes that write.
   """
   with tf.device(processes.client.device):
@@ -171,8 +172,8 @@ def _read_into_process(part: Slice, process: Process) -> tf.Tensor:
   if value.shape.as_list() != sizes:
     with tf.device(part.near):  # so that padding does not leave the device
       value = tf.slice(value, [0] * len(sizes), sizes)
-  # Send each value to the other process in a separate message, because the size
-  # of a gRPC message is limited.
+  # Send each value to `process` in a separate message, because the size of a
+  # gRPC message is limited.
   with tf.device(process.device):
     return tf.identity(value)
 
@@ -183,7 +184,7 @@ def _write_slices(
   slices: Sequence[Slice],
   values: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-  """Writes slices to a file in a process; returns `seal_file` of the file."""
+  """Writes slices to a file in a process; returns `seal_file`'s results."""
   with tf.device(process.device):
     rows = zip(slices, values, strict=True)
     # A slice's spec says which part of the variable the slice is. With it,
@@ -215,7 +216,7 @@ def restore(
 
   Args:
     session: session of the current graph.
-    pods: slices of each pod, by checkpoint name.
+    pods: slices of each pod, by name in the checkpoint.
     prefix: TensorFlow's prefix of the files.
     processes: processes that read the files, each for its own devices.
 
@@ -246,11 +247,11 @@ def open_to_restore(
 def whole_reader(
   session: tf.Session, processes: CheckpointProcesses
 ) -> ReadCheckpoint:
-  """Returns a function like `read_whole` that hashes files in all processes.
+  """Returns a function like `read_whole`; each process hashes some files.
 
   Args:
     session: session connected to the processes.
-    processes: processes that hash the files, each a share of them.
+    processes: processes that hash the files.
   """
 
   def read(path: str) -> Checkpoint:
@@ -272,7 +273,7 @@ def whole_reader(
 def _open_in_processes(
   session: tf.Session, prefix: str, shares: Mapping[Process, Sequence[str]]
 ) -> Iterator[dict[str, str]]:
-  """Opens weights in every process; yields hashes of files, by file name.
+  """Opens weights in every process; yields the files' hashes, by file name.
 
   Args:
     session: session connected to the processes.
@@ -330,7 +331,8 @@ def build_restorer(
   """Builds the operation that restores the variables of all pods.
 
   Args:
-    pods: slices of each pod, by checkpoint name, with the same names in all.
+    pods: slices of each pod, by name in the checkpoint; all pods have the same
+      names.
     prefix: TensorFlow's prefix of files that all processes have opened.
     processes: processes that read the files, each for its own devices.
   """

@@ -27,12 +27,12 @@ _LINKS = "palm_mtf_links_"  # begins the names of the temporary folders
 
 
 class OpenWeights:
-  """The open files of a TensorFlow prefix, until `close` or the object's end.
+  """Keeps the files of a TensorFlow prefix open until `close` or its deletion.
 
   A trainer may remove a checkpoint while another process reads it, but an open
   file stays readable. TensorFlow reads files by their prefix, so it gets links
-  to the open files. It also takes the prefix for a pattern in which "[" begins
-  a set, so the links are in a temporary folder with a plain name.
+  to the open files. TensorFlow also takes the prefix for a pattern in which "["
+  begins a set, so the links are in a temporary folder with a plain name.
 
   Attributes:
     prefix: TensorFlow's prefix of the links; the files' original prefix if no
@@ -78,13 +78,13 @@ class OpenWeights:
 
 @contextlib.contextmanager
 def _folder_of_links() -> Iterator[str]:
-  """Yields a temporary folder, locked so that other processes keep it."""
+  """Yields a temporary folder, locked so that no other process removes it."""
   _remove_abandoned_folders()
   with tempfile.TemporaryDirectory(prefix=_LINKS) as folder:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-      # The kernel releases the lock when this process ends, even killed. Where
-      # the file system has no locks, no process removes the folder.
+      # The kernel releases the lock when this process ends, even if it is
+      # killed. If the file system has no locks, no process removes the folder.
       with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
       yield folder
@@ -93,7 +93,7 @@ def _folder_of_links() -> Iterator[str]:
 
 
 def _remove_abandoned_folders() -> None:
-  """Removes this user's folders whose processes were killed."""
+  """Removes the folders that killed processes of this user have left."""
   within = glob.escape(tempfile.gettempdir())
   for path in glob.glob(os.path.join(within, f"{_LINKS}*")):
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):

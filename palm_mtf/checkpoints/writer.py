@@ -48,7 +48,7 @@ class BackgroundWriter:
   """
 
   def __init__(self, model_dir: str, run: RunConfig, newest: Checkpoint | None):
-    """Takes the settings of the run.
+    """Prepares to write the checkpoints of a run.
 
     Args:
       model_dir: MODEL_DIR.
@@ -141,7 +141,7 @@ class BackgroundWriter:
     before, start = self._wait_secs, time.perf_counter()
     try:
       yield
-    finally:  # replaces the sum of a nested call
+    finally:  # replaces what a nested call has added
       self._wait_secs = before + time.perf_counter() - start
 
   def _join(self) -> None:
@@ -170,7 +170,7 @@ def write_checkpoint(
   keep: int,
   keep_every_steps: int | None = None,
 ) -> Checkpoint:
-  """Writes a checkpoint, then removes those that retention does not keep.
+  """Writes a checkpoint, then removes the older ones that need not be kept.
 
   Args:
     model_dir: MODEL_DIR.
@@ -204,7 +204,7 @@ _logger = logging.getLogger(__name__)
 def removable(
   paths: list[str], keep: int, keep_every_steps: int | None
 ) -> list[str]:
-  """Returns the checkpoints that retention does not keep.
+  """Returns the paths of the checkpoints that need not be kept.
 
   Args:
     paths: paths of checkpoints, oldest first.
@@ -246,8 +246,9 @@ def remove_or_warn(path: str) -> None:
 
 def remove_later(model_dir: str, step: int) -> None:
   """Removes the checkpoints after `step`, to which training has gone back."""
-  # Remove the newest first: if the process is killed here, the next one resumes
-  # from the newest checkpoint that is left, and detects the same loss spike.
+  # Remove the newest first: if this process is killed here, the next process
+  # resumes from the newest checkpoint that is left, and detects the same loss
+  # spike.
   for late in reversed(find_checkpoints(model_dir)):
     if late.manifest.step > step:
       remove_or_warn(late.path)
@@ -269,7 +270,7 @@ def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
 
 
 def _remove_partial(model_dir: str) -> None:
-  """Removes what is left of checkpoints whose write or removal was cut off."""
+  """Removes checkpoints whose write or removal was interrupted."""
   root = ModelDir(model_dir).checkpoints
   for name in os.listdir(root) if os.path.isdir(root) else []:
     if name.startswith(PARTIAL):
@@ -279,7 +280,7 @@ def _remove_partial(model_dir: str) -> None:
 def _free_path(path: str) -> None:
   """Renames the checkpoint at `path`, so that a new one can be written there.
 
-  If it is damaged, it is kept; if not, `_remove_partial` will remove it.
+  A damaged checkpoint is kept; `_remove_partial` will remove a whole one.
   """
   try:
     read_whole(path)
@@ -290,7 +291,7 @@ def _free_path(path: str) -> None:
 
 
 def _hidden(path: str) -> str:
-  """Returns an unused path, where `_remove_partial` removes a checkpoint."""
+  """Returns an unused path; `_remove_partial` removes what is moved there."""
   root, name = os.path.split(path)
   hidden = os.path.join(root, f"{PARTIAL}{name}_removed")
   shutil.rmtree(hidden, ignore_errors=True)
