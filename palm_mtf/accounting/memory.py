@@ -283,8 +283,9 @@ def exchange_bytes(
 def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
   """Returns how many elements per token a block's passes read and write.
 
-  A pass is an operation over a tensor other than a matrix product, such as a
-  norm or a sum. Keys are "blocks" and "attention", two of `PASSES`.
+  A pass is an operation, other than a matrix product, that reads a whole
+  tensor: for example, a norm or a sum. Keys are "blocks" and "attention", two
+  of `PASSES`.
   """
   w, norms = widths(config, mesh), _num_norms(config)
   read = w.queries + w.keys_and_values + w.hidden

@@ -54,8 +54,9 @@ def check_xla_flags(num_devices: int) -> None:
     num_devices: number of virtual CPU devices of a process.
   """
   flags = os.environ.get(_VARIABLE, "")
-  # With both flags, TensorFlow puts operations of several devices into one XLA
-  # program, which fails when it runs ("Multiple CPU devices").
+  # With both flags of _COMPILES_ALONE, TensorFlow puts operations of several
+  # devices into one XLA program, which fails when it runs ("Multiple CPU
+  # devices").
   if num_devices > 1 and all(x.search(flags) for x in _COMPILES_ALONE):
     raise UserError(
       f"{_VARIABLE} = {shown(flags)}: TensorFlow cannot compile for the "
