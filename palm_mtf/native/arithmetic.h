@@ -100,11 +100,11 @@ inline float largest(const float* x, int size) {
   return reduce(x, size, x[0], [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// Returns the index of the largest number, or the first index if several are
-// equal; 0 if no number is larger than -infinity.
+// Returns the index of the largest number, or the first such index if several
+// numbers are the largest; 0 if no number is larger than -infinity.
 inline int find_largest_place(const float* x, int size) {
-  // Each lane keeps its largest number, and the index where the register of
-  // that number begins.
+  // Each lane keeps its largest number, and the index of the first number in
+  // the register that this number was in.
   Floats most = splat(-INFINITY);
   Ints begin = {};
   int i = 0;

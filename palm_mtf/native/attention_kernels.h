@@ -38,8 +38,8 @@ class Attention {
     sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? heads : 1,
               int(TF_Dim(q, 3))};
     // With at least kEnough groups, threads finish at about the same time. The
-    // number of groups does not depend on the number of threads, so that the
-    // bits of sums do not depend on it either.
+    // number of groups, and with it the bits of sums, does not depend on the
+    // number of threads.
     constexpr int kEnough = 16;
     const int most = heads / sizes_.key_heads;
     while (num_groups() < kEnough && parts_ < most)
@@ -147,7 +147,7 @@ class Attention {
             rows(memory_.key_rows), rows(memory_.value_rows)};
   }
 
-  // Returns where a key head begins in x: k, v or a gradient of these.
+  // Returns where a key head begins in x, which is k, v, dk or dv.
   template <class X>
   X* of_head(X* x, int head) const {
     const int sequence = head / sizes_.key_heads, own = head % sizes_.key_heads;

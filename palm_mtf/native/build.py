@@ -81,7 +81,7 @@ class _NoSpaceError(BuildError):
 
 
 def load_library() -> bytes:
-  """Returns the library for this CPU; compiles it if necessary.
+  """Returns the library for this CPU, as bytes; compiles it if necessary.
 
   CXX names the C++ compiler; the default is `c++`. The cache has one library
   per compiler. If there is no compiler, any cached library for this CPU is
@@ -145,7 +145,7 @@ def _find_compiler() -> list[str]:
     except ValueError as error:
       raise BuildError(f"CXX = {given!r}: {error}") from None
   found = shutil.which(words[0])
-  # An absolute path, because the compiler runs in another folder.
+  # The path is absolute, because the compiler runs in another folder.
   return [os.path.abspath(found) if found else words[0], *words[1:]]
 
 
@@ -156,8 +156,8 @@ def _hash_compiler(command: Sequence[str]) -> str:
     return ""
   parts = []
   for word in command:
-    # Hash the file's size and time instead of the compiler's version, because
-    # only a new process could read the version.
+    # The file's size and time are hashed, not the compiler's version, because
+    # reading the version takes a new process.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]

@@ -54,8 +54,8 @@ struct StepKernel {
     step.run();
   }
 
-  // Reads the inputs from `table` on. Steps write to the cache in place; the
-  // cache's tensors become the outputs from index `first` on.
+  // Reads the operation's inputs from the embedding (`table`) on. Steps write
+  // to the cache in place; its tensors are the outputs from index `first` on.
   template <class T>
   Step<T> read(Call& call, int num_rows, int first) const {
     Shared& with = shared();
@@ -128,8 +128,8 @@ struct TextKernel : StepKernel {
     const int32_t* top_ks = call.next_data<int32_t>();
     const float* top_ps = call.next_data<float>();
     const int num_rows = tokens.size();
-    // Copy `seen`, because steps write to it and its memory may be a
-    // constant's.
+    // `seen` is copied, because steps write to it, and the input may be a
+    // constant.
     Matrix<bool> seen = {};
     if (num_seen) seen = call.copy_next<bool>(2);
     Step<T> step = read<T>(call, num_rows, 2 + num_seen);

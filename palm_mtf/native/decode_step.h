@@ -153,8 +153,8 @@ struct Step {
     });
   }
 
-  // Adds this position's keys and values to the cache, and writes the heads'
-  // results to `inputs`, whose rows have `inner` numbers.
+  // Adds the keys and values of each row's position to the cache, and writes
+  // the query heads' results to `inputs`, whose rows have `inner` numbers.
   void attend(int thread, int layer, int inner) {
     T *keys = cache[2 * layer], *values = cache[2 * layer + 1];
     const size_t per_head = size_t(memory_length) * model.d_kv;
@@ -185,7 +185,7 @@ struct Step {
 
   // --- Parts of one row ------------------------------------------------------
 
-  // Each thread has an equal share of `size` items in each of num_rows rows.
+  // Gives each thread an equal share of the items of all rows, `size` per row.
   // Calls use(row, begin, end) for the items of this thread's share.
   template <class Use>
   void for_shares(int thread, int size, Use use) {
@@ -215,7 +215,8 @@ struct Step {
     thread_local std::vector<float> weights;
     weights.resize(count);
     rotate(row, q);
-    // Usual sizes have compiled versions, whose sums stay in registers.
+    // Versions for usual d_kv are compiled separately; their sums stay in
+    // registers.
     auto attend = d_kv == 64    ? attend_row<64, T>
                   : d_kv == 128 ? attend_row<128, T>
                   : d_kv == 256 ? attend_row<256, T>

@@ -74,8 +74,9 @@ def _count_panel_bytes(dtype, inner, columns):
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# Bytes of weights per thread of an operation. A thread reads so many bytes in
-# about 5 microseconds; synchronizing threads takes up to one microsecond.
+# The least bytes of a kernel for each thread of an operation. A thread reads
+# them in about 5 microseconds; synchronizing threads takes up to one
+# microsecond.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -109,8 +110,9 @@ class StepWeights:
     config: the architecture.
     tables: embedding, [vocab, d_model], activation dtype; sin and cos of
       rotary embedding, [memory_length, d_kv / 2], float32.
-    scales: scale of each norm, in a step's order of norms, [d_model] float32.
-    kernels: kernel of each product, in a step's order of products.
+    scales: scale of each norm, [d_model] float32, in the order in which a step
+      computes the norms.
+    kernels: kernel of each product, in the order in which a step computes them.
   """
 
   config: PalmConfig
@@ -198,7 +200,7 @@ class TextSteps(NamedTuple):
   """Results of `run_text_steps`.
 
   Attributes:
-    chosen: tokens, [rows, steps] int32: `eod_id` after the end of a text.
+    chosen: chosen tokens, [rows, steps] int32; `eod_id` after a text has ended.
     logits: logits of the last step, [rows, vocab] float32; [0, vocab] unless
       `keeps_logits`.
     seen: `Texts.seen` with the chosen tokens.

@@ -28,8 +28,8 @@ def read_product(
     threads: number of threads.
 
   Returns:
-    One tensor [rows, size] per kernel; but wi_gate and wi give one tensor,
-    swish(x wi_gate) * (x wi).
+    One tensor [rows, size] per kernel; if `is_gated`, one tensor for wi_gate
+    and wi together, swish(x wi_gate) * (x wi).
   """
   read = sizes[:-1] if is_gated else sizes
   parts = operations().palm_read_product(
@@ -123,8 +123,8 @@ def attend(
     q: [batch, length, heads, d_kv], float32 or bfloat16.
     k: shape of q, or [batch, length, d_kv] if all heads share one key head.
     v: shape of k.
-    masks: nothing, segments, or segments and a prefix, [batch, length] int32
-      each; see `self_attention`.
+    masks: (), (segments,) or (segments, prefix), [batch, length] int32 each;
+      see `self_attention`.
     threads: number of threads.
   """
   out = operations().palm_attention(
@@ -153,7 +153,7 @@ def attend_gradient(
 def sum_logits(
   logits: tf.Tensor, targets: tf.Tensor, *, threads: int
 ) -> list[tf.Tensor]:
-  """Returns the sums over logits that the cross-entropy needs.
+  """Returns the reductions over logits that the cross-entropy needs.
 
   Args:
     logits: [rows, vocab], float32 or bfloat16.

@@ -39,8 +39,8 @@ def _load() -> _Loaded:
   """Loads the library once; logs a warning if there is none."""
   try:
     content = load_library()
-    # A file in memory, because a change to a mapped file on disk would crash
-    # the process.
+    # The library is loaded from a file in memory, because a change to a mapped
+    # file on disk would crash the process.
     file = os.memfd_create("palm_mtf_operations")
     if os.write(file, content) < len(content):  # ulimit -f
       raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
@@ -67,7 +67,7 @@ def operations_built_with() -> str:
 
 
 def threads_here() -> int:
-  """Returns the threads per C++ operation; 0 if none can be compiled."""
+  """Returns the threads per C++ operation; 0 if compilation is impossible."""
   return usable_cores() if operations() else 0
 
 

@@ -49,7 +49,7 @@ inline Floats nearest(Floats x) {
 
 inline Floats greater(Floats x, Floats y) { return x > y ? x : y; }
 
-// Returns row k of those columns of x that register `vector` holds.
+// Returns row k of x in the kLanes columns of register number `vector`.
 inline Floats row_of(const Columns32& x, int k, int vector) {
   return load<Floats>(&x[size_t(k) * kColumns + vector * kLanes]);
 }
@@ -103,7 +103,8 @@ inline Floats to_int4(Floats x, Floats divisor) {
   return x > 7.0f ? splat(7.0f) : x;
 }
 
-// Returns the scales with the least squared error, one per column of a group.
+// Returns the scales with the least squared error in a group, one for each of
+// the kLanes columns of register number v.
 inline Halves int4_scales(const Columns32& x, int group, int v) {
   Floats low = {}, high = {}, best = {}, least = {};
   for (int k = 0; k < kGroup; ++k) {
@@ -139,8 +140,8 @@ inline void pack_int4(const Columns32& x, uint8_t* panel) {
       store(scales + v * sizeof(Halves), scale);
       const Floats divisor = int4_divisor(scale);
       for (int k = 0; k < kHalf; ++k) {
-        // The lower half of a byte holds the group's weight k, the upper half
-        // its weight k + 16, each plus 8.
+        // The lower half of a byte holds weight k of the group plus 8, the
+        // upper half holds weight k + 16 plus 8.
         const int at = group * kGroup + k;
         const Ints low = to_ints(to_int4(row_of(x, at, v), divisor)) + 8;
         const Ints high =

@@ -45,10 +45,10 @@ struct Rows {
   const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };
 
-// While a product computes a tile (products.h), it prefetches by a `Stream` or
-// by a `Part`.
+// While a product computes a tile (products.h), it prefetches weights by a
+// `Stream` or by a `Part`.
 
-// Prefetches the panel that the tile reads, a little ahead.
+// Prefetches the panel that the tile reads, a little ahead of the reads.
 struct Stream {
   const uint8_t* at;
 
@@ -72,8 +72,8 @@ struct Part {
   }
 };
 
-// Returns the part of `panel` that a tile prefetches: in proportion to `rows`,
-// the tile's rows out of `num_rows`.
+// Returns the part of `panel` that a tile prefetches. The tile has `rows` of
+// num_rows rows, and the part is the same share of the panel.
 inline Part make_part(const uint8_t* panel, size_t bytes, int first, int rows,
                     int num_rows, int steps) {
   const size_t begin = bytes * first / num_rows;

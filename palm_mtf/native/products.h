@@ -5,7 +5,7 @@
 //
 // A tile is the product of a few rows with a panel, with its sums in registers.
 // Neither a sum nor the order of its terms depends on other rows, so that a
-// row's result has the same bits whatever rows are computed with it.
+// row's result has the same bits whichever other rows are computed with it.
 
 #pragma once
 
@@ -70,8 +70,8 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
         sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
                      load<Floats>(ends + v * sizeof(Floats));
   } else {
-    // The lower half of a byte holds a group's weight k, the upper half its
-    // weight k + 16, each plus 8.
+    // The lower half of a byte holds weight k of a group plus 8, the upper half
+    // holds weight k + 16 plus 8.
     const int groups = length / kGroup;
     for (int g = 0; g < groups; ++g) {
       Ints totals[kRows][kVectors];
@@ -119,7 +119,7 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
 
 // Multiplies all rows by the panels from `begin` to `end` - 1. Calls use(first
 // row, number of rows, first column, numbers) per tile. `next` is the index of
-// the panel that the thread is likely to read after these.
+// the panel that the thread is likely to read after these panels.
 template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
                      int inner, int begin, int end, int next, Use use) {

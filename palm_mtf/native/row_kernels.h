@@ -23,7 +23,8 @@ constexpr int kParts = 64;  // parts of a matrix, which threads take in turn
 // parts do not depend on the number of threads.
 template <class T, class Use>
 void for_parts(Matrix<const T> x, int threads, Use use) {
-  // Waking a thread takes as long as writing about 250 kB.
+  // Each thread gets at least 250 kB, because waking a thread takes as long as
+  // writing about 250 kB.
   const size_t bytes = sizeof(T) * x.rows * x.columns;
   const int size = std::clamp<int>(bytes / 250'000, 1, threads);
   Shared& with = shared();
@@ -103,8 +104,8 @@ struct ReadKernel {
     columns.is_gated = attrs.flag("is_gated");
   }
 
-  // Returns `columns` with the angles, which are the inputs after the first
-  // `num_inputs`, if any.
+  // Returns `columns` with the angles. If there are angles, they are the inputs
+  // after the first `num_inputs`.
   Columns read_angles(Call& call, int num_inputs) const {
     Columns found = columns;
     if (call.num_inputs() == num_inputs) return found;

@@ -50,7 +50,7 @@ class PreparedRows {
     return &floats_[size_t(row) * padded(inner)];
   }
 
-  // Converts a row to what a product with weights in `format` reads.
+  // Converts a row to the form that a product with weights in `format` reads.
   void prepare(int row, int inner, Format format) {
     const int length = padded(inner);
     const size_t at = size_t(row) * length;
@@ -65,8 +65,8 @@ class PreparedRows {
   }
 
   // Multiplies the rows by a kernel [inner, outer]. Each of `num_threads`
-  // threads calls this function, which takes some columns of the product and
-  // calls use(row, column, count, numbers) with their numbers.
+  // threads calls this function, which computes some columns of the product and
+  // calls use(row, column, count, numbers): `count` numbers from `column` on.
   template <class Use>
   void multiply(WorkQueue& queue, int num_threads, const uint8_t* kernel,
                 Format format, int inner, int outer, Use use) const {

@@ -55,9 +55,9 @@ inline float sum_from(const float* shares, int size, float least,
 }
 
 // Keeps the fewest largest shares whose sum (if `counts`, whose number) is at
-// least `wanted`, and all shares equal to the smallest of these; zeroes others.
-// Finds the smallest kept share by bisection over its bits, because floats that
-// are not negative have the order of their bits.
+// least `wanted`, and all shares equal to the smallest of these; sets the other
+// shares to 0. Finds the smallest kept share by bisection over its bits,
+// because floats that are not negative have the order of their bits.
 inline void keep_largest(float* shares, int size, float wanted, bool counts) {
   int32_t low = 0, high = 0x3f800001;  // just above 1, the largest share
   while (high - low > 1) {

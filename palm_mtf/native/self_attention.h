@@ -29,8 +29,8 @@ struct Masks {
   // there must be segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
-  // Returns, for each of kLanes positions from `first` on, whether `position`
-  // sees it: -1 or 0.
+  // Returns kLanes numbers, one for each position from `first` on: -1 if
+  // `position` sees that position, else 0.
   Ints seen_by(int position, int first) const {
     Ints at = splat(first);
     for (int i = 0; i < kLanes; ++i) at[i] += i;
@@ -154,8 +154,8 @@ class HeadGroup {
   }
 
  private:
-  // Each row is one head of the group at one position; positions are from
-  // `begin` on.
+  // A block of consecutive positions from `begin` on. Each row is one head of
+  // the group at one of these positions.
   struct Block {
     int begin, rows, keys, width;  // `width` is `keys` with padding
 
@@ -225,8 +225,8 @@ class HeadGroup {
     return largest;
   }
 
-  // Writes the weights and the gradients of the scores, for the kRows rows of
-  // one word.
+  // Writes the weights and the gradients of the scores, for the kRows rows from
+  // `row` on, whose numbers share words.
   void softmax_gradient(const Block& block, int row, float* scores,
                         float* dweights, W* weights_t, W* dscores_t,
                         W* dscores) const {

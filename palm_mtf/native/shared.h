@@ -20,8 +20,8 @@ namespace palm {
 // Threads of training do not, because TensorFlow's operations need the cores.
 constexpr int kPatience = 20000, kNoPatience = 0;
 
-// What the calls of all sessions in a process share; a call that uses it holds
-// the mutex.
+// State that the calls of all sessions in a process share. A call that uses it
+// holds the mutex.
 struct Shared {
   std::mutex mutex;
   std::map<std::pair<int, int>, Team> teams;  // by size and patience
@@ -34,7 +34,8 @@ struct Shared {
 };
 
 inline Shared& shared() {
-  // Never freed, because other threads may still run when the process ends.
+  // The state is never freed, because other threads may still run when the
+  // process ends.
   static Shared& it = *new Shared;
   return it;
 }

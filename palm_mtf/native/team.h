@@ -32,8 +32,8 @@ class Team {
 
   int size() const { return size_; }
 
-  // Calls job(i) for each i in [0, size), each in another thread; job(0) runs
-  // in the caller's thread.
+  // Calls job(i) for each i in [0, size), each in a different thread; job(0)
+  // runs in the caller's thread.
   void run(const std::function<void(int)>& job) {
     job_ = &job;
     cores_.hold(threads_);
@@ -42,7 +42,7 @@ class Team {
     meet();
   }
 
-  // Is a barrier: returns once all threads of the job have called meet().
+  // Waits at a barrier until all threads of the job have called meet().
   void meet() {
     unsigned round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {

@@ -54,7 +54,7 @@ inline Floats add_product(Floats sum, const uint32_t* x, Words w) {
   return add_pairs(sum, reinterpret_cast<const uint16_t*>(x), w);
 }
 
-// Multiplies the first `rows` rows of x, at most kRows, by a panel; calls
+// Multiplies the first `rows` (at most kRows) rows of x by a panel; calls
 // use(row, sums) for each row.
 template <int kRows, class W, class Use>
 inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
