@@ -73,8 +73,8 @@ class WorkerPool:
 
     Args:
       work: function that this process applies to a batch.
-      start_work: function that a worker calls once; returns the function that
-        the worker applies to batches.
+      start_work: function that a worker calls once, to get the function that it
+        applies to batches.
       when_killed: message of the error if a worker process is killed.
       num_processes: number of workers; one per core by default, 0 for none.
     """

@@ -81,8 +81,8 @@ def write_atomically(
 
 
 def _rename_to_new(temporary: str, path: str) -> None:
-  # os.link fails if the file exists. Between a check and os.replace, another
-  # process could make the file.
+  # os.link fails if the file exists. os.replace would need a check before it,
+  # and another process could make the file in between.
   try:
     os.link(temporary, path)
   except FileExistsError:

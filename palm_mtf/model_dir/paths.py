@@ -9,7 +9,7 @@ _STEP = re.compile(r"step_(\d{8,})")
 
 
 class ModelDir:
-  """The paths of one MODEL_DIR, which need not exist."""
+  """The paths in one MODEL_DIR; the folder need not exist."""
 
   def __init__(self, path: str):
     self.path = path
@@ -23,9 +23,10 @@ class ModelDir:
     self.checkpoints = os.path.join(path, "checkpoints")
     # JSON lines with metrics. TensorBoard's events.* are in the same folder.
     self.metrics = os.path.join(path, "metrics.jsonl")
-    # JSON lines: continuations of PROMPTS.
+    # JSON lines with the continuations of PROMPTS.
     self.samples = os.path.join(path, "samples.jsonl")
-    # JSON lines: loss spikes, and how far training went back.
+    # JSON lines with the loss spikes, and how far training went back after
+    # each.
     self.rewinds = os.path.join(path, "rewinds.jsonl")
     # Folders step_00000200/ with answers and metrics of SeqIO tasks.
     self.evaluations = os.path.join(path, "eval")
@@ -54,7 +55,7 @@ class ModelDir:
 
 
 class SweepDir:
-  """The paths of a sweep's MODEL_DIR, which need not exist."""
+  """The paths in a sweep's MODEL_DIR; the folder need not exist."""
 
   def __init__(self, path: str):
     self.path = path

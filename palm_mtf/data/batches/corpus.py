@@ -71,7 +71,7 @@ class Corpus:
     )
 
   def batches(self, sizes: BatchSizes, skips: Skips | None = None) -> Batches:
-    """Returns the training batches except those that `skips` lists.
+    """Returns the training batches, except the batches that `skips` lists.
 
     Raises:
       UserError: an epoch holds less than one batch.

@@ -198,9 +198,10 @@ class DocumentStream:
 
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
-    # A block's nominal start is block * _num_tokens / _num_blocks. The block
+    # A block's nominal start is block * _num_tokens / _num_blocks. A block
     # begins there or later, because it takes whole documents of each source. So
-    # no block after this estimate can hold `position`; search backward from it.
+    # no block after this estimate can hold `position`; search backward from the
+    # estimate.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:

@@ -168,7 +168,7 @@ def make_objective(
 
   Args:
     name: OBJECTIVE, a key of OBJECTIVES.
-    data: data settings, which include those of span corruption.
+    data: data settings, with noise_density and mean_span_length.
     vocabulary: vocabulary of the run, with EXTRA_IDS sentinels at its end.
   """
   if name != "span_corruption":

@@ -122,7 +122,7 @@ def make_joined_row(
   """
   row = {"inputs": _shift(targets), "targets": targets}
   if eod_id is not None:
-    # A segment begins where the shifted input is [eod]; the input becomes 0.
+    # A segment begins where the shifted input is [eod]; this input becomes 0.
     begins = row["inputs"] == eod_id
     row["inputs"][begins] = 0
     row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
@@ -167,7 +167,7 @@ class WholeRows:
     else:
       pieces = objective.cut(spans[:, [0, 2]], length)
       spans, lengths = pieces[:, [0, 0, 1]], objective.lengths(pieces)
-    # Row i holds the spans from index first[i] to first[i + 1] - 1.
+    # Row i holds the spans with indices _first[i] to _first[i + 1] - 1.
     self._first = np.arange(len(spans) + 1)
     if packed:
       order = shuffle(np.arange(len(spans)), len(spans), f"seed {seed} packing")

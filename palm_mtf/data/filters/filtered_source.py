@@ -106,7 +106,7 @@ class _Decisions:
     data: DataConfig,
     folders: Sequence[str],
   ):
-    """Reads decisions from `folders`; writes new decisions to the first."""
+    """Reads decisions from `folders`; writes new ones to the first folder."""
     self._sources, self._folders = sources, folders
     self._filters, self._evaluation_sets = data.filters, EvaluationSets(data)
     self._known: list[str] | None = None
@@ -150,7 +150,7 @@ class _Decisions:
 
 
 class FilteredSource:
-  """A Source with only those documents of another source that filters keep."""
+  """A Source with only the documents of another source that filters keep."""
 
   def __init__(self, source: Source, number: int, decisions: _Decisions):
     """Filters `source`, whose index among the run's sources is `number`."""

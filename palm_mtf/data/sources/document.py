@@ -105,7 +105,7 @@ def decode_text(content: bytes) -> str | None:
 
 
 def cut_text(text: str, max_characters: int) -> Iterator[str]:
-  """Cuts text at line ends, if possible, into parts of <= `max_characters`."""
+  """Yields parts of at most `max_characters`, cut at line ends if possible."""
   start = 0
   while start < len(text):
     end = start + max_characters

@@ -297,7 +297,7 @@ def describe_shards(
   """Returns the paths that are not local files, then hashes of the local files.
 
   Args:
-    paths: paths of a data set's files, some of which may be remote.
+    paths: paths of a data set's files, local or remote.
     digests: cache of the hashes; if None, every local file is hashed.
   """
   paths = [os.fspath(path) for path in paths]

@@ -82,8 +82,8 @@ class Examples:
     """Returns the number of words and the n-grams of each kept example.
 
     Returns:
-      Numbers of words, [kept], int64, and a list of arrays of hashed n-grams,
-      uint64.
+      The numbers of words, [kept], int64; and a list with an array of hashed
+      n-grams, uint64, per example.
     """
     words = np.array([words for _, _, words, _ in self._kept], np.int64)
     return words, [ngrams for _, _, _, ngrams in self._kept]
@@ -118,7 +118,7 @@ class ContaminationSearch:
       self._found[find_hashes(self._ngrams, hash_ngrams(words, n))] = True
 
   def result(self) -> Contamination:
-    """Returns how far the documents added so far contaminate the examples."""
+    """Returns how many examples the added documents contaminate."""
     found = self._found[self._places]
     ends = np.cumsum(self._counts)
     hits = np.concatenate([[0], np.cumsum(found)])
@@ -147,8 +147,8 @@ class ContainedExamples:
     self.num_short = int((self._counts == 0).sum()) - 1  # of fewer than 8 words
     # The distinct 8-grams, sorted, which `find_ngrams` looks up.
     self.table, index = np.unique(np.concatenate(ngrams), return_inverse=True)
-    # The examples with 8-gram table[i] are _owners[_starts[i] : _starts[i +
-    # 1]].
+    # _owners[_starts[i] : _starts[i + 1]] are the examples with 8-gram
+    # table[i].
     by_ngram = np.argsort(index, kind="stable")
     self._owners = np.repeat(np.arange(len(ngrams)), self._counts)[by_ngram]
     self._starts = np.searchsorted(

@@ -45,7 +45,7 @@ class TextCounts:
   longest_start: str = ""  # the beginning of its text
 
   def add(self, split: str, document: Document, tokens: int | None) -> None:
-    """Counts a document, of `tokens` tokens without [eod] (None if unknown)."""
+    """Counts a document; `tokens`, or None if not counted, excludes [eod]."""
     num_bytes = document.num_bytes
     self.documents += 1
     self.bytes += num_bytes
@@ -76,7 +76,7 @@ class Survey:
   # sources. The set "validation" is the validation split of all sources.
   contamination: dict[str, Contamination]
   # Maps the `Group.digest` of each of the largest groups to the beginning of
-  # that text.
+  # the text with this digest.
   starts: dict[bytes, str]
 
 

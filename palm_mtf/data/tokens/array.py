@@ -133,9 +133,8 @@ def _find_runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
 def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
   """Returns which tokens from `start` to `stop` - 1 are learned, bool."""
   targets, ends = documents
-  # Targets lie in this range only for some examples: from the first example
-  # that ends after `start` to the last example whose targets begin before
-  # `stop`.
+  # Only examples `first` to `last` - 1 have targets in this range, because they
+  # end after `start` and their targets begin before `stop`.
   first = int(np.searchsorted(ends, start, side="right"))
   last = int(np.searchsorted(targets, stop, side="left"))
   is_target = np.zeros(stop - start, bool)
@@ -190,6 +189,6 @@ def _map(
     _C.madvise(address, num_bytes, mmap.MADV_RANDOM)
   content = (ctypes.c_char * num_bytes).from_address(address)
   release = weakref.finalize(content, _C.munmap, address, num_bytes)
-  # Do not unmap at the end of the process: a thread may still read.
+  # Do not unmap at the end of the process, because a thread may still read.
   release.atexit = False
   return content

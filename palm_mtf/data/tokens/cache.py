@@ -128,7 +128,7 @@ def _find_or_write(
   if store := _read(path, verify):
     return store
   with _lock_folder(folder):
-    # Another process may have written this store while this one waited.
+    # Another process may have written the store while this process waited.
     with contextlib.suppress(DamagedShardError):
       return read_store(path, verify=verify)
     write_store(path, source, vocabulary)

@@ -112,7 +112,7 @@ def _gather_parts(
   documents: Iterable[tuple[str, Document]],
   waiting: collections.deque[_Cut],
 ) -> Iterator[list[_Part]]:
-  """Yields batches of parts; adds each document that was cut to `waiting`."""
+  """Yields batches of parts; appends a `_Cut` per document to `waiting`."""
   batch: list[_Part] = []
   size = 0
   for split, document in documents:
@@ -152,7 +152,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 def _encode(
   vocabulary: Vocabulary, num_threads: int, batch: list[_Part]
 ) -> list[np.ndarray]:
-  """Returns the ids of every part; a part that is already ids stays as is."""
+  """Returns the ids of every part; a part that is an array of ids stays."""
   parts = [part for part in batch if isinstance(part.text, str)]
   ids = iter(
     vocabulary.encode_arrays(

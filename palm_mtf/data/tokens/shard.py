@@ -209,7 +209,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
 
 def _size_of(name: str, summary: ShardSummary, path: str) -> int:
-  """Returns the bytes that a file should have by its header and the counts."""
+  """Returns the size in bytes that a file's header and the counts imply."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):

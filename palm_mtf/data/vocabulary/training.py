@@ -29,9 +29,9 @@ _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
 # The maximum number of characters in distinct words. SentencePiece needs up to
 # 150 bytes for each of these characters, and 1.2 GB for 256,000 pieces, so this
-# limit keeps it below 4 GB. A sample of 64M characters has 18M characters in
-# distinct words if it is Python, and fewer if it is prose; but a line without
-# spaces, as in Chinese, is one word.
+# limit keeps memory below 4 GB. A sample of 64M characters has 18M characters
+# in distinct words if it is Python, and fewer if it is prose; but a line
+# without spaces, as in Chinese, is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
 # Chunks are cut at these characters. U+2581 and U+2585, SentencePiece's marks
@@ -76,8 +76,8 @@ def train_vocabulary(
     UserError: `learn_model` fails, or `path` cannot be written.
   """
   sample = training_sample(documents, vocab_size)
-  # Do not replace an existing file: another command may have trained this
-  # vocabulary in the meantime and be using it.
+  # Do not replace an existing file, because another command may have trained
+  # this vocabulary in the meantime and be using it.
   write_atomically(path, learn_model(sample, vocab_size), replaces=False)
 
 

@@ -264,7 +264,7 @@ class Vocabulary:
 def load_vocabulary(
   model_dir: str, data: DataConfig, *, vocab_size: int
 ) -> Vocabulary:
-  """Loads VOCABULARY or, if it is None, loads or trains the MODEL_DIR's own.
+  """Loads VOCABULARY or, if None, loads or trains MODEL_DIR/vocabulary.model.
 
   Raises:
     UserError: the file is not a usable model, has more than `vocab_size`
@@ -311,7 +311,8 @@ def add_sentinels(model: bytes, extra_ids: int) -> bytes:
   """Adds T5's sentinels to the end of a SentencePiece model, as SeqIO does.
 
   <extra_id_0> has the last id, <extra_id_1> the id before it. The text
-  " <extra_id_0>" is encoded as that id, so that a prompt can have blanks.
+  " <extra_id_0>" is encoded as the last id, so that a prompt can have blanks to
+  fill.
 
   Args:
     model: serialized model; returned as it is if there are no sentinels.
