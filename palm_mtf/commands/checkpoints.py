@@ -175,8 +175,8 @@ def prune(
   with training_lock(model_dir):
     states = {path: _check_state(path) for path in _find_folders(model_dir)}
     whole = [path for path, state in states.items() if state == _WHOLE]
-    # If no checkpoint is whole, remove none: nothing else is left of the run,
-    # and its user may be able to repair one.
+    # If no checkpoint is whole, remove none: the run has no other weights, and
+    # the user may be able to repair a checkpoint.
     if not whole:
       raise UserError(
         f"MODEL_DIR = {model_dir!r}: none of its {len(states)} checkpoints "
@@ -199,7 +199,7 @@ def prune(
 
 
 def _find_folders(model_dir: str) -> list[str]:
-  """Returns the paths of all checkpoints, oldest first; UserError if none."""
+  """Returns all checkpoints' paths, oldest first; raises UserError if none."""
   if not os.path.isdir(model_dir):
     folder, name = os.path.split(model_dir.rstrip("/"))
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
@@ -266,7 +266,8 @@ def _compare_tensors(
 
   readers = [tf.train.load_checkpoint(each.prefix) for each in weights]
   differences = {}
-  # Read one tensor of each model at a time: both models may not fit in memory.
+  # Read one tensor of each model at a time, because two whole models may be too
+  # large for memory.
   for name in sorted(names):
     a, b = map(_read_tensor, weights, readers, [name] * 2)
     # Compare bytes, not values: -0 equals 0, and NaN does not equal NaN.

@@ -69,8 +69,8 @@ def describe_step(
   """
   batch, pieces = batches.batch(step), batches.pieces(step)
   targets = batch["targets"]  # [rows, length]
-  # A batch without loss weights (PACKING = "joined"): every token counts in the
-  # loss.
+  # If PACKING = "joined", a batch has no loss weights, because every token
+  # counts in the loss.
   weights = batch.get("loss_weights", np.ones(targets.shape, np.float32))
   is_padding = _find_padding(batch, vocabulary.eod_id)
   tokens = targets[~is_padding]
@@ -138,8 +138,8 @@ def _split_row(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # The vocabulary encodes a space in front of each text, but a part from the
-    # middle of a text has none.
+    # Decoding drops a space at the beginning of a text. If a part comes from
+    # the middle of a text, decode it after another token, to keep its space.
     before = [vocabulary.anchor] if is_inside else []
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),

@@ -114,14 +114,14 @@ def _count_epochs(
 
 
 def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
-  """Returns the run's vocabulary; None if it is missing and training fails."""
+  """Returns the run's vocabulary; None if there is none and training fails."""
   try:
     return load_vocabulary(
       model_dir, config.data, vocab_size=config.model.vocab_size
     )
   except UserError as error:
-    # Do without: only the count of tokens needs a vocabulary. Duplicates and
-    # overlap are found by comparing words.
+    # Continue without a vocabulary: only the count of tokens needs one.
+    # Duplicates and overlap are found by comparing words.
     if config.data.vocabulary is not None:
       raise
     _logger.warning(f"tokens are not counted: {error}")
@@ -130,7 +130,7 @@ def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
 
 def _make_record(result: Survey) -> dict[str, object]:
   # Name a group of copies by the beginning of its text, not by its digest,
-  # which is bytes: JSON has none.
+  # because JSON cannot represent bytes.
   def groups(found: Sequence[Group]) -> list[dict[str, object]]:
     return [
       {"size": each.size, "start": result.starts[each.digest]} for each in found

@@ -60,8 +60,8 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   vocabulary = load_vocabulary(
     model_dir, config.data, vocab_size=model.vocab_size
   )
-  # Import SeqIO and TensorFlow, which takes seconds, after the settings'
-  # checks.
+  # Check the settings before this import of SeqIO and TensorFlow, which takes
+  # seconds.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
   from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 

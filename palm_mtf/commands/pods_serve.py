@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf pods serve`: serves this host's devices to clients elsewhere."""
 
-# The server has no settings of a model: a client sends it the part of its graph
-# that is placed on the server's devices. It serves one client at a time.
+# The server has no settings of a model: a client sends the part of the graph
+# that the server's devices compute. The server serves one client at a time.
 
 import logging
 import os
@@ -44,8 +44,8 @@ def serve(
   """
   check_count("--devices", devices)
   # All servers of a run must have the same number of threads (checked by
-  # cluster/server_info.py), because all pods have to compute the same bits, and
-  # the number of threads that compute a sum decides its last bit.
+  # cluster/server_info.py): the last bit of a sum depends on the number of
+  # threads, and results have to be bit-identical on all pods.
   threads = len(os.sched_getaffinity(0)) if threads is None else threads
   check_count("--threads", threads)
   host, port = split_address("--listen", listen)

@@ -157,7 +157,7 @@ def _score(
 
 
 def _find_best(scores: Sequence[dict]) -> dict[str, int]:
-  """Returns the likeliest option's index, by total, per token and per byte."""
+  """Returns the likeliest options' indices: in total, per token, per byte."""
 
   def best(value: Callable[[dict], float]) -> int:
     return max(range(len(scores)), key=lambda i: value(scores[i]))

@@ -88,7 +88,7 @@ def serve(
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolved(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
-  # On several devices, weights that WEIGHT_DTYPE quantizes are kept in the
+  # On several devices, the weights that WEIGHT_DTYPE would quantize stay in the
   # activation dtype.
   is_split = config.mesh_layout.num_devices > 1
   weight_dtype = "activation" if is_split else config.decode.weight_dtype

@@ -27,8 +27,8 @@ from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 
-# The flags that error messages name, in place of macros. There is no flag for
-# the field of a document's weight.
+# Error messages name these flags instead of macros. There is no flag for the
+# field of a document's weight.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
 _MEASURED_CHUNKS = 1024  # of the training sample; about 4,096 characters each
 
@@ -66,7 +66,8 @@ def vocab(
   model = learn_model(sample, size, size_setting="--size")
   pieces = list_pieces(model).encode()
   write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
-  # Write the model after PREFIX.vocab: a run that finds it then finds both.
+  # Write the model after PREFIX.vocab: a run that finds the model then also
+  # finds PREFIX.vocab.
   write_atomically(path, model)
   vocabulary = Vocabulary(path, setting="--output")
   # The sample's chunks are in the order of their hashes, so the first ones come
@@ -89,7 +90,7 @@ def inspect(
   text_field: str,
   as_json: bool,
 ) -> None:
-  """Prints a vocabulary's piece counts, what text it changes, and how it fits.
+  """Prints a vocabulary's piece counts, the texts it changes, and how it fits.
 
   Args:
     vocabulary: path of a SentencePiece model.
@@ -99,8 +100,8 @@ def inspect(
   """
   path = os.path.expanduser(vocabulary)
   loaded = Vocabulary(path, setting="--vocabulary")
-  # A vocabulary may not restore a text in decode(encode(text)). `losses` tries
-  # short probe texts, `measure_fit` every document.
+  # decode(encode(text)) may differ from the text. `losses` checks this on short
+  # probe texts, `measure_fit` on every document.
   pieces = count_pieces(loaded)
   losses = loaded.losses()
   fit = measure_fit(loaded, _read(globs, text_field))
