@@ -92,7 +92,7 @@ class Installation:
     versions: version of every installed package, by normalized name.
     requirements: requirements of palm_mtf and some of its libraries, in the
       form of package metadata, such as "numpy<3,>=2.1".
-    import_error: text on the import that failed; "" if none did.
+    import_error: text that says which import failed and why; "" if none failed.
   """
 
   python: str
@@ -107,7 +107,7 @@ class Installation:
 
   @property
   def specifiers(self) -> dict[str, object]:
-    """Specifier of the accepted versions of each required package, by name."""
+    """Accepted versions, as specifiers, by the name of the required package."""
     # A broken installation may lack `packaging`. Return nothing then, so that
     # the other checks still work.
     if "packaging" not in self.versions:
@@ -227,7 +227,8 @@ def _try_imports() -> tuple[str, str]:
   """Imports the libraries in another process.
 
   Returns:
-    Text on the import that failed, "" if none did, and TensorFlow's devices.
+    Text that says which import failed ("" if none failed), and text that lists
+    TensorFlow's devices.
   """
   try:
     result = subprocess.run(
@@ -253,7 +254,7 @@ def _try_imports() -> tuple[str, str]:
 
 
 def _find_cause(why: str) -> str:
-  """Returns the last line of a traceback that names an exception."""
+  """Returns, of a traceback's lines that name an exception, the last one."""
   lines = [line.strip() for line in why.splitlines() if line.strip()]
   named = [x for x in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", x)]
   return (named or lines or ["no reason given"])[-1]
@@ -262,8 +263,8 @@ def _find_cause(why: str) -> str:
 def find_faults(found: Installation) -> list[Problem]:
   """Returns the problems of an installation, causes before consequences."""
   problems = [*_find_overwritten(found), *_find_unmet_requirements(found)]
-  # Report a failed import only if there is no other problem, because it is
-  # usually a consequence.
+  # Report a failed import only if there is no other problem, because the
+  # failure is usually a consequence of another problem.
   if found.import_error and not problems:
     problems = [_explain_import(found)]
   return problems

@@ -232,7 +232,7 @@ def check_known(
     settings: settings whose values may refer to macros.
     known: every macro of every command.
   """
-  # A user may define another macro, if the value of a setting refers to it.
+  # A user may define other macros, to which the values of settings refer.
   asked = set(known)
   for setting in settings:
     names = list(names_in(setting.value))
@@ -255,7 +255,7 @@ def check_known(
 def find_reached(
   settings: Iterable[Setting], macros: Mapping[str, Setting]
 ) -> dict[str, Setting]:
-  """Returns the macros that `settings` refer to, directly or by other macros.
+  """Returns the macros that `settings` use, directly or through other macros.
 
   Raises:
     UserError: if a macro is not set, or macros refer to each other in a circle.

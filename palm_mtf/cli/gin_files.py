@@ -143,12 +143,12 @@ class Configuration:
     return dataclasses.replace(self, macros=macros)
 
   def add_location(self, message: str) -> str:
-    """Adds to a message that begins with "MACRO = " where the macro is set."""
+    """Appends where MACRO is set, if the message begins with "MACRO = "."""
     setting = self.macros.get(message.partition(" = ")[0])
     if (
       not setting
       or setting.origin == DEFAULT
-      or message.startswith(setting.cited)  # which includes the place
+      or message.startswith(setting.cited)  # `cited` includes the place
     ):
       return message
     return f"{message} ({setting.name} is set {setting.place})"
@@ -202,7 +202,7 @@ class Configuration:
     return literals
 
   def _resolve_macros(self, value: object) -> object:
-    """Returns a copy of `value` in which values replace macros' names."""
+    """Returns a copy of `value` with values instead of references to macros."""
     if isinstance(value, Macro) and value.name in self.macros:
       return self._resolve_macros(self.macros[value.name].value)
     if isinstance(value, dict):
@@ -271,8 +271,8 @@ def load(
     asked: the command line, for the first line of config.gin.
     model_dir: MODEL_DIR of a training run, whose config.gin is read before
       `gin_files`; None for no run.
-    trust_config: whether the run's config.gin may run code; if False, it is an
-      error if it can (gin_checks.check_runs_no_code).
+    trust_config: whether the run's config.gin may run code; if not, a file that
+      can run code is an error (gin_checks.check_runs_no_code).
     over: settings that override all others, such as those of one run of a
       sweep.
 
@@ -425,7 +425,7 @@ def make_run_loader(
 
 
 def read_chip(chip: object) -> dict[str, Setting]:
-  """Returns {macro: setting} from the gin file of a CHIP; {} if it has none."""
+  """Returns {macro: setting} from the gin file of a CHIP; {} without a file."""
   if chip == "measured":
     return _read_measured_chip()
   path = gin_folder() / "hardware" / f"{chip}.gin"

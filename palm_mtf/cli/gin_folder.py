@@ -18,8 +18,8 @@ from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-# A prefix by which gin itself also finds palm_mtf's gin files, as package
-# files.
+# A prefix of file names. gin itself also accepts it, and finds palm_mtf's gin
+# files as files of the package.
 _PACKAGE_NAME = "palm_mtf/gin/"
 # The old name of the folder gin/defaults, which is accepted until version 0.3.
 _OLD_DEFAULTS = "runs"
@@ -41,7 +41,7 @@ def defaults_file(command: str) -> Path:
 
 
 def shorten_path(path: Path) -> str:
-  """Returns a path relative to the gin or current folder, if inside one."""
+  """Makes a path relative to the gin or current folder, if that contains it."""
   for folder in (gin_folder(), Path.cwd()):
     if path.is_relative_to(folder):
       return str(path.relative_to(folder))
@@ -86,7 +86,8 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
     name, folders = name.removeprefix(_PACKAGE_NAME), [gin_folder()]
   for folder in folders:
     path = folder / os.path.expanduser(name)  # or `name` if it is absolute
-    # If the name is too long for a file, os.path returns False; pathlib raises.
+    # Use os.path: if the name is too long for a file, os.path returns False,
+    # but pathlib raises an error.
     if os.path.isfile(path):
       return path.resolve()
     if os.path.isdir(path) and name:
@@ -105,7 +106,7 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
 
 @functools.cache  # warns only once per name
 def _find_renamed(name: str) -> Path | None:
-  """Returns the file whose old name is `name`, and warns; None if none is."""
+  """Returns the file whose old name is `name`, and warns; None without one."""
   folder, _, rest = name.partition("/")
   path = gin_folder() / "defaults" / rest
   if folder != _OLD_DEFAULTS or not os.path.isfile(path):
@@ -125,7 +126,7 @@ def _describe(folder: Path) -> str:
 
 
 def _suggest_file(name: str, folders: list[Path]) -> str:
-  """Returns did_you_mean's text for a similar path or else a similar name."""
+  """Returns did_you_mean's text for a similar path, or for a similar name."""
   existing = {}
   for path in sorted(gin_folder().glob("*/*.gin")):
     existing[str(path.relative_to(gin_folder()))] = None

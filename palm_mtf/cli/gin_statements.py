@@ -163,7 +163,9 @@ def names_in(value: object) -> Iterator[Reference | Macro]:
 
 
 def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
-  """Returns a gin file's statements, those of included files in their place.
+  """Returns a gin file's statements, and those of the files that it includes.
+
+  The statements of an included file are in the place of its `include`.
 
   Args:
     path: path of the file.
@@ -252,7 +254,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
   lines = text.split("\n")
   content = lines[min(line, len(lines)) - 1].strip()[:_MOST_SHOWN]
   _check_unquoted(content, binding, origin_of(line))
-  # Take only the token from gin's message, which refers to gin's source code.
+  # Use only the token in gin's message: the rest refers to gin's source code.
   token = re.search("Failed to parse token '(.*)'", message)
   message = (
     f"{token[1]} is not a Python value"

@@ -53,8 +53,8 @@ def run_command(run: Callable[[], int]) -> int:
 def _run_for_exit_code(run: Callable[[], int]) -> int:
   try:
     code = run()
-    # Flush here, where the error of a closed pipe can be caught, which it
-    # cannot at Python's exit.
+    # Flush here: if the pipe is closed, the error can be caught here, but not
+    # at Python's exit.
     sys.stdout.flush()
     return code
   except UserError as error:
@@ -155,7 +155,7 @@ def _run_configured(
     model_dir=getattr(options, "model_dir", None),
     trust_config=getattr(options, "trust_config", False),
   )
-  _prepare_for_tensorflow()  # the user's modules may import it
+  _prepare_for_tensorflow()  # the user's modules may import TensorFlow
   if options.print_config:
     configuration.check_values()
     print(configuration.format_effective(), end="")
@@ -172,8 +172,8 @@ def _run_configured(
     entry_point = _import_function(command.entry_point)
     entry_point(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
-    # Checks of values know a macro only by name: add the place where it was
-    # set.
+    # Checks of values know only a macro's name: add the place where the macro
+    # was set.
     raise UserError(configuration.add_location(str(error))) from error
 
 

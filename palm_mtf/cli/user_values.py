@@ -50,7 +50,7 @@ def convert_to_data(setting: Setting, value: Any) -> Any:
     value: result of a user's function, or a user's constant.
 
   Raises:
-    UserError: if the value is, or contains, anything else.
+    UserError: if the value is, or contains, an object of another kind.
   """
   reference = setting.value
   if isinstance(reference, Reference) and not reference.called:
