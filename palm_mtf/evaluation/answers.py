@@ -38,9 +38,8 @@ class CheckpointModel:
     self, checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
   ):
     self.config, self.vocabulary = config, vocabulary
-    # Opens the session that holds the weights. It is called for the first
-    # answer that no journal has: if only metrics are computed again, it is not
-    # called.
+    # A function that opens the session with the weights. It is called only for
+    # an answer that no journal has, so not if only metrics are computed again.
     self._load = functools.partial(
       LoadedDecoder,
       checkpoint,
@@ -204,8 +203,8 @@ class AnswerJournal:
 
     Args:
       path: path of the file, which need not exist.
-      depends_on: everything that the answers depend on, checkpoint, examples
-        and settings, as JSON values.
+      depends_on: everything that the answers depend on (checkpoint, examples
+        and settings), as JSON values.
       answered: function to call after each answer that is added.
 
     Raises:
@@ -223,7 +222,7 @@ class AnswerJournal:
           f"{path}: {json_text(answer)[:40]} is not an answer; remove the line."
         )
       kind, number, value = answer
-      if value is not None:  # null is a score that was not finite: recompute it
+      if value is not None:  # null: a score was not finite; compute it again
         self._known.setdefault(kind, {})[number] = value
     write_json_lines(path, [depends_on, *answers])  # drops an incomplete line
     self._lines = JsonLinesWriter(path)

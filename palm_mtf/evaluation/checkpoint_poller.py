@@ -41,8 +41,8 @@ def find_checkpoints(
 
   Raises:
     UserError: if a checkpoint is missing, damaged or from another model. If
-      EVAL_CHECKPOINTS is "every", damaged checkpoints are left out instead, and
-      the iterator raises the error, not this function.
+      EVAL_CHECKPOINTS is "every", the iterator raises the error instead of this
+      function, and skips damaged checkpoints.
   """
   if config.eval_checkpoints == NEWEST:
     return iter([newest_checkpoint(model_dir, shapes)])
@@ -97,7 +97,7 @@ def _wait_for_each(
     done = step_of(new[0])
     try:
       checkpoint = read_and_hold(new[0])
-    except RemovedCheckpointError:  # the run has KEEP_CHECKPOINTS
+    except RemovedCheckpointError:  # by the run, as KEEP_CHECKPOINTS says
       continue
     except DamagedCheckpointError as error:
       warn_of_damage(new[0], error)

@@ -39,7 +39,7 @@ from palm_mtf.model_dir.sealed import read_sealed, seal
 _logger = logging.getLogger(__name__)
 
 _SEAL = "seal"
-_VERSION = 1  # of the definition of contaminated
+_VERSION = 1  # version of the definition of "contaminated"
 
 
 def find_clean_examples(
@@ -67,8 +67,8 @@ def find_clean_examples(
     text = [source.fingerprint(digests) for source in sources]
   paths, found = {}, {}
   for task in tasks:
-    # The file's name depends only on the training text and the examples, so
-    # that the result is found even if other settings have changed.
+    # The result file's name depends only on the training text and the examples,
+    # so that the file is found even if other settings have changed.
     key = _hash(_VERSION, text, [each.digest(16) for each in task.texts])
     name = urllib.parse.quote(f"{task.name}-{task.split}-{key}.json", safe="")
     paths[task] = os.path.join(folders.contamination, name)
@@ -93,9 +93,10 @@ def find_clean_examples(
 def _search(
   sources: Sequence[Source], tasks: Sequence[EvalTask]
 ) -> dict[EvalTask, list[int]]:
-  """Searches the training text; returns each task's contaminated examples.
+  """Searches the training text for the tasks' examples.
 
-  The examples are returned as their numbers in the task.
+  Returns:
+    {task: numbers of the task's contaminated examples}.
   """
   examples = ContainedExamples(text for task in tasks for text in task.texts)
   found = np.zeros(len(examples.table), bool)

@@ -52,7 +52,7 @@ class TaskOutcome:
   split: str
   activation_dtype: str
   num_examples: int
-  num_cut: int  # examples whose inputs lost their beginning, to fit
+  num_cut: int  # examples whose inputs were too long and lost their beginning
   # {name: number or text}. Metrics over only the clean examples have names that
   # end in "_clean".
   metrics: dict[str, float | str]

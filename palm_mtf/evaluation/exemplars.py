@@ -37,8 +37,8 @@ from palm_mtf.user_text import (
 _logger = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
-# Exemplars are drawn from this many examples of the training split, which
-# hashes choose: few enough to keep in memory, and enough for any draw.
+# Exemplars are drawn from this many examples of the training split, which are
+# chosen by their hashes. So many fit in memory, and suffice for all questions.
 _POOL = 1000
 
 
@@ -67,8 +67,8 @@ class _Exemplar(NamedTuple):
 class SplitExemplars:
   """Exemplars from the training split.
 
-  Each question has other exemplars, drawn by hashes, or all questions have the
-  first examples of the split, as `config.exemplars` says.
+  As `config.exemplars` says, either each question has different exemplars,
+  drawn by hashes, or all questions have the first examples of the split.
   """
 
   text = ""
@@ -104,9 +104,9 @@ class SplitExemplars:
         f"{self._split!r} has only {len(candidates)} other examples{where}; "
         "give a smaller number."
       )
-    # Order the candidates by hash, which gives each question other exemplars,
-    # but the same ones on every machine and in any order of the questions. The
-    # PaLM paper does not say how it chose exemplars.
+    # Order the candidates by hash. Each question then has different exemplars,
+    # which do not depend on the machine or the order of the questions. The PaLM
+    # paper does not say how it chose exemplars.
     if not self._is_first:
       candidates.sort(key=lambda e: self._hash(key, e.key))
     return [exemplar.text for exemplar in candidates[: self._num_shots]]

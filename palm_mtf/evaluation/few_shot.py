@@ -48,7 +48,7 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
     name: name of a registered task or of a mixture. The preprocessors of each
       task must include SeqIO's `tokenize`.
     num_shots: number of exemplars before each example, drawn from the training
-      split; if it is 0, the form differs only in that its output is cut.
+      split. If it is 0, the form only cuts the model's output after the answer.
     seed: seed for drawing exemplars.
 
   Returns:
@@ -236,7 +236,7 @@ def _count_fitting(
   example: Mapping[str, Any],
   fits: Callable[[str, str], bool],
 ) -> int:
-  """Returns how many of the exemplars `shots`, from the first, fit."""
+  """Returns how many of the exemplars `shots`, counted from the first, fit."""
   inputs, targets = inputs_of(example), text_of(example["targets"])
 
   def fit(count: int) -> bool:

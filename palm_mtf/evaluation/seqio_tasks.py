@@ -116,7 +116,7 @@ def open_eval_tasks(
 
 
 def _find_problem(task: seqio.Task, split: str) -> str:
-  """Returns why a task cannot be evaluated, or "" if it can."""
+  """Returns why a task cannot be evaluated, or "" if it can be."""
   with user_code(f"EVAL_TASKS: the splits of {task.name}"):
     splits = list(task.splits)
   with user_code(f"EVAL_TASKS: the metric functions of {task.name}"):
@@ -266,8 +266,8 @@ class EvalTask:
     Raises:
       UserError: if a metric function or a postprocessor of the task fails.
     """
-    # Compute the answers outside of user_code, so that an error of the model is
-    # not reported as one of the task's code.
+    # Compute the answers outside the user_code block, so that an error of the
+    # model is not reported as an error of the task's code.
     outputs, predicted, scores = self._outputs, [], []
     if outputs & _PREDICTS:
       predicted = [*enumerate(self._encode(answers.predictions()))]
@@ -319,7 +319,7 @@ class EvalTask:
   def _compute_metrics(
     self, kept: KeptOutputs, numbers: Sequence[int]
   ) -> dict[str, float]:
-    """Returns the metrics, of some examples, that are numbers.
+    """Computes metrics of some examples; returns those that are numbers.
 
     Args:
       kept: targets and answers of all examples.
@@ -452,8 +452,9 @@ def group_metrics(
     groups: {group: categories}; categories without an example are left out.
 
   Returns:
-    Averages over all categories, with the metrics and averages of each group,
-    and {category: metrics}. Both are {} if there are fewer than 2 categories.
+    {name: value} of the averages over all categories and of the metrics and
+    averages of each group, and {category: metrics}. Both are {} if there are
+    fewer than 2 categories.
   """
   places: dict[str, list[int]] = {}
   for number, category in enumerate(categories):
