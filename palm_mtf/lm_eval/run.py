@@ -37,7 +37,7 @@ _KNOWN = {*_MAX_TOKENS, "until", "do_sample", "temperature", "top_k", "top_p"}
 def split_pair(context: str, continuation: str) -> tuple[str, str]:
   """Moves spaces from a context's end to the continuation, as the harness does.
 
-  So the continuation " word" may be encoded as one piece, as in training.
+  The continuation " word" may then be encoded as one piece, as in training.
   """
   kept = context.rstrip()
   return kept, context[len(kept) :] + continuation
