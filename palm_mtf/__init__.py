@@ -20,7 +20,7 @@ def gin_path() -> str:
 
 
 class _MeshTensorFlowFinder:
-  """Adds TensorFlow 1 names before `mesh_tensorflow` is imported."""
+  """Adds old names to TensorFlow just before `mesh_tensorflow` is imported."""
 
   @classmethod
   def find_spec(cls, name: str, *unused: object) -> None:

@@ -25,7 +25,7 @@ class _ModeKeys:
 
 
 def put_back() -> None:
-  """Imports TensorFlow, and adds those of the old names that it lacks."""
+  """Imports TensorFlow, and adds the old names that it lacks."""
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.python.framework import ops, tensor_conversion_registry

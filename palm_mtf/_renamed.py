@@ -17,8 +17,8 @@ _NEW_NAMES = {
 class RenamedFinder:
   """Finds a renamed package, and the modules in it, by their old names.
 
-  The first import of each old name warns. Old and new name give the same module
-  object, so that the module's classes and registrations exist only once.
+  The first import of each old name warns. The old and the new name give the
+  same module object, so the module's classes and registrations exist only once.
   """
 
   @classmethod

@@ -54,7 +54,7 @@ class _Results:
   def _explain_errors(self) -> Iterator[None]:
     try:
       yield
-    except BrokenPipeError:  # the reader of the results has read enough
+    except BrokenPipeError:  # the reader of stdout has read enough
       raise
     except OSError as error:
       # Discard the rest of the buffer: Python writes it at its exit, which
@@ -97,8 +97,8 @@ def configure_logging() -> None:
   _repair_streams()
   logger = logging.getLogger("palm_mtf")
   logger.setLevel(logging.INFO)
-  # Otherwise a handler of the root logger, such as absl's, prints records
-  # again.
+  # Do not propagate records to the root logger: its handlers, such as absl's,
+  # would print the records again.
   logger.propagate = False
   logger.addHandler(_HANDLER)  # has no effect in a second call
 

@@ -86,7 +86,7 @@ def describe(error: BaseException) -> str:
   """Describes an exception by type, message and the user's failing line."""
   text = _TENSORFLOW.sub("", _to_text(error))
   message = f"{type(error).__name__}: {text}"
-  if text.startswith("in user code:"):  # AutoGraph: the last part has both
+  if text.startswith("in user code:"):  # AutoGraph; the last part has the error
     message = text.rstrip().rpartition("\n\n")[2]
   elif _TRACEBACK in text:  # TensorFlow called a Python function
     message = text.partition(_TRACEBACK)[0]
@@ -112,7 +112,8 @@ def _find_cause(error: BaseException) -> BaseException:
     seen.add(id(error))
     frames = _list_frames(error)
     by_gin = _GIN_WRAPPER in type(error).__str__.__qualname__ or (
-      # Gin could not make an instance of the new class, and raised that error.
+      # Gin failed to make an instance of the new class, and the failure itself
+      # was raised.
       bool(frames) and frames[-1].function == _GIN_WRAPPER
     )
     inner = error.__context__ if by_gin else error.__cause__

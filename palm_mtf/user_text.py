@@ -43,8 +43,8 @@ _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 # The first bytes of files in formats that are not accepted as text. UTF-32
 # comes first, because its little-endian byte order mark begins with UTF-16's.
-# None of these bytes are valid UTF-8. Those of bzip2 are (see _BZ2), but they
-# are so many that no text begins with them by chance.
+# None of these bytes are valid UTF-8. A bzip2 file's first bytes are valid (see
+# _BZ2), but so many that no text begins with them by chance.
 _FORMATS = {
   codecs.BOM_UTF32_LE: "UTF-32",
   codecs.BOM_UTF32_BE: "UTF-32",
