@@ -43,7 +43,7 @@ class TrainJob:
 
   @property
   def start(self) -> Checkpoint | None:
-    """The checkpoint that the next training loop continues; None for step 0."""
+    """The checkpoint that the next loop continues; None to begin at step 0."""
     return self.checkpoint or self.initial_state
 
   @property

@@ -141,8 +141,8 @@ class TrainStep:
         the steps before that one are done.
     """
     fed = []
-    # Reshape [steps * rows, length] to [rounds, ...], because LoopProgram takes
-    # features so. Rounds after the last step stay zero, and are not run.
+    # Reshape [steps * rows, length] to [rounds, ...], the shape of the features
+    # of LoopProgram. Rounds after the last step stay zero, and are not run.
     for name, placeholder in self._program.loop.features.items():
       rows = np.concatenate([batch[name] for batch in batches])
       rounds = np.zeros(placeholder.shape, rows.dtype)

@@ -33,7 +33,8 @@ class Watchdog:
     self.expect_slow()
     self._where = "before the first step"
     self._end = threading.Event()
-    # A thread runs even while the main thread waits in Python or C++.
+    # A separate thread watches, because it runs even while the main thread
+    # waits in Python or C++.
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
   def __enter__(self) -> "Watchdog":

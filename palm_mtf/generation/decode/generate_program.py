@@ -26,7 +26,7 @@ from palm_mtf.ops.variables import make_variable
 # token of each prompt again and continues, token by token, up to a given length
 # or until every row has ended. Variables keep the state between calls of
 # `advance`, so that a caller can show tokens before the text is complete. The
-# NUM_SAMPLES or NUM_BEAMS rows of one prompt are neighbours.
+# NUM_SAMPLES or NUM_BEAMS rows of one prompt are adjacent.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,8 +30,8 @@ class Kernel:
   """A constant weight matrix on one device.
 
   Attributes:
-    weights: [inner, outer] in the activation dtype, or in float32 if bfloat16
-      is emulated; a PackedKernel for the C++ operations of `native`.
+    weights: tensor [inner, outer] in the activation dtype, or in float32 if
+      bfloat16 is emulated; or a PackedKernel for `native`'s C++ operations.
     initialize: operation that sets the weights.
   """
 

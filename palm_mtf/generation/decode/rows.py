@@ -38,7 +38,7 @@ def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
 
 
 def repeat(x: tf.Tensor, times: int) -> tf.Tensor:
-  """Repeats each row `times` times; the copies of a row are neighbours."""
+  """Repeats each row `times` times; the copies of a row are adjacent."""
   return x if times == 1 else tf.repeat(x, times, axis=0)
 
 

@@ -44,9 +44,9 @@ def _to_column(setting):
 
 def _find_least_kept(shares, weights, wanted):
   # Returns the largest t, [rows, 1], such that the weights of tokens with share
-  # >= t sum to at least `wanted`. Instead of sorting, it bisects over the bits
-  # of t, which takes 31 passes over the vocabulary. This works because
-  # nonnegative floats are ordered like their bits.
+  # >= t sum to at least `wanted`. Instead of sorting, bisect over the bits of
+  # t, which takes 31 passes over the vocabulary. This works because nonnegative
+  # floats are ordered like their bits.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):
@@ -90,7 +90,8 @@ def _keep_likely(shares, top_k, top_p):
 def mask_logits(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:
   """Casts logits [rows, vocab] to float32, and masks ids from `num_tokens` on.
 
-  The embedding may have more rows than the vocabulary has pieces.
+  Such ids are no tokens: the embedding may have more rows than the vocabulary
+  has pieces.
   """
   logits = tf.cast(logits, tf.float32)
   exists = tf.range(logits.shape[-1]) < num_tokens

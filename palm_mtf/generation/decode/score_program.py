@@ -66,7 +66,7 @@ def build_score_program(
   logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape), *masks)
   wanted = mtf.import_tf_tensor(mesh, targets, shape)
   token_loss, log_z = cross_entropy(logits, wanted)
-  # The sum over the vocabulary has one term that is not 0, the target's logit.
+  # Summing `logits * is_target` over the vocabulary gives the target's logit.
   # TensorFlow computes `is_likeliest` only if it is fetched.
   vocab = logits.shape.dims[-1]
   is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)

@@ -250,8 +250,9 @@ class _Maker:
         yield inputs, self._join(inputs)
         rounds = self._dtype == tf.int8 and not self._is_packed
         largest = [self._find_largest(names)] if rounds else []
-        # A product with a packed kernel reads inputs from several tensors. For
-        # other kernels, joining the inputs costs more than a second product.
+        # Join only packed kernels, because a product with a packed kernel reads
+        # inputs from several tensors. For another kernel the inputs would have
+        # to be joined too, which costs more than a second product.
         joins = self._is_packed
         for some in [names] if joins else [(name,) for name in names]:
           yield some, self._join(some, *largest)

@@ -192,7 +192,7 @@ class Batcher:
   Attributes:
     engine: weights and decoder.
     most_rows: maximum number of rows per client, running and waiting together.
-    failure: exception that ended `run`, or None.
+    failure: exception that ended `run`; None if no exception did.
   """
 
   def __init__(
@@ -337,9 +337,9 @@ class Batcher:
 
   def _read_prompt(self, row: Row, slot: int) -> None:
     # Only one prompt is read between two calls of decoding steps, so that other
-    # rows do not wait longer. If other clients have rows in slots, or if the
-    # prompt was scored, the next prompt is read only after steps that together
-    # take as long as this prompt.
+    # rows never wait for several prompts. If other clients have rows in slots,
+    # or if the prompt was scored, the next prompt is read only after steps that
+    # together take as long as this prompt.
     others = [x for x in self._running.values() if x is not row]
     begin = time.monotonic()
     if row.scores_prompt:

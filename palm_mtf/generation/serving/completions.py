@@ -22,7 +22,7 @@ from palm_mtf.generation.serving.messages import (
 from palm_mtf.generation.serving.served_model import ServedModel
 from palm_mtf.json_text import json_text
 
-# request[CLIENT] is the name of the client that sent the request (access.py).
+# request[CLIENT] is the client's name, as `Access.find_client` returns it.
 CLIENT = web.RequestKey("client", str)
 # If a request's prompts together have more characters or ids than this number,
 # another thread encodes the prompts, so that other requests need not wait.
