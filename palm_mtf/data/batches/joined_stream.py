@@ -44,8 +44,8 @@ _STRIDE = 256
 _CHUNK = 1 << 20  # documents whose lengths are read at once; n * _STRIDE
 # The maximum number of tokens in a block (a part of the stream, in which
 # sources and rows are shuffled): 32,768 rows of 2,048 tokens, or 16 batches of
-# PaLM's largest size. Memory holds a list of a block's documents, some ten
-# thousand.
+# PaLM's largest size. A list of a block's documents, some ten thousand, is held
+# in memory.
 _BLOCK_TOKENS = 1 << 26
 _RATE_UNITS = 10**9  # rates are integers, so that positions are always exact
 
@@ -143,7 +143,7 @@ class Stretch(NamedTuple):
 
 
 class _Block(NamedTuple):
-  """The n documents of a block (part of the stream), in order; arrays [n]."""
+  """The n documents in a block of the stream, in order; each array is [n]."""
 
   begins: np.ndarray  # positions in the stream, and the block's end, [n + 1]
   sources: np.ndarray

@@ -83,8 +83,8 @@ def _cut_blocks(text: str) -> Iterator[str]:
 
 def _hash_block(block: str) -> np.ndarray:
   """Returns a hash of each word of a block, [num_words], uint64."""
-  # A word's hash is the sum of (character[i] + 1) * _CHARACTER_FACTOR ** i, mod
-  # 2 ** 64, mixed.
+  # A word's hash is `_mix` of the sum of (character[i] + 1) *
+  # _CHARACTER_FACTOR ** i, mod 2 ** 64.
   content = block.lower().encode("utf-32-le")
   characters = np.frombuffer(content, "<u4")
   is_space = _space_table()[np.minimum(characters, _LAST_SPACE + 1)]

@@ -45,7 +45,13 @@ class TextCounts:
   longest_start: str = ""  # the beginning of its text
 
   def add(self, split: str, document: Document, tokens: int | None) -> None:
-    """Counts a document; `tokens`, or None if not counted, excludes [eod]."""
+    """Counts a document.
+
+    Args:
+      split: one of SPLITS.
+      document: a document.
+      tokens: number of its tokens without [eod]; None if not counted.
+    """
     num_bytes = document.num_bytes
     self.documents += 1
     self.bytes += num_bytes

@@ -152,7 +152,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 def _encode(
   vocabulary: Vocabulary, num_threads: int, batch: list[_Part]
 ) -> list[np.ndarray]:
-  """Returns the ids of every part; a part that is an array of ids stays."""
+  """Returns the ids of every part; does not encode a part that is token ids."""
   parts = [part for part in batch if isinstance(part.text, str)]
   ids = iter(
     vocabulary.encode_arrays(
