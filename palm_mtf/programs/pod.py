@@ -136,7 +136,7 @@ class AccumulatedSum(mtf.Operation):
 def _lay_out(
   lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
 ) -> tuple[object, object, list[int]]:
-  """Returns both, in slices, and the mesh axes to all-reduce `value` over."""
+  """Returns accumulator and value, as slices, and axes to all-reduce over."""
   # Each device accumulates its own part of a sum over a split dimension. The
   # parts are all-reduced when the sum is read, once per step.
   sums = lowering.variables[accumulator].laid_out_tensor

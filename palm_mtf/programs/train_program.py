@@ -205,8 +205,8 @@ def build_program(
   mean_losses = [
     {"loss": x.losses.mean_loss, "weight_sum": x.losses.weight} for x in built
   ]
-  # The code above built Mesh TensorFlow's operations. From here on they are
-  # lowered to TensorFlow's.
+  # The code above built Mesh TensorFlow operations. The code below lowers them
+  # to TensorFlow operations.
   lowering = built[0].placement.lower({x.mesh: x.placement for x in built})
   losses = [lowering.call(x)[0] for x in mean_losses]
   accumulate = [lowering.call({}, pod.accumulations)[1] for pod in built]

@@ -179,7 +179,7 @@ class SpikePolicy:
     back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}", read)
     to_step = back.manifest.step if back else 0
     # If the checkpoint is older than `target`, the steps from the checkpoint to
-    # `target` read the same batches as before; none of these is skipped.
+    # `target` read the same batches as before, so skip only later batches.
     first = self.skips.batch_read(max(target, to_step), sizes)
     new = Rewind(
       step=step,

@@ -102,8 +102,8 @@ def read_prompts(path: str) -> list[str]:
   """Returns the prompts of a file, one per line.
 
   Args:
-    path: path of a text file; or of a .jsonl file, each line an object with the
-      field "prompt"; "-" is stdin.
+    path: path of a text file; or of a .jsonl file, in which each line is an
+      object with the field "prompt"; "-" is stdin.
 
   Raises:
     UserError: if the file cannot be read, is empty, or a line is not a prompt.
