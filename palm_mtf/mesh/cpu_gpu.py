@@ -125,7 +125,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       for i in range(len(self.devices))
     )
     # `fn` is called only for the first device. The operations that it adds are
-    # copied for the other devices, which takes a fraction of the time.
+    # copied for the other devices, which takes a fraction of the time of a
+    # call.
     num_before = tf.get_default_graph().num_operations()
     with tf.device(self.devices[0]):
       results = [fn(*first)]

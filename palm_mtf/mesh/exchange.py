@@ -14,9 +14,10 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
-# Each device sends only to the device with the same index in every other pod.
-# The transfer is an edge of the graph, so that TensorFlow begins to send a
-# gradient as soon as it is computed, during the rest of the backward pass.
+# Each device sends its gradients only to the device with the same index in
+# every other pod. The transfer is an edge of the graph, so that TensorFlow
+# begins to send a gradient as soon as it is computed, during the rest of the
+# backward pass.
 
 
 def sum_in_order(*terms: tf.Tensor) -> tf.Tensor:
@@ -87,7 +88,8 @@ class OwnPart(mtf.Operation):
     """Gathers the parts of each slice; returns whole slices on all devices.
 
     Args:
-      mesh_impl: mesh implementation with this mesh's layout.
+      mesh_impl: implementation of a mesh with the layout of the operation's
+        mesh.
       part: part on each device, laid out like the operation's output.
     """
     if not self._axes:

@@ -7,8 +7,8 @@ import os
 from palm_mtf._tf import tf
 from palm_mtf.machine.compiled_code import check_xla_flags
 
-# TensorFlow's errors if a server does not answer. Calls on other servers that
-# wait for this server end with CancelledError.
+# Errors that TensorFlow raises if a server does not answer. Calls on other
+# servers that wait for this server end with CancelledError.
 SERVER_ERRORS = (
   tf.errors.UnavailableError,
   tf.errors.AbortedError,

@@ -234,7 +234,7 @@ def rotary_tables(
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
   """Returns sin and cos of position * ROTARY_BASE ** (-2i / d_kv).
 
-  Each is [length, d_kv / 2], float32, by position and i.
+  Each is [length, d_kv / 2], float32; its indices are the position and i.
   """
   pairs = mtf.Dimension("d_kv_pairs", d_kv.size // 2)
   sin, cos = (

@@ -193,7 +193,7 @@ class Attention {
 
   AttentionSizes sizes_;
   int batch_;
-  int parts_ = 1;  // groups that share a key head
+  int parts_ = 1;  // groups per key head
   const bool for_gradient_;
   AttentionMemory<T>& memory_;
 };

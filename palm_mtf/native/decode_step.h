@@ -23,7 +23,7 @@ namespace palm {
 struct Model {
   int layers, heads, key_heads, d_kv, d_ff, d_model, vocab;
   bool is_serial;    // 2 norms and 4 products per layer; otherwise 1 and 2
-  bool is_centered;  // LayerNorm; otherwise RMSNorm
+  bool is_centered;  // true for LayerNorm, false for RMSNorm
   Format format, logits_format;
 };
 

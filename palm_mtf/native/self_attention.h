@@ -25,8 +25,8 @@ struct AttentionSizes {
 // A position sees the positions of its own segment that are not after it or
 // that are in the prefix.
 struct Masks {
-  // [length], padded by at least one register, or null. If there is a prefix,
-  // there must be segments.
+  // Each is [length], padded by at least one register, or null if it is
+  // missing. If there is a prefix, there must be segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
   // Returns kLanes numbers, one for each position from `first` on: -1 if

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Vector registers, for the instruction set that this is compiled for.
+// Vector registers of the instruction set for which this file is compiled.
 
 #pragma once
 
@@ -144,7 +144,7 @@ inline Ints add_bytes(Ints sum, Words a, Words b) {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
 constexpr int kByteOffset = 0;
 inline Ints add_signed_bytes(Ints sum, Words x, Words w) {
-  // No pair overflows: 2 * 127 * 127 is 32,258.
+  // No pair of products overflows 16 bits: 2 * 127 * 127 is 32,258.
   return add_bytes(sum, (Words)_mm256_abs_epi8((__m256i)x),
                    (Words)_mm256_sign_epi8((__m256i)w, (__m256i)x));
 }

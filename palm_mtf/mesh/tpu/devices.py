@@ -68,7 +68,7 @@ def tpu_devices(
   return TpuDevices(client, pods, assignments)
 
 
-_Coordinates = tuple[int, int, int, int]  # x, y, z, device of the chip
+_Coordinates = tuple[int, int, int, int]  # chip's x, y, z; device in the chip
 
 
 def device_coordinates(where: TpuSlice) -> list[list[_Coordinates]]:

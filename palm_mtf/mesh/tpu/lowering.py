@@ -170,7 +170,7 @@ class TpuLowering:
         exchanges[operation.mesh].append(operation)
     if not exchanges:
       return {}
-    # The exchanges of every mesh have the same terms, in the same order.
+    # Every mesh has exchanges of the same terms, in the same order.
     of_any, *_ = exchanges.values()
     terms = [
       self._compute_terms(mesh, [x.inputs[pod] for x in of_any])

@@ -167,7 +167,8 @@ def _make_first_values(
   first = (_fill_stacks if is_filled else _draw_stacks)(variables, mesh_impl)
   values = {}
   # Each host makes the values of its devices' regions, once per region. The
-  # values are the same as on meshes of CPUs, and hosts send no values.
+  # values are the same as on meshes of CPUs, and no host sends values to
+  # another.
   for cpu, of_cpu in of_cpus.items():
     with tf.device(cpu):
       made = first(list(of_cpu.values()))
