@@ -128,7 +128,8 @@ def new_path(
 
   Args:
     path: file or folder to make, with the folders above it.
-    needed_bytes: upper bound of the size, for the message about a full disk.
+    needed_bytes: upper bound of the content's size, for the message about a
+      full disk.
     make_way: function that renames an existing file or folder at `path`; called
       after the content is on the disk.
 
@@ -184,7 +185,8 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
 
   Args:
     path: file or folder that the body writes.
-    needed_bytes: upper bound of the size, for the message; None if unknown.
+    needed_bytes: upper bound of the content's size, for the message; None if
+      unknown.
   """
   try:
     yield

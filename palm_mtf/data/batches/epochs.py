@@ -35,7 +35,11 @@ class EpochLengths:
     self._texts.extend([num_text + 1] * times)
 
   def tokens(self, has_inputs: bool) -> TokenArray:
-    """Returns documents that have the added lengths; every token is 0."""
+    """Returns documents that have the added lengths; every token is 0.
+
+    Args:
+      has_inputs: whether the documents are examples, with inputs and targets.
+    """
     inputs, texts = (
       np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
     )

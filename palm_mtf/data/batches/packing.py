@@ -232,8 +232,8 @@ def positions(segments: np.ndarray) -> np.ndarray:
   Args:
     segments: segment of each token, 0 for padding, [..., length], int32.
   """
-  # Training does not need positions: rotary embedding depends only on their
-  # differences, and attention stays in a segment.
+  # Training does not need positions, because rotary embedding depends only on
+  # differences of positions, and attention stays in a segment.
   place = np.arange(segments.shape[-1])
   begins = np.ones(segments.shape, bool)
   begins[..., 1:] = segments[..., 1:] != segments[..., :-1]
