@@ -105,9 +105,9 @@ def configure_logging() -> None:
 
 def _repair_streams() -> None:
   """Opens closed standard streams, and makes writes to stderr never fail."""
-  # Opened in this order, /dev/null gets those of the file descriptors 0 to 2
-  # that are closed. Otherwise the next opened file, perhaps a checkpoint, would
-  # get descriptor 2, and C++ code would write its log into that file.
+  # Open /dev/null in this order, so that it gets the closed ones of the file
+  # descriptors 0 to 2. Otherwise the next opened file, perhaps a checkpoint,
+  # would get descriptor 2, and C++ code would write its log into that file.
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     stream = getattr(sys, name)
     if stream is None:

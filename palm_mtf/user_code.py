@@ -74,8 +74,8 @@ def user_code(where: str) -> Iterator[None]:
       raise
     except BaseException as error:
       cause = _find_cause(error)
-      # If a Python generator of a tf.data dataset raised the UserError, only
-      # the text of TensorFlow's error has its message.
+      # If the Python generator of a tf.data dataset raised a UserError, that
+      # error's message is only in the text of TensorFlow's error.
       own = re.search(r"UserError: (.*)", _to_text(cause))
       if own or isinstance(cause, UserError):
         raise UserError(own[1] if own else str(cause)) from error

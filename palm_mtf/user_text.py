@@ -71,7 +71,7 @@ def format_of(path: str) -> str:
 
 
 def check_compression(path: str, what: str) -> None:
-  """Raises UserError if `path` ends with the suffix of another compression."""
+  """Raises UserError if `path` has the suffix of an unsupported compression."""
   if path.lower().endswith(_OTHER_COMPRESSIONS):
     raise UserError(
       f"{what}: this compression is not supported, only "
@@ -260,7 +260,7 @@ def _explain_read_error(
 ) -> UserError:
   if isinstance(error, OSError) and error.strerror:
     return UserError(f"{what}: {error.strerror}; give a text file.")
-  # An error without a system message is a decompressor's.
+  # An error without a system message comes from a decompressor.
   suffix = compression_of(path)
   after = f" after line {line:,}" if line else ""
   fix = f"copy or compress the {suffix} file again"

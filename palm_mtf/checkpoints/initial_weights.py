@@ -46,7 +46,7 @@ class NamedWeights:
 
   @property
   def prefix(self) -> str:
-    """Prefix of the files, which TensorFlow reads."""
+    """TensorFlow's prefix of the files."""
     return self.files.prefix
 
 

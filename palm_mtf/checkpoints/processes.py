@@ -47,7 +47,7 @@ class CheckpointProcesses:
     return CheckpointProcesses(self.client)
 
   def of(self, part: Slice) -> Process:
-    """Returns the process that reads a variable's slice, and may write it."""
+    """Returns the process that reads a variable's slice, and can write it."""
     return self.servers.get(cpu_of_process(part.near), self.client)
 
 

@@ -39,7 +39,7 @@ def warn_of_other_evaluation_text(
 def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
   """Warns if tasks on held-out text also use text that was trained on.
 
-  These are the tasks of palm_mtf.tasks.corpus.
+  Tasks on held-out text are those of palm_mtf.tasks.corpus.
   """
   before, now = _share_before(checkpoint, data), data.validation_share
   if data.task is None and before < now:

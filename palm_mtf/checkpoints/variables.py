@@ -315,7 +315,8 @@ def restore_weights(
   """
   try:
     restore(session, pods, weights.prefix, processes.client_only)
-  # Any other error is the session's, for example because a pod is lost.
+  # Other errors pass to the caller: they are errors of the session, for example
+  # because a pod is lost.
   except _DAMAGE as error:
     # Take the reason from the message, which begins with the place in our code
     # that made the operation, and ends with the operation.

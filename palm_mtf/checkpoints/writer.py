@@ -131,7 +131,7 @@ class BackgroundWriter:
   def take_wait_secs(self) -> float:
     """Returns the seconds that training waited for copies and writes.
 
-    They are counted from the previous call of this method.
+    Only waits since the previous call of this method count.
     """
     secs, self._wait_secs = self._wait_secs, 0.0
     return secs
@@ -175,7 +175,7 @@ def write_checkpoint(
   Args:
     model_dir: MODEL_DIR.
     manifest: manifest of the checkpoint.
-    write_weights: function that writes the weights under a prefix.
+    write_weights: function that takes TensorFlow's prefix, and writes weights.
     keep: number of newest checkpoints to keep.
     keep_every_steps: also keep checkpoints whose step is a multiple of this;
       None to keep no more.

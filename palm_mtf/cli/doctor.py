@@ -49,8 +49,8 @@ _SAME_FOLDER = {
   "tensorflow-datasets": ("tfds-nightly",),
   "seqio": ("seqio-nightly",),
 }
-# Packages whose requirements doctor checks: tensorflow-text because it works
-# with only one minor version of TensorFlow.
+# Packages whose requirements doctor checks. tensorflow-text is included because
+# it works with only one minor version of TensorFlow.
 _REQUIRERS = ("palm_mtf", "seqio", "tensorflow-text")
 # {module: package}, where their names differ.
 _PACKAGE_OF_MODULE = {
@@ -299,7 +299,8 @@ def _find_unmet_requirements(found: Installation) -> Iterator[Problem]:
   for name, specifier in found.specifiers.items():
     version = found.versions.get(name)
     fix = f'{found.pip} install "{name}{specifier}"'
-    # If another package provides the same folder, _find_overwritten reports it.
+    # If another package provides the same folder, _find_overwritten reports the
+    # problem.
     if version is None and not {*_SAME_FOLDER.get(name, ())} & {
       *found.versions
     }:

@@ -42,7 +42,7 @@ def split(
   """Splits settings into macros and parameters of the user's own functions.
 
   A setting of a class of palm_mtf, such as `AdafactorConfig.learning_rate =
-  0.01`, counts as that of its macro, LEARNING_RATE.
+  0.01`, counts as the setting of its macro, LEARNING_RATE.
 
   Args:
     statements: statements of all files and of the command line, in order. If
@@ -88,7 +88,7 @@ def split(
 
 
 def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
-  """Returns {name: dotted path} for names that imports in all files bind."""
+  """Returns {name: dotted path} of the names that the files' imports define."""
   imports: dict[str, Import] = {}
   for new in statements:
     if not isinstance(new, Import):
@@ -191,9 +191,9 @@ def check_runs_no_code(statements: Iterable[Statement]) -> None:
   """Raises UserError if a run's config.gin can run code.
 
   The file may set macros, and parameters of palm_mtf.tasks, to literals. It may
-  not import modules outside palm_mtf, which runs them, refer to functions,
-  which calls them, or set the parameter that permits running a model's
-  programs.
+  not import modules outside palm_mtf (an import runs the module), refer to
+  functions (gin calls them), or set the parameter that permits running a
+  model's programs.
 
   Args:
     statements: statements of the file, whose author may be a stranger.

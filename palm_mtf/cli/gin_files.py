@@ -62,7 +62,8 @@ class Configuration:
     bindings: settings of parameters of the user's own functions.
     asked: the command line as the user gave it, for the first line of
       config.gin.
-    implied: names of macros that the user did not set and CHIP decides.
+    implied: names of macros that the user did not set and whose values CHIP
+      decides.
   """
 
   config_class: type
@@ -215,7 +216,7 @@ class Configuration:
     return value
 
   def _bind(self) -> None:
-    """Passes the configuration to gin, which finds the functions it names."""
+    """Passes the configuration to gin, which finds the functions in it."""
     import gin
 
     # gin's state is global: remove what an earlier command passed to it.
@@ -425,7 +426,7 @@ def make_run_loader(
 
 
 def read_chip(chip: object) -> dict[str, Setting]:
-  """Returns {macro: setting} from the gin file of a CHIP; {} without a file."""
+  """Returns {macro: setting} from a CHIP's gin file; {} if it has no file."""
   if chip == "measured":
     return _read_measured_chip()
   path = gin_folder() / "hardware" / f"{chip}.gin"

@@ -41,7 +41,10 @@ def defaults_file(command: str) -> Path:
 
 
 def shorten_path(path: Path) -> str:
-  """Makes a path relative to the gin or current folder, if that contains it."""
+  """Returns a path relative to the gin folder or the current folder.
+
+  A path outside both folders is returned unchanged.
+  """
   for folder in (gin_folder(), Path.cwd()):
     if path.is_relative_to(folder):
       return str(path.relative_to(folder))
@@ -106,7 +109,10 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
 
 @functools.cache  # warns only once per name
 def _find_renamed(name: str) -> Path | None:
-  """Returns the file whose old name is `name`, and warns; None without one."""
+  """Returns the file whose old name is `name`, and warns of the old name.
+
+  Returns None if no file had this name.
+  """
   folder, _, rest = name.partition("/")
   path = gin_folder() / "defaults" / rest
   if folder != _OLD_DEFAULTS or not os.path.isfile(path):

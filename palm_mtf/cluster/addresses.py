@@ -48,7 +48,11 @@ def is_loopback(ip: str) -> bool:
 
 
 def check_client(address: str) -> None:
-  """Raises UserError unless this host can listen on CLIENT_ADDRESS."""
+  """Raises UserError unless this host can listen on CLIENT_ADDRESS.
+
+  Args:
+    address: CLIENT_ADDRESS, "host" or "host:port".
+  """
   host, _, port = address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   check_free("CLIENT_ADDRESS", ip, int(port or 0))

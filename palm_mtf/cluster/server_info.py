@@ -21,7 +21,7 @@ from palm_mtf.machine.processors import BFLOAT16_FLAGS, bfloat16_flags
 INFO, CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
 SILENT = "palm_mtf_server_silent"
 # Share of POD_TIMEOUT_SECS after which a peer counts as silent. In the rest of
-# that time the client's heartbeat reads the silent peers several times.
+# that time the client's heartbeat reads several times which peers are silent.
 _LINK_SHARE = 0.6
 # Timeout of a probe of an earlier client; it answers at once if it still runs.
 _CLIENT_SECS = 3.0

@@ -199,7 +199,11 @@ def prune(
 
 
 def _find_folders(model_dir: str) -> list[str]:
-  """Returns all checkpoints' paths, oldest first; raises UserError if none."""
+  """Returns the paths of all checkpoints, oldest first.
+
+  Raises:
+    UserError: if there are no checkpoints.
+  """
   if not os.path.isdir(model_dir):
     folder, name = os.path.split(model_dir.rstrip("/"))
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []

@@ -157,7 +157,8 @@ def _answer_stdin(
     file=sys.stderr,
   )
   while True:
-    # Print the "> " to stderr: stdout, perhaps a pipe, gets only continuations.
+    # Print "> " to stderr, because stdout, which may be a pipe, gets only
+    # continuations.
     print("> ", end="", file=sys.stderr, flush=True)
     (prompt,) = split_lines(sys.stdin.readline())
     if not prompt:

@@ -105,7 +105,7 @@ def _format_gin(model: PalmConfig, packing: str) -> str:
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
     "VOCABULARY = None",  # MODEL_DIR/vocabulary.model, written above
-    # JSON's notation of strings and numbers is also gin's.
+    # gin reads strings and numbers in JSON's notation.
     *(f"{name} = {json_text(value)}" for name, value in settings.items()),
   ]
   return "\n".join(lines) + "\n"

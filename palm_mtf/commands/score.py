@@ -103,8 +103,8 @@ def _encode(
     inputs = next(encoded)
     pairs = [(inputs, next(encoded)) for _ in item.targets]
     longest = max(len(given) + len(ids) for given, ids in pairs)
-    # Only documents may be longer, because they are scored in windows. A window
-    # would cut off inputs.
+    # Only documents may be longer than SEQUENCE_LENGTH, because they are scored
+    # in windows. A window would cut off inputs.
     if item.kind != "text" and longest > model.sequence_length:
       raise UserError(
         f"{item.origin}: inputs and targets are {longest:,} tokens, more than "

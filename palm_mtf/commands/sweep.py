@@ -54,7 +54,7 @@ def sweep(
 
 
 def _make_data(where: SweepDir, run: SweepRun) -> None:
-  """Makes the vocabulary and the tokens that all runs share, if missing."""
+  """Makes the vocabulary and tokens of all runs, if they are missing."""
   model, data = run.config.model, run.config.data
   if data.vocabulary == where.vocabulary:
     data = dataclasses.replace(data, vocabulary=None)  # trained if missing

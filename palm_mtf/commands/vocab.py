@@ -90,7 +90,9 @@ def inspect(
   text_field: str,
   as_json: bool,
 ) -> None:
-  """Prints a vocabulary's piece counts, the texts it changes, and how it fits.
+  """Prints which pieces a vocabulary has, and how well it fits text files.
+
+  Also prints the kinds of text that decode(encode(text)) changes.
 
   Args:
     vocabulary: path of a SentencePiece model.

@@ -115,7 +115,7 @@ def _search(
 
 
 def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Returns the numbers of examples that share a question with `contained`."""
+  """Returns `contained` and the numbers of examples with the same questions."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 

@@ -134,8 +134,8 @@ def _name_form(name: str, config: FewShotConfig) -> str:
   is_first = bool(shots) and config.exemplars == FIRST
   if config.seed and not path and not is_first:
     new_name += f"_seed_{config.seed}"
-  # Give forms with other settings another name than those of `few_shot_task`,
-  # so that their results are kept apart.
+  # Forms with settings that `few_shot_task` does not have get the suffix
+  # "_custom", so that their results are kept apart.
   if path or is_first or config.header_of(name):
     new_name += "_custom"
   return new_name

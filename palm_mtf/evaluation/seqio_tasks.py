@@ -214,7 +214,7 @@ class EvalTask:
           )
         ids.append(value.tolist())
         digest.update(f"{ids[-1]}".encode())
-    self.fingerprint = digest.hexdigest()  # of all examples
+    self.fingerprint = digest.hexdigest()  # hash of all examples
 
   @functools.cached_property
   def texts(self) -> list[Document]:

@@ -55,7 +55,7 @@ class Cluster:
 
   @contextlib.contextmanager
   def session(self) -> Iterator[tf.Session]:
-    """Opens a session for the current graph; limits the time of its closing."""
+    """Opens a session for the current graph; closes it within a time limit."""
     session = tf.Session(self.target, config=self.config)
     secs = _CLOSE_SECS
     try:
@@ -80,7 +80,7 @@ def connect(
   """Returns the cluster of a run.
 
   Args:
-    pods: number of pods, and CLIENT_ADDRESS.
+    pods: settings of the pods, such as CLIENT_ADDRESS.
     mesh: devices and layout rules of each pod.
     places: each pod's devices on servers; empty if this process has all pods.
     infos: info of each server, by the server's address.
@@ -156,7 +156,7 @@ def _claim_servers(
 
 @functools.cache
 def tpus_here(mesh: DeviceMesh) -> Cluster:
-  """Returns a cluster of one pod with this process's TPUs, found only once.
+  """Returns a cluster of one pod with this process's TPUs; caches the result.
 
   Raises:
     UserError: there are no TPUs, or they are not the slice that `mesh` names.
@@ -224,7 +224,7 @@ class ServerMemory:
       self._bytes.setdefault(pod, []).extend(values)
 
   def read(self) -> dict[str, int]:
-    """Returns the bytes of each pod's largest server, by metric name.
+    """Returns the memory, in bytes, of each pod's largest server, by metric.
 
     Raises:
       OpError: a server is lost.

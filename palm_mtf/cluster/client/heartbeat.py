@@ -134,14 +134,14 @@ class Heartbeat:
         thread.join(_SHUT_DOWN_SECS)
 
   def check_links(self) -> None:
-    """Asks all servers once; raises PodLostError if a link is silent."""
+    """Checks all servers' links once; raises PodLostError if one is silent."""
     for address, pod in self._pods.items():
       self._probe_links(address)
       if how := self._lost.get(address):
         raise PodLostError(pod, self._message(address, how, "ever since"))
 
   def connect(self, session: tf.Session) -> None:
-    """Connects a session to all servers; raises OpError if one is lost."""
+    """Connects a session to all servers; raises OpError if a server is lost."""
     # A session never stops trying to connect. Therefore it connects in a new
     # thread, and the calling thread stops waiting once the heartbeat finds a
     # lost server.
@@ -181,7 +181,10 @@ class Heartbeat:
       raise PodLostError(self._pods[address], message) from None
 
   def _find_lost(self) -> tuple[str, str] | None:
-    """Returns a lost server's address and why it is lost; None without one."""
+    """Returns the address of a lost server, and text that says why it is lost.
+
+    Returns None if no server is lost.
+    """
     if ended := self._servers.find_ended():
       pod, how = ended
       return next(x for x, of in self._pods.items() if of == pod), how

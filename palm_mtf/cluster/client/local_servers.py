@@ -38,7 +38,10 @@ class _Server:
 
 
 def cores_of_pods(num_pods: int) -> list[list[int]]:
-  """Returns each pod's CPU cores; pods share them only if there are few."""
+  """Returns the numbers of each pod's CPU cores.
+
+  Pods share cores only if there are fewer cores than pods.
+  """
   # Every pod gets the same number of cores: the last bit of a sum depends on
   # the number of threads, and results have to be bit-identical on all pods. The
   # cores that are left over stay for the client.

@@ -21,7 +21,7 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 
 _PAUSE_SECS = 1.0
-# ON_POD_FAILURE = "wait" ends the run at the next loss after this many losses
+# If ON_POD_FAILURE = "wait", a run ends if it loses a pod more often than this
 # without a new checkpoint in between.
 _MAX_LOSSES = 3
 

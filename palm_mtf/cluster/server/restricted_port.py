@@ -71,7 +71,7 @@ _ESTABLISHED = "01"
 
 @contextlib.contextmanager
 def restricted_port(ip: str, port: int) -> Iterator[int]:
-  """Drops a port's packets while the body makes a server; then restricts it.
+  """Drops a port's packets while the body makes a server; then limits access.
 
   A client that connects during the body reaches the server only if it connects
   again afterwards.
@@ -290,7 +290,7 @@ def _end_bytes(ip: str, port: int) -> bytes:
 
 
 def _parse_end(text: str) -> bytes:
-  """Packs, as `_end_bytes` does, an end of /proc/net/tcp: "0100007F:08AE"."""
+  """Packs an end of /proc/net/tcp, "0100007F:08AE", as `_end_bytes` does."""
   # The address consists of 4-byte words, each written as a little-endian
   # number.
   words, _, port = text.partition(":")

@@ -47,7 +47,7 @@ _logger = logging.getLogger(__name__)
 _FOLLOW_SECS = 0.5  # between two reads of a server's claim
 # Number of probes within the time after which a link counts as silent. More
 # than one has to fail, because this process itself may have been stopped during
-# one.
+# a probe.
 _NUM_PROBES = 3
 
 
@@ -73,7 +73,7 @@ def start_server(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
     # At least two threads, because an operation that waits for another pod
-    # blocks one, and one more to write checkpoints at the same time.
+    # blocks one. One more thread writes checkpoints at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
   # A client's session later gives the server another job name. The session
