@@ -61,7 +61,8 @@ class Manifest:
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
   next_row: int = 0  # row of the training data that the next step begins with
-  # `as_parent` of the run's previous checkpoint; None if there is none.
+  # Name and hash of the run's previous checkpoint, from `Checkpoint.as_parent`;
+  # None if there is none.
   parent: Mapping[str, str] | None = None
 
 

@@ -41,9 +41,9 @@ def defaults_file(command: str) -> Path:
 
 
 def shorten_path(path: Path) -> str:
-  """Returns a path relative to the gin folder or the current folder.
+  """Returns `path` relative to the gin folder or the current folder.
 
-  A path outside both folders is returned unchanged.
+  Returns a path outside both folders unchanged.
   """
   for folder in (gin_folder(), Path.cwd()):
     if path.is_relative_to(folder):

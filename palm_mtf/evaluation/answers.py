@@ -138,8 +138,8 @@ class TaskAnswers:
     """Returns log p of each example's targets given its inputs, in nats."""
     pairs = zip(self._task.inputs, self._task.targets, strict=True)
     examples = [Example(*pair) for pair in pairs]
-    # Count the examples of which the scorer cuts off the beginning of the
-    # inputs, because they are too long.
+    # Count the examples whose inputs are so long that the scorer cuts off their
+    # beginning.
     length = self._model.config.model.sequence_length
     self._cut |= {
       number

@@ -79,7 +79,7 @@ class TaskEvaluation:
     vocabulary: Vocabulary,
     tasks: Sequence[EvalTask],
   ):
-    """Takes settings and tasks; finds clean examples if CLEAN_SUBSET is True.
+    """Finds the clean examples of the tasks if CLEAN_SUBSET is True.
 
     Args:
       model_dir: MODEL_DIR of the run.

@@ -224,7 +224,7 @@ class ServerMemory:
       self._bytes.setdefault(pod, []).extend(values)
 
   def read(self) -> dict[str, int]:
-    """Returns the memory, in bytes, of each pod's largest server, by metric.
+    """Returns the bytes that each pod's largest server uses, by metric name.
 
     Raises:
       OpError: a server is lost.
