@@ -25,8 +25,8 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
-# This process does the first batches itself, because starting workers takes
-# longer.
+# The number of batches that this process does itself before it starts workers,
+# because starting workers takes longer.
 _BATCHES_BEFORE_PROCESSES = 16
 
 

@@ -11,7 +11,7 @@ from palm_mtf.model_dir.paths import ModelDir
 def write_samples(
   model_dir: str, step: int, prompts: Sequence[str], texts: Sequence[str]
 ) -> None:
-  """Adds `texts`, the continuations of `prompts` after `step` steps."""
+  """Adds `texts`, which continue `prompts` at a step, to samples.jsonl."""
   if not prompts:
     return
   path = ModelDir(model_dir).samples

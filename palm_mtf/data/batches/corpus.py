@@ -50,7 +50,7 @@ class Corpus:
 
   @property
   def fingerprint(self) -> str:
-    """A hash of what decides the batches besides the seed and batch sizes."""
+    """A hash of all that decides the batches, except seed and batch sizes."""
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
       parts.append("shuffled documents")  # earlier versions shuffled only rows

@@ -314,7 +314,7 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Shuffles rows within blocks; returns each row's index in the stream."""
+    """Returns the stream's row to read for each number; shuffles each block."""
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):

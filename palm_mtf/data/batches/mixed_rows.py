@@ -137,7 +137,7 @@ class MixedRows:
   def _places(
     self, numbers: np.ndarray
   ) -> Iterator[tuple[RowSource, int, int]]:
-    """Yields (source, epoch, index of the source's row) for each row number."""
+    """Yields (source, epoch, index of row in source) for each row number."""
     sources, index = self._mixture.locate(numbers)
     places = np.empty([len(numbers), 2], np.int64)
     for s in np.unique(sources):
@@ -147,7 +147,7 @@ class MixedRows:
       yield self._sources[s], epoch, row
 
   def _shuffle_rows(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
-    """Returns (epoch, index of the source's row) for each number, [n, 2]."""
+    """Returns (epoch, index of row in source) for each number, [n, 2]."""
     # The loop is short: a step reads one or two epochs of a source, and more
     # only if the source is tiny.
     size = source.rows.num_rows

@@ -208,7 +208,7 @@ def _cut_spans(spans: np.ndarray, length: int) -> np.ndarray:
 
 
 def _random_sizes(total: int, parts: int, key: str) -> np.ndarray:
-  """Splits `total` into `parts` random sizes, each at least 1 if possible."""
+  """Splits `total` into `parts` random sizes, above 0 unless `total` is 0."""
   # Choose the cuts among the places between two tokens; every choice is
   # equally likely.
   cuts = np.zeros(0, np.int64)

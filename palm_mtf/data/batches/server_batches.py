@@ -110,6 +110,6 @@ class _Reader:
     return tuple(batch[name] for name in self._batches.features)
 
 
-# Two readers are kept, because the previous training loop may still ask for its
-# batches.
+# The readers of two specs are kept, because a client's previous training loop
+# may still ask for batches of an earlier spec.
 _open_reader = functools.lru_cache(maxsize=2)(_Reader)

@@ -175,7 +175,7 @@ class _Columns:
 def _find_reason(
   document: Document, num_bytes: int, filters: FilterConfig
 ) -> str:
-  """Returns the reason to remove a document by quality or size, or ""."""
+  """Returns why quality or size removes a document; "" to keep it."""
   lowest, longest = filters.min_quality, filters.max_document_bytes
   if lowest is not None and document.quality < lowest:
     return "low_quality"

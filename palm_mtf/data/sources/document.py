@@ -28,7 +28,7 @@ class Document(NamedTuple):
   quality: float | None = None  # a score that the user computed
 
   def digest(self, num_bytes: int, purpose: str = "") -> bytes:
-    """Returns a BLAKE2b hash of inputs and text that depends on `purpose`."""
+    """Returns a BLAKE2b hash of inputs and text, another for each `purpose`."""
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
     if self.inputs is not None:

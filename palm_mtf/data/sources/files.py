@@ -104,7 +104,7 @@ def _match(pattern: str, what: str) -> list[str]:
 
 
 def _escape_existing(pattern: str) -> str:
-  """Escapes wildcards in the longest prefix of `pattern` that is a path."""
+  """Escapes wildcards in the longest existing path that begins `pattern`."""
   existing, rest = pattern, []
   while not os.path.lexists(existing):
     existing, name = os.path.split(existing)

@@ -19,7 +19,7 @@ def split_at_tokenize(
   """Splits a task's preprocessors into two lists.
 
   The steps in the first list make text; the steps in the second list encode it.
-  If no such split exists, the first list has all steps.
+  If the task has no such order, the first list has all steps.
   """
   steps = [
     step

@@ -224,7 +224,7 @@ def _similar_pairs(
 def _pairs_in_a_band(
   values: np.ndarray,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields pairs of texts that share a band: two arrays of indices, [pairs]."""
+  """Yields two arrays [pairs]: indices of texts with equal values in a band."""
   for band in range(_BANDS):
     rows = values[:, band * _ROWS : (band + 1) * _ROWS]
     # Hash the two halves of a band into one key, and sort by key.

@@ -39,8 +39,8 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
 
-# The version of the file format, the token ids, and the rule for where shards
-# begin, on which repairs of a store rely. A store's name depends on the
+# One version for the file format, the token ids, and the rule for where shards
+# begin. Repairs of a store rely on this rule. A store's name depends on the
 # version.
 FORMAT = 3
 

@@ -45,8 +45,8 @@ SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
 _MAX_BYTES = 2**30  # of a model file; a model of 256,000 pieces has 5 MB
 _TRAIN_ONE = "or train one (palm_mtf vocab)"
 # Maps what decode(encode(text)) may change to a text that shows the change.
-# Losses are found by trial, not from a model's settings, so that models from
-# any program work.
+# The changes are found by trial, not from a model's settings, so that models
+# from any program work.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",

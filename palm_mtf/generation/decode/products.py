@@ -14,7 +14,7 @@ from palm_mtf.ops.slicewise import split_axes
 
 
 class Products:
-  """Products of rows with the weights of one model.
+  """Multiplies rows of activations by the weights of one model.
 
   The decoding step (step.py) and the forward pass (forward.py) share this code.
   """
@@ -56,7 +56,7 @@ class Products:
     """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
 
     Args:
-      branches: [rows, inputs], by the name of the kernel to multiply by.
+      branches: {name of the kernel: branch, [rows, inputs]}.
     """
     kernels, names = self._model.kernels, tuple(branches)
     if self._model.is_packed:

@@ -160,7 +160,7 @@ class NativeStep:
       for norm in norms
     ]
     scales.append(model.make_last_scale())
-    # `model.kernels` is in the order in which a step multiplies.
+    # `model.kernels` is in the order in which a step uses the kernels.
     kernels = [x.kernel for x in model.kernels.values()]
     (self._table,) = model.table.tensor_list
     self._scales = [x.tensor_list[0] for x in scales]
@@ -225,9 +225,9 @@ class NativeStep:
 # --- Steps by TensorFlow's operations ----------------------------------------
 
 
-# With one token per row, a step spends its time on its products and on starting
-# the operations between products. Therefore the functions between products are
-# `fused`: each is one operation, which passes over memory once.
+# With one token per row, a step spends its time on matrix products and on
+# starting the operations between them. Therefore the functions between matrix
+# products are `fused`: each is one operation, which passes over memory once.
 
 
 @fused
@@ -250,7 +250,7 @@ def _attend(q, keys, values, positions):
   # this token and all earlier tokens; returns [rows, heads * d_kv].
   scale = q.shape[-1] ** -0.5
   # In multi-query attention all heads share the keys, so the heads of q are the
-  # rows of one product. In multi-head attention each head has a separate
+  # rows of one matrix. In multi-head attention each head has a separate matrix
   # product with one row.
   if keys.shape.rank == 4:
     q = q[:, :, tf.newaxis]
@@ -416,8 +416,8 @@ class TensorflowStep:
     is_last = layer == self._config.num_layers - 1
     following = "final_norm" if is_last else f"{layer_name(layer + 1)}/norm"
     if self._config.block == "parallel":
-      # One product multiplies by five joined kernels, and one operation rotates
-      # q and k and applies SwiGLU.
+      # One matrix product multiplies y by five joined kernels, and one
+      # operation rotates q and k and applies SwiGLU.
       heads, hidden = attend(layer, y, [*qkv, *gates])
       branches = {f"{name}/attention/o": heads, f"{name}/mlp/wo": hidden}
       return self._add_and_norm(x, branches, following)

@@ -34,10 +34,10 @@ from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import make_variable
 
 # The decoding weights are made once from a checkpoint's float32 variables: cast
-# to the activation dtype or quantized, and joined where one product replaces
-# several. Norm scales and the embedding's rows are never quantized. A layer's
-# weights depend only on the layer's own variables, so that no two layers of a
-# checkpoint need to be in memory at once.
+# to the activation dtype or quantized, and joined where one matrix product
+# replaces several. Norm scales and the embedding's rows are never quantized. A
+# layer's weights depend only on the layer's own variables, so that no two
+# layers of a checkpoint need to be in memory at once.
 
 # Kernels in a layer that multiply the same input; they are always joined.
 _INPUTS = {"parallel": [(*QKV, *GATES)], "serial": [QKV, GATES]}
@@ -251,8 +251,8 @@ class _Maker:
         rounds = self._dtype == tf.int8 and not self._is_packed
         largest = [self._find_largest(names)] if rounds else []
         # Join only packed kernels, because a product with a packed kernel reads
-        # inputs from several tensors. For another kernel the inputs would have
-        # to be joined too, which costs more than a second product.
+        # inputs from several tensors. For an unpacked kernel the inputs would
+        # have to be joined too, which costs more than a second product.
         joins = self._is_packed
         for some in [names] if joins else [(name,) for name in names]:
           yield some, self._join(some, *largest)
@@ -309,7 +309,7 @@ class _Maker:
     return self._impl.slicewise(flatten, self.read_variable(name))
 
   def _find_largest(self, names):
-    # Kernels whose products are summed share one scale per output, as in
+    # Kernels whose products are summed share one scale per output column, as in
     # `native`, so that the rounded numbers do not depend on the layout.
     found = []
     for name in names:

@@ -32,7 +32,7 @@ _FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class ScoreItem:
-  """What to score: a document; or, after inputs, targets or several options."""
+  """A document to score; or inputs, and the targets or options to score."""
 
   origin: str  # file and line, for messages
   inputs: str  # "" for a document

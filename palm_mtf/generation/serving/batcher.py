@@ -224,7 +224,8 @@ class Batcher:
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # seconds per step in calls without log p
     # Seconds of decoding steps that must run before the next prompt is read;
-    # and seconds of steps without log p before the next step with log p.
+    # and seconds of steps without log p that must run before the next step with
+    # log p.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None
 
