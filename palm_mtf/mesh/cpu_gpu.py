@@ -37,7 +37,7 @@ from palm_mtf.ops.xla import fused_update
 
 
 class CpuGpuLowering(mtf.Lowering):
-  """Lowers a whole graph at once; a session runs the part that a call needs."""
+  """Lowers a whole graph at once; session.run runs only what is fetched."""
 
   def __init__(self, placements: Mapping[mtf.Mesh, Placement]):
     # mtf.Lowering's constructor is not called, because it lets TensorFlow
@@ -101,7 +101,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self._checked: dict[LaidOut, LaidOut] = {}
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports a tensor; each device gets its slice of its process's copy."""
+    """Imports a tensor; slices are cut from the copy in their process."""
     first, *others = tensors.values()
     if not others:
       return mtf.import_tf_tensor(mesh, first, shape)
@@ -174,7 +174,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], gather)
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x; each device gets one part of the sum."""
+    """Sums x over a mesh axis; each device gets one part of the sum."""
 
     def scatter(xs, devices):
       return reduce_scatter_ring(xs, devices, split_axis)
@@ -214,7 +214,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   class LaidOutVariable:
-    """The slices of one SlicedVariable; Mesh TensorFlow requires this name."""
+    """Slices of one SlicedVariable; Mesh TensorFlow requires the class name."""
 
     def __init__(self, variable: SlicedVariable, mesh_impl: "CpuGpuPlacement"):
       size, name = mesh_impl.slice_shape(variable.shape), variable.name
@@ -356,7 +356,7 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
 def reduce_scatter_ring(
   xs: Sequence[tf.Tensor], devices: Sequence[str], axis: int
 ) -> list[tf.Tensor]:
-  """Returns, on each device, one part of the sum of xs, cut along `axis`."""
+  """Returns the sum of xs, cut along `axis` into one part per device."""
   n = len(xs)
   if n == 1:
     return list(xs)
@@ -384,7 +384,7 @@ def all_gather_direct(
     return list(xs)
   whole = []
   # Each device reads every other device's part. Mesh TensorFlow's ring would
-  # move the same bytes, with one operation for each hop of each part.
+  # move the same bytes, but with one operation for each hop of each part.
   for device in devices:
     with tf.device(device):
       whole.append(tf.concat(xs, axis))

@@ -16,13 +16,14 @@ from palm_mtf.ops.xla import fused
 
 # Each device sends its gradients only to the device with the same index in
 # every other pod. The transfer is an edge of the graph, so that TensorFlow
-# begins to send a gradient as soon as it is computed, during the rest of the
-# backward pass.
+# begins to send a gradient as soon as the gradient is computed, during the rest
+# of the backward pass.
 
 
 def sum_in_order(*terms: tf.Tensor) -> tf.Tensor:
-  """Returns the sum of all pods' terms, float32."""
-  # All pods add the same numbers in the same order, so they get the same bits.
+  """Adds up `terms`, one tensor per pod; returns a float32 tensor."""
+  # All pods add the same terms in the same order, so that the sum has the same
+  # bits on all pods.
   if len(terms) == 2 and terms[0].dtype == tf.float32:
     return terms[0] + terms[1]  # one pass, with nothing to compile
   return _cast_and_add(*terms)
@@ -46,7 +47,7 @@ class OwnPart(mtf.Operation):
 
   # Devices that hold the same weights get the same gradients. Between pods each
   # device sends only its own part, because the network between pods is slow:
-  #   within the pod    reduce-scatter, if the sum is pending
+  #   within the pod    reduce-scatter, if the gradient is a pending sum
   #   between pods      exchange of own parts (Exchange)
   #   within the pod    all-gather of own parts (OwnPart.whole)
   # Within the pod this moves as many bytes as an all-reduce.
@@ -119,7 +120,7 @@ def _flatten(x: tf.Tensor, num_parts: int) -> tf.Tensor:
 
 
 class Exchange(mtf.Operation):
-  """Outputs, on one pod's mesh and in float32, a sum over all pods."""
+  """Outputs the float32 sum of all pods' tensors, on the mesh of one pod."""
 
   def __init__(
     self,
@@ -133,22 +134,22 @@ class Exchange(mtf.Operation):
       terms: one tensor per pod, in the order of the pods; of equal shape and
         dtype.
       mesh: mesh of the pod that gets the sum.
-      own: this pod's OwnPart if the terms are own parts; otherwise None.
+      own: this pod's OwnPart if the terms are outputs of OwnParts; else None.
     """
     super().__init__(list(terms), mesh=mesh, name="exchange")
     self._own = own
     self._outputs = [mtf.Tensor(self, terms[0].shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one sum on each device, of one slice per pod."""
+    """Lowers to a sum of one slice per pod, on each device."""
     mesh_impl = lowering.mesh_impl(self)
-    # All-reduce within each pod, if the pod's sum is pending.
+    # A term that is a pending sum is all-reduced within its pod.
     terms = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
     # Device i of every other pod sends its slice to device i of this pod.
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Lowers to `total`, the computed sum: slices, or own parts if `own`."""
+    """Sets the output to `total`: slices of the sum, or own parts if `own`."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

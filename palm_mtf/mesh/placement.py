@@ -28,10 +28,10 @@ REDUCE_SCATTER = "reduce_scatter"
 
 
 class LaidOut(Protocol):
-  """The slices of a variable, or of a tensor whose sum may be pending."""
+  """The slices of a variable, or of a tensor that may be a pending sum."""
 
   def to_laid_out_tensor(self) -> "LaidOut":
-    """Returns the slices; all-reduces them first if a sum is pending."""
+    """Returns the slices; all-reduces them first if they are partial sums."""
 
 
 # cluster/client/connect.py chooses the implementation of the protocols below:
@@ -116,7 +116,7 @@ class Placement(Protocol):
       is_finite: [], bool, on each device; false assigns nothing.
     """
     # If a number is not finite, CPUs and GPUs raise InvalidArgumentError,
-    # because a select would cost a pass over memory. XLA cannot raise, so TPUs
+    # because tf.where would cost a pass over memory. XLA cannot raise, so TPUs
     # write the old value.
 
   def update_if_finite(
@@ -157,14 +157,14 @@ class Lowering(Protocol):
   """A Mesh TensorFlow graph as TensorFlow operations, ready to run.
 
   Attributes:
-    slices: slices of each mesh's variables, by checkpoint name; a stack
-      (slices.py) is named like its first variable. On TPUs a variable has
-      slices only after a `call` that needs the variable.
+    slices: for each mesh, {checkpoint name: slices of the variable, one per
+      device}; a stack (slices.py) is named like its first variable. On TPUs a
+      variable has slices only after a `call` that needs the variable.
     initialize: operation that sets every slice to its initial value.
   """
 
-  # For CPUs and GPUs the whole graph is lowered at once, and a session runs the
-  # part that a call needs. On TPUs each call is lowered to its own programs.
+  # For CPUs and GPUs the whole graph is lowered at once, and session.run runs
+  # only what is fetched. For TPUs each `call` makes its own programs.
 
   slices: list[dict[str, list[Slice]]]
   initialize: tf.Operation

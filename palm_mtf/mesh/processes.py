@@ -19,8 +19,8 @@ class Process:
   """A process that has devices of a session: this process, or a server."""
 
   device: str  # TensorFlow's name of the process's CPU
-  # TensorFlow's tokens of a server's functions, by function name; None for this
-  # process.
+  # {function name: token by which TensorFlow finds the server's function}; None
+  # for this process.
   tokens: Mapping[str, str] | None = None
 
   def call(

@@ -27,8 +27,8 @@ class Slice(Region):
   """A device's slice of a variable, or of a stack (variables of one kind)."""
 
   names: Sequence[str]  # in a checkpoint
-  # The slice, in the stored dtype; a stack, which only TPUs have, has a first
-  # dimension for `names`.
+  # The slice, in the stored dtype. In a stack, which only TPUs have, the first
+  # dimension counts the variables in `names`.
   variable: tf.Variable
   # Device that computes with the value outside of XLA programs: the variable's
   # device, or the CPU next to a TPU, because a TPU runs only XLA programs.
@@ -48,8 +48,8 @@ class Slice(Region):
     return tf.stack(values) if len(self.names) > 1 else values[0]
 
 
-# For each pod, its slices of variables, by checkpoint name. All pods cut
-# variables into the same slices.
+# For each pod, {checkpoint name: slices of the variable, one per device}. All
+# pods cut variables into the same slices.
 Pods = Sequence[Mapping[str, Sequence[Slice]]]
 
 

@@ -70,8 +70,9 @@ def _softmax_gradient(weights, dweights, out, dout, scale):
 
 @fused
 def _sum_of_starts(*parts):
-  # Adds up parts [batch, memory_length of a block, ...], which all begin at
-  # position 0; the last part has all positions.
+  # Adds up the blocks' gradients of keys (or values), [batch, keys that the
+  # block of queries reads, ...]. Each part begins at position 0; the last part
+  # has all positions.
   last = parts[-1]
   total = tf.zeros(last.shape, tf.float32)
   for part in parts:
@@ -97,8 +98,9 @@ class BlockedAttention:
       block, which `gradient` then takes instead of masks.
   """
 
-  # The products are not compiled together with the element-wise pass between
-  # them, because on CPUs oneDNN's products are faster than XLA's.
+  # The matrix products are not compiled together with the element-wise
+  # operations between them, because on CPUs oneDNN's products are faster than
+  # XLA's.
 
   blocks: Sequence[tuple[int, int]]
   has_prefix: bool
@@ -116,7 +118,7 @@ class BlockedAttention:
   def attend(
     self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *masks: tf.Tensor
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
-    """Returns the output, in the shape of q; and weights if `keeps_weights`."""
+    """Returns the output, shape of q; and block weights if `keeps_weights`."""
     outs, weights = [], []
     for begin, own, keys, values, *some in self._blocks_with_keys(
       q, k, v, *masks

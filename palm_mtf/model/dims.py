@@ -30,7 +30,7 @@ class Dims:
   # Width of one head. Rotary embedding rotates pairs of numbers, one from each
   # half.
   d_kv: mtf.Dimension
-  # Hidden layer of the MLP.
+  # Width of the hidden layer of the MLP.
   d_ff: mtf.Dimension
   # Rows of the tied embedding: one per token of the vocabulary, padded to a
   # multiple of the size of the mesh axis that splits the rows.

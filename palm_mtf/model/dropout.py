@@ -66,7 +66,7 @@ class Dropout:
 
     Args:
       x: [batch, length, d_model], activation dtype.
-      place: number that differs between the places in the model with dropout.
+      place: index of this use of dropout in the model; masks depend on it.
     """
 
     def drop(first_row, x, state):

@@ -10,8 +10,8 @@ from palm_mtf.native.operations import IS_CENTERED
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused
 
-# Each layer is one pass over a device's slice. It computes in float32 under any
-# activation dtype, and rounds only its result.
+# Each layer below makes one pass over the memory of a device's slice. It
+# computes in float32 under any activation dtype, and rounds only its result.
 
 NORM_EPSILON = 1e-6
 ROTARY_BASE = 10_000.0

@@ -36,7 +36,7 @@ def _fused_sums(row, logits):
 
 
 def _slice_sums(first, logits, targets, threads):
-  """Reduces the slice of `vocab` that begins at token `first`.
+  """Reduces logits over the slice of `vocab` that begins at token `first`.
 
   Returns:
     The largest logit; sum(exp(logits - largest)); and the target's logit, or 0

@@ -121,9 +121,9 @@ class Palm:
     o, wo = f"{name}/attention/o", f"{name}/mlp/wo"
     y = self._norm(x, f"{name}/norm")
     if self._config.block == "parallel":
-      # Both branches read the same norm, so their five kernels share one
-      # product. The products with o and wo are added before one all-reduce
-      # (PaLM, section 2).
+      # Attention and MLP read the same norm, so one matrix product multiplies
+      # by all five kernels. The products with o and wo are added before one
+      # all-reduce (PaLM, section 2).
       q, k, v, hidden = weights.project_in(
         y, name, [*QKV, *GATES], self._angles
       )

@@ -22,11 +22,12 @@ from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused
 
-# On each device the product has the columns of the device's slices of kernels.
-# In the forward pass, one pass over memory splits the product into columns,
-# rotates q and k and applies SwiGLU; in the backward pass, another computes the
-# product's gradient. Both are in C++ (native/projection.h), or compiled by XLA
-# for devices that lack the C++ operations.
+# `project` multiplies x by several kernels in one matrix product. On a device
+# the product has the columns of the device's slices of the kernels. In the
+# forward pass, one pass over memory splits the product into columns, rotates q
+# and k and applies SwiGLU; in the backward pass, one pass over memory computes
+# the product's gradient. Both are in C++ (native/projection.h), or compiled by
+# XLA for devices that lack the C++ operations.
 
 Angles = tuple[tf.Tensor, tf.Tensor]
 
@@ -71,7 +72,7 @@ def read_product(
   """Splits a product into rotated q, rotated k, v and the hidden layer.
 
   Args:
-    wide: product of all rows, [rows, columns].
+    wide: product of x with joined kernels, [rows, columns].
     rows: sizes of the dimensions that count rows, such as [batch, length].
     shapes: shape of one row of each part, such as [heads, d_kv] for q.
     angles: sin and cos by which the first two parts, q and k, are rotated,
@@ -102,7 +103,7 @@ def kernel_gradient(
 
   Args:
     x: [rows, d_model].
-    gradient: gradient of the product, [rows, columns], dtype of x.
+    gradient: gradient of x's product, [rows, columns], dtype of x.
     on_cpu: whether the device is a CPU that runs the operations of `native`.
   """
   if on_cpu and x.dtype == tf.bfloat16 and not is_emulated(x):
@@ -236,7 +237,7 @@ class _Projection(mtf.Operation):
     return self._read_again.outputs[self.outputs.index(x)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one product on each device."""
+    """Lowers to one matrix product on each device."""
     num_angles = len(self.angles)
     impl = lowering.mesh_impl(self)
 
@@ -300,7 +301,7 @@ class _ProjectionGradient(mtf.Operation):
     ]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one product for the kernels, and to one or more for dx.
+    """Lowers to one matrix product for all kernels, and one or more for dx.
 
     Adjacent kernels that the same mesh axes split share one product for dx.
     """
@@ -309,9 +310,9 @@ class _ProjectionGradient(mtf.Operation):
     n, m = len(forward.angles), len(forward.angles) + len(forward.kernels)
     angles, kernels, gradients = others[:n], others[n:m], others[m:]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
-    # `axes` holds, for each kernel, the mesh axes over which its part of dx
-    # must be summed. In multi-query attention the gradients of k and v are
-    # pending sums over slices of `heads`. Instead of these sums, dx and the
+    # `axes` holds, for each kernel, the mesh axes over which the kernel's part
+    # of dx must be summed. In multi-query attention the gradients of k and v
+    # are pending sums over slices of `heads`. Instead of these sums, dx and the
     # kernels' gradients, which are linear functions of the sums, are
     # all-reduced.
     axes = []
@@ -354,7 +355,7 @@ class _ProjectionGradient(mtf.Operation):
       _open_sum(impl, dx, over)
       for dx, (over, _) in zip(dxs, groups, strict=True)
     ]
-    # Sums over different axes are all-reduced before they are added.
+    # Parts with different mesh axes are all-reduced before they are added.
     dx = functools.reduce(
       lambda x, y: impl.slicewise_delay_allreduce(tf.add, x, y), dxs
     )
@@ -371,9 +372,10 @@ class _ProjectionGradient(mtf.Operation):
 def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], slice]]:
-  """Groups adjacent kernels with equal axes; returns (axes, slice) per group.
+  """Groups adjacent kernels that have equal axes.
 
-  The slice selects the group's columns from a device's columns of the product.
+  Returns:
+    The axes of each group, and its slice of a device's columns of the product.
   """
   groups, end = [], 0
   for over, run in itertools.groupby(

@@ -45,7 +45,8 @@ inline void for_vectors(int size, Use use) {
   for (; i < size; ++i) use(i, float());
 }
 
-// Returns the sum over `size` indices of term(i, V()); see `for_vectors` for V.
+// Returns the sum of term(i, V()) over all i below `size`; for V see
+// `for_vectors`.
 template <class Term>
 inline float sum_of(int size, Term term) {
   Floats total = {};
@@ -104,7 +105,7 @@ inline float largest(const float* x, int size) {
 // numbers are the largest; 0 if no number is larger than -infinity.
 inline int find_largest_place(const float* x, int size) {
   // Each lane keeps its largest number, and the index of the first number in
-  // the register that this number was in.
+  // the register that held this number.
   Floats most = splat(-INFINITY);
   Ints begin = {};
   int i = 0;

@@ -68,7 +68,7 @@ struct Matrix {
   T* row(int i) const { return data + size_t(i) * columns; }
 };
 
-// One call of an operation; its destructor releases the tensors.
+// One call of an operation. The destructor releases the call's tensors.
 class Call {
  public:
   explicit Call(TF_OpKernelContext* context) : context_(context) {}

@@ -1,11 +1,12 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// PalmDecodeStep runs one step and returns logits, for any decoding strategy.
+// PalmDecodeStep runs one decoding step and returns logits, so that callers may
+// choose tokens by any strategy.
 //
 // PalmTextSteps runs several steps and chooses the tokens, because TensorFlow's
-// loop would take a tenth to a quarter of a step's time, and its sampling as
-// much again.
+// loop would take a tenth to a quarter of a step's time, and so would
+// TensorFlow's sampling.
 
 #pragma once
 

@@ -17,8 +17,8 @@
 
 namespace palm {
 
-// Rows of a tile with int4 weights, which need more registers than a tile of
-// kTileRows rows leaves.
+// The number of rows of a tile with int4 weights: below kTileRows, because int4
+// weights need more registers than other weights.
 constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
 
 template <Format kFormat, int kRows, class Ahead>

@@ -35,7 +35,7 @@ inline uint32_t threefry(uint32_t first, uint32_t second, uint32_t count) {
   return a;
 }
 
-// Returns a uniform number in [0, 1), from 23 bits of a hash of `place`.
+// Returns a uniform number in [0, 1): 23 bits of the hash of `place` by `key`.
 inline float uniform(const int32_t* key, int place) {
   const uint32_t bits =
     threefry(key[0], key[1], place) >> 9 | 0x3f800000;  // in [1, 2)

@@ -15,7 +15,7 @@
 
 namespace palm {
 
-// How often an idle thread polls for the next job before it sleeps. Threads of
+// How many times an idle thread polls for a job before it sleeps. Threads of
 // decoding poll, because the next step follows as soon as a token is chosen.
 // Threads of training do not, because TensorFlow's operations need the cores.
 constexpr int kPatience = 20000, kNoPatience = 0;

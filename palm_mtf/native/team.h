@@ -19,7 +19,7 @@ namespace palm {
 // number, not by sleeping.
 class Team {
  public:
-  // `patience` is how often a thread polls for the next job before it sleeps.
+  // An idle thread polls `patience` times for a job before it sleeps.
   Team(int size, int patience) : size_(size), patience_(patience) {
     for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { work(i); });
   }

@@ -83,7 +83,7 @@ def _xla_matmul(x, y, transpose_a, transpose_b, dtype):
 # `packed_matmul` calls oneDNN (TensorFlow's CPU library) by an operation that
 # has no public function. It exists if TensorFlow was built with oneDNN, in the
 # dtypes that the CPU multiplies. Callers check both conditions (`has_kernel`,
-# machine/processors.py), because oneDNN ends the process if it lacks a product.
+# machine/processors.py), because oneDNN ends the process if it lacks a kernel.
 
 
 def has_kernel(name: str) -> bool:

@@ -36,9 +36,9 @@ from palm_mtf.optim.second_moment import (
   full_update,
 )
 
-# m and v start at zero; v needs no bias correction, because beta2 is 0 at the
-# first step. A part of the algorithm that AdafactorConfig turns off costs
-# neither memory nor time.
+# m (momentum) and v (second moment) start at zero; v needs no bias correction,
+# because beta2 is 0 at the first step. A part of the algorithm that
+# AdafactorConfig turns off costs neither memory nor time.
 #
 # The update makes two passes over memory, one for the root mean squares and one
 # for the assignments; a factored v takes a third pass. Every assigned value
@@ -67,7 +67,7 @@ def _factored_squares(g, clip, one_minus_beta2, row, column):
 
 
 def _step_values(p, m, u, scalars):
-  # `m` is a list: empty if there is no momentum. Returns the next p and m.
+  # `m` is [] if there is no momentum. Returns the next variable p and moment m.
   _, _, beta1, step_size, shrink, center = scalars
   change = step_size * u
   if m:
@@ -177,7 +177,7 @@ class _Parameter:
 
 
 class AdafactorUpdate(mtf.Operation):
-  """Updates variables that share one root mean square, and their moments.
+  """Updates a group of variables (see `scale_groups`) and their moments.
 
   Attributes:
     sums_of_squares: one SumOfSquares per variable, then one per update.

@@ -16,9 +16,9 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
-# The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018). It
-# keeps means instead of sums, which give the same u: m + n numbers for an m x n
-# matrix.
+# The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018), but
+# keeps row and column means, m + n numbers for an m x n matrix. The algorithm's
+# sums would give the same update u.
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 
@@ -77,14 +77,14 @@ class FactoredMoment:
     self._num_columns = float(math.prod(sizes[rows:]))
 
   def next_means(self, g, clip, one_minus_beta2, row, column) -> tuple:
-    """Returns r and c after the step, laid out like `row` and `column`.
+    """Returns row means r and column means c after the step.
 
     Args:
       g: the gradient, laid out, any float dtype.
       clip: factor by which g is multiplied, [] float32.
       one_minus_beta2: 1 - beta2, [] float32.
-      row: r before the step, float32.
-      column: c before the step, float32.
+      row: r before the step, laid out, float32; the next r has its layout.
+      column: c before the step, laid out, float32.
     """
     sums = self._mesh_impl.slicewise(
       _row_and_column_sums, g, clip, len(self._row_dims)

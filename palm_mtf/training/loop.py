@@ -94,7 +94,7 @@ class Action:
     return step % self.every == 0 or step in self.steps
 
   def find_next_steps(self, step: int) -> list[int]:
-    """Returns later steps; the action is next due after the smallest one."""
+    """Returns steps after `step`; the action is next due after the smallest."""
     found = [x for x in self.steps if x > step]
     if self.every is not None:
       found.append(step - step % self.every + self.every)
@@ -187,7 +187,7 @@ class TrainLoop:
           self._writer.check()
         for metrics in self._run_steps():
           self._step += 1
-          # A call may run several steps; a rewind undoes those after the spike.
+          # A call may run several steps; a rewind undoes steps after the spike.
           if self._spikes.sees_spike(metrics):
             return self._rewind(metrics["loss"], stop)
         self._predict_time()

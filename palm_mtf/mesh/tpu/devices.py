@@ -30,7 +30,7 @@ class TpuDevices:
 
 
 def tpu_topology(where: TpuSlice) -> tf.tpu.experimental.Topology:
-  """Returns the topology that TensorFlow would find on a slice."""
+  """Returns the topology that TensorFlow would find on a TPU slice."""
   return tf.tpu.experimental.Topology(
     mesh_shape=where.mesh_shape, device_coordinates=device_coordinates(where)
   )
@@ -44,7 +44,7 @@ def tpu_devices(
   jobs: Sequence[str | None],
   client: str,
 ) -> TpuDevices:
-  """Returns the devices of pods, each a slice of TPUs.
+  """Returns the devices of pods; each pod is a slice of TPUs.
 
   Args:
     mesh: axes and layout rules of each pod.
@@ -72,10 +72,11 @@ _Coordinates = tuple[int, int, int, int]  # chip's x, y, z; device in the chip
 
 
 def device_coordinates(where: TpuSlice) -> list[list[_Coordinates]]:
-  """Returns the coordinates of all devices, as lists [hosts][devices]."""
+  """Returns the coordinates of all devices, as [hosts][devices of the host]."""
   return [
     [
-      # The host's corner, plus the chip's place in the host.
+      # (x, y, z) of the chip: the host's corner plus the chip's place in the
+      # host.
       (*(base + step for base, step in zip(corner, chip, strict=True)), i)
       for chip in _box_corners(HOST_CHIPS)
       for i in range(where.devices_of_chip)

@@ -26,12 +26,13 @@ class _Sums(NamedTuple):
   """Sums over all pods that one pod receives; the sums have equal shapes."""
 
   exchanges: Sequence[Exchange]
-  # One tensor per device, on the device's host: [exchanges, slice] float32.
+  # One tensor per device, on the device's host, float32: a stack of one slice
+  # per exchange.
   stacks: Sequence[tf.Tensor]
 
 
 class TpuLowering:
-  """Lowers each call separately; all calls share the variables."""
+  """Lowers what each `call` needs separately; all calls share the variables."""
 
   def __init__(self, placements: Mapping[mtf.Mesh, TpuPlacement]):
     self._placements = placements
@@ -41,9 +42,9 @@ class TpuLowering:
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds the programs of all pods that one session.run runs."""
-    # If pods exchange gradients, this first builds the programs that compute
-    # gradients. The programs below read the sums.
+    """Builds the programs that one session.run runs on all pods."""
+    # If gradients are summed over pods, the programs that compute gradients are
+    # built first. The programs below read the sums.
     wanted = [*(x.operation for x in tensors.values()), *operations]
     sums = self._sum_over_pods(wanted)
     values, done = {}, []
@@ -125,7 +126,7 @@ class TpuLowering:
 
   @property
   def slices(self) -> list[dict[str, list[Slice]]]:
-    """Slices of each mesh's variables, by the name of their stack."""
+    """For each mesh, {stack name: slices of the stack, one per device}."""
     return [placement.slices for placement in self._placements.values()]
 
   @property
@@ -140,7 +141,7 @@ class TpuLowering:
     operations: Sequence[mtf.Operation],
     sums: Sequence[_Sums],
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds one pod's program; returns its tensors and the operation."""
+    """Builds a pod's program; returns the fetched tensors and the program."""
     placement = self._placements[mesh]
     wanted = [*(x.operation for x in tensors.values()), *operations]
 
@@ -162,7 +163,8 @@ class TpuLowering:
     """Builds the programs that compute gradients, if `wanted` needs sums.
 
     Returns:
-      The sums over all pods that each pod's update reads; {} if it reads none.
+      {mesh of a pod: sums over all pods that the pod's programs read}; {} if
+      `wanted` needs no sums.
     """
     exchanges = collections.defaultdict(list)
     for operation in _find_needed(wanted):
@@ -192,18 +194,18 @@ class TpuLowering:
   def _compute_terms(
     self, mesh: mtf.Mesh, terms: Sequence[mtf.Tensor]
   ) -> dict[tuple[int, ...], list[tf.Tensor]]:
-    """Computes `terms`: one pod's terms (gradients) of all exchanges.
+    """Computes one pod's terms of all sums over pods, such as gradients.
 
     Returns:
-      {indices of terms with equal shapes: stacks}, where `stacks` has one stack
-      of the terms' slices per device, on the device's host.
+      {indices of terms with equal shapes: stacks}; `stacks` has one tensor per
+      device, on the device's host: a stack of the device's slices of the terms.
     """
     placement = self._placements[mesh]
     stacks: list[Sequence[int]] = []
 
     def computation():
       lowering = _Program(mesh, placement, [x.operation for x in terms])
-      # All-reduce within the pod, if a sum is pending.
+      # A term that is a pending sum is all-reduced within the pod.
       laid_out = [lowering.tensors[x].to_laid_out_tensor() for x in terms]
       parts = [x.one_slice for x in laid_out]
       # Messages have a fixed cost, so terms of equal shape share a message.
@@ -254,7 +256,7 @@ class _Program(mtf.Lowering):
 
 
 class _Variables(dict):
-  """The slices of variables, made when they are first read."""
+  """The slices of each variable, made when the variable is first read."""
 
   # The variables of an update are not among the update's inputs, so a program
   # does not always lower them before the update.
@@ -268,7 +270,7 @@ class _Variables(dict):
 
 
 def _find_needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
-  """Returns `wanted` and its dependencies, without those of exchanges."""
+  """Returns `wanted` and its dependencies, but not the inputs of exchanges."""
   todo = list(wanted)
   needed = set(todo)
   while todo:

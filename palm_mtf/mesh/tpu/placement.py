@@ -99,11 +99,11 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Builds a program that runs a computation on every device.
 
     Args:
-      computation: builds one device's part; returns tensors, and an operation
-        that runs with them.
+      computation: builds one device's part; returns the tensors to fetch, and
+        an operation to run.
 
     Returns:
-      The tensors, as [tensors][devices]; and the program as one operation.
+      The fetched tensors, as [tensors][devices]; and the program, an operation.
     """
     self._pnum_tensor = None  # each computation has its own inputs
     self._fed_rounds = {}
@@ -146,8 +146,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """
     num = len(values)
 
-    # The loop carries variables next to the values, as whole stacks, so that a
-    # round begins with the previous round's result, and the program reads and
+    # Besides the values, the loop carries the stacks of all variables, so that
+    # a round begins with the previous round's result, and the program reads and
     # writes each variable once.
     def of_round(*carried: tf.Tensor) -> list[tf.Tensor]:
       for stack, whole in zip(self._stacks, carried[num:], strict=True):
@@ -194,7 +194,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self._pnum_tensor
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports the copy of the tensor in the first process."""
+    """Imports a tensor; cuts all slices from the first process's copy."""
     return mtf.import_tf_tensor(mesh, tensors[self.cpu], shape)
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor):
@@ -205,7 +205,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.LaidOutTensor([self._import_slice(tf_x, x.shape)])
 
   def _import_slice(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
-    """Returns a device's slice of a tensor of the host."""
+    """Returns a device's slice of a tensor that the host holds."""
     if tf_x.name not in self._rounds:
       return self._cut_and_feed(tf_x, shape)
     if tf_x.name not in self._fed_rounds:
@@ -214,7 +214,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return tf.gather(self._fed_rounds[tf_x.name], self._index)
 
   def _cut_and_feed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
-    """Cuts the last dimensions (`shape`) into slices; feeds each device one."""
+    """Cuts the last dimensions, `shape`; feeds each device its slice."""
     before = tf_x.shape.as_list()[: tf_x.shape.ndims - shape.ndims]
     size = before + self.slice_shape(shape)
     begins = [

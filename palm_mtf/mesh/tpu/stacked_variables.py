@@ -59,7 +59,7 @@ class Stack:
     mesh_impl: mtf.MeshImpl,
     cpus: Sequence[str],
   ):
-    """Makes one TensorFlow variable per device, the stack of its slices.
+    """Makes one TensorFlow variable per device, a stack of the device's slices.
 
     Args:
       variables: variables with equal shape, dtype and initializer.
@@ -149,7 +149,8 @@ class StackedVariable:
     return value
 
 
-# Function of regions; returns one stack of initial slices per region.
+# Takes regions; returns, for each region, the stack of all variables' initial
+# values in the region.
 _First = Callable[[Sequence[Region]], list[tf.Tensor]]
 
 
