@@ -40,7 +40,7 @@ class ParameterName(NamedTuple):
 
   @property
   def kind(self) -> str:
-    """The kind, in PaLM "embedding", "norm", "attention" or "mlp"."""
+    """Kind of parameter: in PaLM "embedding", "norm", "attention" or "mlp"."""
     first = self.part.partition("/")[0]  # "norm", "mlp_norm", "final_norm", ...
     return "norm" if first.endswith("norm") else first
 
@@ -112,12 +112,12 @@ def num_keys(end: int, length: int, has_prefix: bool) -> int:
 
 
 def attention_pairs(length: int, has_prefix: bool = False) -> int:
-  """Returns how many query-key pairs of a sequence are computed."""
+  """Returns how many query-key pairs attention computes in a sequence."""
   return sum(_block_pairs(length, has_prefix))
 
 
 def largest_block_pairs(length: int, has_prefix: bool = False) -> int:
-  """Returns how many query-key pairs the largest block has."""
+  """Returns the largest number of query-key pairs in one block of queries."""
   return max(_block_pairs(length, has_prefix))
 
 

@@ -80,7 +80,11 @@ def sent_bytes(
 def exchange_secs(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
 ) -> tuple[float, float]:
-  """Returns seconds to send (the embedding's gradient, all other gradients)."""
+  """Returns the seconds in which a pod sends its gradients to all other pods.
+
+  The first number is for the embedding's gradient, the second for all other
+  gradients.
+  """
   sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
   embedding = sent.pop("embedding")
@@ -102,7 +106,7 @@ def step_secs(
     config: architecture.
     mesh: devices, layout rules and microbatches of each pod.
     pods: number of pods, and DCN_DTYPE.
-    compute_secs: seconds of a step without the exchange between pods.
+    compute_secs: seconds of a step if pods send each other nothing.
     link: each pod's link to the other pods.
     overlaps: whether gradients are sent during the backward pass; otherwise
       they are sent after it.
@@ -121,7 +125,7 @@ def step_secs(
 
 @dataclasses.dataclass
 class _Traffic:
-  """Sums up the bytes of collectives by kind and axes."""
+  """Sums up the bytes of collectives, by kind of collective and mesh axes."""
 
   mesh: MeshLayout
   bytes_moved: collections.Counter = dataclasses.field(
@@ -287,7 +291,7 @@ def _add_exchanged(
   width: int,
   count: int,
 ) -> None:
-  """Adds collectives on a gradient that pods exchange.
+  """Adds a pod's collectives on a gradient that is summed over several pods.
 
   `each` is a device's slice of the gradient, with `width` bytes per element.
   """
@@ -384,23 +388,26 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
   rings = dict.fromkeys(mesh.axes, 0.0)
   for size in where.chips:
-    # The last mesh axis spans a box of chips (`chips_of_replicas` in
-    # mesh/tpu/devices.py).
+    # The last mesh axis spans a three-dimensional box of chips
+    # (`chips_of_replicas` in mesh/tpu/devices.py).
     part = math.gcd(left, size)
     left //= part
     if part > 1:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # An axis within one chip, or without a box that fits, counts as half a
-  # dimension.
+  # A mesh axis that lies within one chip, or that fills no box of chips, counts
+  # as half a dimension.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns the result of `_rings` if TPU is unset, for the best placement."""
+  """Returns how many torus dimensions each mesh axis spans if TPU is unset.
+
+  The best placement of the devices is assumed.
+  """
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

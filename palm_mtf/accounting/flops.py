@@ -78,7 +78,7 @@ def device_flops(
   Args:
     config: architecture.
     mesh: devices of a pod and layout rules.
-    pod_tokens: tokens of a step in a pod.
+    pod_tokens: number of tokens that a pod reads in a step.
   """
   of_kv = "heads" if config.attention == "multi_head" else ""
   split_by = {"embedding": "vocab", "attention/k": of_kv, "attention/v": of_kv}

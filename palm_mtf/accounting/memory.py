@@ -38,7 +38,8 @@ from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
 PASSES = ("blocks", "attention", "loss", "weights")
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# model/projection.py joins these kernels into one matrix, for one product.
+# model/projection.py joins these kernels into one matrix, so that one matrix
+# product multiplies the input by all of them.
 _JOINED = ("q", "k", "v", "wi_gate", "wi")
 
 # A thread reads this many bytes in about 0.2 ms. For fewer bytes, waiting for a
@@ -116,7 +117,7 @@ def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 
 
 def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per element of a gradient in sums over devices."""
+  """Returns the bytes per element of a gradient while devices sum it."""
   if mesh.gradient_dtype == "float32" or parse_name(name).is_scale:
     return DTYPE_BYTES["float32"]
   return DTYPE_BYTES[config.activation_dtype]
@@ -141,7 +142,7 @@ def device_bytes(
 
 @dataclasses.dataclass(frozen=True)
 class Widths:
-  """Elements per token in each tensor of a block, on one device."""
+  """Elements per token in each tensor of a Transformer block, on one device."""
 
   stream: int  # d_model
   residual: int  # d_model between blocks, which a rule may split
@@ -179,16 +180,16 @@ def widths(config: PalmConfig, mesh: MeshLayout) -> Widths:
 def device_tokens(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the tokens of a microbatch on a device."""
+  """Returns the number of tokens of a microbatch on one device."""
   rows = pod_batch_size // mesh.num_microbatches
   return rows // mesh.axis_size_of("batch") * config.sequence_length
 
 
 def block_numbers(config: PalmConfig, mesh: MeshLayout) -> float:
-  """Returns how many elements per token a block keeps for its backward pass.
+  """Returns the elements per token that a Transformer block keeps on a device.
 
-  With REMAT = "layer", the block keeps these elements only from when it is
-  recomputed until its backward pass ends.
+  The block's backward pass needs these elements. With REMAT = "layer", the
+  block keeps them only from when it is recomputed until its backward pass ends.
   """
   w = widths(config, mesh)
   # A block keeps the inputs of norms, the product with the joined kernels, and
@@ -205,7 +206,10 @@ def _num_norms(config: PalmConfig) -> int:
 def kept_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the bytes that blocks keep for a microbatch's backward pass."""
+  """Returns the bytes that blocks keep on a device for their backward pass.
+
+  The bytes are those of one microbatch.
+  """
   w = widths(config, mesh)
   of_block = block_numbers(config, mesh)
   if config.remat == "layer":
@@ -268,7 +272,7 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
 def exchange_bytes(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> int:
-  """Returns the bytes of other pods' gradients and of the sum over pods."""
+  """Returns a device's bytes of other pods' gradients and of sums over pods."""
   if pods.num_pods == 1:
     return 0
   width = DTYPE_BYTES[pods.dcn_dtype]
@@ -318,9 +322,9 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
 def activation_traffic(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns the bytes that passes (`block_passes`) move per step, by kind.
+  """Returns the bytes that a device's passes move per step, by kind of pass.
 
-  The kinds are those of `PASSES` that read activations.
+  `block_passes` says what a pass is. Keys are those of `PASSES` but "weights".
   """
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   logits = _FLOAT32 if config.logits_dtype == "float32" else width
@@ -340,9 +344,9 @@ def activation_traffic(
 
 
 def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per step for casts of weights and sums of gradients.
+  """Returns the bytes that a device moves to cast weights and sum gradients.
 
-  The sums are those over microbatches.
+  The bytes are those of a step. Gradients are summed over microbatches.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0
@@ -368,7 +372,10 @@ def update_traffic(kept: DeviceBytes) -> int:
 def step_traffic(
   config: PalmConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns the bytes that all kinds of passes (`PASSES`) move per step."""
+  """Returns the bytes that a device's passes move per step, by kind of pass.
+
+  Keys are those of `PASSES`; `block_passes` says what a pass is.
+  """
   return {
     **activation_traffic(config, mesh, pod_batch_size),
     "weights": weight_traffic(config, mesh) + update_traffic(kept),

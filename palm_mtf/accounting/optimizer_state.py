@@ -55,9 +55,9 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 def row_rank(parameter: str) -> int:
   """Returns how many leading dimensions of a parameter are a matrix's rows."""
-  # A product sums over the rows: q [d_model, heads, d_kv] has d_model rows and
-  # heads * d_kv columns, o [heads, d_kv, d_model] has heads * d_kv rows. Each
-  # row of the embedding [vocab, d_model] is a token.
+  # A product x w sums over the rows of w: q [d_model, heads, d_kv] has d_model
+  # rows and heads * d_kv columns, o [heads, d_kv, d_model] has heads * d_kv
+  # rows. Each row of the embedding [vocab, d_model] is a token.
   return 2 if parse_name(parameter).part == "attention/o" else 1
 
 

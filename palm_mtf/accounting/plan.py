@@ -53,7 +53,7 @@ AnyConfig = Config | PlanConfig
 
 
 def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
-  """Returns the peak bytes in a step on one device, by part."""
+  """Returns a device's peak bytes in a step, by part, such as "weights"."""
   tensors = tensor_bytes(
     describe_remat(config.model, config.hardware),
     config.mesh_layout,
@@ -323,7 +323,8 @@ def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
   GLOBAL_BATCH_SIZE     with all other settings as they are
   SEQUENCE_LENGTH       with the same number of tokens per step
 
-  A point has the value, seconds of a step, tokens/s, MFU and whether it fits.
+  A prediction has the macro's value, the seconds of a step, tokens/s, MFU, and
+  whether the step fits into memory.
 
   Values that the layout does not divide are omitted.
 

@@ -142,7 +142,7 @@ def _most_candidates(config: AnyConfig, num_devices: int) -> int:
 
 
 def shares(found: Found) -> str:
-  """Returns a text: each part of a step with its share, the largest first."""
+  """Returns a text: each part of a step and its share of the time, sorted."""
   step = found.step
   parts = {x: getattr(step, x) for x in ("products", "passes", "update")}
   parts["collectives"] = sum(step.collectives.values())
@@ -156,7 +156,7 @@ def shares(found: Found) -> str:
 
 
 def reason(best: Found, other: Found) -> str:
-  """Returns a text: the part of a step that costs `other` most extra time."""
+  """Returns a text: the part of a step where `other` loses most to `best`."""
   parts = {
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")

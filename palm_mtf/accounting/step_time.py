@@ -97,7 +97,8 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
         f"{name.upper()} = None: not known for CHIP = {chip!r}; set it to plan"
         f"{or_else}."
       )
-  # Beyond a switch the network joins chips; beyond a torus nothing does.
+  # A network joins the chips of several switches, but nothing joins several
+  # tori.
   if is_beyond_links and rates.chip_link_dims:
     raise UserError(
       f'MESH_SHAPE = "{mesh.mesh_shape}": a pod has {chips:,.0f} chips, but '
@@ -158,7 +159,7 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
 
 
 def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
-  """Returns the bytes/s of a device's passes, by kind (`memory.PASSES`)."""
+  """Returns a device's bytes/s by kind of pass (`PASSES` in memory.py)."""
   measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
   return {
     kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in PASSES

@@ -23,8 +23,8 @@ class AdafactorConfig(Checked):
       the variable's parameter scale; None does not clip. PaLM does not mention
       update clipping; the gin files clip, as the Adafactor paper does.
     gradient_clip: largest global norm of all gradients.
-    weight_decay_exponent: parameters shrink by lr ** weight_decay_exponent per
-      step; None turns weight decay off.
+    weight_decay_exponent: each step subtracts lr ** weight_decay_exponent times
+      the parameter; None turns weight decay off.
     z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
     dropout: share of the activations that a training step drops, for
       finetuning; evaluation and generation drop nothing.

@@ -113,7 +113,7 @@ class SpanCorruption:
     return length + 2 * self.num_spans(length) + 1
 
   def longest_text(self, row_length: int) -> int:
-    """Returns the length of the longest text that fits a row; else 0."""
+    """Returns the length of the longest text that fits a row, or 0 if none."""
     # Bisection works because a longer text never makes a shorter row.
     lengths = range(row_length + 1)
     return bisect.bisect_right(lengths, row_length, key=self.row_length) - 1

@@ -90,7 +90,7 @@ class HardwareConfig:
 
 
 def _check_bandwidths(name: str, value: object) -> None:
-  """Raises UserError unless `value` has bandwidths by dtype and kind."""
+  """Raises UserError unless `value` is {dtype: {kind of pass: bytes/s}}."""
   dtypes: Iterable[object] = (
     value.values() if isinstance(value, Mapping) else [value]
   )

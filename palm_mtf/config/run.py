@@ -40,8 +40,8 @@ class BatchSizes:
     """Checks and keeps GLOBAL_BATCH_SIZE.
 
     Raises:
-      UserError: if the value is neither a size nor pairs of a step and a size
-        with rising steps from 0, or a number is too large.
+      UserError: if the value is neither a size nor pairs [step, size] whose
+        steps begin at 0 and ascend, or a number is too large.
     """
     self.pairs = _parse_pairs(global_batch_size)
     self._starts = [start for start, _ in self.pairs]

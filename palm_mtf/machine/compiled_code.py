@@ -143,7 +143,7 @@ _shared: list[CompiledCode] = []
 
 
 def share_compiled_code(memory: ModuleType) -> None:
-  """Lets this process use and extend the cache, if it is turned on.
+  """Lets this process use and extend XLA's cache, if the cache is turned on.
 
   Args:
     memory: the module tf.io.gfile, which accesses the folder in memory.

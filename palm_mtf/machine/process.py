@@ -112,7 +112,7 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   def find_spec(
     self, name: str, path: object = None, target: object = None
   ) -> importlib.machinery.ModuleSpec | None:
-    """Returns the package's spec, with a loader that raises ImportError."""
+    """Returns a spec whose loader raises ImportError, for names in _NAMES."""
     if name == self._AFTER_LIBRARIES:
       release_file_pages()
     if name not in self._NAMES:

@@ -24,7 +24,7 @@ def handled_signals() -> list[signal.Signals]:
 class StopRequest:
   """Handles the first stop signal by noting its name; a context manager.
 
-  Outside of the main thread it handles no signal. A second SIGINT or SIGTERM
+  Outside the main thread it handles no signal. A second SIGINT or SIGTERM
   interrupts at once. SIGHUP never interrupts, because a terminal that closes
   may send it twice.
   """

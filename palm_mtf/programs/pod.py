@@ -136,7 +136,7 @@ class AccumulatedSum(mtf.Operation):
 def _lay_out(
   lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
 ) -> tuple[object, object, list[int]]:
-  """Returns accumulator and value, as slices, and axes to all-reduce over."""
+  """Returns accumulator slices, value slices, and axes to all-reduce over."""
   # Each device accumulates its own part of a sum over a split dimension. The
   # parts are all-reduced when the sum is read, once per step.
   sums = lowering.variables[accumulator].laid_out_tensor
@@ -205,7 +205,7 @@ def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-  """The gradients of one pod, before pods exchange them."""
+  """The gradients of one pod, before they are summed over all pods."""
 
   pod: int
   mesh: mtf.Mesh
@@ -221,10 +221,9 @@ class Gradients:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-  """The update of one pod, after pods exchange sums; tensors are [] float32.
+  """The update of one pod from sums over all pods; tensors are [] float32.
 
-  All pods compute the update from the same sums, so that the variables of all
-  pods stay equal.
+  All pods use the same sums, so that the variables of all pods stay equal.
   """
 
   operations: list[AdafactorUpdate]

@@ -250,7 +250,7 @@ def _drop_accumulators(
 def _lower_step(
   pod: Gradients, updates: Sequence[Update], lowering: Lowering
 ) -> dict[str, object]:
-  """Lowers what a step's last call runs; returns fields of TrainProgram."""
+  """Lowers a step's last session.run; returns fields of TrainProgram."""
   operations = [x for update in updates for x in update.operations]
   # All pods compute the same numbers, so only the first pod's are fetched.
   update = updates[0]

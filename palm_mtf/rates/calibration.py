@@ -81,8 +81,8 @@ class Probe:
     )
 
 
-# In a probe, most of the time that matrix products do not take goes to the
-# passes (operations such as norms and sums) that the key names.
+# Probes by kind of pass. Passes are operations such as norms and sums; most of
+# the time that a probe does not spend on matrix products goes to its kind.
 PROBES = {
   "blocks": Probe(
     d_model=512, d_ff=2048, vocab_size=256, sequence_length=128, batch_size=16
@@ -179,7 +179,7 @@ def _process_bytes(probe: Probe) -> int:
 def _rates(
   dtype: str, memory_bandwidth: float
 ) -> tuple[float, dict[str, float]]:
-  """Returns FLOP/s of matrix products, and {kind: bytes/s} of passes."""
+  """Returns FLOP/s of matrix products, and {kind of pass: bytes/s}."""
   timed = {}
   with pace(tf.as_dtype(dtype)) as machine:
     for kind, probe in PROBES.items():
@@ -265,9 +265,9 @@ def solve_secs(
   """Returns seconds per byte for each kind of pass, [kinds].
 
   Args:
-    traffic: bytes that each probe moves by kind, [probes, kinds]; most bytes of
-      each row are on the diagonal.
-    secs: seconds of each probe without its products, [probes].
+    traffic: bytes that each probe moves by kind of pass, [probes, kinds]; most
+      bytes of each row are on the diagonal.
+    secs: seconds of each probe without its matrix products, [probes].
     least: seconds per byte at the memory bandwidth, a lower bound for every
       kind.
   """

@@ -56,7 +56,7 @@ def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
 
 
 def measured_flops_per_sec(dtype: tf.DType, num_pods: int = 1) -> float:
-  """Returns this host's FLOP/s, with one product per pod at the same time."""
+  """Returns this host's FLOP/s while `num_pods` matrix products run at once."""
   # This session gets as many threads as later sessions need, because a process
   # keeps the number of threads of its first session.
   config = session_config(1, num_pods)

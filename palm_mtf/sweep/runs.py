@@ -34,7 +34,7 @@ class SweepRun:
   """One run of a sweep.
 
   Attributes:
-    name: names of the run's choices on all axes, joined by "-".
+    name: names of the run's choices, one per axis of the sweep, joined by "-".
     model_dir: MODEL_DIR of the run.
     config: every setting.
     gin_text: content of a gin file with the settings in `config`.
@@ -81,7 +81,7 @@ def make_runs(
 
   Raises:
     UserError: if there is no run, a run's settings do not fit together, runs
-      read different data, or SWEEP_HELD_OUT has a name that no axis has.
+      read different data, or SWEEP_HELD_OUT has a name that SWEEP_RUNS lacks.
   """
   shared = {
     "VOCABULARY": config.data.vocabulary or where.vocabulary,
@@ -146,7 +146,7 @@ def _values(gin_text: str) -> dict[str, str]:
 
 
 def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
-  """Returns a list of choices (name, {macro: value}) for each axis."""
+  """Returns for each axis of the sweep its choices, (name, {macro: value})."""
   if not isinstance(axes, (list, tuple)) or not axes:
     raise UserError(
       f"SWEEP_RUNS = {axes!r}: give a list of axes, such as {_EXAMPLE}."
@@ -186,7 +186,7 @@ def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
 def _join_macros(
   entries: Sequence[tuple[str, Mapping[str, object]]],
 ) -> dict[str, object]:
-  """Returns the macros that a run's choices on all axes set."""
+  """Returns {macro: value} of a run's choices, one per axis of the sweep."""
   found: dict[str, object] = {}
   for entry, macros in entries:
     for name, value in macros.items():

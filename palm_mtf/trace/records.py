@@ -74,8 +74,8 @@ class Trace:
   """A traced step of all pods; times are seconds since the step began."""
 
   num_pods: int
-  # Start of the last call into the session. This call computes the last
-  # microbatches, the exchange between pods and the update.
+  # Start of the last call into the session. This call computes each pod's
+  # last microbatch, sums gradients over pods, and updates the variables.
   last_call: float
   operations: list[Operation]
   transfers: list[Transfer]
@@ -172,7 +172,7 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
 
 
 def _find_forward(program: TrainProgram) -> set[str]:
-  """Returns the names of operations that losses and exchanges depend on."""
+  """Returns names of operations on which losses or sums over pods depend."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [
     x for x in program.step.graph.get_operations() if _EXCHANGE.match(x.name)

@@ -297,7 +297,7 @@ def _list_compared_keys(
   model: PalmConfig,
   what: str,
 ) -> Iterator[tuple[str, object, object]]:
-  """Yields (name, value, our value) of each key that affects results."""
+  """Yields (key, value, our value) of config.json keys that affect results."""
   wanted = (
     _make_architecture_keys(architecture, model.d_model, model.d_kv) | _WANTED
   )

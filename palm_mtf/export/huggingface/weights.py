@@ -163,7 +163,7 @@ def _check_redundant(
   Args:
     name: FINAL_NORM, in a model whose last norm has no scale, or an optional
       tensor (`_find_redundant_shape`).
-    files: tensors of the file.
+    files: tensors of the model.
     model: the architecture.
     what: noun phrase that names the files in messages.
   """
