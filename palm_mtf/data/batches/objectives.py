@@ -87,7 +87,10 @@ CAUSAL = Causal()
 
 @dataclasses.dataclass(frozen=True)
 class PrefixLM(Causal):
-  """The rest of a text is learned from its beginning (T5 paper, 3.2.1)."""
+  """The model reads the beginning of a text and learns the rest.
+
+  Source: T5 paper, section 3.2.1, prefix language model.
+  """
 
   has_prefix = True
 

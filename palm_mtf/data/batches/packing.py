@@ -257,10 +257,15 @@ def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
 
 
 def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
-  """Fills rows with documents in order.
+  """Fills rows with whole documents, in the order of `lengths`.
+
+  Args:
+    lengths: [documents] tokens of each document.
+    length: tokens of a row.
 
   Returns:
-    The index of each row's first document, then the number of documents.
+    [rows + 1]: the index of each row's first document, and at the end the
+    number of documents.
   """
   ends = np.cumsum(lengths).tolist()
   first, used = [0], 0

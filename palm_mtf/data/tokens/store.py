@@ -100,8 +100,8 @@ def write_store(
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
-  # An upper bound of the store's size, for the message about a full disk,
-  # because every token except [eod] has at least one byte of text.
+  # This is an upper bound, because every token except [eod] has at least one
+  # byte of text. The message about a full disk names it.
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   on_disk = functools.partial(writing, folder, needed)
   with (
