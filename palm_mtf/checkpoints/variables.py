@@ -68,7 +68,7 @@ class WeightsCopier:
     pods: Pods,
     processes: CheckpointProcesses = THIS_PROCESS,
   ):
-    """Adds to the current graph operations that copy and write all slices.
+    """Adds operations that copy and write all slices to the session's graph.
 
     Args:
       session: session of the current graph.

@@ -67,8 +67,9 @@ class _Exemplar(NamedTuple):
 class SplitExemplars:
   """Exemplars from the training split.
 
-  As `config.exemplars` says, either each question has different exemplars,
-  drawn by hashes, or all questions have the first examples of the split.
+  `config.exemplars` chooses: either each question has different exemplars,
+  which a hash of the question and the candidate picks, or all questions have
+  the first examples of the split.
   """
 
   text = ""

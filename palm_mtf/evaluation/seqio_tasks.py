@@ -452,9 +452,10 @@ def group_metrics(
     groups: {group: categories}; categories without an example are left out.
 
   Returns:
-    {name: value} of the averages over all categories and of the metrics and
-    averages of each group, and {category: metrics}. Both are {} if there are
-    fewer than 2 categories.
+    Two dicts. The first maps names to values: each metric averaged over all
+    categories and, for each group, the metrics of its examples and their
+    averages over its categories. The second maps each category to its metrics.
+    Both are {} if there are fewer than 2 categories.
   """
   places: dict[str, list[int]] = {}
   for number, category in enumerate(categories):

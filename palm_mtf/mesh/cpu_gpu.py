@@ -64,7 +64,7 @@ class CpuGpuLowering(mtf.Lowering):
 
   @property
   def slices(self) -> list[dict[str, list[Slice]]]:
-    """Slices of each mesh's variables, by checkpoint name."""
+    """Slices of each mesh's variables, by name in checkpoints."""
     slices = {mesh: {} for mesh in self.mesh_to_impl}
     for variable, laid_out in self.variables.items():
       of_mesh = slices[variable.mesh]

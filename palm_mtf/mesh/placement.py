@@ -157,7 +157,7 @@ class Lowering(Protocol):
   """A Mesh TensorFlow graph as TensorFlow operations, ready to run.
 
   Attributes:
-    slices: for each mesh, {checkpoint name: slices of the variable, one per
+    slices: for each mesh, {name in checkpoints: slices of the variable, one per
       device}; a stack (slices.py) is named like its first variable. On TPUs a
       variable has slices only after a `call` that needs the variable.
     initialize: operation that sets every slice to its initial value.

@@ -48,8 +48,8 @@ class Slice(Region):
     return tf.stack(values) if len(self.names) > 1 else values[0]
 
 
-# For each pod, {checkpoint name: slices of the variable, one per device}. All
-# pods cut variables into the same slices.
+# For each pod, a dict from the name of a variable in checkpoints to the slices
+# of that variable, one per device. All pods cut variables into the same slices.
 Pods = Sequence[Mapping[str, Sequence[Slice]]]
 
 

@@ -30,7 +30,7 @@ GATES = ("mlp/wi_gate", "mlp/wi")
 
 
 class Weights(Protocol):
-  """Parameters of one model on one mesh, by their checkpoint names."""
+  """Parameters of one model on one mesh, by their names in checkpoints."""
 
   # `Weights` has two implementations: trained float32 variables (below), and
   # the joined kernels of decoding (generation/decode/forward.py).
@@ -100,8 +100,8 @@ def palm_variables(
       replaces.
 
   Returns:
-    The variables' values by checkpoint name: kernels and the embedding in the
-    activation dtype, scales in float32.
+    The variables' values by name in checkpoints: kernels and the embedding in
+    the activation dtype, scales in float32.
   """
   sizes = parameter_shapes(config)  # without padding of the vocabulary
   variables = {}

@@ -81,8 +81,9 @@ class Probe:
     )
 
 
-# Probes by kind of pass. Passes are operations such as norms and sums; most of
-# the time that a probe does not spend on matrix products goes to its kind.
+# One probe model per kind of memory pass. A memory pass is an operation that is
+# not a matrix product, such as a norm or a sum. Apart from matrix products, a
+# probe spends most of its time in passes of the kind that is its key.
 PROBES = {
   "blocks": Probe(
     d_model=512, d_ff=2048, vocab_size=256, sequence_length=128, batch_size=16

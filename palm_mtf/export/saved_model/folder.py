@@ -9,7 +9,7 @@ from palm_mtf.export.trained_model import Reader, TrainedModel
 
 
 class SavedModelFolder:
-  """A SavedModel that includes the tokenizer (a `Format`)."""
+  """The export `Format` of a SavedModel, which includes the tokenizer."""
 
   kind = "a SavedModel that computes in float32"
 

@@ -83,7 +83,7 @@ class DecodeModel:
   dims: Dims  # batch and length are placeholders, which nothing reads
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
   to_logits: LaidOut  # a `Kernel` per device: the transposed table
-  scales: dict[str, LaidOut]  # [d_model] float32, by checkpoint name
+  scales: dict[str, LaidOut]  # [d_model] float32, by name in checkpoints
   kernels: dict[tuple[str, ...], JoinedKernel]  # by names of their parts
   is_packed: bool  # whether kernels are packed for the operations of `native`
   layers: Sequence[LayerWeights]

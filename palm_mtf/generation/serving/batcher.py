@@ -337,10 +337,10 @@ class Batcher:
     return slot
 
   def _read_prompt(self, row: Row, slot: int) -> None:
-    # Only one prompt is read between two calls of decoding steps, so that other
-    # rows never wait for several prompts. If other clients have rows in slots,
-    # or if the prompt was scored, the next prompt is read only after steps that
-    # together take as long as this prompt.
+    # At most one prompt is read between two calls that run decoding steps, so
+    # that no row waits for several prompts in succession. If another client has
+    # rows in slots, or if this prompt was also scored, which is slow, the next
+    # prompt waits until decoding has run for as long as this prompt was read.
     others = [x for x in self._running.values() if x is not row]
     begin = time.monotonic()
     if row.scores_prompt:
