@@ -105,9 +105,9 @@ def configure_logging() -> None:
 
 def _repair_streams() -> None:
   """Opens closed standard streams, and makes writes to stderr never fail."""
-  # Open /dev/null in this order, so that it gets the closed ones of the file
-  # descriptors 0 to 2. Otherwise the next opened file, perhaps a checkpoint,
-  # would get descriptor 2, and C++ code would write its log into that file.
+  # Open /dev/null for each closed stream, in the order of their descriptors, 0
+  # to 2. A stream left closed would be a risk: the next opened file, perhaps a
+  # checkpoint, would get descriptor 2, and C++ code would log into that file.
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     stream = getattr(sys, name)
     if stream is None:

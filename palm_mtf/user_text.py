@@ -43,8 +43,8 @@ _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 # The first bytes of files in formats that are not accepted as text. UTF-32
 # comes first, because its little-endian byte order mark begins with UTF-16's.
-# None of these bytes are valid UTF-8. A bzip2 file's first bytes are valid (see
-# _BZ2), but so many that no text begins with them by chance.
+# No UTF-8 text begins with these bytes. A UTF-8 text could begin with the bytes
+# of a bzip2 file (_BZ2), but they are too many to occur by chance.
 _FORMATS = {
   codecs.BOM_UTF32_LE: "UTF-32",
   codecs.BOM_UTF32_BE: "UTF-32",
@@ -111,7 +111,8 @@ def read_text(
     keeps_mark: whether to keep a byte order mark at the start of the text.
 
   Raises:
-    UserError: as for `read_bytes`, or if the file is empty or is not text.
+    UserError: if the file cannot be read, is damaged, is not a file of text, or
+      is empty although `needed` is given.
   """
   content = read_bytes(path, what)
   _check_beginning(content, what)
@@ -136,7 +137,8 @@ def read_lines(
       prompt per line".
 
   Raises:
-    UserError: as for `read_text`.
+    UserError: if the file cannot be read, is damaged, is not a file of text, or
+      has no lines.
   """
   lines = split_lines(read_text(path, what, needed))
   while lines and not lines[-1]:
@@ -169,7 +171,8 @@ def read_json_lines(
     needed: advice for messages if all lines are blank; None to permit that.
 
   Raises:
-    UserError: as for `read_bytes`, or if a line is not a JSON object.
+    UserError: if the file cannot be read, is damaged, or is a folder or a
+      device, or if a line is not a JSON object.
   """
   number, is_blank = 0, True
   try:

@@ -91,7 +91,7 @@ class Checkpoint:
 
   @property
   def as_parent(self) -> dict[str, str]:
-    """Value of `parent` for the manifest of the checkpoint that follows."""
+    """Value of `parent` in the manifest of the run's next checkpoint."""
     name = os.path.basename(self.path)
     return {"checkpoint": name, "blake2b": self.blake2b}
 

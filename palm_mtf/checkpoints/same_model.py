@@ -20,7 +20,7 @@ _SHOWN_DIFFERENCES = 3
 def open_newest(
   model_dir: str, config: CorpusConfig
 ) -> tuple[Checkpoint, Vocabulary]:
-  """Returns a run's newest whole checkpoint, held open, and its vocabulary.
+  """Returns a run's newest whole checkpoint, held open, and the vocabulary.
 
   Args:
     model_dir: MODEL_DIR.

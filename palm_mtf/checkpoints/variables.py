@@ -247,7 +247,7 @@ def open_to_restore(
 def whole_reader(
   session: tf.Session, processes: CheckpointProcesses
 ) -> ReadCheckpoint:
-  """Returns a function like `read_whole`; each process hashes some files.
+  """Returns a function like `read_whole`, but each process hashes some files.
 
   Args:
     session: session connected to the processes.
@@ -315,8 +315,8 @@ def restore_weights(
   """
   try:
     restore(session, pods, weights.prefix, processes.client_only)
-  # Other errors pass to the caller: they are errors of the session, for example
-  # because a pod is lost.
+  # All other errors come from the session, for example because a pod is lost.
+  # They pass to the caller.
   except _DAMAGE as error:
     # Take the reason from the message, which begins with the place in our code
     # that made the operation, and ends with the operation.
@@ -354,9 +354,9 @@ def build_restorer(
       for part in slices[key]:
         parts_of[processes.of(part).device, part.spec].append(part)
     for (device, _), parts in parts_of.items():
-      # A read waits for the assignment before the previous one, so that a
-      # process holds at most two parts: one that it reads and one on the way to
-      # devices.
+      # A read waits until the part before the previous one is assigned. A
+      # process then holds at most two parts: one that it reads, and one that it
+      # sends to devices.
       with tf.device(device), tf.control_dependencies(done[device][:-1]):
         value = _read_slice(prefixes[device], parts[0])
       assigned = tf.group([each.variable.assign(value).op for each in parts])

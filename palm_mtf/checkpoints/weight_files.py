@@ -29,11 +29,13 @@ _LINKS = "palm_mtf_links_"  # begins the names of the temporary folders
 class OpenWeights:
   """Holds the files of a TensorFlow prefix open.
 
-  They stay open until `close` is called or the object is deleted. A trainer may
-  remove a checkpoint while another process reads it, but an open file stays
-  readable. TensorFlow reads files by their prefix, so it gets links to the open
-  files. TensorFlow also takes the prefix for a pattern in which "[" begins a
-  set, so the links are in a temporary folder with a plain name.
+  A trainer may remove a checkpoint while another process reads it, but open
+  files stay readable. They stay open until `close` is called or the object is
+  deleted.
+
+  TensorFlow finds files by their prefix, so a temporary folder holds links to
+  the open files. The folder's name is plain, because TensorFlow reads a prefix
+  as a pattern, in which "[" begins a set of characters.
 
   Attributes:
     prefix: TensorFlow's prefix of the links; the files' original prefix if no

@@ -246,9 +246,9 @@ def remove_or_warn(path: str) -> None:
 
 def remove_later(model_dir: str, step: int) -> None:
   """Removes the checkpoints after `step`, to which training has gone back."""
-  # Remove the newest first: if this process is killed here, the next process
-  # resumes from the newest checkpoint that is left, and detects the same loss
-  # spike.
+  # Remove the newest first. If this process is killed before all are removed,
+  # the next process resumes from the newest checkpoint that is left, and
+  # detects the same loss spike.
   for late in reversed(find_checkpoints(model_dir)):
     if late.manifest.step > step:
       remove_or_warn(late.path)
@@ -280,7 +280,8 @@ def _remove_partial(model_dir: str) -> None:
 def _free_path(path: str) -> None:
   """Renames the checkpoint at `path`, so that a new one can be written there.
 
-  A damaged checkpoint is kept; `_remove_partial` will remove a whole one.
+  A damaged checkpoint is kept under its new name. `_remove_partial` later
+  removes a whole one.
   """
   try:
     read_whole(path)
@@ -328,7 +329,7 @@ def check_space(
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)
   while not os.path.exists(existing):
     existing = os.path.dirname(existing)
-  # Count one more than are kept, because the newest checkpoint is written
+  # Count one checkpoint more than the run keeps, because the newest is written
   # before the oldest is removed.
   wanted = run.keep_checkpoints + 1
   if run.keep_every_steps:

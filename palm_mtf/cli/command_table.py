@@ -25,10 +25,10 @@ class Command(NamedTuple):
       class, whose fields gin's macros set. The command's help and defaults are
       in gin/defaults/<name>.gin, where "_" replaces a space in the name.
     leaves_out: fields of `config` that macros do not set.
-    has_results: whether the entry point takes `as_json`, bool: print results as
-      JSON, one object per line.
-    keeps_config: whether the entry point takes `config_files`, a function. It
-      calls this function with the macros that it resolved, as keywords, and
+    has_results: whether the entry point takes `as_json`, a bool. If it is true,
+      the entry point prints results as JSON, one object per line.
+    keeps_config: whether the entry point takes a function `config_files`. The
+      entry point passes to it, as keywords, the values that replace "auto", and
       writes the returned {file name: text} into MODEL_DIR.
     starts_runs: whether the entry point takes `load_run`, which makes the
       settings of a run (gin_files.make_run_loader).

@@ -61,9 +61,9 @@ _IMPORT_SECS = 180
 _GIB = 2**30
 _ROOT = Path(palm_mtf.__file__).parent.parent
 
-# A program that imports modules, prints each module's name first, and prints
-# TensorFlow's devices at the end. sentencepiece_model_pb2 is included because
-# it is generated code, which fails if protobuf is too old.
+# A program that prints each module's name before importing the module, and
+# prints TensorFlow's devices at the end. The module sentencepiece_model_pb2 is
+# generated code, which fails if protobuf is too old.
 _IMPORT_PROGRAM = """
 import importlib, sys
 sys.path.append(sys.argv[1])
@@ -254,7 +254,7 @@ def _try_imports() -> tuple[str, str]:
 
 
 def _find_cause(why: str) -> str:
-  """Returns, of a traceback's lines that name an exception, the last one."""
+  """Returns the last line of a traceback that names an exception."""
   lines = [line.strip() for line in why.splitlines() if line.strip()]
   named = [x for x in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", x)]
   return (named or lines or ["no reason given"])[-1]

@@ -55,7 +55,7 @@ class Configuration:
   """The settings of one command, which `load` has read and checked.
 
   Attributes:
-    config_class: class in palm_mtf.config of which the command takes an object.
+    config_class: class in palm_mtf.config; the command takes an object of it.
     leaves_out: fields of this class that macros do not set.
     imports: imports of the user's modules, in order.
     macros: {name: setting} of every macro that the command uses.
@@ -238,8 +238,9 @@ class Configuration:
     computed, macro = {}, gin.get_configurable("gin.macro")
     fields = {"MODEL_DIR", *macros_of(self.config_class, self.leaves_out)}
     left = [self.macros[name] for name, x in values.items() if any(names_in(x))]
-    # Compute macros that name functions before macros that refer to those
-    # macros, so that an error names the macro that names the function.
+    # First compute the macros that name functions, then the macros that refer
+    # to other macros. If a function fails, the error then gives the macro that
+    # names the function.
     left.sort(
       key=lambda x: all(isinstance(y, Macro) for y in names_in(x.value))
     )

@@ -18,8 +18,8 @@ from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-# A prefix of file names. gin itself also accepts it, and finds palm_mtf's gin
-# files as files of the package.
+# Names of palm_mtf's gin files may begin with this prefix. gin itself accepts
+# such names too, because the files are in the package.
 _PACKAGE_NAME = "palm_mtf/gin/"
 # The old name of the folder gin/defaults, which is accepted until version 0.3.
 _OLD_DEFAULTS = "runs"
@@ -144,8 +144,8 @@ def _suggest_file(name: str, folders: list[Path]) -> str:
   # better suggestion than recipes/palm_8b.gin.
   if "/" in name and (guess := did_you_mean(name, existing)):
     return guess
-  # If files in two folders have the same name, suggest the last one, because
-  # recipes/ comes after models/.
+  # If models/ and recipes/ have files of the same name, suggest the one in
+  # recipes/, which comes last.
   by_stem = {Path(path).stem: path for path in existing}
   guess = did_you_mean(Path(name).stem, by_stem)
   for stem, path in by_stem.items():

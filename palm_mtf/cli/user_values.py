@@ -21,8 +21,8 @@ def import_modules(imports: Collection[Import]) -> None:
   Raises:
     UserError: if a module does not exist, or raises an exception.
   """
-  # Add the current folder, as `python -m palm_mtf` does, because the script
-  # `palm_mtf` does not.
+  # Find modules in the current folder. `python -m palm_mtf` adds this folder to
+  # sys.path, but the script `palm_mtf` does not.
   if str(Path.cwd()) not in sys.path:
     sys.path.append(str(Path.cwd()))
   if imports and is_owned():

@@ -61,8 +61,8 @@ def check_client(address: str) -> None:
 def check_free(setting: str, ip: str, port: int) -> None:
   """Raises UserError unless this host has address `ip` and `port` is free."""
   with socket.socket() as trial:
-    # TensorFlow sets this option too, so it can listen on the port of a server
-    # that has just ended.
+    # TensorFlow sets SO_REUSEADDR too. With this option, a server can listen on
+    # the port of a server that has just ended.
     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
       # The first bind fails if this host does not have the address. The second

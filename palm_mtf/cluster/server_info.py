@@ -16,14 +16,15 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.processors import BFLOAT16_FLAGS, bfloat16_flags
 
-# Names of string variables in a server, which hold JSON: the server's info, the
-# claim of the client that works with the server, and the claim's silent peers.
+# Names of string variables in a server. They hold, as JSON, the server's info,
+# the claim of the client that works with the server, and the claim's silent
+# peers.
 INFO, CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
 SILENT = "palm_mtf_server_silent"
-# Share of POD_TIMEOUT_SECS after which a peer counts as silent. In the rest of
-# that time the client's heartbeat reads several times which peers are silent.
+# A peer counts as silent after this share of POD_TIMEOUT_SECS. In the remaining
+# time the client's heartbeat asks several times which peers are silent.
 _LINK_SHARE = 0.6
-# Timeout of a probe of an earlier client; it answers at once if it still runs.
+# Timeout for asking an earlier client, which answers at once if it still runs.
 _CLIENT_SECS = 3.0
 
 
@@ -35,8 +36,8 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # per operation
-  # Token by which sessions call each function (see mesh/processes.py), by the
-  # function's name.
+  # {name of a function: token with which sessions call the function}; see
+  # mesh/processes.py.
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether the server has the operations in C++
   # CPU instruction sets that decide which kernels run, from `kernel_flags`.

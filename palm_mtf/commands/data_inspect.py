@@ -125,7 +125,8 @@ def _split_row(
     in_loss: [tokens], bool: whether a token is a target.
     documents: the pieces of documents in the row, in order.
     vocabulary: vocabulary of the run.
-    continued: as for `describe_step`.
+    continued: names of the sources in which inputs and targets are parts of one
+      text.
   """
   changes = (in_loss[1:] != in_loss[:-1]) | (ids[:-1] == vocabulary.eod_id)
   ends = [*(np.flatnonzero(changes) + 1).tolist(), len(ids)]

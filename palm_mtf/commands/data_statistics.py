@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf data statistics`: counts documents, tokens, duplicates, overlap."""
 
-# Overlap is contamination as the PaLM paper measures it (section 8): the share
-# of the examples of an evaluation set, such as the held-out documents, that
-# also occur in the training documents. data/statistics/survey.py measures it.
+# Overlap is contamination as in section 8 of the PaLM paper: the share of an
+# evaluation set's examples that also occur in the training documents. The
+# held-out documents are one such set. data/statistics/survey.py measures it.
 
 import dataclasses
 import itertools

@@ -88,7 +88,7 @@ def _compute_validation_loss(
   model, mesh, run = config.model, config.mesh_layout, config.run
   checkpoint, vocabulary = open_newest(model_dir, config)
   log_dtype(model, mesh)
-  # One pod evaluates the whole batch, in microbatches of as many rows as in
+  # One pod evaluates the whole batch. Its microbatches have as many rows as in
   # training, so that they fit in memory.
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches

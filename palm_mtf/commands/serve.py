@@ -88,8 +88,8 @@ def serve(
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolved(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
-  # On several devices, the weights that WEIGHT_DTYPE would quantize stay in the
-  # activation dtype.
+  # WEIGHT_DTYPE quantizes weights only on a single device. On several devices,
+  # these weights stay in the activation dtype.
   is_split = config.mesh_layout.num_devices > 1
   weight_dtype = "activation" if is_split else config.decode.weight_dtype
   _check_slots(slots, model, weight_dtype)
@@ -149,8 +149,8 @@ def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
 
 
 def _check_decode(decode: DecodeConfig) -> None:
-  # Several requests share a decoding step, which keeps no beams, and no history
-  # of tokens for a repetition penalty.
+  # Several requests share a decoding step. Such a step keeps neither beams nor
+  # the earlier tokens that a repetition penalty needs.
   for name, off in (("num_beams", 1), ("repetition_penalty", 1)):
     value = getattr(decode, name)
     if value != off:

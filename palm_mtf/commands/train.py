@@ -100,8 +100,8 @@ def _check_not_stopped(outcome: Finished | Stopped, model_dir: str) -> None:
 
 
 def _report(loss: float, entropy: float) -> None:
-  # Both numbers are for the same tokens. The entropy is the lowest loss of a
-  # model that knows how frequent each token is but reads no context.
+  # Both numbers are for the same tokens. The entropy is the lowest loss that a
+  # model can have if it knows only how frequent each token is.
   print(f"validation loss  {loss:.4f} nats/token")
   print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
   if loss < entropy:

@@ -70,8 +70,8 @@ def vocab(
   # finds PREFIX.vocab.
   write_atomically(path, model)
   vocabulary = Vocabulary(path, setting="--output")
-  # The sample's chunks are in the order of their hashes, so the first ones come
-  # from all files.
+  # The sample's chunks are in the order of their hashes, not of the files, so
+  # the first chunks are a random sample of all files.
   fit = measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
   results = {
     "vocabulary": path,

@@ -38,8 +38,8 @@ class CheckpointModel:
     self, checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
   ):
     self.config, self.vocabulary = config, vocabulary
-    # A function that opens the session with the weights. It is called only for
-    # an answer that no journal has, so not if only metrics are computed again.
+    # Opens the session with the weights. It is called only if a journal lacks
+    # an answer, so not if only the metrics are computed again.
     self._load = functools.partial(
       LoadedDecoder,
       checkpoint,
@@ -48,7 +48,7 @@ class CheckpointModel:
       config.decode.weight_dtype,
     )
     self._stack = contextlib.ExitStack()
-    # Generators and scorers, by start id: the id of the token before a text.
+    # Generators and scorers, by start id (the id of the token before a text).
     self._generators: dict[int, Generator] = {}
     self._scorers: dict[int, Scorer] = {}
 

@@ -129,9 +129,9 @@ class TaskEvaluation:
           "start_id": start_id,
           **self._depends_on,
         }
-        # If an earlier evaluation was interrupted, or had other metric
-        # functions, the journal has its answers, and the model computes only
-        # the rest.
+        # The journal may have answers of an earlier evaluation, which was
+        # interrupted or had other metric functions. The model computes only the
+        # missing answers.
         journal = AnswerJournal(f"{path}.answers.jsonl", depends_on, answered)
         with journal:
           answers = TaskAnswers(task, model, journal, start_id)
@@ -153,8 +153,8 @@ class TaskEvaluation:
         yield outcome
 
   def _choose_start_id(self, task: EvalTask) -> int:
-    # Inputs that were cut out of the middle of a document have token 0 before
-    # them, as rows that begin inside a document have in training.
+    # Token 0 precedes inputs from the middle of a document. In training, it
+    # precedes rows that begin inside a document.
     if task.within_document:
       return 0
     return document_start(self._config.data.packing, self._vocabulary.eod_id)

@@ -37,8 +37,8 @@ from palm_mtf.user_text import (
 _logger = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
-# Exemplars are drawn from this many examples of the training split, which are
-# chosen by their hashes. So many fit in memory, and suffice for all questions.
+# Exemplars are drawn from this many examples of the training split: those with
+# the smallest hashes. They fit in memory, and suffice for all questions.
 _POOL = 1000
 
 
@@ -67,9 +67,9 @@ class _Exemplar(NamedTuple):
 class SplitExemplars:
   """Exemplars from the training split.
 
-  `config.exemplars` chooses: either each question has different exemplars,
-  which a hash of the question and the candidate picks, or all questions have
-  the first examples of the split.
+  `config.exemplars` selects one of two methods. Either each question has
+  different exemplars, chosen by hashes of the question and each candidate, or
+  all questions have the first examples of the split.
   """
 
   text = ""
@@ -203,8 +203,9 @@ def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
 
   Args:
     path: path of a file of JSON lines (.jsonl), or of a text file.
-    num_shots: number of exemplars for each question, which are the first JSON
-      lines of its group; None for all of these. A text file is used as a whole.
+    num_shots: number of exemplars for each question: the first JSON lines of
+      the question's group. None for all lines of the group. A text file is
+      always used as a whole.
 
   Raises:
     UserError: if the file cannot be read, or a line is not an exemplar.

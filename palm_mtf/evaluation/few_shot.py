@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 
 def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
-  """Registers the k-shot form of a SeqIO task or mixture, unless it exists.
+  """Registers the few-shot form of a SeqIO task or mixture, if it is missing.
 
   Args:
     name: name of a registered task or of a mixture. The preprocessors of each
@@ -252,7 +252,7 @@ def _count_fitting(
 
 
 def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
-  """Adds to a `seqio.Task` the exemplars and answer pattern set for its name.
+  """Adds the exemplars and answer pattern that `config` sets for a SeqIO task.
 
   Args:
     task: a registered task.

@@ -44,9 +44,9 @@ def make_evaluator(
     config: settings that choose split and number of the examples.
     sequence_length: tokens in a row, for preprocessors that cut token ids.
   """
-  # Pass lengths only if a preprocessor requires them: if they are given, SeqIO
-  # cuts off the end of features, but answers.py cuts off the beginning of
-  # inputs.
+  # Pass lengths only if a preprocessor requires them. With lengths, SeqIO cuts
+  # off the end of long features. Without them, features stay whole, and
+  # answers.py cuts off the beginning of inputs.
   lengths = None
   for step in task.preprocessors:
     parameter = inspect.signature(step).parameters.get("sequence_length")
@@ -77,7 +77,7 @@ def _register(task: seqio.Task) -> Iterator[str]:
 
 
 def _replace_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  """Replaces a task's vocabulary, which then is never loaded, by the run's."""
+  """Replaces a task's vocabulary by the run's; never loads the task's."""
   own = _RunVocabulary(vocabulary)
   return task.replace(
     output_features={

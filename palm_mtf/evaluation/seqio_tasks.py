@@ -93,8 +93,8 @@ def open_eval_tasks(
   subtasks = map(seqio.get_subtasks, providers.values())
   check_names(config, {task.name for each in subtasks for task in each})
   for name, provider in providers.items():
-    # Leave out tasks of a mixture that cannot be evaluated. It is an error if
-    # no task is left, as for a single task that cannot be evaluated.
+    # Leave out tasks of a mixture that cannot be evaluated. If no task is left,
+    # raise an error. This includes a single task that cannot be evaluated.
     problems = []
     for task in seqio.get_subtasks(provider):
       problem = _find_problem(task, config.eval_split)
@@ -237,7 +237,7 @@ class EvalTask:
 
   @property
   def questions(self) -> list[Hashable]:
-    """[examples] a key of each example's question, which its options share."""
+    """[examples] key of each example's question; all its options share it."""
     return [
       _find_question(example, number)
       for number, example in enumerate(self._examples)
@@ -452,10 +452,10 @@ def group_metrics(
     groups: {group: categories}; categories without an example are left out.
 
   Returns:
-    Two dicts. The first maps names to values: each metric averaged over all
-    categories and, for each group, the metrics of its examples and their
-    averages over its categories. The second maps each category to its metrics.
-    Both are {} if there are fewer than 2 categories.
+    Two dicts, {} if there are fewer than 2 categories. The first maps names to
+    values. It has each metric's average over all categories. For each group, it
+    also has the metrics of the group's examples, and each metric's average over
+    the group's categories. The second dict maps each category to its metrics.
   """
   places: dict[str, list[int]] = {}
   for number, category in enumerate(categories):

@@ -140,7 +140,7 @@ def connect(
 def _claim_servers(
   places: Sequence[Sequence[Place]], client: str, secs: float
 ) -> None:
-  """Raises UserError if another client works with one of the servers."""
+  """Claims all servers; raises UserError if another client works with one."""
   addresses = list(dict.fromkeys(x.address for pod in places for x in pod))
   for address in addresses:
     peers = [x for x in addresses if x != address]
@@ -210,7 +210,7 @@ class ServerMemory:
   """Reads the resident memory, in bytes, of a session's servers."""
 
   def __init__(self, session: tf.Session, servers: Sequence[Process]):
-    """Adds to the current graph the operations that read the memory.
+    """Adds operations to the current graph, which read the servers' memory.
 
     Args:
       session: session of the current graph, connected to the servers.
@@ -224,7 +224,7 @@ class ServerMemory:
       self._bytes.setdefault(pod, []).extend(values)
 
   def read(self) -> dict[str, int]:
-    """Returns the bytes that each pod's largest server uses, by metric name.
+    """Returns the memory in bytes of each pod's largest server, by metric name.
 
     Raises:
       OpError: a server is lost.

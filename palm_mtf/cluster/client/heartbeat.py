@@ -31,9 +31,9 @@ from palm_mtf.mesh.session import SERVER_ERRORS
 
 _Answer = TypeVar("_Answer")
 # Fractions of POD_TIMEOUT_SECS: the pause between rounds of probes, the timeout
-# of reading which links are silent, and the timeout of a probe. Two probes have
-# to fail before a server counts as lost, because one may fail only because this
-# process itself was stopped.
+# for asking a server which links are silent, and the timeout of a probe. Two
+# probes have to fail before a server counts as lost. One may fail because this
+# process itself was suspended.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
 _SHUT_DOWN_SECS = 1.0  # between two shutdowns of a lost server's connections
 _CONNECT_SECS = 0.5  # between checks while a session connects
@@ -246,8 +246,8 @@ class Heartbeat:
     """Marks a server as lost if its link to another server is silent."""
     if address in self._lost:
       return
-    # Skip a server that answers late because it computes. A server that waits
-    # for a silent peer answers in time.
+    # Ignore NoAnswerError: a server that computes may answer late. A server
+    # that only waits for a silent peer answers in time.
     with contextlib.suppress(NoAnswerError):
       for far in read_silent_peers(address, self._secs * _LINKS):
         if far not in self._pods:

@@ -22,7 +22,7 @@ from palm_mtf.json_text import json_text
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# Longest time from the end of a connection to the end of its server process.
+# Maximum time from the end of a server's connection to the end of its process.
 _DEATH_SECS = 2.0
 _LAST_LINES = 3  # of a server's stderr, shown in messages
 

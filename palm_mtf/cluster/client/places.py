@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns the devices that ISLANDS gives each pod, by servers' IP addresses.
+  """Returns each pod's devices from ISLANDS, with the IP addresses of servers.
 
   The devices of a pod are in mesh order.
 
@@ -44,8 +44,8 @@ def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   """Returns the devices of each pod, in mesh order.
 
   Raises:
-    UserError: the devices that ISLANDS gives a pod do not exactly fill `mesh`;
-      the message has both numbers.
+    UserError: ISLANDS gives a pod more or fewer devices than `mesh` has; the
+      message has both numbers.
   """
   if len(pods.islands) != pods.num_pods:
     raise UserError(

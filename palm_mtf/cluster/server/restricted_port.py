@@ -48,8 +48,9 @@ _AND, _SHIFT_RIGHT, _SUBTRACT, _JUMP_IF_EQUAL = 0x54, 0x74, 0x1C, 0x15
 _RETURN = 0x06
 # The last instruction of a filter: accept the whole packet, or drop it.
 _TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
-# A filter that accepts only packets that are no longer than their TCP header (4
-# bytes times the upper 4 bits of byte 12): handshakes and acknowledgements.
+# A filter that accepts only packets without data: handshakes and
+# acknowledgements. They are as long as their TCP header, which has 4 bytes
+# times the upper 4 bits of byte 12.
 _TAKE_WITHOUT_DATA = (
   (_LOAD_BYTE, 0, 0, 12),
   (_SHIFT_RIGHT, 0, 0, 2),
@@ -61,8 +62,8 @@ _TAKE_WITHOUT_DATA = (
   _TAKE,
   _DROP,
 )
-# Time between checks for new connections, less than the 0.2 seconds after which
-# a peer sends a dropped packet again.
+# Time between checks for new connections. It is less than 0.2 seconds, after
+# which a peer sends a dropped packet again.
 _PAUSE_SECS = 0.05
 # The number of users that /proc/self/uid_map maps if it maps every user.
 _ALL_UIDS = 2**32 - 1
@@ -91,9 +92,10 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
   """
   with contextlib.ExitStack() as stack:
     guards = []
+    # A guard is a socket that drops the port's packets. The kernel groups
+    # sockets that share a port by address family, so each family needs a guard.
     # gRPC listens on "::", which includes IPv4, if the loopback interface has
-    # an IPv6 address, and on "0.0.0.0" otherwise. The kernel groups sockets
-    # that share a port by address family, so each family needs its own guard.
+    # an IPv6 address. Otherwise it listens on "0.0.0.0".
     dual = [socket.AF_INET6] if socket.has_dualstack_ipv6() else []
     families = [*dual, socket.AF_INET]
     # The first guard binds without SO_REUSEPORT, so that the bind fails if
@@ -193,7 +195,7 @@ def _attach_filter(
 def admit_own_user(port: int) -> None:
   """Admits connections of this process's user to `port`, and ends all others.
 
-  A thread does so until the process ends.
+  Starts a thread that does this until the process ends, and returns at once.
 
   Args:
     port: TCP port; `restrict_to_admitted` was applied to its listening sockets.
@@ -226,7 +228,8 @@ def _admit(port: int) -> None:
   known: set[str] = set()
   while True:
     time.sleep(_PAUSE_SECS)
-    # If this process may open no more files, leave the rest to the next round.
+    # If this process may open no more files, the next round handles the other
+    # connections.
     with contextlib.suppress(OSError):
       _admit_new(port, known)
 

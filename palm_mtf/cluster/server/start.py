@@ -135,16 +135,16 @@ def watch_links(server: tf.distribute.Server) -> None:
   Args:
     server: TensorFlow server whose info was published.
   """
-  # The thread reads the server's variables, so it waits while a training step
-  # keeps all threads of the server busy. Therefore each probe runs in a thread
-  # too.
+  # This thread reads the server's variables, so it waits while a training step
+  # keeps all threads of the server busy. Each probe has a separate thread,
+  # which does not wait.
   threading.Thread(
     target=_probe_peers, args=[server.target], daemon=True
   ).start()
 
 
 def _probe_peers(target: str) -> None:
-  """Probes the peers that each claim names, and publishes which are silent."""
+  """Probes the servers that a client's claim names; publishes silent ones."""
   last, probes = None, {}
   silent: list[str] = []
   for claim in _follow_claims(target, silent):
@@ -193,7 +193,9 @@ class _Probe:
 
 
 def _follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
-  """Yields the claim of a server every half second, without end.
+  """Yields a client's current claim of a server every half second, if any.
+
+  Never ends.
 
   Args:
     target: target of sessions with the server, which runs in this process.
