@@ -130,7 +130,7 @@ def _block_pairs(length: int, has_prefix: bool) -> list[int]:
 
 
 def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every parameter, by name, in the order of creation."""
+  """Returns {parameter: its shape}, in the order of their creation."""
   # {"embedding": (vocab, d_model), "layer_000/norm/scale": (d_model,), ...}
   sizes = {
     "vocab": config.vocab_size,
@@ -150,9 +150,9 @@ def distinct_parameters(
 ) -> list[tuple[str, tuple[int, ...], int]]:
   """Returns (name, shape, count) for parameters in layer 0 and outside layers.
 
-  `count` is the number of layers if the parameter is in layer 0, which stands
-  for all layers; else 1. Sums over the result take the same time for any number
-  of layers.
+  All layers have the same shapes, so layer 0 stands for all layers: `count` is
+  the number of layers for a parameter in layer 0, and 1 for other parameters.
+  The result is equally long for any number of layers.
   """
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
@@ -162,7 +162,7 @@ def distinct_parameters(
 
 
 def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
-  """Returns every parameter's dimension names, in the order of creation."""
+  """Returns {parameter: names of its dimensions}, in the order of creation."""
   dims = {"embedding": ("vocab", "d_model")}
   for layer in range(config.num_layers):
     for name, layer_dims in _layer_dims(config).items():
@@ -194,7 +194,7 @@ def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
 
 
 def count_parameters(config: PalmConfig) -> int:
-  """Returns the number of parameters, as in PaLM's Table 1: no norm scales."""
+  """Returns the number of parameters without norm scales (PaLM, Table 1)."""
   # vocab d_model + num_layers (2 d_model heads d_kv     q and o
   #                             + 2 d_model d_kv         k and v
   #                             + 3 d_model d_ff)        wi_gate, wi and wo

@@ -37,8 +37,8 @@ _FLOAT32 = DTYPE_BYTES["float32"]
 _TOKEN_SUMS = 3
 # With N parameters, the backward pass is 4 N of the 6 N FLOPs per token.
 _BACKWARD_SHARE = 4 / 6
-# Consecutive messages that each wait for the link's delay: the client's request
-# to the remote pod, the last gradient, and the reply to the client.
+# A step waits for the link's delay this many times: for the client's request to
+# the remote pod, then for the last gradient, then for the reply to the client.
 _MESSAGES = 3
 
 
@@ -201,7 +201,7 @@ def _summed_axes(
   """Returns the mesh axes over which devices sum a parameter's gradient."""
   dims = ["batch"]
   # If heads share k and v, a device computes the gradients of k and v from its
-  # own heads only, so they are summed over the axis of heads too.
+  # own heads only, so these gradients are summed over the axis of heads too.
   shared = parse_name(name).part in ("attention/k", "attention/v")
   if shared and config.attention == "multi_query":
     dims.append("heads")
@@ -247,9 +247,10 @@ def _add_activations(
   add_ends(vocab, 1)  # embedded tokens
   traffic.add("all_reduce", (vocab,), of_stream)  # backward, from the logits
   traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # softmax
-  # A split residual stream is gathered where a branch begins: in the forward
-  # pass (for the final norm too), in the forward pass that REMAT repeats, and
-  # in the backward pass (for the embedding too).
+  # If an axis splits the residual stream, the stream is gathered where a branch
+  # begins: in the forward pass, in the forward pass that REMAT repeats, and in
+  # the backward pass. The forward pass also gathers it for the final norm, and
+  # the backward pass for the embedding.
   norms = 1 if is_parallel else 2
   gathers = norms * (2 * layers + again) + 2
   traffic.add("all_gather", (residual,), of_stream, gathers)
@@ -258,7 +259,7 @@ def _add_activations(
 def _add_stored(
   traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig
 ) -> None:
-  """Adds collectives on weights whose d_model a d_model_stored rule splits."""
+  """Adds collectives on weights, if a rule for d_model_stored splits them."""
   stored = axes.get("d_model_stored")
   if stored is None:
     return
@@ -298,8 +299,8 @@ def _add_exchanged(
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
   # Devices with the same slice divide the slice into parts, padded to equal
-  # sizes. The loop begins with axes along which devices have equal gradients,
-  # because along these axes a device takes its part without a message.
+  # sizes. Along some axes devices have equal gradients, so that each device can
+  # take its part without a message. The loop begins with these axes.
   numbers = each.num_replicas * -(-each.size // each.num_replicas)
   for axis in sorted(replicated, key=lambda axis: axis in summed):
     if axis in summed:
@@ -316,9 +317,10 @@ def _add_update(
 ) -> None:
   """Adds the optimizer's all-reduces: sums over the slices of parameters."""
   rules = traffic.mesh.rules
-  # Clipping needs the sum of the gradients' squares. Mesh TensorFlow adds one
-  # sum per parameter, in order; it merges the all-reduces of the first
-  # parameters, as long as the same axes split them.
+  # Clipping needs the sum of the squares of all gradients. Mesh TensorFlow
+  # computes one sum per gradient, and adds up these sums in the order of the
+  # parameters. As long as the same axes split the first parameters, their sums
+  # share one all-reduce.
   slices = distinct_slices(config, traffic.mesh)
   split = [each.axes for _, each, _ in slices]
   num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
@@ -363,9 +365,9 @@ def axes_bandwidth(
   joined = device.chip_link_chips
   if joined is None or mesh.num_devices <= joined:
     return device.chip_link_bandwidth
-  # Device numbers change fastest along the last mesh axis. If a group of
-  # devices along `axes` spans several switches, the network links of all its
-  # devices on one switch carry the group's traffic to other switches.
+  # Device numbers change fastest along the last mesh axis. A group of devices
+  # along `axes` may span several switches. Traffic between these switches then
+  # uses the network links of all devices that the group has on a switch.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
@@ -388,16 +390,16 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
   rings = dict.fromkeys(mesh.axes, 0.0)
   for size in where.chips:
-    # The last mesh axis spans a three-dimensional box of chips
-    # (`chips_of_replicas` in mesh/tpu/devices.py).
+    # The last mesh axis spans a three-dimensional box of chips. The box is that
+    # of `chips_of_replicas` in mesh/tpu/devices.py.
     part = math.gcd(left, size)
     left //= part
     if part > 1:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # A mesh axis that lies within one chip, or that fills no box of chips, counts
-  # as half a dimension.
+  # A mesh axis counts as half a dimension if it lies within one chip, or if its
+  # chips do not form a box.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 

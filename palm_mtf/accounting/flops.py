@@ -24,18 +24,19 @@ _PASSES = 3
 def forward_flops(config: PalmConfig) -> Mapping[str, int]:
   """Returns the FLOPs of a token's forward pass by term, over all layers.
 
-  A term is the matrix product with a parameter, named like the parameter but
-  without its layer, such as "mlp/wi" ("embedding" is the product that gives the
-  logits); or "attention/scores", attention to SEQUENCE_LENGTH positions.
+  A term is the matrix product with a parameter, and has the parameter's name
+  without the layer, such as "mlp/wi". "embedding" is the product that gives the
+  logits. One more term, "attention/scores", is attention to SEQUENCE_LENGTH
+  positions.
   """
   # A multiply-add counts as 2 FLOPs.
   terms: collections.Counter[str] = collections.Counter()
   for name, shape, n in distinct_parameters(config):
     if not parse_name(name).is_scale:
       terms[parse_name(name).part] += 2 * math.prod(shape) * n
-  # Attention has two products, q k^T and attention weights times v. Products
-  # that the causal mask hides, about half, count too, as in other papers and
-  # programs.
+  # Attention has two products, q k^T and attention weights times v. The causal
+  # mask hides about half of each product. The hidden half counts too, as in
+  # other papers and programs.
   head_dims = config.num_layers * config.num_heads * config.d_kv
   terms[SCORES] = 4 * head_dims * config.sequence_length
   return terms
@@ -49,9 +50,10 @@ def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
     return {}
   if config.remat == "attention":  # repeats q k^T, not weights times v
     return {SCORES: forward[SCORES] // 2}
-  # The backward pass does not repeat the last products of attention and of the
-  # MLP, because no gradient needs their results; but in a serial block the MLP
-  # needs the result of attention.
+  # The backward pass does not repeat the last product of the MLP, because no
+  # gradient needs its result. In a parallel block, this is also true of
+  # attention's last product. In a serial block, the MLP reads attention's
+  # result.
   unused = {"embedding", "mlp/wo"}
   if config.block == "parallel":
     unused.add("attention/o")

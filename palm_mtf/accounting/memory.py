@@ -53,7 +53,7 @@ _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBytes:
-  """Bytes in a device's memory; all devices of a pod hold equally many."""
+  """Bytes in a device's memory, the same for all devices of a pod."""
 
   weights: int  # float32
   slots: int  # of the optimizer
@@ -100,7 +100,7 @@ def parameter_slices(
 def distinct_slices(
   config: PalmConfig, mesh: MeshLayout
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns (name, slice, count), with the count of `distinct_parameters`."""
+  """Returns (name, a device's slice, count); see `distinct_parameters`."""
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
     (name, each, 1 if parse_name(name).layer is None else config.num_layers)
@@ -300,10 +300,10 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
     "attention": 2 * w.scores,
   }
   # In the backward pass, a norm's gradient reads two tensors and writes one,
-  # and is added to the stream's gradient; the joined product is read, and its
-  # gradient is joined from its parts' gradients; the scores' gradient is
-  # computed from the attention weights, attention's result, and the gradients
-  # of both.
+  # which is added to the stream's gradient. The joined product is read, and the
+  # gradients of its parts are joined into its gradient. The gradient of the
+  # scores is computed from the attention weights, attention's result, and the
+  # gradients of both.
   backward = {
     "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
     "attention": 3 * w.scores + 2 * w.queries,
@@ -324,7 +324,7 @@ def activation_traffic(
 ) -> dict[str, int]:
   """Returns the bytes that a device's passes move per step, by kind of pass.
 
-  `block_passes` says what a pass is. Keys are those of `PASSES` but "weights".
+  `block_passes` says what a pass is. Keys are all of `PASSES` except "weights".
   """
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   logits = _FLOAT32 if config.logits_dtype == "float32" else width
@@ -332,9 +332,9 @@ def activation_traffic(
     kind: config.num_layers * width * numbers
     for kind, numbers in block_passes(config, mesh).items()
   }
-  # Outside the blocks: the last norm, computed in the forward pass and again in
-  # the backward pass; the lookup of embedding rows; and the gradients of both.
-  # The embedding's gradient is summed in float32.
+  # Add the passes outside the blocks: the last norm, which the backward pass
+  # computes again; the lookup of embedding rows; and the gradients of the norm
+  # and of the embedding. The embedding's gradient is summed in float32.
   of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
   # The loss reads logits twice, once to sum over the vocabulary and once for
   # the gradient, and writes the gradient.
@@ -404,8 +404,8 @@ def cache_bytes_per_token(config: PalmConfig) -> int:
 
 def step_threads(config: PalmConfig, weight_dtype: str, cores: int) -> int:
   """Returns how many of `cores` compute a decoding step's matrix products."""
-  # A parallel block has two products, [q k v wi_gate wi] and [o wo], a serial
-  # block four; one more product gives the logits.
+  # A parallel block has two products, with the kernels [q k v wi_gate wi] and
+  # [o wo]. A serial block has four. One more product gives the logits.
   products = 2 * _num_norms(config) * config.num_layers + 1
   mean = decode_weight_bytes(config, weight_dtype) / products
   return max(1, min(cores, int(mean / _BYTES_FOR_A_THREAD)))

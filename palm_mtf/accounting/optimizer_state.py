@@ -54,7 +54,7 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 
 def row_rank(parameter: str) -> int:
-  """Returns how many leading dimensions of a parameter are a matrix's rows."""
+  """Returns how many leading dimensions of a parameter make up matrix rows."""
   # A product x w sums over the rows of w: q [d_model, heads, d_kv] has d_model
   # rows and heads * d_kv columns, o [heads, d_kv, d_model] has heads * d_kv
   # rows. Each row of the embedding [vocab, d_model] is a token.
@@ -124,8 +124,8 @@ def check_same_slots(
       "from it in another MODEL_DIR, as its INIT_CHECKPOINT with INIT_STATE = "
       '"weights".'
     )
-  # An earlier version, which lacked a setting, may have written the checkpoint.
-  # The run's value of this setting then counts as the checkpoint's.
+  # A checkpoint of an earlier version may lack a setting. The run's value of
+  # the setting then counts as the checkpoint's value.
   held = {
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
     for field in dataclasses.fields(optimizer)

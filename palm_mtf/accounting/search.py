@@ -28,7 +28,7 @@ _MAX_CANDIDATES = 100_000  # take a minute or two to plan
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """A candidate: settings that spread a step over devices, with predictions."""
+  """Settings that spread a step over devices, and the predictions for them."""
 
   config: AnyConfig
   step: StepTime
@@ -51,7 +51,10 @@ class SearchResult:
 
 
 def search(config: AnyConfig, num_devices: int) -> SearchResult:
-  """Plans every candidate with the run's largest batch size.
+  """Predicts time and memory of a step for every candidate.
+
+  A candidate is a choice of the number of pods, mesh, layout, microbatches and
+  REMAT. The batch size is the run's largest.
 
   Args:
     config: architecture with its dtype, optimizer, batch and CHIP.
@@ -186,11 +189,11 @@ def _pod_counts(config: AnyConfig, num_devices: int) -> Iterator[int]:
 
 
 def find_slice(name: str, num_devices: int) -> str | None:
-  """Returns the name of a TPU slice of the same kind that has `num_devices`.
+  """Returns the name of the slice of the TPU in `name` with `num_devices`.
 
   Optical switches join cubes of 4 x 4 x 4 chips into a v4 slice, which may be
-  any box of cubes (Jouppi et al. 2023). Of several boxes, the name of the most
-  cubic is returned; None if there is no such slice.
+  any box of cubes (Jouppi et al. 2023). If several boxes have this size, the
+  name is that of the most cubic. The result is None if there is no such slice.
 
   Args:
     name: TPU of the run, such as "v4-128"; "" for a run without TPUs, for which

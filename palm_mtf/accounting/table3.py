@@ -102,11 +102,11 @@ RUNS = (
 def table3(
   hardware_of: Callable[[str], HardwareConfig],
 ) -> list[dict[str, object]]:
-  """Returns rows: published MFU; computed MFU with and without attention; HFU.
+  """Returns one row per run: the published MFU, and MFU and HFU computed here.
 
-  HFU is computed twice: for what the paper's run recomputed, and for REMAT =
-  "layer" at the same tokens per second. `hardware_of` returns the rates of the
-  chip with a given name.
+  MFU is computed with and without attention. HFU is computed for what the
+  paper's run recomputed, and for REMAT = "layer" at the same tokens per second.
+  `hardware_of` returns the rates of the chip with a given name.
   """
   rows = []
   for run in RUNS:

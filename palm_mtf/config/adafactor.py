@@ -37,17 +37,18 @@ class AdafactorConfig(Checked):
     momentum_dtype: dtype of the momentum in memory and in checkpoints,
       "float32" or "bfloat16". The second moment is always float32, because near
       beta2 = 1 its changes are too small for bfloat16.
-    parameter_scale: what lr is relative to: the root mean square of each
-      "variable", or of all matrices that PaLM's own code "stacked" in one
-      variable (optim/adafactor.py); or "off", nothing.
+    parameter_scale: factor of lr in an update. "variable": the root mean square
+      of each variable. "stacked": the root mean square of all matrices that
+      PaLM's own code stacked in one variable (optim/adafactor.py). "off": 1.
     parameter_scale_floor: the smallest root mean square for parameter_scale.
     weight_decay_on: parameters that decay: "all", "all_but_scales" (all but the
       scales of norms), or "kernels" (neither scales nor the embedding). PaLM
       names no exception.
-    norm_scale: what a norm trains: "zero_centered", scale - 1, which Google's
-      published code stores, so that decay pulls scales to 1 and the learning
-      rate is relative to scale - 1; or "plain", the scale, so that decay pulls
-      scales to 0. Checkpoints hold the scale with either.
+    norm_scale: the number that is trained for the scale of a norm.
+      "zero_centered": scale - 1, as in Google's published code. Decay then
+      pulls scales to 1, and the learning rate is relative to scale - 1.
+      "plain": the scale itself, which decay pulls to 0. Checkpoints hold the
+      scale in both cases.
   """
 
   # The bounds reject typos, not unusual choices.

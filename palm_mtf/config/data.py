@@ -27,8 +27,8 @@ class FilterConfig(Checked):
   The defaults remove none. docs/data.md says which duplicate is kept.
 
   Attributes:
-    decontaminate_tasks: names of SeqIO tasks or mixtures. Documents that
-      contain an example from their splits, except split "train", are removed
+    decontaminate_tasks: names of SeqIO tasks or mixtures. A document is removed
+      if it contains an example from a split of these tasks other than "train"
       (data/statistics/contamination.py).
     decontaminate_files: a glob, or a list of globs, of files with more such
       examples, which are read like text_files; None for no more.
@@ -105,7 +105,7 @@ class SpanCorruption:
     return min(max(wanted, 1), noise)
 
   def row_length(self, length: int) -> int:
-    """Returns the length of inputs, targets, sentinels and [eod] together.
+    """Returns the number of tokens in a text's inputs and targets together.
 
     Args:
       length: number of tokens in the text, without [eod].

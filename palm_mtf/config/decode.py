@@ -28,10 +28,10 @@ class DecodeConfig(Checked):
     length_penalty: exponent of beam search's length penalty; values above 0
       favour longer texts.
     stop_strings: a continuation ends before the first of these texts.
-    weight_dtype: dtype of the weights of products: "activation", as in
-      training; "int8", also for the inputs of products; or "int4", but "int8"
-      for the weights that give the logits. Norms and the lookup of tokens are
-      not quantized (generation/decode/kernels.py).
+    weight_dtype: dtype of the weights of matrix products. "activation": as in
+      training. "int8": int8, for the inputs of these products too. "int4":
+      int4, except that the weights that give the logits are int8. Norms and the
+      lookup of tokens are not quantized (generation/decode/kernels.py).
   """
 
   temperature: Annotated[float, real(0.0, 100.0)] = 0.7

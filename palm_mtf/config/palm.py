@@ -36,15 +36,15 @@ class PalmConfig(Checked):
       to the dtype that the machine multiplies natively
       (machine/activation_dtype.py); master weights, norms, softmax, rotary
       tables and the loss are always float32.
-    logits_dtype: "float32", the product that gives the logits is not rounded,
-      as in Google's published code; or "activation", it is rounded like other
+    logits_dtype: "float32", logits are not rounded, as in Google's published
+      code; or "activation", they are rounded like the results of other matrix
       products.
     final_norm_scale: scale of the last norm, "learned", or "none", as in
       Google's published inference code. PaLM does not say.
-    output_fan_in: fan-in with which the kernels o and wo are initialized:
-      "separate", each kernel's number of inputs; or "joined", the sum of both,
-      as in Google's published code, where a parallel block has both kernels in
-      one matrix.
+    output_fan_in: fan-in with which the kernels o and wo are initialized.
+      "separate": each kernel's number of inputs. "joined": the sum of the two
+      numbers of inputs, as in Google's published code, which holds both kernels
+      of a parallel block in one matrix.
     remat: activations that a step recomputes instead of keeping, which takes
       time: "none", "attention" or the whole "layer"; no bit of the result
       depends on it.

@@ -113,15 +113,15 @@ class RunConfig(Checked):
     seed: seed of the weights and of the order of the data.
     log_steps: steps between lines of metrics.jsonl.
     eval_steps: steps between validation losses.
-    eval_batches: number of batches in one validation loss, each of the batch
-      size of step 0.
+    eval_batches: number of batches over which a validation loss is computed,
+      each with the batch size of step 0.
     checkpoint_steps: steps between checkpoints.
     keep_checkpoints: how many of the newest checkpoints are kept.
     init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix whose
       weights the first step starts from; None draws random weights.
-    init_state: parts taken from init_checkpoint: "weights", and training begins
-      at step 0 with a new optimizer, as in finetuning; or "all", the optimizer
-      and the step too, as in continued pretraining on other data.
+    init_state: what is taken from init_checkpoint. "weights": only weights, and
+      training begins at step 0 with a new optimizer, as in finetuning. "all":
+      the optimizer and the step too, as in continued pretraining on other data.
     keep_every_steps: checkpoints at multiples of this step are kept
       permanently; None keeps none permanently.
     chip: chip whose peak FLOP/s is an MFU of 100%: a file in gin/hardware, or

@@ -62,18 +62,18 @@ class Skips:
     return Skips([*self.ranges, *ranges])
 
   def rows(self, numbers: "Rows", sizes: BatchSizes) -> "Rows":
-    """Maps numbers of rows that training reads to their numbers among all rows.
+    """Converts row numbers that leave out skipped rows to numbers of all rows.
 
-    Rows, not batches, are mapped so that every row outside the ranges is read
-    once and in order, even where the batch size changes.
+    Rows, not batches, are numbered, so that every row outside the ranges is
+    read once and in order, even where the batch size changes.
 
     Args:
-      numbers: numbers of rows counted without skipped rows, from 0: one number,
-        or an array [n], int64.
+      numbers: numbers of rows from 0, skipped rows not counted: one number, or
+        an array [n], int64.
       sizes: the batch size of every step.
 
     Returns:
-      The numbers of the same rows, skipped rows counted too.
+      The numbers of the same rows from 0, skipped rows counted.
     """
     for first, last in self.ranges:
       # `numbers` already includes the shift by all earlier ranges, because

@@ -60,12 +60,12 @@ _IN_LAYER = {
   "mlp.up_proj": "ffn_up",
   "mlp.down_proj": "ffn_down",
 }
-# Type of a token without a piece; types of pieces have SentencePiece's numbers.
+# Type of a token without a piece. GGUF and SentencePiece number types equally.
 _UNUSED = 5
 
 
 class GgufFile:
-  """A GGUF file with the weights and the tokenizer (a `Format`)."""
+  """The export `Format` of a GGUF file with the weights and the tokenizer."""
 
   subfolder = ""
 

@@ -21,7 +21,7 @@ from palm_mtf.json_text import json_text
 
 
 class NpzFolder:
-  """A folder with weights and settings (a `Format`)."""
+  """The export `Format` of a folder with NumPy arrays and settings."""
 
   kind = "a folder of NumPy arrays"
   subfolder = ""

@@ -11,11 +11,11 @@ from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature
 from palm_mtf.programs.loss_function import LossSums
 
-# A function that makes a model on a mesh, given some rows of a batch: features
-# by name, whose first dimension is "batch". It returns the mean loss over these
-# rows, [] any float dtype; or a pair, [] each: a sum of losses, and a weight
-# such as the number of tokens. With pairs, the loss of a step is the sum of all
-# sums divided by the sum of all weights.
+# A function that makes a model on a mesh. Its second argument has some rows of
+# a batch: features by name, whose first dimension is "batch". It returns the
+# mean loss over these rows, [] any float dtype. Instead it may return a pair of
+# such tensors: a sum of losses, and a weight such as the number of tokens. The
+# loss of a step is then the sum of all sums divided by the sum of all weights.
 ModelFunction = Callable[
   [mtf.Mesh, dict[str, mtf.Tensor]],
   mtf.Tensor | tuple[mtf.Tensor, mtf.Tensor],

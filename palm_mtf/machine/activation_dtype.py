@@ -27,7 +27,7 @@ def native_bfloat16(mesh: MeshLayout) -> str:
 
 
 def native_bfloat16_here() -> str:
-  """Returns `native_bfloat16` of this machine, for a run without TPUs."""
+  """Returns what `native_bfloat16` returns on this machine without TPUs."""
   # TensorFlow places a model on the GPU if there is one.
   if gpu_capabilities():
     return "GPU" if gpus_multiply_bfloat16() else ""

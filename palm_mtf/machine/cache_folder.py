@@ -34,9 +34,9 @@ CALIBRATION = 3
 
 _NAME = "palm_mtf"
 # Prefix of incomplete files and folders. A writer locks its file just after
-# making it, so a file without a lock counts as abandoned after _UNLOCKED_SECS,
-# and any file does after _ABANDONED_SECS, because some file systems have no
-# locks.
+# making it, so a file without a lock counts as abandoned after _UNLOCKED_SECS.
+# Some file systems have no locks, so a file that cannot be locked counts as
+# abandoned after _ABANDONED_SECS.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
 _MAX_BYTES = 2**26  # per file, and for all files loaded from a folder
@@ -279,7 +279,7 @@ class CacheFolder:
     _remove(name, self.descriptor)
 
   def load(self, names: Iterable[str]) -> dict[str, bytes]:
-    """Returns the content of files from `keep`, by name; removes damaged files.
+    """Returns {name: content} of files that `keep` wrote; removes damaged ones.
 
     Args:
       names: names of files. Once 64 MiB are loaded, further files are removed.

@@ -85,7 +85,7 @@ def release_file_pages() -> None:
 
 
 def _unchanged_files() -> list[tuple[int, int]]:
-  """Returns the address ranges of mapped files without a changed page."""
+  """Returns address ranges of file mappings that have no changed page."""
   try:
     with open("/proc/self/smaps", encoding="utf-8") as file:
       text = file.read()

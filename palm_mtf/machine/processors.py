@@ -22,9 +22,9 @@ AVX2_FLAGS = frozenset({"avx2"})
 
 _VECTORS = re.compile("avx|amx|fma|f16c|asimd|sve|sme|bf16|i8mm")
 
-# This variable lets oneDNN, whose kernels multiply matrices, avoid some
-# instructions, which simulates an older CPU. _LIMITS has the flags above that
-# remain under each limit; other limits leave all flags.
+# This variable limits the instructions of oneDNN, whose kernels multiply
+# matrices, to those of an older CPU. _LIMITS says which of the flags above are
+# left under each limit. All flags are left under limits that _LIMITS lacks.
 _LIMIT = "ONEDNN_MAX_CPU_ISA"
 _NONE = frozenset()
 _LIMITS = {

@@ -20,10 +20,11 @@ FEATURE_DTYPES = {
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
-# A function that builds the operations by which a server reads one part (one
-# microbatch of one pod) of a step's batch, and returns a tensor per feature.
-# Arguments: name of the server's CPU; number of steps done before, [] int64;
-# index of the part in the batch, [] int32; number of parts in the batch.
+# A function that builds the operations by which a server reads one part of a
+# step's batch. A part is one microbatch of one pod. The function returns one
+# tensor per feature. Its arguments are the name of the server's CPU; the number
+# of steps done before, [] int64; the index of the part in the batch, [] int32;
+# and the number of parts in the batch.
 ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
 
 
@@ -97,8 +98,8 @@ def import_features(
   Args:
     mesh: mesh of the pod.
     placement: devices of the pod.
-    fed: {CPU: {feature: placeholder on that CPU}}, with the names of one CPU
-      per process that imports the features.
+    fed: {CPU: {feature: placeholder on that CPU}}, with one CPU for each
+      process that imports the features. CPU is the name of a device.
     features: dtypes and shapes, by name.
   """
   # Each process sends each of its devices only the device's rows.

@@ -157,8 +157,9 @@ def accumulate_sums(
     is_first: whether this microbatch is the first of its step, [], bool.
 
   Returns:
-    The sums over the step, to read in the session.run with the step's last
-    microbatch; and the operations to run on each earlier microbatch.
+    Two results. The first holds the sums over the step, which the session.run
+    of the step's last microbatch reads. The second lists the operations to run
+    on each earlier microbatch.
   """
   terms = sums.losses.terms
   values = {f"{name}_sum": value for name, value in terms.items()}

@@ -61,7 +61,7 @@ class LoopProgram:
 
   # Placeholders of the rows of every round (one microbatch of one step), by
   # name: [rounds, batch, length]. If a call runs fewer than `max_steps` steps,
-  # it ignores the further rounds, and the further metrics are undefined.
+  # it ignores the rows of later steps, whose metrics are undefined.
   features: dict[str, tf.Tensor]
   max_steps: int
   num_steps: tf.Tensor  # feed the number of steps to run, [] int32

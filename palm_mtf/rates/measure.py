@@ -79,7 +79,7 @@ def read_bytes_per_sec() -> float:
 def make_variable(
   session: tf.Session, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-  """Returns a variable of ones; TensorFlow would fold products of constants."""
+  """Returns a variable, all ones; products of constants would be folded."""
   variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
   session.run(variable.initializer)
   return variable

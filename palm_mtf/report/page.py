@@ -77,7 +77,8 @@ _RESULTS = (
 _POD_MEMORY = "host_memory_bytes/"
 # Fields that plan.json predicts; a prediction is shown below the field's row.
 _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
-# {title of a row: (exact value, shown when the pointer is on the cell; text)}.
+# {title of a row: (exact value, text of the cell)}. The page shows the exact
+# value when the pointer is on the cell.
 _Column = Mapping[str, tuple[object, str]]
 
 

@@ -69,15 +69,16 @@ class SweepRun:
 def make_runs(
   sweep: SweepConfig, config: Config, where: SweepDir, load_run: LoadRun
 ) -> list[SweepRun]:
-  """Returns the runs of a sweep, in the order of itertools.product.
+  """Returns the runs of a sweep; the choice on the last axis changes fastest.
 
   Args:
     sweep: settings, of which SWEEP_RUNS and SWEEP_HELD_OUT are used.
     config: settings of the sweep, which a run's macros override.
     where: folder of the sweep.
-    load_run: takes a description of where macros come from, for messages, and
-      {macro: value}, which override the sweep's settings; returns the settings
-      of a training run, and the content of a gin file with them.
+    load_run: loads the settings of a training run. Its first argument says in
+      messages where macros come from. Its second argument, {macro: value},
+      overrides the sweep's settings. It returns the settings of the run, and
+      the content of a gin file with these settings.
 
   Raises:
     UserError: if there is no run, a run's settings do not fit together, runs
@@ -111,9 +112,9 @@ def make_runs(
 
 
 def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
-  """Raises UserError if a run began with settings other than its present ones.
+  """Raises UserError if the settings of a run have changed since it began.
 
-  The gin file in the sweep's folder holds the settings with which a run began.
+  A gin file in the sweep's folder holds the settings with which a run began.
   """
   for run in runs:
     path = where.settings(run.name)
@@ -146,7 +147,7 @@ def _values(gin_text: str) -> dict[str, str]:
 
 
 def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
-  """Returns for each axis of the sweep its choices, (name, {macro: value})."""
+  """Returns a list per axis of the sweep: choices, (name, {macro: value})."""
   if not isinstance(axes, (list, tuple)) or not axes:
     raise UserError(
       f"SWEEP_RUNS = {axes!r}: give a list of axes, such as {_EXAMPLE}."

@@ -33,14 +33,18 @@ _SMALLEST = 1e-9  # lower bound of E, and of each term at typical N and D, nats
 _NUM_LAWS = 400
 _INTERVAL = (2.5, 97.5)  # percentiles
 # A fit needs two runs more than the law has coefficients, so that residuals
-# show the noise, and at least _MIN_VALUES different sizes and as many different
-# numbers of tokens.
+# show the noise. It also needs at least _MIN_VALUES different model sizes and
+# _MIN_VALUES different numbers of tokens.
 _MIN_RUNS, _MIN_VALUES = 7, 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-  """Coefficients of the law: numbers, or arrays [laws] for several laws."""
+  """Coefficients of the loss L(N, D) = e + a / N^alpha + b / D^beta.
+
+  N is the number of parameters, D the number of training tokens. Coefficients
+  are numbers, or arrays [laws] for several laws.
+  """
 
   e: float
   a: float
@@ -56,7 +60,7 @@ class Law:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """FLOPs per training token with N parameters: scale * N ** power.
+  """FLOPs per training token of a model of N parameters: scale * N ** power.
 
   Hoffmann et al. use 6 N. In small models attention adds relatively more.
   """
@@ -260,8 +264,8 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
     budget: training FLOPs of the optimum; None for no optimum.
 
   Returns:
-    {name: number, or [number, low, high] with its 95% interval}; losses are in
-    nats per token.
+    A dict by name. A value is a number, or [number, low, high], where low and
+    high are the bounds of the 95% interval. Losses are in nats per token.
   """
   runs = runs_to_fit(rows)
   parameters, tokens, losses, flops, cost_of_token = (

@@ -96,10 +96,10 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   exposed = sum(x.exposed_secs for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
-    # The bytes that all pods received. If all tokens have the same loss weight
-    # and a step is one microbatch, accounting/communication.py predicts 4 bytes
-    # more per device: the sum of the loss weights, which then is a constant
-    # that TensorFlow computes before the first step.
+    # The bytes that all pods received. accounting/communication.py predicts 4
+    # bytes more per device if all tokens have the same loss weight and a step
+    # is one microbatch. The sum of the loss weights is then a constant, which
+    # TensorFlow computes before the first step.
     "traced_dcn_bytes": num_bytes,
     "traced_hidden_secs": hidden / len(pods),  # mean of pods
     "traced_exposed_secs": exposed / len(pods),  # mean of pods

@@ -202,9 +202,9 @@ def _read_transfers(
 ) -> Iterator[Transfer]:
   """Yields the transfers between pods in one call into the session."""
   # The receiver records the start of sending and the arrival. The sender has
-  # the tensor when its operation ends. A server starts to record when the
-  # client's message arrives, and the client does not wait for that. So a step
-  # of a few milliseconds may lack its first transfers.
+  # the tensor when its operation ends. A server starts to record when a message
+  # from the client arrives, and the client does not wait for the server. So the
+  # first transfers of a step of a few milliseconds may be missing.
   ends = {(x.device, x.name): x.end for x in ran}
   yield from _infer_transfers(graph, ends, numbers)
   for span in spans:

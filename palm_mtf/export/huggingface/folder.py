@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HuggingFaceFolder:
-  """A folder that transformers loads, with float32 weights (a `Format`)."""
+  """The export `Format` of a folder that transformers loads, in float32."""
 
   subfolder = ""
 

@@ -74,7 +74,7 @@ def find_tensor_shapes(model: PalmConfig) -> dict[str, tuple[int, ...]]:
 def make_tensor_reader(
   model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
 ) -> Callable[[str], np.ndarray]:
-  """Returns a function that reads tensors by name in transformers.
+  """Returns a function that reads tensors by their names in transformers.
 
   Args:
     model: the architecture of palm_mtf.

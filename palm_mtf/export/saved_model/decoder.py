@@ -62,13 +62,14 @@ class Decoder(tf2.Module):
       tokens: [batch, length], int32.
       start: [batch], int32: position of each row's first token.
       cache: keys and values of earlier positions.
-      num_given: [batch], int32: the first `num_given` tokens of a text attend
-        to one another in both directions, if the OBJECTIVE has such inputs;
-        None if there are no such tokens.
+      num_given: [batch], int32: number of tokens, from position 0 of each row,
+        that attend to one another in both directions; None for none. Only used
+        if the OBJECTIVE has such inputs.
 
     Returns:
-      Output of the last norm, [batch, length, d_model]; and the cache, which
-      now includes the keys and values of these tokens.
+      Two results. The first is the output of the last norm, [batch, length,
+      d_model]. The second is the cache with the keys and values of `tokens`
+      added.
     """
     model = self._model
     length = tf2.shape(tokens)[1]

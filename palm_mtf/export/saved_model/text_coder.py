@@ -80,7 +80,7 @@ class TextCoder(tf2.Module):
     )
 
   def decode(self, ids: tf2.RaggedTensor) -> tf2.Tensor:
-    """Returns the text, [batch] string, of each row, [batch, (tokens)]."""
+    """Decodes ids [batch, (tokens)], row by row, to texts [batch] string."""
     if self._inside is self._model:
       return self._model.detokenize(ids)
     # The vocabulary puts one space before a text. SentencePiece drops this

@@ -43,7 +43,7 @@ class TextModel(tf2.Module):
   def make_signatures(
     self, decode: DecodeConfig, *, sample_tokens: int, seed: int
   ) -> dict[str, object]:
-    """Returns a SavedModel's functions by name; also sets them as attributes.
+    """Returns the SavedModel's functions by name; sets them as attributes too.
 
     In Python, a loaded SavedModel has `model.generate` with default arguments;
     `model.signatures["generate"]` has defaults only on servers.
