@@ -127,10 +127,11 @@ class WorkerPool:
     return done
 
   def _start(self) -> futures.Executor:
-    """Starts the workers; returns a pool of as many threads to wait for them.
+    """Starts the workers; returns a pool of threads that wait for the workers.
 
-    Every worker has its own pipe, and only the worker holds the pipe's other
-    end. So the pipe closes if the worker is killed, even while it writes.
+    There is one thread per worker. Every worker has its own pipe, and only the
+    worker holds the pipe's other end. So the pipe closes if the worker is
+    killed, even while it writes.
     """
     # Spawn workers, because a forked process would inherit locks that threads
     # of this process hold.

@@ -122,9 +122,9 @@ def new_path(
 ) -> Iterator[str]:
   """Yields a temporary path for a file or folder, which is renamed to `path`.
 
-  The content is on the disk before the rename, and the rename is on the disk
-  when the context ends, so that a machine that loses power keeps all of it or
-  nothing. If the body fails, folders that were made above `path` are removed.
+  The content is on the disk before the rename. The rename is on the disk when
+  the context ends. So a machine that loses power keeps all of the content or
+  none of it. If the body fails, new folders above `path` are removed.
 
   Args:
     path: file or folder to make, with the folders above it.

@@ -91,9 +91,9 @@ def step_name(step: int) -> str:
 
 
 def step_of(path: str) -> int | None:
-  """Returns the step in the name of a file or folder; None for other names.
+  """Returns the step in the name of a file or folder, such as "step_00000200".
 
-  For instance, "step_00000200.damaged" is not the name of a step.
+  Returns None for all other names, such as "step_00000200.damaged".
   """
   match = _STEP.fullmatch(os.path.basename(path))
   return int(match[1]) if match else None

@@ -85,7 +85,7 @@ class Batches:
 def validation_batches(
   sources: Sequence[RowSource], *, batch_size: int, num_rows: int, seed: int
 ) -> Iterator[Batch]:
-  """Returns the validation batches, which read each source from its first row.
+  """Returns the validation batches, read from the first row of each source on.
 
   Args:
     sources: sources, mixed in proportion to their rates.
@@ -96,7 +96,7 @@ def validation_batches(
     seed: seed of the order in which sources alternate.
 
   Raises:
-    UserError: the rows are fewer than one batch; raised by this call, not by
+    UserError: there are too few rows for one batch. This call raises it, not
       the iterator.
   """
   # Rows are neither shuffled nor repeated, so that every evaluation reads the

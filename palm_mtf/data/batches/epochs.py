@@ -35,7 +35,7 @@ class EpochLengths:
     self._texts.extend([num_text + 1] * times)
 
   def tokens(self, has_inputs: bool) -> TokenArray:
-    """Returns documents that have the added lengths; every token is 0.
+    """Returns documents of the lengths that `add` was given; all tokens are 0.
 
     Args:
       has_inputs: whether the documents are examples, with inputs and targets.

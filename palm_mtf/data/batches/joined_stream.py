@@ -42,10 +42,10 @@ from palm_mtf.data.tokens.array import TokenArray
 
 _STRIDE = 256
 _CHUNK = 1 << 20  # documents whose lengths are read at once; n * _STRIDE
-# The maximum number of tokens in a block (a part of the stream, in which
-# sources and rows are shuffled): 32,768 rows of 2,048 tokens, or 16 batches of
-# PaLM's largest size. A list of a block's documents, some ten thousand, is held
-# in memory.
+# The maximum number of tokens in a block. The stream is cut into blocks, and
+# sources and rows are shuffled within each block. This number is 32,768 rows of
+# 2,048 tokens, or 16 batches of PaLM's largest size. Memory holds a list of a
+# block's documents, which are some ten thousand.
 _BLOCK_TOKENS = 1 << 26
 _RATE_UNITS = 10**9  # rates are integers, so that positions are always exact
 
@@ -72,9 +72,9 @@ class DocumentOrder:
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
   def documents(self, first: int, stop: int) -> np.ndarray:
-    """Returns the index in `tokens` of documents `first` to `stop` - 1, int64.
+    """Returns documents `first` to `stop` - 1, as indices in `tokens`, int64.
 
-    `first` and `stop` count documents in this order.
+    `first` and `stop` are numbers of documents in this order.
     """
     epochs, places = np.divmod(np.arange(first, stop), self.num_documents)
     found = np.empty_like(places)
@@ -113,8 +113,9 @@ class DocumentOrder:
   def _sparse_positions(self, epoch: int) -> np.ndarray:
     """Returns how many tokens of the epoch precede every 256th document."""
     # shuffle.py computes the order from a formula, but a document's position is
-    # the sum of all lengths before it. One pass over the lengths, when an epoch
-    # is first read, stores every 256th position: 3 MB for 10**8 documents.
+    # the sum of all lengths before it. So when an epoch is first read, one pass
+    # over the lengths finds the position of every 256th document. These
+    # positions take 3 MB for 10**8 documents.
     sums = []
     for first in range(0, self.num_documents, _CHUNK):
       places = np.arange(first, min(first + _CHUNK, self.num_documents))
@@ -198,10 +199,10 @@ class DocumentStream:
 
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
-    # A block's nominal start is block * _num_tokens / _num_blocks. A block
-    # begins there or later, because it takes whole documents of each source. So
-    # no block after this estimate can hold `position`; search backward from the
-    # estimate.
+    # Block b begins at b * _num_tokens / _num_blocks or later, because it takes
+    # whole documents of each source. Rounding may subtract up to one token per
+    # source. So this estimate of the block is never too low. Search backward
+    # from it.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -314,7 +315,7 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the stream's row to read for each number; shuffles each block."""
+    """Maps row numbers to rows of the stream, shuffled within each block."""
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):

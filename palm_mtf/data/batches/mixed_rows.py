@@ -57,8 +57,8 @@ class Mixture:
       among the rows of the run that come from this source, counted from 0.
     """
     # Every block has the same number of rows per source, so that earlier blocks
-    # need not be computed. A source's rows come in order, so that an epoch ends
-    # before the next begins.
+    # need not be computed. The rows of a source are numbered in the order in
+    # which the run reads them, so that an epoch ends before the next begins.
     if len(self.rows_of_block) == 1:
       return np.zeros_like(numbers), numbers
     blocks, places = np.divmod(numbers, BLOCK_ROWS)

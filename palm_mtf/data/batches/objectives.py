@@ -87,7 +87,7 @@ CAUSAL = Causal()
 
 @dataclasses.dataclass(frozen=True)
 class PrefixLM(Causal):
-  """The model reads the beginning of a text and learns the rest.
+  """The model reads the beginning of a text and learns to predict the rest.
 
   Source: T5 paper, section 3.2.1, prefix language model.
   """
@@ -104,7 +104,9 @@ class PrefixLM(Causal):
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruptionLM:
-  """Spans removed from a text are learned from the rest (T5 paper, 3.1.4).
+  """The model reads a text without some spans, and learns to predict them.
+
+  Source: T5 paper, section 3.1.4.
 
   Attributes:
     noise_density: share of the text's tokens that are removed.

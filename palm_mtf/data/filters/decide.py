@@ -187,21 +187,21 @@ def _find_reason(
 
 
 def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
-  """Returns which documents duplicate a document that stays.
+  """Finds the documents that duplicate a document that is kept.
 
-  Among documents with the same text, the first in this order stays: held-out
-  before training documents, earlier before later sources, greater before
-  smaller weights. Among near duplicates, the first in this order stays: earlier
-  before later sources, lower before higher hashes of the text. Both orders put
-  documents of weight 0 last, because training never reads such documents. The
-  result depends neither on the order of files nor on the number of processes.
+  Documents with the same text are sorted by split (held-out first), then by
+  source, then by weight (greatest first); the first document is kept. Near
+  duplicates are sorted by source, then by the hash of the text; the first is
+  kept. Both orders put documents of weight 0 last, because training never reads
+  them. The result depends neither on the order of files nor on the number of
+  processes.
 
   Args:
     sources: documents of each source, in the order of the sources.
 
   Returns:
     An array per source, [documents], uint8: the index of "exact_duplicates" or
-    "near_duplicates" in REASONS, or 0 for a document that stays.
+    "near_duplicates" in REASONS, or 0 for a document that is kept.
   """
   counts = [len(each.weights) for each in sources]
   digests, values, weights, held_out = map(
@@ -209,7 +209,7 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   )
   source = np.repeat(np.arange(len(sources)), counts)
   # Sort by text, then by the order in the docstring. The first document of each
-  # text stays.
+  # text is kept.
   unread = weights == 0
   order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
   is_first = _begins_run(digests[order])
@@ -217,8 +217,8 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   texts = order[is_first]  # one document of each text, by the hash of the text
   repeats[texts] = 0
   if values.shape[1]:
-    # Held-out texts have no priority here. Otherwise, the more texts a group
-    # has, the more likely the text that stays would be held out.
+    # Held-out texts do not come first here. Otherwise, the larger a group is,
+    # the more likely it would keep a held-out text.
     groups = group_similar(values[texts])
     by_group = np.lexsort(
       (np.arange(len(texts)), source[texts], unread[texts], groups)

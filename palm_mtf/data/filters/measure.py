@@ -33,7 +33,9 @@ class Measures(NamedTuple):
 
 
 class Measurer(NamedTuple):
-  """A function that measures the documents of a batch.
+  """A function that computes the `Measures` of a batch of documents.
+
+  By these measures, filters find duplicates and copies of evaluation examples.
 
   Attributes:
     duplicates: whether to compute digests.

@@ -28,7 +28,7 @@ class Document(NamedTuple):
   quality: float | None = None  # a score that the user computed
 
   def digest(self, num_bytes: int, purpose: str = "") -> bytes:
-    """Returns a BLAKE2b hash of inputs and text, another for each `purpose`."""
+    """Returns a BLAKE2b hash of inputs and text that depends on `purpose`."""
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
     if self.inputs is not None:
@@ -70,7 +70,7 @@ class Source(Protocol):
   num_bytes: int | None  # size of its text on disk; None where unknown
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of everything that decides the documents and splits.
+    """Returns a hash of everything that decides the documents and their splits.
 
     Args:
       digests: cache of the files' hashes; if None, every file is hashed.
@@ -85,7 +85,9 @@ class Source(Protocol):
     """
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document), split in SPLITS; every call reads all text.
+    """Yields (split, document) for each document; `split` is one of SPLITS.
+
+    Every call reads all text.
 
     Raises:
       UserError: a file cannot be read, or a line is invalid; the message names

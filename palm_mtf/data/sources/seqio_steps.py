@@ -50,14 +50,14 @@ def apply_steps(
   seqio: ModuleType,
   where: str,
 ) -> Any:
-  """Returns the tf.data.Dataset that `steps` make of a split, in file order.
+  """Returns the tf.data.Dataset that `steps` make from a split, in file order.
 
   Args:
     task: a `seqio.Task`.
     steps: the preprocessors of the task to apply.
     split: name of a split of the task's source.
     sequence_length: tokens per feature, by name, for steps that cut token ids.
-    seqio: the module, which is imported late.
+    seqio: the module, which is imported only when it is needed.
     where: beginning of error messages, which names the task.
   """
   with seqio.map_seed_manager(0):  # random steps draw the same numbers again

@@ -200,10 +200,10 @@ class SeqioTask:
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the task's files, code, settings and some documents."""
-    # The hash covers the bytes of local files, the code of the source and the
-    # preprocessors (see `describe_code`), and the first documents. If the first
-    # documents stay the same, the hash does not show a change in a remote file
-    # or in a function that a preprocessor calls.
+    # The hash covers the bytes of local files, the first documents, and the
+    # code of the source and the preprocessors (see `describe_code`). A change
+    # in a remote file, or in a function that a preprocessor calls, changes the
+    # hash only if it changes the first documents.
     source = self._task.source
     with user_code(f"TASK: {self.name}"):
       if hasattr(source, "fingerprint"):  # sources of this project's tasks

@@ -82,8 +82,8 @@ class Examples:
     """Returns the number of words and the n-grams of each kept example.
 
     Returns:
-      The numbers of words, [kept], int64; and a list with an array of hashed
-      n-grams, uint64, per example.
+      An array with the number of words in each example, [kept], int64. A list
+      with an array per example: the hashes of its n-grams, uint64.
     """
     words = np.array([words for _, _, words, _ in self._kept], np.int64)
     return words, [ngrams for _, _, _, ngrams in self._kept]
@@ -184,7 +184,7 @@ class ContainedExamples:
 
 
 def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:
-  """Returns the distinct indices of a document's 8-grams in `table`, sorted.
+  """Returns the indices in `table` of a document's 8-grams: distinct, sorted.
 
   Args:
     table: hashes of 8-grams, sorted, [ngrams], uint64.

@@ -95,7 +95,8 @@ class Sketches:
   def columns(self) -> tuple[np.ndarray, ...]:
     """Returns digests, MinHash values, sizes, and which documents are held out.
 
-    Nothing can be added while these arrays exist, because they are views.
+    Each array has an entry per document. Nothing can be added while the arrays
+    exist, because they are views.
     """
     return (
       np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
@@ -169,7 +170,8 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
 
   Args:
     document: a document.
-    digest: hash of the document; replaces MinHash values if it has no words.
+    digest: hash of the document. If the document has no words, this hash
+      replaces the MinHash values.
   """
   words = hash_document(document)
   if not len(words):  # no near duplicate of any other text

@@ -91,8 +91,8 @@ class TokenArray:
       documents: numbers of documents, in any order, [n], int64.
 
     Returns:
-      The place of each document's first token, and the place after its [eod],
-      two arrays [n], int64.
+      Two arrays, [n], int64: the place of each document's first token, and the
+      place after its [eod].
     """
     begins, ends = np.empty_like(documents), np.empty_like(documents)
     shards = np.searchsorted(self._first_documents, documents, "right") - 1

@@ -100,9 +100,9 @@ class Encoder:
   def count(
     self, documents: Iterable[tuple[str, Document]]
   ) -> Iterator[tuple[str, Document, tuple[int, int]]]:
-    """Yields split, document and (tokens in its inputs, tokens in its text).
+    """Yields (split, document, lengths) for each document.
 
-    [eod] is not counted.
+    `lengths` are the numbers of tokens in inputs and text, without [eod].
     """
     for each in self.encode(documents):
       yield each.split, each.document, (len(each.inputs), len(each.text))

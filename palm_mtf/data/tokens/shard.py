@@ -28,8 +28,8 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, seal
 
-# The maximum size of all repeats of a document, which are held in memory
-# together.
+# The maximum total size of one document's repeats, which are all in memory at
+# the same time.
 _MOST_REPEATED_BYTES = 1 << 30
 _SEAL = "seal"
 _CHANGED = "its content is not what was written"
@@ -138,8 +138,8 @@ def write_shard(
     dtype: NumPy dtype of the tokens.
     eod_id: id of [eod].
     has_inputs: whether documents are examples.
-    writing: function that returns a context manager, entered only while files
-      are written, that explains disk errors.
+    writing: function that returns a context manager, which explains disk
+      errors. It is entered only while files are written.
   """
   writers = {split: _SplitWriter(dtype, eod_id) for split in SPLITS}
   num_read, lowest_rank = 0, 1.0
@@ -264,7 +264,7 @@ def map_shard(
     folder: folder of the store.
     number: number of the shard.
     split: one of SPLITS.
-    has_inputs: whether documents are examples, from the shard's summary.
+    has_inputs: whether documents are examples, as the shard's summary says.
   """
   path = os.path.join(folder, f"{split}-{number:05d}")
   # Tokens are read at random places, because training shuffles the documents.

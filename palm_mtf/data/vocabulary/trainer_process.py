@@ -47,7 +47,7 @@ _MERGES = re.compile(rb"(?:Merged|Added): .*?\b(?:merges|size)=(\d+)")
 
 
 class RefusedError(Exception):
-  """SentencePiece refused the text or the settings, for the reason given."""
+  """SentencePiece refused the text or the settings; the message says why."""
 
 
 def train_sentencepiece(

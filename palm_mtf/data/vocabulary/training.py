@@ -28,10 +28,10 @@ _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
 # The maximum number of characters in distinct words. SentencePiece needs up to
-# 150 bytes for each of these characters, and 1.2 GB for 256,000 pieces, so this
-# limit keeps memory below 4 GB. A sample of 64M characters has 18M characters
-# in distinct words if it is Python, and fewer if it is prose; but a line
-# without spaces, as in Chinese, is one word.
+# 150 bytes for each of these characters, and 1.2 GB for 256,000 pieces. So this
+# limit keeps memory below 4 GB. In a sample of 64M characters, the distinct
+# words have 18M characters if the sample is Python, and fewer if it is prose.
+# They can have far more in Chinese, where a line without spaces is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
 # Chunks are cut at these characters. U+2581 and U+2585, SentencePiece's marks
@@ -101,12 +101,12 @@ def training_sample(
 
 
 def limit_words(sample: Sequence[str], max_characters: int) -> list[str]:
-  """Returns the first chunks, up to a limit on characters in distinct words.
+  """Returns as many chunks, from the first on, as `max_characters` allows.
 
   Args:
     sample: chunks of text.
-    max_characters: maximum number of characters in all distinct words; the
-      first chunk is returned even if it exceeds the limit.
+    max_characters: maximum number of characters in the distinct words of all
+      returned chunks. The first chunk is returned even if it has more.
   """
   words: set[str] = set()
   num_characters = 0
@@ -166,9 +166,9 @@ def list_pieces(model: bytes) -> str:
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
   """Returns chunks of the documents with at most `max_characters` in all."""
   # SentencePiece holds its training text in memory, and beyond some size more
-  # text gains nothing. The chunks with the smallest hashes are a sample from
-  # all documents that takes one pass and does not depend on the documents'
-  # order.
+  # text gains nothing. So keep the chunks with the smallest hashes. They are a
+  # sample from all documents, are found in one pass, and do not depend on the
+  # order of the documents.
   kept = []  # a heap of (-hash, chunk): the largest hash comes first
   num_characters = 0
   limit = 1 << 64  # chunks from this hash on do not fit

@@ -155,9 +155,10 @@ class Vocabulary:
     return int(self.piece(i)[3:5], 16)
 
   def text_inside(self, i: int) -> str:
-    """Returns the text of id `i` after other text; `i` is no byte piece.
+    """Returns the text that id `i` adds to other text before it.
 
-    `decode([i])` may differ, because it may drop a space at the beginning.
+    `i` must not be a byte piece. `decode([i])` may return another text, because
+    it may drop a space at the beginning.
     """
     if i not in self._texts_inside:
       before = self.decode([self.anchor])
@@ -344,8 +345,8 @@ def drop_prefix(model: bytes) -> bytes | None:
     model: serialized SentencePiece model.
 
   Returns:
-    A serialized model, or None if `model` itself can encode these parts,
-    because it puts no space before a text, or removes spaces at a text's ends.
+    A serialized model. None if `model` itself can encode these parts: it puts
+    no space before a text, or it removes spaces at a text's ends.
   """
   proto = sentencepiece_model_pb2.ModelProto.FromString(model)
   spec = proto.normalizer_spec

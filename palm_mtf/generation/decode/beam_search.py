@@ -37,9 +37,10 @@ def _put_token(tokens, token, place):
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-  """A beam search per prompt, with these constants.
+  """Beam search with these constants; each prompt has a separate search.
 
-  The state of all searches is a list of:
+  A living prefix is a continuation that has not ended. The state of all
+  searches is a list of:
     whether each search is over, [prompts] bool;
     log p of living prefixes, [prompts, beams] float32;
     tokens of living prefixes, [prompts, beams, max_tokens] int32;
@@ -78,9 +79,10 @@ class BeamSearch:
       place: index of the token in its text, [] int32.
 
     Returns:
-      The state after this token; the last token of each living prefix, [prompts
-      * beams] int32; and the index of the row of `logits` from which the prefix
-      got this token, [prompts * beams] int32.
+      Three results. The first is the state after this token. The second is the
+      last token of each living prefix, [prompts * beams] int32. The third is,
+      for each living prefix, the index of the row of `logits` from which it got
+      this token, [prompts * beams] int32.
     """
     is_over, living, tokens, scores, ended = state
     prompts, beams = living.shape

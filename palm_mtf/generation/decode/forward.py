@@ -18,8 +18,8 @@ from palm_mtf.model.weights import GATES, logits_dtype, positions_of
 from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a separate Mesh TensorFlow graph, lowered into the
-# TensorFlow graph of a program. Kernels enter the mesh graph, and keys and
-# values leave it, as slices on the devices, so that nothing is copied or
+# TensorFlow graph of a program. Kernels enter the mesh graph as slices on the
+# devices, and keys and values leave it as such slices. So nothing is copied or
 # gathered.
 
 # The number of positions in the cache is a multiple of this number, because

@@ -52,8 +52,8 @@ class DecodeProgram:
     limit: placeholder [], int32: number of tokens per row after `advance`.
     advance: operation that adds tokens, by sampling or beam search.
     tokens: [prompts, rows, max_tokens], int32: tokens of the continuations,
-      [eod] after the end. With beam search, complete texts, best first, which
-      are final only when the search is over.
+      [eod] after the end. With beam search, the complete texts found so far,
+      best first. They are final once the search is over.
     num_done: [], int32: number of tokens per row so far.
     is_over: [prompts, rows], bool: whether the row has ended; with beam search,
       whether the prompt's search is over.
@@ -160,7 +160,7 @@ class _Continuations:
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds steps until rows have `limit` tokens, or until all rows ended."""
+    """Builds a loop of steps: to `limit` tokens per row, or until all ended."""
     place = self.place.read_value()
     fixed, state, cache = (
       read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)

@@ -47,7 +47,7 @@ def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
 
 
 def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
-  """Makes the variable of a kernel for TensorFlow's products.
+  """Makes the variable of a kernel that TensorFlow multiplies by.
 
   Args:
     w: initial value, [inner, outer], float32.
@@ -73,7 +73,8 @@ def round_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
 
   Args:
     w: [inner, outer], float32: a matrix, or some rows of a matrix.
-    largest: `find_largest` of the whole matrix: 127 times the scales.
+    largest: result of `find_largest` for the whole matrix: 127 times the
+      scales.
   """
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
   return tf.round(w / scale) * scale
@@ -126,7 +127,7 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def round_to_int4(w: tf.Tensor) -> tf.Tensor:
-  """Returns w [inner, outer], float32, rounded to the numbers of `to_int4`."""
+  """Returns w [inner, outer], float32, rounded as `to_int4` rounds."""
   numbers, scale = to_int4(w)
   scale = tf.repeat(tf.cast(scale, tf.float32), GROUP, 0)
   return tf.cast(numbers, tf.float32) * scale[: w.shape[0]]
@@ -141,8 +142,8 @@ def multiply(
     xs: rows [rows, inner], activation dtype: one tensor, or for a PackedKernel
       also several tensors, split along `inner`.
     kernel: [inner, outer].
-    packed: whether oneDNN keeps a packed copy of a kernel that is a tf.Tensor,
-      which saves time if there are many products with few rows.
+    packed: whether oneDNN keeps a packed copy of the kernel, which saves time
+      if there are many products with few rows. Ignored for a PackedKernel.
   """
   w, dtype = kernel.weights, xs[0].dtype
   if isinstance(w, PackedKernel):

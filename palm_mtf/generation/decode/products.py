@@ -32,9 +32,9 @@ class Products:
     self._packed = packed
 
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
-    """Returns shapes of one row's products with the parts of a joined kernel.
+    """Returns the shape of one row's product with each part of a joined kernel.
 
-    Each shape is the shape on one device, such as [heads, d_kv] for q.
+    These are shapes on one device, such as [heads, d_kv] for q.
 
     Args:
       names: names of the parts.

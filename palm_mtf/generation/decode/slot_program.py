@@ -90,7 +90,7 @@ class StepProgram:
 
 
 class SlotPrograms:
-  """Builds programs that share one cache, in the current tf.Graph.
+  """Builds programs in the current tf.Graph; all programs share one cache.
 
   Attributes:
     initialize: operation that initializes the cache; run it before all

@@ -89,12 +89,13 @@ class Step(Protocol):
       keeps_logits: whether to return the logits of the last step.
 
     Returns:
-      Laid-out tensors. Rows that pad the embedding have no logits.
+      `TextSteps` of laid-out tensors. The logits leave out rows that only pad
+      the embedding.
     """
 
 
 def make_step(model: DecodeModel) -> Step:
-  """Returns the `Step` that reads a model's kind of weights."""
+  """Returns the `Step` for the weights of `model`, packed or not."""
   return (NativeStep if model.is_packed else TensorflowStep)(model)
 
 

@@ -277,8 +277,8 @@ class _Maker:
     def keep_plain(*parts, name):
       parts, largest = parts[: len(names)], parts[len(names) :]
       whole = tf.concat(parts, axis)
-      # TensorFlow's products read floats, so round the weights to the numbers
-      # of int8 or int4, but keep a float dtype.
+      # TensorFlow multiplies by float weights. So round the weights to numbers
+      # that int8 or int4 can hold, but keep a float dtype.
       if self._dtype == INT4:
         whole = round_to_int4(whole)
       elif self._dtype == tf.int8:
@@ -293,9 +293,9 @@ class _Maker:
     )
 
   def _find_other_dims(self, name):
-    # Returns where the dimensions other than d_model are: in the parameter, as
-    # a slice of the dimensions; and in the parameter's matrix, as an axis. For
-    # example, q [d_model, heads, d_kv] becomes the matrix [d_model, heads *
+    # Returns where the dimensions other than d_model are. The first result is a
+    # slice of the parameter's dimensions. The second is an axis of its matrix.
+    # For example, q [d_model, heads, d_kv] becomes the matrix [d_model, heads *
     # d_kv], and o [heads, d_kv, d_model] becomes [heads * d_kv, d_model].
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)

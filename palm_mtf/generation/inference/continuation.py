@@ -25,9 +25,9 @@ class Continuation:
 class ContinuationReader:
   """Reads the tokens of one continuation one after the other.
 
-  The text is what the tokens add to the prompt's text. It keeps the space
-  before its first word, although some vocabularies drop a space at the
-  beginning of a decoded text.
+  The continuation's text is what its tokens add to the prompt's text. The text
+  keeps the space before its first word, although some vocabularies drop a space
+  at the beginning of a decoded text.
 
   Attributes:
     ids: tokens up to and including the token that ended the text: [eod], or the
@@ -47,9 +47,9 @@ class ContinuationReader:
     Args:
       vocabulary: vocabulary of the model.
       stop_strings: the continuation ends where the first of these texts begins.
-      prompt: tokens before the continuation, without the start token; () if the
-        prompt is encoded separately from what follows, as inputs and targets
-        are, so that the continuation begins a new text.
+      prompt: tokens before the continuation, without the start token. () if the
+        continuation is a new text, encoded separately from the prompt, as
+        targets are from inputs.
     """
     self._eod_id = vocabulary.eod_id
     self._stop_strings = stop_strings

@@ -64,7 +64,7 @@ def load_weights(
 
 
 class LoadedDecoder:
-  """Weights in a session, as a context manager that closes the session.
+  """Weights in a session; a context manager, which closes the session.
 
   Attributes:
     graph: graph to build programs in.

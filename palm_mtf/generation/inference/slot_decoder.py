@@ -20,7 +20,7 @@ _ROWS_GROW_BY = 4
 
 
 class SlotText(NamedTuple):
-  """State of a text in a slot before a call of `steps`.
+  """State of a text in a slot before a call of `SlotDecoder.steps`.
 
   Attributes:
     token: id of the last token, which the first step reads.

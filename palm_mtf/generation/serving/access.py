@@ -94,7 +94,7 @@ def normalize_host(host: str) -> str:
 def find_allowed_hosts(
   listen: str, *, is_loopback: bool, allowed: Sequence[str]
 ) -> set[str] | None:
-  """Returns the names that Host may have; None allows every name.
+  """Returns the names that a Host header may have; None allows every name.
 
   Args:
     listen: host of --listen.

@@ -28,8 +28,8 @@ class Row:
       probabilities.
     wants_log_probs: whether to compute log p of the tokens.
     scores_prompt: whether to compute log p of the prompt's tokens too.
-    is_watched: whether `changed` is called after every call of decoding steps,
-      and not only at the end of the row.
+    is_watched: whether `changed` is called whenever there are more tokens, and
+      not only at the end of the row.
     deadline: value of time.monotonic(), in seconds, at which the row ends.
     client: name of the client that asked for the row.
     request: object that identifies the client's request.
@@ -59,9 +59,9 @@ class Row:
   ended: str = ""
 
 
-# The maximum time of one call of decoding steps, in seconds. No row can join
-# during a call. With calls this short, streams look smooth, new rows wait
-# little, and the work between calls takes only a fiftieth of the time.
+# The maximum time of one call that runs decoding steps, in seconds. No row can
+# join during a call. With calls this short, streams look smooth and new rows
+# wait little. The work between calls takes only a fiftieth of the time.
 _MOST_SECS = 0.02
 # The number of clients that can have their maximum number of rows in the queue
 # at the same time.
@@ -223,9 +223,9 @@ class Batcher:
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # seconds per step in calls without log p
-    # Seconds of decoding steps that must run before the next prompt is read;
-    # and seconds of steps without log p that must run before the next step with
-    # log p.
+    # `_owed_secs`: seconds that decoding must run before the next prompt is
+    # read. `_owed_plain_secs`: seconds that steps without log p must run before
+    # the next step with log p.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None
 
@@ -337,10 +337,11 @@ class Batcher:
     return slot
 
   def _read_prompt(self, row: Row, slot: int) -> None:
-    # At most one prompt is read between two calls that run decoding steps, so
+    # Between two calls that run decoding steps, at most one prompt is read, so
     # that no row waits for several prompts in succession. If another client has
-    # rows in slots, or if this prompt was also scored, which is slow, the next
-    # prompt waits until decoding has run for as long as this prompt was read.
+    # rows in slots, or if this prompt was also scored, which is slow, decoding
+    # comes next. It then runs for as long as reading this prompt took, before
+    # the next prompt is read.
     others = [x for x in self._running.values() if x is not row]
     begin = time.monotonic()
     if row.scores_prompt:

@@ -29,9 +29,9 @@ class _Entry(NamedTuple):
 class Choice:
   """One completion of a prompt, to be read whole or piece by piece.
 
-  The field `logprobs` of the answer has `num_prompt_tokens` entries if the
-  prompt is echoed, and then `num_tokens` entries, which include [eod] and the
-  tokens of a stop string.
+  The field `logprobs` of the answer has `num_tokens` entries, which include
+  [eod] and the tokens of a stop string. If the prompt is echoed,
+  `num_prompt_tokens` entries come before them.
   """
 
   def __init__(

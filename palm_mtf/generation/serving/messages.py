@@ -64,7 +64,7 @@ def make_json_response(
 
 
 def refuse_coding(named: str) -> RefusalError:
-  """Returns the refusal of a Content-Encoding.
+  """Returns the error for a Content-Encoding that is not supported.
 
   Args:
     named: beginning of the message, which names the encoding.
