@@ -57,7 +57,7 @@ class CpuGpuLowering(mtf.Lowering):
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds what one session.run fetches: unsplit tensors and an operation."""
+    """Returns unsplit tensors, and one operation that runs `operations`."""
     # The slices of a split tensor are concatenated on one of its devices.
     values = {name: self.export_to_tf_tensor(x) for name, x in tensors.items()}
     return values, tf.group([self.lowered_operation(x) for x in operations])
@@ -101,7 +101,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self._checked: dict[LaidOut, LaidOut] = {}
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports a tensor; slices are cut from the copy in their process."""
+    """Imports a tensor; each device gets a slice of its process's copy."""
     first, *others = tensors.values()
     if not others:
       return mtf.import_tf_tensor(mesh, first, shape)
@@ -183,7 +183,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], scatter)
 
   def delay(self, x, signal):
-    """Returns x, which is not read before `signal` is computed."""
+    """Returns x, delayed: nothing reads it before `signal` is computed."""
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
@@ -214,7 +214,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.slicewise(_add, accumulator, value, is_first).all_slices
 
   class LaidOutVariable:
-    """Slices of one SlicedVariable; Mesh TensorFlow requires the class name."""
+    """Slices of one SlicedVariable; Mesh TensorFlow needs this class name."""
 
     def __init__(self, variable: SlicedVariable, mesh_impl: "CpuGpuPlacement"):
       size, name = mesh_impl.slice_shape(variable.shape), variable.name
@@ -255,8 +255,8 @@ def _assign_after(variable, value, checked) -> tf.Operation:
 
 def _add(accumulator, value, is_first) -> tf.Operation:
   value = tf.cast(value, accumulator.dtype)
-  # A new sum does not begin with accumulator * 0, because the accumulator may
-  # be uninitialized or NaN.
+  # The first value is assigned, not added to accumulator * 0, because the
+  # accumulator may be uninitialized or NaN.
   return tf.cond(
     is_first,
     lambda: accumulator.assign(value, read_value=False),
@@ -364,7 +364,8 @@ def reduce_scatter_ring(
   parts = mtf.parallel(devices, lambda x: tf.split(x, n, axis), xs)
   sums = []
   # Part i goes once around the ring, from device i + 1 to device i, and each
-  # device adds its term. At each hop every device sends and receives one part.
+  # device adds its own part i. At each hop every device sends and receives one
+  # part.
   # The order of each sum is fixed, so its bits are always the same.
   for part in range(n):
     total = parts[(part + 1) % n][part]

@@ -38,15 +38,15 @@ def _cast_and_add(*terms):
 
 
 class OwnPart(mtf.Operation):
-  """Outputs each device's own part of a slice that several devices hold.
+  """Cuts a slice that several devices hold into one part per device.
 
-  Parts have one dimension, and their length depends on the layout. The output
-  is declared with the input's shape, but its slices have the shape of parts.
-  Therefore only code that handles slices may read the output.
+  Each device outputs its part, a vector whose length depends on the layout. The
+  output is declared with the input's shape, although its slices are these
+  vectors. Therefore only code that handles slices may read the output.
   """
 
-  # Devices that hold the same weights get the same gradients. Between pods each
-  # device sends only its own part, because the network between pods is slow:
+  # Several devices of a pod hold the same gradient. Each of these devices sends
+  # only its own part to other pods, because the network between pods is slow:
   #   within the pod    reduce-scatter, if the gradient is a pending sum
   #   between pods      exchange of own parts (Exchange)
   #   within the pod    all-gather of own parts (OwnPart.whole)
@@ -79,8 +79,8 @@ class OwnPart(mtf.Operation):
       # device keeps its part of the slice and sends nothing.
       cut = mesh_impl.reduce_scatter if axis in summed else mesh_impl.allsplit
       part = cut(part, axis, 0)
-    # set_tensor_lowering would refuse parts, which do not have the shape of the
-    # output's slices.
+    # Set directly: set_tensor_lowering would refuse the parts, because they do
+    # not have the shape of the output's slices.
     lowering.tensors[self.outputs[0]] = mesh_impl.slicewise(
       tf.cast, part, self.outputs[0].dtype
     )
@@ -91,7 +91,7 @@ class OwnPart(mtf.Operation):
     Args:
       mesh_impl: implementation of a mesh with the layout of the operation's
         mesh.
-      part: part on each device, laid out like the operation's output.
+      part: each device's part, as a laid-out tensor.
     """
     if not self._axes:
       return part
@@ -149,7 +149,7 @@ class Exchange(mtf.Operation):
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Sets the output to `total`: slices of the sum, or own parts if `own`."""
+    """Sets the output to `total`: own parts if `own`, else whole slices."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

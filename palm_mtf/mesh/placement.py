@@ -76,8 +76,8 @@ class Placement(Protocol):
 
     Args:
       mesh: mesh of this placement.
-      tensors: the whole tensor on each of `reading_cpus`, or only on `cpu`, by
-        the CPU's name.
+      tensors: {name of a CPU: copy of the whole tensor on this CPU}, for each
+        of `reading_cpus`, or only for `cpu`.
       shape: Mesh TensorFlow's shape of the tensor.
     """
 
@@ -101,7 +101,7 @@ class Placement(Protocol):
     """All-gathers x; each device gets all parts, concatenated."""
 
   def delay(self, x: LaidOut, signal: LaidOut) -> LaidOut:
-    """Returns x, which is not read before `signal` is computed."""
+    """Returns x, delayed: nothing reads it before `signal` is computed."""
 
   # The methods below take a variable's slices, as in `lowering.variables`.
 

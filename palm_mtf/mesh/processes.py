@@ -29,7 +29,7 @@ class Process:
     inputs: Sequence[object],
     dtypes: Sequence[tf.DType],
   ) -> list[tf.Tensor]:
-    """Adds to the current graph a call of `function` in the process `self`.
+    """Adds a call of `function` in the process `self` to the current graph.
 
     Args:
       function: module-level function of NumPy values, which returns one value
@@ -53,8 +53,8 @@ def function_token(function: Callable) -> str:
 
 @functools.cache
 def _registered(function: Callable) -> tf.Operation:
-  # TensorFlow keeps a function registered while a graph that calls it exists;
-  # the cached result keeps this graph.
+  # TensorFlow keeps a function registered only while a graph that calls the
+  # function exists. The cached result keeps such a graph.
   with tf.Graph().as_default():
     return tf.numpy_function(function, [], tf.string).op
 

@@ -36,16 +36,17 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
     device_count={"CPU": num_devices * num_pods}, allow_soft_placement=True
   )
   if num_pods > 1:
-    # An operation has as many threads as a pod would have cores in a separate
-    # server process, so that results have the same bits as with servers.
+    # If each pod ran in a separate server process, its operations would have
+    # this many threads. The same number here gives results with the same bits.
     cores = len(os.sched_getaffinity(0))
     config.intra_op_parallelism_threads = max(1, cores // num_pods)
     # Pool 0 has a thread for each core, pool 1 is for ONE_BY_ONE.
     for num_threads in (0, 1):
       config.session_inter_op_thread_pool.add(num_threads=num_threads)
   # TensorFlow's graph rewriting is off, because it changes the order of a sum
-  # if an intermediate sum is fetched. Such a sum is fetched from one of several
-  # devices that compute it, so the devices would differ in the last bit. XLA
-  # and oneDNN optimize instead, and a session starts sooner with less memory.
+  # whose intermediate result is fetched. If several devices compute this sum,
+  # the result is fetched from only one of them, so the devices would differ in
+  # the last bit. XLA and oneDNN optimize instead. Without rewriting a session
+  # starts sooner and takes less memory.
   config.graph_options.rewrite_options.disable_meta_optimizer = True
   return config

@@ -41,8 +41,8 @@ def visible_softmax(
 
 @fused
 def _masked_softmax(scores, scale, begin, segments=None, prefix=None):
-  # scores: [batch, length, heads, memory_length], of queries whose positions
-  # begin at `begin`; segments and prefix: [batch, memory_length]
+  # scores: [batch, length, heads, memory_length]; the first query has position
+  # `begin`. segments and prefix: [batch, memory_length].
   batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
   visible = tf.range(memory_length) <= position
@@ -70,9 +70,9 @@ def _softmax_gradient(weights, dweights, out, dout, scale):
 
 @fused
 def _sum_of_starts(*parts):
-  # Adds up the blocks' gradients of keys (or values), [batch, keys that the
-  # block of queries reads, ...]. Each part begins at position 0; the last part
-  # has all positions.
+  # Each part is the gradient of the keys (or values) that one block of queries
+  # reads, [batch, keys, ...]. The keys begin at position 0; the last part has
+  # all positions. Adds up the parts.
   last = parts[-1]
   total = tf.zeros(last.shape, tf.float32)
   for part in parts:

@@ -19,9 +19,10 @@ class Dims:
   # twice.
   length: mtf.Dimension
   memory_length: mtf.Dimension
-  # Width of the residual stream. If a layout splits the width, the dimension is
-  # d_model_stored in weights while no layer uses them, d_model_residual in the
-  # residual stream between two blocks, and d_model elsewhere.
+  # Width of the residual stream. It has three names, so that a layout can split
+  # each differently: d_model_stored in weights while no layer uses them,
+  # d_model_residual in the residual stream between two blocks, and d_model
+  # elsewhere. A name that the layout does not split is replaced by d_model.
   d_model: mtf.Dimension
   d_model_stored: mtf.Dimension
   d_model_residual: mtf.Dimension

@@ -12,7 +12,7 @@ from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
-# A random generator with a state would draw other masks under another layout.
+# A random generator with a state would draw different masks in each layout.
 # Here a hash of an activation's position in the global batch decides whether to
 # drop the activation, so that the mask does not depend on how the batch is cut
 # into slices and microbatches.

@@ -39,8 +39,9 @@ def _slice_sums(first, logits, targets, threads):
   """Reduces logits over the slice of `vocab` that begins at token `first`.
 
   Returns:
-    The largest logit; sum(exp(logits - largest)); and the target's logit, or 0
-    if another slice holds the target; [batch, length] float32 each.
+    Three tensors, [batch, length] float32 each: the largest logit;
+    sum(exp(logits - largest)); and the target's logit, or 0 if another slice
+    holds the target.
   """
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])

@@ -62,7 +62,7 @@ class Palm:
     segments: mtf.Tensor | None = None,
     prefix: mtf.Tensor | None = None,
   ) -> mtf.Tensor:
-    """Returns the logits of the token after each of `inputs`.
+    """Returns the logits of the token that follows each token of `inputs`.
 
     Args:
       inputs: [batch, length], int32 in [0, vocab).

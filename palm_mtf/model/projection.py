@@ -252,8 +252,8 @@ class _Projection(mtf.Operation):
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
-      # set_tensor_lowering would refuse the product, whose slices do not have
-      # the shape of the output's slices.
+      # Set directly: set_tensor_lowering would refuse the product, because its
+      # slices do not have the shape of the output's slices.
       lowering.tensors[output] = value
 
 
@@ -312,9 +312,9 @@ class _ProjectionGradient(mtf.Operation):
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # `axes` holds, for each kernel, the mesh axes over which the kernel's part
     # of dx must be summed. In multi-query attention the gradients of k and v
-    # are pending sums over slices of `heads`. Instead of these sums, dx and the
-    # kernels' gradients, which are linear functions of the sums, are
-    # all-reduced.
+    # are pending sums over slices of `heads`. These sums are not all-reduced.
+    # Instead, dx and the kernels' gradients, which are linear functions of the
+    # sums, are all-reduced.
     axes = []
     for i, kernel in enumerate(forward.kernels):
       of = min(i, len(gradients) - 1)  # the gates share a gradient
@@ -375,7 +375,8 @@ def _columns_by_axes(
   """Groups adjacent kernels that have equal axes.
 
   Returns:
-    The axes of each group, and its slice of a device's columns of the product.
+    For each group: the axes, and the slice of a device's columns of the product
+    that the group's kernels have.
   """
   groups, end = [], 0
   for over, run in itertools.groupby(

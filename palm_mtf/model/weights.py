@@ -60,18 +60,18 @@ class Weights(Protocol):
         () if `parts` lacks QKV.
 
     Returns:
-      For QKV, rotated q [batch, length, heads, d_kv], rotated k, and v, both
-      [batch, memory_length, d_kv] (multi-query) or [batch, memory_length,
-      heads, d_kv] (multi-head). For GATES, swish(x wi_gate) * (x wi), [batch,
-      length, d_ff].
+      For QKV: rotated q, [batch, length, heads, d_kv]; rotated k; and v. The
+      shape of k and v is [batch, memory_length, d_kv] (multi-query) or [batch,
+      memory_length, heads, d_kv] (multi-head). For GATES: one tensor,
+      swish(x wi_gate) * (x wi), [batch, length, d_ff].
     """
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
     """Multiplies each branch by its kernel, and adds up the products.
 
     Args:
-      branches: inputs of the products, [batch, length, inputs...] each, by the
-        name of the kernel.
+      branches: {name of a kernel: tensor to multiply by the kernel, [batch,
+        length, inputs...]}.
 
     Returns:
       [batch, length, d_model], activation dtype.

@@ -104,8 +104,8 @@ inline float largest(const float* x, int size) {
 // Returns the index of the largest number, or the first such index if several
 // numbers are the largest; 0 if no number is larger than -infinity.
 inline int find_largest_place(const float* x, int size) {
-  // Each lane keeps its largest number, and the index of the first number in
-  // the register that held this number.
+  // Each lane keeps its largest number, and the index in x where the register
+  // that held this number begins.
   Floats most = splat(-INFINITY);
   Ints begin = {};
   int i = 0;

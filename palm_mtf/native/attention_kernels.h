@@ -120,8 +120,8 @@ class Attention {
     return static_cast<const T*>(TF_TensorData(x));
   }
 
-  // Sizes of buffers: a head's packed columns and packed rows, in words
-  // (word_products.h); and a group's part of dk or dv, in floats.
+  // The sizes of three buffers: a head's packed columns and a head's packed
+  // rows, in words (word_products.h); a group's part of dk or dv, in floats.
   size_t columns_size() const {
     return size_t(words_of<T>(sizes_.d_kv)) * padded_columns(sizes_.length);
   }

@@ -4,9 +4,9 @@
 // PalmDecodeStep runs one decoding step and returns logits, so that callers may
 // choose tokens by any strategy.
 //
-// PalmTextSteps runs several steps and chooses the tokens, because TensorFlow's
-// loop would take a tenth to a quarter of a step's time, and so would
-// TensorFlow's sampling.
+// PalmTextSteps runs several steps and chooses the tokens, because a loop in
+// TensorFlow and sampling in TensorFlow would each take a tenth to a quarter of
+// a step's time.
 
 #pragma once
 
@@ -56,7 +56,7 @@ struct StepKernel {
   }
 
   // Reads the operation's inputs from the embedding (`table`) on. Steps write
-  // to the cache in place; its tensors are the outputs from index `first` on.
+  // to the cache in place. The outputs from index `first` on are the cache.
   template <class T>
   Step<T> read(Call& call, int num_rows, int first) const {
     Shared& with = shared();

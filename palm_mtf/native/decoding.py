@@ -37,7 +37,7 @@ def pack(
   is_transposed: bool = False,
   is_rounded: bool = False,
 ) -> PackedKernel:
-  """Packs a matrix [inner, outer]; does not first join its parts in memory.
+  """Packs a matrix [inner, outer] part by part, without a joined copy.
 
   Args:
     ws: parts of the matrix, [inner, outer] float32, joined along `outer`.
@@ -74,9 +74,9 @@ def _count_panel_bytes(dtype, inner, columns):
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# The least bytes of a kernel for each thread of an operation. A thread reads
-# them in about 5 microseconds; synchronizing threads takes up to one
-# microsecond.
+# An operation has at most one thread per this many bytes of a kernel. A thread
+# reads this many bytes in about 5 microseconds, and synchronizing threads takes
+# up to one microsecond.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -170,7 +170,7 @@ def run_decode_step(
 
 
 class Texts(NamedTuple):
-  """State of the texts that steps continue, before the first step.
+  """State, before the first step, of the texts that the steps continue.
 
   Attributes:
     tokens: last token of each text, [rows] int32.
@@ -181,8 +181,8 @@ class Texts(NamedTuple):
     temperature: TEMPERATURE of each text, [rows] float32.
     top_k: TOP_K of each text, [rows] int32; 0 keeps all tokens.
     top_p: TOP_P of each text, [rows] float32.
-    seen: with a repetition penalty, one tensor [rows, vocab] bool: which tokens
-      each text has; else ().
+    seen: (which tokens each text has, [rows, vocab] bool,); () without a
+      repetition penalty.
   """
 
   tokens: tf.Tensor
@@ -201,8 +201,8 @@ class TextSteps(NamedTuple):
 
   Attributes:
     chosen: chosen tokens, [rows, steps] int32; `eod_id` after a text has ended.
-    logits: logits of the last step, [rows, vocab] float32; [0, vocab] unless
-      `keeps_logits`.
+    logits: logits of the last step, [rows, vocab] float32; empty, [0, vocab],
+      unless `keeps_logits`.
     seen: `Texts.seen` with the chosen tokens.
     cache: the cache after the last step, without the tokens chosen last.
   """

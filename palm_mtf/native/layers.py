@@ -161,8 +161,8 @@ def sum_logits(
     threads: number of threads.
 
   Returns:
-    The largest logit, the sum of exp(logits - largest), and the target's logit
-    (0 if the target is below 0), [rows] float32 each.
+    Three tensors, [rows] float32 each: the largest logit; the sum of
+    exp(logits - largest); and the target's logit, 0 if the target is below 0.
   """
   sums = operations().palm_sum_logits(
     logits=logits, targets=targets, threads=threads

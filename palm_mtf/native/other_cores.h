@@ -15,9 +15,10 @@
 
 namespace palm {
 
-// Threads are kept off the calling thread's core, because Linux, if no core has
-// been idle for long, wakes a thread on this core, and moves it to an idle core
-// only milliseconds later. An operation between two products takes less time.
+// If no core has been idle for long, Linux wakes a thread on the core of the
+// calling thread, and moves it to an idle core only milliseconds later. An
+// operation between two products ends sooner, so threads are kept off the
+// calling thread's core.
 class OtherCores {
 #if defined(__linux__)
  public:

@@ -111,7 +111,7 @@ inline Halves int4_scales(const Columns32& x, int group, int v) {
     const Floats row = row_of(x, group * kGroup + k, v);
     low = row < low ? row : low, high = greater(high, row);
   }
-  // The number with the largest magnitude becomes -8, because there is no 8.
+  // The number with the largest magnitude becomes -8, because 8 does not exist.
   const Floats extreme = high > -low ? high : low;
   for (float factor : kInt4Factors) {
     const Halves scale = to_bfloat16(extreme * (factor / -8));
@@ -140,8 +140,8 @@ inline void pack_int4(const Columns32& x, uint8_t* panel) {
       store(scales + v * sizeof(Halves), scale);
       const Floats divisor = int4_divisor(scale);
       for (int k = 0; k < kHalf; ++k) {
-        // The lower half of a byte holds weight k of the group plus 8, the
-        // upper half holds weight k + 16 plus 8.
+        // The lower half of a byte holds (weight k of the group) + 8, the upper
+        // half holds (weight k + 16 of the group) + 8.
         const int at = group * kGroup + k;
         const Ints low = to_ints(to_int4(row_of(x, at, v), divisor)) + 8;
         const Ints high =

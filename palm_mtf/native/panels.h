@@ -24,8 +24,8 @@ constexpr int kGroup = 32;  // rows per scale in a column of int4 weights
 // multiple of kGroup.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
 
-// Returns the number of bytes in a panel. An int8 panel ends with the scale and
-// the sum of the numbers of each column; an int4 panel has a bfloat16 scale per
+// Returns the number of bytes in a panel. An int8 panel ends with one scale
+// and one sum of numbers per column. An int4 panel has a bfloat16 scale per
 // column after each group of rows.
 inline size_t panel_bytes(Format format, int inner) {
   size_t count = size_t(padded(inner)) * kColumns;
@@ -35,8 +35,8 @@ inline size_t panel_bytes(Format format, int inner) {
   return count / 2 + count / kGroup * 2;
 }
 
-// Rows as a product reads them, [count, padded(inner)]; only the members that
-// products with the weights' format read are set.
+// The input rows of a product, [count, padded(inner)], in several dtypes. Only
+// the members that the weights' format needs are set.
 struct Rows {
   const float* floats;
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16

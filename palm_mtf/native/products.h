@@ -70,8 +70,8 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
         sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
                      load<Floats>(ends + v * sizeof(Floats));
   } else {
-    // The lower half of a byte holds weight k of a group plus 8, the upper half
-    // holds weight k + 16 plus 8.
+    // The lower half of a byte holds (weight k of a group) + 8, the upper half
+    // holds (weight k + 16 of the group) + 8.
     const int groups = length / kGroup;
     for (int g = 0; g < groups; ++g) {
       Ints totals[kRows][kVectors];

@@ -35,7 +35,7 @@ inline uint32_t threefry(uint32_t first, uint32_t second, uint32_t count) {
   return a;
 }
 
-// Returns a uniform number in [0, 1): 23 bits of the hash of `place` by `key`.
+// Returns a uniform number in [0, 1): 23 bits of threefry(key, place).
 inline float uniform(const int32_t* key, int place) {
   const uint32_t bits =
     threefry(key[0], key[1], place) >> 9 | 0x3f800000;  // in [1, 2)
@@ -54,10 +54,10 @@ inline float sum_from(const float* shares, int size, float least,
   });
 }
 
-// Keeps the fewest largest shares whose sum (if `counts`, whose number) is at
-// least `wanted`, and all shares equal to the smallest of these; sets the other
-// shares to 0. Finds the smallest kept share by bisection over its bits,
-// because floats that are not negative have the order of their bits.
+// Sets all but the largest shares to 0. Keeps the fewest shares whose sum (if
+// `counts`, whose number) is at least `wanted`. Also keeps all shares equal to
+// the smallest of these. Finds the smallest kept share by bisection over its
+// bits, because floats that are not negative have the order of their bits.
 inline void keep_largest(float* shares, int size, float wanted, bool counts) {
   int32_t low = 0, high = 0x3f800001;  // just above 1, the largest share
   while (high - low > 1) {

@@ -22,8 +22,8 @@ struct AttentionSizes {
   int length, heads, key_heads, d_kv;
 };
 
-// A position sees the positions of its own segment that are not after it or
-// that are in the prefix.
+// A position sees itself, the earlier positions of its segment, and the prefix
+// of its segment.
 struct Masks {
   // Each is [length], padded by at least one register, or null if it is
   // missing. If there is a prefix, there must be segments.
@@ -41,8 +41,9 @@ struct Masks {
   }
 };
 
-// Keys and values of a head, packed for products that sum over d_kv (keys,
-// values) and over positions (key_rows, value_rows).
+// A head's keys and values, each packed twice: `keys` and `values` for products
+// that sum over d_kv, `key_rows` and `value_rows` for products that sum over
+// positions.
 template <class T>
 struct PackedHead {
   Panels<Word<T>> keys, values, key_rows, value_rows;
@@ -225,8 +226,8 @@ class HeadGroup {
     return largest;
   }
 
-  // Writes the weights and the gradients of the scores, for the kRows rows from
-  // `row` on, whose numbers share words.
+  // Writes the weights and the gradients of the scores, for kRows rows from
+  // `row` on. The numbers of these rows share words.
   void softmax_gradient(const Block& block, int row, float* scores,
                         float* dweights, W* weights_t, W* dscores_t,
                         W* dscores) const {

@@ -3,11 +3,11 @@
 //
 // Products of many rows with panels, for CPUs with few registers.
 //
-// AVX2 has registers for the sums of only three rows, so a product of many rows
-// would read a panel often, and unpack its bfloat16 as often. Instead, a
-// stretch (some rows) of the panel is unpacked to float32, and multiplied by
-// all rows while it is in the L1 cache. Sums add the same terms in the same
-// order as without stretches, and have the same bits.
+// AVX2 has registers for the sums of only three input rows. A product of many
+// input rows would read a panel often, and unpack its bfloat16 as often.
+// Instead, a stretch (some rows of the panel) is unpacked to float32, and is
+// multiplied by all input rows while it is in the L1 cache. Sums add the same
+// terms in the same order as without stretches, and so have the same bits.
 
 #pragma once
 

@@ -23,8 +23,8 @@ constexpr int kLanes = 4;
 #endif
 constexpr int kVectors = 4;  // registers in a row of a panel
 constexpr int kColumns = kVectors * kLanes;
-// Rows whose sums a product keeps in registers at a time: the most that leave
-// registers for the weights.
+// The number of rows whose sums a product keeps in registers at a time: as many
+// as leave registers for the weights.
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -102,8 +102,8 @@ inline Halves to_bfloat16(Floats x) {
 #endif
 }
 
-// Adds x[0] a + x[1] b to each sum, where a and b are the lower and the upper
-// bfloat16 number in the sum's word of w.
+// Adds x[0] a + x[1] b to each sum. The sum's word of w holds two bfloat16
+// numbers: a is the lower half, b the upper half.
 inline Floats add_pairs(Floats sum, const float* x, Words w) {
   return sum + x[0] * (Floats)(w << 16) + x[1] * (Floats)(w & 0xffff0000);
 }

@@ -13,11 +13,10 @@ from palm_mtf._tf import (
 from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.ops.xla import fused, in_xla_computation
 
-# For a CPU that cannot multiply bfloat16, `einsum` and `matmul` compute in
-# float32 and round the result once. Other CPUs get the same numbers, because
-# the product of two bfloat16 numbers is exact in float32, and all CPUs add up
-# in float32. On such a CPU TensorFlow's bfloat16 products are slow, and oneDNN
-# has none.
+# On a CPU that cannot multiply bfloat16, TensorFlow's bfloat16 products are
+# slow, and oneDNN has none. There `einsum` and `matmul` compute in float32 and
+# round the result once. Other CPUs get the same numbers, because the product of
+# two bfloat16 numbers is exact in float32, and all CPUs add up in float32.
 
 
 def is_emulated(x: tf.Tensor) -> bool:
@@ -81,9 +80,10 @@ def _xla_matmul(x, y, transpose_a, transpose_b, dtype):
 
 
 # `packed_matmul` calls oneDNN (TensorFlow's CPU library) by an operation that
-# has no public function. It exists if TensorFlow was built with oneDNN, in the
-# dtypes that the CPU multiplies. Callers check both conditions (`has_kernel`,
-# machine/processors.py), because oneDNN ends the process if it lacks a kernel.
+# has no public function. The operation exists only if TensorFlow was built with
+# oneDNN (`has_kernel`), and only in dtypes that the CPU can multiply
+# (machine/processors.py). Callers check both conditions, because oneDNN ends
+# the process if it lacks a kernel.
 
 
 def has_kernel(name: str) -> bool:
@@ -99,7 +99,7 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     w: [inner, outer], dtype of x.
   """
   # The operation below packs `w` when it first runs and keeps the packed copy,
-  # so that later changes of `w` would have no effect. A plain product packs
+  # so later changes of `w` would have no effect. A plain product packs
   # bfloat16 weights at every call. (TensorFlow's graph rewriting would turn a
   # product with a constant into this operation.)
   value = attr_value_pb2.AttrValue

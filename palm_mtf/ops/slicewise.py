@@ -50,8 +50,8 @@ class ByDevice:
   Attributes:
     anywhere: the function in TensorFlow, for any device.
     native: function in C++ that does the same, or None. Its first argument is
-      the number of threads. It may omit the last outputs; a native function
-      that takes such an output as an argument gets None.
+      the number of threads. It may omit the last outputs. A native function
+      that takes an omitted output as an argument gets None instead.
   """
 
   anywhere: SliceFn

@@ -93,7 +93,7 @@ class SlicedVariable(mtf.Variable):
   ):
     # mtf.Variable's constructor is not called, because it makes a full copy.
     mtf.Operation.__init__(self, [], mesh, name=name)
-    # mtf.Operation has changed the name if another pod's mesh has the name too.
+    # mtf.Operation changes the name if a variable of another pod has it too.
     self._name = name
     self._dtype = mtf.VariableDType(
       stored_dtype, stored_dtype, activation_dtype

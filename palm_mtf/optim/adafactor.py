@@ -305,7 +305,7 @@ def adafactor_updates(
     gradients: gradient of each variable, in its shape, any float dtype.
     scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
     is_finite: whether the step's losses and gradient norm are finite, [] bool;
-      otherwise nothing is updated.
+      if false, nothing is updated.
     config: settings, of which schedules, GRADIENT_CLIP and Z_LOSS are unused.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
@@ -323,11 +323,11 @@ def adafactor_updates(
 
 # The PaLM paper multiplies the learning rate by the root mean square of "the
 # parameter matrix", but does not say what the matrices are. PARAMETER_SCALE
-# chooses: with "variable", each variable is one matrix. PaLM's published
-# inference code has three matrices, which hold the kernels of all layers, and a
-# trainer of these matrices would take one root mean square of each; "stacked"
-# does so, by the names below. The scales of all layers' `norm` are another
-# matrix, and so are the scales of all layers' `mlp_norm`.
+# chooses. With "variable", each variable is one matrix. With "stacked", the
+# matrices are those of PaLM's published inference code, where three matrices
+# hold the kernels of all layers. The table below gives each kernel's matrix.
+# With "stacked", the scales of all layers' `norm` are also one matrix, and so
+# are the scales of all layers' `mlp_norm`.
 _STACKED_WITH = {
   "q": "q_wi",
   "wi_gate": "q_wi",
@@ -367,9 +367,9 @@ def is_decayed(name: str, weight_decay_on: str) -> bool:
 
 def center_of(name: str, norm_scale: str) -> float:
   """Returns the value towards which a parameter decays: 1 or 0."""
-  # Google's published code stores a norm's scale minus 1, and so its optimizer
-  # works on scale - 1. Ours does so if NORM_SCALE is "zero_centered", but
-  # checkpoints always hold the scale itself.
+  # Google's published code stores a norm's scale minus 1, so its optimizer
+  # works on scale - 1. Our optimizer does so if NORM_SCALE is "zero_centered",
+  # but checkpoints always hold the scale itself.
   is_centered = norm_scale == "zero_centered" and parse_name(name).is_scale
   return 1.0 if is_centered else 0.0
 
@@ -388,8 +388,8 @@ class SumOfSquares(NamedTuple):
 
 def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
   """Adds up float32 tensors of one shape in the given order."""
-  # tf.add_n would begin with any term whose buffer nothing else holds. This
-  # term may differ between steps, and with it the last bit of the sum.
+  # tf.add_n would begin with any term whose buffer nothing else holds. Another
+  # step may begin with another term, and differ in the last bit of the sum.
   return tf.reduce_sum(tf.stack(terms), axis=0)
 
 

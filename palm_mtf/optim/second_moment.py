@@ -16,9 +16,9 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
-# The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018), but
-# keeps row and column means, m + n numbers for an m x n matrix. The algorithm's
-# sums would give the same update u.
+# The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018), which
+# keeps sums of rows and columns. This module keeps their means instead, m + n
+# numbers for an m x n matrix; the update u is the same.
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 
@@ -34,7 +34,7 @@ def full_update(g, one_minus_beta2, v):
 
 
 def factored_update(g, one_minus_beta2, row, column):
-  """Returns (u,); `row` and `column` are from `row_and_column_factors`."""
+  """Returns (update u,), from the results of `row_and_column_factors`."""
   del one_minus_beta2  # `row` and `column` include it
   ones = [1] * column.shape.rank
   return (g * tf.reshape(row, [*row.shape, *ones]) * column,)
@@ -83,7 +83,7 @@ class FactoredMoment:
       g: the gradient, laid out, any float dtype.
       clip: factor by which g is multiplied, [] float32.
       one_minus_beta2: 1 - beta2, [] float32.
-      row: r before the step, laid out, float32; the next r has its layout.
+      row: r before the step, laid out, float32; the next r is laid out alike.
       column: c before the step, laid out, float32.
     """
     sums = self._mesh_impl.slicewise(

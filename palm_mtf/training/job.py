@@ -36,8 +36,8 @@ class TrainJob:
   unigram_entropy: float  # of the validation tokens, nats per token
   task_evaluation: "TaskEvaluation | None" = None  # on EVAL_TASKS
   initial_weights: NamedWeights | None = None  # used without a checkpoint
-  # Checkpoint of another run, whose step, weights and optimizer state this run
-  # starts from; None if it starts at step 0.
+  # Checkpoint of another run. This run starts from the checkpoint's step,
+  # weights and optimizer state; None if this run starts at step 0.
   initial_state: Checkpoint | None = None
   rewinds: Sequence[Rewind] = ()  # all, if `checkpoint` lacks the last ones
 

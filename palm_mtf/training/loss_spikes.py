@@ -85,11 +85,11 @@ def _score_rise(x: np.ndarray, floor: float) -> float:
   """
   before, recent = x[:_WINDOW], x[_WINDOW:]
   # A median ignores single bad batches: it rises only if three of the five
-  # numbers are high. The factor 1.4826 turns the median of |x|, x normally
-  # distributed, into the standard deviation of x. While the loss falls, the
-  # median of the first 100 is too high; after a change to larger batches, the
-  # noise is that of the smaller batches, which is too large. Both errors may
-  # hide a spike, but never make noise look like a spike.
+  # numbers are high. If x is normally distributed, the factor 1.4826 turns the
+  # median of |x| into the standard deviation of x. Two errors may hide a spike,
+  # but never make noise look like a spike. While the loss falls, the median of
+  # the first 100 is too high. After a change to larger batches, `noise` is the
+  # noise of the smaller batches, which is too large.
   noise = 1.4826 * np.median(abs(np.diff(before))) / math.sqrt(2)
   rise = np.median(recent) - np.median(before)
   return float(rise / max(noise, floor))

@@ -177,8 +177,8 @@ def _find_features(
     skips: batches to skip.
 
   Returns:
-    ServerFeatures; or only the names of the features if there are no servers,
-    or if a server does not find the tokens that the client has.
+    ServerFeatures if servers can read the batches. Otherwise the names of the
+    features: there are no servers, or a server lacks the client's tokens.
   """
   corpus, sizes = job.corpus, job.config.run.batch_sizes
   names = corpus.batches(sizes, skips).features

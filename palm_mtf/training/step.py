@@ -47,7 +47,7 @@ class TrainStep:
     # If servers read the rows of a step, only the method `losses` feeds rows.
     fed = [*([] if program.servers_read else every), *numbers]
     # Runs the last microbatch of all pods, the exchange of gradients and the
-    # update. A callable returns values in the structure of its first argument.
+    # update. The callable returns a pair: the values of `metrics`, and None.
     self._update = session.make_callable(
       [program.metrics, program.update], fed, accept_options=True
     )

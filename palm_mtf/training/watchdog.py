@@ -62,8 +62,8 @@ class Watchdog:
       start = time.monotonic()
       if self._end.wait(tick):
         return
-      # A much longer tick does not count in full, because Ctrl-Z or a sleeping
-      # machine had suspended the process.
+      # A tick that took much longer does not count in full: the process was
+      # suspended, by Ctrl-Z or because the machine slept.
       self._waited += min(time.monotonic() - start, 2 * tick)
       if self._waited > self._patience:
         self._end_process()

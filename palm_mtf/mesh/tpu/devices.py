@@ -101,9 +101,10 @@ def _box_corners(
 def chips_of_replicas(where: TpuSlice, model_size: int) -> list[_Coordinates]:
   """Returns the coordinates of each device of a mesh, in the mesh's order.
 
-  Devices that differ only in the last axis of the mesh communicate most, many
-  times per layer. They get a box of neighbours if the slice has a box of that
-  size: first the devices of a chip, then chips along x, y and z.
+  Devices whose coordinates differ only on the mesh's last axis communicate
+  most, many times per layer. They get a box of neighbouring chips if the slice
+  has a box of that size. The order in the box: first the devices of a chip,
+  then chips along x, y and z.
 
   Args:
     where: the slice.

@@ -23,7 +23,7 @@ from palm_mtf.mesh.tpu.stacked_variables import cut_stacks
 
 
 class _Sums(NamedTuple):
-  """Sums over all pods that one pod receives; the sums have equal shapes."""
+  """Sums of tensors over all pods, of equal shape, which one pod receives."""
 
   exchanges: Sequence[Exchange]
   # One tensor per device, on the device's host, float32: a stack of one slice
@@ -32,7 +32,7 @@ class _Sums(NamedTuple):
 
 
 class TpuLowering:
-  """Lowers what each `call` needs separately; all calls share the variables."""
+  """Lowers each `call` separately; all calls share the variables."""
 
   def __init__(self, placements: Mapping[mtf.Mesh, TpuPlacement]):
     self._placements = placements
@@ -71,17 +71,18 @@ class TpuLowering:
 
     Args:
       tensors: tensors to fetch in each step, by name, [] float32 or bool. The
-        first step whose "is_finite" is false is the last step.
+        loop ends after the first step in which "is_finite" is false.
       operations: operations of the last round (microbatch) of a step.
       accumulations: operations of each earlier round of a step.
-      rounds: values of all rounds of all steps, [rounds, ...], by the name of
-        the tensor that is imported onto the mesh.
+      rounds: {name of a tensor that is imported onto the mesh: the tensor's
+        values in all rounds of all steps, [rounds, ...]}.
       rounds_per_step: number of rounds in a step.
       num_steps: number of steps to run, [], int32, on the host.
 
     Returns:
-      The number of steps that were run, [] int32; and the tensors of all steps,
-      [steps], by name, which are undefined for steps that were not run.
+      The number of steps that were run, [] int32; and a dict that maps each
+      name in `tensors` to the values in all steps, [steps]. Values of steps
+      that were not run are undefined.
     """
     ((mesh, placement),) = self._placements.items()
     wanted = [*(x.operation for x in tensors.values()), *operations]
@@ -99,8 +100,8 @@ class TpuLowering:
       with placement.import_round(rounds, i * rounds_per_step + last):
         return _pack(_Program(mesh, placement, wanted), tensors)
 
-    # During the loop host and device exchange nothing: the host sends the
-    # inputs of all rounds before the loop, and gets the results after it.
+    # During the loop host and device exchange nothing. The host sends all
+    # inputs before the loop, and gets the results after the loop.
     def computation() -> tuple[list[tf.Tensor], tf.Operation]:
       steps_here = placement.feed([num_steps] * placement.size)
 
@@ -163,8 +164,8 @@ class TpuLowering:
     """Builds the programs that compute gradients, if `wanted` needs sums.
 
     Returns:
-      {mesh of a pod: sums over all pods that the pod's programs read}; {} if
-      `wanted` needs no sums.
+      {mesh of a pod: the sums that the pod's programs read}; {} if `wanted`
+      needs no sums.
     """
     exchanges = collections.defaultdict(list)
     for operation in _find_needed(wanted):

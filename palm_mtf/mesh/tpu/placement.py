@@ -168,11 +168,11 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def import_round(
     self, rounds: Mapping[str, tf.Tensor], index: tf.Tensor
   ) -> Iterator[None]:
-    """Makes imports in the `with` body use the tensors' values of one round.
+    """Makes the `with` body import the values of one round.
 
     Args:
-      rounds: values in all rounds, [rounds, ...], by the name of the tensor
-        that is imported.
+      rounds: {name of an imported tensor: its values in all rounds,
+        [rounds, ...]}.
       index: index of the round, from 0, [], int32.
     """
     self._rounds, self._index = rounds, index
@@ -214,7 +214,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return tf.gather(self._fed_rounds[tf_x.name], self._index)
 
   def _cut_and_feed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
-    """Cuts the last dimensions, `shape`; feeds each device its slice."""
+    """Cuts the last dimensions of tf_x, `shape`; feeds devices the slices."""
     before = tf_x.shape.as_list()[: tf_x.shape.ndims - shape.ndims]
     size = before + self.slice_shape(shape)
     begins = [
@@ -236,7 +236,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       return tpu_ops.tpu_replicated_input(list(values))
 
   def delay(self, x, signal):
-    """Returns x, which is not computed before `signal`."""
+    """Returns x, delayed: it is not computed before `signal` is computed."""
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Tensor]:

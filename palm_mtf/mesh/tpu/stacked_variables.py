@@ -11,12 +11,13 @@ from palm_mtf.mesh.slices import Region, Slice, pad_to, regions_of
 from palm_mtf.ops.variables import Fill, SlicedVariable, make_variable
 from palm_mtf.ops.xla import function
 
-# A pod has thousands of devices and a model a hundred layers, and each variable
-# on each device costs time to make, to pass to every program and to save.
-# Therefore the variables of one kind in all layers are stacked. In a checkpoint
-# each row of a stack is the variable of one layer. A stack has at most
-# _MAX_BYTES, because it is sent as one message, and gRPC counts the bytes of a
-# message in 32 bits.
+# A pod has thousands of devices, and a model has a hundred layers. It takes
+# time to make each variable on each device, to pass it to programs and to
+# save it.
+# Therefore the variables of one kind, such as mlp/wi, are stacked. In a
+# checkpoint each row of a stack is the variable of one layer. A stack has at
+# most _MAX_BYTES, because it is sent as one message, and gRPC counts the bytes
+# of a message in 32 bits.
 _MAX_BYTES = 2**30
 
 _T = TypeVar("_T")
@@ -31,7 +32,7 @@ def cut_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
 def list_stacks(
   variable: SlicedVariable, mesh_impl: mtf.MeshImpl
 ) -> list[Sequence[SlicedVariable]]:
-  """Groups variables of `variable`'s kind into stacks, in layer order."""
+  """Groups the variables of all layers that are like `variable` into stacks."""
   alike = [
     x
     for x in variable.graph.all_variables
@@ -90,7 +91,7 @@ class Stack:
     }
 
   def begin(self, whole: tf.Tensor | None = None) -> None:
-    """Begins a computation, or a part of it, with no row read or set.
+    """Begins a computation or a part of one; forgets all rows read or set.
 
     Args:
       whole: stack at the beginning; None means the TensorFlow variable's value.
