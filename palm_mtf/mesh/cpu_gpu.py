@@ -365,8 +365,7 @@ def reduce_scatter_ring(
   sums = []
   # Part i goes once around the ring, from device i + 1 to device i, and each
   # device adds its own part i. At each hop every device sends and receives one
-  # part.
-  # The order of each sum is fixed, so its bits are always the same.
+  # part. The order of each sum is fixed, so its bits are always the same.
   for part in range(n):
     total = parts[(part + 1) % n][part]
     for distance in range(2, n + 1):

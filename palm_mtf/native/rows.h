@@ -81,8 +81,9 @@ class PreparedRows {
     auto go = [&](auto constant) {
       for (int at = queue.take(size); at < panels; at = queue.take(size)) {
         const int end = std::min(at + size, panels);
-        // If threads are equally fast, they take panels in turn, so that this
-        // thread will read the panel `next` afterwards.
+        // `next` is the panel to prefetch. Threads that are equally fast take
+        // runs of `size` panels in turn, so this thread's next run probably
+        // begins there.
         const int next = std::min(at + num_threads * size, panels - 1);
         multiply_panels<constant()>(rows, num_rows_, kernel, inner, at, end,
                                     next, each);

@@ -113,7 +113,10 @@ class FactoredMoment:
     return tuple(means)
 
   def row_and_column_factors(self, row, column) -> tuple:
-    """Returns 1 / sqrt(r / mean(r)) and 1 / sqrt(c), the factors of g in u."""
+    """Returns 1 / sqrt(r / mean(r)) and 1 / sqrt(c).
+
+    The gradient times both is the update u, before clipping.
+    """
     # If rows are split, the sum of r, one number, is all-reduced.
     total = self._mesh_impl.slicewise(tf.reduce_sum, row)
     total = self._all_reduce(total, self._row_dims)

@@ -66,7 +66,7 @@ class Heartbeat:
     places: Sequence[Sequence[Place]],
     secs: float,
   ):
-    """Asks each server for its incarnation and info.
+    """Asks each server for its incarnation, versions and devices.
 
     Args:
       servers: server processes on this machine, if there are any.
