@@ -216,8 +216,8 @@ def check_vocabulary_given(
   weights: NamedWeights | None, model_dir: str, data: DataConfig
 ) -> None:
   """Raises UserError if a run with initial weights would train a vocabulary."""
-  # A new vocabulary would assign other token ids, but each row of the weights'
-  # embedding belongs to an id of their own vocabulary.
+  # Each row of the initial embedding belongs to a token id of the vocabulary
+  # with which the weights were trained. A new vocabulary assigns other ids.
   own = ModelDir(model_dir).vocabulary
   if not weights or data.vocabulary is not None or os.path.exists(own):
     return

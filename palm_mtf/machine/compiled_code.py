@@ -34,7 +34,7 @@ _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
 # With both flags, TensorFlow compiles CPU operations with XLA even where no
 # code asks for it.
-_COMPILES_ALONE = (
+_COMPILES_FOR_CPUS = (
   re.compile(r"--tf_xla_auto_jit=(1|2|fusible)(\s|$)"),
   re.compile(r"--tf_xla_cpu_global_jit(=1|=true)?(\s|$)"),
 )
@@ -54,10 +54,10 @@ def check_xla_flags(num_devices: int) -> None:
     num_devices: number of virtual CPU devices of a process.
   """
   flags = os.environ.get(_VARIABLE, "")
-  # With both flags of _COMPILES_ALONE, TensorFlow puts operations of several
+  # With both flags of _COMPILES_FOR_CPUS, TensorFlow puts operations of several
   # devices into one XLA program, which fails when it runs ("Multiple CPU
   # devices").
-  if num_devices > 1 and all(x.search(flags) for x in _COMPILES_ALONE):
+  if num_devices > 1 and all(x.search(flags) for x in _COMPILES_FOR_CPUS):
     raise UserError(
       f"{_VARIABLE} = {shown(flags)}: TensorFlow cannot compile for the "
       f"{num_devices:,} CPU devices of one process; remove "
