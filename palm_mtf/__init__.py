@@ -14,7 +14,7 @@ def gin_path() -> str:
   """Returns the folder of the gin files that come with palm_mtf.
 
   After `gin.add_config_file_search_path(palm_mtf.gin_path())`, gin finds the
-  files that recipes name in `include`, such as "models/palm_8b.gin".
+  files that recipes include, such as "models/palm_8b.gin".
   """
   return os.path.join(os.path.dirname(os.path.abspath(__file__)), "gin")
 

@@ -38,10 +38,9 @@ class _NewNameLoader:
     self._new_name = new_name
 
   def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-    """Returns None, so that Python makes an empty module itself."""
+    """Lets Python make an empty module."""
 
   def exec_module(self, module: types.ModuleType) -> None:
-    """Imports the module by its new name, and registers it by its old name."""
     old_name = module.__name__
     warnings.warn(
       f"{old_name} is now {self._new_name}; import it by this name, because "
@@ -49,6 +48,5 @@ class _NewNameLoader:
       DeprecationWarning,
       stacklevel=2,
     )
-    # Replace the empty module, because `import` returns the entry in
-    # sys.modules.
+    # `import` returns the entry in sys.modules, so replace the empty module.
     sys.modules[old_name] = importlib.import_module(self._new_name)

@@ -37,8 +37,7 @@ if is_owned():
 share_compiled_code(tf.io.gfile)
 
 
-# A context manager whose body runs eagerly even in a tf.Graph, for SeqIO's
-# code.
+# Runs its body eagerly even in a tf.Graph, for SeqIO's code.
 eager_mode = context.eager_mode
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log lines and a progress bar on stderr; stdout is for results.
 
-Control characters in texts, which might for example set a terminal's clipboard,
-are escape in log lines, and in results if stdout is a terminal. If results
-cannot be written to stdout, for example to a full disk, that is an error.
+Control characters, which might for example set a terminal's clipboard, are
+escaped in log lines, and also in results if stdout is a terminal. It is an
+error if results cannot be written, for example because the disk is full.
 
 2026-11-22 11:28:15 palm_mtf: step 100/600  loss 5.211
 2026-11-22 11:28:31 palm_mtf: warning: 2 of 4 files left out
@@ -32,10 +32,7 @@ def escape(text: str) -> str:
 
 
 class _Results:
-  """A text stream that escapes control characters if it is a terminal.
-
-  If a write fails, it raises UserError.
-  """
+  """A stream that escapes text for a terminal; UserError if a write fails."""
 
   def __init__(self, stream: TextIO):
     self._stream = stream
@@ -57,8 +54,7 @@ class _Results:
     except BrokenPipeError:  # the reader of stdout has read enough
       raise
     except OSError as error:
-      # Discard the rest of the buffer: Python writes it at its exit, which
-      # would fail again.
+      # Discard the buffer: Python writes it at exit, which would fail again.
       os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
       raise UserError(
         f"stdout cannot be written: {error.strerror}; send the results to a "
@@ -73,10 +69,10 @@ class _Results:
 def results_on_stdout() -> Iterator[None]:
   """If stdout is a terminal, escapes control characters that the body prints.
 
-  If stdout is a pipe or a file, it gets every character unchanged.
+  A pipe or a file gets every character unchanged.
 
   Raises:
-    UserError: if stdout cannot be written, for example to a full disk.
+    UserError: stdout cannot be written, for example because the disk is full.
   """
   results = _Results(sys.stdout)
   with contextlib.redirect_stdout(results):
@@ -97,17 +93,16 @@ def configure_logging() -> None:
   _repair_streams()
   logger = logging.getLogger("palm_mtf")
   logger.setLevel(logging.INFO)
-  # Do not propagate records to the root logger: its handlers, such as absl's,
-  # would print the records again.
+  # Handlers of the root logger, such as absl's, would print each record again.
   logger.propagate = False
-  logger.addHandler(_HANDLER)  # has no effect in a second call
+  logger.addHandler(_HANDLER)  # no effect in a second call
 
 
 def _repair_streams() -> None:
   """Opens closed standard streams, and makes writes to stderr never fail."""
   # Open /dev/null for each closed stream, in the order of their descriptors, 0
-  # to 2. A stream left closed would be a risk: the next opened file, perhaps a
-  # checkpoint, would get descriptor 2, and C++ code would log into that file.
+  # to 2. Otherwise the next opened file, perhaps a checkpoint, would get
+  # descriptor 2, and C++ code would log into that file.
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     stream = getattr(sys, name)
     if stream is None:
@@ -115,8 +110,8 @@ def _repair_streams() -> None:
     elif stream is not getattr(sys, f"__{name}__"):
       continue
     elif name == "stdin":
-      # Read stdin as UTF-8 in any locale, as files are read. An invalid byte
-      # becomes half of a surrogate pair, which is_text in user_text.py rejects.
+      # Read stdin as UTF-8 in any locale, like files. An invalid byte becomes
+      # half of a surrogate pair, which user_text.py rejects.
       with contextlib.suppress(io.UnsupportedOperation):  # already read from
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     else:
@@ -138,7 +133,6 @@ class _Dropping(io.FileIO):
   """A file that ignores failed writes."""
 
   def write(self, content: bytes) -> int:
-    """Writes `content`; if that fails, returns as if all were written."""
     with contextlib.suppress(OSError):
       if (written := super().write(content)) is not None:
         return written
@@ -149,14 +143,13 @@ class _StderrHandler(logging.Handler):
   """A log handler that writes time, program, level and message to stderr."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    """Writes a record, or drops it if stderr is closed."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
     is_progress = record.levelno <= logging.INFO
     level = "" if is_progress else f"{record.levelname.lower()}: "
     line = f"{stamp} palm_mtf: {level}{escape(self.format(record))}\n"
     with contextlib.suppress(ValueError):
-      # Look up sys.stderr for each record: while rich shows a progress bar, it
-      # replaces sys.stderr by a stream that writes above the bar.
+      # Look up sys.stderr for each record: while rich shows a progress bar,
+      # sys.stderr is a stream that writes above the bar.
       sys.stderr.write(line)
       sys.stderr.flush()
 
@@ -168,7 +161,7 @@ _HANDLER = _StderrHandler()
 def progress_bar(
   description: str, total: int | None, *, counted: str = "bytes"
 ) -> Iterator[Callable[[int], None]]:
-  """Shows a progress bar while the body runs, if stderr is a terminal.
+  """If stderr is a terminal, shows a progress bar while the body runs.
 
   Args:
     description: text in front of the bar.
@@ -176,7 +169,7 @@ def progress_bar(
     counted: unit of the amounts, "bytes" or another plural noun.
 
   Yields:
-    A function that takes an amount and adds it to the work done.
+    A function that adds an amount to the work done.
   """
   from rich import progress
   from rich.console import Console

@@ -3,8 +3,8 @@
 """The exceptions that the command line expects, and checks of settings.
 
 The message of a `UserError` says in one line what was given, the rule that is
-broken and the fix. The command line prints it without a traceback and exits
-with 2. `StoppedError` ends a command that a signal stopped. Every other
+broken and the fix. The command line prints the message without a traceback and
+exits with 2. `StoppedError` ends a command that a signal stopped. Every other
 exception is a bug of palm_mtf and exits with 1.
 """
 
@@ -26,7 +26,6 @@ class StoppedError(Exception):
   """
 
   def __init__(self, signal_name: str):
-    """Takes the name of the signal, such as "SIGINT"."""
     super().__init__(signal_name)
     self.exit_code = 128 + signal.Signals[signal_name]
 
@@ -41,11 +40,8 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-  """Returns ' (did you mean "x"?)' for the most similar known name.
-
-  Returns '' if no known name is similar.
-  """
-  # Cut the name: comparing a long one takes long, and known names are shorter.
+  """Returns ' (did you mean "x"?)' for the most similar name; or ''."""
+  # Truncate: comparing a long name is slow, and known names are shorter.
   nearest = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
   return f' (did you mean "{nearest[0]}"?)' if nearest else ""
 
@@ -65,7 +61,7 @@ def check_count(
 ) -> None:
   """Raises UserError unless `value` is an integer from `minimum` to `maximum`.
 
-  The default maximum is the largest int64, in which counts are stored.
+  The default maximum is the largest int64, because counts are stored as int64.
   """
   if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
     raise UserError(

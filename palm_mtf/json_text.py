@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes JSON as the standard defines it.
 
-Python's own `json.dumps` writes NaN and Infinity, which are not JSON, so that
+`json.dumps` of Python writes NaN and Infinity, which are not JSON, so that
 programs in other languages refuse the whole line.
 """
 
@@ -21,18 +21,17 @@ def json_text(
 
   Args:
     value: a value that `json.dumps` accepts, given `default`.
-    indent: spaces per level, or None for one line.
+    indent: spaces per level; None for one line.
     default: function that converts a value of a type that JSON lacks; if given,
       keys of such types are converted by str().
 
   Raises:
-    TypeError: if JSON lacks the type of a value, and `default` is None.
+    TypeError: JSON lacks the type of a value, and `default` is None.
   """
   return json.dumps(_to_finite(value, default), indent=indent, allow_nan=False)
 
 
 def _to_finite(value: object, default: Callable[[object], object] | None):
-  """Returns a copy in which None replaces NaN and infinite numbers."""
   if isinstance(value, dict):
     return {
       _convert_key(k, default): _to_finite(x, default) for k, x in value.items()

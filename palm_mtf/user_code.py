@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls the user's own code: modules and functions that gin files name.
 
-Text that such code prints goes to stderr, because stdout is for results. An
-exception becomes one line, which names the exception and the user's line that
-was running.
+Text that this code prints goes to stderr, because stdout is for results. An
+exception becomes one line, which names the exception and the line of the user's
+code that raised it.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from palm_mtf.errors import UserError
 _MOST_SHOWN = 400  # characters of a message
 _STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
-# Folders of palm_mtf's own code; tasks/ is next to the package in a checkout.
+# Folders of our code; tasks/ is next to the package in a checkout.
 _OWN = (f"{_PACKAGE}/", f"{os.path.dirname(_PACKAGE)}/tasks/")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/__autograph_generated")
-# Gin's function that raises a user's exception again with a longer message, as
-# an instance of a new class.
+# Gin's function that raises a user's exception again, as an instance of a new
+# class with a longer message.
 _GIN_WRAPPER = "augment_exception_message_and_reraise"
-# Text that TensorFlow adds to the error message of a Python function it called.
+# Text that TensorFlow adds to the message of an error in a Python function.
 _TENSORFLOW = re.compile(
   r"\{\{function_node .*?\}\}\s*|\n\s*\[\[\{\{node .*|\s*\[Op:.*"
   r"|Error in user-defined function passed to \w+:\d+ transformation with "
@@ -58,14 +58,13 @@ class _Frame(NamedTuple):
 def user_code(where: str) -> Iterator[None]:
   """Turns exceptions of the body, which calls the user's code, into UserError.
 
-  What the body prints goes to stderr. KeyboardInterrupt passes unchanged,
-  because the user may have pressed Ctrl-C.
+  What the body prints goes to stderr. KeyboardInterrupt passes unchanged.
 
   Args:
     where: name of the user's code, for messages, such as "TASK: my_task".
 
   Raises:
-    UserError: if the body raises any other exception, including SystemExit.
+    UserError: the body raises any other exception, including SystemExit.
   """
   with _PRINTS_TO_STDERR:
     try:
@@ -74,8 +73,8 @@ def user_code(where: str) -> Iterator[None]:
       raise
     except BaseException as error:
       cause = _find_cause(error)
-      # If the Python generator of a tf.data dataset raised a UserError, that
-      # error's message is only in the text of TensorFlow's error.
+      # A UserError from the Python generator of a tf.data dataset is only in
+      # the text of TensorFlow's error.
       own = re.search(r"UserError: (.*)", _to_text(cause))
       if own or isinstance(cause, UserError):
         raise UserError(own[1] if own else str(cause)) from error
@@ -112,8 +111,7 @@ def _find_cause(error: BaseException) -> BaseException:
     seen.add(id(error))
     frames = _list_frames(error)
     by_gin = _GIN_WRAPPER in type(error).__str__.__qualname__ or (
-      # Gin failed to make an instance of the new class, and the failure itself
-      # was raised.
+      # Gin failed to make an instance of the new class.
       bool(frames) and frames[-1].function == _GIN_WRAPPER
     )
     inner = error.__context__ if by_gin else error.__cause__
@@ -139,15 +137,15 @@ def _to_text(error: BaseException) -> str:
 
 
 def _last_frame(error: BaseException, text: str) -> _Frame | None:
-  """Returns the innermost frame that is in the user's code, or None."""
-  # If TensorFlow called the user's function, only the message has its frames.
+  """Returns the innermost frame of the user's code, or None."""
+  # Frames of a function that TensorFlow called are only in the message.
   named = [_Frame(*found) for found in _FRAME.findall(text)]
   users = [frame for frame in [*_list_frames(error), *named] if frame.is_users]
   return users[-1] if users else None
 
 
 class _PrintsToStderr:
-  """Redirects all threads' stdout to stderr while the body runs; reentrant."""
+  """Redirects all threads' stdout to stderr in the body; reentrant."""
 
   def __init__(self):
     self._lock = threading.Lock()

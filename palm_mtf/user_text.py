@@ -41,10 +41,10 @@ _OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".z")
 _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # Errors for missing, unreadable, truncated and damaged files.
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
-# The first bytes of files in formats that are not accepted as text. UTF-32
-# comes first, because its little-endian byte order mark begins with UTF-16's.
-# No UTF-8 text begins with these bytes. A UTF-8 text could begin with the bytes
-# of a bzip2 file (_BZ2), but they are too many to occur by chance.
+# The first bytes of files that are not plain UTF-8 text. UTF-32 comes first,
+# because its little-endian byte order mark begins with UTF-16's. No UTF-8 text
+# begins with these bytes. A UTF-8 text could begin with _BZ2, the first bytes
+# of a bzip2 file, but not by chance.
 _FORMATS = {
   codecs.BOM_UTF32_LE: "UTF-32",
   codecs.BOM_UTF32_BE: "UTF-32",
@@ -88,8 +88,7 @@ def read_bytes(path: str, what: str) -> bytes:
     what: the setting and its file, for the beginning of messages.
 
   Raises:
-    UserError: if the file cannot be read, is a folder or a device, or is
-      damaged.
+    UserError: the file cannot be read, is a folder or a device, or is damaged.
   """
   try:
     with _open(path, what) as file:
@@ -111,8 +110,8 @@ def read_text(
     keeps_mark: whether to keep a byte order mark at the start of the text.
 
   Raises:
-    UserError: if the file cannot be read, is damaged, is not a file of text, or
-      is empty although `needed` is given.
+    UserError: the file cannot be read, is damaged or not text, or is empty
+      although `needed` is given.
   """
   content = read_bytes(path, what)
   _check_beginning(content, what)
@@ -128,17 +127,11 @@ def read_lines(
 ) -> Iterator[tuple[int, str, str]]:
   """Yields each line's number from 1, its place for messages, and its text.
 
-  Empty lines at the end of the file are left out.
-
-  Args:
-    path: path of the file; "-" is stdin.
-    what: the setting and its file, for the beginning of messages.
-    needed: advice for messages if the file has no lines, such as "write one
-      prompt per line".
+  Empty lines at the end of the file are left out. Arguments are those of
+  `read_text`.
 
   Raises:
-    UserError: if the file cannot be read, is damaged, is not a file of text, or
-      has no lines.
+    UserError: the file cannot be read, is damaged or not text, or has no lines.
   """
   lines = split_lines(read_text(path, what, needed))
   while lines and not lines[-1]:
@@ -171,8 +164,8 @@ def read_json_lines(
     needed: advice for messages if all lines are blank; None to permit that.
 
   Raises:
-    UserError: if the file cannot be read, is damaged, or is a folder or a
-      device, or if a line is not a JSON object.
+    UserError: the file cannot be read, is damaged, a folder or a device, or a
+      line is not a JSON object.
   """
   number, is_blank = 0, True
   try:
@@ -200,8 +193,7 @@ def check_text(value: object, what: str, fix: str) -> str:
     fix: advice for messages about a value of another type.
 
   Raises:
-    UserError: if `value` is not a text, or has a NUL or half of a surrogate
-      pair.
+    UserError: `value` is not a text, or has a NUL or half of a surrogate pair.
   """
   if not isinstance(value, str):
     raise UserError(f"{what} is {short_json(value)}, not a text; {fix}.")
@@ -230,7 +222,7 @@ def is_text(value: str) -> bool:
 
 
 def short_json(value: object) -> str:
-  """Returns a value as JSON for a message, cut to at most 40 characters."""
+  """Returns a value as JSON for a message, truncated to 40 characters."""
   text = json.dumps(value)
   return text if len(text) <= 40 else f"{text[:36]} ..."
 
@@ -250,8 +242,8 @@ def _open(path: str, what: str) -> Iterator[BinaryIO]:
   if stat.S_ISDIR(mode):
     raise UserError(f"{what}: is a folder; name a file in it.")
   with _OPENERS[compression_of(path)](path, "rb") as content:
-    # A device such as /dev/zero has no end. A terminal is permitted, because
-    # the user ends its text with Ctrl-D.
+    # A device such as /dev/zero has no end, but the user ends the text of a
+    # terminal with Ctrl-D.
     is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
     if is_device and not os.isatty(content.fileno()):
       raise UserError(f"{what}: is a device; name a file of text.")
@@ -290,16 +282,12 @@ def _check_beginning(content: bytes, what: str) -> None:
 def _decode(content: bytes, what: str, number: int = 1) -> str:
   """Decodes UTF-8; raises UserError with the place of an invalid byte.
 
-  Args:
-    content: the bytes.
-    what: the setting and its file, for the beginning of messages.
-    number: number of the first line of `content` in its file.
+  `number` is the number of the first line of `content` in its file.
   """
   try:
     if b"\0" not in content:
       return content.decode("utf-8")
-    # The file may be UTF-16 without a byte order mark, which has a NUL in each
-    # ASCII character.
+    # In UTF-16 without a byte order mark, each ASCII character has a NUL.
     position, why = content.index(b"\0"), "a NUL"
     fix = "leave it out, or convert the file from UTF-16 to UTF-8"
   except UnicodeDecodeError as error:

@@ -1,16 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an architecture determines: its parameters and attention blocks.
+"""Names, shapes and numbers of parameters; blocks of attention.
 
-Parameters have these names, which are the schema of checkpoints:
+Checkpoints have parameters of these names:
 
-embedding               the tied table, [vocab, d_model]
-layer_007/attention/q   a kernel of a layer
-layer_007/norm/scale    the scale of a layer's norm
+embedding               the table of input and output embeddings (tied)
+layer_007/attention/q   a kernel
+layer_007/norm/scale    the scale of a norm
 final_norm/scale        the scale of the last norm
 
-Mesh TensorFlow's layers end their names with the same words ("q", "embedding"):
-"encoder/block_000/layer_000/SelfAttention/q", "shared/embedding".
+Names in Mesh TensorFlow's own layers end with the same words, such as
+"encoder/block_000/layer_000/SelfAttention/q" and "shared/embedding".
 """
 
 import dataclasses
@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from palm_mtf.config import PalmConfig
 
-# Layer numbers have at least three digits, so that names sort by layer up to
-# layer 999.
+# Zero-padded to three digits, numbers sort as text, up to layer 999.
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
 
 
@@ -31,8 +30,8 @@ class ParameterName(NamedTuple):
 
   Attributes:
     layer: number of the layer, from 0; None for a parameter outside the layers.
-    part: name within the layer, "attention/q"; the whole name for a parameter
-      outside the layers.
+    part: name within the layer, such as "attention/q"; the whole name for a
+      parameter outside the layers.
   """
 
   layer: int | None
@@ -41,7 +40,7 @@ class ParameterName(NamedTuple):
   @property
   def kind(self) -> str:
     """Kind of parameter: in PaLM "embedding", "norm", "attention" or "mlp"."""
-    first = self.part.partition("/")[0]  # "norm", "mlp_norm", "final_norm", ...
+    first = self.part.partition("/")[0]  # for a norm: "norm", "mlp_norm", ...
     return "norm" if first.endswith("norm") else first
 
   @property
@@ -96,17 +95,14 @@ def attention_blocks(length: int) -> list[tuple[int, int]]:
 
 
 def num_keys(end: int, length: int, has_prefix: bool) -> int:
-  """Returns how many keys, from position 0 on, a block of queries reads.
-
-  A block reads keys up to its own end, because the causal mask hides all later
-  keys. With a prefix a block reads all keys, because the prefix may continue
-  after the block.
+  """Returns the number of keys, from position 0, that a block of queries reads.
 
   Args:
-    end: first position after the block.
+    end: first position after the block; the causal mask hides keys from here
+      on.
     length: number of positions in a sequence.
-    has_prefix: whether a sequence starts with inputs that attend to one another
-      in both directions.
+    has_prefix: whether the sequence is a prefix LM's; if so, a block reads all
+      keys, because the prefix may continue after the block.
   """
   return length if has_prefix else end
 
@@ -121,7 +117,7 @@ def largest_block_pairs(length: int, has_prefix: bool = False) -> int:
   return max(_block_pairs(length, has_prefix))
 
 
-@functools.cache  # a search over layouts calls it many thousand times
+@functools.cache  # because a search over layouts makes thousands of calls
 def _block_pairs(length: int, has_prefix: bool) -> list[int]:
   return [
     (end - begin) * num_keys(end, length, has_prefix)
@@ -130,8 +126,7 @@ def _block_pairs(length: int, has_prefix: bool) -> list[int]:
 
 
 def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
-  """Returns {parameter: its shape}, in the order of their creation."""
-  # {"embedding": (vocab, d_model), "layer_000/norm/scale": (d_model,), ...}
+  """Returns {name of a parameter: shape}, in the order of creation."""
   sizes = {
     "vocab": config.vocab_size,
     "d_model": config.d_model,
@@ -148,11 +143,10 @@ def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
 def distinct_parameters(
   config: PalmConfig,
 ) -> list[tuple[str, tuple[int, ...], int]]:
-  """Returns (name, shape, count) for parameters in layer 0 and outside layers.
+  """Returns (name, shape, count) of parameters; layer 0 stands for all layers.
 
-  All layers have the same shapes, so layer 0 stands for all layers: `count` is
-  the number of layers for a parameter in layer 0, and 1 for other parameters.
-  The result is equally long for any number of layers.
+  All layers have equal shapes, so `count` is the number of layers for a
+  parameter in layer 0, and 1 for a parameter outside the layers.
   """
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
@@ -162,7 +156,7 @@ def distinct_parameters(
 
 
 def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
-  """Returns {parameter: names of its dimensions}, in the order of creation."""
+  """Returns {name of a parameter: its dimensions}, in the order of creation."""
   dims = {"embedding": ("vocab", "d_model")}
   for layer in range(config.num_layers):
     for name, layer_dims in _layer_dims(config).items():
@@ -195,9 +189,6 @@ def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
 
 def count_parameters(config: PalmConfig) -> int:
   """Returns the number of parameters without norm scales (PaLM, Table 1)."""
-  # vocab d_model + num_layers (2 d_model heads d_kv     q and o
-  #                             + 2 d_model d_kv         k and v
-  #                             + 3 d_model d_ff)        wi_gate, wi and wo
   return _count(config, scales=False)
 
 

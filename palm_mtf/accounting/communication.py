@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication in a step: bytes and seconds, within a pod and between pods.
 
-On a torus, a mesh axis uses the links of the torus dimensions that it spans; a
-dimension without wrap-around has half the bandwidth. On a switch, a device uses
-all its links; devices on different switches communicate over the network.
+On a torus (TPUs), a mesh axis uses the links of the torus dimensions that it
+spans; a dimension without wrap-around has half the bandwidth. On a switch
+(GPUs), a device uses all its links; devices on different switches communicate
+over the network.
 
 Collectives are counted for steps without dropout and without loss weights.
 """
@@ -35,10 +36,10 @@ from palm_mtf.config.tpu_slice import tpu_slice
 _FLOAT32 = DTYPE_BYTES["float32"]
 # Pods exchange three sums over tokens: loss weights, nats and log(z)^2.
 _TOKEN_SUMS = 3
-# With N parameters, the backward pass is 4 N of the 6 N FLOPs per token.
+# Of the 6 N FLOPs per token (N parameters), the backward pass takes 4 N.
 _BACKWARD_SHARE = 4 / 6
-# A step waits for the link's delay this many times: for the client's request to
-# the remote pod, then for the last gradient, then for the reply to the client.
+# Messages whose delays add up in a step: the client's request to the remote
+# pod, then the last gradient, then the reply to the client.
 _MESSAGES = 3
 
 
@@ -52,8 +53,6 @@ class Link:
 
 def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
   """Returns the bytes that all pods together send each other in a step."""
-  # Each pod sends each other pod its gradients, and each of its devices sends
-  # _TOKEN_SUMS numbers.
   to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * DTYPE_BYTES["float32"]
   return pods.num_pods * (pods.num_pods - 1) * to_each
@@ -64,13 +63,12 @@ def sent_bytes(
 ) -> dict[str, int]:
   """Returns the bytes of gradients that a pod sends to one other pod.
 
-  Keys are parameters' names. Layer 0 stands for all layers: the value of a
+  Keys are names of parameters. Layer 0 stands for all layers, so the value of a
   parameter in layer 0 is the sum over all layers.
   """
   width = DTYPE_BYTES[pods.dcn_dtype]
-  # Devices that hold the same slice divide the slice into parts, and each sends
-  # one part to its counterpart in the other pod. Parts are padded to equal
-  # sizes.
+  # Devices that hold the same slice divide it into parts, padded to equal
+  # sizes. Each device sends its part to one device of the other pod.
   return {
     name: mesh.num_devices * -(-each.size // each.num_replicas) * width * n
     for name, each, n in distinct_slices(config, mesh)
@@ -80,10 +78,9 @@ def sent_bytes(
 def exchange_secs(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
 ) -> tuple[float, float]:
-  """Returns the seconds in which a pod sends its gradients to all other pods.
+  """Returns the seconds in which a pod sends gradients to all other pods.
 
-  The first number is for the embedding's gradient, the second for all other
-  gradients.
+  The first number is for the embedding, the second for all other parameters.
   """
   sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
@@ -104,18 +101,16 @@ def step_secs(
 
   Args:
     config: architecture.
-    mesh: devices, layout rules and microbatches of each pod.
+    mesh: mesh of each pod.
     pods: number of pods, and DCN_DTYPE.
     compute_secs: seconds of a step if pods send each other nothing.
     link: each pod's link to the other pods.
-    overlaps: whether gradients are sent during the backward pass; otherwise
-      they are sent after it.
+    overlaps: whether gradients are sent during the backward pass of the last
+      microbatch; otherwise they are sent after it.
   """
   embedding_secs, others_secs = exchange_secs(config, mesh, pods, link)
-  # Gradients are sent while the last microbatch's backward pass computes
-  # gradients of earlier layers. The first layer reads the embedding, so the
-  # embedding's gradient is ready only at the end, and no computation hides the
-  # time to send it.
+  # The embedding's gradient is ready only at the end of the backward pass, so
+  # no computation hides the time to send it.
   backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
   if not overlaps:
     backward_secs = 0.0
@@ -125,8 +120,6 @@ def step_secs(
 
 @dataclasses.dataclass
 class _Traffic:
-  """Sums up the bytes of collectives, by kind of collective and mesh axes."""
-
   mesh: MeshLayout
   bytes_moved: collections.Counter = dataclasses.field(
     default_factory=collections.Counter
@@ -139,18 +132,18 @@ class _Traffic:
     num_bytes: int,
     times: int = 1,
   ) -> None:
-    """Adds `times` collectives over the mesh axes `axes`.
+    """Adds the bytes of `times` collectives over `axes`, for all devices.
 
-    `num_bytes` is the size, on each device, of an all-gather's output or of the
-    input of other collectives.
+    `num_bytes` is the size, on each device, of an all-gather's output or of
+    another collective's input.
     """
     sizes = self.mesh.axes
     axes = tuple(a for a in sizes if a in axes and sizes[a] > 1)
     n = math.prod(sizes[axis] for axis in axes)
     if n == 1 or not times:
       return
-    # As in mesh/traffic.py: each of n devices sends (n - 1) / n of the
-    # tensor; an all-reduce counts as a reduce-scatter and an all-gather.
+    # Each of the n devices along `axes` sends (n - 1) / n of the tensor. An
+    # all-reduce is a reduce-scatter and an all-gather.
     each = (n - 1) * num_bytes * (2 if kind == "all_reduce" else 1)
     groups = self.mesh.num_devices // n
     self.bytes_moved[kind, axes] += groups * each * times
@@ -166,8 +159,8 @@ def step_bytes(
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
   """Returns the bytes that a pod's devices together send each other in a step.
 
-  Keys are the kind of collective ("all_reduce", "reduce_scatter" or
-  "all_gather") and its mesh axes, in the order of MESH_SHAPE.
+  A key is a kind of collective ("all_reduce", "reduce_scatter" or "all_gather")
+  and its mesh axes, in the order of MESH_SHAPE.
   """
   axes = mesh.rules
   micro_batch_size = pod_batch_size // mesh.num_microbatches
@@ -178,9 +171,9 @@ def step_bytes(
   _add_stored(traffic, axes, config)
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
-  # Gradients are all-reduced once per step. If d_model_stored and the batch are
-  # split over the same axis, each microbatch has already reduce-scattered
-  # gradients over this axis (counted above).
+  # Gradients are all-reduced once per step. If one axis splits d_model_stored
+  # and the batch, each microbatch reduce-scatters its gradients over this axis
+  # instead (counted above).
   for name, each, count in distinct_slices(config, mesh):
     width = gradient_bytes(name, config, mesh)
     summed = _summed_axes(name, axes, config)
@@ -200,8 +193,8 @@ def _summed_axes(
 ) -> set[str]:
   """Returns the mesh axes over which devices sum a parameter's gradient."""
   dims = ["batch"]
-  # If heads share k and v, a device computes the gradients of k and v from its
-  # own heads only, so these gradients are summed over the axis of heads too.
+  # In multi-query attention, a device computes the gradients of k and v from
+  # its own heads only, so these gradients are summed over `heads` too.
   shared = parse_name(name).part in ("attention/k", "attention/v")
   if shared and config.attention == "multi_query":
     dims.append("heads")
@@ -211,7 +204,7 @@ def _summed_axes(
 def _add_activations(
   traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig, tokens: int
 ) -> None:
-  """Adds collectives on activations of a microbatch of `tokens` per device."""
+  """Adds the activations' collectives; a microbatch has `tokens` per device."""
   width = DTYPE_BYTES[config.activation_dtype]
   heads, d_ff, vocab, residual = (
     axes.get(dim) for dim in ("heads", "d_ff", "vocab", "d_model_residual")
@@ -220,23 +213,23 @@ def _add_activations(
   layers = config.num_layers
   again = layers if config.remat == "layer" else 0
 
-  # Attention and MLP each end in a sum over the mesh axis that splits them: a
-  # reduce-scatter if the same axis splits the residual stream, else an
-  # all-reduce.
+  # A branch (attention or MLP) ends in a sum over the axis that splits its
+  # heads or d_ff: a reduce-scatter if this axis also splits the residual
+  # stream, otherwise an all-reduce.
   def add_ends(axis, times):
     kind = "reduce_scatter" if axis == residual else "all_reduce"
     traffic.add(kind, (axis,), of_stream, times)
 
   is_parallel = config.block == "parallel"
-  # The forward pass sums at the end of each branch (attention or MLP), the
-  # backward pass where the branch begins. A parallel block needs only one sum
-  # for both branches if one axis splits both.
+  # The forward pass sums at the end of each branch, the backward pass at its
+  # start. If one axis splits both branches of a parallel block, they share the
+  # sum.
   if is_parallel and heads == d_ff:
     add_ends(heads, layers)
     traffic.add("all_reduce", (heads,), of_stream, layers)
   elif is_parallel:
-    # If different axes split the branches, each branch's sum is all-reduced
-    # before the two sums are added.
+    # Different axes split the branches, so each branch is all-reduced before
+    # the two are added.
     for axis in (heads, d_ff):
       traffic.add("all_reduce", (axis,), of_stream, 2 * layers)
   else:
@@ -247,10 +240,9 @@ def _add_activations(
   add_ends(vocab, 1)  # embedded tokens
   traffic.add("all_reduce", (vocab,), of_stream)  # backward, from the logits
   traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # softmax
-  # If an axis splits the residual stream, the stream is gathered where a branch
-  # begins: in the forward pass, in the forward pass that REMAT repeats, and in
-  # the backward pass. The forward pass also gathers it for the final norm, and
-  # the backward pass for the embedding.
+  # A split residual stream is gathered before each norm: in the forward pass,
+  # in its repetition by REMAT, and in the backward pass. Two more gathers are
+  # for the final norm and, in the backward pass, for the embedding.
   norms = 1 if is_parallel else 2
   gathers = norms * (2 * layers + again) + 2
   traffic.add("all_gather", (residual,), of_stream, gathers)
@@ -259,11 +251,11 @@ def _add_activations(
 def _add_stored(
   traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig
 ) -> None:
-  """Adds collectives on weights, if a rule for d_model_stored splits them."""
+  """Adds the collectives on weights whose d_model_stored is split."""
   stored = axes.get("d_model_stored")
   if stored is None:
     return
-  # After the gather, a device's slice of a weight has the whole d_model.
+  # The layout of gathered weights: d_model is whole.
   rules = {k: v for k, v in axes.items() if k != "d_model_stored"}
   text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
   whole = dataclasses.replace(traffic.mesh, layout=text)
@@ -271,7 +263,7 @@ def _add_stored(
     is_scale = parse_name(name).is_scale
     width = DTYPE_BYTES["float32" if is_scale else config.activation_dtype]
     num_bytes = width * each.size
-    # A kernel is gathered for the forward pass and for the backward pass, the
+    # A kernel is gathered for the forward and for the backward pass, and the
     # embedding for each of its two uses. A norm scale is gathered once and kept
     # for the backward pass, unless REMAT recomputes its layer.
     is_kept = is_scale and (
@@ -298,14 +290,14 @@ def _add_exchanged(
   """
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
-  # Devices with the same slice divide the slice into parts, padded to equal
-  # sizes. Along some axes devices have equal gradients, so that each device can
-  # take its part without a message. The loop begins with these axes.
+  # Devices that hold the same slice divide it into parts, padded to equal
+  # sizes. Axes that need no sum come first: there, a device takes its part of
+  # equal gradients without a message, so later reduce-scatters move less.
   numbers = each.num_replicas * -(-each.size // each.num_replicas)
   for axis in sorted(replicated, key=lambda axis: axis in summed):
     if axis in summed:
       traffic.add("reduce_scatter", (axis,), width * numbers, count)
-    # After the sum over pods, the parts are gathered.
+    # The parts are gathered after the sum over pods.
     traffic.add("all_gather", (axis,), _FLOAT32 * numbers, count)
     numbers //= sizes[axis]
 
@@ -317,10 +309,10 @@ def _add_update(
 ) -> None:
   """Adds the optimizer's all-reduces: sums over the slices of parameters."""
   rules = traffic.mesh.rules
-  # Clipping needs the sum of the squares of all gradients. Mesh TensorFlow
-  # computes one sum per gradient, and adds up these sums in the order of the
-  # parameters. As long as the same axes split the first parameters, their sums
-  # share one all-reduce.
+  # To clip by the global norm, Mesh TensorFlow computes the sum of squares of
+  # each gradient, and adds up these sums in the order of the parameters. The
+  # sums of the first parameters share one all-reduce, up to the first parameter
+  # that other axes split.
   slices = distinct_slices(config, traffic.mesh)
   split = [each.axes for _, each, _ in slices]
   num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
@@ -328,15 +320,15 @@ def _add_update(
     traffic.add("all_reduce", split[0], _FLOAT32)
   else:
     for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
-      # The first parameters are the embedding and those of layer 0, so merging
+      # The first parameters are the embedding and those of layer 0, so sharing
       # saves one of a parameter's `count` all-reduces.
       joined = i < num_alike - 1
       traffic.add("all_reduce", axes, _FLOAT32, count - joined)
   dims_of = parameter_dims(dataclasses.replace(config, num_layers=1))
   for name, each, count in slices:
     dims = dims_of[name]
-    # The optimizer sums the squares of the update, to clip the update, and the
-    # squares of the parameter, whose root mean square scales the update.
+    # The optimizer sums the squares of the update, to clip the update, and of
+    # the parameter, because its root mean square scales the update.
     traffic.add("all_reduce", each.axes, _FLOAT32, 2 * count)
     if optimizer.second_moment != "factored" or len(dims) == 1:
       continue
@@ -347,8 +339,8 @@ def _add_update(
     of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
     num_rows = math.prod(each.sizes[:rank])
     num_columns = math.prod(each.sizes[rank:])
-    # Three all-reduces: for the mean square of each row, for the mean square of
-    # each column, and for the mean of the rows' mean squares.
+    # Three all-reduces give the mean square of each row, the mean square of
+    # each column, and the mean over all rows.
     traffic.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
     traffic.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
     traffic.add("all_reduce", of_rows, _FLOAT32, count)
@@ -365,9 +357,9 @@ def axes_bandwidth(
   joined = device.chip_link_chips
   if joined is None or mesh.num_devices <= joined:
     return device.chip_link_bandwidth
-  # Device numbers change fastest along the last mesh axis. A group of devices
-  # along `axes` may span several switches. Traffic between these switches then
-  # uses the network links of all devices that the group has on a switch.
+  # Device numbers change fastest along the last mesh axis. If devices along
+  # `axes` are on several switches, the traffic between switches uses, on each
+  # switch, the network links of all these devices.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
@@ -379,7 +371,7 @@ def axes_bandwidth(
 
 
 def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
-  """Returns how many torus dimensions each mesh axis spans.
+  """Returns {mesh axis: number of torus dimensions that the axis spans}.
 
   A dimension without wrap-around counts 0.5.
   """
@@ -390,26 +382,22 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
   rings = dict.fromkeys(mesh.axes, 0.0)
   for size in where.chips:
-    # The last mesh axis spans a three-dimensional box of chips. The box is that
-    # of `chips_of_replicas` in mesh/tpu/devices.py.
+    # The last mesh axis spans a box of chips, `part` chips in each dimension,
+    # as in `chips_of_replicas` (mesh/tpu/devices.py).
     part = math.gcd(left, size)
     left //= part
     if part > 1:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # A mesh axis counts as half a dimension if it lies within one chip, or if its
-  # chips do not form a box.
+  # An axis within one chip, or whose chips form no box, counts 0.5.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns how many torus dimensions each mesh axis spans if TPU is unset.
-
-  The best placement of the devices is assumed.
-  """
+  """Does the work of `_rings` if TPU is unset; assumes the best placement."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

@@ -22,21 +22,18 @@ _PASSES = 3
 
 @functools.cache
 def forward_flops(config: PalmConfig) -> Mapping[str, int]:
-  """Returns the FLOPs of a token's forward pass by term, over all layers.
+  """Returns {matrix product: FLOPs of a token's forward pass, all layers}.
 
-  A term is the matrix product with a parameter, and has the parameter's name
-  without the layer, such as "mlp/wi". "embedding" is the product that gives the
-  logits. One more term, "attention/scores", is attention to SEQUENCE_LENGTH
-  positions.
+  A product with a parameter has the parameter's name without the layer, such as
+  "mlp/wi"; "embedding" gives the logits. "attention/scores" is attention to
+  SEQUENCE_LENGTH positions. A multiply-add counts as 2 FLOPs.
   """
-  # A multiply-add counts as 2 FLOPs.
   terms: collections.Counter[str] = collections.Counter()
   for name, shape, n in distinct_parameters(config):
     if not parse_name(name).is_scale:
       terms[parse_name(name).part] += 2 * math.prod(shape) * n
-  # Attention has two products, q k^T and attention weights times v. The causal
-  # mask hides about half of each product. The hidden half counts too, as in
-  # other papers and programs.
+  # Attention has two products, q k^T and attention weights times v. The half
+  # that the causal mask hides counts too, as in other papers and programs.
   head_dims = config.num_layers * config.num_heads * config.d_kv
   terms[SCORES] = 4 * head_dims * config.sequence_length
   return terms
@@ -44,16 +41,15 @@ def forward_flops(config: PalmConfig) -> Mapping[str, int]:
 
 @functools.cache
 def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
-  """Returns the forward FLOPs that the backward pass repeats, by term."""
+  """Returns {matrix product: forward FLOPs that the backward pass repeats}."""
   forward = forward_flops(config)
   if config.remat == "none":
     return {}
   if config.remat == "attention":  # repeats q k^T, not weights times v
     return {SCORES: forward[SCORES] // 2}
-  # The backward pass does not repeat the last product of the MLP, because no
-  # gradient needs its result. In a parallel block, this is also true of
-  # attention's last product. In a serial block, the MLP reads attention's
-  # result.
+  # The backward pass does not repeat the last products of a block, because no
+  # gradient needs their results. In a serial block, the MLP reads the product
+  # with `o`, so that product is repeated.
   unused = {"embedding", "mlp/wo"}
   if config.block == "parallel":
     unused.add("attention/o")
@@ -67,32 +63,24 @@ def attention_flops_per_token(config: PalmConfig) -> int:
 
 def train_flops_per_token(config: PalmConfig) -> int:
   """Returns the FLOPs of a token's forward and backward pass."""
-  # Products with N parameters take 6 N FLOPs per token. FLOPs that REMAT
-  # repeats do not count, because MFU counts the model's FLOPs only.
+  # FLOPs that REMAT repeats do not count, because MFU counts only the model's.
   return _PASSES * sum(forward_flops(config).values())
 
 
 def device_flops(
   config: PalmConfig, mesh: MeshLayout, pod_tokens: int
 ) -> float:
-  """Returns the FLOPs of one device in a step.
-
-  Args:
-    config: architecture.
-    mesh: devices of a pod and layout rules.
-    pod_tokens: number of tokens that a pod reads in a step.
-  """
+  """Returns the FLOPs of one device in a step; its pod reads `pod_tokens`."""
   of_kv = "heads" if config.attention == "multi_head" else ""
   split_by = {"embedding": "vocab", "attention/k": of_kv, "attention/v": of_kv}
   repeated, length = recomputed_flops(config), config.sequence_length
   flops = 0.0
   for term, forward in forward_flops(config).items():
-    # Each device computes all of a dimension that no rule splits.
     dim = "d_ff" if term.startswith("mlp/") else split_by.get(term, "heads")
     of_token = _PASSES * forward + repeated.get(term, 0)
-    if term == "embedding":  # logits of padding rows are computed too
+    if term == "embedding":  # padding rows of the table have logits too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
-    if term == SCORES:  # most of what the mask hides is not computed
+    if term == SCORES:  # attention skips most of what the mask hides
       of_token *= attention_pairs(length, config.has_prefix) / length**2
     flops += of_token / (mesh.axis_size_of(dim) if dim else 1)
   return flops * pod_tokens / mesh.axis_size_of("batch")
@@ -103,11 +91,8 @@ def mfu(
 ) -> float:
   """Returns the model FLOPs utilization, 1.0 at the peak.
 
-  Args:
-    tokens_per_sec: tokens per second of all chips together.
-    config: architecture.
-    peak_flops_per_sec: peak of all chips together, FLOP/s, from
-      `hardware.peak_of_devices`.
+  Tokens per second and peak FLOP/s (`hardware.peak_of_devices`) are those of
+  all chips together.
   """
   return tokens_per_sec * train_flops_per_token(config) / peak_flops_per_sec
 
@@ -115,6 +100,6 @@ def mfu(
 def hfu(
   tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
 ) -> float:
-  """Returns the hardware FLOPs utilization, which counts REMAT's FLOPs too."""
+  """Returns the hardware FLOPs utilization: `mfu` that counts REMAT's FLOPs."""
   flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
   return tokens_per_sec * flops / peak_flops_per_sec

@@ -9,7 +9,7 @@ from palm_mtf import gin_path
 from palm_mtf.config import HardwareConfig, PalmConfig
 from palm_mtf.errors import UserError, did_you_mean
 
-# The value of CHIP for this machine; rates/measure.py measures its rates.
+# The value of CHIP for this machine, which rates/ measures.
 MEASURED = "measured"
 
 # Rates that the devices of a chip share equally.
@@ -41,15 +41,14 @@ def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
   """Returns the peak of a chip in bfloat16, FLOP/s.
 
   Raises:
-    UserError: if CHIP is "measured", or the chip's CHIP_BFLOAT16_FLOPS is not
-      set.
+    UserError: if CHIP is "measured", or CHIP_BFLOAT16_FLOPS is not set. A
+      default would give a plausible but wrong MFU.
   """
-  # No peak is assumed, because a wrong peak gives a plausible but wrong MFU.
   if chip != MEASURED and hardware.chip_bfloat16_flops:
     return hardware.chip_bfloat16_flops
   known = (MEASURED, *chip_names())
-  # "h100" should suggest "h100_sxm", although by edit distance "v100" is
-  # nearer, so names that begin with the text come first.
+  # Names that begin with the user's text come first, so that "h100" suggests
+  # "h100_sxm" and not "v100", whose edit distance is smaller.
   name = str(chip).lower()
   guess = did_you_mean(name, [x for x in known if x.startswith(name)] or known)
   raise UserError(
@@ -73,9 +72,9 @@ def peak_of_devices(
 
 
 def describe_remat(model: PalmConfig, hardware: HardwareConfig) -> PalmConfig:
-  """Returns the model with the REMAT that matches what a chip recomputes.
+  """Returns the model, with REMAT changed to what the chip really recomputes.
 
-  Fused attention recomputes attention weights, as REMAT = "attention" does.
+  Fused attention recomputes attention weights even with REMAT = "none".
   """
   if hardware.chip_fused_attention and model.remat == "none":
     return dataclasses.replace(model, remat="attention")
@@ -83,7 +82,7 @@ def describe_remat(model: PalmConfig, hardware: HardwareConfig) -> PalmConfig:
 
 
 def share_chip(hardware: HardwareConfig, sharers: int) -> HardwareConfig:
-  """Returns the rates of one of `sharers` devices that share a chip."""
+  """Returns the rates of one device, if `sharers` devices share a chip."""
   passes = hardware.chip_pass_bandwidths or {}
   return dataclasses.replace(
     hardware,

@@ -1,13 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a device: what a step keeps there, and what it reads and writes.
+"""Memory of one device: the bytes that a step keeps, and those that it moves.
 
-Counted are weights, optimizer slots and gradients; activations and buffers
-(tensors [batch, length, ...] of one microbatch); the weights and caches of
-decoding; and traffic, the bytes that passes read and write in device memory.
-Products are bound by arithmetic, so their operands are not counted as traffic.
-A pass reads each of its inputs once and writes each output once. Kinds of
-passes:
+A step keeps weights, optimizer slots, gradients, activations and buffers (of
+one microbatch); decoding keeps weights and caches. A step moves the bytes that
+its passes read and write. A pass is an operation other than a matrix product;
+it reads each input once and writes each output once. Matrix products are bound
+by arithmetic, so their bytes are not counted. Kinds of passes:
 
 blocks     norms, residual sums, splits of joined products; the embedding
 attention  the softmax of scores, and its gradient
@@ -38,16 +37,14 @@ from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
 PASSES = ("blocks", "attention", "loss", "weights")
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# model/projection.py joins these kernels into one matrix, so that one matrix
-# product multiplies the input by all of them.
+# model/projection.py joins these kernels for one matrix product.
 _JOINED = ("q", "k", "v", "wi_gate", "wi")
 
-# A thread reads this many bytes in about 0.2 ms. For fewer bytes, waiting for a
-# second core costs more time than the core saves (`python -m tools.bench
-# decode`, two cores).
+# A thread reads this many bytes in about 0.2 ms. For fewer bytes, a second core
+# saves less time than waiting for it costs (`python -m tools.bench decode`).
 _BYTES_FOR_A_THREAD = 4_000_000
 
-# In int4, 32 numbers share a scale of 2 bytes.
+# Bytes per weight; in int4, 32 weights share a scale of 2 bytes.
 _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 
 
@@ -65,7 +62,7 @@ class ParameterSlice:
   """One device's slice of a parameter."""
 
   sizes: tuple[int, ...]  # of the slice's dimensions, padding included
-  axes: tuple[str, ...]  # that split the parameter, in the order of MESH_SHAPE
+  axes: tuple[str, ...]  # mesh axes that split it, in the order of MESH_SHAPE
   num_replicas: int  # number of devices that hold this slice
 
   @property
@@ -77,13 +74,12 @@ class ParameterSlice:
 def parameter_slices(
   config: PalmConfig, mesh: MeshLayout
 ) -> dict[str, ParameterSlice]:
-  """Returns a device's slice of every parameter, by name."""
+  """Returns {name of a parameter: one device's slice of it}."""
   slices = {}
   shapes = parameter_shapes(config)
   for name, dims in parameter_dims(config).items():
     split = ["d_model_stored" if dim == "d_model" else dim for dim in dims]
-    # Sizes are rounded up, because the last rows of the embedding may be
-    # padding.
+    # Sizes are rounded up, because the embedding may have padding rows.
     sizes = tuple(
       -(-size // mesh.axis_size_of(dim))
       for size, dim in zip(shapes[name], split, strict=True)
@@ -95,12 +91,11 @@ def parameter_slices(
   return slices
 
 
-# A search over layouts calls the function many thousand times.
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=16)  # because a search makes thousands of calls
 def distinct_slices(
   config: PalmConfig, mesh: MeshLayout
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns (name, a device's slice, count); see `distinct_parameters`."""
+  """Does `distinct_parameters` with a device's slice in place of the shape."""
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
     (name, each, 1 if parse_name(name).layer is None else config.num_layers)
@@ -110,8 +105,7 @@ def distinct_slices(
 
 def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a parameter's gradient."""
-  # Gradients of microbatches are summed in float32.
-  if mesh.num_microbatches > 1:
+  if mesh.num_microbatches > 1:  # gradients are summed in float32
     return DTYPE_BYTES["float32"]
   return summed_bytes(name, config, mesh)
 
@@ -131,7 +125,6 @@ def device_bytes(
   state = optimizer_state(optimizer)
   return DeviceBytes(
     weights=sum(4 * each.size * n for _, each, n in slices),
-    # Slots are split like their parameter.
     slots=sum(slot_bytes({x: each.sizes}, state) * n for x, each, n in slices),
     gradients=sum(
       gradient_bytes(name, config, mesh) * each.size * n
@@ -148,8 +141,8 @@ class Widths:
   residual: int  # d_model between blocks, which a rule may split
   queries: int
   keys_and_values: int
-  scores: float  # mean over positions
-  block_scores: float  # of the largest block of positions
+  scores: float  # attention scores, mean over the tokens of a sequence
+  block_scores: float  # scores of the largest block of queries, per token
   hidden: int
   vocab: int
 
@@ -186,16 +179,14 @@ def device_tokens(
 
 
 def block_numbers(config: PalmConfig, mesh: MeshLayout) -> float:
-  """Returns the elements per token that a Transformer block keeps on a device.
+  """Returns the elements per token that a block keeps for its backward pass.
 
-  The block's backward pass needs these elements. With REMAT = "layer", the
-  block keeps them only from when it is recomputed until its backward pass ends.
+  With REMAT = "layer", the block keeps them only while its backward pass runs.
   """
   w = widths(config, mesh)
-  # A block keeps the inputs of norms, the product with the joined kernels, and
-  # the result of attention.
+  # A block keeps the inputs of norms, the product with the joined kernels, the
+  # result of attention and, unless REMAT recomputes them, attention weights.
   kept = _num_norms(config) * w.stream + w.columns + w.queries
-  # REMAT = "attention" recomputes attention weights.
   return kept + (0 if config.remat == "attention" else w.scores)
 
 
@@ -206,10 +197,7 @@ def _num_norms(config: PalmConfig) -> int:
 def kept_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the bytes that blocks keep on a device for their backward pass.
-
-  The bytes are those of one microbatch.
-  """
+  """Returns the bytes that all blocks keep for a microbatch's backward pass."""
   w = widths(config, mesh)
   of_block = block_numbers(config, mesh)
   if config.remat == "layer":
@@ -234,9 +222,9 @@ def working_bytes(
 ) -> int:
   """Returns the peak bytes of activations in addition to `kept_bytes`."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
-  # The backward pass of a block holds the gradients of attention weights and
-  # scores, of the joined product and its parts, and of the stream. It also
-  # holds recomputed values: a norm's output, q, k, v and the hidden layer.
+  # The backward pass of a block holds gradients (of attention weights, scores,
+  # the joined product, its parts, and the stream) and recomputed values (a
+  # norm's output, q, k, v and the hidden layer).
   of_token = 2 * w.block_scores + 2 * w.columns + 2 * w.stream
   of_token += w.stream + w.queries + w.keys_and_values + w.hidden
   if config.remat == "layer":
@@ -251,9 +239,8 @@ def working_bytes(
 def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of cast, gathered and joined copies of weights.
 
-  Copies of one layer's weights and of the embedding count, and so do full
-  gradients before their reduce-scatter. The float32 weights themselves do not
-  count.
+  Copies of one layer and of the embedding count, and so do full gradients
+  before their reduce-scatter.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
@@ -272,7 +259,7 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
 def exchange_bytes(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> int:
-  """Returns a device's bytes of other pods' gradients and of sums over pods."""
+  """Returns the bytes of gradients from other pods, and of sums over pods."""
   if pods.num_pods == 1:
     return 0
   width = DTYPE_BYTES[pods.dcn_dtype]
@@ -287,9 +274,8 @@ def exchange_bytes(
 def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
   """Returns how many elements per token a block's passes read and write.
 
-  A pass is an operation, other than a matrix product, that reads a whole
-  tensor: for example, a norm or a sum. Keys are "blocks" and "attention", two
-  of `PASSES`.
+  A pass is an operation other than a matrix product, such as a norm. Keys are
+  two of its kinds in `PASSES`, "blocks" and "attention".
   """
   w, norms = widths(config, mesh), _num_norms(config)
   read = w.queries + w.keys_and_values + w.hidden
@@ -301,15 +287,14 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
   }
   # In the backward pass, a norm's gradient reads two tensors and writes one,
   # which is added to the stream's gradient. The joined product is read, and the
-  # gradients of its parts are joined into its gradient. The gradient of the
-  # scores is computed from the attention weights, attention's result, and the
-  # gradients of both.
+  # gradients of its parts are joined into its gradient. The scores' gradient is
+  # computed from the weights and the result of attention and their gradients.
   backward = {
     "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
     "attention": 3 * w.scores + 2 * w.queries,
   }
-  # With any REMAT, the backward pass recomputes norms and the parts of joined
-  # products (ops/recompute.py).
+  # Even REMAT = "none" recomputes norms and parts of joined products
+  # (ops/recompute.py).
   again = {"blocks": norms * 2 * w.stream + w.columns + read}
   repeated = {
     "none": again,
@@ -322,19 +307,16 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
 def activation_traffic(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns the bytes that a device's passes move per step, by kind of pass.
-
-  `block_passes` says what a pass is. Keys are all of `PASSES` except "weights".
-  """
+  """Returns {kind of pass in `PASSES`: bytes per step}, without "weights"."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   logits = _FLOAT32 if config.logits_dtype == "float32" else width
   of_token = {
     kind: config.num_layers * width * numbers
     for kind, numbers in block_passes(config, mesh).items()
   }
-  # Add the passes outside the blocks: the last norm, which the backward pass
-  # computes again; the lookup of embedding rows; and the gradients of the norm
-  # and of the embedding. The embedding's gradient is summed in float32.
+  # Passes outside the blocks are the last norm, which the backward pass
+  # recomputes, the lookup of embedding rows, and the gradients of the norm and,
+  # in float32, of the embedding.
   of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
   # The loss reads logits twice, once to sum over the vocabulary and once for
   # the gradient, and writes the gradient.
@@ -344,10 +326,7 @@ def activation_traffic(
 
 
 def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes that a device moves to cast weights and sum gradients.
-
-  The bytes are those of a step. Gradients are summed over microbatches.
-  """
+  """Returns the bytes per step to cast weights and sum over microbatches."""
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0
   for name, each, count in distinct_slices(config, mesh):
@@ -363,19 +342,16 @@ def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
 
 def update_traffic(kept: DeviceBytes) -> int:
   """Returns the bytes that the optimizer moves in a step."""
-  # The optimizer reads gradients three times, for the global norm, the second
-  # moment and the update; reads weights for their scale; and reads and writes
-  # weights and slots.
+  # Gradients are read for the global norm, the second moment and the update;
+  # weights are read for their scale; and weights and slots are read and
+  # written.
   return 3 * kept.gradients + 3 * kept.weights + 2 * kept.slots
 
 
 def step_traffic(
   config: PalmConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns the bytes that a device's passes move per step, by kind of pass.
-
-  Keys are those of `PASSES`; `block_passes` says what a pass is.
-  """
+  """Returns {kind of pass in `PASSES`: bytes that a device moves per step}."""
   return {
     **activation_traffic(config, mesh, pod_batch_size),
     "weights": weight_traffic(config, mesh) + update_traffic(kept),
@@ -404,8 +380,8 @@ def cache_bytes_per_token(config: PalmConfig) -> int:
 
 def step_threads(config: PalmConfig, weight_dtype: str, cores: int) -> int:
   """Returns how many of `cores` compute a decoding step's matrix products."""
-  # A parallel block has two products, with the kernels [q k v wi_gate wi] and
-  # [o wo]. A serial block has four. One more product gives the logits.
+  # Per norm, a layer has one product with the joined kernels that read the norm
+  # and one with the joined output kernels. One more product gives the logits.
   products = 2 * _num_norms(config) * config.num_layers + 1
   mean = decode_weight_bytes(config, weight_dtype) / products
   return max(1, min(cores, int(mean / _BYTES_FOR_A_THREAD)))

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizer slots of each parameter: names, shapes and bytes.
 
-slot                              dimensions  exists if
-<parameter>/second_moment         all         "full", or a vector
-<parameter>/second_moment_row     rows        "factored", not a vector
-<parameter>/second_moment_column  columns     "factored", not a vector
-<parameter>/momentum              all         BETA1 > 0
+slot                              dimensions  exists
+<parameter>/second_moment         all         with "full", and for vectors
+<parameter>/second_moment_row     rows        with "factored", not for vectors
+<parameter>/second_moment_column  columns     with "factored", not for vectors
+<parameter>/momentum              all         with BETA1 > 0
 
 "full" and "factored" are values of SECOND_MOMENT.
 """
@@ -36,7 +36,7 @@ class OptimizerState:
 class Slot:
   """One optimizer slot of a parameter."""
 
-  name: str  # after the parameter's name and a slash
+  name: str  # such as "momentum"; variables are named <parameter>/<name>
   dims: slice  # those of the parameter's dimensions that the slot has
   dtype: str  # "float32" or "bfloat16"
 
@@ -46,7 +46,7 @@ LARGEST_STATE = OptimizerState(second_moment="full", momentum="float32")
 
 
 def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
-  """Returns the settings of `optimizer` that decide its optimizer slots."""
+  """Returns the settings that decide which slots parameters have."""
   return OptimizerState(
     second_moment=optimizer.second_moment,
     momentum=optimizer.momentum_dtype if optimizer.beta1 else "none",
@@ -56,21 +56,14 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 def row_rank(parameter: str) -> int:
   """Returns how many leading dimensions of a parameter make up matrix rows."""
   # A product x w sums over the rows of w: q [d_model, heads, d_kv] has d_model
-  # rows and heads * d_kv columns, o [heads, d_kv, d_model] has heads * d_kv
-  # rows. Each row of the embedding [vocab, d_model] is a token.
+  # rows, and o [heads, d_kv, d_model] has heads * d_kv rows.
   return 2 if parse_name(parameter).part == "attention/o" else 1
 
 
 def parameter_slots(
   parameter: str, rank: int, state: OptimizerState
 ) -> list[Slot]:
-  """Returns a parameter's optimizer slots, momentum last.
-
-  Args:
-    parameter: name of the parameter.
-    rank: number of the parameter's dimensions.
-    state: settings that decide which slots exist.
-  """
+  """Returns the slots of a parameter with `rank` dimensions, momentum last."""
   whole = slice(0, rank)
   slots = [Slot("second_moment", whole, "float32")]
   if state.second_moment == "factored" and rank > 1:
@@ -95,12 +88,7 @@ def checkpoint_bytes(
 def slot_bytes(
   shapes: Mapping[str, tuple[int, ...]], state: OptimizerState
 ) -> int:
-  """Returns the bytes of the optimizer slots.
-
-  Args:
-    shapes: shapes of parameters, or of a device's slices of them, by name.
-    state: settings that decide which slots exist.
-  """
+  """Returns the bytes of slots for parameters, or for slices of parameters."""
   return sum(
     DTYPE_BYTES[slot.dtype] * math.prod(shape[slot.dims])
     for name, shape in shapes.items()
@@ -124,13 +112,13 @@ def check_same_slots(
       "from it in another MODEL_DIR, as its INIT_CHECKPOINT with INIT_STATE = "
       '"weights".'
     )
-  # A checkpoint of an earlier version may lack a setting. The run's value of
-  # the setting then counts as the checkpoint's value.
+  # If a checkpoint of an earlier version lacks a setting, the run's value
+  # counts as the checkpoint's.
   held = {
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
     for field in dataclasses.fields(optimizer)
   }
-  # Settings are compared one by one, so that the message names the one that
+  # Settings are compared one by one, so that the message names the setting that
   # differs. BETA1 may change, but not to or from 0.
   for name in ("second_moment", "beta1", "momentum_dtype"):
     changed = dataclasses.replace(optimizer, **{name: held[name]})

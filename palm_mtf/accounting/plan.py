@@ -47,13 +47,13 @@ from palm_mtf.errors import UserError
 REMATS = ("none", "attention", "layer")
 _HOUR = 3600
 _JOULES_OF_KWH = 3.6e6
-_FACTORS = tuple(2.0**n for n in range(-6, 4))  # 1/64 to 8
+_FACTORS = tuple(2.0**n for n in range(-6, 4))  # multiply macros in `curves`
 
 AnyConfig = Config | PlanConfig
 
 
 def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
-  """Returns a device's peak bytes in a step, by part, such as "weights"."""
+  """Returns {part of the memory, such as "weights": a device's peak bytes}."""
   tensors = tensor_bytes(
     describe_remat(config.model, config.hardware),
     config.mesh_layout,
@@ -72,7 +72,7 @@ def tensor_bytes(
   optimizer: AdafactorConfig,
   batch_size: int,
 ) -> dict[str, int]:
-  """Returns the bytes of a device's tensors; see `memory_parts`."""
+  """Returns `memory_parts` without the memory of the process."""
   rows = batch_size // pods.num_pods
   kept = device_bytes(model, mesh, optimizer)
   # While the update reads the gradient sums of all microbatches, variables
@@ -83,7 +83,7 @@ def tensor_bytes(
     **({"microbatch sums": sums} if sums else {}),
     "activations": kept_bytes(model, mesh, rows),
     "weight copies": weight_copy_bytes(model, mesh),
-    # Gradients of other pods arrive after all activations are freed.
+    # Gradients of other pods arrive only after all activations are freed.
     "buffers": max(
       working_bytes(model, mesh, rows), exchange_bytes(model, mesh, pods)
     ),
@@ -91,23 +91,21 @@ def tensor_bytes(
 
 
 def _process_bytes(config: AnyConfig) -> int:
-  """Returns a device's share of the process's memory, without tensors."""
-  # With PODS = "in_process" all pods share one process; otherwise each pod has
-  # its own process.
+  """Returns a device's share of its process's memory, without tensors."""
   pods, num_devices = config.pods, config.mesh_layout.num_devices
-  if pods.pods == "in_process":
+  if pods.pods == "in_process":  # one process has all pods
     num_devices *= pods.num_pods
   return round((config.hardware.chip_process_bytes or 0) / num_devices)
 
 
 def fits(config: AnyConfig, batch_size: int) -> bool:
-  """Returns whether a step of `batch_size` fits into a device's memory."""
+  """Returns whether a step of `batch_size` sequences fits into memory."""
   needed = sum(memory_parts(config, batch_size).values())
   return needed <= device_rates(config).chip_memory_bytes
 
 
 def changes_between(old: AnyConfig, new: AnyConfig) -> dict[str, object]:
-  """Returns {macro: new value} of the settings that differ from `old`."""
+  """Returns {macro: new value} of the settings that differ."""
   return {
     field.name.upper(): getattr(after, field.name)
     for before, after in (
@@ -123,7 +121,8 @@ def changes_between(old: AnyConfig, new: AnyConfig) -> dict[str, object]:
 def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
   """Returns the configuration with the fewest changes that fits into memory.
 
-  Of several, the fastest is returned; None if no configuration fits.
+  Of several with equally few changes, the fastest is returned. The result is
+  None if no configuration fits.
   """
   found = []
   for each in _smaller(config, batch_size):
@@ -134,7 +133,7 @@ def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
 
 
 def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
-  """Yields configurations that need less memory on the same devices."""
+  """Yields configurations that may need less memory on the same devices."""
   mesh = config.mesh_layout
   layouts, batch_axis = [mesh.layout], mesh.rules.get("batch")
   if batch_axis and "d_model_stored" not in mesh.rules:
@@ -153,7 +152,7 @@ def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
 
 
 def divides(config: AnyConfig, *batch_sizes: int) -> bool:
-  """Returns whether the layout divides the model and batches of these sizes."""
+  """Returns whether pods and mesh axes divide the model and batches evenly."""
   mesh, num_pods = config.mesh_layout, config.pods.num_pods
   try:
     check_layout(mesh, config.model, *batch_sizes, num_pods=num_pods)
@@ -163,7 +162,7 @@ def divides(config: AnyConfig, *batch_sizes: int) -> bool:
 
 
 def divisors(n: int) -> list[int]:
-  """Returns the divisors of a whole number above 0, in ascending order."""
+  """Returns the divisors of n, a whole number above 0, in ascending order."""
   small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
   return [*small, *(n // d for d in reversed(small) if d * d < n)]
 
@@ -171,9 +170,7 @@ def divisors(n: int) -> list[int]:
 def plan_of(config: AnyConfig) -> dict[str, Any]:
   """Returns the plan of a run: nested dicts of numbers, in bytes and seconds.
 
-  Args:
-    config: consistent settings, with "float32" or "bfloat16" as activation
-      dtype.
+  ACTIVATION_DTYPE must not be "auto".
 
   Raises:
     UserError: if a rate of CHIP is not known.
@@ -242,7 +239,7 @@ def _parameters(config: AnyConfig) -> dict[str, int]:
 
 
 def _parts(step: StepTime) -> dict[str, float]:
-  """Returns the seconds of a step's parts, in the order shown in a timeline."""
+  """Returns {part of a step: seconds}, in the order of a timeline."""
   return {
     "products": step.products,
     "passes": step.passes,
@@ -282,7 +279,7 @@ def _list_collectives(
 
 
 def run_secs(config: AnyConfig) -> float:
-  """Returns the seconds of all training steps, each with its own batch size."""
+  """Returns the seconds of all training steps."""
   pairs, end = config.run.batch_sizes.pairs, config.run.train_steps
   starts = [*(min(start, end) for start, _ in pairs), end]
   return sum(
@@ -295,7 +292,7 @@ def run_secs(config: AnyConfig) -> float:
 
 
 def _run(config: AnyConfig) -> dict[str, float | None]:
-  """Returns time, energy and cost of all steps, without evaluations."""
+  """Returns time, energy and cost of all training steps."""
   run, rates = config.run, device_rates(config)
   secs = run_secs(config)
   rows = run.batch_sizes.rows_before(run.train_steps)
@@ -312,24 +309,20 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
   }
 
 
-_Point = tuple[float, AnyConfig, int]  # value, settings, batch size
+_Point = tuple[float, AnyConfig, int]  # value of a macro, settings, batch size
 
 
 def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
-  """Returns predictions for other values of four macros, by macro.
+  """Returns {macro: predictions for several of its values}.
 
   CHIP_DCN_BANDWIDTH    with all other settings as they are
   NUM_PODS              with the same number of sequences per pod
   GLOBAL_BATCH_SIZE     with all other settings as they are
   SEQUENCE_LENGTH       with the same number of tokens per step
 
-  A prediction has the macro's value, the seconds of a step, tokens/s, MFU, and
-  whether the step fits into memory.
-
-  Values that the layout does not divide are omitted.
-
-  Args:
-    config: consistent settings; the run's largest batch size is used.
+  A prediction has the macro's value, the batch size, the seconds of a step,
+  tokens/s, MFU, HFU, and whether the step fits into memory. A value is omitted
+  if the layout does not divide its batches or its model.
   """
   found = {}
   for macro, points in _variants(config).items():

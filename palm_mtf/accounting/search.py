@@ -23,12 +23,12 @@ from palm_mtf.errors import UserError
 # Dimensions that the mesh axis "model" may split.
 _OF_MODEL = ("heads", "d_ff", "vocab")
 
-_MAX_CANDIDATES = 100_000  # take a minute or two to plan
+_MAX_CANDIDATES = 100_000  # planning so many takes a minute or two
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """Settings that spread a step over devices, and the predictions for them."""
+  """Settings that a search tried, and the predictions for them."""
 
   config: AnyConfig
   step: StepTime
@@ -41,8 +41,8 @@ class SearchResult:
 
   Attributes:
     fitting: candidates that fit into memory, fastest first.
-    num_candidates: number of candidates that were planned.
-    least_bytes: the least memory per device of any candidate.
+    num_candidates: number of all candidates.
+    least_bytes: bytes per device of the candidate that needs the fewest.
   """
 
   fitting: Sequence[Found]
@@ -53,12 +53,9 @@ class SearchResult:
 def search(config: AnyConfig, num_devices: int) -> SearchResult:
   """Predicts time and memory of a step for every candidate.
 
-  A candidate is a choice of the number of pods, mesh, layout, microbatches and
-  REMAT. The batch size is the run's largest.
-
-  Args:
-    config: architecture with its dtype, optimizer, batch and CHIP.
-    num_devices: devices of all pods together.
+  A candidate is a choice of the number of pods, mesh, layout, number of
+  microbatches and REMAT for `num_devices` devices in all pods together. All
+  other settings are those of `config`, with the run's largest batch size.
 
   Raises:
     UserError: if no TPU slice fits `num_devices`, or there are too many
@@ -86,7 +83,7 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
       "so many devices; set TPU and MESH_SHAPE for one pod (TPU is now "
       f'"{config.mesh_layout.tpu}").'
     )
-  # Of two equally fast candidates, the shorter layout comes first.
+  # Of equally fast candidates, one with a shorter layout comes first.
   found.sort(key=lambda x: (x.step.total, len(x.config.mesh_layout.layout)))
   return SearchResult(found, num_candidates, min(least))
 
@@ -101,8 +98,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
         layout=layout,
         gradient_dtype=config.mesh_layout.gradient_dtype,
         tpu=tpu,
-        # Several pods exchange gradients after each step, so a loop has only
-        # one step.
+        # Pods exchange gradients after each step, so a loop has one step.
         steps_per_loop=config.mesh_layout.steps_per_loop
         if num_pods == 1
         else 1,
@@ -122,10 +118,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
 def _meshes(
   config: AnyConfig, num_devices: int
 ) -> Iterator[tuple[int, str, int, int]]:
-  """Yields (number of pods, TPU slice of a pod, data size, model size).
-
-  The sizes are those of the mesh axes "data" and "model" of a pod.
-  """
+  """Yields (number of pods, TPU of a pod, size of "data", size of "model")."""
   for num_pods in _pod_counts(config, num_devices):
     size = num_devices // num_pods
     tpu = find_slice(config.mesh_layout.tpu, size)
@@ -135,7 +128,7 @@ def _meshes(
 
 
 def _most_candidates(config: AnyConfig, num_devices: int) -> int:
-  """Returns an upper bound of the number of candidates."""
+  """Returns an upper bound on the number of candidates."""
   return sum(
     len([*_layouts(data_size, model_size)])
     * len(_microbatch_counts(config, num_pods, data_size))
@@ -145,7 +138,7 @@ def _most_candidates(config: AnyConfig, num_devices: int) -> int:
 
 
 def shares(found: Found) -> str:
-  """Returns a text: each part of a step and its share of the time, sorted."""
+  """Returns a text such as "products 80%, passes 20%": shares of the time."""
   step = found.step
   parts = {x: getattr(step, x) for x in ("products", "passes", "update")}
   parts["collectives"] = sum(step.collectives.values())
@@ -159,12 +152,12 @@ def shares(found: Found) -> str:
 
 
 def reason(best: Found, other: Found) -> str:
-  """Returns a text: the part of a step where `other` loses most to `best`."""
+  """Returns the part of a step where `other` loses most time to `best`."""
   parts = {
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")
   }
-  # Collectives are listed by axis, because the axis shows which rule to change.
+  # Collectives are listed by axis, which shows the layout rule to change.
   for key in {*best.step.collectives, *other.step.collectives}:
     name = f"{key[0]} over {'+'.join(key[1])}"
     lost = other.step.collectives.get(key, 0.0)
@@ -178,10 +171,10 @@ def _pod_counts(config: AnyConfig, num_devices: int) -> Iterator[int]:
   for n in divisors(num_devices):
     if n > MAX_PODS or (n > 1 and hardware.chip_dcn_bandwidth is None):
       continue
-    # The TPUs of one process are one pod.
+    # The TPUs of one process make only one pod.
     if n > 1 and config.mesh_layout.tpu and pods.pods == "in_process":
       continue
-    # A torus joins at most this many devices.
+    # The number of devices that a torus joins.
     most = (hardware.chip_link_chips or num_devices) * hardware.chip_devices
     is_torus = hardware.chip_link_dims and config.run.chip != MEASURED
     if not is_torus or num_devices // n <= most:
@@ -189,21 +182,19 @@ def _pod_counts(config: AnyConfig, num_devices: int) -> Iterator[int]:
 
 
 def find_slice(name: str, num_devices: int) -> str | None:
-  """Returns the name of the slice of the TPU in `name` with `num_devices`.
+  """Returns the name of a TPU slice with `num_devices` TensorFlow devices.
+
+  The TPU is of the kind in `name`, such as "v4-128". The result is "" if `name`
+  is "" (no TPU), and None if no slice has so many devices.
 
   Optical switches join cubes of 4 x 4 x 4 chips into a v4 slice, which may be
-  any box of cubes (Jouppi et al. 2023). If several boxes have this size, the
-  name is that of the most cubic. The result is None if there is no such slice.
-
-  Args:
-    name: TPU of the run, such as "v4-128"; "" for a run without TPUs, for which
-      "" is returned.
-    num_devices: number of TensorFlow devices.
+  any box of cubes (Jouppi et al. 2023). If several boxes have the wanted size,
+  the result names the most cubic box.
   """
   if not name or tpu_slice(name).num_devices == num_devices:
     return name
   kind = name.partition("-")[0]
-  # A v4 slice is named by its cores, which are two per device.
+  # The number in the name of a v4 slice counts cores, two per device.
   num_cores = num_devices * (2 if kind == "v4" else 1)
   try:
     return tpu_slice(f"{kind}-{num_cores}").name

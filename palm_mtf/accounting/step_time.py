@@ -5,12 +5,11 @@
 products      matrix products, at CHIP_EFFICIENCY of the peak
 passes        other reads and writes of activations and weights, at the
               bandwidth of memory
-collectives   collectives of a pod, one after another; no overlap with
-              computation is assumed
+collectives   collectives within a pod, one after another, without overlap with
+              computation
 update        the optimizer, at the bandwidth of memory
 exchange      exchange of gradients between pods, except for the part that the
-              backward pass of the last microbatch hides; on TPUs nothing is
-              hidden
+              backward pass of the last microbatch hides (never on TPUs)
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ from palm_mtf.accounting.memory import (
 from palm_mtf.config import Config, HardwareConfig, PlanConfig
 from palm_mtf.errors import UserError
 
-Collective = tuple[str, tuple[str, ...]]  # kind and axes
+Collective = tuple[str, tuple[str, ...]]  # kind and mesh axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,6 @@ def device_rates(config: Config | PlanConfig) -> HardwareConfig:
 
 
 def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
-  """Raises UserError unless all rates that a step needs are known."""
   chip, mesh = config.run.chip, config.mesh_layout
   if chip == MEASURED and not rates.chip_memory_bandwidth:
     raise UserError(
@@ -97,8 +95,7 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
         f"{name.upper()} = None: not known for CHIP = {chip!r}; set it to plan"
         f"{or_else}."
       )
-  # A network joins the chips of several switches, but nothing joins several
-  # tori.
+  # A network joins several switches, but nothing joins several tori.
   if is_beyond_links and rates.chip_link_dims:
     raise UserError(
       f'MESH_SHAPE = "{mesh.mesh_shape}": a pod has {chips:,.0f} chips, but '
@@ -108,7 +105,7 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
 
 
 def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
-  """Returns the predicted time of a step of `batch_size` sequences."""
+  """Returns the predicted time of a step over `batch_size` sequences."""
   mesh, pods = config.mesh_layout, config.pods
   model = describe_remat(config.model, config.hardware)
   rates = device_rates(config)
@@ -147,8 +144,8 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
   if pods.num_pods == 1:
     return alone
   link = pod_link(config, rates)
-  # A TPU pod computes all gradients in one program, and the gradients leave the
-  # chips only when the program ends (mesh/tpu/lowering.py).
+  # A TPU pod computes all gradients in one program, which outputs the gradients
+  # only when it ends (mesh/tpu/lowering.py), so it hides no exchange.
   is_tpu = bool(mesh.tpu or rates.chip_link_dims)
   exposed = -alone.total + step_secs(
     model, mesh, pods, alone.total, link, overlaps=not is_tpu
@@ -159,7 +156,7 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
 
 
 def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
-  """Returns a device's bytes/s by kind of pass (`PASSES` in memory.py)."""
+  """Returns {kind of pass in `PASSES` of memory.py: bytes/s of a device}."""
   measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
   return {
     kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in PASSES
@@ -167,6 +164,6 @@ def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
 
 
 def pod_link(config: Config | PlanConfig, rates: HardwareConfig) -> Link:
-  """Returns a pod's link to other pods: the links of its devices together."""
+  """Returns a pod's link to other pods, which sums up its devices' links."""
   bandwidth = rates.chip_dcn_bandwidth or math.inf
   return Link(bits_per_sec=8 * bandwidth * config.mesh_layout.num_devices)

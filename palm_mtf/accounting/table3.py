@@ -13,7 +13,7 @@ from palm_mtf.config import HardwareConfig, PalmConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-  """A row of PaLM's Table 3, with numbers from the paper on the row's model.
+  """A row of PaLM's Table 3, with the published numbers of one model.
 
   Attributes:
     name: the model.
@@ -21,12 +21,12 @@ class PublishedRun:
     shape: architecture, for attention's sizes; None where the paper does not
       give the numbers that the row needs.
     chip: name of a file in gin/hardware.
-    num_chips: number of chips; None where the table has none.
-    tokens_per_sec: tokens per second of all chips.
-    published: MFU, as a share.
+    num_chips: number of chips; None if the table has none.
+    tokens_per_sec: tokens per second of all chips; None if unknown.
+    published: MFU, 1.0 at the peak.
     repeated_share: share of the forward products that the paper counts as
-      recomputed; None where the paper gives no HFU.
-    note: how the paper gives `tokens_per_sec`, or why the row has no rate.
+      recomputed; None if the paper gives no HFU.
+    note: how the paper gives `tokens_per_sec`, or why it gives none.
   """
 
   name: str
@@ -102,7 +102,7 @@ RUNS = (
 def table3(
   hardware_of: Callable[[str], HardwareConfig],
 ) -> list[dict[str, object]]:
-  """Returns one row per run: the published MFU, and MFU and HFU computed here.
+  """Returns one row per run: the published MFU, and our MFU and HFU.
 
   MFU is computed with and without attention. HFU is computed for what the
   paper's run recomputed, and for REMAT = "layer" at the same tokens per second.
@@ -131,8 +131,7 @@ def table3(
       row["mfu"] = rate * (products + attention)
       row["mfu_without_attention"] = rate * products
       if run.repeated_share is not None:
-        # The run repeats a share of the products and all attention (PaLM, Table
-        # 22).
+        # The run recomputes this share of products, and attention (Table 22).
         again = run.repeated_share * products / 3 + attention / 3
         row["hfu"] = rate * (products + attention + again)
         ours = dataclasses.replace(run.shape, remat="layer")

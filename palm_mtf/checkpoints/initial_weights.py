@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that the user names by a path, and INIT_CHECKPOINT.
 
-The path names a checkpoint, a run, or a TensorFlow checkpoint's prefix.
+The path names a checkpoint, a run, or the prefix of a TensorFlow checkpoint.
 
 INIT_STATE = "weights"   only parameters, for finetuning (PaLM 6): step and
                          optimizer start from scratch
@@ -40,8 +40,7 @@ class NamedWeights:
   given: str  # setting and value, for messages: "INIT_CHECKPOINT = 'a'"
   place: str  # path, for messages
   files: OpenWeights  # open, because their run's trainer may remove them
-  # None if palm_mtf did not write the weights; their vocabulary is then
-  # unknown.
+  # None if palm_mtf did not write the weights: their vocabulary is unknown.
   checkpoint: Checkpoint | None
 
   @property
@@ -54,7 +53,7 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   """Returns the weights at `path`, after comparing each file with its hash.
 
   Args:
-    setting: name of the setting that `path` was given for, for messages.
+    setting: name of the setting whose value is `path`, for messages.
     path: folder of a checkpoint or a run, or a TensorFlow prefix.
 
   Raises:
@@ -110,8 +109,7 @@ def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
 
   with reading(weights):
     reader = tf.train.load_checkpoint(weights.prefix)
-  # The model's parameters are float32, and TensorFlow does not convert dtypes
-  # when it restores variables.
+  # Parameters are float32, and TensorFlow converts no dtypes on restoring.
   for name, dtype in reader.get_variable_to_dtype_map().items():
     if dtype != tf.float32:
       raise UserError(
@@ -157,14 +155,14 @@ def find_initial_weights(
       f"INIT_CHECKPOINT is not read: {newest.path} is this run's own"
     )
     return None
-  # If the weights are unusable, raise an error: a run for which weights were
-  # given never starts from random weights instead.
+  # If the weights are unusable, raise an error, so that a run for which weights
+  # were given never starts from random weights.
   weights = find_weights("INIT_CHECKPOINT", path)
   if weights.checkpoint:
     held = weights.checkpoint.manifest.shapes
   else:
-    # A checkpoint that palm_mtf did not write has no manifest. It may also hold
-    # optimizer slots, which are named "<parameter>/<slot>" and left out here.
+    # A checkpoint that palm_mtf did not write has no manifest. Leave out its
+    # optimizer slots, which are named "<parameter>/<slot>".
     held = {
       name: shape
       for name, shape in read_shapes(weights).items()
@@ -182,11 +180,6 @@ def find_initial_state(
   weights: NamedWeights, run: RunConfig, optimizer: AdafactorConfig
 ) -> Checkpoint:
   """Returns another run's checkpoint, from which this run is to resume.
-
-  Args:
-    weights: weights that INIT_CHECKPOINT names.
-    run: settings of the run.
-    optimizer: optimizer settings of the run.
 
   Raises:
     UserError: the checkpoint has no optimizer state, or was trained with other
@@ -206,7 +199,7 @@ def find_initial_state(
       f"TRAIN_STEPS = {run.train_steps}: {weights.given} already has {step} "
       "steps, which count; give more."
     )
-  # The recorded loss spikes name batches of the other run, not of this one.
+  # The recorded loss spikes name batches of the other run.
   data = {k: v for k, v in found.manifest.data.items() if k != "spikes"}
   manifest = dataclasses.replace(found.manifest, data=data)
   return dataclasses.replace(found, manifest=manifest)
@@ -216,8 +209,8 @@ def check_vocabulary_given(
   weights: NamedWeights | None, model_dir: str, data: DataConfig
 ) -> None:
   """Raises UserError if a run with initial weights would train a vocabulary."""
-  # Each row of the initial embedding belongs to a token id of the vocabulary
-  # with which the weights were trained. A new vocabulary assigns other ids.
+  # Row i of the initial embedding belongs to token id i of the vocabulary with
+  # which the weights were trained. A new vocabulary has other ids.
   own = ModelDir(model_dir).vocabulary
   if not weights or data.vocabulary is not None or os.path.exists(own):
     return

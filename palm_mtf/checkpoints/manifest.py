@@ -27,13 +27,13 @@ _logger = logging.getLogger(__name__)
 
 WEIGHTS = "weights"
 MANIFEST = "manifest.json"
-# The manifest's key for the hash of its other content.
+# The manifest's key for the hash of all its other keys.
 _SEAL = "blake2b"
 
 FileSeal = tuple[int, str]  # a file's size in bytes, and its hash
-# A function that takes TensorFlow's prefix, and writes weights to its files. It
-# returns the seals of the files that it has hashed, by file name; the other
-# files have to be hashed later.
+# Writes weights to the files of TensorFlow's prefix, the argument. Returns
+# {name of a file: seal} for the files that the function has hashed;
+# `write_manifest` hashes the other files.
 WriteWeights = Callable[[str], Mapping[str, FileSeal]]
 
 
@@ -144,9 +144,8 @@ def newest_whole(
 
   Args:
     model_dir: MODEL_DIR, which need not exist.
-    setting: name of the setting that `model_dir` was given for, for messages.
-    read: function that reads a checkpoint and raises unless it is whole;
-      `read_whole` by default.
+    setting: name of the setting whose value is `model_dir`, for messages.
+    read: reads a checkpoint, and raises unless it is whole; None: `read_whole`.
 
   Raises:
     UserError: all checkpoints are damaged, or one cannot be read.
@@ -165,7 +164,7 @@ def first_whole(
 
   Args:
     paths: paths of checkpoints, in the order to try.
-    given: setting that names the folder, and its value, for messages.
+    given: "SETTING = 'folder'", for messages.
     read: function that reads a checkpoint and raises unless it is whole.
 
   Raises:
@@ -179,8 +178,8 @@ def first_whole(
       raise
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
-  # Do not return None if all checkpoints are damaged: training would start from
-  # scratch, and the trained steps would be lost.
+  # If all checkpoints are damaged, raise an error. Otherwise training would
+  # start from scratch, and the trained steps would be lost.
   if paths:
     raise UserError(
       f"{given}: none of its {len(paths)} checkpoints is whole (see above); "
@@ -226,11 +225,9 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
 
 
 def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
-  """Compares hashes with the manifest's; returns the checkpoint as verified.
+  """Returns a checkpoint as verified, after comparing its files' hashes.
 
-  Args:
-    checkpoint: checkpoint on the disk.
-    found: hash of every file as it is now, by file name.
+  `found` has the hash of every file as it is now, by file name.
 
   Raises:
     DamagedCheckpointError: a file does not hold the bytes that were written.
@@ -287,14 +284,10 @@ def read_checkpoint(path: str) -> Checkpoint:
 
 @contextlib.contextmanager
 def reading(folder: str, name: str) -> Iterator[None]:
-  """Turns errors of reading a checkpoint's file into this module's errors.
-
-  Args:
-    folder: folder of the checkpoint.
-    name: name of the file that the body reads.
+  """Turns errors of the body, which reads the file `name`, into our errors.
 
   Raises:
-    RemovedCheckpointError: the checkpoint's folder is missing.
+    RemovedCheckpointError: the folder is missing.
     DamagedCheckpointError: only the file is missing.
     UserError: the file exists but cannot be read.
   """
@@ -306,7 +299,8 @@ def reading(folder: str, name: str) -> Iterator[None]:
       raise RemovedCheckpointError(what) from None
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
       raise DamagedCheckpointError(what) from None
-    # This is not damage: the file may be whole, if this user may not read it.
+    # The file may be undamaged, for example if only the permission to read it
+    # is missing, so this is not DamagedCheckpointError.
     raise UserError(
       f"cannot read {os.path.join(folder, name)}: {error.strerror}; mend that, "
       f"or move {folder} away."
@@ -326,12 +320,9 @@ def write_manifest(
   manifest: Manifest,
   seals: Mapping[str, FileSeal] | None = None,
 ) -> None:
-  """Writes manifest.json, with the hashes of the other files in its folder.
+  """Writes manifest.json, with size and hash (seal) of the folder's files.
 
-  Args:
-    folder: folder of the checkpoint.
-    manifest: content of manifest.json except the files' seals.
-    seals: seals that are known, by file name; other files are hashed here.
+  `seals` has the known seals, by file name; other files are hashed here.
   """
   files = dict(seals or {})
   for name in sorted(set(os.listdir(folder)) - files.keys()):

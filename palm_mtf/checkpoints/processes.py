@@ -47,7 +47,7 @@ class CheckpointProcesses:
     return CheckpointProcesses(self.client)
 
   def of(self, part: Slice) -> Process:
-    """Returns the process that reads a variable's slice, and can write it."""
+    """Returns the process that reads, and can write, a variable's slice."""
     return self.servers.get(cpu_of_process(part.near), self.client)
 
 
@@ -60,17 +60,13 @@ def find_checkpoint_processes(
   """Returns the processes that read and write the checkpoints in a folder.
 
   These are the servers if all of them share the folder, otherwise the client.
-
-  Args:
-    session: session of the current graph, connected to the servers.
-    client: this process.
-    servers: servers of all devices; empty if the client has the devices.
-    folder: folder of the checkpoints, made if it is missing.
+  The folder is made if it is missing. `servers` is empty if the client has the
+  devices.
   """
   if not servers:
     return CheckpointProcesses(client)
   # Each server makes a file in a temporary folder. If the client does not find
-  # a file, that server does not share the folder.
+  # the file, that server does not share the folder.
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
     common = tempfile.mkdtemp(prefix=PARTIAL, dir=os.path.abspath(folder))
@@ -99,17 +95,14 @@ def assign_slices(
 ) -> dict[Process, list[Slice]]:
   """Assigns each region of a variable to one process, and balances the bytes.
 
-  Args:
-    pods: slices of each pod, by name in the checkpoint; bit-identical on all
-      pods.
-    processes: processes that write.
+  A region is the part of the variable that a slice holds. Several devices, and
+  all pods, may hold the same region.
 
   Returns:
-    The slices that each process has to write; a process without slices is left
-    out.
+    The slices that each process has to write, without processes that write
+    none.
   """
-  # Collect, for each region of a variable, one slice from each process that
-  # holds the region.
+  # For each region, collect one slice from each process that holds the region.
   regions = []
   for name in pods[0]:
     holders = collections.defaultdict(dict)
@@ -118,8 +111,8 @@ def assign_slices(
         if part.spec is not None:
           holders[part.spec].setdefault(processes.of(part).device, part)
     regions += holders.values()
-  # Begin with the largest region. Of the processes that hold a region, assign
-  # it to the one that has the fewest bytes so far.
+  # Begin with the largest region. Assign each region to the process that has
+  # the fewest bytes so far, of those that hold the region.
   num_bytes = {process.device: 0 for process in processes.all}
   found = {process.device: [] for process in processes.all}
   for holders in sorted(regions, key=_count_bytes, reverse=True):

@@ -22,12 +22,8 @@ def open_newest(
 ) -> tuple[Checkpoint, Vocabulary]:
   """Returns a run's newest whole checkpoint, held open, and the vocabulary.
 
-  Args:
-    model_dir: MODEL_DIR.
-    config: settings of the run.
-
   Raises:
-    UserError: if there is no whole checkpoint, or if it is of another model or
+    UserError: there is no whole checkpoint, or it belongs to another model or
       vocabulary than the settings.
   """
   shapes = parameter_shapes(config.model)
@@ -46,12 +42,9 @@ def newest_checkpoint(
 
   A trainer may remove the checkpoint, but open files stay readable.
 
-  Args:
-    model_dir: MODEL_DIR.
-    shapes: shape of every parameter of the model, by name.
-
   Raises:
-    UserError: there is no whole checkpoint, or it is of another model.
+    UserError: there is no whole checkpoint, or its parameters have other
+      shapes.
   """
   newest = newest_whole(model_dir, read=read_and_hold)
   if not newest:
@@ -68,13 +61,10 @@ def check_same_model(
   shapes: Mapping[str, tuple[int, ...]],
   vocabulary_sha256: str | None = None,
 ) -> None:
-  """Raises UserError if `checkpoint` is of another model or vocabulary.
+  """Raises UserError if a checkpoint belongs to another model or vocabulary.
 
-  Args:
-    checkpoint: checkpoint on the disk.
-    shapes: shape of every parameter of the model, by name.
-    vocabulary_sha256: hash of the run's SentencePiece model; None to skip the
-      comparison.
+  `shapes` has the shape of every parameter of the model, by name. If the hash
+  of the run's SentencePiece model is None, vocabularies are not compared.
   """
   if different := shape_differences(checkpoint.manifest.shapes, shapes):
     raise UserError(
@@ -91,11 +81,9 @@ def check_same_model(
 def shape_differences(
   held: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
 ) -> str:
-  """Returns text on the parameters whose shapes differ, or "" if none differ.
+  """Returns text on the parameters whose shapes differ; "" if none differ.
 
-  Args:
-    held: shapes in the checkpoint, by parameter name.
-    wanted: shapes in the model, by parameter name.
+  `held` has the shapes in the checkpoint, `wanted` those in the model, by name.
   """
   different = [
     f"{name} {_shape_text(held.get(name))}, the model wants "

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Warns if text that is held out now was not held out in training."""
+"""Warns if the held-out text is not the text that was held out in training."""
 
 import dataclasses
 import logging
@@ -37,10 +37,7 @@ def warn_of_other_evaluation_text(
 
 
 def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
-  """Warns if tasks on held-out text also use text that was trained on.
-
-  Tasks on held-out text are those of palm_mtf.tasks.corpus.
-  """
+  """Warns if tasks of palm_mtf.tasks.corpus use text that was trained on."""
   before, now = _share_before(checkpoint, data), data.validation_share
   if data.task is None and before < now:
     _logger.warning(
@@ -66,11 +63,9 @@ def warn_of_other_split(
 
 
 def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-  """Returns whether other documents are used, or held out, than in training.
-
-  How documents are packed into rows does not matter.
-  """
+  """Returns whether other documents are used, or held out, than in training."""
   trained = checkpoint.manifest.data
+  # The packing of documents into rows is not compared.
   in_its_rows = dataclasses.replace(
     corpus,
     packing=trained.get("PACKING", corpus.packing),

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and restores variables in checkpoints, by slices, in all processes.
+"""Saves the variables of all processes in checkpoints, and restores them.
 
-The files have TensorFlow's own format: each process writes a file with its
-slices, and the client makes one index of all files. processes.py says which
-processes read and write.
+The files have TensorFlow's own format. Each process writes the slices that it
+holds to one file, and the client writes one index of all files. processes.py
+says which processes read and write.
 """
 
 import collections
@@ -68,14 +68,7 @@ class WeightsCopier:
     pods: Pods,
     processes: CheckpointProcesses = THIS_PROCESS,
   ):
-    """Adds operations that copy and write all slices to the session's graph.
-
-    Args:
-      session: session of the current graph.
-      pods: slices of each pod, by name in the checkpoint; bit-identical on all
-        pods.
-      processes: processes that write.
-    """
+    """Adds operations that copy and write all slices to the current graph."""
     writer = build_writer(pods, processes)
     self._copy = session.make_callable(writer.copy)
     self._write = session.make_callable(
@@ -88,10 +81,7 @@ class WeightsCopier:
     return self._write_copy
 
   def _write_copy(self, prefix: str) -> dict[str, FileSeal]:
-    """Writes the copy to files with a prefix; the session must still be open.
-
-    Returns:
-      Size in bytes and hash of each file except the index, by file name.
+    """Writes the copy; returns size and hash of each file except the index.
 
     Raises:
       OSError: the file system cannot write the files.
@@ -120,13 +110,7 @@ class Writer(NamedTuple):
 
 
 def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
-  """Builds operations that write each variable once, though all pods hold it.
-
-  Args:
-    pods: slices of each pod, by name in the checkpoint; bit-identical on all
-      pods.
-    processes: processes that write.
-  """
+  """Builds operations that write each variable once, not once per pod."""
   with tf.device(processes.client.device):
     prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
   shares = assign_slices(pods, processes)
@@ -134,9 +118,8 @@ def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
   for number, (process, slices) in enumerate(shares.items()):
     values = [_read_into_process(part, process) for part in slices]
     with tf.device(process.device):
-      # On CPUs, Stage only holds a reference to the variable's memory. As long
-      # as it does, the optimizer writes the variable's next value to new
-      # memory.
+      # On CPUs, Stage only holds a reference to the variable's memory. While it
+      # is held, the optimizer writes the variable's next value to new memory.
       held = {
         "dtypes": [x.dtype for x in values],
         "shared_name": "palm_mtf_checkpoint",
@@ -160,7 +143,7 @@ def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
       delete_old_dirs=False,
     )
   with tf.control_dependencies([merged]):
-    # These are not under tf.device, so that each is on the device of its input.
+    # No tf.device here, so that each copy is on the device of its input.
     sealed = [[tf.identity(x) for x in each] for each in sealed]
   return Writer(copies, prefix, sealed)
 
@@ -172,8 +155,7 @@ def _read_into_process(part: Slice, process: Process) -> tf.Tensor:
   if value.shape.as_list() != sizes:
     with tf.device(part.near):  # so that padding does not leave the device
       value = tf.slice(value, [0] * len(sizes), sizes)
-  # Send each value to `process` in a separate message, because the size of a
-  # gRPC message is limited.
+  # Send each value in a separate message, because gRPC limits message sizes.
   with tf.device(process.device):
     return tf.identity(value)
 
@@ -187,7 +169,7 @@ def _write_slices(
   """Writes slices to a file in a process; returns `seal_file`'s results."""
   with tf.device(process.device):
     rows = zip(slices, values, strict=True)
-    # A slice's spec says which part of the variable the slice is. With it,
+    # The specs say which part of the variable each slice is. Thus
     # tf.train.load_checkpoint, and programs with another layout, can read the
     # whole variable.
     write = tf.raw_ops.SaveV2(
@@ -212,13 +194,9 @@ def restore(
   prefix: str,
   processes: CheckpointProcesses = THIS_PROCESS,
 ) -> None:
-  """Restores the variables of a session from files.
+  """Restores the variables of a session from the files of `prefix`.
 
-  Args:
-    session: session of the current graph.
-    pods: slices of each pod, by name in the checkpoint.
-    prefix: TensorFlow's prefix of the files.
-    processes: processes that read the files, each for its own devices.
+  Each of `processes` reads the files for its own devices.
 
   Raises:
     OSError: a process cannot open a file.
@@ -235,7 +213,7 @@ def open_to_restore(
 ) -> Iterator[Callable[[Pods], None]]:
   """Opens files; yields a function that restores the given variables from them.
 
-  Arguments and errors are as for `restore`.
+  For arguments and errors see `restore`.
   """
   prefix = os.path.abspath(prefix)
   with _open_in_processes(
@@ -247,12 +225,7 @@ def open_to_restore(
 def whole_reader(
   session: tf.Session, processes: CheckpointProcesses
 ) -> ReadCheckpoint:
-  """Returns a function like `read_whole`, but each process hashes some files.
-
-  Args:
-    session: session connected to the processes.
-    processes: processes that hash the files.
-  """
+  """Returns a function like `read_whole`; `processes` share the hashing."""
 
   def read(path: str) -> Checkpoint:
     checkpoint, count = read_checkpoint(path), len(processes.all)
@@ -273,15 +246,10 @@ def whole_reader(
 def _open_in_processes(
   session: tf.Session, prefix: str, shares: Mapping[Process, Sequence[str]]
 ) -> Iterator[dict[str, str]]:
-  """Opens weights in every process; yields the files' hashes, by file name.
+  """Opens weights in every process; yields {name of a file: its hash}.
 
-  Args:
-    session: session connected to the processes.
-    prefix: TensorFlow's prefix of the files.
-    shares: for each process, the names of the files that it hashes.
-
-  Raises:
-    OSError: a process cannot read a file.
+  `shares` says which files each process hashes. Raises OSError if a process
+  cannot read a file.
   """
   hashes: dict[str, str] = {}
   opened, closed = [], []
@@ -315,11 +283,10 @@ def restore_weights(
   """
   try:
     restore(session, pods, weights.prefix, processes.client_only)
-  # All other errors come from the session, for example because a pod is lost.
-  # They pass to the caller.
+  # Errors of the session, such as those of a lost pod, pass to the caller.
   except _DAMAGE as error:
-    # Take the reason from the message, which begins with the place in our code
-    # that made the operation, and ends with the operation.
+    # The message begins with the place in our code that made the operation, and
+    # ends with the operation. Show only the reason between them.
     reason = _TRACE.sub("", error.message).splitlines()[0]
     raise UserError(
       f"{weights.given}: TensorFlow cannot read it: {reason}"
@@ -331,11 +298,8 @@ def build_restorer(
 ) -> tf.Operation:
   """Builds the operation that restores the variables of all pods.
 
-  Args:
-    pods: slices of each pod, by name in the checkpoint; all pods have the same
-      names.
-    prefix: TensorFlow's prefix of files that all processes have opened.
-    processes: processes that read the files, each for its own devices.
+  All `processes` have opened the files of `prefix`; each reads them for its own
+  devices.
   """
   prefixes = {
     process.device: tf.ensure_shape(
@@ -347,16 +311,16 @@ def build_restorer(
   # The last two assignments that were built for each process.
   done: dict[str, list[tf.Operation]] = {x.device: [] for x in processes.all}
   for key in pods[0]:
-    # A process reads each part of a variable only once, for all the devices of
-    # that process that hold the part.
+    # A process reads each part of a variable only once, for all of the devices
+    # of that process that hold the part.
     parts_of = collections.defaultdict(list)
     for slices in pods:
       for part in slices[key]:
         parts_of[processes.of(part).device, part.spec].append(part)
     for (device, _), parts in parts_of.items():
-      # A read waits until the part before the previous one is assigned. A
-      # process then holds at most two parts: one that it reads, and one that it
-      # sends to devices.
+      # A read waits until the part before the previous part is assigned, so
+      # that a process holds at most two parts: one that it reads, and one that
+      # it sends to devices.
       with tf.device(device), tf.control_dependencies(done[device][:-1]):
         value = _read_slice(prefixes[device], parts[0])
       assigned = tf.group([each.variable.assign(value).op for each in parts])
@@ -382,20 +346,12 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
 
 
 def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
-  """Returns a function that takes a variable's name and returns its value.
-
-  Args:
-    prefix: TensorFlow's prefix of the files.
-  """
+  """Returns a function from the name of a variable to its value."""
   return tf.train.load_checkpoint(prefix).get_tensor
 
 
 def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes a TensorFlow checkpoint.
-
-  Args:
-    prefix: TensorFlow's prefix of the files.
-    arrays: float32 value of each variable, by name.
+  """Writes float32 arrays, by variable name, as a TensorFlow checkpoint.
 
   Raises:
     OSError: the files cannot be written.

@@ -1,10 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weight files of checkpoints: held open to be read, hashed, synced.
+"""Opens, hashes and syncs the weight files of checkpoints.
 
-The functions of SERVER_FUNCTIONS run in the server that has the files: a
-session calls them there. Their texts are bytes in UTF-8, as TensorFlow passes
-texts.
+A session calls the functions of SERVER_FUNCTIONS in the server that has the
+files. Strings are bytes in UTF-8 there, as TensorFlow passes them.
 """
 
 import contextlib
@@ -27,27 +26,23 @@ _LINKS = "palm_mtf_links_"  # begins the names of the temporary folders
 
 
 class OpenWeights:
-  """Holds the files of a TensorFlow prefix open.
+  """Holds the files of a TensorFlow checkpoint prefix open.
 
-  A trainer may remove a checkpoint while another process reads it, but open
-  files stay readable. They stay open until `close` is called or the object is
-  deleted.
+  A trainer may remove a checkpoint while another process reads it. Open files
+  stay readable until `close` is called or the object is deleted.
 
   TensorFlow finds files by their prefix, so a temporary folder holds links to
-  the open files. The folder's name is plain, because TensorFlow reads a prefix
-  as a pattern, in which "[" begins a set of characters.
+  the open files. The folder's name has no special characters, because
+  TensorFlow reads a prefix as a pattern, in which "[" begins a set of
+  characters.
 
   Attributes:
-    prefix: TensorFlow's prefix of the links; the files' original prefix if no
+    prefix: TensorFlow's prefix of the links; the original prefix if no
       temporary folder can be made.
   """
 
   def __init__(self, prefix: str):
-    """Opens the files whose paths begin with `prefix` and ".".
-
-    Raises:
-      OSError: a file cannot be opened, or is not regular.
-    """
+    """Opens the files "PREFIX.*"; raises OSError if a file is not regular."""
     folder, stem = os.path.split(prefix)
     with contextlib.ExitStack() as stack:
       self._paths = {}
@@ -69,11 +64,7 @@ class OpenWeights:
       self.close = weakref.finalize(self, stack.pop_all().close)
 
   def path(self, name: str) -> str:
-    """Returns a path for reading the open file `name`.
-
-    Raises:
-      FileNotFoundError: no file of this name was opened.
-    """
+    """Returns a path of the open file `name`, or raises FileNotFoundError."""
     if name not in self._paths:
       raise FileNotFoundError(2, "No such file or directory", name)
     return self._paths[name]
@@ -107,12 +98,12 @@ def _remove_abandoned_folders() -> None:
         shutil.rmtree(path)
 
 
-# The files that `open_weights` has opened in this process, by `prefix`.
+# Files that `open_weights` has opened in this process, by its `prefix`.
 _open: dict[bytes, OpenWeights] = {}
 
 
 def make_empty_file(path: bytes) -> np.int32:
-  """Makes a new file; returns the error number, 0 on success."""
+  """Makes a new file; returns errno, 0 on success."""
   try:
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
   except OSError as error:
@@ -121,11 +112,7 @@ def make_empty_file(path: bytes) -> np.int32:
 
 
 def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
-  """Syncs a file to the disk, and hashes it.
-
-  Returns:
-    The size of the file in bytes, its hash, and the error number, 0 on success.
-  """
+  """Syncs and hashes a file; returns size in bytes, hash, and errno or 0."""
   try:
     sync(path.decode())
     digest = hash_file(path.decode()).encode()
@@ -144,7 +131,7 @@ def open_weights(
     names: names of those files that are to be hashed.
 
   Returns:
-    The hashes, [len(names)] bytes, and the error number, 0 on success.
+    The hashes, [len(names)] bytes, and errno, 0 on success.
   """
   try:
     files = _open[prefix] = OpenWeights(prefix.decode())
@@ -155,11 +142,7 @@ def open_weights(
 
 
 def opened_prefix(prefix: bytes) -> bytes:
-  """Returns the prefix of links to the files that `open_weights` opened.
-
-  Args:
-    prefix: the argument of `open_weights`.
-  """
+  """Maps the `prefix` given to `open_weights` to the prefix of the links."""
   return _open[prefix].prefix.encode()
 
 

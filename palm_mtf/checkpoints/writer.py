@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes checkpoints in a thread while training continues; removes old ones.
 
-A checkpoint gets its name when all of it is on the disk, and older checkpoints
-are removed after that. The last KEEP_CHECKPOINTS checkpoints stay, and those at
-multiples of KEEP_EVERY_STEPS.
+A checkpoint gets its final name only when it is complete on the disk. Older
+checkpoints are removed after that, except the last KEEP_CHECKPOINTS and those
+at multiples of KEEP_EVERY_STEPS.
 """
 
 import contextlib
@@ -48,13 +48,7 @@ class BackgroundWriter:
   """
 
   def __init__(self, model_dir: str, run: RunConfig, newest: Checkpoint | None):
-    """Prepares to write the checkpoints of a run.
-
-    Args:
-      model_dir: MODEL_DIR.
-      run: checkpoint settings.
-      newest: checkpoint that the run resumes from; None for a new run.
-    """
+    """Takes the checkpoint that the run resumes from; None for a new run."""
     self._model_dir, self._run = model_dir, run
     self._newest = newest
     self._step = newest.manifest.step if newest else 0
@@ -115,13 +109,10 @@ class BackgroundWriter:
       raise UserError(f"{error} The newest checkpoint is {newest}.")
 
   def wait(self) -> Checkpoint | None:
-    """Waits for the checkpoint that is being written.
-
-    Returns:
-      The newest checkpoint, or None if there is none.
+    """Returns the newest checkpoint, or None, once no write is in progress.
 
     Raises:
-      UserError: the checkpoint could not be written.
+      UserError: the last checkpoint could not be written.
     """
     with self._timing_wait():
       self._join()
@@ -129,9 +120,9 @@ class BackgroundWriter:
     return self._newest
 
   def take_wait_secs(self) -> float:
-    """Returns the seconds that training waited for copies and writes.
+    """Returns the seconds that training has waited since the previous call.
 
-    Only waits since the previous call of this method count.
+    Training waits for copies of weights, and for writes.
     """
     secs, self._wait_secs = self._wait_secs, 0.0
     return secs
@@ -141,7 +132,7 @@ class BackgroundWriter:
     before, start = self._wait_secs, time.perf_counter()
     try:
       yield
-    finally:  # replaces what a nested call has added
+    finally:  # replace what a nested call has added
       self._wait_secs = before + time.perf_counter() - start
 
   def _join(self) -> None:
@@ -175,10 +166,9 @@ def write_checkpoint(
   Args:
     model_dir: MODEL_DIR.
     manifest: manifest of the checkpoint.
-    write_weights: function that takes TensorFlow's prefix, and writes weights.
+    write_weights: writes the weights to the files of a prefix.
     keep: number of newest checkpoints to keep.
-    keep_every_steps: also keep checkpoints whose step is a multiple of this;
-      None to keep no more.
+    keep_every_steps: also keep checkpoints at multiples of this step, if given.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.
@@ -190,7 +180,7 @@ def write_checkpoint(
     seals = write_weights(os.path.join(folder, WEIGHTS))
     write_manifest(folder, manifest, seals)
   # Read the new checkpoint before older ones are removed. It counts as
-  # verified, because its hashes were computed from the files on the disk.
+  # verified, because its hashes were just computed from its files.
   written = dataclasses.replace(read_checkpoint(path), is_verified=True)
   _remove_partial(model_dir)
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
@@ -206,11 +196,8 @@ def removable(
 ) -> list[str]:
   """Returns the paths of the checkpoints that need not be kept.
 
-  Args:
-    paths: paths of checkpoints, oldest first.
-    keep: number of newest checkpoints to keep.
-    keep_every_steps: also keep checkpoints whose step is a multiple of this;
-      None to keep no more.
+  `paths` is sorted, oldest first. For the other arguments see
+  `write_checkpoint`.
   """
   return [
     path
@@ -245,7 +232,7 @@ def remove_or_warn(path: str) -> None:
 
 
 def remove_later(model_dir: str, step: int) -> None:
-  """Removes the checkpoints after `step`, to which training has gone back."""
+  """Removes the checkpoints after `step`, to which training has rewound."""
   # Remove the newest first. If this process is killed before all are removed,
   # the next process resumes from the newest checkpoint that is left, and
   # detects the same loss spike.
@@ -257,9 +244,8 @@ def remove_later(model_dir: str, step: int) -> None:
 def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
   """Renames damaged checkpoints of steps that the run will write again.
 
-  Args:
-    model_dir: MODEL_DIR, whose training lock this process holds.
-    newest: newest whole checkpoint in it; None if there is none.
+  This process holds the training lock of MODEL_DIR. `newest` is the newest
+  whole checkpoint there, or None.
   """
   _remove_partial(model_dir)
   # Every checkpoint after the newest whole one is damaged. Older damaged ones
@@ -319,11 +305,7 @@ def check_space(
 ) -> None:
   """Raises UserError unless the disk has space for the checkpoints of a run.
 
-  Args:
-    model_dir: MODEL_DIR, which need not exist.
-    shapes: shape of every parameter, by name.
-    run: checkpoint settings.
-    state: which optimizer slots each parameter has.
+  MODEL_DIR need not exist. `state` says which optimizer slots parameters have.
   """
   # The folder of checkpoints may be a link to another disk.
   existing = os.path.realpath(ModelDir(model_dir).checkpoints)

@@ -23,22 +23,21 @@ class Command(NamedTuple):
     config: name of a class in palm_mtf.config; "" for a command that has only
       flags. The entry point takes `model_dir` and `config`, an object of this
       class, whose fields gin's macros set. The command's help and defaults are
-      in gin/defaults/<name>.gin, where "_" replaces a space in the name.
+      in gin/defaults/<name>.gin, with "_" for a space.
     leaves_out: fields of `config` that macros do not set.
-    has_results: whether the entry point takes `as_json`, a bool. If it is true,
+    has_results: whether the entry point takes `as_json`. If `as_json` is true,
       the entry point prints results as JSON, one object per line.
-    keeps_config: whether the entry point takes a function `config_files`. The
-      entry point passes to it, as keywords, the values that replace "auto", and
-      writes the returned {file name: text} into MODEL_DIR.
-    starts_runs: whether the entry point takes `load_run`, which makes the
-      settings of a run (gin_files.make_run_loader).
-    takes_model_dir: whether the command has --model_dir, which reads the
-      config.gin in that folder.
+    keeps_config: whether the entry point takes `config_files`, the method of
+      `gin_files.Configuration`.
+    starts_runs: whether the entry point takes `load_run`, a function from
+      `gin_files.make_run_loader`.
+    takes_model_dir: whether the command has --model_dir. If the user gives this
+      flag, the command reads the config.gin in that folder.
     flags: {flag: keywords for argparse}; a flag without dashes is positional.
       The entry point takes the value of each flag as a keyword.
-    standalone: {flag: (dotted path, help)} for flags that run another function
-      instead of the entry point, without configuration. The function takes
-      `hardware_of`, which returns the rates of a CHIP, and `as_json`.
+    standalone: {flag: (dotted path, help)} for flags that run the function at
+      this path instead of the entry point, without configuration. The function
+      takes `gin_files.hardware_of` and `as_json`.
   """
 
   summary: str
@@ -56,12 +55,10 @@ class Command(NamedTuple):
 def _flag(
   metavar: str | None, description: str, **keywords: Any
 ) -> dict[str, Any]:
-  """Returns add_argument's keywords for a flag with a value."""
   return {"metavar": metavar, "help": description, **keywords}
 
 
 def _switch(description: str, **keywords: Any) -> dict[str, Any]:
-  """Returns add_argument's keywords for a flag without a value."""
   return {"action": "store_true", "help": description, **keywords}
 
 
@@ -109,7 +106,6 @@ _SERVE_FLAGS = {
 }
 
 
-# Flags that several commands share.
 _INPUT = _flag(
   "GLOB",
   "files, each a text, or .jsonl files, each line a text; may be "
@@ -131,8 +127,7 @@ COMMANDS = {
     "train a model, or resume its training",
     entry_point="palm_mtf.commands.train.train",
     config="Config",
-    # The run's config.gin has no decoding settings: they belong to the commands
-    # that later read it.
+    # Leave decoding settings to the commands that read the run's config.gin.
     leaves_out=["decode"],
     keeps_config=True,
   ),
@@ -440,7 +435,6 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   Raises:
     UserError: if no command has this name; suggests the most similar name.
   """
-  # A name consists of at most two words in front of the first flag.
   words = list(
     itertools.takewhile(lambda x: not x.startswith("-"), arguments[:2])
   )
@@ -448,7 +442,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   if not words or name in COMMANDS or commands_in(name):
     return name, list(arguments[len(words) :])
   group = words[0]
-  # Suggest only commands of this group, if the group exists.
+  # If the group exists, suggest only commands of this group.
   known = commands_in(group) if len(words) == 2 else {}
   if not known:
     if group in COMMANDS:  # the second word is an argument, not part of a name

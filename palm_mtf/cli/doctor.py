@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf doctor`: versions, devices, and what to mend.
+"""`palm_mtf doctor`: prints versions, devices, and problems with their fixes.
 
 The libraries are imported in a separate process with a time limit, so that a
 library that crashes is reported. `find_faults` and `find_slowness` are pure
@@ -39,8 +39,8 @@ _SHOWN_CPU_FLAGS = (
   *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
   *("amx_int8", "amx_bf16", "i8mm", "bf16"),
 )
-# {package that libraries require by name: packages that install the same
-# folder}
+# {package: other packages that install the same folder}. Libraries require the
+# first package by its name.
 _SAME_FOLDER = {
   "tensorflow": (
     *("tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "tf-nightly-cpu"),
@@ -52,7 +52,7 @@ _SAME_FOLDER = {
 # Packages whose requirements doctor checks. tensorflow-text is included because
 # it works with only one minor version of TensorFlow.
 _REQUIRERS = ("palm_mtf", "seqio", "tensorflow-text")
-# {module: package}, where their names differ.
+# {module: package that installs the module}, only where the names differ.
 _PACKAGE_OF_MODULE = {
   **{"absl": "absl-py", "gin": "gin-config"},
   **{"google": "protobuf", "tree": "dm-tree"},
@@ -61,9 +61,9 @@ _IMPORT_SECS = 180
 _GIB = 2**30
 _ROOT = Path(palm_mtf.__file__).parent.parent
 
-# A program that prints each module's name before importing the module, and
-# prints TensorFlow's devices at the end. The module sentencepiece_model_pb2 is
-# generated code, which fails if protobuf is too old.
+# Prints each module's name before importing the module, and at the end
+# TensorFlow's devices. The generated code in sentencepiece_model_pb2 fails if
+# protobuf is too old.
 _IMPORT_PROGRAM = """
 import importlib, sys
 sys.path.append(sys.argv[1])
@@ -77,7 +77,7 @@ print("\\n> devices", ", ".join(x.name for x in devices), flush=True)
 
 
 class Problem(NamedTuple):
-  """A problem, described in one line, and a command or text that mends it."""
+  """A problem, in one line, and a command or advice that mends the problem."""
 
   what: str
   fix: str
@@ -89,9 +89,9 @@ class Installation:
 
   Attributes:
     python: path of the interpreter, quoted for a shell.
-    versions: version of every installed package, by normalized name.
-    requirements: requirements of palm_mtf and some of its libraries, in the
-      form of package metadata, such as "numpy<3,>=2.1".
+    versions: {normalized name: version} of every installed package.
+    requirements: requirements of the packages in _REQUIRERS, in the form of
+      package metadata, such as "numpy<3,>=2.1".
     import_error: text that says which import failed and why; "" if none failed.
   """
 
@@ -107,9 +107,9 @@ class Installation:
 
   @property
   def specifiers(self) -> dict[str, object]:
-    """Accepted versions, as specifiers, by the name of the required package."""
-    # A broken installation may lack `packaging`. Return nothing then, so that
-    # the other checks still work.
+    """{required package: specifier of the accepted versions}."""
+    # Return nothing if a broken installation lacks `packaging`, so that the
+    # other checks still work.
     if "packaging" not in self.versions:
       return {}
     from packaging.requirements import Requirement
@@ -127,12 +127,8 @@ class Installation:
 def main(measure: bool = False, as_json: bool = False) -> int:
   """Prints what this machine and the installation have, and what to mend.
 
-  Args:
-    measure: also measure this machine's speed.
-    as_json: print one JSON object instead of text.
-
-  Returns:
-    The exit code: 0, or 2 when there are problems.
+  Also prints measured rates if `measure`. Returns the exit code: 2 if there are
+  problems, otherwise 0.
   """
   _logger.info("importing the libraries ...")
   import_error, devices = _try_imports()
@@ -164,7 +160,6 @@ def main(measure: bool = False, as_json: bool = False) -> int:
 
 
 def _report(found: Mapping[str, object], problems: list[Problem]) -> str:
-  """Returns the table that `_describe` made, and the problems, as text."""
   lines = []
   for name, value in found.items():
     if isinstance(value, Mapping):
@@ -179,7 +174,6 @@ def _report(found: Mapping[str, object], problems: list[Problem]) -> str:
 
 
 def _measure_rates() -> dict[str, str]:
-  """Measures this machine's speed in a process that imports TensorFlow."""
   _logger.info("measuring ...")
   result = subprocess.run(
     [sys.executable, "-m", "palm_mtf.rates.measure"],
@@ -194,7 +188,6 @@ def _measure_rates() -> dict[str, str]:
 
 
 def _describe(versions: Mapping[str, str], devices: str) -> dict:
-  """Returns the table to print, as {name of a row: value}."""
   flags, bfloat16 = processors.cpu_flags(), native_bfloat16_here()
   shown = [name for name in _SHOWN_CPU_FLAGS if name in flags]
   total, available = memory_bytes()
@@ -224,12 +217,7 @@ def _requirements(package: str) -> list[str]:
 
 
 def _try_imports() -> tuple[str, str]:
-  """Imports the libraries in another process.
-
-  Returns:
-    Text that says which import failed ("" if none failed), and text that lists
-    TensorFlow's devices.
-  """
+  """Returns the failure of an import ("" if none), and TensorFlow's devices."""
   try:
     result = subprocess.run(
       [sys.executable, "-c", _IMPORT_PROGRAM, _ROOT],
@@ -254,7 +242,7 @@ def _try_imports() -> tuple[str, str]:
 
 
 def _find_cause(why: str) -> str:
-  """Returns the last line of a traceback that names an exception."""
+  """Returns the last line in a traceback `why` that names an exception."""
   lines = [line.strip() for line in why.splitlines() if line.strip()]
   named = [x for x in lines if re.match(r"[\w.]*(Error|Exception|Exit)\b", x)]
   return (named or lines or ["no reason given"])[-1]
@@ -285,8 +273,8 @@ def _find_overwritten(found: Installation) -> Iterator[Problem]:
       right = f"{wanted}=={found.versions[wanted]}"
     else:
       right = f'"{wanted}{found.specifiers.get(wanted, "")}"'
-    # Uninstall all of them, because uninstalling one removes files that the
-    # others need.
+    # Uninstall all, because uninstalling one package removes files that the
+    # other packages need.
     yield Problem(
       f"{listed} {why}.",
       f"{found.pip} uninstall -y {' '.join(present)} && "
@@ -299,8 +287,7 @@ def _find_unmet_requirements(found: Installation) -> Iterator[Problem]:
   for name, specifier in found.specifiers.items():
     version = found.versions.get(name)
     fix = f'{found.pip} install "{name}{specifier}"'
-    # If another package provides the same folder, _find_overwritten reports the
-    # problem.
+    # `_find_overwritten` reports a package that provides the same folder.
     if version is None and not {*_SAME_FOLDER.get(name, ())} & {
       *found.versions
     }:
@@ -315,7 +302,7 @@ def _explain_import(found: Installation) -> Problem:
     package = _PACKAGE_OF_MODULE.get(match[1], match[1].replace("_", "-"))
     fix = f"{found.pip} install {package}"
   elif re.search("(?i)protobuf|Descriptors cannot be created", error):
-    # The installed protobuf is too old for generated code of another package.
+    # protobuf is too old for the generated code of another package.
     fix = f'{found.pip} install --upgrade "protobuf>=6.31.1,<8"'
   elif "SIGILL" in error:
     fix = "use a CPU with AVX2, for which TensorFlow's wheels are compiled"

@@ -24,8 +24,8 @@ from palm_mtf.cli.gin_statements import (
 from palm_mtf.config.macros import MISSING
 from palm_mtf.errors import UserError, did_you_mean
 
-# End of the path of a parameter in tasks/code.py. The parameter permits running
-# programs that the model writes.
+# Suffix of a path: the function `programs` in tasks/code.py has the parameter
+# that permits running programs that a model writes.
 _PERMISSION = ".programs"
 
 
@@ -46,7 +46,7 @@ def split(
 
   Args:
     statements: statements of all files and of the command line, in order. If
-      several set the same name, the last one counts.
+      several statements set the same name, the last statement counts.
     known: every macro of every command.
 
   Returns:
@@ -105,12 +105,7 @@ def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
 
 
 def _find_path(selector: str, paths: Mapping[str, str]) -> str:
-  """Returns the dotted path that `selector` stands for, or "" if unknown.
-
-  Args:
-    selector: name in a gin file, such as "module.function".
-    paths: {name: dotted path}, from `_read_imports`.
-  """
+  """Returns the dotted path that `selector` stands for, or "" if unknown."""
   root, dot, rest = selector.partition(".")
   if root == "gin":  # such as gin.singleton
     return selector
@@ -141,11 +136,7 @@ def _classes_of_settings() -> dict[str, frozenset[str]]:
 def _make_macro_setting(
   setting: Setting, path: str, known: Collection[str]
 ) -> Setting:
-  """Returns the setting of the macro that replaces a parameter of palm_mtf.
-
-  Raises:
-    UserError: if no macro replaces the parameter.
-  """
+  """Returns the setting of the macro that replaces a parameter of palm_mtf."""
   macro = setting.name.upper()
   classes = _classes_of_settings()
   readers = [name for name, macros in classes.items() if macro in macros]
@@ -181,22 +172,19 @@ def _advise(setting: Setting, known: Collection[str]) -> str:
   macro = setting.name.upper()
   if setting.selector and macro in known:
     return f"set {macro} = {format_value(setting.value)} instead"
-  # Suggest no macro if the value is a reference (@...), because no macro holds
-  # objects.
+  # If the value is a reference (@...), suggest no macro: no macro of palm_mtf
+  # holds an object.
   is_value = setting.selector and not isinstance(setting.value, Reference)
   return "set a macro instead" + (did_you_mean(macro, known) * bool(is_value))
 
 
 def check_runs_no_code(statements: Iterable[Statement]) -> None:
-  """Raises UserError if a run's config.gin can run code.
+  """Raises UserError if a run's config.gin can run code of its author.
 
   The file may set macros, and parameters of palm_mtf.tasks, to literals. It may
   not import modules outside palm_mtf (an import runs the module), refer to
   functions (gin calls them), or set the parameter that permits running a
   model's programs.
-
-  Args:
-    statements: statements of the file, whose author may be a stranger.
   """
   statements = list(statements)
   paths = _read_imports(statements)
@@ -230,9 +218,9 @@ def check_known(
   Args:
     macros: the macros that are set.
     settings: settings whose values may refer to macros.
-    known: every macro of every command.
+    known: names of the macros of all commands.
   """
-  # A user may define other macros, to which the values of settings refer.
+  # A user may define other macros, to which settings then have to refer.
   asked = set(known)
   for setting in settings:
     names = list(names_in(setting.value))
@@ -262,6 +250,7 @@ def find_reached(
   """
   found: dict[str, Setting] = {}
 
+  # `circle` names the macros on the path from the first setting to `setting`.
   def follow(setting: Setting, circle: tuple[str, ...]) -> None:
     for each in names_in(setting.value):
       if isinstance(each, Reference) or "." in each.name:
@@ -279,7 +268,6 @@ def find_reached(
       found[each.name] = macros[each.name]
       follow(macros[each.name], (*circle, each.name))
 
-  # `circle` has the macros on the path from this setting to the current one.
   for setting in settings:
     follow(setting, () if setting.selector else (setting.name,))
   return found

@@ -7,7 +7,7 @@ these that sets it: the field's default, defaults/<command>.gin, the user's
 files in order, the command line. A setting without an effect is an error
 (gin_checks.py). The result is one flat gin file: `--print_config` prints it, a
 run stores it as MODEL_DIR/config.gin, and passing it as `--gin_file` to any
-command gives the same configuration. gin_statements.py reads single files.
+command gives the same configuration.
 """
 
 import dataclasses
@@ -62,8 +62,8 @@ class Configuration:
     bindings: settings of parameters of the user's own functions.
     asked: the command line as the user gave it, for the first line of
       config.gin.
-    implied: names of macros that the user did not set and whose values CHIP
-      decides.
+    implied: names of macros for a chip's rates that the user did not set, so
+      that CHIP decides their values.
   """
 
   config_class: type
@@ -77,7 +77,6 @@ class Configuration:
   def format_effective(self) -> str:
     """Returns the text of a single gin file with this configuration."""
     lines = [f"# {self.asked}".replace("\n", " "), *self._format_imports()]
-    # Macros come first because that is easier to read; gin accepts any order.
     for group in (self.macros.values(), self.bindings):
       lines.append("")
       for each in group:
@@ -124,7 +123,7 @@ class Configuration:
     }
 
   def format_values(self) -> str:
-    """Returns the text of a gin file with the values but not their origins."""
+    """Returns the text of a gin file with the values but without origins."""
     settings = [
       x
       for x in self._make_operative().macros.values()
@@ -144,7 +143,7 @@ class Configuration:
     return dataclasses.replace(self, macros=macros)
 
   def add_location(self, message: str) -> str:
-    """Appends where MACRO is set, if the message begins with "MACRO = "."""
+    """Adds, to a message that begins "MACRO = ", where the macro is set."""
     setting = self.macros.get(message.partition(" = ")[0])
     if (
       not setting
@@ -158,15 +157,14 @@ class Configuration:
     """Calls the user's functions to which the configuration refers, if any.
 
     Raises:
-      UserError: if an import, a name or a function in the user's files is
-        wrong.
+      UserError: if an import, a name or a function in the user's files fails.
     """
     if self._needs_gin:
       self._compute_values()
 
   @property
   def _needs_gin(self) -> bool:
-    # gin is needed only for references to the user's functions and constants.
+    # `_resolve_all` leaves only names of the user's functions and constants.
     return any(names_in([*self._resolve_all().values()]))
 
   def _compute_values(self) -> dict[str, object]:
@@ -180,7 +178,7 @@ class Configuration:
       self._bind()
       computed = self._call_functions(values)
       values |= computed
-      if "CHIP" in computed:  # `load` did not know the chip
+      if "CHIP" in computed:  # `load` could not read this chip's file
         chip = read_chip(computed["CHIP"])
         values |= {x: chip[x].value for x in chip.keys() & self.implied}
     for name, value in values.items():
@@ -188,22 +186,18 @@ class Configuration:
     return values
 
   def _resolve_all(self) -> dict[str, object]:
-    """Returns {macro: value} in which values replace references to macros.
-
-    References to functions and constants are left for gin to resolve.
-    """
+    """Returns {macro: value} after resolving the references to macros."""
     literals = {}
     for name, setting in self.macros.items():
       try:
         literals[name] = self._resolve_macros(setting.value)
-      except TypeError:  # {%NAME: 1} if NAME is a list
+      except TypeError:  # such as {%NAME: 1}, if NAME is a list
         raise UserError(
           f"{setting.cited}: a list or a dict cannot be the key of a dict."
         ) from None
     return literals
 
   def _resolve_macros(self, value: object) -> object:
-    """Returns a copy of `value` with values instead of references to macros."""
     if isinstance(value, Macro) and value.name in self.macros:
       return self._resolve_macros(self.macros[value.name].value)
     if isinstance(value, dict):
@@ -216,7 +210,7 @@ class Configuration:
     return value
 
   def _bind(self) -> None:
-    """Passes the configuration to gin, which finds the functions in it."""
+    """Binds the settings in gin, so that gin can call the user's functions."""
     import gin
 
     # gin's state is global: remove what an earlier command passed to it.
@@ -224,23 +218,19 @@ class Configuration:
     for setting in [*self.macros.values(), *self.bindings]:
       if setting.name not in self.implied:
         with user_code(setting.cited):
-          # Repeat the imports, because gin finds only names that the same text
-          # imports.
+          # Repeat the imports, because gin resolves only names that the same
+          # text imports.
           gin.parse_config([*self._format_imports(), str(setting)])
 
   def _call_functions(self, values: Mapping[str, object]) -> dict[str, object]:
-    """Returns {macro: value} for macros whose values need gin.
-
-    gin calls the user's functions to which these macros refer.
-    """
+    """Returns {macro: value} of macros that refer to functions or constants."""
     import gin
 
     computed, macro = {}, gin.get_configurable("gin.macro")
     fields = {"MODEL_DIR", *macros_of(self.config_class, self.leaves_out)}
     left = [self.macros[name] for name, x in values.items() if any(names_in(x))]
-    # First compute the macros that name functions, then the macros that refer
-    # to other macros. If a function fails, the error then gives the macro that
-    # names the function.
+    # Compute macros that only refer to other macros last: if a function fails,
+    # the error then cites the macro that names the function.
     left.sort(
       key=lambda x: all(isinstance(y, Macro) for y in names_in(x.value))
     )
@@ -287,8 +277,8 @@ def load(
     if not trust_config:
       gin_checks.check_runs_no_code(of_run)
     statements += of_run
-    # Override two macros of the run: its folder may have been moved, and its
-    # PROMPTS are for the end of training.
+    # Override two macros of the run: the folder may have been moved, and the
+    # run's PROMPTS are for the end of training.
     bindings = [f"MODEL_DIR={model_dir!r}", "PROMPTS=[]", *bindings]
   for name in gin_files:
     statements += read_file(find_gin_file(name))
@@ -300,7 +290,7 @@ def load(
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
   chip = Macro("CHIP")
-  for _ in given:  # not "while", because macros may refer in a circle
+  for _ in given:  # not "while": macros may refer to each other in a circle
     if isinstance(chip, Macro) and chip.name in given:
       chip = given[chip.name].value
   given = read_chip(chip) | given
@@ -309,7 +299,6 @@ def load(
   fields = macros_of(config_class, leaves_out)
   used = _add_defaults(given, {"MODEL_DIR": MISSING, **fields})
   gin_checks.check_required(used)
-  # Add the macros that the values of these macros refer to.
   every = given | {
     name: setting
     for name, setting in _add_defaults(given, defaults).items()
@@ -334,7 +323,6 @@ def load(
 def _add_defaults(
   given: Mapping[str, Setting], defaults: Mapping[str, object]
 ) -> dict[str, Setting]:
-  """Returns each macro's setting: the given one, or else the default."""
   return {
     name: given.get(name, Setting(name=name, value=value, origin=DEFAULT))
     for name, value in defaults.items()
@@ -427,11 +415,11 @@ def make_run_loader(
 
 
 def read_chip(chip: object) -> dict[str, Setting]:
-  """Returns {macro: setting} from a CHIP's gin file; {} if it has no file."""
+  """Returns {macro: setting} from a chip's gin file; {} if there is no file."""
   if chip == "measured":
     return _read_measured_chip()
   path = gin_folder() / "hardware" / f"{chip}.gin"
-  # Check the name, because a user may set CHIP to any value, even to a path.
+  # Check the name, because CHIP may have any value, even a path.
   is_name = isinstance(chip, str) and re.fullmatch(r"\w{1,50}", chip)
   if not is_name or not path.is_file():
     return {}
@@ -455,6 +443,6 @@ def _read_measured_chip() -> dict[str, Setting]:
 
 
 def hardware_of(chip: str) -> config.HardwareConfig:
-  """Returns the rates of a chip, from its file in gin/hardware."""
+  """Returns a chip's rates, such as FLOP/s, from the chip's gin file."""
   settings = read_chip(chip).values()
   return config.HardwareConfig(**{x.name.lower(): x.value for x in settings})

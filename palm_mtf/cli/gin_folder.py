@@ -4,7 +4,6 @@
 
 In a checkout, and so in an editable install, palm_mtf/gin is a link to the gin
 folder next to palm_mtf. This module imports neither gin nor TensorFlow.
-gin_statements.py reads the content of the files.
 """
 
 import functools
@@ -41,10 +40,7 @@ def defaults_file(command: str) -> Path:
 
 
 def shorten_path(path: Path) -> str:
-  """Returns `path` relative to the gin folder or the current folder.
-
-  Returns a path outside both folders unchanged.
-  """
+  """Shortens a path inside the gin folder or the current folder."""
   for folder in (gin_folder(), Path.cwd()):
     if path.is_relative_to(folder):
       return str(path.relative_to(folder))
@@ -60,15 +56,10 @@ def find_gin_file(name: str) -> Path:
 
 
 def find_include(name: str, including: Path, line: int) -> Path:
-  """Finds a file that a gin file includes.
+  """Finds the file `name` that line `line` of the file `including` includes.
 
   Searches the folder of the including file, then the gin folder, then the
   current folder.
-
-  Args:
-    name: name of the file in the `include` statement.
-    including: path of the including file.
-    line: number of the `include` line, for messages.
   """
   return _first_file(
     f'{shorten_path(including)}:{line}: include "{name}"',
@@ -89,8 +80,7 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
     name, folders = name.removeprefix(_PACKAGE_NAME), [gin_folder()]
   for folder in folders:
     path = folder / os.path.expanduser(name)  # or `name` if it is absolute
-    # Use os.path: if the name is too long for a file, os.path returns False,
-    # but pathlib raises an error.
+    # Use os.path, because pathlib raises an error if the name is too long.
     if os.path.isfile(path):
       return path.resolve()
     if os.path.isdir(path) and name:
@@ -109,10 +99,7 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
 
 @functools.cache  # warns only once per name
 def _find_renamed(name: str) -> Path | None:
-  """Returns the file whose old name is `name`, and warns of the old name.
-
-  Returns None if no file had this name.
-  """
+  """Returns the file whose old name is `name`, and warns; otherwise None."""
   folder, _, rest = name.partition("/")
   path = gin_folder() / "defaults" / rest
   if folder != _OLD_DEFAULTS or not os.path.isfile(path):
@@ -132,7 +119,6 @@ def _describe(folder: Path) -> str:
 
 
 def _suggest_file(name: str, folders: list[Path]) -> str:
-  """Returns did_you_mean's text for a similar path, or for a similar name."""
   existing = {}
   for path in sorted(gin_folder().glob("*/*.gin")):
     existing[str(path.relative_to(gin_folder()))] = None
@@ -144,8 +130,8 @@ def _suggest_file(name: str, folders: list[Path]) -> str:
   # better suggestion than recipes/palm_8b.gin.
   if "/" in name and (guess := did_you_mean(name, existing)):
     return guess
-  # If models/ and recipes/ have files of the same name, suggest the one in
-  # recipes/, which comes last.
+  # If models/ and recipes/ have files of the same name, this suggests the file
+  # in recipes/, which comes last in `existing`.
   by_stem = {Path(path).stem: path for path in existing}
   guess = did_you_mean(Path(name).stem, by_stem)
   for stem, path in by_stem.items():

@@ -130,7 +130,6 @@ class _Parser(config_parser.ConfigParser):
 
 
 def _complete_selector(selector: str) -> str:
-  """Adds "gin." to a selector that names one of gin's own functions."""
   return f"gin.{selector}" if selector in _GINS_FUNCTIONS else selector
 
 
@@ -163,13 +162,13 @@ def names_in(value: object) -> Iterator[Reference | Macro]:
 
 
 def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
-  """Returns a gin file's statements, and those of the files that it includes.
+  """Returns a gin file's statements.
 
-  The statements of an included file are in the place of its `include`.
+  The statements of an included file replace the `include` statement.
 
   Args:
     path: path of the file.
-    including: paths of the files through which this one was included.
+    including: paths of the files through which this file was included.
   """
   # Check for circles, in which gin itself would recurse without end.
   if path in including:
@@ -194,9 +193,7 @@ def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
 def read_statements(text: str, name: str) -> list[Statement]:
   """Returns the statements of a gin file's text, which may not include files.
 
-  Args:
-    text: content of the file.
-    name: name of the file, for the statements' origins and for messages.
+  `name` is the name of the file, for the statements' origins and for messages.
   """
   return [
     each
@@ -224,13 +221,8 @@ def read_command_line(bindings: Iterable[str]) -> list[Setting]:
 def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
   """Parses text with gin's parser, without resolving names.
 
-  Args:
-    text: text of a gin file.
-    origin_of: function from a line number to the line's origin.
-    binding: "NAME=VALUE" if the text is from the command line, else "".
-
-  Raises:
-    UserError: if the syntax is wrong; the message quotes the line.
+  `origin_of` maps a line number to the line's origin. If the text is from the
+  command line, `binding` is "NAME=VALUE".
   """
   try:
     parser = _Parser(io.StringIO(text), _Names())
@@ -282,7 +274,7 @@ def _check_unquoted(content: str, binding: str, origin: str) -> None:
     return  # the value is a Python value, so the fault is elsewhere in the line
   except (SyntaxError, ValueError):
     pass
-  # Suggest a fix of the likeliest mistakes: missing quotes, and true for True.
+  # The likeliest mistakes are missing quotes, and "true" instead of "True".
   right = _PYTHON_WORDS.get(value.lower(), f'"{value}"')
   if binding:
     quoted = f"'{right}'" if right.startswith('"') else right

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_command(run: Callable[[], int]) -> int:
-  """Calls `run`; returns its exit code, or that of the error it raises.
+  """Returns the exit code of `run`, or the exit code for its exception.
 
   A UserError is printed to stderr as one line.
   """
@@ -53,12 +53,12 @@ def run_command(run: Callable[[], int]) -> int:
 def _run_for_exit_code(run: Callable[[], int]) -> int:
   try:
     code = run()
-    # Flush here: if the pipe is closed, the error can be caught here, but not
-    # at Python's exit.
+    # Flush here, because at Python's exit the error of a closed pipe cannot be
+    # caught.
     sys.stdout.flush()
     return code
   except UserError as error:
-    # Print one line, though the message may quote a text of several lines.
+    # Escape line ends, because the message may quote a text of several lines.
     message = escape(str(error).replace("\n", "\\n"))
     print(f"palm_mtf: {message}", file=sys.stderr)
     return 2
@@ -109,7 +109,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _prepare_for_tensorflow() -> None:
-  """Makes the process settings that TensorFlow reads when it is imported."""
+  """Changes settings of this process that TensorFlow reads at its import."""
   keep_compiled_code()
   own_process()
 
@@ -127,11 +127,7 @@ def _run_configured(
 ) -> None:
   """Runs a command that gin configures.
 
-  Args:
-    name: name of the command.
-    arguments: the command line after the name.
-    options: the parsed flags in `arguments`.
-    own: names in `options` of the flags that the entry point takes.
+  `own` names the attributes of `options` that the entry point takes.
   """
   from palm_mtf.cli import gin_files
 
@@ -172,18 +168,12 @@ def _run_configured(
     entry_point = _import_function(command.entry_point)
     entry_point(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
-    # Checks of values know only a macro's name: add the place where the macro
-    # was set.
+    # The message names only the macro: add where the macro was set.
     raise UserError(configuration.add_location(str(error))) from error
 
 
 def _run_without_command(group: str, arguments: list[str]) -> int:
-  """Handles flags without a command, such as --help.
-
-  Args:
-    group: first word of two-word commands, before the flags; "" if none.
-    arguments: the flags.
-  """
+  """Handles flags without a command, such as in `palm_mtf data --help`."""
   within = commands_in(group)
   program = f"palm_mtf {group}".rstrip()
   parser = FlagParser(
@@ -237,7 +227,7 @@ def _list_commands(commands: Mapping[str, Command]) -> str:
 def _add_gin_flags(
   parser: FlagParser, command: str, arguments: Sequence[str]
 ) -> None:
-  """Adds gin's flags, and a help text from the header of the defaults file."""
+  """Adds gin's flags; the help text is the header of the defaults file."""
   parser.usage = f"{parser.prog} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
   parser.add_argument(
     "--gin_file",
@@ -282,7 +272,7 @@ def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
   flags = parser._option_string_actions
   for flag in (each.partition("=")[0] for each in arguments):
     # Check before argparse does: if a required flag is misspelt, argparse only
-    # says that it is missing. The argument "-" means stdin.
+    # says that the flag is missing. The argument "-" means stdin.
     if flag.startswith("-") and flag not in (*flags, "-"):
       guess = did_you_mean(flag, (x for x in flags if x.startswith("--")))
       raise UserError(f"unknown flag {flag}{guess}{see}")

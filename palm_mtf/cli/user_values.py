@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Imports the user's modules that gin files name, and checks their values."""
+"""Imports the modules that gin files name, and checks the values of macros."""
 
 import importlib
 import os
@@ -26,8 +26,8 @@ def import_modules(imports: Collection[Import]) -> None:
   if str(Path.cwd()) not in sys.path:
     sys.path.append(str(Path.cwd()))
   if imports and is_owned():
-    # Import palm_mtf._tf first: it silences the notices that TensorFlow prints
-    # when a user's module imports it.
+    # This silences the notices that TensorFlow prints when it is imported, here
+    # by a module of the user.
     import palm_mtf._tf  # noqa: F401
 
   for each in imports:
@@ -40,7 +40,7 @@ def import_modules(imports: Collection[Import]) -> None:
 
 
 def convert_to_data(setting: Setting, value: Any) -> Any:
-  """Returns the value of a macro as plain numbers, strings, lists and dicts.
+  """Returns the value of a macro as numbers, strings, None, lists and dicts.
 
   Arrays and numbers of NumPy, TensorFlow, JAX and PyTorch become lists and
   numbers. Paths become strings.

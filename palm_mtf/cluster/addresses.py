@@ -13,11 +13,7 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def split_address(setting: str, given: str) -> tuple[str, int]:
-  """Returns the host and the port of "host:port".
-
-  Args:
-    setting: name of the setting, for messages.
-    given: value of the setting.
+  """Returns host and port of `given`, the value of `setting`.
 
   Raises:
     UserError: the value is not "host:port", or its port is above 65535.
@@ -48,11 +44,7 @@ def is_loopback(ip: str) -> bool:
 
 
 def check_client(address: str) -> None:
-  """Raises UserError unless this host can listen on CLIENT_ADDRESS.
-
-  Args:
-    address: CLIENT_ADDRESS, "host" or "host:port".
-  """
+  """Raises UserError unless this host can listen at "host" or "host:port"."""
   host, _, port = address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   check_free("CLIENT_ADDRESS", ip, int(port or 0))

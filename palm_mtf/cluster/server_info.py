@@ -1,8 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that a client and its servers exchange: a server's info, claim, links.
+"""Three texts that a client and its servers exchange.
 
-A server keeps the three texts in TensorFlow variables that sessions share.
+A server keeps them in TensorFlow variables that sessions share: its versions
+and devices (info), which client uses it (claim), and which other servers of
+that client's run do not answer it (silent peers).
 """
 
 import contextlib
@@ -16,15 +18,14 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.processors import BFLOAT16_FLAGS, bfloat16_flags
 
-# Names of string variables in a server. They hold, as JSON, the server's info,
-# the claim of the client that works with the server, and the claim's silent
-# peers.
+# Names of a server's string variables. They hold JSON: `ServerInfo`; `Claim`,
+# or "" if no client uses the server; and the silent peers.
 INFO, CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
 SILENT = "palm_mtf_server_silent"
 # A peer counts as silent after this share of POD_TIMEOUT_SECS. In the remaining
 # time the client's heartbeat asks several times which peers are silent.
 _LINK_SHARE = 0.6
-# Timeout for asking an earlier client, which answers at once if it still runs.
+# Timeout for asking whether the client that claimed a server still runs.
 _CLIENT_SECS = 3.0
 
 
@@ -39,7 +40,7 @@ class ServerInfo:
   # {name of a function: token with which sessions call the function}; see
   # mesh/processes.py.
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  has_native: bool = False  # whether the server has the operations in C++
+  has_native: bool = False  # whether the server has our operations in C++
   # CPU instruction sets that decide which kernels run, from `kernel_flags`.
   cpu_flags: Sequence[str] = ()
   # Versions and settings on which the last bits of results depend, from
@@ -49,10 +50,10 @@ class ServerInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-  """A client's claim of a server, so that no other client works with it."""
+  """Says which client uses a server, so that others do not use that server."""
 
   client: str  # "host:port" of the client's own server
-  incarnation: int  # of the client's own server
+  incarnation: int  # random number that the client's server drew at its start
   peers: Sequence[str]  # "host:port" of the run's other servers
   link_secs: float  # time without an answer after which a peer is silent
 
@@ -66,17 +67,14 @@ class NotOursError(NoAnswerError):
 
 
 def read_info(address: str, secs: float) -> ServerInfo:
-  """Reads the info of a server.
-
-  Args:
-    address: "host:port" of the server.
-    secs: timeout in seconds.
+  """Reads the info of the server at `address`, "host:port".
 
   Raises:
-    NoAnswerError: the server does not answer, or has no info.
+    NoAnswerError: the server does not answer within `secs` seconds, or has no
+      info.
   """
-  # This needs a free thread of the server. A training step, above all the first
-  # one, which compiles, may keep all threads busy for long.
+  # This needs a free thread of the server. A training step may keep all threads
+  # busy for long, above all the first step, which compiles.
   with _session(address, secs) as session:
     with session.graph.as_default():
       value = read_text(INFO)
@@ -84,17 +82,13 @@ def read_info(address: str, secs: float) -> ServerInfo:
 
 
 def read_silent_peers(address: str, secs: float) -> list[str]:
-  """Asks a server which other servers of its run do not answer it.
-
-  Args:
-    address: "host:port" of the server.
-    secs: timeout in seconds.
+  """Asks the server at `address` which servers of its run are silent.
 
   Returns:
-    The addresses of the silent servers, "host:port".
+    "host:port" of each server that does not answer the asked server.
 
   Raises:
-    NoAnswerError: the server does not answer.
+    NoAnswerError: the asked server does not answer within `secs` seconds.
   """
   with _session(address, secs) as session:
     with session.graph.as_default():
@@ -108,7 +102,7 @@ def read_silent_peers(address: str, secs: float) -> list[str]:
 def claim_server(
   address: str, client: str, peers: Sequence[str], secs: float
 ) -> str:
-  """Gives a server to a client, unless another client still works with it.
+  """Gives a server to a client, unless another running client holds it.
 
   Args:
     address: "host:port" of the server.
@@ -117,8 +111,8 @@ def claim_server(
     secs: POD_TIMEOUT_SECS, the timeout in seconds.
 
   Returns:
-    The address of another client that holds the server; "" if this client
-    holds the server now.
+    The address of the other client that holds the server; "" if `client` holds
+    the server now.
 
   Raises:
     NoAnswerError: the server or the client's own server does not answer.
@@ -146,14 +140,11 @@ def claim_server(
 def read_incarnation(address: str, secs: float) -> int:
   """Reads the incarnation, a random number that a server draws at its start.
 
-  If the number differs from an earlier read, the server has been restarted.
-
-  Args:
-    address: "host:port" of the server.
-    secs: timeout in seconds.
+  A number that differs from an earlier read shows that the server was
+  restarted.
 
   Raises:
-    NoAnswerError: the server does not answer.
+    NoAnswerError: the server does not answer within `secs` seconds.
   """
   # Listing the devices needs no thread of the server's pool for computing, so
   # even a busy server answers at once.
@@ -166,12 +157,7 @@ def read_incarnation(address: str, secs: float) -> int:
 
 @contextlib.contextmanager
 def _session(address: str, secs: float) -> Iterator[tf.Session]:
-  """Opens a session with a server; raises NoAnswerError if a call fails.
-
-  Args:
-    address: "host:port" of the server.
-    secs: timeout of each call in seconds.
-  """
+  """Opens a session; turns errors and timeouts of calls into NoAnswerError."""
   config = tf.ConfigProto(operation_timeout_in_ms=max(1, int(1000 * secs)))
   try:
     session = tf.Session(f"grpc://{address}", graph=tf.Graph(), config=config)
@@ -186,9 +172,8 @@ def _session(address: str, secs: float) -> Iterator[tf.Session]:
 def difference(info: ServerInfo, first: ServerInfo) -> str:
   """Returns why a server cannot work with this client; "" if it can.
 
-  Args:
-    info: info of the server.
-    first: info of the run's first server.
+  Servers of a run must compute the same bits. Therefore `info` is also compared
+  with `first`, the info of the run's first server.
   """
   for name, theirs, ours in (
     ("palm_mtf", info.palm_mtf, __version__),
@@ -196,7 +181,7 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
   ):
     if theirs != ours:
       return f"has {name} {theirs} and this client {ours}"
-  # The number of threads that compute a sum decides its last bit.
+  # The last bits of a sum depend on the number of threads that compute it.
   if info.num_threads != first.num_threads:
     return (
       f"computes with {info.num_threads} threads and pod 0's first with "
@@ -213,14 +198,12 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
 
 
 def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
-  """Raises UserError if a server's CPU lacks a bfloat16 product that it needs.
+  """Raises UserError if the graph needs bfloat16 products that a CPU lacks.
 
-  Args:
-    infos: info of each server, by its address.
-    dtype: ACTIVATION_DTYPE of a run on CPUs.
+  `dtype` is the ACTIVATION_DTYPE of a run on CPUs.
   """
-  # If the client's CPU multiplies bfloat16 numbers, the graph that the client
-  # builds does so too. On a CPU that cannot, oneDNN would end the process.
+  # If the client's CPU multiplies bfloat16 numbers, so does the graph that the
+  # client builds. On a CPU that cannot, oneDNN would end the process.
   if dtype != "bfloat16" or not bfloat16_flags():
     return
   for address, info in infos.items():
@@ -233,7 +216,6 @@ def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
 
 
 def _describe_changes(flags: Sequence[str], others: Sequence[str]) -> str:
-  """Returns text that lists the flags that are in only one of two lists."""
   sides = (
     ("with", set(flags) - set(others)),
     ("without", set(others) - set(flags)),

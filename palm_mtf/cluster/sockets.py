@@ -20,10 +20,7 @@ def shut_down_connections(host: str, port: int) -> None:
 
 
 def socket_numbers() -> dict[str, int]:
-  """Returns the file descriptors of this process's sockets.
-
-  The keys are the kernel's names of the sockets, "socket:[INODE]".
-  """
+  """Returns {"socket:[INODE]": file descriptor} for this process's sockets."""
   found = {}
   for number in os.listdir("/proc/self/fd"):
     with contextlib.suppress(OSError):  # closed in the meantime
@@ -46,13 +43,10 @@ def duplicate(number: int) -> socket.socket:
 def listeners(
   port: int, besides: Collection[socket.socket] = ()
 ) -> Iterator[socket.socket]:
-  """Yields duplicates of this process's sockets that listen on a port.
+  """Yields duplicates of this process's sockets that listen on a TCP port.
 
-  Each duplicate is closed when the next one is taken.
-
-  Args:
-    port: TCP port.
-    besides: sockets to leave out.
+  Each duplicate is closed when the next one is taken. Sockets in `besides` are
+  left out.
   """
   for each in _sockets(besides):
     if is_inet(each, port) and accepts(each):
@@ -73,7 +67,7 @@ def accepts(found: socket.socket) -> bool:
 def _sockets(
   besides: Collection[socket.socket] = (),
 ) -> Iterator[socket.socket]:
-  """Yields a duplicate of each socket of this process; closes it afterwards."""
+  """Yields a duplicate of each socket, and closes it when the next is taken."""
   left_out = {each.fileno() for each in besides}
   for number in {*socket_numbers().values()} - left_out:
     try:

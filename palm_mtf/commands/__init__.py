@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One file a command of `palm_mtf`: it checks input, then does the work."""
+"""One file per command, or per group of commands, of `palm_mtf`."""

@@ -37,24 +37,18 @@ _WHOLE = "whole"
 
 
 def list_all(*, model_dir: str, as_json: bool) -> None:
-  """Prints each checkpoint's step, date, size, losses and state.
-
-  Args:
-    model_dir: MODEL_DIR of a training run.
-    as_json: print one JSON object per checkpoint.
-  """
+  """Prints each checkpoint's step, date, size, losses and state."""
   losses = _read_losses(model_dir)
   rows = []
   for path in _find_folders(model_dir):
     row = {"step": step_of(path), "path": path, "state": _WHOLE}
     try:
-      # This compares only the files' sizes with the manifest, which is fast;
-      # `verify` hashes every byte.
+      # `read_checkpoint` compares only file sizes; `verify` hashes all bytes.
       checkpoint = read_checkpoint(path)
       row["written"] = checkpoint.written.isoformat(" ")
       row["bytes"] = checkpoint.num_bytes
     except (RemovedCheckpointError, FileNotFoundError):
-      continue  # a run that trains now has just removed it
+      continue  # a training run has just removed it
     except DamagedCheckpointError as error:
       row["state"] = f"damaged: {error}"
     except UserError as error:
@@ -85,10 +79,6 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
 def verify(*, model_dir: str, as_json: bool) -> None:
   """Compares the files of every checkpoint with their hashes.
 
-  Args:
-    model_dir: MODEL_DIR of a training run.
-    as_json: print one JSON object per checkpoint.
-
   Raises:
     UserError: if the folder does not exist or holds no checkpoint, or a
       checkpoint is damaged or cannot be read.
@@ -98,8 +88,8 @@ def verify(*, model_dir: str, as_json: bool) -> None:
     try:
       state = _check_state(path)
     except RemovedCheckpointError:
-      continue  # a run that trains now has just removed it
-    # Print each state as soon as it is known: hashing gigabytes takes seconds.
+      continue  # a training run has just removed it
+    # Print each state immediately, because hashing gigabytes takes seconds.
     row = {"step": step_of(path), "path": path, "state": state}
     print(json_text(row) if as_json else f"{path}  {row['state']}")
     if row["state"] != _WHOLE:
@@ -114,10 +104,8 @@ def verify(*, model_dir: str, as_json: bool) -> None:
 def compare(*, first: str, second: str, as_json: bool) -> None:
   """Prints how two checkpoints differ in their tensors and settings.
 
-  Args:
-    first: path of a checkpoint or MODEL_DIR, or a TensorFlow prefix.
-    second: path or prefix of the checkpoint to compare with.
-    as_json: print one JSON object.
+  `first` and `second` are paths of checkpoints or MODEL_DIRs, or TensorFlow's
+  checkpoint prefixes.
   """
   a, b = weights = find_weights("A", first), find_weights("B", second)
   ours, theirs = map(read_shapes, weights)
@@ -199,11 +187,7 @@ def prune(
 
 
 def _find_folders(model_dir: str) -> list[str]:
-  """Returns the paths of all checkpoints, oldest first.
-
-  Raises:
-    UserError: if there are no checkpoints.
-  """
+  """Returns paths of checkpoints, oldest first; UserError if there are none."""
   if not os.path.isdir(model_dir):
     folder, name = os.path.split(model_dir.rstrip("/"))
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
@@ -232,8 +216,8 @@ def _find_set_aside(model_dir: str) -> list[str]:
 
 
 def _check_state(path: str) -> str:
-  # A UserError passes to the caller: a checkpoint that cannot be read now, or
-  # that another version wrote, may be whole, so `prune` must not remove any.
+  # Do not catch UserError: a checkpoint that cannot be read now, or that
+  # another version wrote, may be whole, so `prune` must not remove it.
   try:
     read_whole(path)
   except RemovedCheckpointError:
@@ -259,24 +243,20 @@ def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
 def _compare_tensors(
   weights: Sequence[NamedWeights], names: Iterable[str]
 ) -> dict[str, float | str]:
-  """Returns the largest absolute difference in each tensor whose bits differ.
-
-  A difference that is infinite or NaN is returned as text, because JSON has no
-  such numbers.
-  """
+  """Returns {tensor: largest absolute difference} of tensors that differ."""
   import numpy as np
 
   from palm_mtf._tf import tf
 
   readers = [tf.train.load_checkpoint(each.prefix) for each in weights]
   differences = {}
-  # Read one tensor of each model at a time, because two whole models may be too
-  # large for memory.
+  # Read tensor by tensor, because two whole models may not fit in memory.
   for name in sorted(names):
     a, b = map(_read_tensor, weights, readers, [name] * 2)
     # Compare bytes, not values: -0 equals 0, and NaN does not equal NaN.
     if a.tobytes() != b.tobytes():
       largest = float(np.max(np.abs(a.astype(np.float64) - b)))
+      # Infinity and NaN become text, because JSON does not have them.
       differences[name] = largest if np.isfinite(largest) else str(largest)
   return differences
 
@@ -315,7 +295,6 @@ def _format_value(value: object) -> str:
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  # Align numbers right, and the last cell of each row, the state, left.
   for *cells, last in rows:
     padded = [f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=False)]
     print("  ".join([*padded, last]))

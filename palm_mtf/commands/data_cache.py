@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf data cache`: encodes the documents of a run into CACHE_DIR."""
 
-# The tokens of a source are kept in a store. Training with the same CACHE_DIR
-# reads these stores, and encodes only sources that have none.
-# data/tokens/cache.py finds a store by the hash of the text, so that runs that
-# read the same text from different paths share a store.
+# A token store holds the tokens of one source. Training with the same CACHE_DIR
+# reads the stores, and encodes only sources without a store. A store is found
+# by the hash of its text, so that runs share the store even if they read this
+# text from different paths.
 
 import os
 import time
@@ -32,23 +32,20 @@ def data_cache(
     model_dir: MODEL_DIR, which holds the vocabulary if VOCABULARY is not set,
       and the token stores if CACHE_DIR is not set.
     config: documents, vocabulary and CACHE_DIR.
-    verify: compare the hash of each stored shard of tokens.
-    as_json: print one JSON object per source instead of lines for people.
+    verify: hash each stored shard of tokens; encode damaged shards again.
+    as_json: print one JSON object per source instead of a table.
   """
   check_model_dir(model_dir)
   model, data = config.model, config.data
-  # If VOCABULARY is None, this reads MODEL_DIR's vocabulary, or trains one
-  # there.
+  # If VOCABULARY is None, read MODEL_DIR's vocabulary, or train it if missing.
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_filtered(model_dir, data, model.sequence_length)
-  # A source that already holds token ids must have been encoded with this
-  # vocabulary: compare the vocabulary's hash.
+  # A source of token ids must have been encoded with this vocabulary.
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
   start = time.perf_counter()
-  # One process per core encodes text. Stores are written shard by shard, so
-  # that the same command, if it is killed, resumes after the last complete
-  # shard.
+  # Stores are written shard by shard: if this command is killed, the same
+  # command resumes after the last complete shard.
   stores = cache_stores(model_dir, data, sources, vocabulary, verify=verify)
   secs = time.perf_counter() - start
   for source, (path, store) in zip(sources, stores, strict=True):
@@ -64,8 +61,7 @@ def data_cache(
 def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
   counts = store.train.counts + store.validation.counts
   size = sum(entry.stat().st_size for entry in os.scandir(path))
-  # A token takes 2 or 4 bytes on the disk. The folder's size also includes the
-  # manifest and the shards' headers, which are small.
+  # `size` includes the manifest and the shards' headers, which are small.
   return {
     **(store.filter_counts or {}),
     "training_documents": store.train.counts.num_documents,

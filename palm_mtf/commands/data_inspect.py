@@ -27,14 +27,10 @@ def data_inspect(
 ) -> None:
   """Prints figures and first rows of the batch of each step in INSPECT_STEPS.
 
-  Args:
-    model_dir: MODEL_DIR of a training run, which may not have started yet.
-    config: settings that decide the content of a batch.
-    as_json: print one JSON object per step instead of lines for people.
+  The run may not have started yet: if its vocabulary or tokens are missing,
+  makes them as training would.
   """
   check_model_dir(model_dir)
-  # If the vocabulary or the tokens are missing, make them, as
-  # training/prepare.py does; the run will use them.
   model, data, run = config.model, config.data, config.run
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = corpus_of_run(model_dir, config, vocabulary)
@@ -57,15 +53,10 @@ def describe_step(
   num_rows: int,
   continued: Container[str] = (),
 ) -> dict:
-  """Returns figures about the batch of a step, and its first rows as text.
+  """Returns figures of a step's batch, and its first `num_rows` rows as text.
 
-  Args:
-    batches: batches of the run.
-    step: number of the step.
-    vocabulary: vocabulary of the run.
-    num_rows: number of rows to return as text.
-    continued: names of the sources in which inputs and targets are parts of one
-      text. In the other sources they were encoded as separate texts.
+  `continued` names the sources in which inputs and targets are parts of one
+  text. In other sources, inputs and targets were encoded as separate texts.
   """
   batch, pieces = batches.batch(step), batches.pieces(step)
   targets = batch["targets"]  # [rows, length]
@@ -101,7 +92,7 @@ def describe_step(
 
 
 def _find_padding(batch: Batch, eod_id: int) -> np.ndarray:
-  """Returns which tokens are padding: [rows, length], bool."""
+  """Returns a mask of the padding tokens: [rows, length], bool."""
   targets = batch["targets"]
   if "loss_weights" not in batch:
     return np.zeros(targets.shape, bool)
@@ -118,15 +109,10 @@ def _split_row(
   vocabulary: Vocabulary,
   continued: Container[str],
 ) -> Iterator[dict]:
-  """Yields a row's texts, cut after each [eod] and where `in_loss` changes.
+  """Yields a row's texts, split after each [eod] and where `in_loss` changes.
 
-  Args:
-    ids: [tokens], int32: the row without padding.
-    in_loss: [tokens], bool: whether a token is a target.
-    documents: the pieces of documents in the row, in order.
-    vocabulary: vocabulary of the run.
-    continued: names of the sources in which inputs and targets are parts of one
-      text.
+  `ids` (int32) and `in_loss` (bool, whether a token is a target) are [tokens],
+  without padding. `continued` is as in `describe_step`.
   """
   changes = (in_loss[1:] != in_loss[:-1]) | (ids[:-1] == vocabulary.eod_id)
   ends = [*(np.flatnonzero(changes) + 1).tolist(), len(ids)]
@@ -139,8 +125,8 @@ def _split_row(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # Decoding drops a space at the beginning of a text. If a part comes from
-    # the middle of a text, decode it after another token, to keep its space.
+    # Decoding drops a space at the beginning of a text. So decode tokens from
+    # the middle of a text after another token, which keeps the space.
     before = [vocabulary.anchor] if is_inside else []
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),
@@ -151,7 +137,6 @@ def _split_row(
 
 
 def _format_lines(result: dict) -> Iterator[str]:
-  """Yields the lines to print if the output is not JSON."""
   rows, length = result["shape"]
   yield f"step {result['step']}: {rows:,} rows of {length:,} tokens"
   yield f"hash            {result['hash']} of {', '.join(result['features'])}"

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf data statistics`: counts documents, tokens, duplicates, overlap."""
 
-# Overlap is contamination as in section 8 of the PaLM paper: the share of an
-# evaluation set's examples that also occur in the training documents. The
-# held-out documents are one such set. data/statistics/survey.py measures it.
+# Overlap is what section 8 of the PaLM paper calls contamination: the share of
+# an evaluation set's examples that occur in the training documents. The
+# held-out documents count as an evaluation set too.
 
 import dataclasses
 import itertools
@@ -40,8 +40,8 @@ def data_statistics(
   Args:
     model_dir: MODEL_DIR, which holds the vocabulary if VOCABULARY is not set.
     config: documents, vocabulary, OVERLAP_FILES (read like TEXT_FILES), and the
-      length of the run, which decides the number of epochs to print.
-    as_json: print one JSON object instead of a table for people.
+      length of the run, from which the number of epochs is computed.
+    as_json: print one JSON object instead of a table.
   """
   check_model_dir(model_dir)
   sources = open_filtered(model_dir, config.data)
@@ -83,7 +83,6 @@ def data_statistics(
 
 
 def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
-  """Returns the n-grams of all documents in OVERLAP_FILES."""
   examples = Examples()
   for document in read_all(globs, data, "OVERLAP_FILES"):
     examples.add(document)
@@ -96,10 +95,7 @@ def _count_epochs(
   lengths: Mapping[str, EpochLengths],
   vocabulary: Vocabulary,
 ) -> Mapping[str, Reading]:
-  """Returns how much the run reads of each source, by the source's name.
-
-  Returns {} if TRAIN_STEPS or GLOBAL_BATCH_SIZE is None.
-  """
+  """Returns {name of a source: Reading}; {} if the run's length is not set."""
   if config.num_rows is None:
     return {}
   return epochs_of_run(
@@ -114,14 +110,13 @@ def _count_epochs(
 
 
 def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
-  """Returns the run's vocabulary; None if none exists or can be trained."""
+  """Returns the run's vocabulary; None if it cannot be read or trained."""
   try:
     return load_vocabulary(
       model_dir, config.data, vocab_size=config.model.vocab_size
     )
   except UserError as error:
-    # Continue without a vocabulary: only the count of tokens needs one.
-    # Duplicates and overlap are found by comparing words.
+    # Continue without a vocabulary, which only the count of tokens needs.
     if config.data.vocabulary is not None:
       raise
     _logger.warning(f"tokens are not counted: {error}")
@@ -154,7 +149,6 @@ def _make_record(result: Survey) -> dict[str, object]:
 
 
 def _format_survey(result: Survey) -> Iterator[str]:
-  """Yields lines to print: a row for each source, then figures of all text."""
   measured = dict(result.sources)
   if len(measured) > 1:
     measured["all"] = result.total
@@ -176,8 +170,7 @@ def _format_survey(result: Survey) -> Iterator[str]:
     f"near copies        {found.near_texts:,} texts, {found.near_bytes:,} "
     f"bytes ({share}) beyond one of each group"
   )
-  # The text says "about" because MinHash only estimates this share
-  # (data/statistics/near_duplicates.py).
+  # The line says "about", because MinHash only estimates the share.
   yield (
     f"  groups           {found.near_groups:,}, of texts with about 80% of "
     "their 5-word runs in common"
@@ -242,7 +235,6 @@ def _format_row(name: str, measured: Measured) -> tuple[str, ...]:
 
 
 def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-  # Align names, the first column, left, and numbers right.
   first, *others = (max(map(len, x)) for x in zip(*rows, strict=True))
   for name, *numbers in rows:
     cells = (f"{x:>{w}}" for x, w in zip(numbers, others, strict=True))
@@ -269,8 +261,8 @@ def _format_overlap(overlap: Contamination) -> Iterator[str]:
     f"  8-grams          {100 * overlap.ngram_share:.2f}% of all are in "
     "training documents"
   )
-  # Count short examples separately: any large text contains most short
-  # sequences of words, so their occurrence proves little.
+  # Count short examples separately: any large text contains most sequences of a
+  # few words, so that an occurrence proves little.
   yield (
     f"  short            {overlap.short:,} have fewer than 8 words; training "
     f"documents have {overlap.contaminated_short:,} whole"

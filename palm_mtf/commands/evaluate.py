@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf evaluate`: prints the loss or the task metrics of checkpoints."""
 
-# If EVAL_TASKS is not set, the command computes the validation loss of the
-# newest checkpoint. If it is set, the command computes the metrics of these
-# SeqIO tasks (evaluation/evaluator.py) for each checkpoint that
-# EVAL_CHECKPOINTS selects.
+# If EVAL_TASKS names SeqIO tasks, the command computes their metrics for each
+# checkpoint that EVAL_CHECKPOINTS selects. Otherwise it computes the validation
+# loss of the newest checkpoint.
 
 import dataclasses
 import math
@@ -27,18 +26,12 @@ from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
-if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
   from palm_mtf.evaluation.evaluator import TaskOutcome
 
 
 def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
-  """Prints the metrics of EVAL_TASKS or, if it is not set, validation losses.
-
-  Args:
-    model_dir: MODEL_DIR of a training run.
-    config: every setting.
-    as_json: print one JSON object per line instead of a table.
-  """
+  """Prints the metrics of EVAL_TASKS or, without tasks, the validation loss."""
   check_model_dir(model_dir)
   mesh, run = config.mesh_layout, config.run
   mesh_layout.check_layout(
@@ -60,8 +53,7 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   vocabulary = load_vocabulary(
     model_dir, config.data, vocab_size=model.vocab_size
   )
-  # Check the settings before this import of SeqIO and TensorFlow, which takes
-  # seconds.
+  # Import SeqIO and TensorFlow, which takes seconds, only after these checks.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
   from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 
@@ -70,8 +62,8 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   _warn_if_slow(model, mesh)
   evaluation = TaskEvaluation(model_dir, config, vocabulary, tasks)
   printed = False
-  # If EVAL_CHECKPOINTS = "every", each iteration may wait until a training run
-  # that is in progress has written its next checkpoint.
+  # If EVAL_CHECKPOINTS = "every", an iteration may wait until training has
+  # written the next checkpoint.
   for checkpoint in checkpoints:
     check_same_model(checkpoint, shapes, vocabulary.sha256)
     if not printed:
@@ -88,8 +80,8 @@ def _compute_validation_loss(
   model, mesh, run = config.model, config.mesh_layout, config.run
   checkpoint, vocabulary = open_newest(model_dir, config)
   log_dtype(model, mesh)
-  # One pod evaluates the whole batch. Its microbatches have as many rows as in
-  # training, so that they fit in memory.
+  # This process has the devices of one pod. Split the batch of all pods into
+  # the microbatches of training, because a microbatch fits in memory.
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches
   corpus = corpus_of_run(model_dir, config, vocabulary)
@@ -120,7 +112,7 @@ def _compute_validation_loss(
     "perplexity": math.exp(loss),
     "unigram_entropy": unigram_entropy(batches),
   }
-  if model.objective != "span_corruption":  # its sentinels have no bytes
+  if model.objective != "span_corruption":  # sentinels have no bytes
     bits_per_token = loss / math.log(2)
     per_byte = bits_per_token / corpus.validation_bytes_per_token
     results["bits_per_byte"] = per_byte
@@ -146,13 +138,7 @@ def _print_results(results: dict[str, object], as_json: bool) -> None:
 def _print_outcome(
   outcome: "TaskOutcome", as_json: bool, *, has_head: bool
 ) -> None:
-  """Prints an outcome's metrics.
-
-  Args:
-    outcome: metrics of one checkpoint on one task.
-    as_json: print one JSON object instead of one line per metric.
-    has_head: whether the header line was printed before.
-  """
+  """Prints metrics, after the table's header unless `has_head`."""
   # Flush, because the next checkpoint may come only hours later.
   if as_json:
     print(json_text(dataclasses.asdict(outcome)), flush=True)

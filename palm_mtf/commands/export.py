@@ -31,7 +31,7 @@ def export(
     config: every setting; only model and data settings are read.
     output: path of the file or folder to make; for saved_model, path of the
       folder in which a folder named after the step is made.
-    target: name of the format.
+    target: name of the format, such as "hf".
     dtype: dtype of the written weights; must be "float32" unless `target` is
       "gguf".
   """
@@ -59,6 +59,6 @@ def export(
 
 
 def check_new(path: str) -> None:
-  """Raises UserError if --output, `path`, already exists."""
+  """Raises UserError if `path`, the value of --output, already exists."""
   if os.path.lexists(path):
     raise UserError(f"--output = {path!r}: exists; give another path.")

@@ -22,7 +22,7 @@ from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 from palm_mtf.user_text import split_lines
 
-if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
   from palm_mtf.generation.inference.generator import Continuation, Generator
 
 
@@ -39,9 +39,9 @@ def generate(
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting; training settings except PROMPTS are not read.
-    prompts: prompts given by flags; None if there are none.
-    input_file: path of a file with one prompt per line; None if not given.
+    config: every setting.
+    prompts: prompts from flags; None if there are none.
+    input_file: path of a file of prompts; None if there is none.
     interactive: read prompts from stdin, one at a time.
     as_json: print one JSON object per continuation instead of text for people.
   """
@@ -50,8 +50,6 @@ def generate(
   mesh_layout.check_layout(mesh, config.model)
   model = resolved(config.model, mesh)
   config = dataclasses.replace(config, model=model)
-  # Read prompts from stdin if --interactive is given, or if stdin is a terminal
-  # and no flag, file or macro gives a prompt.
   texts, origin = _find_prompts(prompts, input_file, run)
   asks = interactive or (not texts and sys.stdin.isatty())
   if asks and (prompts or input_file):
@@ -76,18 +74,15 @@ def generate(
   check(given)
   log_dtype(model, mesh)
   warn(given)
-  # Import TensorFlow, which takes seconds, only after the prompts' check.
+  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.generation.inference.sessions import step_session_config
   from palm_mtf.rates.measure import warn_if_slow
 
   warn_if_slow(
     model, mesh, step_session_config(model, mesh, decode.weight_dtype)
   )
-  # The session keeps weights and compiled programs, so that later prompts take
-  # only the time to generate their tokens.
   with open_generator(checkpoint, config, vocabulary) as loaded:
-    # If there is one continuation and no JSON, print tokens as they are
-    # generated. Otherwise print each continuation when it is complete.
+    # Print a single continuation token by token, while it is generated.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if asks:
       _answer_stdin(loaded, check, warn, is_one, as_json)
@@ -100,7 +95,7 @@ def generate(
 def _find_prompts(
   prompts: Sequence[str] | None, input_file: str | None, run: RunConfig
 ) -> tuple[Sequence[str], str]:
-  """Returns the prompts, and the name of the flag or macro that gives them."""
+  """Returns the prompts, and the flag or macro that gives the prompts."""
   if prompts and input_file:
     raise UserError("--prompt and --input: give one of them.")
   if prompts is not None:
@@ -140,7 +135,7 @@ def _print_all(
 def _make_record(prompt: str, number: int, result: "Continuation") -> dict:
   record = {"prompt": prompt, "continuation": result.text, "sample": number}
   fields = {x: getattr(result, x) for x in ("num_tokens", "ended", "score")}
-  # Leave out what is None: only continuations from beam search have a score.
+  # Omit fields that are None: only beam search gives a score.
   return record | {k: v for k, v in fields.items() if v is not None}
 
 
@@ -157,8 +152,7 @@ def _answer_stdin(
     file=sys.stderr,
   )
   while True:
-    # Print "> " to stderr, because stdout, which may be a pipe, gets only
-    # continuations.
+    # Print "> " to stderr, because stdout gets only continuations.
     print("> ", end="", file=sys.stderr, flush=True)
     (prompt,) = split_lines(sys.stdin.readline())
     if not prompt:

@@ -65,11 +65,7 @@ def import_model(
 
 
 def _check_memory(files: TensorFiles, folder: str) -> int:
-  """Returns the number of bytes of all tensors as float32.
-
-  Raises:
-    UserError: if this machine has less memory than that.
-  """
+  """Returns the bytes of all tensors in float32, which must fit in memory."""
   # Check before reading, because a small sparse file can claim huge shapes.
   needed = 4 * sum(map(math.prod, files.shapes.values()))
   memory, _ = memory_bytes()  # of the container, if it has a limit
@@ -100,12 +96,12 @@ def _format_gin(model: PalmConfig, packing: str) -> str:
   }
   lines = [
     'include "recipes/finetune.gin"',
-    # The user has to set TASK or TEXT_FILES. Otherwise an error says that no
-    # file matches TEXT_FILES, and shows this text.
+    # The user has to set TASK or TEXT_FILES. Until then, the error that no file
+    # matches TEXT_FILES shows this text.
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
-    "VOCABULARY = None",  # MODEL_DIR/vocabulary.model, written above
-    # gin reads strings and numbers in JSON's notation.
+    "VOCABULARY = None",  # None stands for MODEL_DIR/vocabulary.model
+    # gin accepts strings and numbers in JSON's notation.
     *(f"{name} = {json_text(value)}" for name, value in settings.items()),
   ]
   return "\n".join(lines) + "\n"

@@ -62,16 +62,17 @@ def plan(
     model_dir: not used.
     config: every setting except data settings.
     plot: path of a picture to write; None for no picture.
-    has_curves: whether to print what-if curves instead of the plan.
-    is_search: whether to search for the fastest layouts instead.
-    num_devices: number of devices for the search; None for as many as `config`
-      has.
+    has_curves: whether to print, instead of the plan, predictions for other
+      values of four macros.
+    is_search: whether to print, instead of the plan, the fastest layouts.
+    num_devices: number of devices for the search; None for that in `config`.
     output: path of a gin file to write with the fastest layout that the search
       finds; None for no file.
     as_json: whether to print JSON objects instead of tables.
 
   Raises:
-    UserError: if settings do not fit together, or a rate of CHIP is not known.
+    UserError: if settings do not fit together, or the plan needs a rate of the
+      chip, such as its FLOP/s, that is not known.
   """
   del model_dir
   if plot:
@@ -120,9 +121,7 @@ def print_table3(
 ) -> None:
   """Prints Table 3 of the PaLM paper, with this planner's predictions.
 
-  Args:
-    hardware_of: function that takes a CHIP and returns its rates.
-    as_json: whether to print one JSON object per row.
+  `hardware_of` takes the name of a chip and returns the chip's rates.
   """
   rows = table3(hardware_of)
   print("\n".join(map(json_text, rows)) if as_json else format_table3(rows))
@@ -131,19 +130,14 @@ def print_table3(
 def calibrate(
   *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
 ) -> None:
-  """Measures this machine's rates, and stores them for CHIP = "measured".
-
-  Args:
-    hardware_of: not used.
-    as_json: whether to print one JSON object.
-  """
+  """Measures this machine's rates, and stores them for CHIP = "measured"."""
   del hardware_of
   path = measured_hardware()
   try:
     # Open the cache folder before measuring, which takes half a minute, so that
     # an error appears at once.
     with open_cache(os.path.dirname(path), make=True):
-      # Import TensorFlow here: it takes seconds, and plans do not need it.
+      # Import TensorFlow here: this takes seconds, and plans do not need it.
       from palm_mtf.rates.calibration import calibration
 
       macros = _round(calibration())
@@ -173,12 +167,11 @@ def print_search(
   output: str | None,
   as_json: bool,
 ) -> None:
-  """Prints the fastest layouts, and may write the fastest as a gin file.
+  """Prints the fastest layouts, and writes the fastest layout to `output`.
 
   Args:
-    config: settings that fit together.
-    num_devices: number of devices in all pods together; None for as many as
-      `config` has.
+    config: settings from `check_settings`.
+    num_devices: number of devices in all pods; None for that in `config`.
     output: path of the gin file; None for no file.
     as_json: whether to print one JSON object per layout.
 
@@ -232,7 +225,6 @@ def _make_record(found: Found, best: Found) -> dict[str, object]:
 
 
 def _summarize(result: SearchResult, config: PlanConfig) -> str:
-  """Returns text on how many layouts fit and on the given layout's rank."""
   text = (
     f"{len(result.fitting):,} of {result.num_candidates:,} candidates fit into "
     "memory"

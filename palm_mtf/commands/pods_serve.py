@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf pods serve`: serves this host's devices to clients elsewhere."""
 
-# The server has no settings of a model: a client sends the part of the graph
-# that the server's devices compute. The server serves one client at a time.
+# The server needs no model settings, because a client sends the part of the
+# graph that the server's devices compute. The server has one client at a time.
 
 import logging
 import os
@@ -43,9 +43,9 @@ def serve(
     UserError: if this host cannot listen on that address.
   """
   check_count("--devices", devices)
-  # All servers of a run must have the same number of threads (checked by
-  # cluster/server_info.py): the last bit of a sum depends on the number of
-  # threads, and results have to be bit-identical on all pods.
+  # All servers of a run must have the same number of threads, because the last
+  # bit of a sum depends on the number of threads, and results have to be
+  # bit-identical on all pods.
   threads = len(os.sched_getaffinity(0)) if threads is None else threads
   check_count("--threads", threads)
   host, port = split_address("--listen", listen)
@@ -70,8 +70,8 @@ def serve(
       f"{where} can run programs and read files as this user; let a firewall "
       "admit only the client and the other servers"
     )
-  # Block the signals before the server's threads start, which inherit the mask,
-  # so that signals stay pending until this thread calls sigwait.
+  # Block the signals before the server starts threads, which inherit the mask,
+  # so that a signal stays pending until this thread calls sigwait.
   signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
   from palm_mtf.cluster.server.start import start_server, watch_links
 

@@ -17,7 +17,7 @@ def report(*, model_dirs: Sequence[str], output: str | None) -> None:
   """Writes an HTML page about runs, and prints the page's path.
 
   Args:
-    model_dirs: MODEL_DIRs of runs.
+    model_dirs: MODEL_DIRs of the runs.
     output: path of the page; None for report.html in the first MODEL_DIR.
 
   Raises:
@@ -31,8 +31,8 @@ def report(*, model_dirs: Sequence[str], output: str | None) -> None:
       f"--output = {output!r}: is a folder; name a file in it, such as "
       f"{ModelDir(path).report!r}."
     )
-  # Strings from JSON may have half of a surrogate pair, which UTF-8 cannot
-  # encode.
   page = render_page(read_runs(model_dirs))
+  # A run's JSON files may hold half of a surrogate pair, which UTF-8 cannot
+  # encode: replace it by an XML character reference.
   write_atomically(path, page.encode(errors="xmlcharrefreplace"))
   print(path)

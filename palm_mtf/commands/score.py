@@ -35,10 +35,10 @@ def score(
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting; training settings are not read.
+    config: every setting.
     texts: documents given by flags; None if there are none.
-    input_files: paths of files of documents, targets or options, in the formats
-      of generation/inference/score_inputs.py; None if there are none.
+    input_files: paths of documents, or of files of targets or options, in the
+      formats of generation/inference/score_inputs.py; None if there are none.
     as_json: print one JSON object per line instead of a table.
   """
   check_model_dir(model_dir)
@@ -57,7 +57,6 @@ def score(
   checkpoint, vocabulary = open_newest(model_dir, config)
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
-  # All input was checked above, because importing TensorFlow takes seconds.
   start_id = document_start(config.data.packing, vocabulary.eod_id)
   likelihoods = _compute_log_likelihoods(
     checkpoint, model, mesh, encoded, stride=stride, start_id=start_id
@@ -92,7 +91,7 @@ def _check_stride(stride: int | None, model: PalmConfig) -> None:
 def _encode(
   items: Sequence[ScoreItem], vocabulary: Vocabulary, model: PalmConfig
 ) -> list[list[tuple[list[int], list[int]]]]:
-  """Returns, for each item, a list of (ids of inputs, ids of target)."""
+  """Returns, for each item, a list of (ids of inputs, ids of one target)."""
   # Encode inputs and targets separately, as in training, because the model has
   # never seen a piece that spans both. Encode all texts in one call, so that
   # SentencePiece uses several threads.
@@ -103,8 +102,8 @@ def _encode(
     inputs = next(encoded)
     pairs = [(inputs, next(encoded)) for _ in item.targets]
     longest = max(len(given) + len(ids) for given, ids in pairs)
-    # Only documents may be longer than SEQUENCE_LENGTH, because they are scored
-    # in windows. A window would cut off inputs.
+    # Only documents may be longer than SEQUENCE_LENGTH: they are scored in
+    # windows, which would truncate an item's inputs.
     if item.kind != "text" and longest > model.sequence_length:
       raise UserError(
         f"{item.origin}: inputs and targets are {longest:,} tokens, more than "
@@ -123,13 +122,14 @@ def _compute_log_likelihoods(
   stride: int | None,
   start_id: int,
 ) -> Iterator[float]:
+  # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.generation.inference.scorer import Example, Scorer
   from palm_mtf.generation.inference.sessions import LoadedDecoder
   from palm_mtf.mesh.session import session_config
   from palm_mtf.rates.measure import warn_if_slow
 
-  # The scorer yields (index, result), the shortest rows first, because a batch
-  # has rows of similar length. The dict restores the order of the examples.
+  # The scorer yields (index of an example, log p) in any order. The dict
+  # restores the order of `examples`.
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
   warn_if_slow(model, mesh, session_config(mesh.num_devices))
   with LoadedDecoder(checkpoint, model, mesh) as loaded:
@@ -140,7 +140,7 @@ def _compute_log_likelihoods(
 def _score(
   log_likelihood: float, num_tokens: int, num_bytes: int, kind: str
 ) -> dict[str, float]:
-  """Returns figures for one document or target, or for several together."""
+  """Returns the figures of one text, or of several texts from their sums."""
   per_token = log_likelihood / num_tokens
   score = {
     "log_likelihood": log_likelihood,
@@ -157,7 +157,7 @@ def _score(
 
 
 def _find_best(scores: Sequence[dict]) -> dict[str, int]:
-  """Returns the likeliest options' indices: in total, per token, per byte."""
+  """Returns the index of the likeliest option in total, per token, per byte."""
 
   def best(value: Callable[[dict], float]) -> int:
     return max(range(len(scores)), key=lambda i: value(scores[i]))
@@ -177,8 +177,8 @@ def _sum_scores(
     pairs = zip(items, records, strict=True)
     some = [record for item, record in pairs if item.kind == kind]
     if len(some) > 1:
-      # Compute perplexity and bits per byte from sums over all tokens: a mean
-      # of the documents' values would give short and long ones equal weight.
+      # Compute perplexity and bits per byte from sums over all tokens, because
+      # a mean over documents would give short and long documents equal weight.
       sums = (sum(x[name] for x in some) for name in ("tokens", "bytes"))
       log_likelihood = math.fsum(x["log_likelihood"] for x in some)
       score = _score(log_likelihood, *sums, kind)

@@ -33,11 +33,11 @@ from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.machine.processors import gpu_capabilities
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
-if TYPE_CHECKING:  # imports aiohttp, which is an extra
+if TYPE_CHECKING:  # the module imports aiohttp, which is optional
   from palm_mtf.generation.serving.access import Access
 
-_FOLLOW_SECS = 2  # between two searches for a newer checkpoint
-# The largest values that these flags may have.
+_FOLLOW_SECS = 2  # pause between two searches for a newer checkpoint
+# Upper bounds of the values of flags.
 _MOST = {"--slots": 10**9, "--most_waiting": 10_000, "--most_secs": 10**6}
 
 
@@ -58,12 +58,12 @@ def serve(
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting; training settings are not read.
+    config: every setting.
     listen: ADDRESS:PORT; port 0 selects a free port.
-    slots: maximum number of completions that are computed at the same time.
-    most_waiting: maximum number of completions that wait for a slot.
+    slots: number of rows in the decoding batch, one per running completion.
+    most_waiting: maximum number of completions per client that wait for a slot.
     most_secs: maximum time of a request in seconds.
-    allow_any_address: permit 0.0.0.0, which means every address of this host.
+    allow_any_address: permit 0.0.0.0 and [::], every address of this host.
     allowed_hosts: values of the HTTP header Host that are accepted besides the
       server's address.
     api_key_file: path of a file with API keys; None to accept every request.
@@ -88,8 +88,8 @@ def serve(
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolved(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
-  # WEIGHT_DTYPE quantizes weights only on a single device. On several devices,
-  # these weights stay in the activation dtype.
+  # Several devices round the weights to WEIGHT_DTYPE, but store the result in
+  # the activation dtype.
   is_split = config.mesh_layout.num_devices > 1
   weight_dtype = "activation" if is_split else config.decode.weight_dtype
   _check_slots(slots, model, weight_dtype)
@@ -132,8 +132,8 @@ def _check_installed() -> None:
 
 
 def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
-  # If there are GPUs, skip this check: their memory is not known before
-  # TensorFlow is imported.
+  # If there are GPUs, skip this check, because only TensorFlow, which is not
+  # imported yet, can tell their memory.
   if gpu_capabilities():
     return
   of_slot = model.sequence_length * cache_bytes_per_token(model)

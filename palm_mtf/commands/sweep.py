@@ -31,9 +31,7 @@ def sweep(
     model_dir: MODEL_DIR of the sweep, which contains the MODEL_DIRs of its
       runs.
     config: every setting, including SWEEP_RUNS.
-    load_run: function that makes a run's settings and gin file. It takes a text
-      for messages that says where the macros come from, and {macro: value} to
-      override the sweep's values.
+    load_run: function from `make_run_loader`, which makes a run's settings.
     as_json: whether to print one JSON object per run and one for the law.
 
   Raises:
@@ -42,7 +40,7 @@ def sweep(
     StoppedError: if a signal arrived; the same command resumes.
   """
   check_model_dir(model_dir)
-  cores_of_runs(config.sweep.sweep_at_once)  # raises UserError for too many
+  cores_of_runs(config.sweep.sweep_at_once)  # raises UserError for too few
   where = SweepDir(model_dir)
   runs = make_runs(config.sweep, config, where, load_run)
   check_unchanged(runs, where)
@@ -54,10 +52,10 @@ def sweep(
 
 
 def _make_data(where: SweepDir, run: SweepRun) -> None:
-  """Makes the vocabulary and tokens of all runs, if they are missing."""
+  """Makes the vocabulary and tokens that all runs share, if missing."""
   model, data = run.config.model, run.config.data
   if data.vocabulary == where.vocabulary:
-    data = dataclasses.replace(data, vocabulary=None)  # trained if missing
+    data = dataclasses.replace(data, vocabulary=None)  # train it if missing
   vocabulary = load_vocabulary(where.path, data, vocab_size=model.vocab_size)
   sources = open_filtered(where.path, data, model.sequence_length)
   for source in sources:
@@ -71,7 +69,6 @@ def _report(
   budget: float | None,
   as_json: bool,
 ) -> None:
-  """Prints the runs' table and scaling law, and writes both to files."""
   rows = tabulate(runs, where)
   why = why_no_law(rows)
   law = None if why else law_record(rows, budget)

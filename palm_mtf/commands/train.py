@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf train`: prepares a run, trains, and prints the final loss."""
 
-# training/prepare.py checks settings, training/loop.py has the training loop.
-
 import logging
 import os
 import shlex
@@ -39,7 +37,7 @@ def train(
     model_dir: MODEL_DIR, into which the run writes all its files.
     config: every setting.
     config_files: function that returns {name: text} of the files to write into
-      `model_dir`. It takes, as keywords, the values of macros that were "auto".
+      `model_dir`. Its keywords are macros, with values that replace "auto".
 
   Raises:
     UserError: if settings are invalid; nothing has been overwritten.
@@ -51,7 +49,7 @@ def train(
     job = prepare(model_dir, config)
     quarantine_damaged(model_dir, job.checkpoint)
     # ACTIVATION_DTYPE stays "auto" in config.gin, so that other commands choose
-    # the dtype for their machine. A resumed run takes it from the checkpoint.
+    # a dtype for their machine. A resumed run takes the checkpoint's dtype.
     dtype = job.config.model.activation_dtype
     for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
       write_atomically(os.path.join(model_dir, name), text.encode())
@@ -76,8 +74,8 @@ def _predict(job: TrainJob) -> None:
 
 def _run(job: TrainJob) -> Finished | Stopped:
   config = job.config
-  # Start the pods' servers first: importing TensorFlow takes seconds, and so
-  # servers and this process import it at the same time.
+  # Start the pods' servers first, so that they import TensorFlow, which takes
+  # seconds, at the same time as this process.
   with PodServers(config.pods, config.mesh_layout) as servers:
     from palm_mtf.mesh.session import session_config
     from palm_mtf.rates.measure import warn_if_slow
@@ -100,8 +98,8 @@ def _check_not_stopped(outcome: Finished | Stopped, model_dir: str) -> None:
 
 
 def _report(loss: float, entropy: float) -> None:
-  # Both numbers are for the same tokens. The entropy is the lowest loss that a
-  # model can have if it knows only how frequent each token is.
+  # The entropy is the lowest possible loss of a model that knows only how
+  # frequent each token is.
   print(f"validation loss  {loss:.4f} nats/token")
   print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
   if loss < entropy:

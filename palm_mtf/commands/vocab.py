@@ -3,7 +3,7 @@
 """`palm_mtf vocab` trains a vocabulary, `palm_mtf vocab inspect` shows one."""
 
 # A run for which VOCABULARY is not set trains a vocabulary on its own training
-# documents. This command trains one for many runs, on all documents of --input.
+# documents. This command trains a vocabulary for many runs, on --input.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 
-# Error messages name these flags instead of macros. There is no flag for the
-# field of a document's weight.
+# Names for error messages: this command has flags instead of macros, and no
+# flag for the field with a document's weight.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
-_MEASURED_CHUNKS = 1024  # of the training sample; about 4,096 characters each
+_MEASURED_CHUNKS = 1024  # texts of at most 4,096 characters
 
 
 def vocab(
@@ -49,8 +49,8 @@ def vocab(
     size: number of pieces.
     prefix: path of the two files to write, without ".model" and ".vocab".
     text_field: name of the field with the text in JSON lines.
-    sample_characters: number of characters to train on; None for as many as
-      `training_sample` chooses.
+    sample_characters: maximum number of characters to train on; None lets
+      `training_sample` choose the number.
     as_json: print one JSON object.
 
   Raises:
@@ -66,8 +66,7 @@ def vocab(
   model = learn_model(sample, size, size_setting="--size")
   pieces = list_pieces(model).encode()
   write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
-  # Write the model after PREFIX.vocab: a run that finds the model then also
-  # finds PREFIX.vocab.
+  # Write the model last, so that a run that finds it finds PREFIX.vocab too.
   write_atomically(path, model)
   vocabulary = Vocabulary(path, setting="--output")
   # The sample's chunks are in the order of their hashes, not of the files, so
@@ -96,7 +95,7 @@ def inspect(
 
   Args:
     vocabulary: path of a SentencePiece model.
-    globs: globs of the text files to encode, to measure the fit.
+    globs: globs of text files.
     text_field: name of the field with the text in JSON lines.
     as_json: print one JSON object.
   """
@@ -147,7 +146,6 @@ def _read(globs: Sequence[str], text_field: str) -> Iterator[str]:
 
 
 def _check_output(prefix: str, path: str) -> None:
-  """Raises UserError if `path` exists or cannot be written."""
   what = f"--output = {prefix!r}"
   if not os.path.basename(prefix) or os.path.isdir(prefix):
     raise UserError(

@@ -3,8 +3,7 @@
 """Every setting, as frozen dataclasses that gin macros fill.
 
 A field has the lower-case name of its macro: `num_layers` is NUM_LAYERS. Values
-are checked when a dataclass is made, so that a wrong value is found before
-TensorFlow is imported.
+are checked when a dataclass is made, before TensorFlow is imported.
 """
 
 from palm_mtf.config.adafactor import AdafactorConfig

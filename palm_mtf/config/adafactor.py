@@ -13,42 +13,42 @@ from palm_mtf.errors import UserError
 class AdafactorConfig(Checked):
   """The optimizer and the loss that it minimizes (PaLM, section 5).
 
-  Where the paper leaves a choice open, the default is our reading of it.
+  If the paper leaves a choice open, the default is our reading of the paper.
 
   Attributes:
     learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...
-    beta1: decay of the momentum; with 0 there is no momentum in memory.
+    beta1: decay of the momentum; with 0, no momentum is kept.
     beta2_exponent: beta2 = 1 - k ** -beta2_exponent.
-    update_clip: largest root mean square of one variable's update, in units of
-      the variable's parameter scale; None does not clip. PaLM does not mention
-      update clipping; the gin files clip, as the Adafactor paper does.
-    gradient_clip: largest global norm of all gradients.
+    update_clip: maximum root mean square of an update, before lr and
+      parameter_scale multiply the update; None does not clip. The gin files
+      clip, as the Adafactor paper does; PaLM does not mention it.
+    gradient_clip: maximum global norm of all gradients.
     weight_decay_exponent: each step subtracts lr ** weight_decay_exponent times
       the parameter; None turns weight decay off.
-    z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
+    z_loss: weight in the loss of log(Z) ** 2, where Z is the softmax
+      normalizer.
     dropout: share of the activations that a training step drops, for
-      finetuning; evaluation and generation drop nothing.
+      finetuning.
     learning_rate_schedule: "palm", the formula above; "constant", learning_rate
       at every step; or "cosine", from learning_rate to a tenth of it.
-    learning_rate_decay_steps: steps of the cosine, mostly %TRAIN_STEPS; None
+    learning_rate_decay_steps: steps of the cosine, usually %TRAIN_STEPS; None
       for other schedules.
     second_moment: "full", as in PaLM, or "factored", which keeps only the means
       of rows and of columns.
-    momentum_dtype: dtype of the momentum in memory and in checkpoints,
-      "float32" or "bfloat16". The second moment is always float32, because near
-      beta2 = 1 its changes are too small for bfloat16.
+    momentum_dtype: dtype of the momentum in memory and in checkpoints. The
+      second moment is always float32, because near beta2 = 1 its changes are
+      too small for bfloat16.
     parameter_scale: factor of lr in an update. "variable": the root mean square
       of each variable. "stacked": the root mean square of all matrices that
       PaLM's own code stacked in one variable (optim/adafactor.py). "off": 1.
-    parameter_scale_floor: the smallest root mean square for parameter_scale.
-    weight_decay_on: parameters that decay: "all", "all_but_scales" (all but the
-      scales of norms), or "kernels" (neither scales nor the embedding). PaLM
-      names no exception.
-    norm_scale: the number that is trained for the scale of a norm.
-      "zero_centered": scale - 1, as in Google's published code. Decay then
-      pulls scales to 1, and the learning rate is relative to scale - 1.
-      "plain": the scale itself, which decay pulls to 0. Checkpoints hold the
-      scale in both cases.
+    parameter_scale_floor: minimum of parameter_scale, unless it is "off".
+    weight_decay_on: parameters that decay: "all", as in PaLM, "all_but_scales"
+      (all but the scales of norms), or "kernels" (neither scales nor the
+      embedding).
+    norm_scale: what is trained for the scale of a norm. "zero_centered":
+      scale - 1, as in Google's published code. Decay then pulls scales to 1,
+      and the learning rate is relative to scale - 1. "plain": the scale itself,
+      which decay pulls to 0. Checkpoints hold the scale in both cases.
   """
 
   # The bounds reject typos, not unusual choices.

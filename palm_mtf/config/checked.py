@@ -7,8 +7,8 @@
   num_layers: Annotated[int, whole(maximum=10_000)]     what a check accepts
   top_k: Count | None                                   also None
 
-A check is a function of the macro and its value that raises UserError. Fields
-of other types are not checked here.
+A check takes the name and the value of a macro, and raises UserError if the
+value is wrong. Fields of other types are not checked here.
 """
 
 import dataclasses
@@ -36,11 +36,8 @@ def whole(minimum: int = 1, maximum: int = 2**63 - 1) -> _Check:
 def real(low: float, high: float, none: str = "") -> _Check:
   """Returns a check that a value is a number from `low` to `high`.
 
-  Args:
-    low: the smallest number.
-    high: the largest number.
-    none: what None means, for the error message, such as "for no clipping"; ""
-      if the message does not mention None.
+  If `none` says what None means, such as "for no clipping", the error message
+  offers None too.
   """
 
   def check(name: str, value: object) -> None:
@@ -55,10 +52,7 @@ def real(low: float, high: float, none: str = "") -> _Check:
 
 
 def text(what: str) -> _Check:
-  """Returns a check that a value is a text that is not empty.
-
-  `what` says in the error message what to give.
-  """
+  """Returns a check that a value is a text, not ""; errors ask for `what`."""
 
   def check(name: str, value: object) -> None:
     if not isinstance(value, str) or not value:
@@ -68,10 +62,7 @@ def text(what: str) -> _Check:
 
 
 def texts(what: str) -> _Check:
-  """Returns a check that a value is a list of texts.
-
-  `what` names the texts in the error message.
-  """
+  """Returns a check that a value is a list of texts; errors ask for `what`."""
 
   def check(name: str, value: object) -> None:
     if not are_texts(value):
@@ -83,10 +74,7 @@ def texts(what: str) -> _Check:
 
 
 def texts_by_task(example: str) -> _Check:
-  """Returns a check that a value is {task: text}.
-
-  The error message shows `example`.
-  """
+  """Returns a check that a value is {task: text}; errors show `example`."""
 
   def check(name: str, value: object) -> None:
     if not isinstance(value, Mapping) or not all(

@@ -26,9 +26,9 @@ class InspectionConfig(Checked):
 
   Attributes:
     inspect_steps: steps, counted from 0, whose batches are shown.
-    inspect_rows: number of rows shown of each batch.
-    overlap_files: a glob, or a list of globs, of a further evaluation set whose
-      overlap with the training text is measured; None for no further set.
+    inspect_rows: number of rows shown per batch.
+    overlap_files: a glob, or a list of globs, of files of an evaluation set
+      whose overlap with the training text is measured too; or None.
   """
 
   inspect_steps: list[int] | tuple[int, ...] = (0,)
@@ -57,8 +57,8 @@ class SweepConfig(Checked):
       and so on.
     sweep_at_once: number of runs that train at the same time, each on its share
       of the cores.
-    sweep_held_out: names in one axis of sweep_runs. The scaling law is fitted
-      without the runs of these names and checked by its predictions for them.
+    sweep_held_out: names in sweep_runs. The scaling law is fitted without the
+      runs of these names and checked by its predictions for these runs.
     sweep_budget_flops: training FLOPs for which the compute-optimal model size
       is printed; None prints none.
   """
@@ -73,13 +73,7 @@ class SweepConfig(Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig(Checked):
-  """The settings of a command that reads documents without running a model.
-
-  Attributes:
-    model: architecture, with VOCAB_SIZE and SEQUENCE_LENGTH.
-    data: documents and vocabulary.
-    inspection: what `data inspect` and `data statistics` show.
-  """
+  """The settings of a command that reads documents without running a model."""
 
   model: PalmConfig
   data: DataConfig
@@ -122,10 +116,10 @@ class StatisticsConfig(CorpusConfig):
   """The settings of `palm_mtf data statistics`.
 
   Attributes:
-    train_steps: steps of the run whose epochs are counted; None for no run.
-    global_batch_size: number of rows per step, as in RunConfig; None for no
-      run.
-    seed: seed of the run.
+    train_steps: steps of the training run whose epochs are counted; None counts
+      no epochs.
+    global_batch_size: as in RunConfig; None counts no epochs.
+    seed: seed of the training run.
   """
 
   train_steps: Count | None = None
@@ -135,11 +129,11 @@ class StatisticsConfig(CorpusConfig):
   def __post_init__(self) -> None:
     super().__post_init__()
     if self.global_batch_size is not None:
-      BatchSizes(self.global_batch_size)  # raises UserError if it is wrong
+      BatchSizes(self.global_batch_size)  # raises UserError for a wrong value
 
   @property
   def num_rows(self) -> int | None:
-    """Number of rows that all steps of the run read; None for no run."""
+    """Number of rows in all training steps; None if no epochs are counted."""
     if self.train_steps is None or self.global_batch_size is None:
       return None
     return BatchSizes(self.global_batch_size).rows_before(self.train_steps)
@@ -150,14 +144,14 @@ class Config(CorpusConfig):
   """The settings of a command that runs a model.
 
   Attributes:
-    mesh_layout: devices of a pod, and the dimensions that are split over them.
+    mesh_layout: mesh of devices in a pod, and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
-    run: number of steps, batch size, seed and prompts.
+    run: number of steps, batch size, seed, prompts, and others.
     pods: number and place of the pods.
     fault_tolerance: skipped batches, loss spikes, and the watchdog.
-    decode: sampling or beam search, and its numbers.
-    evaluation: SeqIO tasks, and the checkpoints to measure.
-    hardware: rates of CHIP.
+    decode: settings of sampling and beam search.
+    evaluation: SeqIO tasks, and the checkpoints to evaluate.
+    hardware: speed and memory of the chip that CHIP names.
   """
 
   mesh_layout: MeshLayout
@@ -172,27 +166,14 @@ class Config(CorpusConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigOfSweep(Config):
-  """The settings of `palm_mtf sweep`.
-
-  Attributes:
-    sweep: the runs.
-  """
+  """The settings of `palm_mtf sweep`."""
 
   sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-  """The settings of `palm_mtf plan`, which reads no data.
-
-  Attributes:
-    model: architecture.
-    mesh_layout: devices of a pod, and the dimensions that are split over them.
-    optimizer: Adafactor, its schedule and the z-loss.
-    run: number of steps, batch size and CHIP.
-    pods: number and place of the pods.
-    hardware: rates of CHIP.
-  """
+  """The settings of `palm_mtf plan`: the fields of `Config` that it uses."""
 
   model: PalmConfig
   mesh_layout: MeshLayout

@@ -24,23 +24,23 @@ FieldName = Annotated[str | None, text("a field's name, or None")]
 class FilterConfig(Checked):
   """The documents that are removed from training and validation.
 
-  The defaults remove none. docs/data.md says which duplicate is kept.
+  The defaults remove none.
 
   Attributes:
     decontaminate_tasks: names of SeqIO tasks or mixtures. A document is removed
       if it contains an example from a split of these tasks other than "train"
       (data/statistics/contamination.py).
     decontaminate_files: a glob, or a list of globs, of files with more such
-      examples, which are read like text_files; None for no more.
+      examples, which are read like text_files; or None.
     min_document_bytes: minimum size of a document, in bytes of UTF-8.
-    max_document_bytes: maximum size of a document, in bytes of UTF-8; None for
-      no limit.
-    quality_field: the field of a JSON line with the document's quality, a
-      number that the user computed; None for no filter by quality.
+    max_document_bytes: maximum size of a document, in bytes of UTF-8, or None.
+    quality_field: the field of a JSON line that holds the document's quality, a
+      number that the user has computed; None for no filter by quality.
     min_quality: lowest quality that is kept; None without quality_field.
     remove_duplicates: "exact" keeps only one of all documents with the same
       text, across all sources; "near" also keeps only one of each group of near
       duplicates (data/statistics/near_duplicates.py); None keeps all.
+      docs/data.md says which duplicate is kept.
   """
 
   decontaminate_tasks: Annotated[
@@ -67,7 +67,7 @@ class FilterConfig(Checked):
   @property
   def removes(self) -> bool:
     """Whether any filter is set."""
-    # An empty list counts as an empty tuple, which is the default.
+    # [] equals the default, (), only as a tuple.
     tasks = tuple(self.decontaminate_tasks)
     plain = dataclasses.replace(self, decontaminate_tasks=tasks)
     return plain != FilterConfig()
@@ -92,8 +92,7 @@ class SpanCorruption:
   def num_noise_tokens(self, length: int) -> int:
     """Returns how many of `length` tokens are removed.
 
-    If `length` is above 1, at least one token is removed and at least one is
-    kept.
+    Of 2 or more tokens, at least one is removed and at least one is kept.
     """
     wanted = max(round(length * self.noise_density), 1)
     return min(wanted, max(length - 1, 1), length)
@@ -105,16 +104,15 @@ class SpanCorruption:
     return min(max(wanted, 1), noise)
 
   def row_length(self, length: int) -> int:
-    """Returns the number of tokens in a text's inputs and targets together.
+    """Returns the length of inputs and targets together.
 
-    Args:
-      length: number of tokens in the text, without [eod].
+    The text has `length` tokens, [eod] not counted.
     """
     return length + 2 * self.num_spans(length) + 1
 
   def longest_text(self, row_length: int) -> int:
     """Returns the length of the longest text that fits a row, or 0 if none."""
-    # Bisection works because a longer text never makes a shorter row.
+    # Bisection works, because a longer text never makes a shorter row.
     lengths = range(row_length + 1)
     return bisect.bisect_right(lengths, row_length, key=self.row_length) - 1
 
@@ -129,13 +127,12 @@ class DataConfig(Checked):
   Attributes:
     task: name of a registered SeqIO task or mixture; None to read text_files.
     text_files: a glob or a list of globs; None if `task` is set. `{stdlib}`
-      stands for the folder of the running Python's standard library. A document
-      is a file, or a line of a .jsonl file; files may be compressed (.gz, .bz2,
-      .xz).
+      stands for the folder of Python's standard library. A document is a file,
+      or a line of a .jsonl file; files may be compressed (.gz, .bz2, .xz).
     text_field: the field of a JSON line that holds the document.
     weight_field: the field of a JSON line that says how many times an epoch
       reads the document; None to read every document once.
-    vocabulary: path of a SentencePiece model, or None to train one of
+    vocabulary: path of a SentencePiece model; None to train a model with
       vocab_size pieces on the training documents and keep it in MODEL_DIR.
     extra_ids: number of sentinels <extra_id_0>, <extra_id_1>, ..., 100 in T5.
       Their ids come after the vocabulary's pieces, in reverse order.
@@ -144,13 +141,13 @@ class DataConfig(Checked):
     cache_dir: folder that `palm_mtf data cache` writes; None for
       MODEL_DIR/tokens.
     packing: how documents fill rows of sequence_length tokens: "joined" (with
-      [eod] between them, cut anywhere, as in PaLM), "joined_masked" (the same
-      tokens, but positions and attention restart after each [eod]), "packed"
-      (whole documents, as many as fit, padded and masked) or "single" (one
-      document per row, padded).
+      [eod] between documents, split anywhere, as in PaLM), "joined_masked" (the
+      same tokens, but positions and attention restart after each [eod]),
+      "packed" (as many whole documents as fit, padded and masked) or "single"
+      (one document per row, padded).
     noise_density: share of a text's tokens that OBJECTIVE = "span_corruption"
-      removes, 0.15 in T5.
-    mean_span_length: tokens per removed span, on average, 3 in T5.
+      removes.
+    mean_span_length: tokens per removed span, on average.
     filters: which documents are removed.
   """
 
@@ -158,7 +155,6 @@ class DataConfig(Checked):
   vocabulary: Annotated[
     str | None, text("the path of a SentencePiece model, or None to train one")
   ]
-  # Validation needs some documents, and training needs most of them.
   validation_share: Annotated[float, real(1e-4, 0.5)]
   task: Annotated[str | None, text("the name of a SeqIO task, or None")] = None
   text_field: Annotated[str, text("the name of a field")] = "text"
@@ -166,8 +162,8 @@ class DataConfig(Checked):
   cache_dir: Annotated[str | None, text("the path of a folder, or None")] = None
   packing: Packing = "joined"
   extra_ids: Annotated[int, whole(0, 10_000)] = 0
-  noise_density: Annotated[float, real(0.01, 0.99)] = 0.15
-  mean_span_length: Annotated[float, real(1.0, 1000.0)] = 3.0
+  noise_density: Annotated[float, real(0.01, 0.99)] = 0.15  # as in T5
+  mean_span_length: Annotated[float, real(1.0, 1000.0)] = 3.0  # as in T5
   filters: FilterConfig = dataclasses.field(default_factory=FilterConfig)
 
   def __post_init__(self) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, Count, real, texts, whole
 from palm_mtf.errors import UserError
 
-MOST_GREEDY = 1e-4  # up to this TEMPERATURE, the likeliest token is taken
-_MAX_ROWS = 10_000  # rows of a prompt's samples or beams, computed together
+MOST_GREEDY = 1e-4  # up to this TEMPERATURE, decoding is greedy
+_MAX_ROWS = 10_000  # samples or beams of a prompt, computed as one batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,14 +17,14 @@ class DecodeConfig(Checked):
   """How the tokens of a continuation are chosen (generation/decode/).
 
   Attributes:
-    temperature: divides the logits; 0 always takes the likeliest token.
+    temperature: divides the logits; with 0, decoding is greedy.
     top_k: tokens are drawn only from the k likeliest; None for all.
     top_p: tokens are drawn only from the likeliest, up to this total
-      probability.
-    repetition_penalty: above 1, it makes tokens that the text already contains
-      less likely; 1 is off.
+      probability (nucleus sampling).
+    repetition_penalty: with a number above 1, tokens that the text already
+      contains become less likely; 1 is off.
     num_samples: continuations of each prompt.
-    num_beams: above 1, beam search for the likeliest continuation.
+    num_beams: with a number above 1, beam search finds the continuation.
     length_penalty: exponent of beam search's length penalty; values above 0
       favour longer texts.
     stop_strings: a continuation ends before the first of these texts.
@@ -36,7 +36,7 @@ class DecodeConfig(Checked):
 
   temperature: Annotated[float, real(0.0, 100.0)] = 0.7
   top_k: Count | None = None
-  top_p: Annotated[float, real(0.0, 1.0)] = 1.0  # nucleus sampling
+  top_p: Annotated[float, real(0.0, 1.0)] = 1.0
   repetition_penalty: Annotated[float, real(0.01, 100.0)] = 1.0
   num_samples: Annotated[int, whole(maximum=_MAX_ROWS)] = 1
   num_beams: Annotated[int, whole(maximum=_MAX_ROWS)] = 1
@@ -51,8 +51,7 @@ class DecodeConfig(Checked):
         "TOP_P = 0: no token has a share of 0; give a number above 0 and at "
         "most 1, or TEMPERATURE = 0 for the likeliest token."
       )
-    # A tuple is stored, because compiled programs are cached by their settings,
-    # which must be hashable.
+    # Compiled programs are cached by their settings, which must be hashable.
     object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
     self._check_together()
 
@@ -83,10 +82,10 @@ class DecodeConfig(Checked):
 
   @property
   def is_greedy(self) -> bool:
-    """Whether the likeliest token is always taken: TEMPERATURE <= 1e-4."""
+    """Whether decoding always takes the likeliest token."""
     return self.temperature <= MOST_GREEDY
 
   @property
   def rows_per_prompt(self) -> int:
-    """Number of rows in the decoding batch that one prompt needs."""
+    """Number of rows that one prompt takes in the decoding batch."""
     return max(self.num_samples, self.num_beams)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mesh of a pod's devices, and the rules that split dimensions over it.
 
-The syntax is Mesh TensorFlow's, for a model with dimensions of any name.
-mesh_layout.py adds the checks for PaLM, whose dimensions are known.
+The syntax is Mesh TensorFlow's, for a model with dimensions of any name;
+mesh_layout.py adds the checks for PaLM's dimensions.
 """
 
 import dataclasses
@@ -28,15 +28,14 @@ class DeviceMesh(Checked):
     mesh_shape: "axis:size" pairs, separated by "," or ";"; "" for one device.
     layout: "dimension:axis" pairs, separated by "," or ";"; "" splits nothing.
     num_microbatches: parts of a batch that a step computes one after another,
-      adding up their gradients; memory holds the activations of one part.
+      adding up gradients, so that memory holds only one part's activations.
   """
 
   mesh_shape: str
   layout: str
   num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
 
-  # These are constants, because models other than PaLM do not run on TPUs. For
-  # PaLM, `MeshLayout` has settings of the same names.
+  # Constants, because only PaLM runs on TPUs; `MeshLayout` has such settings.
   tpu = ""
   steps_per_loop = 1
 
@@ -81,12 +80,11 @@ class DeviceMesh(Checked):
 
   @property
   def num_devices(self) -> int:
-    """Number of devices in the mesh, which is one pod."""
+    """Number of devices in the mesh of one pod."""
     return math.prod(self.axes.values())
 
 
-# A search over layouts reads the same shapes many thousand times.
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)  # because a search makes thousands of calls
 def _sizes(mesh_shape: str) -> Mapping[str, int]:
   sizes = pairs("MESH_SHAPE", mesh_shape, "data:2,model:4")
   return {axis: int(size) for axis, size in sizes}
@@ -126,13 +124,9 @@ def check_shares(batch_size: int, num_pods: int, num_microbatches: int) -> None:
 def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
   """Splits "a:b,c:d" into the pairs ("a", "b") and ("c", "d").
 
-  Args:
-    name: name of the setting, for the error message.
-    value: value of the setting.
-    example: a valid value, for the error message.
-
   Raises:
-    UserError: if `value` is not a text of such pairs.
+    UserError: if `value`, the setting `name`, is not a text of such pairs; the
+      message shows the valid `example`.
   """
   if not isinstance(value, str):
     raise UserError(f'{name} = {value!r}: give a text such as "{example}".')

@@ -15,7 +15,7 @@ _MOST_RATE = 1e30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-  """One chip's rates; None where nothing is published.
+  """One chip's rates; None if a rate is unpublished.
 
   Bandwidths of links and of the network are those of one direction.
 
@@ -29,20 +29,20 @@ class HardwareConfig:
     chip_devices: number of TensorFlow devices on a chip.
     chip_memory_bytes: bytes of the chip's memory.
     chip_memory_bandwidth: bytes/s.
-    chip_pass_bandwidths: measured bytes/s of passes (operations other than
-      matrix products), by dtype and kind (`PASSES` in accounting/memory.py),
-      for CPUs, where arithmetic limits passes. A pass without an entry runs at
-      chip_memory_bandwidth.
+    chip_pass_bandwidths: {dtype: {kind: bytes/s}} of passes, which are
+      operations other than matrix products; `PASSES` in accounting/memory.py
+      lists the kinds. Without a value, a pass runs at chip_memory_bandwidth.
+      CPUs need values, because their arithmetic limits passes.
     chip_process_bytes: memory of a process besides the tensors of its step.
-    chip_fused_attention: whether attention recomputes its weights in the
-      backward pass with any REMAT, as on CPUs with a C++ compiler.
+    chip_fused_attention: whether the backward pass recomputes attention weights
+      with any REMAT, as on CPUs with a C++ compiler.
     chip_link_bandwidth: bytes/s of a chip's links to other chips of the pod,
       all links together.
     chip_link_dims: number of dimensions of the links' torus; 0 for a switch.
-    chip_link_chips: maximum number of chips that links join; the network joins
-      chips on different switches. None for no limit.
+    chip_link_chips: maximum number of chips on one torus or switch; the network
+      joins chips on different switches. None for no limit.
     chip_dcn_bandwidth: bytes/s of a chip's share of its host's network.
-    chip_watts: power, hosts included where the source says so.
+    chip_watts: power, hosts included if the source says so.
     chip_hour_cost: price of one chip for one hour, in any currency.
   """
 

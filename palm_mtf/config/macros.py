@@ -16,25 +16,21 @@ _T = TypeVar("_T")
 def macros_of(
   config_class: type, leaves_out: Collection[str] = ()
 ) -> dict[str, object]:
-  """Returns the macros of a configuration, in the order of its fields.
+  """Returns {macro: default, or MISSING if there is none} of a configuration.
 
   Args:
     config_class: dataclass whose fields are values or further dataclasses.
     leaves_out: names of fields whose macros are not returned.
-
-  Returns:
-    {macro: default}; MISSING for a macro that has to be set.
   """
   found: dict[str, object] = {}
   for field in _fields(config_class, leaves_out):
-    # Dataclasses nest, but macros do not: all macros are in one namespace.
     part = _part_of(field)
     of_part: dict[str, object] = (
       macros_of(part) if part else {field.name.upper(): field.default}
     )
     for name, default in of_part.items():
-      # Two parts may read one macro (SEED); the macro has to be set if either
-      # part has no default.
+      # Two parts may read one macro, such as SEED. If their defaults differ,
+      # the user must set the macro.
       if found.setdefault(name, default) != default:
         found[name] = MISSING
   return found
@@ -66,11 +62,7 @@ def from_macros(
 
 
 def values_of(config: "DataclassInstance") -> dict[str, object]:
-  """Returns the value of every macro of a configuration, or of a part of one.
-
-  Args:
-    config: dataclass whose fields are values or further dataclasses.
-  """
+  """Returns {macro: value} of a configuration, or of a part of one."""
   found: dict[str, object] = {}
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
@@ -80,7 +72,6 @@ def values_of(config: "DataclassInstance") -> dict[str, object]:
 
 
 def _part_of(field: dataclasses.Field[Any]) -> type | None:
-  """Returns a field's type if it is a dataclass, otherwise None."""
   kind = field.type
   if isinstance(kind, type) and dataclasses.is_dataclass(kind):
     return kind

@@ -1,20 +1,20 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The mesh of devices and how a step is spread over them, and over time.
+"""PaLM's mesh of devices, and how a step is split over devices and over time.
 
 The syntax is Mesh TensorFlow's, except that a rule that matches nothing is an
-error. A *dim* is a dimension of a tensor, an *axis* a dimension of the
-mesh. Layouts change speed and memory, never results.
+error. A *dim* is a dimension of a tensor, an *axis* a dimension of the mesh.
+Layouts change speed and memory, never results.
 
   MESH_SHAPE = "data:2,model:4"                  8 devices, 2 by 4
   LAYOUT = "batch:data,heads:model,d_ff:model"   batch in 2, heads and d_ff in 4
   NUM_MICROBATCHES = 4                           a quarter of the batch at once
   STEPS_PER_LOOP = 100                           on TPUs, 100 steps per call
 
-d_model has two more names, because rules may split it where no layer uses it.
+d_model has two more names, because rules may split it only outside of layers.
 `d_model_stored` is the d_model of stored weights, optimizer slots and
-gradients: split over `data`, these are stored once and not once per part of the
-batch. `d_model_residual` is the d_model of the residual stream between blocks.
+gradients; split over `data`, each device stores only its slice of these, as in
+ZeRO. `d_model_residual` is the d_model of the residual stream between blocks.
 """
 
 import dataclasses
@@ -46,7 +46,6 @@ DIMENSIONS = (
 WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
 SPLIT_DIMENSIONS = (*WORK_DIMENSIONS, "d_model_stored", "d_model_residual")
 
-# Dimensions that a rule may not split, and why.
 _UNSPLIT_REASONS = {
   "length": "attention looks along it",
   "memory_length": "attention sums over it",
@@ -54,8 +53,7 @@ _UNSPLIT_REASONS = {
   "d_kv": "rotary embedding turns pairs of it",
 }
 
-# Tensors with several dimensions that rules may split: first activations, then
-# weights.
+# Activations and weights with several dimensions that rules may split.
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),
@@ -79,9 +77,9 @@ class MeshLayout(DeviceMesh):
       "float32", at up to twice the bytes. Gradients of microbatches are always
       added up in float32.
     tpu: the TPU slice of each pod (tpu_slice.py); "" for CPUs or GPUs.
-    steps_per_loop: maximum number of steps in one call of a TPU program; a call
-      ends earlier where, for example, a checkpoint is due. Signals and the
-      watchdog wait for the call's end.
+    steps_per_loop: maximum number of steps in one call of a TPU program. A call
+      ends earlier if, for example, a checkpoint is due. Signals and the
+      watchdog wait for the end of a call.
   """
 
   gradient_dtype: Literal["activation", "float32"] = "activation"
@@ -100,7 +98,6 @@ class MeshLayout(DeviceMesh):
       _check_rule(dimension, axis)
     super().__post_init__()
     _check_tensors(dict(rules))
-    # Devices along an axis that splits no work would repeat the same work.
     for axis, num_devices in self.axes.items():
       split = [dimension for dimension, over in rules if over == axis]
       if num_devices > 1 and not set(split) & set(WORK_DIMENSIONS):
@@ -113,7 +110,6 @@ class MeshLayout(DeviceMesh):
     self._check_tpu()
 
   def _check_tpu(self) -> None:
-    """Raises UserError unless the mesh has as many devices as the TPU slice."""
     if not self.tpu:
       if self.steps_per_loop > 1:
         raise UserError(
@@ -134,7 +130,7 @@ class MeshLayout(DeviceMesh):
       )
 
   def axis_size_of(self, dimension: str) -> int:
-    """The number of slices of `dimension`; 1 if no rule splits it."""
+    """Returns the number of slices of `dimension`; 1 if no rule splits it."""
     assert dimension in DIMENSIONS, dimension
     axis = self.rules.get(dimension)
     return self.axes[axis] if axis else 1
@@ -143,9 +139,8 @@ class MeshLayout(DeviceMesh):
     """Returns the embedding's number of rows, padded to fill equal slices.
 
     The rows from `vocab_size` on are zeros; nothing reads or trains them, and
-    checkpoints omit them.
+    checkpoints omit them. XLA needs equal slices, because shapes are static.
     """
-    # All slices have equally many rows, because XLA's shapes are static.
     slices = self.axis_size_of("vocab")
     return -(-vocab_size // slices) * slices
 
@@ -161,7 +156,7 @@ def check_layout(
   Args:
     layout: the mesh and the rules.
     config: the architecture.
-    *batch_sizes: every size of a training batch in the run.
+    *batch_sizes: all batch sizes of the run.
     num_pods: number of pods, which share each batch.
   """
   if num_pods > 1 and layout.steps_per_loop > 1:
@@ -172,7 +167,6 @@ def check_layout(
   parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
   for size in batch_sizes:
     check_shares(size, num_pods, parts)
-  # The mesh splits the rows of a pod's microbatch.
   at_once = [size // num_pods // parts for size in batch_sizes]
   if num_pods > 1:
     batch_macro += " / NUM_PODS"
@@ -217,7 +211,7 @@ def _check_rule(dimension: str, axis: str) -> None:
 
 
 def _check_tensors(axes: Mapping[str, str]) -> None:
-  """Raises UserError if an axis splits two dimensions of a tensor."""
+  """Raises UserError if one axis splits two dimensions of a tensor."""
   for tensor in _TENSORS:
     split = [dimension for dimension in tensor if dimension in axes]
     for first, second in itertools.pairwise(split):

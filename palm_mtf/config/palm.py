@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, whole
 from palm_mtf.errors import UserError
 
-# Layers are limited because each layer has its own nodes in the graph, and
-# positions because rotary embedding counts them in float32, which represents
-# every whole number up to 2**24.
+# Layers are limited, because each layer has its own nodes in the graph. Sizes
+# are limited to the whole numbers that float32 represents exactly, because
+# rotary embedding computes with positions in float32.
 MAX_LAYERS, MAX_SIZE = 10_000, 2**24
 Size = Annotated[int, whole(maximum=MAX_SIZE)]
 
@@ -22,7 +22,7 @@ class PalmConfig(Checked):
   Attributes:
     num_layers: number of Transformer blocks.
     d_model: width of the residual stream.
-    num_heads: query heads; PaLM 540B has num_heads * d_kv != d_model.
+    num_heads: query heads; num_heads * d_kv may differ from d_model.
     d_kv: width of one head, 256 in PaLM; an even number, because rotary
       embedding rotates pairs of numbers.
     d_ff: hidden width of the MLP, 4 * d_model in PaLM.
@@ -36,22 +36,21 @@ class PalmConfig(Checked):
       to the dtype that the machine multiplies natively
       (machine/activation_dtype.py); master weights, norms, softmax, rotary
       tables and the loss are always float32.
-    logits_dtype: "float32", logits are not rounded, as in Google's published
-      code; or "activation", they are rounded like the results of other matrix
-      products.
+    logits_dtype: "float32": logits are not rounded, as in Google's published
+      code. "activation": logits are rounded to the activation dtype.
     final_norm_scale: scale of the last norm, "learned", or "none", as in
       Google's published inference code. PaLM does not say.
     output_fan_in: fan-in with which the kernels o and wo are initialized.
-      "separate": each kernel's number of inputs. "joined": the sum of the two
-      numbers of inputs, as in Google's published code, which holds both kernels
-      of a parallel block in one matrix.
-    remat: activations that a step recomputes instead of keeping, which takes
-      time: "none", "attention" or the whole "layer"; no bit of the result
-      depends on it.
+      "separate": each kernel's number of inputs. "joined": the sum of both
+      numbers, as in Google's published code, which holds both kernels of a
+      parallel block in one matrix.
+    remat: activations that the backward pass recomputes to save memory: "none",
+      "attention" weights, or those of a whole "layer". The result has the same
+      bits in all three cases.
     objective: what training predicts: "causal", each token from the tokens
       before it; "prefix_lm", the rest of a text from its start; or
-      "span_corruption", removed spans from the remaining text. The last two
-      have inputs that attend to one another in both directions
+      "span_corruption", removed spans from the remaining text. With the last
+      two, inputs attend to one another in both directions
       (data/batches/objectives.py).
   """
 
@@ -74,8 +73,6 @@ class PalmConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    # These settings are checked here, because a later error would name a shape,
-    # not the macro.
     if self.d_kv % 2:
       raise UserError(
         f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "
@@ -89,11 +86,11 @@ class PalmConfig(Checked):
 
   @property
   def has_prefix(self) -> bool:
-    """Whether sequences have inputs that attend to one another both ways."""
+    """Whether inputs of a sequence attend to one another in both directions."""
     return self.objective != "causal"
 
   def macros(self) -> dict[str, object]:
-    """Returns every setting by macro, without ACTIVATION_DTYPE.
+    """Returns {macro: value} of all settings except ACTIVATION_DTYPE.
 
     ACTIVATION_DTYPE is omitted, because a checkpoint fits either dtype.
     """

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many pods train, where they are, and what crosses between them.
 
-A pod is a mesh of devices with all parameters. A step divides its batch into
-NUM_PODS equal shares by rows, in order, and each share into NUM_MICROBATCHES;
-the gradients of all pods are added up, so that every pod makes the same update:
+A pod is a mesh of devices with a copy of all parameters. A step divides its
+batch by rows into NUM_PODS equal shares, and each share into NUM_MICROBATCHES.
+Each pod adds up the gradients of all pods, so that all make the same update.
 
   GLOBAL_BATCH_SIZE = 16, NUM_PODS = 2, NUM_MICROBATCHES = 2
 
@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, Count, real, whole
 from palm_mtf.errors import UserError
 
-# The client process sends each pod its batch and starts its steps; more pods
-# could keep the client too busy. Tests use up to this number.
+# The client process sends each pod its batches and starts its steps, so many
+# pods could overload it. Tests use up to this number.
 MAX_PODS = 8
 
 
@@ -31,20 +31,21 @@ class PodsConfig(Checked):
 
   Attributes:
     num_pods: number of pods that share a step, 1 to 8.
-    pods: where the pods are: "in_process", virtual devices of the client,
-      "local_servers", processes that the client starts, or "cluster", servers
+    pods: where the pods are: "in_process", virtual devices of the client;
+      "local_servers", processes that the client starts; or "cluster", servers
       that `palm_mtf pods serve` has started.
-    islands: for PODS = "cluster", a list of servers per pod; see
-      cluster/client/places.py.
-    client_address: "host" or "host:port", where servers of a cluster reach the
+    islands: for PODS = "cluster", a list of servers per pod
+      (cluster/client/places.py).
+    client_address: "host" or "host:port" where servers of a cluster reach the
       client.
-    dcn_dtype: dtype in which gradients are sent between pods, "float32" or
-      "bfloat16". Every pod adds up the same numbers, in float32.
+    dcn_dtype: dtype in which gradients are sent between pods; bfloat16 halves
+      the traffic (Pathways, section 4.4). All pods add up the same rounded
+      gradients, in float32.
     fingerprint_steps: steps between comparisons of all pods' variables.
-    pod_timeout_secs: a pod counts as lost if its server gives no sign of life
-      for this long. A step may take longer than that.
+    pod_timeout_secs: seconds without a sign of life from a server after which
+      its pod counts as lost. A step may take longer.
     on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the pods
-      that are left; see cluster/client/recovery.py.
+      that are left (cluster/client/recovery.py).
     pod_wait_secs: the longest wait for a lost pod, or for a pod that is missing
       when the run starts.
   """
@@ -53,8 +54,6 @@ class PodsConfig(Checked):
   pods: Literal["in_process", "local_servers", "cluster"] = "in_process"
   islands: Sequence[Sequence[str]] = ()
   client_address: str = "127.0.0.1"
-  # bfloat16 halves the traffic of the data-center network (Pathways, section
-  # 4.4).
   dcn_dtype: Literal["float32", "bfloat16"] = "float32"
   fingerprint_steps: Count = 100
   pod_timeout_secs: Annotated[float, real(1.0, 1e6)] = 60.0
@@ -63,7 +62,7 @@ class PodsConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    # Without a port, or with port 0, the client chooses one.
+    # Without a port, or with port 0, the client chooses a port.
     if not re.fullmatch(r"[^\s:/]+(:\d{1,5})?", str(self.client_address)):
       raise UserError(
         f'CLIENT_ADDRESS = {self.client_address!r}: write "host" or '

@@ -19,11 +19,10 @@ from palm_mtf.config.checked import Checked, Count, text, texts, whole
 from palm_mtf.config.palm import Size
 from palm_mtf.errors import UserError, check_count
 
-# With these limits, the number of rows in all steps fits into int64.
+# Limits, so that the number of rows in all steps fits into int64.
 MAX_BATCH_SIZE, MAX_STEPS = 2**24, 10**9
 _MAX_EVAL_BATCHES = 1_000_000
-# Few steps are traced, because a trace takes several megabytes, and a traced
-# step takes longer than others.
+# A trace takes several megabytes, and slows its step down.
 _MAX_TRACED_STEPS = 10
 
 
@@ -37,7 +36,7 @@ class BatchSizes:
   """
 
   def __init__(self, global_batch_size: int | Sequence[Sequence[int]]):
-    """Checks and keeps GLOBAL_BATCH_SIZE.
+    """Checks GLOBAL_BATCH_SIZE.
 
     Raises:
       UserError: if the value is neither a size nor pairs [step, size] whose
@@ -52,7 +51,7 @@ class BatchSizes:
       self._rows_before.append(self._rows_before[-1] + (then - start) * size)
 
   def size(self, step: int) -> int:
-    """Returns the number of sequences in step `step`."""
+    """Returns the batch size of a step."""
     return self.sizes[self._phase(step)]
 
   def rows_before(self, step: int) -> int:
@@ -61,12 +60,12 @@ class BatchSizes:
     return self._rows_before[i] + (step - self._starts[i]) * self.sizes[i]
 
   def step_of_row(self, row: int) -> int:
-    """Returns the step that reads row `row`, numbered over the whole run."""
+    """Returns the step that reads a row; rows are numbered over all steps."""
     i = bisect.bisect_right(self._rows_before, row) - 1
     return self._starts[i] + (row - self._rows_before[i]) // self.sizes[i]
 
   def next_change(self, step: int) -> int | None:
-    """Returns the first later step with another batch size; None if none."""
+    """Returns the first later step with another batch size, or None."""
     later = self._phase(step) + 1
     return self._starts[later] if later < len(self._starts) else None
 
@@ -117,8 +116,8 @@ class RunConfig(Checked):
       each with the batch size of step 0.
     checkpoint_steps: steps between checkpoints.
     keep_checkpoints: how many of the newest checkpoints are kept.
-    init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix whose
-      weights the first step starts from; None draws random weights.
+    init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix from whose
+      weights training starts; None draws random weights.
     init_state: what is taken from init_checkpoint. "weights": only weights, and
       training begins at step 0 with a new optimizer, as in finetuning. "all":
       the optimizer and the step too, as in continued pretraining on other data.
@@ -129,10 +128,10 @@ class RunConfig(Checked):
     prompts: texts that are continued at the end of training.
     sample_tokens: length of each continuation, in tokens.
     sample_steps: training steps between continuations of the prompts, which are
-      added to samples.jsonl. A checkpoint is written each time. None continues
-      prompts only at the end of training.
+      added to samples.jsonl; a checkpoint is written at each of these steps.
+      None continues prompts only at the end of training.
     trace_steps: steps, counted from 1 as in metrics.jsonl, whose Chrome traces
-      are written to MODEL_DIR/traces (trace/).
+      are written to MODEL_DIR/traces.
   """
 
   train_steps: Annotated[int, whole(maximum=MAX_STEPS)]
@@ -169,7 +168,6 @@ class RunConfig(Checked):
     BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
 
   def _check_keep_every_steps(self) -> None:
-    # Checkpoints exist only at multiples of CHECKPOINT_STEPS.
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every is None:
       return
@@ -200,5 +198,5 @@ class RunConfig(Checked):
 
   @property
   def num_validation_rows(self) -> int:
-    """Number of rows in each validation loss, the same at every step."""
+    """Number of rows over which a validation loss is computed."""
     return self.eval_batches * self.batch_sizes.sizes[0]

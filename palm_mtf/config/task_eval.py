@@ -19,8 +19,6 @@ from palm_mtf.config.checked import (
 from palm_mtf.errors import UserError, check_choice
 
 NEWEST, EVERY = "newest", "every"
-
-
 DRAWN, FIRST = "drawn", "first"
 _MAX_SHOTS = 10_000
 
@@ -31,10 +29,10 @@ class FewShotConfig(Checked):
 
   Attributes:
     num_shots: number of exemplars before each example. None means all exemplars
-      in the task's file in `exemplar_files`; a task without a file then keeps
-      the form in which it is registered.
-    exemplars: "drawn", for each example at random from the training split; or
-      "first", for all examples the first of the training split.
+      of the task in `exemplar_files`; a task without a file then keeps its
+      registered form.
+    exemplars: "drawn": exemplars are drawn from the training split for each
+      example. "first": all examples have the first exemplars of the split.
     seed: seed of the draw.
     exemplar_files: {task: path}; the file's exemplars replace the training
       split (evaluation/exemplars.py).
@@ -58,15 +56,15 @@ class FewShotConfig(Checked):
       raise UserError('EXEMPLARS = "first": of how many? Set NUM_SHOTS too.')
 
   def file_of(self, task: str) -> str | None:
-    """Returns the path of the task's exemplar file; None if none is set."""
+    """Returns the path of the task's exemplar file, or None."""
     return (self.exemplar_files or {}).get(task)
 
   def header_of(self, task: str) -> str:
-    """Returns the header of a task, "" if it has none."""
+    """Returns the header of a task, or ""."""
     return (self.prompt_headers or {}).get(task, "")
 
   def changes(self, task: str) -> bool:
-    """Whether these settings change the registered form of a task."""
+    """Returns whether these settings change the registered form of a task."""
     return self.num_shots is not None or bool(
       self.file_of(task) or self.header_of(task)
     )
@@ -80,25 +78,24 @@ class TaskEvalConfig(Checked):
     eval_tasks: names of SeqIO tasks or mixtures with metric functions; [] for
       the validation loss.
     eval_split: split of the tasks.
-    eval_examples: how many examples of each task are evaluated, the first of
-      the split; None for all.
+    eval_examples: number of examples per task, from the start of the split;
+      None for all.
     few_shot: exemplars and header before each example.
     answer_patterns: {task: regular expression}, whose only group matches the
       answer in an output (evaluation/few_shot.py).
-    category_groups: {task: {group: categories}}, groups of a task's categories
-      to average over, such as MMLU's four (evaluation/seqio_tasks.py).
+    category_groups: {task: {group: categories}}; metrics are also averaged over
+      each group, such as MMLU's four (evaluation/seqio_tasks.py).
     eval_checkpoints: "newest", a list of steps, or "every": all checkpoints,
       oldest first, and new checkpoints while another process trains, until
       TRAIN_STEPS.
     eval_wait_secs: seconds that "every" waits for the next checkpoint.
-    task_eval_steps: training steps between evaluations on the tasks; a
-      checkpoint is written for each evaluation. None turns these evaluations
-      off.
+    task_eval_steps: training steps between evaluations on the tasks, each with
+      a checkpoint; None for no evaluations during training.
     clean_subset: whether metrics are also computed over the examples that the
       run's training text does not contain (evaluation/clean_subset.py).
-    stride: tokens from the start of one row to the start of the next, where
-      `score` splits a long text into overlapping rows
-      (generation/inference/scorer.py); None means half of sequence_length.
+    stride: if `score` splits a long text into overlapping rows, the tokens from
+      the start of a row to the start of the next row; None means half of
+      sequence_length.
   """
 
   eval_tasks: Annotated[
@@ -125,7 +122,6 @@ class TaskEvalConfig(Checked):
     self._check_answer_patterns()
     self._check_category_groups()
     self._check_checkpoints()
-    # Without a task, checkpoints would be written for no evaluation.
     if self.task_eval_steps is not None and not self.eval_tasks:
       raise UserError(
         f"TASK_EVAL_STEPS = {self.task_eval_steps}: no task is given; name "

@@ -18,12 +18,10 @@ from typing import NamedTuple
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, did_you_mean
 
-# Numbers of chips of one host along x, y and z (Cloud TPU's system
-# architecture).
-HOST_CHIPS = (2, 2, 1)
+HOST_CHIPS = (2, 2, 1)  # along x, y and z (Cloud TPU's system architecture)
 _DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1}
 
-# Shapes, in chips, of the slices that are named by their number of cores.
+# For the slices that are named by their cores: {cores: chips along x, y and z}.
 _FLAT = {8: (2, 2, 1), 32: (4, 4, 1), 128: (8, 8, 1), 512: (16, 16, 1)}
 _SHAPES = {
   "v2": {**_FLAT, 256: (8, 16, 1)},
@@ -69,23 +67,18 @@ class TpuSlice(NamedTuple):
 
   @property
   def mesh_shape(self) -> tuple[int, int, int, int]:
-    """The shape of the topology, in TensorFlow's order: x, y, z, device."""
+    """Shape of TensorFlow's topology: chips along x, y, z; devices per chip."""
     return (*self.chips, self.devices_of_chip)
 
 
 def tpu_slice(name: str) -> TpuSlice:
-  """Returns the slice called `name`.
-
-  Raises:
-    UserError: if no slice has this name.
-  """
+  """Returns the slice called `name`; raises UserError if there is none."""
   kind, _, size = str(name).partition("-")
   if kind in _SHAPES and size.isdecimal() and int(size) in _SHAPES[kind]:
     chips = _SHAPES[kind][int(size)]
   elif kind == "v4" and re.fullmatch(r"\d{1,3}x\d{1,3}x\d{1,3}", size):
     x, y, z = map(int, size.split("x"))
     chips = (x, y, z)
-    # A slice consists of whole hosts.
     if 0 in chips or any(
       n % by for n, by in zip(chips, HOST_CHIPS, strict=True)
     ):
@@ -104,12 +97,7 @@ def tpu_slice(name: str) -> TpuSlice:
 
 
 def check_pods(where: TpuSlice, pods: PodsConfig) -> None:
-  """Raises UserError unless pods can be slices of TPUs.
-
-  Args:
-    where: slice of each pod.
-    pods: number and place of the pods.
-  """
+  """Raises UserError unless each pod of `pods` can be the TPU slice `where`."""
   given = f'TPU = "{where.name}"'
   hosts = f"{where.num_hosts} host" + "s" * (where.num_hosts > 1)
   if pods.pods == "cluster":

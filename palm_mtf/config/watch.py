@@ -1,15 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run does when something goes wrong; batches that it skips.
+"""What a training run does if something goes wrong, and which batches it skips.
 
   SKIP_STEPS = [[2, 3]]
 
   training step   0  1  2  3  4 ...
   reads batch     0  1  4  5  6 ...
 
-A range in SKIP_STEPS is [first batch, last batch], both included. Batches are
-numbered as in a run that skips nothing, so that a batch keeps its number when
-ranges are added later.
+A range in SKIP_STEPS is [first batch, last batch], both included. Skipped
+batches have numbers too, so that a batch keeps its number if ranges are added.
 """
 
 import dataclasses
@@ -30,12 +29,12 @@ class Skips:
   """Ranges of batches that training skips.
 
   Attributes:
-    ranges: [first batch, last batch] of each range, in ascending order; at
-      least one batch lies between two ranges.
+    ranges: [first batch, last batch] of each range, in ascending order; ranges
+      neither touch nor overlap.
   """
 
   def __init__(self, ranges: Sequence[Sequence[int]] = ()):
-    """Checks and keeps SKIP_STEPS.
+    """Checks SKIP_STEPS.
 
     Raises:
       UserError: if the value is not a list of pairs [first, last] of whole
@@ -50,8 +49,7 @@ class Skips:
       check_count("SKIP_STEPS, the last batch of a pair", last, 0, MAX_STEPS)
     self.ranges: list[list[int]] = []
     for first, last in sorted(map(tuple, ranges)):
-      # Ranges that touch or overlap become one, because `rows` adds the size of
-      # each range.
+      # Merge ranges that touch or overlap, because `rows` adds up their sizes.
       if self.ranges and first <= self.ranges[-1][1] + 1:
         self.ranges[-1][1] = max(last, self.ranges[-1][1])
       else:
@@ -62,32 +60,28 @@ class Skips:
     return Skips([*self.ranges, *ranges])
 
   def rows(self, numbers: "Rows", sizes: BatchSizes) -> "Rows":
-    """Converts row numbers that leave out skipped rows to numbers of all rows.
+    """Returns the numbers of rows among all rows, skipped rows included.
 
-    Rows, not batches, are numbered, so that every row outside the ranges is
-    read once and in order, even where the batch size changes.
+    Because rows and not batches are numbered, training reads each row outside
+    the ranges once and in order, even if the batch size changes.
 
     Args:
-      numbers: numbers of rows from 0, skipped rows not counted: one number, or
-        an array [n], int64.
+      numbers: numbers of the same rows among the rows that training reads, from
+        0: one number, or an array [n], int64.
       sizes: the batch size of every step.
-
-    Returns:
-      The numbers of the same rows from 0, skipped rows counted.
     """
     for first, last in self.ranges:
-      # `numbers` already includes the shift by all earlier ranges, because
-      # ranges are in ascending order.
+      # `numbers` already includes the rows of all earlier ranges.
       start = sizes.rows_before(first)
       size = sizes.rows_before(last + 1) - start
       numbers = numbers + size * (numbers >= start)
     return numbers
 
   def batch_read(self, step: int, sizes: BatchSizes) -> int:
-    """Returns the number of the batch that training step `step` reads.
+    """Returns the number of the batch that a training step reads.
 
-    Skipped batches count too, so that the number may exceed `step`. If the
-    batch size changes, the result is the batch of the step's first row.
+    Skipped batches have numbers too. If the batch size changes, a step may read
+    rows of two batches; the result is the batch of the step's first row.
     """
     first_row = self.rows(sizes.rows_before(step), sizes)
     return sizes.step_of_row(first_row)
@@ -108,15 +102,15 @@ class WatchConfig(Checked):
 
   Attributes:
     skip_steps: ranges of batches to skip, [first, last] each.
-    spike_policy: what happens at a loss spike: "off", nothing; or "rewind",
-      training resumes from an earlier checkpoint and skips the batches around
-      the spike (training/loss_spikes.py).
+    spike_policy: "off", or "rewind": after a loss spike, training resumes from
+      an earlier checkpoint and skips the batches around the spike
+      (training/loss_spikes.py).
     spike_skip_steps: batches that a rewind skips, 200 to 500 in PaLM.
     spike_rewinds: maximum number of rewinds in a run; PaLM 540B had about 20
       spikes.
-    watchdog_secs: the run ends, with stack traces, if no step completes for
-      this long; the first step and a checkpoint may take ten times as long.
-      None turns this watchdog off.
+    watchdog_secs: seconds without a completed step after which the run ends,
+      with stack traces; the first step and a checkpoint may take ten times as
+      long. None turns this watchdog off.
   """
 
   skip_steps: list[list[int]] | tuple[tuple[int, int], ...] = ()
@@ -131,5 +125,5 @@ class WatchConfig(Checked):
 
   @property
   def skips(self) -> Skips:
-    """The batches of skip_steps."""
+    """The ranges of skip_steps."""
     return Skips(self.skip_steps)

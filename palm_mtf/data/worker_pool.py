@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One function applied to many batches by one worker process per core.
+"""Applies a function to many batches, in one worker process per core.
 
-Results come in the order of the batches. The caller reads the files, so that a
-corpus of a single file keeps all cores busy too.
+Results come in the order of the batches. The calling process reads the files,
+so that even a corpus of a single file keeps all cores busy.
 """
 
 import collections
@@ -25,8 +25,8 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
-# The number of batches that this process does itself before it starts workers,
-# because starting workers takes longer.
+# The calling process does the first batches itself, because starting workers
+# takes longer.
 _BATCHES_BEFORE_PROCESSES = 16
 
 
@@ -38,7 +38,7 @@ def num_cores() -> int:
 def gather(
   items: Iterable[_Item], size_of: Callable[[_Item], int], batch_size: int
 ) -> Iterator[list[_Item]]:
-  """Yields lists of items; a list ends when its size reaches `batch_size`."""
+  """Groups items into lists that end when their sizes sum to `batch_size`."""
   batch: list[_Item] = []
   size = 0
   for item in items:
@@ -58,8 +58,8 @@ class WorkerPool:
   """
 
   # ProcessPoolExecutor is not used, because its processes share a queue: if a
-  # process is killed while it writes a result, readers of the queue wait
-  # forever; if this process is killed, the other processes wait forever.
+  # worker is killed while it writes a result, readers of the queue wait
+  # forever; if the calling process is killed, the workers wait forever.
 
   def __init__(
     self,
@@ -72,9 +72,8 @@ class WorkerPool:
     """Prepares a pool.
 
     Args:
-      work: function that this process applies to a batch.
-      start_work: function that a worker calls once, to get the function that it
-        applies to batches.
+      work: function that maps a batch to its result in the calling process.
+      start_work: function that each worker calls once to make its own `work`.
       when_killed: message of the error if a worker process is killed.
       num_processes: number of workers; one per core by default, 0 for none.
     """
@@ -100,8 +99,8 @@ class WorkerPool:
     Raises:
       UserError: a worker process was killed.
     """
-    # Run at most two batches per process, so that no process waits for the
-    # caller and memory is bounded.
+    # Keep about two batches per worker in flight, so that no worker waits for
+    # the caller and memory is bounded.
     running: collections.deque[futures.Future] = collections.deque()
     for batch in batches:
       running.append(self._submit(batch))
@@ -117,7 +116,7 @@ class WorkerPool:
         if self._threads is None:
           self._threads = self._start()
         return self._threads.submit(self._ask_worker, batch)
-      except OSError as error:  # the limit of processes or of open files
+      except OSError as error:  # too many processes or open files
         _logger.warning(
           f"no worker process can be started ({error.strerror}): one core works"
         )
@@ -127,16 +126,13 @@ class WorkerPool:
     return done
 
   def _start(self) -> futures.Executor:
-    """Starts the workers; returns a pool of threads that wait for the workers.
-
-    There is one thread per worker. Every worker has its own pipe, and only the
-    worker holds the pipe's other end. So the pipe closes if the worker is
-    killed, even while it writes.
-    """
+    """Starts the workers; returns as many threads, which wait for results."""
     # Spawn workers, because a forked process would inherit locks that threads
     # of this process hold.
     context = multiprocessing.get_context("spawn")
     for _ in range(self._num_processes):
+      # Every worker has its own pipe, and only the worker keeps its other end.
+      # So the pipe closes if the worker is killed, even while it writes.
       here, there = context.Pipe()
       with there:
         process = context.Process(
@@ -144,14 +140,13 @@ class WorkerPool:
         )
         process.start()
       self._stack.callback(process.join)
-      self._stack.callback(here.close)  # which ends the worker
+      self._stack.callback(here.close)  # a closed pipe ends the worker
       self._idle.put(here)
     threads = futures.ThreadPoolExecutor(self._num_processes)
     self._stack.callback(threads.shutdown, cancel_futures=True)
     return threads
 
   def _ask_worker(self, batch: Any) -> Any:
-    """Sends a batch to an idle worker; returns the result."""
     worker = self._idle.get()
     try:
       worker.send(batch)

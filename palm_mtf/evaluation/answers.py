@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers of a checkpoint's model to the examples of a task.
 
-Each answer is written to a file at once (AnswerJournal), so that an interrupted
-evaluation resumes where it stopped.
+AnswerJournal writes each answer to a file as soon as the model gives it, so
+that an interrupted evaluation resumes where it stopped.
 """
 
 import contextlib
@@ -29,17 +29,13 @@ from palm_mtf.model_dir.json_lines import (
 
 
 class CheckpointModel:
-  """A checkpoint's model, which is loaded at its first use.
-
-  A context manager, which closes the model's session at its end.
-  """
+  """A checkpoint's model, loaded at its first use; a context manager."""
 
   def __init__(
     self, checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
   ):
     self.config, self.vocabulary = config, vocabulary
-    # Opens the session with the weights. It is called only if a journal lacks
-    # an answer, so not if only the metrics are computed again.
+    # Loads the weights. Not called if the journals have all answers.
     self._load = functools.partial(
       LoadedDecoder,
       checkpoint,
@@ -48,7 +44,7 @@ class CheckpointModel:
       config.decode.weight_dtype,
     )
     self._stack = contextlib.ExitStack()
-    # Generators and scorers, by start id (the id of the token before a text).
+    # The keys are start ids: ids of the token that precedes each text.
     self._generators: dict[int, Generator] = {}
     self._scorers: dict[int, Scorer] = {}
 
@@ -83,7 +79,11 @@ class CheckpointModel:
 
 
 class TaskAnswers:
-  """A model's answers to a task's examples; see seqio_tasks.Answers."""
+  """A model's answers to a task's examples; implements seqio_tasks.Answers.
+
+  The model computes only answers that `journal` lacks, when a method needs
+  them. Token `start_id` precedes each example.
+  """
 
   def __init__(
     self,
@@ -92,26 +92,18 @@ class TaskAnswers:
     journal: "AnswerJournal",
     start_id: int,
   ):
-    """Computes nothing yet.
-
-    Args:
-      task: the task.
-      model: model that computes the answers that `journal` does not have.
-      journal: file of the answers that have been computed.
-      start_id: id of the token before the first token of each example.
-    """
     self._start_id = start_id
     self._task, self._model, self._journal = task, model, journal
-    self._cut: set[int] = set()  # numbers of examples whose inputs were cut
+    self._cut: set[int] = set()  # indices of examples with truncated inputs
 
   @property
   def num_cut(self) -> int:
-    """Number of examples, so far, whose inputs were too long and were cut."""
+    """Number of examples, so far, whose inputs were truncated."""
     return len(self._cut)
 
   def _cut_prompts(self) -> list[list[int]]:
-    # As in training, cut off the beginning of inputs that leave too little room
-    # for the output in SEQUENCE_LENGTH.
+    # As in training, truncate inputs at their beginning, so that inputs and
+    # output fit into SEQUENCE_LENGTH.
     config = self._model.config
     room = config.model.sequence_length - config.run.sample_tokens
     inputs = self._task.inputs
@@ -119,11 +111,10 @@ class TaskAnswers:
     return [ids[-room:] for ids in inputs]
 
   def predictions(self) -> list[list[str]]:
-    """Returns, for each example, the model's continuations of its inputs."""
+    """Returns continuations of each example's inputs, [examples][samples]."""
     prompts = self._cut_prompts()
     known = self._journal.known("prediction")
-    # Sort prompts by length, so that a batch has prompts of similar length and
-    # little padding.
+    # Sort prompts by length, so that batches need little padding.
     missing = [n for n in range(len(prompts)) if n not in known]
     missing.sort(key=lambda n: len(prompts[n]))
     if missing:
@@ -138,8 +129,7 @@ class TaskAnswers:
     """Returns log p of each example's targets given its inputs, in nats."""
     pairs = zip(self._task.inputs, self._task.targets, strict=True)
     examples = [Example(*pair) for pair in pairs]
-    # Count the examples whose inputs are so long that the scorer cuts off their
-    # beginning.
+    # Count the examples whose inputs the scorer truncates.
     length = self._model.config.model.sequence_length
     self._cut |= {
       number
@@ -178,7 +168,7 @@ class TaskAnswers:
 
 
 def _is_answer(value: object) -> bool:
-  """Returns whether a value is [kind, number of an example, answer]."""
+  """Returns whether a value is [kind, index, answer]; see AnswerJournal."""
   return (
     isinstance(value, list)
     and [*map(type, value[:2])] == [str, int]
@@ -187,10 +177,11 @@ def _is_answer(value: object) -> bool:
 
 
 class AnswerJournal:
-  """A JSON lines file of answers; a context manager.
+  """A JSON lines file of a model's answers; a context manager.
 
   The first line holds everything that the answers depend on. Every other line
-  is [kind, number of an example, answer].
+  is [kind, index, answer]. If the kind is "prediction" or "score", the index is
+  an example's; if it is "prediction_score", the index is a prediction's.
   """
 
   def __init__(
@@ -203,14 +194,14 @@ class AnswerJournal:
 
     Args:
       path: path of the file, which need not exist.
-      depends_on: everything that the answers depend on (checkpoint, examples
-        and settings), as JSON values.
-      answered: function to call after each answer that is added.
+      depends_on: JSON values of the checkpoint, examples and settings that the
+        answers depend on.
+      answered: function to call after each added answer.
 
     Raises:
       UserError: if the file cannot be written, or a line is not an answer.
     """
-    # {kind: {number of an example: answer}}
+    # {kind: {index: answer}}
     self._known: dict[str, dict[int, object]] = {}
     self._answered = answered
     header, *answers = list(read_json_lines(path, object)) or [None]
@@ -222,9 +213,9 @@ class AnswerJournal:
           f"{path}: {json_text(answer)[:40]} is not an answer; remove the line."
         )
       kind, number, value = answer
-      if value is not None:  # null: a score was not finite; compute it again
+      if value is not None:  # recompute null, a score that was not finite
         self._known.setdefault(kind, {})[number] = value
-    write_json_lines(path, [depends_on, *answers])  # drops an incomplete line
+    write_json_lines(path, [depends_on, *answers])  # drops a truncated line
     self._lines = JsonLinesWriter(path)
 
   def __enter__(self) -> "AnswerJournal":
@@ -234,21 +225,17 @@ class AnswerJournal:
     self._lines.close()
 
   def known(self, kind: str) -> Mapping[int, object]:
-    """Returns {number of an example: answer} of the answers of one kind."""
+    """Returns {index: answer} for all answers of one kind."""
     return self._known.get(kind, {})
 
   def add(self, kind: str, number: int, value: object) -> None:
-    """Appends an answer to the file.
-
-    Raises:
-      UserError: if the disk is full.
-    """
+    """Appends an answer to the file; raises UserError if the disk is full."""
     self._known.setdefault(kind, {})[number] = value
     self._lines.write([kind, number, value])
     self._answered()
 
 
-# Macros on which answers do not depend, as {reason: macros}.
+# {reason: macros}: settings on which answers do not depend, and why not.
 INDEPENDENT = {
   "the hash of the checkpoint stands for what training made": """
     OUTPUT_FAN_IN

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the checkpoints of EVAL_CHECKPOINTS; waits for new ones if asked to."""
+"""Finds the checkpoints that EVAL_CHECKPOINTS selects, or waits for them."""
 
 import logging
 import time
@@ -36,13 +36,12 @@ def find_checkpoints(
     model_dir: MODEL_DIR of a run, which may still be training.
     shapes: {name: shape} of the model's parameters.
     config: settings; only eval_checkpoints and eval_wait_secs are read.
-    train_steps: step of the last checkpoint to wait for, if EVAL_CHECKPOINTS is
-      "every".
+    train_steps: if EVAL_CHECKPOINTS is "every", the last step to wait for.
 
   Raises:
     UserError: if a checkpoint is missing, damaged or from another model. If
-      EVAL_CHECKPOINTS is "every", the iterator raises the error instead of this
-      function, and skips damaged checkpoints.
+      EVAL_CHECKPOINTS is "every", the returned iterator raises the error, and
+      skips damaged checkpoints.
   """
   if config.eval_checkpoints == NEWEST:
     return iter([newest_checkpoint(model_dir, shapes)])
@@ -79,11 +78,10 @@ def _wait_for_each(
   wait_secs: float,
   train_steps: int,
 ) -> Iterator[Checkpoint]:
-  done = -1  # step of the last checkpoint that was yielded or left out
+  done = -1  # step of the last checkpoint that was yielded or skipped
   waiting_since = time.monotonic()
   while done < train_steps:
-    # List the folder again, because a run that trains adds checkpoints. The
-    # list is in the order of steps.
+    # The run may have added checkpoints. The list is sorted by step.
     new = [p for p in checkpoint_folders(model_dir) if step_of(p) > done]
     if not new:
       if time.monotonic() - waiting_since > wait_secs:
@@ -97,11 +95,11 @@ def _wait_for_each(
     done = step_of(new[0])
     try:
       checkpoint = read_and_hold(new[0])
-    except RemovedCheckpointError:  # by the run, as KEEP_CHECKPOINTS says
+    except RemovedCheckpointError:  # removed by the run (KEEP_CHECKPOINTS)
       continue
     except DamagedCheckpointError as error:
       warn_of_damage(new[0], error)
       continue
     check_same_model(checkpoint, shapes)
     yield checkpoint
-    waiting_since = time.monotonic()  # the evaluation may have taken long
+    waiting_since = time.monotonic()  # do not count the evaluation

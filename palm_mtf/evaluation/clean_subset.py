@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the evaluation examples that the training text does not contain.
 
-As in PaLM (section 8), an example is contaminated if at least 70% of its
-8-grams of words occur anywhere in the training documents. The 8-grams come from
-the example's inputs and targets, without exemplars. If one option of a question
-is contaminated, all its options are. Examples of fewer than 8 words are clean.
-
-  MODEL_DIR/eval/contamination/my_task-validation-<hash>.json
+As in PaLM (section 8), an example is contaminated if at least 70% of its word
+8-grams occur anywhere in the training documents. The 8-grams come from the
+example's inputs and targets, without exemplars. If one option of a question is
+contaminated, all its options are. Examples of fewer than 8 words are clean.
+Results: MODEL_DIR/eval/contamination/my_task-validation-<hash>.json.
 """
 
 import hashlib
@@ -39,22 +38,16 @@ from palm_mtf.model_dir.sealed import read_sealed, seal
 _logger = logging.getLogger(__name__)
 
 _SEAL = "seal"
-_VERSION = 1  # version of the definition of "contaminated"
+_VERSION = 1  # increase it if the definition of "contaminated" changes
 
 
 def find_clean_examples(
   model_dir: str, config: Config, tasks: Iterable[EvalTask]
 ) -> dict[str, list[int]]:
-  """Returns {name of a task: numbers of its clean examples}.
+  """Returns {name of a task: indices of its clean examples}.
 
-  An example is clean if the training text does not contain it. Results are
-  stored in MODEL_DIR. If some tasks have no stored result, the training text is
-  read once for all of these.
-
-  Args:
-    model_dir: MODEL_DIR of the run.
-    config: settings of the run; its filters apply to the training text.
-    tasks: the tasks, which have read their examples.
+  The training text that the run's filters keep does not contain clean examples.
+  The text is read once, for all tasks without a stored result in MODEL_DIR.
 
   Raises:
     UserError: if the training text is missing or consists of token ids, or the
@@ -67,8 +60,8 @@ def find_clean_examples(
     text = [source.fingerprint(digests) for source in sources]
   paths, found = {}, {}
   for task in tasks:
-    # The result file's name depends only on the training text and the examples,
-    # so that the file is found even if other settings have changed.
+    # The file's name depends only on the training text and the examples, so
+    # that the file is found even if other settings have changed.
     key = _hash(_VERSION, text, [each.digest(16) for each in task.texts])
     name = urllib.parse.quote(f"{task.name}-{task.split}-{key}.json", safe="")
     paths[task] = os.path.join(folders.contamination, name)
@@ -93,11 +86,7 @@ def find_clean_examples(
 def _search(
   sources: Sequence[Source], tasks: Sequence[EvalTask]
 ) -> dict[EvalTask, list[int]]:
-  """Searches the training text for the tasks' examples.
-
-  Returns:
-    {task: numbers of the task's contaminated examples}.
-  """
+  """Returns {task: indices of its contaminated examples}."""
   examples = ContainedExamples(text for task in tasks for text in task.texts)
   found = np.zeros(len(examples.table), bool)
   measurer = Measurer(duplicates=False, near=False, table=examples.table)
@@ -115,13 +104,12 @@ def _search(
 
 
 def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Returns `contained` and the numbers of examples with the same questions."""
+  """Returns `contained`, completed by all options of the same questions."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 
 
 def _read_training_texts(source: Source) -> Iterable[Document]:
-  """Yields those documents of a source that training reads."""
   with progress_bar(f"Comparing {source.name}", source.num_bytes) as advance:
     for split, document in source.documents():
       advance(document.num_bytes)

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates checkpoints on SeqIO tasks, and writes the results to files.
 
-MODEL_DIR/eval/events...                             for TensorBoard
-MODEL_DIR/eval/step_00000200/my_task-validation.json           metrics
-                             my_task-validation.jsonl          examples with
-                                                               predictions
-                             my_task-validation.answers.jsonl  for a later
-                                                               evaluation
-MODEL_DIR/eval/contamination/...                     see clean_subset.py
+MODEL_DIR/eval/events...                for TensorBoard
+MODEL_DIR/eval/step_00000200/
+  my_task-validation.json               metrics
+  my_task-validation.jsonl              examples with predictions
+  my_task-validation.answers.jsonl      AnswerJournal, for a later evaluation
+MODEL_DIR/eval/contamination/...        see clean_subset.py
 """
 
 import dataclasses
@@ -52,12 +51,12 @@ class TaskOutcome:
   split: str
   activation_dtype: str
   num_examples: int
-  num_cut: int  # examples whose inputs were too long and lost their beginning
-  # {name: number or text}. Metrics over only the clean examples have names that
-  # end in "_clean".
+  num_cut: int  # number of examples with truncated inputs
+  # {name: number or text}. If a name ends in "_clean", the metric is over only
+  # the clean examples.
   metrics: dict[str, float | str]
   categories: dict[str, dict[str, float]]  # {category: {metric: value}}
-  num_clean: int | None = None  # examples; None without CLEAN_SUBSET
+  num_clean: int | None = None  # clean examples; None without CLEAN_SUBSET
 
   @property
   def numbers(self) -> dict[str, float]:
@@ -79,13 +78,10 @@ class TaskEvaluation:
     vocabulary: Vocabulary,
     tasks: Sequence[EvalTask],
   ):
-    """Finds the clean examples of the tasks if CLEAN_SUBSET is True.
+    """If CLEAN_SUBSET is True, finds the clean examples of `tasks`.
 
-    Args:
-      model_dir: MODEL_DIR of the run.
-      config: settings of the run, with ACTIVATION_DTYPE resolved.
-      vocabulary: vocabulary of the run.
-      tasks: the tasks of EVAL_TASKS (seqio_tasks.open_eval_tasks).
+    `config` must not have ACTIVATION_DTYPE = "auto", because answers depend on
+    the dtype.
     """
     self._model_dir = ModelDir(model_dir)
     self._config, self._vocabulary = config, vocabulary
@@ -106,9 +102,7 @@ class TaskEvaluation:
   ) -> Iterator[TaskOutcome]:
     """Writes the files of each task, and then yields the task's outcome.
 
-    Args:
-      checkpoint: checkpoint of the run.
-      answered: function to call after each answer of the model.
+    Calls `answered` after each answer of the model.
 
     Raises:
       UserError: if a task's code fails, or the disk is full.
@@ -116,22 +110,18 @@ class TaskEvaluation:
     step = checkpoint.manifest.step
     with CheckpointModel(checkpoint, self._config, self._vocabulary) as model:
       for task in self._tasks:
-        # Quote the name, because the split may be "validation[:10%]", for
-        # example.
+        # Quote the name, because a split may be "validation[:10%]".
         name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
         path = os.path.join(self._model_dir.evaluation(step), name)
         start_id = self._choose_start_id(task)
         depends_on = {
           "checkpoint": checkpoint.blake2b,
           "examples": task.fingerprint,
-          # The start id is included because the token before a text influences
-          # the answers.
           "start_id": start_id,
           **self._depends_on,
         }
-        # The journal may have answers of an earlier evaluation, which was
-        # interrupted or had other metric functions. The model computes only the
-        # missing answers.
+        # The journal may have answers from an earlier evaluation. The model
+        # computes only the missing answers.
         journal = AnswerJournal(f"{path}.answers.jsonl", depends_on, answered)
         with journal:
           answers = TaskAnswers(task, model, journal, start_id)
@@ -153,8 +143,7 @@ class TaskEvaluation:
         yield outcome
 
   def _choose_start_id(self, task: EvalTask) -> int:
-    # Token 0 precedes inputs from the middle of a document. In training, it
-    # precedes rows that begin inside a document.
+    # As in training, token 0 precedes text from the middle of a document.
     if task.within_document:
       return 0
     return document_start(self._config.data.packing, self._vocabulary.eod_id)
@@ -191,7 +180,7 @@ def _read(path: str) -> bytes:
 
 
 def _to_json(value: object) -> object:
-  """Converts an object of a type that JSON lacks to a JSON value."""
+  """Converts an object whose type JSON lacks to a JSON value."""
   if isinstance(value, (np.ndarray, np.generic)):
     return value.tolist()
   if isinstance(value, bytes):

@@ -2,16 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exemplars: solved examples of a task, which are put before a question.
 
-Exemplars come from a file of the user, or from the training split:
+Exemplars come from a user's file, or from the training split. EXEMPLARS says
+how to choose from the split:
 
-  drawn  each question has other exemplars, chosen by hashes
-  first  all questions have the first examples of the split
+  "drawn"  each question has different exemplars, chosen by hashes
+  "first"  all questions have the first examples of the split
 
-If the examples of a task have these features, they matter:
+A task's examples may have these features:
 
-  record          names the question; its options share their exemplars
+  record          identifies the question, whose options share exemplars
   is_correct      whether the example may be an exemplar
-  exemplar_group  exemplars come from the same group, such as MMLU's subject
+  exemplar_group  the group, such as MMLU's subject, that exemplars come from
   unconditional   whether the targets are scored without exemplars
 """
 
@@ -37,8 +38,8 @@ from palm_mtf.user_text import (
 _logger = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
-# Exemplars are drawn from this many examples of the training split: those with
-# the smallest hashes. They fit in memory, and suffice for all questions.
+# Exemplars are drawn from this many examples of the training split, which fit
+# in memory and suffice for all questions.
 _POOL = 1000
 
 
@@ -50,12 +51,7 @@ class Exemplars(Protocol):
     """Text to put unchanged before every question, or "" for none."""
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns the exemplars for one question.
-
-    Args:
-      key: text that identifies the question (`key_of`).
-      group: group of the question (`group_of`), "" if it has none.
-    """
+    """Returns exemplars for a question, given its `key_of` and `group_of`."""
 
 
 class _Exemplar(NamedTuple):
@@ -65,11 +61,10 @@ class _Exemplar(NamedTuple):
 
 
 class SplitExemplars:
-  """Exemplars from the training split.
+  """Exemplars from a task's training split, chosen as `config` says.
 
-  `config.exemplars` selects one of two methods. Either each question has
-  different exemplars, chosen by hashes of the question and each candidate, or
-  all questions have the first examples of the split.
+  `to_text` holds the task's preprocessors before `tokenize`, which make the
+  texts `inputs` and `targets`.
   """
 
   text = ""
@@ -77,14 +72,6 @@ class SplitExemplars:
   def __init__(
     self, task: Any, to_text: Sequence[Callable], config: FewShotConfig
   ):
-    """Reads nothing yet.
-
-    Args:
-      task: a `seqio.Task`.
-      to_text: the task's preprocessors before `tokenize`, which make the texts
-        `inputs` and `targets`.
-      config: number of exemplars, and how to choose them.
-    """
     self._task = task
     self._to_text = to_text
     self._num_shots = config.num_shots or 0
@@ -95,8 +82,8 @@ class SplitExemplars:
     """Returns the exemplars for one question; see `Exemplars`."""
     if not self._num_shots:
       return []
-    # Leave out the question itself: if a task has no training split, exemplars
-    # come from the split that is evaluated.
+    # Exclude the question itself: if a task has no training split, exemplars
+    # may come from the split that is evaluated.
     candidates = [e for e in self._pool if e.group == group and e.key != key]
     if len(candidates) < self._num_shots:
       where = f" of {group!r}" if group else ""
@@ -105,9 +92,9 @@ class SplitExemplars:
         f"{self._split!r} has only {len(candidates)} other examples{where}; "
         "give a smaller number."
       )
-    # Order the candidates by hash. Each question then has different exemplars,
-    # which do not depend on the machine or the order of the questions. The PaLM
-    # paper does not say how it chose exemplars.
+    # Sort by hash, so that exemplars differ between questions, but depend
+    # neither on the machine nor on the order of questions. The PaLM paper does
+    # not say how it chose exemplars.
     if not self._is_first:
       candidates.sort(key=lambda e: self._hash(key, e.key))
     return [exemplar.text for exemplar in candidates[: self._num_shots]]
@@ -122,7 +109,7 @@ class SplitExemplars:
 
   @functools.cached_property
   def _pool(self) -> list[_Exemplar]:
-    """The examples that may be exemplars, one per question; read only once."""
+    """The examples that may be exemplars, at most one per question."""
     if self._is_first:
       return list(self._find_first())
     chosen = heapq.nsmallest(
@@ -133,8 +120,8 @@ class SplitExemplars:
   def _find_first(self) -> Iterator[_Exemplar]:
     keys, of_group = set(), Counter()
     for exemplar in self._read_solved():
-      # Keep NUM_SHOTS + 1 of each group, because one of them may be the
-      # question itself, which is never its own exemplar.
+      # Keep NUM_SHOTS + 1 examples per group, because a question must not be
+      # its own exemplar.
       if exemplar.key in keys or of_group[exemplar.group] > self._num_shots:
         continue
       keys.add(exemplar.key)
@@ -151,15 +138,14 @@ class SplitExemplars:
       where=f"exemplars of {self._task.name}",
     )
     for example in dataset:
-      # Of the options of a question, only the correct one may be an exemplar.
+      # Only the correct option of a question may be an exemplar.
       if example.get("is_correct", True) and not example.get("unconditional"):
         text = inputs_of(example) + text_of(example["targets"])
         yield _Exemplar(key_of(example), group_of(example), text)
 
   def _hash(self, *texts: str) -> bytes:
     """Returns a pseudorandom sort key, which is the same in every process."""
-    # Hash the lengths too, so that the keys of ("ab", "c") and ("a", "bc")
-    # differ.
+    # With the lengths, ("ab", "c") and ("a", "bc") have different keys.
     digest = hashlib.blake2b(digest_size=8)
     for text in (str(self._seed), *texts):
       digest.update(f"{len(text)} {text}".encode())
@@ -179,12 +165,12 @@ def group_of(example: Mapping[str, Any]) -> str:
 
 
 def inputs_of(example: Mapping[str, Any]) -> str:
-  """Returns an example's inputs, ending so that the targets can be appended."""
+  """Returns an example's inputs, with a line break if the targets need one."""
   return separate(text_of(example["inputs"]), text_of(example["targets"]))
 
 
 def separate(inputs: str, targets: str) -> str:
-  """Adds a line break unless inputs end, or targets begin, with white space."""
+  """Ends `inputs` in a line break unless white space precedes `targets`."""
   parted = not inputs or inputs[-1].isspace() or targets[:1].isspace()
   return inputs if parted else f"{inputs}\n"
 
@@ -202,10 +188,10 @@ def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
   """Returns the exemplars of a file.
 
   Args:
-    path: path of a file of JSON lines (.jsonl), or of a text file.
-    num_shots: number of exemplars for each question: the first JSON lines of
-      the question's group. None for all lines of the group. A text file is
-      always used as a whole.
+    path: path of a file of JSON lines (.jsonl), or of a text file. The whole
+      text precedes every question.
+    num_shots: number of JSON lines for each question, the first lines of the
+      question's group; None for all lines of the group.
 
   Raises:
     UserError: if the file cannot be read, or a line is not an exemplar.
@@ -219,7 +205,7 @@ def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
 
 
 class _Text:
-  """The exemplars of a text file, which is put before every question."""
+  """The exemplars in a text file, which precedes every question."""
 
   def __init__(self, text: str, path: str):
     self.text = text
@@ -230,13 +216,13 @@ class _Text:
       )
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns no exemplars, because `text` contains them."""
+    """Returns no exemplars, because `text` contains all exemplars."""
     del key, group
     return []
 
 
 class _Lines:
-  """The exemplars of a file of JSON lines."""
+  """Exemplars in JSON lines: pairs of group (None for all groups) and text."""
 
   text = ""
 
@@ -250,7 +236,7 @@ class _Lines:
     self._num_shots = num_shots
 
   def choose(self, key: str, group: str) -> list[str]:
-    """Returns the group's exemplars, and those that are for all groups."""
+    """Returns the first exemplars that are for the group or for all groups."""
     del key
     found = [text for of, text in self._exemplars if of in (None, group)]
     where = f" of group {group!r}" if group else ""

@@ -8,9 +8,9 @@
   inputs  "Q: 1 + 1?\\nA: 2\\n\\nQ: 3 + 4?\\nA: 7\\n\\nQ: 5 + 4?\\nA:"
   targets " 9"
 
-A double line break separates examples, and the output is cut at the first
-double line break, as in PaLM (section 6). exemplars.py chooses the exemplars. A
-header from PROMPT_HEADERS comes first, followed by a double line break.
+As in PaLM (section 6), a double line break separates examples, and the output
+is truncated at its first double line break. exemplars.py chooses exemplars. If
+PROMPT_HEADERS has a header, the header and a double line break come first.
 """
 
 import bisect
@@ -42,21 +42,20 @@ _logger = logging.getLogger(__name__)
 
 
 def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
-  """Registers the few-shot form of a SeqIO task or mixture, if it is missing.
+  """Registers the few-shot form of a SeqIO task or mixture, unless it exists.
 
   Args:
     name: name of a registered task or of a mixture. The preprocessors of each
-      task must include SeqIO's `tokenize`.
+      task must end in SeqIO's `tokenize`; EOS steps may follow.
     num_shots: number of exemplars before each example, drawn from the training
-      split. If it is 0, the form only cuts the model's output after the answer.
+      split. With 0, the form only truncates the model's output.
     seed: seed for drawing exemplars.
 
   Returns:
-    The name of the form, such as "x_5_shot", or "x_5_shot_seed_7" for another
-    seed than 0.
+    The name of the form: "x_5_shot", or "x_5_shot_seed_7" if the seed is not 0.
 
   Raises:
-    UserError: if there is no such task, the number is invalid, or the
+    UserError: if there is no such task, `num_shots` is invalid, or the task's
       preprocessors make no text.
   """
   seqio = import_seqio(name, "few_shot_task")
@@ -80,13 +79,9 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
 def make_few_shot(task: Any, config: FewShotConfig) -> Any:
   """Returns a copy of a `seqio.Task` with exemplars, without registering it.
 
-  Args:
-    task: task whose preprocessors include SeqIO's `tokenize`.
-    config: settings of exemplars, and the headers of prompts.
-
   Raises:
-    UserError: if the preprocessors make no text, the task already has
-      exemplars, or its file in EXEMPLAR_FILES has none.
+    UserError: if the preprocessors do not end in SeqIO's `tokenize`, the task
+      has exemplars already, or its file in EXEMPLAR_FILES cannot be read.
   """
   to_text, to_ids = split_at_tokenize(
     task, import_seqio(task.name, "few_shot_task")
@@ -113,8 +108,8 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
   return task.replace(
     name=_name_form(task.name, config),
     preprocessors=[*to_text, *add, *to_ids],
-    # Cut the output at the first SEPARATOR: after its answer, a model tends to
-    # write more questions.
+    # Truncate the output at the first SEPARATOR, because a model tends to write
+    # more questions after its answer.
     postprocess_fn=change_outputs(
       task.postprocessor, lambda output: output.partition(SEPARATOR)[0]
     ),
@@ -134,15 +129,14 @@ def _name_form(name: str, config: FewShotConfig) -> str:
   is_first = bool(shots) and config.exemplars == FIRST
   if config.seed and not path and not is_first:
     new_name += f"_seed_{config.seed}"
-  # Forms with settings that `few_shot_task` does not have get the suffix
-  # "_custom", so that their results are kept apart.
+  # "_custom" marks results with settings that `few_shot_task` does not have.
   if path or is_first or config.header_of(name):
     new_name += "_custom"
   return new_name
 
 
 class _Prompts:
-  """Makes a task's inputs out of header, exemplars and question."""
+  """Joins header, exemplars and question to a task's inputs."""
 
   def __init__(self, name: str, header: str, exemplars: Exemplars):
     self._name = name
@@ -155,17 +149,10 @@ class _Prompts:
     sequence_length: Mapping[str, int] | None,
     output_features: Mapping[str, Any],
   ) -> Any:
-    """Adds header and exemplars to the inputs of a dataset.
+    """Adds header and exemplars to `inputs`, as a preprocessor of SeqIO.
 
-    Args:
-      dataset: tf.data.Dataset of examples with texts `inputs` and `targets`.
-      sequence_length: {feature: maximum number of tokens}. The value of
-        "inputs" limits inputs and targets together. None for no limit.
-      output_features: {feature: `seqio.Feature`}. Tokens are counted with the
-        vocabulary of "inputs".
-
-    Returns:
-      A tf.data.Dataset.
+    `sequence_length["inputs"]` limits inputs and targets together, in tokens of
+    the vocabulary of "inputs".
     """
     from palm_mtf._tf import tf
 
@@ -184,8 +171,8 @@ class _Prompts:
     self, dataset: Any, fits: Callable[[str, str], bool], limit: int | None
   ) -> Iterator[dict]:
     counts, most, num_short = [], 0, 0
-    # The options of a question are adjacent examples. All get the same
-    # exemplars, as many as fit before the longest option.
+    # The options of a question are adjacent examples. All options get the same
+    # exemplars: as many as fit before the longest option.
     for key, of_question in itertools.groupby(dataset, key_of):
       examples = list(of_question)
       asked = [e for e in examples if not e.get("unconditional", False)]
@@ -212,7 +199,7 @@ class _Prompts:
       )
 
   def _make_beginning(self, group: str) -> str:
-    """Returns the text that comes before the exemplars of a group."""
+    """Returns the header, and the text of an exemplar text file, if any."""
     header = self._header
     if "{group}" in header:
       if not group:
@@ -236,7 +223,7 @@ def _count_fitting(
   example: Mapping[str, Any],
   fits: Callable[[str, str], bool],
 ) -> int:
-  """Returns how many of the exemplars `shots`, counted from the first, fit."""
+  """Returns the largest n for which the exemplars shots[:n] fit."""
   inputs, targets = inputs_of(example), text_of(example["targets"])
 
   def fit(count: int) -> bool:
@@ -244,7 +231,6 @@ def _count_fitting(
 
   if fit(len(shots)):
     return len(shots)
-  # Find the smallest number of exemplars that does not fit, by bisection.
   too_many = bisect.bisect_left(
     range(len(shots)), True, lo=1, key=lambda count: not fit(count)
   )
@@ -252,14 +238,9 @@ def _count_fitting(
 
 
 def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
-  """Adds the exemplars and answer pattern that `config` sets for a SeqIO task.
+  """Applies the few-shot settings and answer pattern of `config` to a task.
 
-  Args:
-    task: a registered task.
-    config: settings of the evaluation.
-
-  Returns:
-    A new task, or `task` if nothing is set for it.
+  If `config` has neither for this `seqio.Task`, returns `task` itself.
 
   Raises:
     UserError: if a setting cannot be used with the task.
@@ -283,11 +264,10 @@ def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
 
 
 def check_names(config: TaskEvalConfig, evaluated: Collection[str]) -> None:
-  """Raises UserError if a setting names a task that is not evaluated.
+  """Checks the names of tasks in settings that map tasks to values.
 
-  Args:
-    config: settings of the evaluation.
-    evaluated: names of the tasks in EVAL_TASKS and in mixtures in EVAL_TASKS.
+  Warns of a task that is not in `evaluated`, the names of the tasks in
+  EVAL_TASKS and its mixtures. Raises UserError if a task does not exist.
   """
   for macro, by_task in {
     "EXEMPLAR_FILES": config.few_shot.exemplar_files,
@@ -309,10 +289,10 @@ def change_outputs(
   """Returns a postprocessor that applies `change`, and then `postprocess`.
 
   Args:
-    postprocess: postprocessor of a `seqio.Task`, or None. If it was itself made
-      by this function, its change is applied before `change`.
-    change: function that takes a model's output and returns the changed output.
-      It is not applied to targets.
+    postprocess: postprocessor of a `seqio.Task`, or None. If this function made
+      `postprocess`, the earlier change is applied before `change`.
+    change: function that takes a model's output, but no target, and returns the
+      changed output.
   """
   if (
     isinstance(postprocess, functools.partial)
@@ -347,7 +327,7 @@ def make_answer_finder(pattern: str) -> Callable[[str], str]:
 
   Args:
     pattern: regular expression with one group, which matches the answer. The
-      first match counts; if there is no match, the answer is "".
+      first match counts; without a match, the answer is "".
   """
 
   def find(output: str) -> str:

@@ -38,15 +38,11 @@ def make_evaluator(
 ) -> seqio.Evaluator:
   """Returns an evaluator that has read its examples; its logger is KeptOutputs.
 
-  Args:
-    task: task to evaluate.
-    vocabulary: vocabulary of the run.
-    config: settings that choose split and number of the examples.
-    sequence_length: tokens in a row, for preprocessors that cut token ids.
+  The vocabulary of the run replaces the task's vocabulary.
   """
-  # Pass lengths only if a preprocessor requires them. With lengths, SeqIO cuts
-  # off the end of long features. Without them, features stay whole, and
-  # answers.py cuts off the beginning of inputs.
+  # Pass sequence lengths only if a preprocessor requires lengths, because SeqIO
+  # then truncates features at their end. Without lengths, answers.py truncates
+  # inputs at their beginning.
   lengths = None
   for step in task.preprocessors:
     parameter = inspect.signature(step).parameters.get("sequence_length")
@@ -77,7 +73,7 @@ def _register(task: seqio.Task) -> Iterator[str]:
 
 
 def _replace_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  """Replaces a task's vocabulary by the run's; never loads the task's."""
+  """Replaces a task's vocabulary, without loading it, by the run's."""
   own = _RunVocabulary(vocabulary)
   return task.replace(
     output_features={
@@ -114,7 +110,6 @@ class _RunVocabulary(seqio.Vocabulary):
   def _decode(self, ids: Sequence[int]) -> str:
     return self._own.decode(ids)
 
-  # In tf.data's graphs, call SentencePiece's Python library.
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     def encode(text: bytes) -> np.ndarray:
       (ids,) = self._own.encode_arrays([text.decode("utf-8")], 1)
@@ -133,10 +128,8 @@ class _RunVocabulary(seqio.Vocabulary):
     return text
 
 
-# seqio.Evaluator requires a feature converter, but TaskAnswers makes the
-# model's rows.
 class _Unconverted(seqio.PassThroughFeatureConverter):
-  """A feature converter that does not change examples."""
+  """A converter that changes nothing; seqio.Evaluator requires a converter."""
 
   TASK_FEATURES = MODEL_FEATURES = PACKING_FEATURE_DTYPES = {}  # noqa: RUF012
   pack = False
@@ -163,11 +156,9 @@ logging.getLogger("absl").addFilter(
 
 
 def name_errors(task: seqio.Task, where: str) -> seqio.Task:
-  """Returns a task whose error messages name the task's function that failed.
+  """Returns a copy of a task whose errors name the task's function that failed.
 
-  Args:
-    task: task to evaluate.
-    where: beginning of the messages, such as "EVAL_TASKS: my_task".
+  `where` begins the messages, for example "EVAL_TASKS: my_task".
   """
   changes = {
     "metric_fns": [_wrap_metric(x, where) for x in task.metric_fns],
@@ -186,17 +177,14 @@ def name_errors(task: seqio.Task, where: str) -> seqio.Task:
 def simplify_metrics(
   metrics: Any, where: str
 ) -> dict[str, float | str | seqio.metrics.MetricValue]:
-  """Converts a metric function's result to numbers and texts by name.
+  """Converts a metric function's result to {name: number or text}.
 
-  MetricValues of other kinds, such as histograms, are left unchanged. None, the
+  MetricValues of other kinds, such as histograms, stay unchanged. None, the
   value of a metric that cannot be computed, becomes NaN.
 
-  Args:
-    metrics: result of a metric function.
-    where: beginning of error messages.
-
   Raises:
-    UserError: if `metrics` is not a dict of numbers and texts.
+    UserError: if `metrics` is not a dict of numbers and texts; `where` begins
+      the message.
   """
   if not isinstance(metrics, Mapping):
     raise UserError(
@@ -243,7 +231,7 @@ def _simplify(
 def _wrap_metric(function: Callable, where: str) -> Callable:
   where = f"{where}: metric function {function_name(function)}"
 
-  # `wraps` preserves the names of the parameters, by which SeqIO passes values.
+  # SeqIO passes values by parameter name, and `wraps` preserves the names.
   @functools.wraps(function)
   def metric(*arguments: Any, **keywords: Any) -> Mapping[str, Any]:
     with user_code(where):

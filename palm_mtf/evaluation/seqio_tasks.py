@@ -3,8 +3,8 @@
 """Evaluates a model's answers on SeqIO tasks, by seqio.Evaluator.
 
 Inputs and targets are ids of the run's vocabulary, as in training. If the task
-appends an EOS, targets end in [eod], which is scored too. The task's own
-postprocessor and metric functions compute metrics from the model's `Answers`.
+appends an EOS, targets end in the id of [eod], which is scored too. The task's
+own postprocessor and metric functions compute metrics from `Answers`.
 """
 
 import functools
@@ -57,7 +57,7 @@ class Answers(Protocol):
   """Answers of a model to the examples of a task, in the examples' order."""
 
   def predictions(self) -> list[list[str]]:
-    """Returns, for each example, the model's continuations of its inputs."""
+    """Returns continuations of each example's inputs, [examples][samples]."""
 
   def scores(self) -> list[float]:
     """Returns log p of each example's targets given its inputs, in nats."""
@@ -71,18 +71,13 @@ class TaskResult(NamedTuple):
 
   metrics: dict[str, float | str]  # {name: number or text}
   categories: dict[str, dict[str, float]]  # {category: {name: number}}
-  records: list[dict]  # [examples]: inputs, targets and answers of each
+  records: list[dict]  # inputs, targets and answers of each example
 
 
 def open_eval_tasks(
   config: TaskEvalConfig, vocabulary: Vocabulary, sequence_length: int
 ) -> list["EvalTask"]:
-  """Returns the tasks in EVAL_TASKS, and those of the mixtures in EVAL_TASKS.
-
-  Args:
-    config: settings of the evaluation.
-    vocabulary: vocabulary of the run.
-    sequence_length: tokens in a row, for preprocessors that cut token ids.
+  """Returns the tasks in EVAL_TASKS, including the tasks of its mixtures.
 
   Raises:
     UserError: if a task does not exist, lacks the split, metric functions or
@@ -93,8 +88,8 @@ def open_eval_tasks(
   subtasks = map(seqio.get_subtasks, providers.values())
   check_names(config, {task.name for each in subtasks for task in each})
   for name, provider in providers.items():
-    # Leave out tasks of a mixture that cannot be evaluated. If no task is left,
-    # raise an error. This includes a single task that cannot be evaluated.
+    # `provider` is a task or a mixture. Skip its tasks that cannot be
+    # evaluated; if no task is left, raise an error.
     problems = []
     for task in seqio.get_subtasks(provider):
       problem = _find_problem(task, config.eval_split)
@@ -145,17 +140,19 @@ class EvalTask:
     sequence_length: int,
     groups: Mapping[str, Sequence[str]] | None = None,
   ):
-    """Reads the examples.
+    """Reads and tokenizes the task's examples.
 
     Args:
       task: task to evaluate.
       config: settings of the evaluation.
-      vocabulary: vocabulary of the run.
-      sequence_length: tokens in a row, for preprocessors that cut token ids.
-      groups: {group: categories}, the task's entry in CATEGORY_GROUPS.
+      vocabulary: vocabulary of the run, which replaces the task's.
+      sequence_length: length for preprocessors that require a sequence length.
+      groups: {group: categories} from CATEGORY_GROUPS, to average metrics over.
 
     Raises:
-      UserError: if the task does not suit this model, or its code fails.
+      UserError: if the task's code fails, an example is missing or invalid,
+        token ids are from another vocabulary, or the model cannot provide the
+        outputs that a metric needs.
     """
     self._groups = groups or {}
     self.name, self.split = task.name, config.eval_split
@@ -169,8 +166,8 @@ class EvalTask:
         f"{self._what}: a metric needs scores with intermediates, which this "
         "model does not provide; use scores."
       )
-    # A task without `tokenize` has token ids from a vocabulary that it chose,
-    # which must be the run's.
+    # Without `tokenize`, the task makes token ids with a vocabulary of its
+    # choice, which must equal the run's.
     if not tokenizes(task, seqio):
       names = {"inputs", "targets"} & set(task.output_features)
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
@@ -201,8 +198,7 @@ class EvalTask:
 
   def _set_ids(self):
     digest = hashlib.blake2b(digest_size=16)
-    # Token ids of each example's inputs and targets; [] for an example without
-    # that feature.
+    # Token ids, [examples][tokens]; [] if an example lacks the feature.
     self.inputs, self.targets = [], []
     for number, example in enumerate(self._examples):
       for name, ids in (("inputs", self.inputs), ("targets", self.targets)):
@@ -218,7 +214,7 @@ class EvalTask:
 
   @functools.cached_property
   def texts(self) -> list[Document]:
-    """[examples] each example's text without exemplars.
+    """Each example's text without exemplars, [examples].
 
     The text of an unconditional example, an option without its question, is "".
     """
@@ -237,7 +233,7 @@ class EvalTask:
 
   @property
   def questions(self) -> list[Hashable]:
-    """[examples] key of each example's question; all its options share it."""
+    """A key for each example's question, shared by its options, [examples]."""
     return [
       _find_question(example, number)
       for number, example in enumerate(self._examples)
@@ -254,14 +250,13 @@ class EvalTask:
   def evaluate(
     self, step: int, answers: Answers, clean: Sequence[int] | None = None
   ) -> TaskResult:
-    """Computes the task's metrics of a model's answers.
+    """Computes the task's metrics from a model's answers.
 
     Args:
       step: step of the model's checkpoint.
       answers: answers of the model.
-      clean: numbers of the examples that the training text does not contain,
-        from which metrics "<metric>_clean" are computed; None for no such
-        metrics.
+      clean: indices of the examples that the training text does not contain,
+        for the metrics "<metric>_clean"; None to omit these metrics.
 
     Raises:
       UserError: if a metric function or a postprocessor of the task fails.
@@ -319,12 +314,7 @@ class EvalTask:
   def _compute_metrics(
     self, kept: KeptOutputs, numbers: Sequence[int]
   ) -> dict[str, float]:
-    """Computes metrics of some examples; returns those that are numbers.
-
-    Args:
-      kept: targets and answers of all examples.
-      numbers: numbers of the examples to compute the metrics from.
-    """
+    """Returns the numeric metrics over the examples with indices `numbers`."""
     outputs = {
       "targets": kept.targets,
       "predictions": kept.inferences.get("prediction"),
@@ -349,19 +339,15 @@ class EvalTask:
     }
 
   def _simplify(self, metrics: Mapping[str, Any]) -> dict[str, float | str]:
-    """Returns those of the metrics that are numbers or texts."""
     plain = simplify_metrics(metrics, self._what)
     return {n: x for n, x in plain.items() if isinstance(x, float | str)}
 
   def _encode(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Encodes predictions, because seqio.Evaluator takes and decodes token ids.
 
-    Args:
-      predictions: one or more texts for each example.
-
     Returns:
-      [examples, tokens], or [examples, samples, tokens] if there are several
-      texts for each example; int32: ids, padded with [eod].
+      int32 ids, padded with [eod]: [examples, tokens] if each example has one
+      text, otherwise [examples, samples, tokens].
     """
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]
@@ -381,7 +367,7 @@ class EvalTask:
         for name in ("inputs", "targets")
         if name in example
       }
-      # Targets and inferences are as the task's postprocessor returned them.
+      # The task's postprocessor returned these targets and inferences.
       if kept.targets is not None:
         record["expected"] = kept.targets[number]
       for name, values in kept.inferences.items():
@@ -399,13 +385,10 @@ class EvalTask:
 
 
 def _find_question(example: dict[str, Any], number: int) -> Hashable:
-  """Returns what identifies an example's question.
-
-  That is `number` if the example is not one of several options of a question.
-  """
-  if "record" in example:  # of palm_mtf.tasks
+  """Returns a key for a question; `number` if the question has no options."""
+  if "record" in example:  # in tasks of palm_mtf.tasks
     return example["record"]
-  # In T5's tasks, `idx` holds the numbers of the question and of the option.
+  # In T5's tasks, `idx` holds the indices of the question and of the option.
   index = np.asarray(example.get("idx", []))
   return tuple(index[:-1]) if index.shape and len(index) > 1 else number
 
@@ -422,12 +405,9 @@ def category_of(example: Mapping[str, Any]) -> str:
 def check_groups(
   task: str, groups: Mapping[str, Iterable[str]], categories: Iterable[str]
 ) -> None:
-  """Raises UserError if a group in CATEGORY_GROUPS has an unknown category.
+  """Raises UserError if a category in `groups` is not in `categories`.
 
-  Args:
-    task: name of the task, for messages.
-    groups: {group: categories}, the task's entry in CATEGORY_GROUPS.
-    categories: the categories of the task's examples.
+  `groups` is {group: categories}, the entry of `task` in CATEGORY_GROUPS.
   """
   known = {*categories}
   for group, names in groups.items():
@@ -447,15 +427,15 @@ def group_metrics(
   """Computes metrics by category and by group of categories.
 
   Args:
-    metrics_of: function that takes examples' numbers and returns their metrics.
-    categories: [examples] category of each example.
-    groups: {group: categories}; categories without an example are left out.
+    metrics_of: function from indices of examples to metrics of these examples.
+    categories: category of each example, [examples].
+    groups: {group: categories}; categories without an example are ignored.
 
   Returns:
-    Two dicts, {} if there are fewer than 2 categories. The first maps names to
-    values. It has each metric's average over all categories. For each group, it
-    also has the metrics of the group's examples, and each metric's average over
-    the group's categories. The second dict maps each category to its metrics.
+    Two dicts, both empty if there are fewer than 2 categories. The first has
+    macro_<metric>, the mean of a metric over all categories, and for each group
+    <metric>/<group>, over the group's examples, and macro_<metric>/<group>, the
+    mean over its categories. The second maps each category to its metrics.
   """
   places: dict[str, list[int]] = {}
   for number, category in enumerate(categories):

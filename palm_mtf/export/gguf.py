@@ -6,11 +6,10 @@
   granite     BLOCK = "serial", NORM = "rms_norm"
 
 In both architectures of llama.cpp, kernels are [outputs, inputs], and the
-rotary embedding rotates neighbouring numbers of a head. The tokenizer is
-llama.cpp's "llama". Like SentencePiece's byte-pair encoding, it merges the
-neighbours whose piece has the best score, encodes unknown characters as bytes,
-and takes a U+2581 in a text for a space. (vocabulary.py does not: it encodes a
-U+2581 as three bytes.)
+rotary embedding rotates neighbouring elements of a head. The tokenizer,
+llama.cpp's "llama", gives the same ids as SentencePiece's byte-pair encoding
+with byte fallback. Both encode a U+2581 in a text as a space, but vocabulary.py
+encodes it as three bytes.
 """
 
 import math
@@ -40,14 +39,13 @@ from palm_mtf.export.trained_model import Reader, TrainedModel
 Value = bool | int | float | str | list
 Shapes = Mapping[str, tuple[int, ...]]
 
-# The value of GGUF's key general.file_type, by the dtype of most weights.
+# {dtype of most weights: value of GGUF's key general.file_type}
 _FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
 _GGUF_NAMES = {"float32": "F32", "float16": "F16", "q8_0": "Q8_0"}
-# In q8_0, _BLOCK numbers of a row share a float16 scale: max |x| / 127.
+# In q8_0, _BLOCK elements of a row share a float16 scale: max |x| / 127.
 _BLOCK, _LARGEST_INT8 = 32, np.float32(127)
 _ARCHITECTURES = {COHERE: "command-r", GRANITE: "granite"}
-# With this many layers or more, llama.cpp expects norms of q and k in a
-# command-r.
+# From this many layers on, llama.cpp expects a command-r to normalize q and k.
 _LAYERS_OF_COMMAND_R_PLUS = 64
 _IN_LAYER = {
   "input_layernorm": "attn_norm",
@@ -60,7 +58,7 @@ _IN_LAYER = {
   "mlp.up_proj": "ffn_up",
   "mlp.down_proj": "ffn_down",
 }
-# Type of a token without a piece. GGUF and SentencePiece number types equally.
+# Type of an unused token. GGUF and SentencePiece number token types equally.
 _UNUSED = 5
 
 
@@ -70,11 +68,9 @@ class GgufFile:
   subfolder = ""
 
   def __init__(self, trained: TrainedModel, dtype: str):
-    """Raises UserError if llama.cpp has no such model or tokenizer.
+    """Raises UserError if llama.cpp lacks the architecture or the tokenizer.
 
-    Args:
-      trained: the model.
-      dtype: dtype of most weights; other tensors have float16 or float32.
+    `dtype` is the dtype of most weights; other tensors use float16 or float32.
     """
     model, vocabulary = trained.model, trained.vocabulary
     self._model, self._dtype = model, dtype
@@ -93,8 +89,7 @@ class GgufFile:
 
   def write(self, path: str, read: Reader) -> None:
     """Writes the file; see `Format`."""
-    # In both architectures of llama.cpp, rotary embedding rotates pairs of
-    # neighbouring numbers, as in Cohere.
+    # Both llama.cpp architectures rotate neighbouring elements, like Cohere.
     read = make_tensor_reader(self._model, COHERE, read)
     write_gguf(path, self._metadata, self._shapes, self._dtype, read)
 
@@ -110,13 +105,13 @@ def write_gguf(
 
   Args:
     path: path of the file.
-    metadata: {key: value}.
+    metadata: {key of GGUF: value}.
     shapes: {name in transformers: shape}.
-    dtype: dtype of the weights.
-    read: returns a tensor by its name in transformers, float32.
+    dtype: dtype of most weights.
+    read: function from a tensor's name in transformers to its float32 value.
 
   Raises:
-    UserError: if a number is beyond the range of float16.
+    UserError: if a weight or a scale is beyond the range of float16.
   """
   from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 
@@ -144,7 +139,7 @@ def write_gguf(
 
 
 def _choose_dtype(shape: tuple[int, ...], wanted: str) -> str:
-  """Returns a tensor's dtype in a file whose weights mostly have `wanted`."""
+  """Returns a tensor's dtype in a file where most weights have `wanted`."""
   if len(shape) == 1:  # llama.cpp reads scales of norms only in float32
     return "float32"
   return "float16" if wanted == "q8_0" and shape[-1] % _BLOCK else wanted
@@ -158,7 +153,7 @@ def _count_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def _check_range(x: np.ndarray, dtype: str, name: str) -> None:
-  """Raises UserError if a number, or a block's scale, is beyond float16."""
+  """Raises UserError if an element, or a block's scale, overflows float16."""
   if dtype == "float32":
     return
   largest = np.abs(x).max() / (_LARGEST_INT8 if dtype == "q8_0" else 1)
@@ -171,11 +166,7 @@ def _check_range(x: np.ndarray, dtype: str, name: str) -> None:
 
 
 def find_gguf_architecture(model: PalmConfig) -> str:
-  """Returns the architecture of llama.cpp that computes exactly this model.
-
-  Raises:
-    UserError: if there is no such architecture.
-  """
+  """Returns the llama.cpp architecture of a model, or raises UserError."""
   name = _ARCHITECTURES[find_architecture(model)]
   width = model.num_heads * model.d_kv
   if name == "command-r" and width != model.d_model:
@@ -203,13 +194,10 @@ def make_gguf_name(name: str) -> str:
 
 
 def make_model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
-  """Returns the metadata of a model, by key.
+  """Returns {key of GGUF: value} for a model whose weights mostly have `dtype`.
 
-  Raises UserError like `find_gguf_architecture`.
-
-  Args:
-    model: the architecture.
-    dtype: dtype of the weights.
+  Raises:
+    UserError: if llama.cpp has no architecture that computes the model.
   """
   name = find_gguf_architecture(model)
   is_shared = model.attention == "multi_query"
@@ -253,15 +241,15 @@ def check_vocabulary(vocabulary: Vocabulary) -> None:
 def make_vocabulary_metadata(
   vocabulary: Vocabulary, *, start_id: int, vocab_size: int
 ) -> dict[str, Value]:
-  """Returns the metadata of the tokenizer, by key.
+  """Returns {key of GGUF: value} for the tokenizer.
 
   Args:
     vocabulary: vocabulary that passed `check_vocabulary`.
-    start_id: id of the model's input at position 0.
-    vocab_size: rows of the embedding.
+    start_id: id of the token that the model reads at position 0.
+    vocab_size: number of rows of the embedding.
   """
   pieces = read_pieces(vocabulary)
-  missing = range(len(pieces), vocab_size)  # rows without a piece
+  missing = range(len(pieces), vocab_size)  # embedding rows without a piece
   return {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.pre": "default",

@@ -48,8 +48,7 @@ class NpzFolder:
       file.write(json_text(described, indent=1))
     with open(os.path.join(path, VOCABULARY), "wb") as file:
       file.write(trained.vocabulary.model)
-    # The file has the format of np.savez, which would need all arrays in
-    # memory.
+    # Write the format of np.savez, which would need all arrays in memory.
     weights = os.path.join(path, "weights.npz")
     with zipfile.ZipFile(weights, "w") as archive:
       for name in self._shapes:

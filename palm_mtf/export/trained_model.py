@@ -13,18 +13,12 @@ from palm_mtf.config import Config, PalmConfig
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
-Reader = Callable[[str], np.ndarray]  # takes a parameter's name, returns it
+Reader = Callable[[str], np.ndarray]  # parameter's name -> its value, float32
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel:
-  """A checkpoint with its settings and vocabulary.
-
-  Attributes:
-    config: every setting of the run.
-    checkpoint: weights and step.
-    vocabulary: vocabulary of the run.
-  """
+  """A checkpoint with its run's settings and vocabulary."""
 
   config: Config
   checkpoint: Checkpoint
@@ -42,7 +36,7 @@ class TrainedModel:
 
   @property
   def start_id(self) -> int:
-    """Id of the model's input at position 0, from `document_start`."""
+    """Id of the token that the model reads at position 0."""
     return document_start(self.config.data.packing, self.vocabulary.eod_id)
 
 
@@ -62,9 +56,4 @@ class Format(Protocol):
   subfolder: str
 
   def write(self, path: str, read: Reader) -> None:
-    """Writes the file or folder.
-
-    Args:
-      path: path of the file or folder to make.
-      read: returns a parameter by name, float32.
-    """
+    """Makes the file or folder `path`; gets each parameter with `read`."""

@@ -44,7 +44,7 @@ from palm_mtf.foreign_models.training import PodTraining
 from palm_mtf.user_code import user_code
 
 _MODULE = "palm_mtf.foreign_models"
-# gin appends this text and the called configurables to an exception's message.
+# Start of the text that gin appends to the message of an exception.
 _GINS_ADDITION = "\n  In call to configurable"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -68,7 +68,7 @@ def _check_bindings(function: Callable[_P, _T]) -> Callable[_P, _T]:
   return call
 
 
-# The classes stay unchanged; a gin file calls the wrapped constructors.
+# Only gin files call the wrapped constructors; the classes stay unchanged.
 for _class in (AdafactorConfig, DeviceMesh, PodsConfig):
   gin.external_configurable(_check_bindings(_class), module=_MODULE)
 
@@ -99,13 +99,13 @@ def train_on_pods(
 
   Args:
     training: the model, its optimizer, mesh and pods.
-    batches: maps a step, from 0, to its batch: features by name,
+    batches: maps a step, counted from 0, to a batch: {feature: values},
       [GLOBAL_BATCH_SIZE, ...] each.
     num_steps: number of steps.
     save_path: npz file to write parameters and moments to; None for no file.
 
   Raises:
-    UserError: if a setting, a batch or the model does not fit, the loss is not
+    UserError: a setting, a batch or the model does not fit, the loss is not
       finite, a pod is lost, or pods differ.
   """
   if not isinstance(training, PodTraining):
@@ -144,7 +144,7 @@ def main(
 
   Args:
     gin_files: gin files, read before the files of the command line.
-    arguments: the command line; None for the command line of the process.
+    arguments: the command line; None for that of the process.
 
   Returns:
     The exit code: 0, or 2 if the user's input cannot work.
@@ -183,12 +183,12 @@ def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
 
   Args:
     gin_files: names of files, found like --gin_file; later files override
-      earlier ones.
+      earlier files.
     bindings: "NAME=VALUE" texts, which override all files.
 
   Raises:
-    UserError: if a file, an import, a name or a value is wrong; the message
-      names the line, and the most similar name that exists.
+    UserError: a file, an import, a name or a value is wrong; the message names
+      the line, and the most similar name that exists.
   """
   _read_settings(gin_files, bindings)
 
@@ -196,7 +196,7 @@ def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
 def _read_settings(
   gin_files: Iterable[str], bindings: Iterable[str]
 ) -> list[Setting]:
-  """Reads gin files like `parse_gin`; returns settings in the order read."""
+  """Does what `parse_gin` does; returns the settings in the order read."""
   files = [find_gin_file(x) for x in gin_files]
   statements = [x for file in files for x in read_file(file)]
   import_modules([x for x in statements if isinstance(x, Import)])
@@ -214,7 +214,6 @@ def _read_settings(
 
 
 def _check_names(setting: Setting) -> None:
-  """Raises UserError unless gin knows every name in a setting."""
   selectors = [
     x.selector for x in names_in(setting.value) if isinstance(x, Reference)
   ]
@@ -264,7 +263,7 @@ def _check_used(
 ) -> None:
   """Raises UserError for a macro that nothing refers to.
 
-  Only files of palm_mtf, such as gin/models/palm_8b.gin, may set unused macros.
+  Files of palm_mtf, such as gin/models/palm_8b.gin, may set unused macros.
   """
   for name, setting in macros.items():
     file = setting.origin.rpartition(":")[0]

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A Mesh TensorFlow model function as a `LossFunction`."""
+"""Adapts a Mesh TensorFlow model function to a `LossFunction`."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,11 +11,11 @@ from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature
 from palm_mtf.programs.loss_function import LossSums
 
-# A function that makes a model on a mesh. Its second argument has some rows of
-# a batch: features by name, whose first dimension is "batch". It returns the
-# mean loss over these rows, [] any float dtype. Instead it may return a pair of
-# such tensors: a sum of losses, and a weight such as the number of tokens. The
-# loss of a step is then the sum of all sums divided by the sum of all weights.
+# Makes a model on a mesh. The second argument holds rows of a batch by feature
+# name; the first dimension of each tensor is "batch". Returns the mean loss of
+# these rows, [] any float dtype; or a pair of such tensors: a sum of losses,
+# and a weight such as the number of tokens. The loss of a step is then the sum
+# of all sums divided by the sum of all weights.
 ModelFunction = Callable[
   [mtf.Mesh, dict[str, mtf.Tensor]],
   mtf.Tensor | tuple[mtf.Tensor, mtf.Tensor],
@@ -26,7 +26,7 @@ class ModelLoss:
   """`LossFunction` of a model function.
 
   Attributes:
-    features: features of a microbatch, by name.
+    features: dtype and shape of each feature of a microbatch, by name.
   """
 
   def __init__(
@@ -42,14 +42,14 @@ class ModelLoss:
 
     Args:
       function: makes the model and its loss.
-      features: dtype and row dimensions of each feature, as in
+      features: dtype and row dimensions of each feature, such as
         {"inputs": ("int32", "length:64")}.
       mesh: mesh and layout rules of a pod.
       num_rows: rows in a microbatch.
       seed: seed of the initial weights.
 
     Raises:
-      UserError: if a feature does not have this form.
+      UserError: a feature does not have this form.
     """
     self._function, self._device_mesh, self._seed = function, mesh, seed
     self.features: Mapping[str, Feature] = {
@@ -66,7 +66,7 @@ class ModelLoss:
     """Makes the variables and the loss; see `LossFunction`.
 
     Raises:
-      UserError: if the function returns no loss, or a variable or a layout rule
+      UserError: the function returns no loss, or a variable or a layout rule
         does not fit.
     """
     del dropout_state  # a model function has its own dropout
@@ -75,7 +75,7 @@ class ModelLoss:
     loss, weight = self._split_loss(returned)
     _check_variables([x for x in mesh.graph.all_variables if x.mesh is mesh])
     _check_layout(self._device_mesh, mesh)
-    if weight is None:  # a mean over rows; microbatches have equally many rows
+    if weight is None:  # all microbatches have equally many rows
       weight = mtf.constant(mesh, 1.0, dtype=tf.float32)
     return LossSums(
       {"loss": mtf.cast(loss, tf.float32)}, mtf.cast(weight, tf.float32)
@@ -123,7 +123,6 @@ def _make_feature(name: str, given: tuple[str, str], num_rows: int) -> Feature:
 
 
 def _check_variables(variables: Sequence[mtf.Variable]) -> None:
-  """Raises UserError unless there are variables to train, in float32."""
   trained = [x for x in variables if x.trainable]
   if not trained:
     raise UserError(
@@ -142,8 +141,8 @@ def _check_variables(variables: Sequence[mtf.Variable]) -> None:
 def _check_layout(device_mesh: DeviceMesh, mesh: mtf.Mesh) -> None:
   """Raises UserError if a layout rule does not fit the model.
 
-  A rule has to match a dimension, the axis has to divide the dimension's size,
-  and no tensor may have two dimensions that the same axis splits.
+  A rule must match a dimension, and its axis must divide the dimension's size.
+  No tensor may have two dimensions that the same axis splits.
   """
   rules = device_mesh.rules
   shapes = {
@@ -167,7 +166,6 @@ def _check_layout(device_mesh: DeviceMesh, mesh: mtf.Mesh) -> None:
 def _check_split(
   dims: Sequence[tuple[str, int]], device_mesh: DeviceMesh
 ) -> None:
-  """Raises UserError unless the layout rules can split these dimensions."""
   split: dict[str, str] = {}
   for name, size in dims:
     axis = device_mesh.rules[name]

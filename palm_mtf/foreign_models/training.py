@@ -54,7 +54,7 @@ class PodTraining:
 
     Args:
       function: makes the model and its loss; see `ModelFunction`.
-      features: dtype and row dimensions of each feature, as in
+      features: dtype and row dimensions of each feature, such as
         {"inputs": ("int32", "length:64")}.
       mesh: mesh and layout rules of each pod.
       optimizer: schedule, clipping, decay and moments. Z_LOSS and DROPOUT must
@@ -66,7 +66,7 @@ class PodTraining:
       seed: seed of the initial weights.
 
     Raises:
-      UserError: if the settings do not fit each other.
+      UserError: the settings do not fit each other.
     """
     for name, value, kind in (
       ("mesh", mesh, DeviceMesh),
@@ -148,7 +148,7 @@ class PodTraining:
         the first pod.
 
     Raises:
-      UserError: if the batch does not have this form, the loss or the gradients
+      UserError: the batch does not have this form, the loss or the gradients
         are not finite, a pod is lost, or pods differ.
     """
     batch = self._check_batch(batch)
@@ -176,10 +176,10 @@ class PodTraining:
     Args:
       values: whole variables by name, some or all of those that `variables`
         returns.
-      num_steps: number of steps done; the schedule continues after them.
+      num_steps: number of steps done before, for the learning rate schedule.
 
     Raises:
-      UserError: if there is no such variable, or its shape differs.
+      UserError: there is no such variable, or its shape differs.
     """
     for pod in self.program.pods:
       write_whole(self._session, pod.slices, values)
@@ -211,7 +211,6 @@ class PodTraining:
 
 
 def _check_kind(name: str, value: object, kind: type) -> None:
-  """Raises UserError unless an argument of PodTraining is of this class."""
   if not isinstance(value, kind):
     right = f"a {kind.__name__}; in a gin file, @{kind.__name__}()"
     if kind is Mapping:
@@ -220,7 +219,6 @@ def _check_kind(name: str, value: object, kind: type) -> None:
 
 
 def _check_optimizer(optimizer: AdafactorConfig) -> None:
-  """Raises UserError for settings that only PaLM supports."""
   for name in ("z_loss", "dropout"):
     if value := getattr(optimizer, name):
       raise UserError(
@@ -235,16 +233,13 @@ def _check_optimizer(optimizer: AdafactorConfig) -> None:
 
 
 def convert_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
-  """Converts an array, or nested lists of numbers, to an array of a dtype.
+  """Converts an array, or nested lists of numbers, to an array of `dtype`.
 
-  Args:
-    name: name of the numbers, for messages.
-    value: an array of any library, or nested lists.
-    dtype: dtype of the result. Floats are rounded to it.
+  Floats are rounded to `dtype`. `name` names the numbers in messages.
 
   Raises:
-    UserError: if the value does not have this form, or a number would change
-      in an integer dtype.
+    UserError: `value` has another form, or an integer dtype would change a
+      number.
   """
   try:
     given = np.asarray(value)
@@ -267,7 +262,7 @@ def read_whole(
   session: tf.Session, slices: Mapping[str, Sequence[Slice]]
 ) -> dict[str, np.ndarray]:
   """Returns the whole variables of a pod by name."""
-  # If several devices hold the same slice, only the first device is read.
+  # If several devices hold the same slice, read only the first device.
   firsts = {
     name: [x for x in parts if x.is_first] for name, parts in slices.items()
   }
@@ -288,16 +283,11 @@ def write_whole(
   slices: Mapping[str, Sequence[Slice]],
   values: Mapping[str, np.ndarray],
 ) -> None:
-  """Sets variables of a pod.
-
-  Args:
-    session: session of the pod.
-    slices: slices of the pod's variables, by name.
-    values: whole variables, by name.
+  """Sets variables of a pod; `values` has the whole variables by name.
 
   Raises:
-    UserError: if there is no such variable, its shape differs, or a value is
-      not a number.
+    UserError: there is no such variable, its shape differs, or a value is not a
+      number.
   """
   feeds = {}
   for name, value in values.items():
@@ -313,14 +303,13 @@ def write_whole(
         f"variable {name} is {list(shape)}, and {list(value.shape)} is given."
       )
     for part in slices[name]:
-      # The initializer assigns this feed in place of the initial value.
+      # Feed the value in place of the initial value.
       feeds[part.variable.initializer] = value[_make_indices(part)]
   session.run(list(feeds), {op.inputs[1]: x for op, x in feeds.items()})
 
 
 def _find_shape(parts: Sequence[Slice]) -> tuple[int, ...]:
-  # Returns the shape of a variable with these slices. There is no padding,
-  # because each axis divides the dimensions that it splits.
+  # No padding: each axis divides the dimensions that it splits.
   ends = [np.add(x.begin, x.sizes) for x in parts]
   return tuple(np.max(ends, axis=0).astype(int).tolist())
 

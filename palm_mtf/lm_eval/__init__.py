@@ -4,6 +4,6 @@
 
   lm_eval --model palm_mtf --model_args model_dir=runs/first --tasks ...
 
-This command works if the harness reads entry points. Version 0.4.13 does not;
-then replace `lm_eval` by `python -m palm_mtf.lm_eval`.
+The harness finds this model type only if it reads entry points, which version
+0.4.13 does not do. Otherwise replace `lm_eval` by `python -m palm_mtf.lm_eval`.
 """

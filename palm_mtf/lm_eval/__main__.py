@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the harness's command line, with the model type `palm_mtf`."""
+"""Runs lm-evaluation-harness with the model type `palm_mtf`."""
 
 import sys
 

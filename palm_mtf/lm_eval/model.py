@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The model type `palm_mtf` for the harness."""
+"""The model type `palm_mtf` for lm-evaluation-harness."""
 
 from collections.abc import Sequence
 
@@ -31,11 +31,10 @@ class PalmMtf(LM):
     Args:
       model_dir: MODEL_DIR of a training run.
       trust_config: whether the run's config.gin may run code.
-      batch_size: ignored, because batch sizes follow from the lengths of the
-        texts. The harness passes it and the next two arguments.
+      batch_size: ignored, because the lengths of the texts decide batch sizes.
       max_batch_size: ignored.
       device: ignored.
-      macros: values of gin macros that override the run's, such as STRIDE=64.
+      **macros: gin macros that override those of the run, such as STRIDE=64.
     """
     del batch_size, max_batch_size, device
     super().__init__()
@@ -43,7 +42,7 @@ class PalmMtf(LM):
 
   @property
   def tokenizer_name(self) -> str:
-    """A name of the checkpoint, by which the harness keys its caches."""
+    """Name of the checkpoint, which the harness uses as a key of its caches."""
     return self._run.name
 
   def get_model_info(self) -> dict[str, str]:
@@ -55,9 +54,7 @@ class PalmMtf(LM):
   ) -> list[tuple[float, bool]]:
     """Returns log p of each continuation, and whether greedy decoding gives it.
 
-    Args:
-      requests: requests whose `args` are a context and a continuation.
-      disable_tqdm: whether to hide the progress bar.
+    The `args` of a request are a context and a continuation.
     """
     pairs = [request.args for request in requests]
     found = [(0.0, False)] * len(pairs)
@@ -70,11 +67,9 @@ class PalmMtf(LM):
   def loglikelihood_rolling(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
   ) -> list[float]:
-    """Returns log p of each document, scored in windows that STRIDE sets.
+    """Returns log p of each document, scored in windows of stride STRIDE.
 
-    Args:
-      requests: requests whose `args` are a document.
-      disable_tqdm: whether to hide the progress bar.
+    The `args` of a request are a document.
     """
     documents = [("", *request.args) for request in requests]
     found = [0.0] * len(documents)
@@ -89,9 +84,7 @@ class PalmMtf(LM):
   ) -> list[str]:
     """Returns the continuation of each prompt.
 
-    Args:
-      requests: requests whose `args` are a prompt and its generation_kwargs.
-      disable_tqdm: whether to hide the progress bar.
+    The `args` of a request are a prompt and the prompt's generation_kwargs.
     """
     prompts = [request.args for request in requests]
     found = [""] * len(prompts)

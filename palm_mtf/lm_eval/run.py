@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the harness's requests with the newest checkpoint of a run."""
+"""Answers lm-evaluation-harness with the newest checkpoint of a run."""
 
 import collections
 import dataclasses
@@ -17,14 +17,14 @@ from palm_mtf.data.batches.packing import document_start
 from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import log_dtype
 
-if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
   from palm_mtf.generation.inference.scorer import Score
 
 _logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_TOKENS = 256  # the harness's default
-# Keywords for the number of tokens. If a task gives several, the first in this
-# order counts, as in the harness.
+# Keywords for the maximum number of tokens. If a task gives several of these
+# keywords, the first one in this order counts, as in the harness.
 _MAX_TOKENS = (
   "max_gen_toks",
   "max_new_tokens",
@@ -37,7 +37,7 @@ _KNOWN = {*_MAX_TOKENS, "until", "do_sample", "temperature", "top_k", "top_p"}
 def split_pair(context: str, continuation: str) -> tuple[str, str]:
   """Moves spaces from a context's end to the continuation, as the harness does.
 
-  The continuation " word" may then be encoded as one piece, as in training.
+  As in training, the vocabulary can then encode " word" as one piece.
   """
   kept = context.rstrip()
   return kept, context[len(kept) :] + continuation
@@ -50,7 +50,7 @@ class Generation:
   Attributes:
     decode: settings of sampling, including the strings that end a text.
     max_tokens: maximum number of tokens to sample.
-    asked_tokens: maximum that the task asks for, which may be larger.
+    asked_tokens: the task's maximum, which may be larger than `max_tokens`.
   """
 
   decode: DecodeConfig
@@ -66,8 +66,8 @@ def read_generation(
   Args:
     gen_kwargs: generation_kwargs of a task.
     decode: settings of the run, of which only WEIGHT_DTYPE is used.
-    length: SEQUENCE_LENGTH; a task that asks for this many tokens or more gets
-      half of SEQUENCE_LENGTH.
+    length: SEQUENCE_LENGTH. If a task asks for as many tokens or more, the
+      maximum is half of SEQUENCE_LENGTH.
 
   Raises:
     UserError: if a keyword is unknown to palm_mtf.
@@ -82,7 +82,6 @@ def read_generation(
     )
   until = given.get("until", [])
   until = [until] if isinstance(until, str) else until
-  # If do_sample is not given, a temperature above 0 asks for sampling.
   samples = given.get("do_sample", bool(given.get("temperature")))
   numbers = {
     "temperature": float(given.get("temperature", 1.0)) if samples else 0.0
@@ -114,7 +113,7 @@ class Run:
 
     Args:
       model_dir: MODEL_DIR of a training run.
-      macros: values of gin macros that override the run's values, by name.
+      macros: {macro: value} that override the run's values.
       trust_config: whether the run's config.gin may run code.
 
     Raises:
@@ -143,12 +142,10 @@ class Run:
   def scores(
     self, pairs: Sequence[tuple[str, str]]
   ) -> Iterator[tuple[int, "Score"]]:
-    """Yields each pair's index in `pairs`, and the score of its continuation.
-
-    The order of the pairs may differ.
+    """Yields each pair's index and the score of its continuation, in any order.
 
     Args:
-      pairs: context ("" for none) and continuation of each pair.
+      pairs: (context, continuation) pairs; "" is no context.
     """
     from palm_mtf.generation.inference.scorer import Example, Score
 
@@ -157,8 +154,8 @@ class Run:
       context, continuation = split_pair(*pair)
       contexts.append(context)
       others.append(continuation)
-    # After a context, encode a continuation as the middle of a text. Otherwise
-    # encode it as the beginning.
+    # If there is a context, encode the continuation as the middle of a text.
+    # Otherwise encode it as the beginning of a text.
     inputs = self._vocabulary.encode_batch(contexts)
     targets = self._vocabulary.encode_batch(others, [*map(bool, contexts)])
     examples = [*map(Example, inputs, targets)]
@@ -174,14 +171,11 @@ class Run:
   def continuations(
     self, prompts: Sequence[tuple[str, Mapping[str, object]]]
   ) -> Iterator[tuple[int, str]]:
-    """Yields each prompt's index in `prompts`, and its continuation.
-
-    The order of the prompts may differ.
+    """Yields each prompt's index and continuation, in any order.
 
     Args:
-      prompts: text and generation_kwargs of each prompt. If a prompt occurs
-        several times, each occurrence gets another sample. If a text is too
-        long, only its end is read.
+      prompts: (text, generation_kwargs) pairs. If equal pairs ask for sampling,
+        each gets a separate sample. Texts that are too long lose their start.
     """
     by_settings = collections.defaultdict(lambda: collections.defaultdict(list))
     length = self._config.model.sequence_length
@@ -216,8 +210,7 @@ class Run:
     )
     room = self._config.model.sequence_length - asked.max_tokens
     ids = self._vocabulary.encode_batch(list(places))
-    # Sort prompts by length, so that a batch has prompts of similar length and
-    # little padding.
+    # Sort prompts by length, so that batches have little padding.
     ordered = sorted(
       zip(ids, places.values(), strict=True), key=lambda pair: len(pair[0])
     )

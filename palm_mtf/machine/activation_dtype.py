@@ -27,7 +27,7 @@ def native_bfloat16(mesh: MeshLayout) -> str:
 
 
 def native_bfloat16_here() -> str:
-  """Returns what `native_bfloat16` returns on this machine without TPUs."""
+  """Returns the name of native bfloat16 hardware here, TPUs excluded, or ""."""
   # TensorFlow places a model on the GPU if there is one.
   if gpu_capabilities():
     return "GPU" if gpus_multiply_bfloat16() else ""
@@ -44,10 +44,7 @@ def resolved(
 ) -> PalmConfig:
   """Returns the architecture with ACTIVATION_DTYPE = "auto" replaced.
 
-  Args:
-    model: architecture.
-    mesh: devices of a pod.
-    begun_in: dtype in which the resumed run began; None for a new run.
+  `begun_in` is the dtype in which the resumed run began; None for a new run.
   """
   if model.activation_dtype != "auto":
     return model
@@ -60,12 +57,9 @@ def resolved(
 def describe_dtype(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> str:
-  """Returns a line for the log: the dtype that a command computes in, and why.
+  """Returns a log line: the dtype in which a command computes, and why.
 
-  Args:
-    model: architecture, its dtype resolved.
-    mesh: devices of a pod.
-    begun_in: dtype in which the resumed run began; None for a new run.
+  The arguments are those of `resolved`, but the dtype of `model` is resolved.
   """
   dtype, native = model.activation_dtype, native_bfloat16(mesh)
   begun = ", as the run began" if begun_in == dtype else ""
@@ -81,10 +75,10 @@ def describe_dtype(
 def log_dtype(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> None:
-  """Logs the dtype of a command; takes the arguments of `describe_dtype`.
+  """Logs `describe_dtype`, which has the same arguments.
 
-  Commands that run a model log the dtype first, because results of different
-  dtypes differ in the third digit.
+  Commands that run a model log this first, because results of different dtypes
+  differ in the third digit.
   """
   _logger.info(describe_dtype(model, mesh, begun_in))
 

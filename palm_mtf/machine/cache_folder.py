@@ -7,9 +7,9 @@ a folder or a file that belongs to another user or that another user may write.
 Each folder below ~/.cache is opened relative to its open parent, so that a user
 who may rename folders higher up cannot replace it between check and use.
 
-A sealed file ends with the hash of its name and content: a file that is cut
-short, filled with zeros or renamed counts as missing. If the cache cannot be
-read or written, commands work without it and log one line about it.
+A sealed file ends with the hash of its name and content, so that a truncated,
+zero-filled or renamed file counts as missing. If the cache cannot be read or
+written, commands work without it and log one line about it.
 """
 
 import contextlib
@@ -27,24 +27,23 @@ from palm_mtf.machine.processors import cpu_flags, cpu_name, usable_cores
 
 _logger = logging.getLogger(__name__)
 
-# Version of the files of measured rates, which rates/calibration.py writes.
-# Raise the version when plans begin to use the rates in another way, so that
-# older files are not found.
+# Version of the files of hardware rates, such as FLOP/s, that
+# rates/calibration.py measures. Raise the version when plans use the rates in
+# another way, so that older files are not found.
 CALIBRATION = 3
 
 _NAME = "palm_mtf"
 # Prefix of incomplete files and folders. A writer locks its file just after
-# making it, so a file without a lock counts as abandoned after _UNLOCKED_SECS.
-# Some file systems have no locks, so a file that cannot be locked counts as
-# abandoned after _ABANDONED_SECS.
+# making it, so an unlocked file counts as abandoned after _UNLOCKED_SECS. Some
+# file systems have no locks, so any file counts as abandoned after
+# _ABANDONED_SECS.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
 _MAX_BYTES = 2**26  # per file, and for all files loaded from a folder
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_FILE_FLAGS = (
-  os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-)  # opening a pipe does not wait for its writer
+# O_NONBLOCK, so that opening a pipe does not wait for a writer.
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _SEAL_BYTES = hashlib.sha256().digest_size
 
 # Warnings that this process has logged.
@@ -60,7 +59,7 @@ def cache_path(kind: str, *key: str) -> str:
 
   Args:
     kind: name of a folder below ~/.cache/palm_mtf.
-    *key: texts on which the content depends in addition to the CPU.
+    *key: texts on which the content depends, besides the CPU.
   """
   # The XDG Base Directory Specification says to ignore relative paths.
   caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -92,8 +91,8 @@ def warn_of(error: CacheError) -> None:
 def read_cached(path: str) -> bytes | None:
   """Returns the content of a cached file; None if the file is missing.
 
-  If the cache cannot be used, or another user may have written the file, the
-  file counts as missing, and a warning says why.
+  If the cache cannot be used, or another user may have written the file, logs a
+  warning and returns None.
   """
   folder, name = os.path.split(path)
   try:
@@ -115,15 +114,13 @@ def write_cached(path: str, content: bytes) -> None:
 
 @contextlib.contextmanager
 def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
-  """Opens a folder of the cache.
+  """Opens a folder of the cache, a path from `cache_path`.
 
-  Args:
-    path: path of the folder, from `cache_path`.
-    make: whether to make missing folders.
+  If `make`, makes missing folders.
 
   Raises:
-    FileNotFoundError: if there is no such folder.
-    CacheError: if the folder belongs to another user, or cannot be opened.
+    FileNotFoundError: there is no such folder.
+    CacheError: the folder belongs to another user, or cannot be opened.
   """
   top, _, below = path.rpartition(f"/{_NAME}/")
   if not os.path.isabs(top):
@@ -204,14 +201,9 @@ def _check_owner(status: os.stat_result, path: str) -> None:
 
 
 class CacheFolder:
-  """An open folder that only this user may write.
-
-  Attributes:
-    descriptor: file descriptor of the folder.
-  """
+  """An open folder that only this user may write, by its file descriptor."""
 
   def __init__(self, path: str, descriptor: int):
-    """Keeps the folder's path, for messages, and its descriptor."""
     self._path, self.descriptor = path, descriptor
 
   def names(self) -> list[str]:
@@ -228,7 +220,7 @@ class CacheFolder:
     """Returns the content of a file; None if the file is missing.
 
     Raises:
-      CacheError: if another user may write the file, or it cannot be read.
+      CacheError: another user may write the file, or it cannot be read.
     """
     path = os.path.join(self._path, name)
     try:
@@ -247,10 +239,10 @@ class CacheFolder:
       raise CacheError(f"{path}: {error.strerror}") from None
 
   def write(self, name: str, content: bytes) -> None:
-    """Writes a file atomically; replaces a file or folder of the same name.
+    """Writes a file atomically, in place of a file or folder of the same name.
 
     Raises:
-      CacheError: if the file cannot be written.
+      CacheError: the file cannot be written.
     """
     folder = self.descriptor
     partial = f"{_PARTIAL}{os.urandom(8).hex()}"
@@ -269,8 +261,8 @@ class CacheFolder:
           os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
       self.remove(partial)
-      # Name the top folder, so that errors in different folders give the same
-      # message, which is logged once.
+      # Name only the top folder, so that errors in several folders have the
+      # same message, which is logged once.
       top, _, _ = self._path.rpartition(f"/{_NAME}/")
       raise CacheError(f"{top}/{_NAME}: {error.strerror}") from None
 
@@ -279,10 +271,9 @@ class CacheFolder:
     _remove(name, self.descriptor)
 
   def load(self, names: Iterable[str]) -> dict[str, bytes]:
-    """Returns {name: content} of files that `keep` wrote; removes damaged ones.
+    """Returns {name: content} of files that `keep` wrote.
 
-    Args:
-      names: names of files. Once 64 MiB are loaded, further files are removed.
+    Removes damaged files, and the files after the first 64 MiB of `names`.
     """
     found, num_bytes, damaged = {}, 0, []
     for name in names:
@@ -309,11 +300,7 @@ class CacheFolder:
     return found
 
   def keep(self, name: str, content: bytes) -> None:
-    """Writes a file with a checksum, for `load`.
-
-    Raises:
-      CacheError: if the file cannot be written.
-    """
+    """Writes a file with a checksum, for `load`; raises errors like `write`."""
     self.write(name, content + _seal(name, content))
 
 
@@ -323,12 +310,10 @@ def _seal(name: str, content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def partial_folder(above: int) -> Iterator[CacheFolder]:
-  """Yields a new folder, and removes it when the context ends.
+  """Yields a new folder inside the folder that has the descriptor `above`.
 
-  Also removes folders that killed processes have left.
-
-  Args:
-    above: descriptor of the folder in which the new folder is made.
+  First removes folders that killed processes have left there; at the end
+  removes the new folder.
   """
   remove_abandoned(above)
   name = f"{_PARTIAL}{os.urandom(8).hex()}"
@@ -347,11 +332,7 @@ def partial_folder(above: int) -> Iterator[CacheFolder]:
 
 
 def remove_abandoned(above: int) -> None:
-  """Removes files and folders that killed processes have left in a folder.
-
-  Args:
-    above: descriptor of the folder.
-  """
+  """Removes what killed processes left in the folder with this descriptor."""
   for name in os.listdir(above):
     if name.startswith(_PARTIAL):
       with contextlib.suppress(OSError):
@@ -372,10 +353,7 @@ def _is_abandoned(name: str, above: int) -> bool:
 
 
 def _lock(file: int) -> bool:
-  """Tries to lock an open file or folder until it is closed.
-
-  Returns whether the lock succeeded.
-  """
+  """Tries to lock a file or folder until it is closed; returns success."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return True

@@ -3,10 +3,10 @@
 """The cache of code that XLA compiles: a folder per CPU and TensorFlow version.
 
 XLA fails if it cannot write its cache or if a file there is damaged. Therefore
-XLA's cache is a folder in memory, in TensorFlow's file system ram://. Undamaged
-files on the disk are copied there before XLA looks, and files that XLA adds are
-copied to the disk soon after. A full disk, a damaged file or a killed process
-then only costs time to compile.
+XLA gets a folder in memory, in TensorFlow's file system ram://, as its cache.
+Undamaged files on the disk are copied there before XLA looks, and files that
+XLA adds are copied to the disk soon after. A full disk, a damaged file or a
+killed process then only costs time to compile.
 """
 
 import atexit
@@ -27,9 +27,8 @@ from palm_mtf.machine.cache_folder import (
 )
 
 _VARIABLE = "TF_XLA_FLAGS"
-# XLA keeps compiled code in a folder in memory. This folder has the same path
-# as the folder on the disk, so that child processes, which inherit
-# TF_XLA_FLAGS, find the folder on the disk too.
+# The folder in memory has the same path as the folder on the disk, so that
+# child processes, which inherit TF_XLA_FLAGS, find the folder on the disk too.
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
 # With both flags, TensorFlow compiles CPU operations with XLA even where no
@@ -42,16 +41,15 @@ _COMPILES_FOR_CPUS = (
 
 def keep_compiled_code() -> None:
   """Turns XLA's cache on, before TensorFlow is imported."""
-  # Compilation takes most of a command's start, and each pod of a process would
-  # compile the same code. TF_XLA_FLAGS is not changed if the user has set it.
+  # Without a cache, compilation takes most of a command's start, and each pod
+  # of a process compiles the same code. Do not change flags of the user.
   os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
 
 
 def check_xla_flags(num_devices: int) -> None:
-  """Raises UserError if the user's flags cannot work with this many devices.
+  """Raises UserError if the user's TF_XLA_FLAGS cannot work.
 
-  Args:
-    num_devices: number of virtual CPU devices of a process.
+  `num_devices` is the number of virtual CPU devices of a process.
   """
   flags = os.environ.get(_VARIABLE, "")
   # With both flags of _COMPILES_FOR_CPUS, TensorFlow puts operations of several
@@ -81,15 +79,10 @@ class CompiledCode:
   """The files of XLA's cache in memory and on the disk."""
 
   def __init__(self, memory: ModuleType, folder: str):
-    """Copies all files of the folder on the disk into memory.
-
-    Args:
-      memory: the module tf.io.gfile, which accesses the folder in memory.
-      folder: path of the folder on the disk.
-    """
+    """Copies the files of a folder on the disk to tf.io.gfile's ram://."""
     self._memory, self._folder = memory, folder
     self._lock = threading.Lock()
-    self._is_lost = False  # whether nothing can be saved
+    self._is_lost = False  # whether the folder on the disk cannot be used
     memory.makedirs(self._in_memory())
     kept = self._read()
     # Files that exist are not written, because in ram:// a file that is opened
@@ -115,7 +108,7 @@ class CompiledCode:
       return {}
 
   def save(self) -> None:
-    """Copies files that are only in memory to the disk; failure is logged."""
+    """Copies files that are only in memory to the disk; logs a failure."""
     with self._lock:
       names = self._memory.listdir(self._in_memory())
       # XLA gives only complete files a name that ends in ".pb".
@@ -145,8 +138,7 @@ _shared: list[CompiledCode] = []
 def share_compiled_code(memory: ModuleType) -> None:
   """Lets this process use and extend XLA's cache, if the cache is turned on.
 
-  Args:
-    memory: the module tf.io.gfile, which accesses the folder in memory.
+  `memory` is the module tf.io.gfile, which accesses the folder in memory.
   """
   flag = os.environ.get(_VARIABLE, "")
   if not flag.startswith(_FLAG):

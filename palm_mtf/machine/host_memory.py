@@ -19,13 +19,8 @@ def resident_bytes() -> int:
 
 
 def largest_resident_bytes(process: int | str = "self") -> int:
-  """Returns the peak of a process's resident bytes so far.
-
-  Args:
-    process: process id; "self" is this process.
-  """
-  # The peak that getrusage(2) returns would include the memory that the parent
-  # process had when it started this process.
+  """Returns a process's peak resident bytes so far; "self" is this process."""
+  # getrusage(2) would include the parent process's memory at the fork.
   with open(f"/proc/{process}/status", encoding="ascii") as file:
     (line,) = (x for x in file if x.startswith("VmHWM:"))
   return int(line.split()[1]) * 1024
@@ -39,9 +34,8 @@ def memory_bytes() -> tuple[int, int]:
   )
   total = int(kibibytes.get("MemTotal", 0)) * 1024
   available = int(kibibytes.get("MemAvailable", 0)) * 1024
-  limit = _text("/sys/fs/cgroup/memory.max").strip()  # of a container
+  limit = _text("/sys/fs/cgroup/memory.max").strip()  # container's limit
   if limit.isdigit() and int(limit) < total:
-    # The limit of a container counts, not the machine's memory.
     used = _text("/sys/fs/cgroup/memory.current").strip()
     left = int(limit) - int(used) if used.isdigit() else int(limit)
     total, available = int(limit), min(available, left)
@@ -108,7 +102,6 @@ def _unchanged_files() -> list[tuple[int, int]]:
 
 
 def _call_glibc(name: str, *arguments: int) -> None:
-  """Calls a function of glibc, if this C library has it."""
   function = getattr(ctypes.CDLL(None), name, None)
   if function:
     function(*arguments)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels that compute the numbers of a run, recorded in its checkpoints.
 
-The same program gives the same bits only with the same kernels. The kernels
-depend on the versions, the CPU and the environment variables recorded here.
+The same program gives the same bits only with the same kernels, which depend on
+the versions, the CPU and the environment variables that are recorded here.
 """
 
 import functools
@@ -32,10 +32,9 @@ _VARIABLES = (
 
 
 def kernels_here(operations: str) -> dict[str, str]:
-  """Returns what this process's kernels depend on: {name: version or setting}.
+  """Returns {name: version or setting} on which this process's kernels depend.
 
-  Args:
-    operations: options and compiler of the operations in C++, or "none".
+  `operations` is options and compiler of our operations in C++, or "none".
   """
   return {
     "palm_mtf": f"{__version__} ({_fingerprint()})",
@@ -63,11 +62,7 @@ def _fingerprint() -> str:
 
 
 def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
-  """Merges the records of several servers into one.
-
-  Args:
-    servers: `kernels_here` of each server, at least one.
-  """
+  """Merges the `kernels_here` of several servers, at least one."""
   found = {}
   for name in servers[0]:
     values = dict.fromkeys(x.get(name, "") for x in servers)
@@ -79,11 +74,9 @@ def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def difference(now: Mapping[str, str], before: Mapping[str, str]) -> str:
-  """Returns the differences of two records; "" if there are none.
+  """Returns the differences between two results of `kernels_here`; "" if none.
 
-  Args:
-    now: `kernels_here` of this run.
-    before: an earlier record; names that only one record has are left out.
+  Names that only one of them has are left out.
   """
   return "; ".join(
     _describe_change(name, now[name], before[name])

@@ -26,12 +26,12 @@ _is_owned = False
 
 
 def own_process() -> None:
-  """Sets up this process, which has no threads and no TensorFlow yet."""
+  """Marks this process as ours, before it has threads or imports TensorFlow."""
   global _is_owned
   _is_owned = True
-  # The log level is set first, because TensorFlow reads the level when it is
-  # imported, perhaps by a module of the user. Level 3 hides logged errors too,
-  # which are raised as Python exceptions anyway.
+  # TensorFlow reads this level when it is imported, perhaps by a module of the
+  # user. Level 3 hides logged errors too, which are raised as Python exceptions
+  # anyway.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
@@ -73,8 +73,7 @@ def silent_unless_it_fails() -> Iterator[None]:
   """Holds back the stderr output of C++; shows it if the body raises."""
   sys.stderr.flush()
   terminal = os.dup(2)
-  # The output is held in memory, because there may be no folder for temporary
-  # files.
+  # Hold the output in memory, because there may be no temporary folder.
   with os.fdopen(os.memfd_create("palm_mtf"), "w+b") as held:
     os.dup2(held.fileno(), 2)
     try:
@@ -94,13 +93,13 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   """Refuses packages that TensorFlow would import but does not need.
 
   Half of TensorFlow's import time goes to Keras, to JAX (for a converter) and
-  to packages that its old copy of Keras imports. TensorFlow works without these
-  packages, and programs can import them later.
+  to packages that its old copy of Keras imports. Programs can import them
+  later.
   """
 
   _NAMES = ("h5py", "jax", "keras", "scipy")
-  # The first module that TensorFlow imports after loading its C++ libraries,
-  # for which the dynamic linker reads 300 MB of symbols and relocations.
+  # TensorFlow imports this module right after its C++ libraries, for which the
+  # dynamic linker reads 300 MB of symbols and relocations.
   _AFTER_LIBRARIES = "tensorflow.python.tools"
 
   def __enter__(self) -> None:
@@ -123,7 +122,6 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     return spec
 
   def exec_module(self, module: types.ModuleType) -> None:
-    """Raises ImportError."""
     raise ImportError(f"{module.__name__} is not needed yet")
 
 

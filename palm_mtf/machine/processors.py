@@ -22,9 +22,9 @@ AVX2_FLAGS = frozenset({"avx2"})
 
 _VECTORS = re.compile("avx|amx|fma|f16c|asimd|sve|sme|bf16|i8mm")
 
-# This variable limits the instructions of oneDNN, whose kernels multiply
-# matrices, to those of an older CPU. _LIMITS says which of the flags above are
-# left under each limit. All flags are left under limits that _LIMITS lacks.
+# This environment variable limits oneDNN, whose kernels multiply matrices, to
+# the instructions of an older CPU. _LIMITS says which of the flags above each
+# limit leaves; limits that are not listed leave all flags.
 _LIMIT = "ONEDNN_MAX_CPU_ISA"
 _NONE = frozenset()
 _LIMITS = {
@@ -80,8 +80,8 @@ def _entry(names: str) -> str:
   return match[1].strip() if match else ""
 
 
-# Files with the CPU quota of a container. CPU_MAX is that of control groups
-# version 2, CPU_QUOTA and CPU_PERIOD are those of version 1.
+# Files with the CPU quota of a container: CPU_MAX for control groups version 2,
+# CPU_QUOTA and CPU_PERIOD for version 1.
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 CPU_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
@@ -105,17 +105,13 @@ def core_quota() -> float | None:
 
 
 def usable_cores() -> int:
-  """Returns the number of processes that can compute at full speed at once."""
+  """Returns the number of visible cores, but at most the container's quota."""
   quota, visible = core_quota(), len(visible_cores())
   return visible if quota is None else max(1, min(visible, int(quota)))
 
 
 def thread_count(environment: Mapping[str, str]) -> int:
-  """Returns the number of threads that compute a matrix product.
-
-  Args:
-    environment: environment variables, which TensorFlow and oneDNN read.
-  """
+  """Returns the number of threads per matrix product in an environment."""
   asked = [environment.get(name, "") for name in THREAD_VARIABLES]
   return max([len(visible_cores()), *(int(x) for x in asked if x.isdigit())])
 
@@ -132,7 +128,7 @@ def _text(path: Path) -> str:
 
 # The number of this device attribute in the driver's header, cuda.h.
 _COMPUTE_CAPABILITY_MAJOR = 75
-# The first major compute capability with bfloat16 products; the A100 has it.
+# First major compute capability with bfloat16 products, that of the A100.
 _BFLOAT16_CAPABILITY = 8
 
 
@@ -162,7 +158,6 @@ def gpus_multiply_bfloat16() -> bool:
 
 
 def _has_cudnn() -> bool:
-  """Returns whether cuDNN is installed, as a Python package or otherwise."""
   try:
     if importlib.util.find_spec("nvidia.cudnn"):
       return True

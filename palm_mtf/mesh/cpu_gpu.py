@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meshes of CPUs and GPUs: each device holds a slice of every tensor.
 
-The graph holds every device's operations. The placement is Mesh TensorFlow's
+The graph has the operations of all devices. The placement is Mesh TensorFlow's
 `PlacementMeshImpl` with other collectives, and with variables that have no
 master copy (ops/variables.py).
 """
@@ -37,7 +37,7 @@ from palm_mtf.ops.xla import fused_update
 
 
 class CpuGpuLowering(mtf.Lowering):
-  """Lowers a whole graph at once; session.run runs only what is fetched."""
+  """Lowers a whole graph at once; session.run runs only fetched operations."""
 
   def __init__(self, placements: Mapping[mtf.Mesh, Placement]):
     # mtf.Lowering's constructor is not called, because it lets TensorFlow
@@ -58,13 +58,12 @@ class CpuGpuLowering(mtf.Lowering):
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
     """Returns unsplit tensors, and one operation that runs `operations`."""
-    # The slices of a split tensor are concatenated on one of its devices.
     values = {name: self.export_to_tf_tensor(x) for name, x in tensors.items()}
     return values, tf.group([self.lowered_operation(x) for x in operations])
 
   @property
   def slices(self) -> list[dict[str, list[Slice]]]:
-    """Slices of each mesh's variables, by name in checkpoints."""
+    """For each mesh, {name of a variable in checkpoints: its slices}."""
     slices = {mesh: {} for mesh in self.mesh_to_impl}
     for variable, laid_out in self.variables.items():
       of_mesh = slices[variable.mesh]
@@ -81,18 +80,12 @@ class CpuGpuLowering(mtf.Lowering):
 class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   """`Placement` of a pod on CPUs or GPUs."""
 
-  lower = CpuGpuLowering  # placements -> Lowering
+  lower = CpuGpuLowering
 
   def __init__(
     self, mesh: DeviceMesh, devices: Sequence[str], native_threads: int = 0
   ):
-    """Lays tensors out by the rules of `mesh`.
-
-    Args:
-      mesh: axes and layout rules.
-      devices: TensorFlow's names of the devices, in mesh order.
-      native_threads: see `Placement`.
-    """
+    # `devices` are TensorFlow's names, in the order of the mesh.
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(shape, list(mesh.rules.items()), list(devices))
     self.cpu = cpu_near(devices[0])
@@ -124,9 +117,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       ]
       for i in range(len(self.devices))
     )
-    # `fn` is called only for the first device. The operations that it adds are
-    # copied for the other devices, which takes a fraction of the time of a
-    # call.
+    # `fn` is called only for the first device. For the other devices its
+    # operations are copied, which takes a fraction of the time of a call.
     num_before = tf.get_default_graph().num_operations()
     with tf.device(self.devices[0]):
       results = [fn(*first)]
@@ -139,10 +131,9 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.LaidOutTensor(results)
 
   def _repeat(self, fn, first, others, result, num_before):
-    """Yields the results of `fn` on each device but the first."""
-    # The first device's operations are copied. But `fn` is called again if it
-    # made a variable, or if an argument that is neither a tensor nor a variable
-    # differs between the devices.
+    # Yields the results of `fn` on each device but the first. Copies the first
+    # device's operations, but calls `fn` again if it made a variable, or if an
+    # argument that is neither a tensor nor a variable differs between devices.
     copies = OperationCopies(tf.get_default_graph(), num_before)
     can_copy = copies.can_be_made(self.devices[0]) and _is_plain(result)
     for device, arguments in zip(self.devices[1:], others, strict=True):
@@ -159,8 +150,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return einsum(equation, *slices)
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
-    """All-reduces x by Mesh TensorFlow's ring algorithm."""
-    # The ring fixes the order of a sum, so that its bits are always the same.
+    """All-reduces x by Mesh TensorFlow's ring, which fixes a sum's order."""
     with collective_scope(ALL_REDUCE, self.shape, mesh_axes):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
 
@@ -183,7 +173,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], scatter)
 
   def delay(self, x, signal):
-    """Returns x, delayed: nothing reads it before `signal` is computed."""
+    """Returns x, which nothing reads before `signal` is computed."""
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
@@ -221,8 +211,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       self.slices: list[Slice] = []
       for pnum, region in enumerate(regions_of(variable, mesh_impl)):
         device = mesh_impl.devices[pnum]
-        # Each device draws the initial value of its slice, so that no initial
-        # values are sent.
+        # Each device draws its own initial values, so that none are sent.
         with tf.device(device):
           value = variable.initializer.slice_value(
             name, variable.sizes, region.begin, region.sizes
@@ -267,9 +256,10 @@ def _add(accumulator, value, is_first) -> tf.Operation:
 def _replacements(
   first: Sequence[object], others: Sequence[object]
 ) -> dict[int, object] | None:
-  """Maps id()s of the first device's arguments to another device's arguments.
+  """Maps id(first device's argument) to the other device's argument.
 
-  Returns None if arguments differ that are neither tensors nor variables.
+  Returns None if an argument that is neither a tensor nor a variable differs,
+  or if an argument appears twice and needs two replacements.
   """
   replacements = {}
   for x, other in zip(first, others, strict=True):
@@ -299,7 +289,7 @@ def _is_plain(results: object) -> bool:
 
 
 def _replace(results: object, made: Mapping[int, object]) -> object:
-  """Replaces results by their copies; `made` maps id(result) to its copy."""
+  # `made` maps id(result) to the copy of the result.
   if isinstance(results, tuple):
     return tuple(_replace(x, made) for x in results)
   return made.get(id(results), results)
@@ -324,10 +314,10 @@ class CpuGpuDevices:
 
 
 def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
-  """Returns devices of this process for pods of `num_devices` each.
+  """Returns this process's devices, for `num_pods` pods of `num_devices`.
 
   Raises:
-    UserError: if there are GPUs, but too few.
+    UserError: if this machine has GPUs, but fewer than the pods need.
   """
   gpus = len(tf.config.list_physical_devices("GPU"))
   needed = num_devices * num_pods
@@ -337,10 +327,9 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
       f"devices, and TensorFlow sees {gpus} GPUs here. Use at most {gpus}, or "
       "set CUDA_VISIBLE_DEVICES=-1 for virtual devices on the CPU."
     )
-  # CPU devices are virtual, and `session_config` makes any number of them.
+  # CPU devices are virtual; `session_config` makes as many as needed.
   kind = "gpu" if gpus else "cpu"
   names = [f"/device:{kind}:{i}" for i in range(needed)]
-  # Consecutive devices form a pod.
   starts = range(0, needed, num_devices)
   return CpuGpuDevices(
     client="/device:cpu:0",
@@ -363,9 +352,9 @@ def reduce_scatter_ring(
   # parts[d][i] is part i of the tensor on device d.
   parts = mtf.parallel(devices, lambda x: tf.split(x, n, axis), xs)
   sums = []
-  # Part i goes once around the ring, from device i + 1 to device i, and each
-  # device adds its own part i. At each hop every device sends and receives one
-  # part. The order of each sum is fixed, so its bits are always the same.
+  # The sum of part i goes once around the ring, from device i + 1 to device i,
+  # and each device adds its own part i. At each hop every device sends and
+  # receives one part. The order of each sum is fixed, so its bits never vary.
   for part in range(n):
     total = parts[(part + 1) % n][part]
     for distance in range(2, n + 1):

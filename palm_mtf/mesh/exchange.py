@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over pods: the traffic of a step on the data-center network.
+"""Sums over pods (copies of the model), sent over the data-center network.
 
 pod 0, device i    slice i --------+--> slice i of 0 + slice i of 1
                                     X
@@ -41,19 +41,19 @@ class OwnPart(mtf.Operation):
   """Cuts a slice that several devices hold into one part per device.
 
   Each device outputs its part, a vector whose length depends on the layout. The
-  output is declared with the input's shape, although its slices are these
-  vectors. Therefore only code that handles slices may read the output.
+  output is declared with the input's shape, although its slices are vectors.
+  Therefore only code that handles slices may read the output.
   """
 
   # Several devices of a pod hold the same gradient. Each of these devices sends
   # only its own part to other pods, because the network between pods is slow:
-  #   within the pod    reduce-scatter, if the gradient is a pending sum
+  #   within the pod    reduce-scatter, if the gradient is a LazyAllreduceSum
   #   between pods      exchange of own parts (Exchange)
   #   within the pod    all-gather of own parts (OwnPart.whole)
   # Within the pod this moves as many bytes as an all-reduce.
 
   def __init__(self, x: mtf.Tensor, dtype: tf.DType):
-    """Takes a gradient x, and the dtype to which its parts are rounded."""
+    # Parts of the gradient x are rounded to `dtype`.
     super().__init__([x], name="own_part")
     self._axes: list[int] = []
     self._outputs = [mtf.Tensor(self, x.shape, dtype)]
@@ -75,12 +75,12 @@ class OwnPart(mtf.Operation):
       copies = math.prod(mesh_impl.shape[axis].size for axis in self._axes)
       part = mesh_impl.slicewise(_flatten, part, copies)
     for axis in self._axes:
-      # Reduce-scatter over an axis of the pending sum. Over another axis, each
-      # device keeps its part of the slice and sends nothing.
+      # Over an axis of a LazyAllreduceSum, a reduce-scatter. Over another axis,
+      # each device keeps its part of the slice and sends nothing.
       cut = mesh_impl.reduce_scatter if axis in summed else mesh_impl.allsplit
       part = cut(part, axis, 0)
-    # Set directly: set_tensor_lowering would refuse the parts, because they do
-    # not have the shape of the output's slices.
+    # `set_tensor_lowering` would refuse a part, because a part does not have
+    # the shape of the output's slices.
     lowering.tensors[self.outputs[0]] = mesh_impl.slicewise(
       tf.cast, part, self.outputs[0].dtype
     )
@@ -89,13 +89,12 @@ class OwnPart(mtf.Operation):
     """Gathers the parts of each slice; returns whole slices on all devices.
 
     Args:
-      mesh_impl: implementation of a mesh with the layout of the operation's
-        mesh.
-      part: each device's part, as a laid-out tensor.
+      mesh_impl: mesh implementation with the layout of the operation's mesh.
+      part: each device's part, as a LaidOutTensor.
     """
     if not self._axes:
       return part
-    for axis in reversed(self._axes):  # all-gather over each axis
+    for axis in reversed(self._axes):
       part = mesh_impl.allconcat(part, axis, 0)
     size = mesh_impl.slice_shape(self.outputs[0].shape)
     return mesh_impl.slicewise(
@@ -131,8 +130,7 @@ class Exchange(mtf.Operation):
     """Adds up `terms`.
 
     Args:
-      terms: one tensor per pod, in the order of the pods; of equal shape and
-        dtype.
+      terms: one tensor per pod, in the pods' order; equal shapes and dtypes.
       mesh: mesh of the pod that gets the sum.
       own: this pod's OwnPart if the terms are outputs of OwnParts; else None.
     """
@@ -143,13 +141,13 @@ class Exchange(mtf.Operation):
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to a sum of one slice per pod, on each device."""
     mesh_impl = lowering.mesh_impl(self)
-    # A term that is a pending sum is all-reduced within its pod.
+    # A term that is a LazyAllreduceSum is all-reduced within its pod.
     terms = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
     # Device i of every other pod sends its slice to device i of this pod.
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Sets the output to `total`: own parts if `own`, else whole slices."""
+    """Sets the output to `total`; gathers own parts first."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

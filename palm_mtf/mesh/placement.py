@@ -6,7 +6,8 @@
   Placement    one pod: slices of tensors and variables, collectives
   Lowering     one Mesh TensorFlow graph for all pods, as TensorFlow operations
 
-mesh/cpu_gpu.py implements the interface for CPUs and GPUs, mesh/tpu/ for TPUs.
+cluster/client/connect.py chooses one of two implementations: mesh/tpu/ if the
+macro TPU is set, otherwise mesh/cpu_gpu.py.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.slices import Slice
 
-# The bytes that n devices move together, for a tensor of S bytes:
+# Bytes that n devices send in total, for a tensor of S bytes:
 #   all-reduce      2 (n - 1) S
 #   reduce-scatter    (n - 1) S    each device gets 1/n of the sum
 #   all-gather        (n - 1) S    each device has 1/n of the tensor
@@ -28,14 +29,10 @@ REDUCE_SCATTER = "reduce_scatter"
 
 
 class LaidOut(Protocol):
-  """The slices of a variable, or of a tensor that may be a pending sum."""
+  """Slices of a variable or a tensor; slices may be partial sums."""
 
   def to_laid_out_tensor(self) -> "LaidOut":
     """Returns the slices; all-reduces them first if they are partial sums."""
-
-
-# cluster/client/connect.py chooses the implementation of the protocols below:
-# mesh/tpu/ if the macro TPU is set, otherwise mesh/cpu_gpu.py.
 
 
 class Devices(Protocol):
@@ -58,7 +55,7 @@ class Placement(Protocol):
 
   Attributes:
     cpu: CPU of the first device's process, through which the pod is fed.
-    reading_cpus: CPUs that may read batches themselves, one per process.
+    reading_cpus: a CPU of each process that may read its own copy of a batch.
     native_threads: threads per operation in C++ (native/) on a device; 0 if the
       devices have no such operations.
     shape: axes of the mesh.
@@ -78,14 +75,14 @@ class Placement(Protocol):
       mesh: mesh of this placement.
       tensors: {name of a CPU: copy of the whole tensor on this CPU}, for each
         of `reading_cpus`, or only for `cpu`.
-      shape: Mesh TensorFlow's shape of the tensor.
+      shape: shape of the tensor.
     """
 
   def slicewise(self, fn: Callable, *inputs: object) -> object:
     """Applies `fn` to the inputs' slices on each device."""
 
-  # Collectives run in each group of devices whose coordinates differ only in
-  # `mesh_axes`.
+  # A collective runs separately in each group of devices whose coordinates
+  # differ only along `mesh_axes`.
 
   def allreduce(
     self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
@@ -101,23 +98,19 @@ class Placement(Protocol):
     """All-gathers x; each device gets all parts, concatenated."""
 
   def delay(self, x: LaidOut, signal: LaidOut) -> LaidOut:
-    """Returns x, delayed: nothing reads it before `signal` is computed."""
+    """Returns x, which nothing reads before `signal` is computed."""
 
-  # The methods below take a variable's slices, as in `lowering.variables`.
+  # The methods below take a variable as its slices, as in `lowering.variables`.
 
   def assign_if_finite(
     self, variable: LaidOut, value: LaidOut, is_finite: LaidOut
   ) -> list[tf.Operation]:
-    """Assigns `value` to a variable if all numbers of the step are finite.
+    """Assigns `value`, in the stored dtype, if `is_finite`, [] bool, is true.
 
-    Args:
-      variable: slices of the variable.
-      value: slices of the next value, in the stored dtype.
-      is_finite: [], bool, on each device; false assigns nothing.
+    If `is_finite` is false, CPUs and GPUs raise InvalidArgumentError, because
+    tf.where would cost a pass over memory. XLA cannot raise, so TPUs write the
+    old value.
     """
-    # If a number is not finite, CPUs and GPUs raise InvalidArgumentError,
-    # because tf.where would cost a pass over memory. XLA cannot raise, so TPUs
-    # write the old value.
 
   def update_if_finite(
     self,
@@ -126,16 +119,15 @@ class Placement(Protocol):
     operands: Sequence[LaidOut],
     is_finite: LaidOut,
   ) -> list[tf.Operation]:
-    """Updates variables of one shape if all numbers of the step are finite.
+    """Updates variables of one shape; see `assign_if_finite`.
 
     Args:
       fn: element-wise module-level function. It takes a list with one slice per
         variable, then one slice per operand, and returns the next values.
-      variables: slices of each variable.
-      operands: slices of tensors; the first has the shape of the variables.
-      is_finite: [], bool, on each device; false updates nothing.
+      variables: the variables.
+      operands: tensors; the first has the shape of the variables.
+      is_finite: [], bool; false updates nothing.
     """
-    # CPUs and GPUs write each next value over the previous value.
 
   def add(
     self, accumulator: LaidOut, value: LaidOut, is_first: tf.Tensor
@@ -143,8 +135,8 @@ class Placement(Protocol):
     """Adds `value` to an accumulator in place.
 
     Args:
-      accumulator: slices of the accumulator, float32.
-      value: slices of the next term, any float dtype.
+      accumulator: variable with the sum, float32.
+      value: the next term, any float dtype.
       is_first: [], bool, on `cpu`; true begins a new sum with `value`.
     """
 
@@ -181,7 +173,7 @@ class Lowering(Protocol):
       operations: operations to run, such as the updates of a training step.
 
     Returns:
-      The fetched tensors, unsplit, by name; and one operation that runs all of
+      The whole (unsplit) tensors, by name; and one operation that runs all of
       `operations`.
     """
 
@@ -202,8 +194,7 @@ def lower(
   operations: Sequence[mtf.Operation] = (),
 ) -> Lowered:
   """Lowers all meshes of one graph; see `Lowering.call`."""
-  # All placements of a graph have the same class.
-  first, *_ = placements.values()
+  first, *_ = placements.values()  # all have the same class
   lowering = first.lower(placements)
   values, done = lowering.call(tensors, operations)
   return Lowered(values, done, lowering.initialize, lowering.slices)
@@ -212,14 +203,14 @@ def lower(
 def collective_scope(
   kind: str, shape: mtf.Shape, mesh_axes: Sequence[int]
 ) -> contextlib.AbstractContextManager:
-  """Opens the name scope of a collective.
+  """Returns the name scope of a collective over axes of a mesh.
 
   Args:
     kind: ALL_REDUCE, ALL_GATHER or REDUCE_SCATTER.
     shape: shape of the mesh.
-    mesh_axes: axes over which the collective runs.
+    mesh_axes: indices of the axes.
   """
-  if not mesh_axes:  # nothing moves
+  if not mesh_axes:  # no collective
     return contextlib.nullcontext()
-  # A name is such as "all_reduce.data.model"; tools/traffic.py parses it.
+  # tools/traffic.py parses the name, such as "all_reduce.data.model".
   return tf.name_scope(".".join([kind, *(shape[x].name for x in mesh_axes)]))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python functions that a session calls in the processes of its devices.
 
-A server is a Python process. TensorFlow finds a function there by the token
-under which the process has registered the function. Each server publishes its
+A server is a Python process. TensorFlow finds a function in a process by the
+token under which the process registered the function. Each server publishes its
 tokens (cluster/server_info.py).
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import tf
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # by identity, as keys
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Process:
   """A process that has devices of a session: this process, or a server."""
 
@@ -29,13 +29,13 @@ class Process:
     inputs: Sequence[object],
     dtypes: Sequence[tf.DType],
   ) -> list[tf.Tensor]:
-    """Adds a call of `function` in the process `self` to the current graph.
+    """Adds to the current graph a call of `function` in this process.
 
     Args:
-      function: module-level function of NumPy values, which returns one value
-        per dtype. A server calls its own function of the same name.
+      function: module-level function of NumPy values. A server calls its own
+        function of the same name.
       inputs: tensors, or values to convert to tensors.
-      dtypes: dtypes of the results.
+      dtypes: dtype of each value that `function` returns.
     """
     name = function.__name__
     token = (

@@ -7,17 +7,17 @@ import os
 from palm_mtf._tf import tf
 from palm_mtf.machine.compiled_code import check_xla_flags
 
-# Errors that TensorFlow raises if a server does not answer. Calls on other
-# servers that wait for this server end with CancelledError.
+# Errors that TensorFlow raises if a server does not answer. Calls that wait for
+# this server on other servers end with CancelledError.
 SERVER_ERRORS = (
   tf.errors.UnavailableError,
   tf.errors.AbortedError,
   tf.errors.CancelledError,
 )
 
-# The first step runs on a thread pool of one thread, so that pods compile one
-# after another and find each other's code in XLA's cache. Otherwise all pods
-# would compile the same code at the same time.
+# The first step runs on a pool of one thread, so that pods compile one after
+# another. Otherwise all pods would compile the same code at the same time,
+# instead of finding each other's code in XLA's cache.
 ONE_BY_ONE = tf.RunOptions(inter_op_thread_pool=1)
 
 
@@ -36,8 +36,8 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
     device_count={"CPU": num_devices * num_pods}, allow_soft_placement=True
   )
   if num_pods > 1:
-    # If each pod ran in a separate server process, its operations would have
-    # this many threads. The same number here gives results with the same bits.
+    # If each pod ran in a separate server process, an operation would have this
+    # many threads. The same number here gives results with the same bits.
     cores = len(os.sched_getaffinity(0))
     config.intra_op_parallelism_threads = max(1, cores // num_pods)
     # Pool 0 has a thread for each core, pool 1 is for ONE_BY_ONE.
@@ -46,7 +46,7 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
   # TensorFlow's graph rewriting is off, because it changes the order of a sum
   # whose intermediate result is fetched. If several devices compute this sum,
   # the result is fetched from only one of them, so the devices would differ in
-  # the last bit. XLA and oneDNN optimize instead. Without rewriting a session
-  # starts sooner and takes less memory.
+  # the last bit. Without rewriting, a session also starts sooner and takes less
+  # memory. XLA and oneDNN still optimize.
   config.graph_options.rewrite_options.disable_meta_optimizer = True
   return config

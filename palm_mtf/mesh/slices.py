@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of variables: their devices, and their places in a checkpoint."""
+"""Slices of variables: the device of a slice, and its place in a checkpoint."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ class Slice(Region):
   # The slice, in the stored dtype. In a stack, which only TPUs have, the first
   # dimension counts the variables in `names`.
   variable: tf.Variable
-  # Device that computes with the value outside of XLA programs: the variable's
-  # device, or the CPU next to a TPU, because a TPU runs only XLA programs.
+  # The device that computes with the value outside of XLA programs: the
+  # variable's device or, because a TPU runs only XLA programs, the TPU's CPU.
   near: str
 
   def read(self) -> tf.Tensor:
@@ -48,8 +48,8 @@ class Slice(Region):
     return tf.stack(values) if len(self.names) > 1 else values[0]
 
 
-# For each pod, a dict from the name of a variable in checkpoints to the slices
-# of that variable, one per device. All pods cut variables into the same slices.
+# For each pod, {name of a variable in checkpoints: the variable's slices, one
+# per device}. All pods cut variables into the same slices.
 Pods = Sequence[Mapping[str, Sequence[Slice]]]
 
 
@@ -74,7 +74,7 @@ def regions_of(
   seen = set()
   for pnum in range(mesh_impl.size):
     begin = mesh_impl.slice_begin(variable.shape, pnum)
-    # Dimensions are padded at their end, so the last slices may hold padding.
+    # A dimension is padded at its end, so the last slices may hold padding.
     held = [
       max(0, min(n, whole - first))
       for n, whole, first in zip(size, variable.sizes, begin, strict=True)

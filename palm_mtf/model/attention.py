@@ -25,11 +25,11 @@ from palm_mtf.ops.xla import fused
 def visible_softmax(
   scores: tf.Tensor, visible: tf.Tensor, scale: float | tf.Tensor
 ) -> tf.Tensor:
-  """Returns the masked softmax of scale * scores; shape and dtype of `scores`.
+  """Returns softmax(scale * scores) over visible positions, dtype of scores.
 
   Args:
     scores: [..., memory_length], any float dtype.
-    visible: bool, broadcasts to the scores; the result is 0 where it is false.
+    visible: bool, broadcasts to the scores; false makes the result 0.
     scale: 1 / sqrt(d_kv).
   """
   # The softmax and its scale are in float32, because bfloat16 rounds the scale.
@@ -63,16 +63,16 @@ def _softmax_gradient(weights, dweights, out, dout, scale):
   )
   # dscores = scale * weights * (dweights - sum(weights * dweights)). This sum
   # over memory_length equals sum(out * dout) over d_kv, which is shorter.
-  # Hidden positions need no mask, because their weights are zero.
+  # Masked positions need no mask here, because their weights are zero.
   total = tf.reduce_sum(out * dout, -1, keepdims=True)
   return tf.cast(scale * weights * (dweights - total), dtype)
 
 
 @fused
 def _sum_of_starts(*parts):
-  # Each part is the gradient of the keys (or values) that one block of queries
-  # reads, [batch, keys, ...]. The keys begin at position 0; the last part has
-  # all positions. Adds up the parts.
+  # Adds up the gradients of the keys (or values) that each block of queries
+  # reads, [batch, keys, ...]. Each part begins at position 0, and the last part
+  # has all positions.
   last = parts[-1]
   total = tf.zeros(last.shape, tf.float32)
   for part in parts:
@@ -84,13 +84,13 @@ def _sum_of_starts(*parts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockedAttention:
-  """Attention of one slice, computed one block of positions after another.
+  """Attention of a device's slice, one block of query positions after another.
 
   A block of queries reads the keys up to the block's end, or all keys in a
   prefix LM.
 
   Attributes:
-    blocks: each block's first position, and the first position after the block.
+    blocks: (first position, first position after the block) of each block.
     has_prefix: whether there is a prefix, which all positions see.
     scale: 1 / sqrt(d_kv).
     is_multi_head: whether each head has its own keys and values.
@@ -98,9 +98,8 @@ class BlockedAttention:
       block, which `gradient` then takes instead of masks.
   """
 
-  # The matrix products are not compiled together with the element-wise
-  # operations between them, because on CPUs oneDNN's products are faster than
-  # XLA's.
+  # XLA compiles only the element-wise operations between the matrix products,
+  # because on CPUs oneDNN's products are faster than XLA's.
 
   blocks: Sequence[tuple[int, int]]
   has_prefix: bool
@@ -111,14 +110,14 @@ class BlockedAttention:
   @property
   def _memory(self) -> str:
     # The dimensions of k and v, for einsum. In multi-query attention all heads
-    # read the same keys, so the heads are rows of one product, without a
-    # transpose and without copies of k and v.
+    # read the same keys, so the heads are rows of one product, which needs no
+    # transpose and no copies of k and v.
     return "bmhk" if self.is_multi_head else "bmk"
 
   def attend(
     self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *masks: tf.Tensor
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
-    """Returns the output, shape of q; and block weights if `keeps_weights`."""
+    """Returns the output, in q's shape; if `keeps_weights`, also weights."""
     outs, weights = [], []
     for begin, own, keys, values, *some in self._blocks_with_keys(
       q, k, v, *masks
@@ -147,8 +146,7 @@ class BlockedAttention:
       v: shape of k.
       out: result of `attend`, shape of q.
       dout: gradient of `out`.
-      *others: the weights of each block if `keeps_weights`; else the masks of
-        `attend`.
+      *others: if `keeps_weights`, the weights of each block; else the masks.
     """
     masks, kept = ((), others) if self.keeps_weights else (others, None)
     dq, dk, dv = [], [], []
@@ -179,7 +177,7 @@ class BlockedAttention:
     return _masked_softmax(scores, scale, begin, *masks)
 
   def _blocks_with_keys(self, q, *others) -> Iterator[list]:
-    """Yields each block's first position, q, keys, values and masks."""
+    # Yields [first position, q, keys, values, *masks] of each block.
     for own, (begin, end) in zip(
       self._split_blocks(q), self.blocks, strict=True
     ):
@@ -192,11 +190,12 @@ class BlockedAttention:
     return tf.split(x, [end - begin for begin, end in self.blocks], 1)
 
 
-# x[:, :length] would make four operations instead of one, for each of about 100
-# slices per layer and device.
 def _take_first(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
   """Returns the first `length` positions of xs [batch, memory_length, ...]."""
-  constant = functools.cache(tf.constant)  # keys and values have equal shapes
+  # x[:, :length] would make four operations instead of one, for each of about
+  # 100 slices per layer and device. Keys and values have equal shapes, so their
+  # slices share the constants `begin` and `size`.
+  constant = functools.cache(tf.constant)
   found = []
   for x in xs:
     batch, memory_length, *others = x.shape.as_list()
@@ -212,14 +211,14 @@ def _join_blocks(parts: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _wait_for(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  # Blocks run one after another, so that memory holds only one block.
+  # Blocks run one after another, so that memory holds only one block's scores.
   with tf.control_dependencies([signal]):
     return tf.identity(x)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Slice:
-  """Attention of one slice, by `blocked` or C++; C++ never keeps weights."""
+  """Attention of a slice by `blocked`, or by C++, which outputs no weights."""
 
   blocked: BlockedAttention
   num_masks: int
@@ -258,10 +257,10 @@ def self_attention(
     segments: [batch, length], int32: number of each position's document. A
       position attends only to its own document. None: one document per row.
     prefix: [batch, length], int32: 1 for a position that all positions of its
-      document see, else 0. None means all 0. If given, `segments` must be too.
+      document see, else 0. None means all 0. A prefix requires `segments`.
     keeps_weights: whether attention weights, length * memory_length numbers per
       head, are kept for the backward pass; otherwise the backward pass
-      recomputes them, block by block. CPUs with a C++ compiler never keep
+      recomputes them, block by block. The C++ operations of CPUs never keep
       weights (native/self_attention.h).
 
   Returns:
@@ -281,7 +280,7 @@ def self_attention(
   of_slice = _Slice(blocked, len(masks))
 
   def gradient(op, dout, *_):
-    # q, k, v and `out` are recomputed or read only after `dout` is computed, so
+    # q, k, v and `out` are recomputed or read only once `dout` is computed, so
     # that weights and blocks of `out` are not kept until then.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
     # In multi-query attention dk and dv are sums over `heads`. If `heads` is

@@ -12,8 +12,7 @@ from palm_mtf.config import MeshLayout, PalmConfig
 class Dims:
   """Dimensions of tensors, under the names that layout rules use."""
 
-  # Sequences that a pod computes at once.
-  batch: mtf.Dimension
+  batch: mtf.Dimension  # sequences that a pod computes at once
   # Positions of queries, and the same positions of keys and values. The names
   # differ, because scores [length, memory_length] cannot have one dimension
   # twice.
@@ -28,11 +27,8 @@ class Dims:
   d_model_residual: mtf.Dimension
   # Query heads. In multi-query attention keys and values lack this dimension.
   heads: mtf.Dimension
-  # Width of one head. Rotary embedding rotates pairs of numbers, one from each
-  # half.
-  d_kv: mtf.Dimension
-  # Width of the hidden layer of the MLP.
-  d_ff: mtf.Dimension
+  d_kv: mtf.Dimension  # width of one head
+  d_ff: mtf.Dimension  # width of the hidden layer of the MLP
   # Rows of the tied embedding: one per token of the vocabulary, padded to a
   # multiple of the size of the mesh axis that splits the rows.
   vocab: mtf.Dimension

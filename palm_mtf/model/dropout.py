@@ -14,12 +14,11 @@ from palm_mtf.ops.xla import fused
 
 # A random generator with a state would draw different masks in each layout.
 # Here a hash of an activation's position in the global batch decides whether to
-# drop the activation, so that the mask does not depend on how the batch is cut
-# into slices and microbatches.
+# drop the activation, so that the mask does not depend on how the batch is
+# split into slices and microbatches.
 
 
-def _words(number):
-  # Returns the lower 64 bits of an integer, as two words of 32 bits.
+def _words(number):  # the lower 64 bits of an integer, as two words of 32 bits
   return [
     tf.constant((number >> shift) % 2**32, tf.uint32) for shift in (0, 32)
   ]
@@ -54,7 +53,7 @@ class Dropout:
     rate: share of the activations to drop, above 0 and below 1.
     seed: seed of the run.
     state: [3], int32: the step, from 0; the index of this microbatch's first
-      row in the step's batch; and 1, or 0 to drop nothing.
+      row in the step's batch; and 1 to drop activations, 0 to drop none.
   """
 
   rate: float
@@ -62,11 +61,11 @@ class Dropout:
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
-    """Applies dropout to x; returns the shape and dtype of x.
+    """Applies dropout to x; returns a tensor with the shape and dtype of x.
 
     Args:
       x: [batch, length, d_model], activation dtype.
-      place: index of this use of dropout in the model; masks depend on it.
+      place: index of the place in the model; each place has its own mask.
     """
 
     def drop(first_row, x, state):

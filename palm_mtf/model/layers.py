@@ -10,14 +10,11 @@ from palm_mtf.native.operations import IS_CENTERED
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused
 
-# Each layer below makes one pass over the memory of a device's slice. It
-# computes in float32 under any activation dtype, and rounds only its result.
+# Each layer below makes one pass over the memory of a device's slice. The layer
+# computes in float32 for any activation dtype, and rounds only its result.
 
 NORM_EPSILON = 1e-6
 ROTARY_BASE = 10_000.0
-
-
-# --- Embedding ---------------------------------------------------------------
 
 
 def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
@@ -26,22 +23,19 @@ def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
   Args:
     first: [], int32, token of the slice's first row.
     tokens: [...], int32.
-    rows: number of rows of the slice.
+    rows: number of rows in the slice.
   """
   row = tokens - first
-  # unsorted_segment_sum ignores segment -1.
+  # -1, because unsorted_segment_sum ignores segment -1.
   return tf.where_v2((row >= 0) & (row < rows), row, -1)
 
 
 def local_embedding(
   first: tf.Tensor, table: tf.Tensor, tokens: tf.Tensor
 ) -> tf.Tensor:
-  """Looks up tokens in one slice of the table; zeros for tokens not in it.
+  """Looks up tokens in one slice of the table, [rows, d_model].
 
-  Args:
-    first: [], int32, token of the slice's first row.
-    table: [rows, d_model].
-    tokens: [...], int32.
+  Tokens that are not in the slice give zeros; for arguments see `local_rows`.
   """
   row = local_rows(first, tokens, table.shape[0])
   found = tf.gather(table, tf.maximum(row, 0))
@@ -85,7 +79,7 @@ def embed(
       None,
     ]
 
-  # Where `vocab` is split, each slice looks up the tokens that it holds, and an
+  # If `vocab` is split, each slice looks up only its own tokens, and an
   # all-reduce sums the outputs, which are zeros for all other tokens.
   return WholeSlice(
     local_embedding,
@@ -98,11 +92,8 @@ def embed(
   ).outputs[0]
 
 
-# --- Norm --------------------------------------------------------------------
-
-
-# Each norm takes x [..., d_model] in float32. It returns the normalized y and
-# 1 / deviation, [..., 1], which the norm's gradient needs besides y.
+# Each norm takes x [..., d_model] in float32. It returns the normalized y and,
+# for the norm's gradient, 1 / deviation, [..., 1].
 
 
 def _rms_norm(x):
@@ -162,7 +153,7 @@ def _norm_gradient(x, scale, dy, kind):
   forward, backward = _NORMS[kind]
   shape, dtype = x.shape, x.dtype
   # x and dy become matrices, because on CPUs XLA's sums over two dimensions
-  # take twice the time of sums over one dimension.
+  # take twice as long as sums over one dimension.
   x, dy = _to_rows(x), _to_rows(dy)
   y, state = forward(tf.cast(x, tf.float32))
   dy = tf.cast(dy, tf.float32)
@@ -183,7 +174,7 @@ def norm(
     factor: constant by which the scale is multiplied.
   """
   is_native = kind in IS_CENTERED
-  rows = [dim.name for dim in x.shape.dims[:-1]]  # rows are independent
+  rows = [dim.name for dim in x.shape.dims[:-1]]
 
   def scaled(scale):
     return scale if factor == 1 else scale * factor
@@ -226,15 +217,12 @@ def norm(
   ).outputs[0]
 
 
-# --- Rotary embedding --------------------------------------------------------
-
-
 def rotary_tables(
   mesh: mtf.Mesh, length: mtf.Dimension, d_kv: mtf.Dimension
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
   """Returns sin and cos of position * ROTARY_BASE ** (-2i / d_kv).
 
-  Each is [length, d_kv / 2], float32; its indices are the position and i.
+  Each is [length, d_kv / 2], float32, and indexed by position and i.
   """
   pairs = mtf.Dimension("d_kv_pairs", d_kv.size // 2)
   sin, cos = (
@@ -265,9 +253,6 @@ def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
   return tf.cast(y, x.dtype)
 
 
-# --- SwiGLU ------------------------------------------------------------------
-
-
 def gated(gate: tf.Tensor, linear: tf.Tensor) -> tf.Tensor:
   """Returns swish(gate) * linear of one slice, in the dtype of `linear`."""
   # swish(z) = z sigmoid(z)
@@ -286,14 +271,10 @@ def gated_gradient(
   return tf.cast(dgate, dtype), tf.cast(dy * gate * sigmoid, dtype)
 
 
-# --- Padding of the vocabulary -----------------------------------------------
-
-
 # If the size of the mesh axis that splits `vocab` does not divide VOCAB_SIZE,
-# the embedding has rows of zeros after its last token. The logits of these rows
-# are set to the dtype's lowest number, so that softmax gives 0 and no such
-# logit is the largest. These logits have no gradient, so that the rows stay
-# zeros.
+# the embedding is padded with rows of zeros. The logits of these rows are set
+# to the dtype's lowest number, so that their softmax is 0 and argmax picks none
+# of them. These logits have no gradient, so that the rows stay zeros.
 
 
 def _exists(first, x, vocab_size):

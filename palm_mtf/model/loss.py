@@ -21,8 +21,8 @@ from palm_mtf.ops.slicewise import (
 )
 from palm_mtf.ops.xla import fused
 
-# The least divisor of a weighted mean: if all loss weights are 0, the mean and
-# its gradients are 0 and not 0 / 0.
+# The least divisor of a weighted mean, so that the mean and its gradients are 0
+# and not NaN if all loss weights are 0.
 _SMALLEST_WEIGHT = 1e-30
 
 
@@ -36,17 +36,13 @@ def _fused_sums(row, logits):
 
 
 def _slice_sums(first, logits, targets, threads):
-  """Reduces logits over the slice of `vocab` that begins at token `first`.
-
-  Returns:
-    Three tensors, [batch, length] float32 each: the largest logit;
-    sum(exp(logits - largest)); and the target's logit, or 0 if another slice
-    holds the target.
-  """
+  # Reduces logits over the slice of `vocab` that begins at token `first`.
+  # Returns three tensors, [batch, length] float32 each: the largest logit;
+  # sum(exp(logits - largest)); and the target's logit, or 0 if another slice
+  # holds the target.
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])
-  # C++ is used if possible, because XLA would write exp(logits) to memory, in
-  # float32.
+  # XLA would write exp(logits) to memory in float32; C++ does not.
   if threads:
     sums = native.sum_logits(rows, row, threads=threads)
   else:
@@ -129,10 +125,10 @@ class CrossEntropy(mtf.Operation):
       *(logits, targets, native_threads(mesh_impl)),
     )
     if axes:
-      # All-reduce the maximum over `vocab`, so exp(logits - largest) <= 1.
+      # All-reduce the maximum over `vocab`, so that exp(logits - largest) <= 1.
       of_all = mesh_impl.allreduce(largest, axes, "MAX")
       normalizer = mesh_impl.slicewise(_rescale, normalizer, largest, of_all)
-      # All-reduce two numbers per token, so logits never leave their device.
+      # All-reduce two numbers per token; logits never leave their device.
       normalizer, target = (
         mesh_impl.allreduce(x, axes, "SUM") for x in (normalizer, target)
       )
@@ -176,8 +172,8 @@ def weight_sum(
 
 def weighted_mean(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
   """Returns sum(x * loss_weights) / sum(loss_weights), [] float32."""
-  # Both sums run over the whole batch, even if it is split, so that each slice
-  # counts in proportion to its weights.
+  # Both sums run over the whole batch, even if the batch is split, so that each
+  # slice counts in proportion to its weights.
   total = weighted_sum(x, loss_weights)
   return total / divisor(weight_sum(x, loss_weights))
 

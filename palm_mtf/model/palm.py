@@ -10,7 +10,7 @@
   logits       = final_norm(x) embedding^T / sqrt(d_model)
 
 Training, validation, scoring and the prefill of decoding run this forward pass;
-weights.py stores and multiplies the weights. No kernel and no norm has a bias.
+weights.py stores the weights and multiplies by them. There are no biases.
 """
 
 import functools
@@ -66,11 +66,11 @@ class Palm:
 
     Args:
       inputs: [batch, length], int32 in [0, vocab).
-      segments: [batch, length], int32: a number that tells the documents of a
-        row apart; any number for padding. None means one document per row.
+      segments: [batch, length], int32: number of the token's document in its
+        row; any number for padding. None means one document per row.
       prefix: [batch, length], int32: 1 for inputs of a prefix LM, which attend
-        to one another in both directions, else 0. None means all 0. If given,
-        `segments` must be given too.
+        to one another in both directions, else 0. None means all 0. A prefix
+        requires `segments`.
 
     Returns:
       [batch, length, vocab], LOGITS_DTYPE.
@@ -88,11 +88,11 @@ class Palm:
     """Returns the normalized output of the last block.
 
     Args:
-      inputs: [batch, length], int32 in [0, vocab).
-      segments: [batch, length], int32; see `logits`.
-      prefix: [batch, length], int32; see `logits`.
-      keys_and_values: a list to which each layer's keys and values are added,
-        as attention reads them (only with REMAT = "none"); or None.
+      inputs: see `logits`.
+      segments: see `logits`.
+      prefix: see `logits`.
+      keys_and_values: None, or a list to which each layer appends the keys and
+        values that its attention reads. A list requires REMAT = "none".
 
     Returns:
       [batch, length, d_model], activation dtype.
@@ -110,8 +110,8 @@ class Palm:
       block = functools.partial(self._block, layer=layer, attend=attend)
       x = recomputed(block, [x]) if config.remat == "layer" else block(x)
     # The last norm's scale includes the factor 1/sqrt(d_model) of the logits,
-    # because the norm multiplies in float32. If logits were scaled in bfloat16,
-    # they would be rounded twice.
+    # because the norm multiplies in float32. Scaling bfloat16 logits would
+    # round the logits a second time.
     return self._norm(x, "final_norm", factor=self._dims.d_model.size**-0.5)
 
   def _block(
@@ -122,8 +122,8 @@ class Palm:
     y = self._norm(x, f"{name}/norm")
     if self._config.block == "parallel":
       # Attention and MLP read the same norm, so one matrix product multiplies
-      # by all five kernels. The products with o and wo are added before one
-      # all-reduce (PaLM, section 2).
+      # by all five kernels. The products with o and wo are added first and then
+      # share one all-reduce (PaLM, section 2).
       q, k, v, hidden = weights.project_in(
         y, name, [*QKV, *GATES], self._angles
       )
@@ -160,6 +160,4 @@ class Palm:
     return x + to_residual(self._drop(branch, place), self._dims)
 
   def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
-    # `place` numbers the places in the model that use dropout, because each
-    # place needs a different mask.
     return self._dropout(x, place) if self._dropout else x

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One matrix product for all kernels that read one tensor.
 
-q, k, v, wi_gate and wi of a parallel block read the same norm, so they share
-one product, x [q | k | v | wi_gate | wi]. This makes the block faster than a
-serial block (PaLM, section 2). The backward pass has two products, for x and
-for the kernels.
+The kernels q, k, v, wi_gate and wi of a parallel block read the same norm, so
+they share one product, x [q | k | v | wi_gate | wi]. This makes the block
+faster than a serial block (PaLM, section 2). The backward pass has two
+products, for the gradients of x and of the kernels.
 """
 
 import dataclasses
@@ -22,21 +22,16 @@ from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused
 
-# `project` multiplies x by several kernels in one matrix product. On a device
-# the product has the columns of the device's slices of the kernels. In the
-# forward pass, one pass over memory splits the product into columns, rotates q
-# and k and applies SwiGLU; in the backward pass, one pass over memory computes
-# the product's gradient. Both are in C++ (native/projection.h), or compiled by
-# XLA for devices that lack the C++ operations.
+# The forward pass splits the product, rotates q and k and applies SwiGLU in one
+# pass over memory; another such pass computes the product's gradient. Both are
+# in C++ (native/projection.h) or, on devices without the C++ operations,
+# compiled by XLA.
 
 Angles = tuple[tf.Tensor, tf.Tensor]
 
 
-# --- On one device -----------------------------------------------------------
-
-
-# _join_columns and _split_columns are not compiled, because XLA copies more
-# slowly than TensorFlow.
+# XLA does not compile the two functions below, because XLA's copies are slower
+# than TensorFlow's.
 
 
 def _join_columns(rows, parts):
@@ -73,7 +68,7 @@ def read_product(
 
   Args:
     wide: product of x with joined kernels, [rows, columns].
-    rows: sizes of the dimensions that count rows, such as [batch, length].
+    rows: sizes of the dimensions that make up the rows: [batch, length].
     shapes: shape of one row of each part, such as [heads, d_kv] for q.
     angles: sin and cos by which the first two parts, q and k, are rotated,
       [length, d_kv / 2] float32 each; () if no part is rotated.
@@ -107,15 +102,15 @@ def kernel_gradient(
     on_cpu: whether the device is a CPU that runs the operations of `native`.
   """
   if on_cpu and x.dtype == tf.bfloat16 and not is_emulated(x):
-    # oneDNN's bfloat16 product is 3% to 16% faster with a transposed copy of x,
-    # which has few columns, than with x itself. In float32 the copy is slower.
+    # oneDNN's bfloat16 product is 3% to 16% faster with a transposed copy of x
+    # (cheap, because x has few columns) than with x. In float32 it is slower.
     return matmul(tf.transpose(x), gradient)
   return matmul(x, gradient, transpose_a=True)
 
 
 @fused
 def _rotate_back(xs, angles):
-  sin, cos = angles  # the next line rotates by the opposite angles
+  sin, cos = angles
   return [_rotate(x, (-sin, cos), 2) for x in xs]
 
 
@@ -186,14 +181,10 @@ class JoinedColumns:
     return _join_columns(rows, gradients)
 
 
-# --- On a mesh ---------------------------------------------------------------
-
-
 class _Projection(mtf.Operation):
-  """Outputs q, k, v, the hidden layer, and the product that contains them."""
+  """Outputs q, k, v, the hidden layer, and the product; see `project`."""
 
   def __init__(self, x, kernels, positions, angles, is_gated, dtype):
-    # `project` documents the arguments.
     super().__init__([x, *angles, *kernels], name="projection")
     self.angles, self.kernels = list(angles), list(kernels)
     self.is_gated, self.gradient_dtype = is_gated, dtype
@@ -202,8 +193,8 @@ class _Projection(mtf.Operation):
       [batch, place, *kernel.shape.dims[1:]]
       for place, kernel in zip(positions, kernels, strict=True)
     ]
-    # The output's shape has the columns of whole kernels, although a device has
-    # only the columns of its slices.
+    # `columns` has the columns of whole kernels, although a device's product
+    # has only the columns of its slices of the kernels.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.num_read = len(kernels) - is_gated
@@ -216,11 +207,10 @@ class _Projection(mtf.Operation):
     ]
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
-    """Returns the gradients of x and of the kernels."""
     num_angles = len(self.angles)
     gradients = grad_ys[: self.num_read]
-    # Kernels are taken from self.inputs, because in the copy of this operation
-    # for a recomputed block (remat.py) they differ from self.kernels.
+    # The kernels are read from self.inputs, because remat.py copies this
+    # operation with other inputs, but with the same self.kernels.
     x, *kernels = (
       recompute(each, gradients[0])
       for each in (self.inputs[0], *self.inputs[1 + num_angles :])
@@ -230,14 +220,12 @@ class _Projection(mtf.Operation):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Returns x (q, k, v or the hidden layer), read from the product again."""
-    # All calls belong to one backward pass; all wait for the first call's
-    # signal.
+    # All calls belong to one backward pass and wait for the first signal.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one matrix product on each device."""
     num_angles = len(self.angles)
     impl = lowering.mesh_impl(self)
 
@@ -252,8 +240,8 @@ class _Projection(mtf.Operation):
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
-      # Set directly: set_tensor_lowering would refuse the product, because its
-      # slices do not have the shape of the output's slices.
+      # `set_tensor_lowering` would refuse the product, because its slices do
+      # not have the shape of the output's slices.
       lowering.tensors[output] = value
 
 
@@ -269,7 +257,6 @@ class _ReadAgain(mtf.Operation):
     ]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one pass over the product on each device."""
     forward, impl = self._forward, lowering.mesh_impl(self)
     wide, signal, *angles = (lowering.tensors[x] for x in self.inputs)
     shapes = [impl.slice_shape(x.shape)[1:] for x in forward.kernels]
@@ -301,20 +288,17 @@ class _ProjectionGradient(mtf.Operation):
     ]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one matrix product for all kernels, and one or more for dx.
-
-    Adjacent kernels that the same mesh axes split share one product for dx.
-    """
+    # One matrix product gives the gradients of all kernels. For dx, adjacent
+    # kernels that the same mesh axes split share a product.
     forward, impl = self._forward, lowering.mesh_impl(self)
     x, wide, *others = (lowering.tensors[each] for each in self.inputs)
     n, m = len(forward.angles), len(forward.angles) + len(forward.kernels)
     angles, kernels, gradients = others[:n], others[n:m], others[m:]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
-    # `axes` holds, for each kernel, the mesh axes over which the kernel's part
-    # of dx must be summed. In multi-query attention the gradients of k and v
-    # are pending sums over slices of `heads`. These sums are not all-reduced.
-    # Instead, dx and the kernels' gradients, which are linear functions of the
-    # sums, are all-reduced.
+    # `axes` has, for each kernel, the mesh axes over which the kernel's part of
+    # dx must be summed. In multi-query attention the gradients of k and v are
+    # LazyAllreduceSums over slices of `heads`. Instead of these sums, their
+    # linear functions are all-reduced: dx and the kernels' gradients.
     axes = []
     for i, kernel in enumerate(forward.kernels):
       of = min(i, len(gradients) - 1)  # the gates share a gradient
@@ -372,12 +356,8 @@ class _ProjectionGradient(mtf.Operation):
 def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], slice]]:
-  """Groups adjacent kernels that have equal axes.
-
-  Returns:
-    For each group: the axes, and the slice of a device's columns of the product
-    that the group's kernels have.
-  """
+  # Groups adjacent kernels that have equal axes. Returns the axes of each
+  # group, and its columns in a device's product.
   groups, end = [], 0
   for over, run in itertools.groupby(
     zip(axes, shapes, strict=True), key=lambda pair: pair[0]
@@ -405,12 +385,11 @@ def project(
   Args:
     x: [batch, length, d_model].
     kernels: [d_model, ...] each, dtype of x.
-    positions: for each product, the dimension of its positions: length or
-      memory_length.
+    positions: dimension of each product's positions, length or memory_length.
     angles: sin and cos by which the first two products, q and k, are rotated,
       [length, d_kv / 2] float32 each; () if no product is rotated.
-    is_gated: whether the last two kernels are wi_gate and wi; if so, their two
-      products are replaced by swish(x wi_gate) * (x wi).
+    is_gated: whether the last two kernels are wi_gate and wi, whose products
+      become one tensor, swish(x wi_gate) * (x wi).
     gradient_dtype: dtype in which devices add up gradients of kernels; None is
       the dtype of x.
 

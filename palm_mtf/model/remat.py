@@ -4,7 +4,7 @@
 
 none       keeps all but norms, rotary embedding, SwiGLU and copies of kernels
            (ops/recompute.py)
-attention  recomputes attention's weights from q and k, in attention.py; no
+attention  recomputes attention weights from q and k (attention.py), but no
            product with a parameter (PaLM 8B and 62B; PaLM Appendix B, Table 22)
 layer      recomputes the whole block from the residual stream (PaLM 540B)
 """
@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from palm_mtf._tf import mtf
 from palm_mtf.ops.recompute import keep_all, recompute
 
-# Of all activations, only attention weights grow with length ** 2. With REMAT =
+# Of all activations, only attention weights grow with length ** 2. If REMAT is
 # "layer", Table 22 of the PaLM paper counts 75% of the products with parameters
-# as recomputed. Here 65% are recomputed, because no gradient reads the last
-# product of a branch, and TensorFlow omits operations that nothing reads.
+# as recomputed. Here 65% are, because no gradient reads the last product of a
+# branch, and TensorFlow omits operations that nothing reads.
 
 
 def recomputed(
   fn: Callable[..., mtf.Tensor], inputs: Sequence[mtf.Tensor]
 ) -> mtf.Tensor:
-  """Returns fn(*inputs) and keeps only the inputs for the backward pass.
+  """Returns fn(*inputs); only `inputs` are kept for the backward pass.
 
   Args:
     fn: returns one tensor; may also read variables and other tensors.
@@ -32,8 +32,8 @@ def recomputed(
 
   def gradient(all_inputs, forward_operations, outputs, output_grads, **unused):
     (dy,) = output_grads
-    # The second run of fn begins only when the gradient dy is computed. It has
-    # the same operations and inputs, so its results have the same bits.
+    # The second run of fn begins once the gradient dy is computed. It has the
+    # same operations and inputs, so its results have the same bits.
     mapping = {x: recompute(x, dy) for x in all_inputs}
     xs = [mapping[x] for x in all_inputs]
     operations, mapping = dy.graph.clone_operations(forward_operations, mapping)

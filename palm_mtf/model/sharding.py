@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of d_model, where a layout splits it.
+"""Collectives along d_model, if the layout splits d_model.
 
 d_model_stored -> d_model    all-gather of a weight before it is used
 d_model -> d_model_stored    reduce-scatter of its gradient
@@ -14,7 +14,7 @@ from palm_mtf.ops.recompute import recompute
 
 
 class Resharded(mtf.Operation):
-  """Renames a dimension of x, and reshards x by the layout of the new name."""
+  """Renames a dimension of x, and reshards x by the new name's layout rule."""
 
   def __init__(
     self,
@@ -22,13 +22,7 @@ class Resharded(mtf.Operation):
     dims: tuple[mtf.Dimension, mtf.Dimension],
     after: mtf.Tensor | None = None,
   ):
-    """Adds the operation to the graph of x.
-
-    Args:
-      x: tensor that has the old dimension.
-      dims: old and new dimension, of equal size.
-      after: tensor that the collective waits for; None for no wait.
-    """
+    # `dims`: old and new dimension. `after`: tensor that collectives wait for.
     inputs = [x] if after is None else [x, after]
     super().__init__(inputs, name=f"as_{dims[1].name}")
     self._dims = dims
@@ -36,7 +30,7 @@ class Resharded(mtf.Operation):
     self._outputs = [mtf.Tensor(self, mtf.Shape(shape), x.dtype)]
 
   def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor | None]:
-    """Returns the gradient of x; `after` has none."""
+    """Returns the gradient of x; the tensor `after` has none."""
     # All-gather and reduce-scatter are each other's gradient.
     dx = Resharded(grad_ys[0], self._dims[::-1]).outputs[0]
     return [dx, None][: len(self.inputs)]
@@ -50,7 +44,7 @@ class Resharded(mtf.Operation):
     before, then = map(mesh_impl.tensor_dimension_to_mesh_axis, self._dims)
     place = self.inputs[0].shape.dims.index(self._dims[0])
     if before is not None:
-      x = mesh_impl.allconcat(x, before, place)  # all-gather
+      x = mesh_impl.allconcat(x, before, place)
     if then is not None:
       x = _sum_and_cut(mesh_impl, x, then, place)
     lowering.set_tensor_lowering(self.outputs[0], x)
@@ -60,7 +54,6 @@ class _Gathered(Resharded):
   """Outputs a whole weight, which is gathered again for the backward pass."""
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns the weight, gathered after `signal`; see ops/recompute.py."""
     del x  # the only output
     stored = recompute(self.inputs[0], signal)
     return Resharded(stored, self._dims, signal).outputs[0]
@@ -68,11 +61,10 @@ class _Gathered(Resharded):
 
 def _sum_and_cut(mesh_impl, x, axis, place):
   if not (isinstance(x, mtf.LazyAllreduceSum) and axis in x.mesh_axes):
-    # Every device holds the whole value, and cuts out its part without a
-    # message.
+    # Every device holds the whole value, and cuts out its part.
     return mesh_impl.allsplit(x, axis, place)
-  # A reduce-scatter moves half the bytes of an all-reduce, which Mesh
-  # TensorFlow's reshape would run before it cuts.
+  # Mesh TensorFlow's reshape would all-reduce before it cuts. A reduce-scatter
+  # moves half the bytes.
   part = mesh_impl.reduce_scatter(x.laid_out_input, axis, place)
   others = [each for each in x.mesh_axes if each != axis]
   return mtf.LazyAllreduceSum(mesh_impl, part, others) if others else part

@@ -24,16 +24,17 @@ from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill, Normal, sliced_variable
 
-# Kernels that read the same input, by their names within a layer.
+# Names, within a layer, of kernels that read the same input.
 QKV = ("attention/q", "attention/k", "attention/v")
 GATES = ("mlp/wi_gate", "mlp/wi")
 
 
 class Weights(Protocol):
-  """Parameters of one model on one mesh, by their names in checkpoints."""
+  """Parameters of one model on one mesh, by their names in checkpoints.
 
-  # `Weights` has two implementations: trained float32 variables (below), and
-  # the joined kernels of decoding (generation/decode/forward.py).
+  Two classes implement this protocol: TrainedWeights for training, and
+  JoinedWeights for decoding (generation/decode/forward.py).
+  """
 
   mesh: mtf.Mesh
 
@@ -41,7 +42,7 @@ class Weights(Protocol):
     """Returns each token's row of the embedding, [batch, length, d_model]."""
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
-    """Returns a norm's scale, [d_model] float32, after `after` is computed."""
+    """Returns a norm's scale, [d_model] float32; a gather waits for `after`."""
 
   def project_in(
     self,
@@ -57,7 +58,7 @@ class Weights(Protocol):
       layer: prefix of the kernels' names, from `layer_name`.
       parts: QKV, GATES, or both.
       angles: sin and cos of rotary embedding, [length, d_kv / 2] float32 each;
-        () if `parts` lacks QKV.
+        () without QKV.
 
     Returns:
       For QKV: rotated q, [batch, length, heads, d_kv]; rotated k; and v. The
@@ -70,8 +71,7 @@ class Weights(Protocol):
     """Multiplies each branch by its kernel, and adds up the products.
 
     Args:
-      branches: {name of a kernel: tensor to multiply by the kernel, [batch,
-        length, inputs...]}.
+      branches: {name of a kernel: branch, [batch, length, inputs...]}.
 
     Returns:
       [batch, length, d_model], activation dtype.
@@ -96,11 +96,11 @@ def palm_variables(
     mesh: mesh of one pod.
     config: the architecture.
     dims: dimensions of the architecture.
-    seed: seed of the initial weights; None for zeros, which a checkpoint then
-      replaces.
+    seed: seed of the initial weights; None for zeros, if a checkpoint replaces
+      them.
 
   Returns:
-    The variables' values by name in checkpoints: kernels and the embedding in
+    {name in checkpoints: value of the variable}: kernels and the embedding in
     the activation dtype, scales in float32.
   """
   sizes = parameter_shapes(config)  # without padding of the vocabulary
@@ -128,7 +128,7 @@ def _initializer(
   dims: tuple[str, ...],
   seed: int | None,
 ) -> Normal | Fill:
-  """Returns the initializer of a parameter (PaLM, section 5)."""
+  # These are the initializers of PaLM, section 5.
   if seed is None:
     return Fill(0.0)
   if parameter.is_scale:
@@ -147,14 +147,17 @@ def positions_of(
   parts: Sequence[str], length: mtf.Dimension
 ) -> list[mtf.Dimension]:
   """Returns the dimension of positions in each product of `project_in`."""
-  # Positions of keys and values are another dimension, because scores [length,
-  # memory_length] cannot have one dimension twice.
+  # See `Dims.memory_length`.
   memory_length = mtf.Dimension("memory_length", length.size)
   return [memory_length if part in QKV[1:] else length for part in parts]
 
 
 class TrainedWeights:
-  """Weights in float32 variables, cast to the activation dtype when read."""
+  """Weights in float32 variables, cast to the activation dtype when read.
+
+  The arguments are those of `palm_variables`, and the dtype in which devices
+  add up gradients of kernels and of the embedding (None: activation dtype).
+  """
 
   def __init__(
     self,
@@ -164,16 +167,6 @@ class TrainedWeights:
     seed: int | None = None,
     gradient_dtype: tf.DType | None = None,
   ):
-    """Makes the variables; see `palm_variables`.
-
-    Args:
-      mesh: mesh of one pod.
-      config: the architecture.
-      dims: dimensions of the architecture.
-      seed: seed of the initial weights; None for weights of zeros.
-      gradient_dtype: dtype in which devices add up gradients of kernels and of
-        the embedding; None is the activation dtype.
-    """
     self.mesh = mesh
     self._dims = dims
     self._variables = palm_variables(mesh, config, dims, seed)
@@ -211,17 +204,17 @@ class TrainedWeights:
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
     """Adds up the branches' products; see `Weights`."""
-    # If `heads` or `d_ff` is split, a product is a pending sum, which is
-    # all-reduced when it is read (mtf.LazyAllreduceSum). If the same mesh axis
-    # splits both, the branches therefore share one all-reduce.
+    # If `heads` or `d_ff` is split, a product is an mtf.LazyAllreduceSum, which
+    # is all-reduced only when it is read. Therefore, if the same mesh axis
+    # splits both dimensions, the branches share one all-reduce.
     return functools.reduce(
       operator.add, [self._product(x, name) for name, x in branches.items()]
     )
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the tied embedding; see `Weights`."""
-    # The backward pass begins with this product, so the gathered table is kept
-    # for the backward pass and not gathered again.
+    # The backward pass begins with this product, so it keeps the gathered table
+    # and does not gather again.
     return product(
       x,
       self._kernel("embedding", x),
@@ -251,15 +244,17 @@ def product(
   keeps_kernel: bool = False,
   gradient_dtype: tf.DType | None = None,
 ) -> mtf.Tensor:
-  """Multiplies x by a kernel; the product is a pending sum if inputs are split.
+  """Multiplies x by a kernel.
+
+  If a layout splits the inputs, the product is an mtf.LazyAllreduceSum.
 
   Args:
     x: [batch, length, inputs...], activation dtype.
     kernel: [inputs..., output], or [output, inputs] if `transpose`; dtype of x.
-    transpose: whether x is multiplied by the transpose of the kernel.
+    transpose: whether to multiply by the transposed kernel.
     dtype: dtype of the product: float32 or the dtype of x; None is the latter.
-    keeps_kernel: whether the kernel is kept for the backward pass; else it is
-      recomputed (ops/recompute.py).
+    keeps_kernel: whether the kernel is kept for the backward pass; otherwise
+      the kernel is recomputed (ops/recompute.py).
     gradient_dtype: dtype in which devices add up the kernel's gradient; None is
       the dtype of x.
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes files and folders atomically; names the errors of the disk."""
+"""Writes files and folders atomically; explains errors of the disk."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 # Prefix of the names of incomplete files and folders, which nothing reads.
 PARTIAL = ".partial_"
-_ABANDONED_SECS = 3600.0  # no writer of one file takes so long
+_ABANDONED_SECS = 3600.0  # writing one file takes less
 
 
 def check_model_dir(model_dir: object) -> None:
@@ -47,12 +47,8 @@ def write_atomically(
   """Writes a file, and missing folders above it; readers see no partial file.
 
   When this returns, the file is on the disk, even if the machine loses power.
-  If `path` is a symbolic link, the file that it points to is replaced.
-
-  Args:
-    path: path of the file.
-    content: content of the file.
-    replaces: whether to replace an existing file, which otherwise stays.
+  If `path` is a symbolic link, the file that it points to is replaced. If
+  `replaces` is False, an existing file stays.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -60,8 +56,7 @@ def write_atomically(
   folder, name = os.path.split(os.path.realpath(path))
   with writing(folder, len(content)):
     os.makedirs(folder, exist_ok=True)
-    # Write in the same folder, and so on the same disk, because otherwise
-    # os.replace would not be atomic.
+    # os.replace is atomic only within one disk, so write in the same folder.
     partial = os.path.join(folder, f"{PARTIAL}{name}_")
     _remove_abandoned(partial)
     temporary = f"{partial}{secrets.token_hex(4)}"
@@ -81,8 +76,8 @@ def write_atomically(
 
 
 def _rename_to_new(temporary: str, path: str) -> None:
-  # os.link fails if the file exists. os.replace would need a check before it,
-  # and another process could make the file in between.
+  # os.link fails if the file exists. Between a check and os.replace, another
+  # process could make the file.
   try:
     os.link(temporary, path)
   except FileExistsError:
@@ -105,10 +100,7 @@ def new_folder(
   needed_bytes: int,
   make_way: Callable[[str], None] = lambda path: None,
 ) -> Iterator[str]:
-  """Yields a temporary folder to fill, which is renamed to `path` at the end.
-
-  `new_path` documents the arguments and errors.
-  """
+  """Yields a new temporary folder, which becomes `path`; see `new_path`."""
   with new_path(path, needed_bytes, make_way) as temporary:
     os.mkdir(temporary)
     yield temporary
@@ -122,16 +114,15 @@ def new_path(
 ) -> Iterator[str]:
   """Yields a temporary path for a file or folder, which is renamed to `path`.
 
-  The content is on the disk before the rename. The rename is on the disk when
-  the context ends. So a machine that loses power keeps all of the content or
-  none of it. If the body fails, new folders above `path` are removed.
+  The content is on the disk before the rename, so that after a power loss,
+  `path` has all of the content or none. The rename is on the disk when the
+  context ends. If the body fails, new folders above `path` are removed.
 
   Args:
     path: file or folder to make, with the folders above it.
-    needed_bytes: upper bound of the content's size, for the message about a
-      full disk.
-    make_way: function that renames an existing file or folder at `path`; called
-      after the content is on the disk.
+    needed_bytes: upper bound of the content's size, for messages.
+    make_way: function that renames an existing file or folder at `path`, called
+      when the content is on the disk.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -155,11 +146,11 @@ def new_path(
       sync(parent)
     finally:
       shutil.rmtree(temporary, ignore_errors=True)
-      with contextlib.suppress(OSError):  # if it was a file
+      with contextlib.suppress(OSError):  # already renamed or removed
         os.unlink(temporary)
       if not os.path.lexists(path):
         for folder in made:
-          with contextlib.suppress(OSError):  # if it is not empty
+          with contextlib.suppress(OSError):  # the folder may not be empty
             os.rmdir(folder)
 
 
@@ -183,10 +174,7 @@ def sync(path: str) -> None:
 def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
   """Converts an OSError from writing `path` to a UserError.
 
-  Args:
-    path: file or folder that the body writes.
-    needed_bytes: upper bound of the content's size, for the message; None if
-      unknown.
+  `needed_bytes` is an upper bound of the content's size; None if unknown.
   """
   try:
     yield
@@ -207,11 +195,7 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_os_errors(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-  """Converts TensorFlow's errors to OSErrors, which `writing` can explain.
-
-  Args:
-    but: types of TensorFlow's errors that are not converted.
-  """
+  """Converts TensorFlow's errors, except `but`, to OSErrors for `writing`."""
   from palm_mtf._tf import tf
 
   try:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files that other programs wrote, checked before a byte of them is read."""
+"""Reads files that other programs wrote, after checking their type and size."""
 
 import errno
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from palm_mtf.errors import UserError
 
 _READ_BYTES = 2**20
-# Larger files are refused. The JSON index of a 10,000-layer model has 10 MB.
+# Larger files are refused. The index of a 10,000-layer model has 10 MB.
 _MAX_JSON_BYTES = 20_000_000
 
 _short = reprlib.Repr()
@@ -41,11 +41,7 @@ def check_regular(path: str) -> int:
 
 
 def read_regular(path: str, most_bytes: int) -> bytes:
-  """Returns the content of a regular file.
-
-  Args:
-    path: path of the file.
-    most_bytes: maximum size of the file.
+  """Returns the content of a regular file of at most `most_bytes` bytes.
 
   Raises:
     OSError: `check_regular` fails, or the file is larger than `most_bytes`.
@@ -53,8 +49,8 @@ def read_regular(path: str, most_bytes: int) -> bytes:
   if (size := check_regular(path)) <= most_bytes:
     parts, size = [], 0
     with open(path, "rb") as file:
-      # Read in parts, because files in /proc show size 0, and a single read of
-      # most_bytes would reserve that much memory.
+      # Read in parts, because files in /proc have st_size 0, and a single read
+      # of most_bytes would reserve that much memory.
       while size <= most_bytes and (part := file.read(_READ_BYTES)):
         parts.append(part)
         size += len(part)
@@ -70,9 +66,7 @@ def read_regular(path: str, most_bytes: int) -> bytes:
 def read_json_object(path: str, hint: str) -> dict[str, Any]:
   """Returns the JSON object in a file.
 
-  Args:
-    path: path of the file.
-    hint: what the user should do if the file cannot be read, for the message.
+  `hint` tells the user what to do if the file cannot be read.
 
   Raises:
     UserError: the file cannot be read, or does not hold a JSON object.

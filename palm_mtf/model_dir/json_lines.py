@@ -16,9 +16,8 @@ class JsonLinesWriter:
   """Appends JSON values to a file in an existing folder; a context manager."""
 
   def __init__(self, path: str):
-    # The file is unbuffered, so that each line is in the file when `write`
-    # returns, and `close` does not try again to write a line for which the disk
-    # had no space.
+    # Unbuffered, so that each line is in the file when `write` returns, and
+    # `close` does not retry a line for which the disk had no space.
     self._file = open(path, "ab", buffering=0)
 
   def __enter__(self) -> "JsonLinesWriter":
@@ -31,7 +30,7 @@ class JsonLinesWriter:
     """Appends a JSON value; raises UserError if the disk is full."""
     line = memoryview(json_text(value).encode() + b"\n")
     with writing(self._file.name, None):
-      while line:  # the system may write a part
+      while line:  # the system may write only a part
         line = line[self._file.write(line) :]
 
   def sync(self) -> None:
@@ -69,8 +68,8 @@ def read_json_lines(
     try:
       value = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, or nested too deep
-      # Skip a truncated last line, which a killed process may leave. The next
-      # process that rewrites the file removes the line.
+      # Skip empty lines and a truncated last line, which a killed process may
+      # leave. The next process that rewrites the file removes such lines.
       if not line.strip() or not line.endswith("\n"):
         continue
     else:

@@ -44,14 +44,14 @@ def training_lock(model_dir: str) -> Iterator[None]:
       os.unlink(path)
     os.close(descriptor)
     os.close(folder)
-    if is_new:  # remove it again if nothing was written into it
+    if is_new:  # remove the folder if it is empty
       with contextlib.suppress(OSError):
         os.rmdir(model_dir)
 
 
 def _lock(model_dir: str, path: str) -> int:
   """Locks the file at `path`; returns its descriptor."""
-  # The kernel releases a flock(2) when its holder ends, even if it is killed.
+  # The kernel releases a flock(2) even if the process that holds it is killed.
   while True:
     with writing(model_dir, None):
       os.makedirs(model_dir, exist_ok=True)
@@ -66,13 +66,13 @@ def _lock(model_dir: str, path: str) -> int:
         f"{model_dir} is on a file system without locks ({refused}): make sure "
         "that only one process trains there"
       )
-    # If the last holder removed the file before it released the lock, try
-    # again, because a lock on a removed file keeps no other process out.
+    # If the last holder has removed the file, try again, because a lock on a
+    # removed file keeps no other process out.
     if _is_at(descriptor, path):
       break
     os.close(descriptor)
   holder = {"pid": os.getpid(), "host": socket.gethostname()}
-  with contextlib.suppress(OSError):  # the lock works without it on a full disk
+  with contextlib.suppress(OSError):  # a full disk; the lock works anyway
     os.ftruncate(descriptor, 0)
     os.write(descriptor, json_text(holder).encode())
   return descriptor
@@ -105,4 +105,4 @@ def _holder(path: str) -> str:
       content = json.load(file)
     return f"process {content['pid']} on {content['host']}"
   except (OSError, ValueError, RecursionError, KeyError, TypeError):
-    return "another process"  # which has not yet written its name
+    return "another process"  # the holder has not written its name yet

@@ -29,8 +29,7 @@ class MetricsWriter:
   def __init__(self, model_dir: str, step: int):
     """Continues the metrics of `model_dir` after `step` steps."""
     path = ModelDir(model_dir).metrics
-    # Training repeats the later steps. Drop their lines, so that each step has
-    # one line.
+    # Drop the lines of later steps, because training repeats these steps.
     lines = read_json_lines(path, number="step")
     kept = [x for x in lines if x["step"] <= step]
     write_json_lines(path, kept)
@@ -40,11 +39,7 @@ class MetricsWriter:
     self._events.start_at(step + 1)
 
   def write(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Appends `values`: metrics after `step` steps, by name.
-
-    Raises:
-      UserError: the disk is full.
-    """
+    """Appends a step's metrics; raises UserError if the disk is full."""
     self._lines.write({"step": step, **values})
     self.last_step = step
     self._events.write(step, values)
@@ -77,16 +72,12 @@ class EventsWriter:
     self._add(tf.Event(file_version=_VERSION))
 
   def start_at(self, step: int) -> None:
-    """Makes TensorBoard drop events of earlier files from step `step` on."""
+    """Makes TensorBoard drop earlier files' events of `step` and later."""
     session_log = tf.SessionLog(status=tf.SessionLog.START)
     self._add(tf.Event(step=step, session_log=session_log))
 
   def write(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Writes `values`: metrics after `step` steps, by name.
-
-    Raises:
-      UserError: the disk is full.
-    """
+    """Writes a step's metrics; raises UserError if the disk is full."""
     values = [
       tf.Summary.Value(tag=name, simple_value=value)
       for name, value in values.items()

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The paths of a MODEL_DIR, of a run or of a sweep."""
+"""The paths in the MODEL_DIR of a run or of a sweep."""
 
 import os
 import re
@@ -17,7 +17,7 @@ class ModelDir:
     self.config = os.path.join(path, "config.gin")
     # The SentencePiece model, if the run trained its own vocabulary.
     self.vocabulary = os.path.join(path, "vocabulary.model")
-    # Folder of token stores, if there is no CACHE_DIR.
+    # The default of CACHE_DIR, a folder with the tokenized text.
     self.tokens = os.path.join(path, "tokens")
     # Folders step_00000200/ with manifest.json and TensorFlow's files.
     self.checkpoints = os.path.join(path, "checkpoints")
@@ -25,8 +25,7 @@ class ModelDir:
     self.metrics = os.path.join(path, "metrics.jsonl")
     # JSON lines with the continuations of PROMPTS.
     self.samples = os.path.join(path, "samples.jsonl")
-    # JSON lines with the loss spikes, and how far training went back after
-    # each.
+    # JSON lines with each loss spike, and the step that training rewound to.
     self.rewinds = os.path.join(path, "rewinds.jsonl")
     # Folders step_00000200/ with answers and metrics of SeqIO tasks.
     self.evaluations = os.path.join(path, "eval")
@@ -34,11 +33,10 @@ class ModelDir:
     self.contamination = os.path.join(self.evaluations, "contamination")
     # Files step_00000200.* of traced steps.
     self.traces = os.path.join(path, "traces")
-    # The output of `palm_mtf plan --json` for the run, if CHIP is set.
+    # Only if CHIP names a known chip: the output of `palm_mtf plan --json`.
     self.plan = os.path.join(path, "plan.json")
-    # The page that `palm_mtf report` writes.
     self.report = os.path.join(path, "report.html")
-    # The lock file, held by the process that trains (lock.py).
+    # The lock that a training process holds (lock.py).
     self.lock = os.path.join(path, "trainer.lock")
 
   def checkpoint(self, step: int) -> str:

@@ -15,8 +15,7 @@ def write_samples(
   if not prompts:
     return
   path = ModelDir(model_dir).samples
-  # Drop samples from this step on, because a resumed or rewound run makes them
-  # again.
+  # Drop samples of this and later steps, which a resumed run makes again.
   lines = read_json_lines(path, number="step")
   kept = [x for x in lines if x["step"] < step]
   new = [

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes files, and seals JSON: its last key has the hash of its content."""
+"""Hashes files, and seals JSON objects: adds a key with the content's hash."""
 
 import hashlib
 import json
@@ -10,8 +10,7 @@ from typing import Any
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.foreign_files import read_regular
 
-# Larger files are refused. The manifest of a checkpoint of 10,000 layers has
-# 20 MB.
+# Larger files are refused. The manifest of a 10,000-layer model has 20 MB.
 _MAX_BYTES = 2**28
 
 
@@ -23,7 +22,7 @@ def hash_file(path: str) -> str:
 
 def seal(content: Mapping[str, object], key: str) -> dict[str, Any]:
   """Returns `content` as JSON values, with its hash added at `key`."""
-  # Hash the content as a reader sees it, because JSON turns tuples into lists.
+  # Hash what a reader of the JSON gets, because JSON turns tuples into lists.
   content = json.loads(json_text(content))
   return {**content, key: _hash_content(content)}
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations in C++ for decoding steps, and for training between products.
+"""C++ operations for decoding, and for training between matrix products.
 
-They are compiled for this CPU at their first use.
+The operations are compiled for this CPU at their first use.
 """

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arithmetic on one row, in float32; the compiler vectorizes the loops.
+// Arithmetic on one row, in float32. V is a register (Floats) or one float.
 
 #pragma once
 
@@ -21,8 +21,7 @@ inline T from_float(float x) {
   else return x;
 }
 
-// Reads numbers as float32: a register of numbers if V is Floats, one number if
-// V is float.
+// Reads a V from memory of T: float, or uint16_t for bfloat16.
 template <class V, class T>
 inline V get(const T* at) {
   if constexpr (sizeof(V) == sizeof(float)) return to_float(*at);
@@ -36,8 +35,8 @@ inline void put(T* at, V x) {
   else store(at, x);
 }
 
-// Goes through the indices below `size`: calls use(i, Floats()) for whole
-// registers (indices i to i + kLanes - 1), then use(i, float()) for the rest.
+// For indices below `size`, calls use(i, Floats()) for each whole register
+// (indices i to i + kLanes - 1), then use(i, float()) for each other index.
 template <class Use>
 inline void for_vectors(int size, Use use) {
   int i = 0;
@@ -45,8 +44,7 @@ inline void for_vectors(int size, Use use) {
   for (; i < size; ++i) use(i, float());
 }
 
-// Returns the sum of term(i, V()) over all i below `size`; for V see
-// `for_vectors`.
+// Returns the sum of term(i, V()) over the indices i of `for_vectors`.
 template <class Term>
 inline float sum_of(int size, Term term) {
   Floats total = {};
@@ -81,7 +79,7 @@ inline V sigmoid(V x) {
 
 inline float swish(float x) { return x * sigmoid(x); }
 
-// Combines `start` and all numbers of x, a register at a time.
+// Combines `start` and all numbers of x, one register at a time.
 template <class Combine>
 inline float reduce(const float* x, int size, float start, Combine combine) {
   Floats all = splat(start);
@@ -101,11 +99,11 @@ inline float largest(const float* x, int size) {
   return reduce(x, size, x[0], [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// Returns the index of the largest number, or the first such index if several
-// numbers are the largest; 0 if no number is larger than -infinity.
+// Returns the first index of the largest number; 0 if no number is larger than
+// -infinity.
 inline int find_largest_place(const float* x, int size) {
-  // Each lane keeps its largest number, and the index in x where the register
-  // that held this number begins.
+  // `most` has each lane's largest number, and `begin` the index in x of the
+  // first lane of the register with this number.
   Floats most = splat(-INFINITY);
   Ints begin = {};
   int i = 0;
@@ -135,8 +133,8 @@ inline void softmax(float* x, int size, float scale) {
   for (int i = 0; i < size; ++i) x[i] /= sum;
 }
 
-// Writes round(x / scale) + offset to `bytes`, and the sums of round(x / scale)
-// over groups of 32 to `group_sums`. Returns scale = max |x| / 127.
+// Writes round(x / scale) + offset to `bytes`, and the sum of round(x / scale)
+// in each group of 32 to `group_sums`. Returns scale = max |x| / 127.
 inline float quantize(const float* x, int size, int offset, uint8_t* bytes,
                       int32_t* group_sums) {
   const float most = reduce(x, size, 0, [](auto a, auto b) {

@@ -23,11 +23,12 @@ struct AttentionMemory {
   std::vector<BlockMemory<T>> of_threads;
 };
 
-// Attention of a batch: packs keys and values, and runs groups of query heads.
+// Attention of a batch. A head is one key head of one sequence. The query heads
+// that share a key head form one or more groups, each the work of one thread.
 template <class T>
 class Attention {
  public:
-  // Takes the inputs q, k and v. q is [batch, length, heads, d_kv]; k and v
+  // The next inputs are q, k and v. q is [batch, length, heads, d_kv]; k and v
   // have the shape of q, or [batch, length, d_kv] if all heads share them.
   Attention(Call& call, int num_threads, bool for_gradient,
             AttentionMemory<T>& memory)
@@ -38,8 +39,7 @@ class Attention {
     sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? heads : 1,
               int(TF_Dim(q, 3))};
     // With at least kEnough groups, threads finish at about the same time. The
-    // number of groups, and with it the bits of sums, does not depend on the
-    // number of threads.
+    // number of groups determines the bits of sums, so kEnough is a constant.
     constexpr int kEnough = 16;
     const int most = heads / sizes_.key_heads;
     while (num_groups() < kEnough && parts_ < most)
@@ -56,7 +56,7 @@ class Attention {
       at_least(num_groups() * part_size(), *each);
   }
 
-  // Reads the masks, if any: segments, then prefix, [batch, length] each.
+  // Reads the optional inputs segments and prefix, [batch, length] each.
   void read_masks(Call& call) {
     const int room = padded_columns(sizes_.length);
     for (auto each : {&memory_.segments, &memory_.prefix}) {
@@ -72,9 +72,6 @@ class Attention {
 
   const TF_Tensor *q, *k, *v;
 
-  // num_heads() is the number of key heads in the batch. The query heads that
-  // share a key head form one or more groups; num_groups() is the number of
-  // groups in the batch.
   int num_heads() const { return batch_ * sizes_.key_heads; }
   int num_groups() const { return num_heads() * parts_; }
 
@@ -98,7 +95,8 @@ class Attention {
     heads_of(group, thread).attend(data(q) + at, out + at);
   }
 
-  // Writes the group's dq to `dq`, and its part of dk and dv to `memory_`.
+  // Writes the gradient of the group's query heads to `dq`, and the group's
+  // terms of the key head's dk and dv to `memory_`.
   void gradient(int group, int thread, const T* dout, T* dq) const {
     float* dk = &memory_.dk[group * part_size()];
     float* dv = &memory_.dv[group * part_size()];
@@ -109,7 +107,7 @@ class Attention {
       .gradient(data(q) + at, dout + at, dq + at, dk, dv);
   }
 
-  // Sums the parts of dk and dv that the groups of a key head wrote.
+  // Adds up the terms of dk and dv that the groups of a key head wrote.
   void add_parts(int head, T* dk, T* dv) const {
     add_parts(head, memory_.dk, dk);
     add_parts(head, memory_.dv, dv);
@@ -120,8 +118,8 @@ class Attention {
     return static_cast<const T*>(TF_TensorData(x));
   }
 
-  // The sizes of three buffers: a head's packed columns and a head's packed
-  // rows, in words (word_products.h); a group's part of dk or dv, in floats.
+  // Sizes of a head's packed columns and packed rows, in words
+  // (word_products.h), and of a group's terms of dk or dv, in floats.
   size_t columns_size() const {
     return size_t(words_of<T>(sizes_.d_kv)) * padded_columns(sizes_.length);
   }
@@ -147,7 +145,7 @@ class Attention {
             rows(memory_.key_rows), rows(memory_.value_rows)};
   }
 
-  // Returns where a key head begins in x, which is k, v, dk or dv.
+  // Returns where a head begins in x, which is k, v, dk or dv.
   template <class X>
   X* of_head(X* x, int head) const {
     const int sequence = head / sizes_.key_heads, own = head % sizes_.key_heads;
@@ -155,7 +153,7 @@ class Attention {
                  sizes_.d_kv;
   }
 
-  // Returns the index where a group's sequence begins in q, out and gradients.
+  // Returns the index in q, out, dout or dq where a group's sequence begins.
   size_t sequence_of(int group) const {
     const int sequence = group / parts_ / sizes_.key_heads;
     return size_t(sequence) * sizes_.length * sizes_.heads * sizes_.d_kv;

@@ -36,13 +36,13 @@ _FLAGS = (
   *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 _LIBRARIES = ("-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2")
-# The CPU flags that the instruction sets of vectors.h need on x86-64.
+# CPU flags for the instruction sets of vectors.h on x86-64.
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512_vnni"}
 _COMPILE_SECS = 300
-_MOST_KEPT = 16  # libraries in the cache: one per CPU, compiler and version
+_MOST_KEPT = 16  # libraries in the cache, one per CPU, compiler and version
 _OUTPUT = "operations.so"
-# Parts of a compiler's message about a full disk or an exceeded quota.
+# A compiler's message about a full disk or an exceeded quota has one of these.
 _NO_SPACE = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _ADVICE = "install g++ 11 or newer, or name it by CXX"
 
@@ -52,7 +52,7 @@ def choose_instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
 
   Args:
     cpu: flags of the CPU (machine/processors.py).
-    machine: `platform.machine()`.
+    machine: result of `platform.machine()` on the CPU's machine.
   """
   if machine != "x86_64":
     return ["-mcpu=native"] if machine == "aarch64" else []
@@ -84,8 +84,7 @@ def load_library() -> bytes:
   """Returns the library for this CPU, as bytes; compiles it if necessary.
 
   CXX names the C++ compiler; the default is `c++`. The cache has one library
-  per compiler. If there is no compiler, any cached library for this CPU is
-  used.
+  per compiler; without a compiler, any cached library for this CPU is loaded.
 
   Raises:
     BuildError: if the library cannot be compiled.
@@ -135,7 +134,7 @@ def _choose_options() -> list[str]:
 
 
 def _find_compiler() -> list[str]:
-  # Returns a command, such as ["ccache", "g++"].
+  # Returns the compiler's command, such as ["ccache", "g++"].
   given = os.environ.get("CXX", "").strip() or "c++"
   if shutil.which(given):  # the path of a compiler may have spaces
     words = [given]
@@ -150,14 +149,13 @@ def _find_compiler() -> list[str]:
 
 
 def _hash_compiler(command: Sequence[str]) -> str:
-  # Returns a hash that changes with the compiler's files; "" if there is no
-  # compiler.
+  # Returns a hash of the compiler, or "" if there is none.
   if not shutil.which(command[0]):
     return ""
   parts = []
   for word in command:
-    # The file's size and time are hashed, not the compiler's version, because
-    # reading the version takes a new process.
+    # The hash is of each file's size and time, not of the compiler's version,
+    # because only a new process could tell the version.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]
@@ -166,7 +164,7 @@ def _hash_compiler(command: Sequence[str]) -> str:
 
 
 def _compile(command: Sequence[str], folder: str) -> bytes:
-  # Compiles in the cache's folder, or if that fails in a temporary folder.
+  # Compiles in the cache's folder or, if that fails, in a temporary folder.
   _logger.info(
     "compiling the operations in C++ for this CPU, once: some 15 seconds"
   )
@@ -187,8 +185,8 @@ def _compile(command: Sequence[str], folder: str) -> bytes:
 
 
 def _compile_in(above: int, command: Sequence[str]) -> bytes:
-  # Compiles in a new folder within the folder with descriptor `above`. Raises
-  # OSError if it cannot make the new folder.
+  # Compiles in a new folder below the folder with descriptor `above`. Raises
+  # OSError if the new folder cannot be made.
   package = importlib.util.find_spec("tensorflow").submodule_search_locations[0]
   options = [x for x in command if x.startswith("-") and x not in _FLAGS]
   said = os.memfd_create("said")  # in memory, because the disk may be full
@@ -214,14 +212,13 @@ def _compile_in(above: int, command: Sequence[str]) -> bytes:
   return content
 
 
-def _quote(text: str) -> str:
-  # Returns a C++ string literal.
+def _quote(text: str) -> str:  # as a C++ string literal
   return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _call(command: Sequence[str], folder: int, said: int) -> int:
-  # Runs a command in the folder with descriptor `folder`, with its output to
-  # the file with descriptor `said`; returns its exit status.
+  # Runs a command in `folder`, with output to `said` (both are descriptors);
+  # returns the exit status.
   try:
     process = subprocess.Popen(
       command,
@@ -252,7 +249,7 @@ def _make_error(compiler: str, code: int, said: str) -> BuildError:
   full = [x for x in lines if any(reason in x for reason in _NO_SPACE)]
   if full:
     return _NoSpaceError(f"{full[0]}; make room, or set TMPDIR")
-  # The last line of a linker's output says only that the linker failed.
+  # A linker's last line says only that the linker failed.
   errors = [x for x in lines if "error" in x.lower()] or lines[-1:]
   reason = errors[0] if errors else f"exit status {code}"
   return BuildError(f"{compiler}: {reason}; {_ADVICE}")

@@ -59,7 +59,6 @@ constexpr TF_DataType type_of() {
   return sizeof(T) == 2 ? TF_BFLOAT16 : TF_FLOAT;
 }
 
-// A tensor [rows, columns].
 template <class T>
 struct Matrix {
   T* data;
@@ -106,8 +105,7 @@ class Call {
             int(TF_Dim(tensor, 0)), int(TF_Dim(tensor, 1))};
   }
 
-  // Makes the input that was read last an output, which the operation then
-  // writes in place.
+  // Makes the last input that was read an output, to write it in place.
   void give_last(int output) {
     TF_SetOutput(context_, output, inputs_.back(), status_);
   }

@@ -12,10 +12,9 @@ namespace palm {
 inline Floats load_floats(const float* at) { return load<Floats>(at); }
 inline Floats load_floats(const uint16_t* at) { return from_bfloat16(at); }
 
-// Writes softmax(q keys / sqrt(d_kv)) values to y, [d_kv].
-//
-// `keys` and `values` are [count, d_kv]. kSize is d_kv if this is known when
-// compiling, else 0. `weights` is a buffer for `count` numbers.
+// Writes softmax(q keys / sqrt(d_kv)) values to y, [d_kv]. `keys` and `values`
+// are [count, d_kv]. kSize is d_kv if d_kv is known at compile time, else 0.
+// `weights` is a buffer for `count` numbers.
 template <int kSize, class T>
 void attend_row(const float* q, const T* keys, const T* values, int count,
                 int d_kv, float* weights, float* y) {

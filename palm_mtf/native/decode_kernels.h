@@ -2,11 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PalmDecodeStep runs one decoding step and returns logits, so that callers may
-// choose tokens by any strategy.
-//
-// PalmTextSteps runs several steps and chooses the tokens, because a loop in
-// TensorFlow and sampling in TensorFlow would each take a tenth to a quarter of
-// a step's time.
+// choose tokens by any strategy. PalmTextSteps runs several steps and chooses
+// the tokens, because in TensorFlow the loop and the sampling would each take a
+// tenth to a quarter of a step's time.
 
 #pragma once
 
@@ -26,7 +24,7 @@ namespace palm {
 struct StepKernel {
   Model model;
   int threads;
-  mutable bool has_huge_pages = false;  // set once, as weights do not move
+  mutable bool has_huge_pages = false;  // set once, because weights do not move
 
   explicit StepKernel(const Attributes& attrs) {
     model.layers = attrs.number("layers");
@@ -55,8 +53,8 @@ struct StepKernel {
     step.run();
   }
 
-  // Reads the operation's inputs from the embedding (`table`) on. Steps write
-  // to the cache in place. The outputs from index `first` on are the cache.
+  // Reads the embedding and all later inputs. The last of them are the cache,
+  // which steps write in place; it becomes the outputs from index `first` on.
   template <class T>
   Step<T> read(Call& call, int num_rows, int first) const {
     Shared& with = shared();
@@ -88,7 +86,7 @@ struct StepKernel {
   }
 
   // Returns whether all tokens are in the vocabulary and the cache has room for
-  // `count` steps; otherwise makes the call fail.
+  // `count` steps. If not, the call fails.
   template <class T>
   static bool fits(Call& call, const Step<T>& step, int count) {
     for (int i = 0; i < step.num_rows; ++i) {
@@ -129,8 +127,7 @@ struct TextKernel : StepKernel {
     const int32_t* top_ks = call.next_data<int32_t>();
     const float* top_ps = call.next_data<float>();
     const int num_rows = tokens.size();
-    // `seen` is copied, because steps write to it, and the input may be a
-    // constant.
+    // Steps write to a copy of `seen`, because the input may be a constant.
     Matrix<bool> seen = {};
     if (num_seen) seen = call.copy_next<bool>(2);
     Step<T> step = read<T>(call, num_rows, 2 + num_seen);
@@ -160,7 +157,7 @@ struct TextKernel : StepKernel {
     int done = 0;
     for (; done < count; ++done) {
       if (std::all_of(is_over.begin(), is_over.end(), std::identity())) break;
-      // Calls of other sessions may run between two steps.
+      // The lock is free between steps, so that other sessions' calls can run.
       std::unique_lock lock(shared().mutex);
       step.run();
       lock.unlock();

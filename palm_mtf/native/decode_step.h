@@ -3,10 +3,9 @@
 //
 // A decoding step: one more token per row, on one device.
 //
-// A step computes the blocks of model/palm.py for one position per row, all
-// layers in one call. It takes as long as reading every weight once, because
-// between products there is only arithmetic on a few rows. Sums and the
-// residual stream are float32, whatever the dtype of the weights.
+// A step computes all blocks of model/palm.py for one position per row. It
+// takes as long as reading every weight once, because between products there is
+// only arithmetic on a few rows. Sums and the residual stream are float32.
 
 #pragma once
 
@@ -31,8 +30,9 @@ template <class T>
 struct Step {
   Model model;
   Team& team;
-  // x is the residual stream, `inputs` are the inputs of the next product, and
-  // `wide` is the output of a layer's first product; [num_rows, ...] each.
+  // x is the residual stream, `inputs` has the inputs of the next product, and
+  // `wide` is the joined product [q | k | v | gate | linear] of a layer;
+  // [num_rows, ...] each.
   std::vector<float>& x;
   PreparedRows& inputs;
   std::vector<float>& wide;
@@ -62,8 +62,7 @@ struct Step {
     team.run([this](int thread) { steps(thread); });
   }
 
-  // --- Parts of a step; each thread does its share ---------------------------
-
+  // Each thread of the team runs this, and does its share of each part.
   void steps(int thread) {
     size_t norm = 0, kernel = 0;
     for_rows(thread, [this](int row) { embed(row); });
@@ -119,8 +118,7 @@ struct Step {
     team.meet();
   }
 
-  // Multiplies `inputs` by a kernel; writes the product to the columns of
-  // `wide` from `first` on.
+  // Writes the product of `inputs` and a kernel to `wide`, from column `first`.
   void multiply_in(size_t kernel, int first, int outer) {
     multiply(kernel, model.format, model.d_model, outer,
              [&](int row, int column, int count, const float* y) {
@@ -142,8 +140,8 @@ struct Step {
     team.meet();
   }
 
-  // Writes the results of SwiGLU to the columns of `inputs` from `first` on; a
-  // row of `inputs` has `inner` numbers.
+  // Writes the results of SwiGLU to `inputs`, from column `first`; a row of
+  // `inputs` has `inner` numbers.
   void gate(int thread, int inner, int first) {
     for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
       const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];
@@ -183,10 +181,8 @@ struct Step {
     team.meet();
   }
 
-  // --- Parts of one row ------------------------------------------------------
-
-  // Gives each thread an equal share of the items of all rows, `size` per row.
-  // Calls use(row, begin, end) for the items of this thread's share.
+  // Gives each thread an equal share of all rows' items, `size` per row. Calls
+  // use(row, begin, end) for this thread's items, row by row.
   template <class Use>
   void for_shares(int thread, int size, Use use) {
     int64_t all = int64_t(num_rows) * size, n = team.size();
@@ -215,8 +211,7 @@ struct Step {
     thread_local std::vector<float> weights;
     weights.resize(count);
     rotate(row, q);
-    // Versions for usual d_kv are compiled separately; their sums stay in
-    // registers.
+    // For usual d_kv, attend_row is compiled so that sums stay in registers.
     auto attend = d_kv == 64    ? attend_row<64, T>
                   : d_kv == 128 ? attend_row<128, T>
                   : d_kv == 256 ? attend_row<256, T>

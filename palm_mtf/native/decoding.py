@@ -17,7 +17,7 @@ from palm_mtf.native.operations import IS_CENTERED, operations, set_shapes
 # Formats of packed weights, in the order of `Format` in panels.h.
 INT4 = tf.as_dtype("int4")
 FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4)
-GROUP = 32  # rows of a column of int4 weights [inner, outer] that share a scale
+GROUP = 32  # rows per scale in a column of int4 weights [inner, outer]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,8 @@ def pack(
 
   Args:
     ws: parts of the matrix, [inner, outer] float32, joined along `outer`.
-    dtype: one of FORMATS. int8 has one scale per column, int4 one scale per
-      column and GROUP rows.
+    dtype: one of FORMATS. int8 has one scale per column; int4 has one scale per
+      GROUP rows of a column.
     joins_rows: whether the parts are joined along `inner` instead.
     is_transposed: whether each part is [outer, inner].
     is_rounded: whether numbers are rounded to bfloat16 before packing.
@@ -74,9 +74,9 @@ def _count_panel_bytes(dtype, inner, columns):
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# An operation has at most one thread per this many bytes of a kernel. A thread
-# reads this many bytes in about 5 microseconds, and synchronizing threads takes
-# up to one microsecond.
+# An operation has at most one thread per this many bytes of a kernel, because a
+# thread reads them in about 5 microseconds, and synchronizing threads takes up
+# to one microsecond.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -121,7 +121,7 @@ class StepWeights:
   kernels: Sequence[PackedKernel]
 
   def make_arguments(self) -> dict[str, object]:
-    """Returns the inputs and attributes that both decoding operations share."""
+    """Returns the inputs and attributes that both operations below share."""
     config, kernels = self.config, self.kernels
     table, sines, cosines = self.tables
     return {
@@ -170,19 +170,19 @@ def run_decode_step(
 
 
 class Texts(NamedTuple):
-  """State, before the first step, of the texts that the steps continue.
+  """The texts to continue, one per row, before the first step.
 
   Attributes:
     tokens: last token of each text, [rows] int32.
     positions: position of the last token in its text, [rows] int32.
-    places: number of tokens already drawn for each text, [rows] int32.
+    places: number of tokens drawn so far for each text, [rows] int32.
     is_over: whether the text has ended, [rows] bool.
     keys: random keys, hashes of (SEED, prompt, sample), [rows, 2] int32.
     temperature: TEMPERATURE of each text, [rows] float32.
     top_k: TOP_K of each text, [rows] int32; 0 keeps all tokens.
     top_p: TOP_P of each text, [rows] float32.
-    seen: (which tokens each text has, [rows, vocab] bool,); () without a
-      repetition penalty.
+    seen: () without a repetition penalty, else one tensor, [rows, vocab] bool:
+      which tokens each text has.
   """
 
   tokens: tf.Tensor
@@ -201,8 +201,8 @@ class TextSteps(NamedTuple):
 
   Attributes:
     chosen: chosen tokens, [rows, steps] int32; `eod_id` after a text has ended.
-    logits: logits of the last step, [rows, vocab] float32; empty, [0, vocab],
-      unless `keeps_logits`.
+    logits: if `keeps_logits`, logits of the last step, [rows, vocab] float32;
+      otherwise empty, [0, vocab].
     seen: `Texts.seen` with the chosen tokens.
     cache: the cache after the last step, without the tokens chosen last.
   """

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations in C++ for training steps, on one CPU device."""
+"""C++ operations for training steps, in `threads` threads of one CPU device."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,6 @@ def read_product(
     angles: sin and cos, [length, d_kv / 2] float32 each, which rotate the
       columns of the first two kernels; () to rotate nothing.
     is_gated: whether the last two kernels are wi_gate and wi.
-    threads: number of threads.
 
   Returns:
     One tensor [rows, size] per kernel; if `is_gated`, one tensor for wi_gate
@@ -54,15 +53,9 @@ def read_product_gradient(
   is_gated: bool,
   threads: int,
 ) -> tf.Tensor:
-  """Returns the gradient of the product in `read_product`, [rows, columns].
+  """Returns the gradient of `wide` in `read_product`, [rows, columns].
 
-  Args:
-    wide: the product.
-    gradients: gradient of each result of `read_product`.
-    sizes: number of columns of each kernel.
-    angles: see `read_product`.
-    is_gated: see `read_product`.
-    threads: number of threads.
+  `gradients` has the gradient of each result of `read_product`.
   """
   gradient = operations().palm_read_product_gradient(
     wide=wide,
@@ -85,7 +78,6 @@ def norm(
     x: [rows, d_model], float32 or bfloat16.
     scale: [d_model], float32.
     is_centered: whether the mean is subtracted first.
-    threads: number of threads.
   """
   y = operations().palm_norm(
     x=x, scale=scale, is_centered=is_centered, threads=threads
@@ -125,7 +117,6 @@ def attend(
     v: shape of k.
     masks: (), (segments,) or (segments, prefix), [batch, length] int32 each;
       see `self_attention`.
-    threads: number of threads.
   """
   out = operations().palm_attention(
     q=q, k=k, v=v, masks=list(masks), threads=threads
@@ -153,12 +144,11 @@ def attend_gradient(
 def sum_logits(
   logits: tf.Tensor, targets: tf.Tensor, *, threads: int
 ) -> list[tf.Tensor]:
-  """Returns the reductions over logits that the cross-entropy needs.
+  """Returns the reductions over `vocab` that the cross-entropy needs.
 
   Args:
     logits: [rows, vocab], float32 or bfloat16.
     targets: [rows], int32; below 0 if the target is not in this slice of vocab.
-    threads: number of threads.
 
   Returns:
     Three tensors, [rows] float32 each: the largest logit; the sum of

@@ -14,7 +14,7 @@ namespace palm {
 
 constexpr float kNormEpsilon = 1e-6f;  // NORM_EPSILON of model/layers.py
 
-// A row x with its mean (0 for RMSNorm), and with a factor for which
+// A row x with its mean (0 for RMSNorm), and a factor such that
 // (x - mean) * factor has a mean square of 1.
 template <class T>
 struct NormedRow {
@@ -55,8 +55,8 @@ template <class T>
 void norm_row_gradient(const T* x, const float* scale, const T* dy, int size,
                        bool is_centered, T* dx, float* dscale) {
   const NormedRow<T> row(x, size, is_centered);
-  // Returns the mean of scale * dy * factor, where factor is the normalized x
-  // or 1. The gradient of x has no component along these two.
+  // Returns the mean of scale * dy * factor. The gradient of x has no component
+  // along normalized x nor, for LayerNorm, along the vector of ones.
   auto mean_of_scaled = [&](auto factor) {
     return sum_of(size, [&](int i, auto kind) {
       using V = decltype(kind);

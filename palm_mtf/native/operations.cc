@@ -11,7 +11,7 @@
 #include "row_kernels.h"
 #include "tensorflow/c/ops.h"
 
-// native/build.py searches the library for this text.
+// native/build.py reads this text in the library.
 extern "C" const char palm_built_with[];
 const char palm_built_with[] =
   "palm_mtf was built with " PALM_OPTIONS " (" __VERSION__ ")";
@@ -38,7 +38,6 @@ void register_kernel(const char* op, TF_DataType out = TF_DataType(0)) {
   TF_DeleteStatus(status);
 }
 
-// Registers an operation's kernels for float32 and for bfloat16.
 template <class Kernel>
 void register_kernels(const char* op, TF_DataType out = TF_DataType(0)) {
   register_kernel<Kernel, float>(op, out);
@@ -97,7 +96,6 @@ void register_attention_operations() {
   register_kernels<AttentionGradientKernel>(back);
 }
 
-// Returns `names` followed by `common`.
 Names append(Names names, const Names& common) {
   names.insert(names.end(), common.begin(), common.end());
   return names;

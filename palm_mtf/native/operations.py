@@ -16,30 +16,22 @@ from palm_mtf.native.build import BuildError, load_library, read_build_options
 
 _logger = logging.getLogger(__name__)
 
-# The values of NORM that operations in C++ compute, and whether each subtracts
-# the mean. Models with another norm run on TensorFlow's operations.
+# For each value of NORM that C++ operations compute, whether the norm subtracts
+# the mean. Other norms are computed by TensorFlow's operations.
 IS_CENTERED = {"layer_norm": True, "rms_norm": False}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Loaded:
-  """The loaded library.
-
-  Attributes:
-    module: the operations; None if the library cannot be compiled.
-    built_with: options and version of the compiler; "none" if not compiled.
-  """
-
-  module: ModuleType | None
-  built_with: str
+  module: ModuleType | None  # the operations; None if they cannot be compiled
+  built_with: str  # options and version of the compiler; "none" if not compiled
 
 
 @functools.cache
 def _load() -> _Loaded:
-  """Loads the library once; logs a warning if there is none."""
   try:
     content = load_library()
-    # The library is loaded from a file in memory, because a change to a mapped
+    # The library is loaded from a file in memory, because a change of a mapped
     # file on disk would crash the process.
     file = os.memfd_create("palm_mtf_operations")
     if os.write(file, content) < len(content):  # ulimit -f

@@ -16,15 +16,13 @@
 namespace palm {
 
 // If no core has been idle for long, Linux wakes a thread on the core of the
-// calling thread, and moves it to an idle core only milliseconds later. An
-// operation between two products ends sooner, so threads are kept off the
-// calling thread's core.
+// calling thread, and moves the woken thread to an idle core only milliseconds
+// later. Operations between two products end sooner than that.
 class OtherCores {
 #if defined(__linux__)
  public:
   OtherCores() { pthread_getaffinity_np(pthread_self(), sizeof(all_), &all_); }
 
-  // Keeps threads off the caller's core.
   void hold(std::vector<std::thread>& threads) {
     const int core = sched_getcpu();
     if (core < 0 || core == left_) return;

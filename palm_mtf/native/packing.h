@@ -12,15 +12,15 @@
 
 namespace palm {
 
-// A part of a matrix. Its element (i, j) is at[i * row_step + j * column_step],
-// and is element (first_row + i, first_column + j) of the whole matrix.
+// A part of a matrix. The part's element (i, j) is at[i * row_step + j *
+// column_step], and is element (first_row + i, first_column + j) of the matrix.
 struct Block {
   const float* at;
   int rows, columns, first_row, first_column;
   size_t row_step, column_step;
 };
 
-// Columns of a panel in float32, [padded(inner), kColumns], padded with zeros.
+// A panel's columns in float32, [padded(inner), kColumns], padded with zeros.
 using Columns32 = std::vector<float>;
 
 inline void read_columns(const std::vector<Block>& blocks, int first, int inner,
@@ -49,7 +49,7 @@ inline Floats nearest(Floats x) {
 
 inline Floats greater(Floats x, Floats y) { return x > y ? x : y; }
 
-// Returns row k of x in the kLanes columns of register number `vector`.
+// Returns row k of x, in the kLanes columns of register `vector`.
 inline Floats row_of(const Columns32& x, int k, int vector) {
   return load<Floats>(&x[size_t(k) * kColumns + vector * kLanes]);
 }
@@ -63,7 +63,7 @@ inline void pack_bfloat16(const Columns32& x, uint8_t* panel) {
     }
 }
 
-// Quantizes with one scale per column: 127 stands for the largest |x|.
+// Quantizes with one scale per column, which maps the largest |x| to 127.
 inline void pack_int8(const Columns32& x, uint8_t* panel) {
   const int length = x.size() / kColumns;
   uint8_t* ends = panel + x.size();
@@ -87,9 +87,8 @@ inline void pack_int8(const Columns32& x, uint8_t* panel) {
   }
 }
 
-// Scales to try for a group of 4-bit numbers, relative to the scale that clips
-// no number. A smaller scale clips the largest number, but rounds the other
-// numbers less.
+// Scales to try for a group of int4 numbers, relative to the scale that clips
+// no number. A smaller scale clips large numbers, but rounds the others less.
 constexpr float kInt4Factors[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
 
 inline Floats int4_divisor(Halves scale) {
@@ -103,8 +102,8 @@ inline Floats to_int4(Floats x, Floats divisor) {
   return x > 7.0f ? splat(7.0f) : x;
 }
 
-// Returns the scales with the least squared error in a group, one for each of
-// the kLanes columns of register number v.
+// Returns the scales with the least squared error in a group of rows, one for
+// each of the kLanes columns of register v.
 inline Halves int4_scales(const Columns32& x, int group, int v) {
   Floats low = {}, high = {}, best = {}, least = {};
   for (int k = 0; k < kGroup; ++k) {
@@ -129,7 +128,7 @@ inline Halves int4_scales(const Columns32& x, int group, int v) {
   return to_bfloat16(best);
 }
 
-// Quantizes to numbers from -8 to 7, with one scale per column and group.
+// Quantizes to numbers from -8 to 7, with one scale per column and row group.
 inline void pack_int4(const Columns32& x, uint8_t* panel) {
   constexpr int kHalf = kGroup / 2;
   const int groups = x.size() / kColumns / kGroup;
@@ -140,8 +139,8 @@ inline void pack_int4(const Columns32& x, uint8_t* panel) {
       store(scales + v * sizeof(Halves), scale);
       const Floats divisor = int4_divisor(scale);
       for (int k = 0; k < kHalf; ++k) {
-        // The lower half of a byte holds (weight k of the group) + 8, the upper
-        // half holds (weight k + 16 of the group) + 8.
+        // The lower 4 bits of a byte hold weight k of the group, plus 8. The
+        // upper 4 bits hold weight k + 16, plus 8.
         const int at = group * kGroup + k;
         const Ints low = to_ints(to_int4(row_of(x, at, v), divisor)) + 8;
         const Ints high =

@@ -1,10 +1,8 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Weights packed in panels, and how products read the panels.
-//
-// A panel holds kColumns columns of a weight matrix, in the order in which a
-// product reads the numbers: one stream of bytes.
+// Weights packed in panels. A panel holds kColumns columns of a weight matrix,
+// as one stream of bytes in the order in which a product reads the numbers.
 
 #pragma once
 
@@ -20,13 +18,11 @@ enum Format { kFloat32, kBfloat16, kInt8, kInt4 };
 
 constexpr int kGroup = 32;  // rows per scale in a column of int4 weights
 
-// The inner dimension of weights [inner, outer] is padded with zeros to a
-// multiple of kGroup.
+// The inner dimension of weights [inner, outer] is padded with zeros.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
 
-// Returns the number of bytes in a panel. An int8 panel ends with one scale
-// and one sum of numbers per column. An int4 panel has a bfloat16 scale per
-// column after each group of rows.
+// An int8 panel ends with one scale and one sum of numbers per column. An int4
+// panel has a bfloat16 scale per column after each group of rows.
 inline size_t panel_bytes(Format format, int inner) {
   size_t count = size_t(padded(inner)) * kColumns;
   if (format == kFloat32) return 4 * count;
@@ -35,8 +31,8 @@ inline size_t panel_bytes(Format format, int inner) {
   return count / 2 + count / kGroup * 2;
 }
 
-// The input rows of a product, [count, padded(inner)], in several dtypes. Only
-// the members that the weights' format needs are set.
+// Input rows of a product, [count, padded(inner)]. Only the members that the
+// weights' format needs are set.
 struct Rows {
   const float* floats;
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16
@@ -45,10 +41,7 @@ struct Rows {
   const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };
 
-// While a product computes a tile (products.h), it prefetches weights by a
-// `Stream` or by a `Part`.
-
-// Prefetches the panel that the tile reads, a little ahead of the reads.
+// Prefetches the panel that a tile (products.h) reads, a little ahead.
 struct Stream {
   const uint8_t* at;
 
@@ -58,8 +51,8 @@ struct Stream {
   }
 };
 
-// Prefetches a part of the next panel, evenly over the steps of a tile. If
-// several tiles read one panel, the next panel loads during all these tiles.
+// Prefetches a part of the next panel, evenly over the steps of a tile, so that
+// all tiles that read a panel together prefetch the next panel.
 struct Part {
   const uint8_t* at;
   int bytes;  // per step
@@ -72,8 +65,8 @@ struct Part {
   }
 };
 
-// Returns the part of `panel` that a tile prefetches. The tile has `rows` of
-// num_rows rows, and the part is the same share of the panel.
+// Returns the part of `panel` that a tile of `rows` rows prefetches: the share
+// rows / num_rows of the panel.
 inline Part make_part(const uint8_t* panel, size_t bytes, int first, int rows,
                     int num_rows, int steps) {
   const size_t begin = bytes * first / num_rows;

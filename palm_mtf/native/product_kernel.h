@@ -28,7 +28,7 @@ struct PackKernel {
 
   template <class T>
   void compute(Call& call) const {
-    int inner = 0, outer = 0;  // sizes of the parts read so far, joined
+    int inner = 0, outer = 0;  // of all parts read so far, joined
     std::vector<Block> blocks;
     while (call.has_next()) {
       const Matrix<const T> w = call.next_matrix<const T>();
@@ -67,8 +67,8 @@ struct ProductKernel {
         threads(attrs.number("threads")),
         format(Format(attrs.number("format"))) {}
 
-  // Multiplies kRows rows at a time, because a prompt has many rows, and the
-  // prepared numbers of kRows rows fit into the CPU's cache.
+  // Multiplies kRows rows at a time, whose prepared numbers fit into the CPU's
+  // cache, because a prompt may have many rows.
   template <class T>
   void compute(Call& call) const {
     constexpr int kRows = 192;

@@ -3,9 +3,9 @@
 //
 // Products of rows with weights packed in panels.
 //
-// A tile is the product of a few rows with a panel, with its sums in registers.
-// Neither a sum nor the order of its terms depends on other rows, so that a
-// row's result has the same bits whichever other rows are computed with it.
+// A tile is the product of a few rows with a panel; its sums stay in registers.
+// The terms of a sum, and their order, do not depend on other rows, so a row's
+// result has the same bits whichever rows are computed with it.
 
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace palm {
 
-// The number of rows of a tile with int4 weights: below kTileRows, because int4
-// weights need more registers than other weights.
+// Rows of a tile with int4 weights: fewer than kTileRows, because int4 weights
+// need more registers.
 constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
 
 template <Format kFormat, int kRows, class Ahead>
@@ -36,8 +36,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
       }
     }
   } else if constexpr (kFormat == kBfloat16) {
-    // Each word holds two weights of a column: k in the lower half, k + 1 in
-    // the upper half.
+    // A word holds weights k (lower half) and k + 1 (upper half) of a column.
     for (int k = 0; k < length; k += 2, panel += 4 * kColumns) {
       ahead.prefetch();
       for (int r = 0; r < kRows; ++r)
@@ -70,8 +69,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
         sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
                      load<Floats>(ends + v * sizeof(Floats));
   } else {
-    // The lower half of a byte holds (weight k of a group) + 8, the upper half
-    // holds (weight k + 16 of the group) + 8.
+    // `pack_int4` describes the bytes.
     const int groups = length / kGroup;
     for (int g = 0; g < groups; ++g) {
       Ints totals[kRows][kVectors];
@@ -117,8 +115,8 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
     tile_of<kFormat, kRows - 1>(rows, x, first, panel, inner, ahead, out);
 }
 
-// Multiplies all rows by the panels from `begin` to `end` - 1. Calls use(first
-// row, number of rows, first column, numbers) per tile. `next` is the index of
+// Multiplies all rows by the panels `begin` to `end` - 1. For each tile, calls
+// use(first row, number of rows, first column, numbers). `next` is the index of
 // the panel that the thread is likely to read after these panels.
 template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,

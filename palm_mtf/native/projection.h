@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The work between a joined product and the layers that read it, one row at a
-// time. The product's columns are q, k, v, wi_gate and wi; some may be missing.
-// See model/projection.py.
+// time (model/projection.py). The product's columns are q, k, v, wi_gate and
+// wi; serial blocks have only q, k and v, or only wi_gate and wi.
 
 #pragma once
 
@@ -22,7 +22,7 @@ struct Columns {
   // [length, d_kv / 2] each; null if no column is rotated.
   const float *sines = nullptr, *cosines = nullptr;
 
-  // Number of results per row: q, k, v and the hidden layer.
+  // Number of results per row, in which wi_gate and wi are one hidden layer.
   int num_parts() const { return int(sizes.size()) - is_gated; }
 };
 
@@ -67,8 +67,7 @@ void read_row(const T* wide, const Columns& columns, int row,
   }
 }
 
-// Writes the gradient of a row of the product. `gradients` are the gradients of
-// the parts that `read_row` writes.
+// Writes the gradient of a row of the product, from gradients of the parts.
 template <class T>
 void read_row_gradient(const T* wide, const Columns& columns, int row,
                        const std::vector<const T*>& gradients, T* to) {

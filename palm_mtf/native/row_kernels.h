@@ -17,10 +17,9 @@
 
 namespace palm {
 
-constexpr int kParts = 64;  // parts of a matrix, which threads take in turn
+constexpr int kParts = 64;  // parts of a matrix, for any number of threads
 
-// Calls use(part, first row, row after the last) for each part of a matrix. The
-// parts do not depend on the number of threads.
+// Calls use(part, first row, row after the last) for each part of a matrix.
 template <class T, class Use>
 void for_parts(Matrix<const T> x, int threads, Use use) {
   // Each thread gets at least 250 kB, because waking a thread takes as long as
@@ -38,15 +37,12 @@ void for_parts(Matrix<const T> x, int threads, Use use) {
   });
 }
 
-// Calls use(row) for each row of a matrix, in at most `threads` threads.
 template <class T, class Use>
 void for_rows(Matrix<const T> x, int threads, Use use) {
   for_parts(x, threads, [&](int, int begin, int end) {
     for (int row = begin; row < end; ++row) use(row);
   });
 }
-
-// --- PalmNorm and its gradient -----------------------------------------------
 
 struct NormKernel {
   bool is_centered;
@@ -77,7 +73,7 @@ struct NormGradientKernel : NormKernel {
     const float* scale = static_cast<float*>(TF_TensorData(scales));
     const Matrix<const T> dy = call.next_matrix<const T>();
     const Matrix<T> dx = call.allocate<T>(0, x.rows, x.columns);
-    // Each part has separate sums, which are added in order afterwards, so that
+    // Each part has its own sums, which are added in order afterwards, so that
     // the result does not depend on the number of threads.
     const int size = x.columns;
     std::vector<float> sums(size_t(kParts) * size);
@@ -93,8 +89,6 @@ struct NormGradientKernel : NormKernel {
   }
 };
 
-// --- PalmReadProduct and its gradient ----------------------------------------
-
 struct ReadKernel {
   Columns columns;
   int threads;
@@ -104,8 +98,8 @@ struct ReadKernel {
     columns.is_gated = attrs.flag("is_gated");
   }
 
-  // Returns `columns` with the angles. If there are angles, they are the inputs
-  // after the first `num_inputs`.
+  // Returns `columns` with the angles, which are the inputs (if any) after the
+  // first `num_inputs`.
   Columns read_angles(Call& call, int num_inputs) const {
     Columns found = columns;
     if (call.num_inputs() == num_inputs) return found;
@@ -150,8 +144,6 @@ struct ReadProductGradientKernel : ReadKernel {
     });
   }
 };
-
-// --- PalmSumLogits -----------------------------------------------------------
 
 struct SumLogitsKernel {
   int threads;

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that products read, and products of rows by the threads of a team.
+// The input rows of products, and products that several threads compute.
 
 #pragma once
 
@@ -14,14 +14,13 @@
 
 namespace palm {
 
-// Hands out indices, such as panels of a product, to threads. A thread on a
-// slower core takes fewer indices.
+// Hands out indices, such as panels of a product, to threads, so that a thread
+// on a slower core takes fewer indices.
 class WorkQueue {
  public:
   int take(int size) { return next_.fetch_add(size, std::memory_order_relaxed); }
   void begin_again() { next_.store(0, std::memory_order_relaxed); }
 
-  // Calls use(i) for each index below `count` that this thread takes.
   template <class Use>
   void each(int count, Use use) {
     for (int i = take(1); i < count; i = take(1)) use(i);
@@ -50,7 +49,7 @@ class PreparedRows {
     return &floats_[size_t(row) * padded(inner)];
   }
 
-  // Converts a row to the form that a product with weights in `format` reads.
+  // Pads a row and converts it to the dtype for weights in `format`.
   void prepare(int row, int inner, Format format) {
     const int length = padded(inner);
     const size_t at = size_t(row) * length;
@@ -65,8 +64,8 @@ class PreparedRows {
   }
 
   // Multiplies the rows by a kernel [inner, outer]. Each of `num_threads`
-  // threads calls this function, which computes some columns of the product and
-  // calls use(row, column, count, numbers): `count` numbers from `column` on.
+  // threads calls this function to compute some columns of the product. Calls
+  // use(row, column, count, numbers) with `count` numbers from `column` on.
   template <class Use>
   void multiply(WorkQueue& queue, int num_threads, const uint8_t* kernel,
                 Format format, int inner, int outer, Use use) const {
@@ -81,9 +80,8 @@ class PreparedRows {
     auto go = [&](auto constant) {
       for (int at = queue.take(size); at < panels; at = queue.take(size)) {
         const int end = std::min(at + size, panels);
-        // `next` is the panel to prefetch. Threads that are equally fast take
-        // runs of `size` panels in turn, so this thread's next run probably
-        // begins there.
+        // If all threads are equally fast, they take runs of `size` panels in
+        // turn, so the next run of this thread begins at panel `next`.
         const int next = std::min(at + num_threads * size, panels - 1);
         multiply_panels<constant()>(rows, num_rows_, kernel, inner, at, end,
                                     next, each);

@@ -43,7 +43,7 @@ inline float uniform(const int32_t* key, int place) {
 }
 
 // A share is a token's probability times a constant. Returns the sum of the
-// shares that are at least `least`, or if `counts` the number of these shares.
+// shares that are at least `least`; if `counts`, the number of these shares.
 inline float sum_from(const float* shares, int size, float least,
                       bool counts) {
   return sum_of(size, [&](int i, auto kind) {
@@ -55,8 +55,8 @@ inline float sum_from(const float* shares, int size, float least,
 }
 
 // Sets all but the largest shares to 0. Keeps the fewest shares whose sum (if
-// `counts`, whose number) is at least `wanted`. Also keeps all shares equal to
-// the smallest of these. Finds the smallest kept share by bisection over its
+// `counts`, whose number) is at least `wanted`, and all shares equal to the
+// smallest kept share. Finds the smallest kept share by bisection over its
 // bits, because floats that are not negative have the order of their bits.
 inline void keep_largest(float* shares, int size, float wanted, bool counts) {
   int32_t low = 0, high = 0x3f800001;  // just above 1, the largest share
@@ -70,9 +70,8 @@ inline void keep_largest(float* shares, int size, float wanted, bool counts) {
   for (int i = 0; i < size; ++i) shares[i] = shares[i] >= least ? shares[i] : 0;
 }
 
-// Returns the first token at which the cumulative sum of the shares exceeds
-// `at`. If no sum does, because of rounding, returns the last token whose share
-// is not 0.
+// Returns the first token at which the cumulative sum of shares exceeds `at`.
+// If rounding prevents that, returns the last token whose share is not 0.
 inline int find_token(const float* shares, int size, float at) {
   float upto = 0;
   int last = 0;
@@ -84,8 +83,8 @@ inline int find_token(const float* shares, int size, float at) {
   return last;
 }
 
-// Chooses a token by `logits`, [num_tokens], which are overwritten. `seen` says
-// which tokens the row's text has; null if there is no repetition penalty.
+// Chooses a token by `logits`, [num_tokens], and overwrites them. `seen` tells
+// which tokens the row's text has; null means no repetition penalty.
 inline int choose_token(const Sampling& how, float* logits, const bool* seen,
                       const int32_t* key, int place) {
   const int size = how.num_tokens;

@@ -6,8 +6,8 @@
 //   weights = softmax(scores),  scores = q k / sqrt(d_kv);   out = weights v
 //
 // Computes one block of positions at a time, with all keys that the block sees,
-// so that the block's weights fit into the CPU's cache. Weights are not kept;
-// the gradient recomputes them.
+// so that the block's weights fit into the CPU's cache. The gradient recomputes
+// the weights.
 
 #pragma once
 
@@ -25,12 +25,12 @@ struct AttentionSizes {
 // A position sees itself, the earlier positions of its segment, and the prefix
 // of its segment.
 struct Masks {
-  // Each is [length], padded by at least one register, or null if it is
-  // missing. If there is a prefix, there must be segments.
+  // [length] each, padded by at least one register; null if there is none. A
+  // prefix requires segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
-  // Returns kLanes numbers, one for each position from `first` on: -1 if
-  // `position` sees that position, else 0.
+  // For each of the kLanes positions from `first` on, returns -1 if `position`
+  // sees it, else 0.
   Ints seen_by(int position, int first) const {
     Ints at = splat(first);
     for (int i = 0; i < kLanes; ++i) at[i] += i;
@@ -41,20 +41,19 @@ struct Masks {
   }
 };
 
-// A head's keys and values, each packed twice: `keys` and `values` for products
-// that sum over d_kv, `key_rows` and `value_rows` for products that sum over
-// positions.
+// A head's keys and values. Products with `keys` and `values` sum over d_kv;
+// products with `key_rows` and `value_rows` sum over positions.
 template <class T>
 struct PackedHead {
   Panels<Word<T>> keys, values, key_rows, value_rows;
 };
 
-// Buffers for a block. Each thread has one BlockMemory for all its blocks.
+// A thread's buffers, for one block at a time.
 template <class T>
 struct BlockMemory {
   std::vector<float> scores, dweights, sums;
   std::vector<Word<T>> q, dout, panels;
-  // Left operands of products; those named `..._t` are read transposed.
+  // Left operands of products, which read weights_t and dscores_t transposed.
   std::vector<Word<T>> weights, weights_t, dscores, dscores_t;
 };
 
@@ -64,9 +63,9 @@ T* at_least(size_t size, std::vector<T>& memory) {
   return memory.data();
 }
 
-// Returns e^(scale (x - most)), where x <= most; 0 if x is -infinity. Uses a
-// polynomial that interpolates 2^y at the zeros of a Chebyshev polynomial; the
-// error is at most 3 units in the last place.
+// Returns e^(scale (x - most)), where x <= most; 0 if x is -infinity. The
+// polynomial interpolates 2^y at the zeros of a Chebyshev polynomial, with an
+// error of at most 3 units in the last place.
 inline Floats compute_weights(Floats x, float most, float scale) {
   constexpr float kLeast = -126;
   Floats y = (x - most) * (scale * 1.44269504f);
@@ -81,7 +80,7 @@ inline Floats compute_weights(Floats x, float most, float scale) {
   return is_less ? Floats{} : power * (Floats)((n + 127) << 23);
 }
 
-// Attention of some query heads of a sequence, which share a key head.
+// Attention of a group of query heads of a sequence, which share a key head.
 template <class T>
 class HeadGroup {
   using W = Word<T>;
@@ -122,8 +121,8 @@ class HeadGroup {
     });
   }
 
-  // q, dout and dq are [length, heads, d_kv]. Writes dq, and adds to dk and dv
-  // of the key head, [length, padded_columns(d_kv)].
+  // q, dout and dq are [length, heads, d_kv]. Writes dq, and adds to the key
+  // head's dk and dv, [length, padded_columns(d_kv)] each.
   void gradient(const T* q, const T* dout, T* dq, float* dk, float* dv) {
     for_blocks([&](const Block& block) {
       float* scores = at_least(block.size(), memory_.scores);
@@ -155,8 +154,8 @@ class HeadGroup {
   }
 
  private:
-  // A block of consecutive positions from `begin` on. Each row is one head of
-  // the group at one of these positions.
+  // Consecutive positions from `begin` on. A row is one head of the group at
+  // one position.
   struct Block {
     int begin, rows, keys, width;  // `width` is `keys` with padding
 
@@ -227,7 +226,7 @@ class HeadGroup {
   }
 
   // Writes the weights and the gradients of the scores, for kRows rows from
-  // `row` on. The numbers of these rows share words.
+  // `row` on, which share the words of weights_t and dscores_t.
   void softmax_gradient(const Block& block, int row, float* scores,
                         float* dweights, W* weights_t, W* dscores_t,
                         W* dscores) const {
@@ -282,7 +281,6 @@ class HeadGroup {
                       });
   }
 
-  // Writes sums * factor to a row, from `column` on.
   void write(const Floats* sums, float factor, int column, T* row) const {
     const int size = std::min(kColumns, sizes_.d_kv - column);
     for_vectors(size, [&](int i, auto kind) {

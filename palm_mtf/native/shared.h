@@ -15,13 +15,12 @@
 
 namespace palm {
 
-// How many times an idle thread polls for a job before it sleeps. Threads of
-// decoding poll, because the next step follows as soon as a token is chosen.
-// Threads of training do not, because TensorFlow's operations need the cores.
+// How many times an idle thread polls for a job before it sleeps. Decoding
+// threads poll, because the next step follows as soon as a token is chosen.
+// Training threads do not, because TensorFlow's operations need the cores.
 constexpr int kPatience = 20000, kNoPatience = 0;
 
-// State that the calls of all sessions in a process share. A call that uses it
-// holds the mutex.
+// A call that uses this state holds the mutex.
 struct Shared {
   std::mutex mutex;
   std::map<std::pair<int, int>, Team> teams;  // by size and patience
@@ -34,8 +33,7 @@ struct Shared {
 };
 
 inline Shared& shared() {
-  // The state is never freed, because other threads may still run when the
-  // process ends.
+  // Never freed, because other threads may still run when the process ends.
   static Shared& it = *new Shared;
   return it;
 }

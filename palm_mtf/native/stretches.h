@@ -3,11 +3,11 @@
 //
 // Products of many rows with panels, for CPUs with few registers.
 //
-// AVX2 has registers for the sums of only three input rows. A product of many
-// input rows would read a panel often, and unpack its bfloat16 as often.
-// Instead, a stretch (some rows of the panel) is unpacked to float32, and is
-// multiplied by all input rows while it is in the L1 cache. Sums add the same
-// terms in the same order as without stretches, and so have the same bits.
+// AVX2 has registers for the sums of only three input rows, so a product of
+// many input rows would read a panel and unpack its bfloat16 many times.
+// Instead, a stretch (kStretch rows of the panel) is unpacked to float32 once,
+// and multiplied by all input rows while it is in the L1 cache. Sums add the
+// same terms in the same order as without stretches, and so have the same bits.
 
 #pragma once
 
@@ -60,8 +60,8 @@ const float* unpack(const uint8_t* panel, int count) {
   for (float* to = floats; to < floats + count * kColumns;
        to += 2 * kColumns, panel += 4 * kColumns)
     for (int v = 0; v < kVectors; ++v) {
-      // Each word holds two adjacent weights of a column, the first in the
-      // lower half.
+      // A word holds two adjacent weights of a column, the first in the lower
+      // half.
       const Words w = load<Words>(panel + v * sizeof(Words));
       store(to + v * kLanes, w << 16);
       store(to + kColumns + v * kLanes, w & 0xffff0000);

@@ -14,8 +14,8 @@
 
 namespace palm {
 
-// A decoding step has some thirty parts, and each part waits for the part
-// before it. Some parts take only microseconds, so threads wait by polling a
+// A decoding step has some thirty parts, each of which waits for the previous
+// part. Some parts take only microseconds, so a thread waits by polling a
 // number, not by sleeping.
 class Team {
  public:

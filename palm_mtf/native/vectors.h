@@ -23,8 +23,8 @@ constexpr int kLanes = 4;
 #endif
 constexpr int kVectors = 4;  // registers in a row of a panel
 constexpr int kColumns = kVectors * kLanes;
-// The number of rows whose sums a product keeps in registers at a time: as many
-// as leave registers for the weights.
+// The number of input rows whose sums a product keeps in registers; the other
+// registers are for weights.
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -39,8 +39,8 @@ inline T load(const void* at) {
   return x;
 }
 
-// Prefetches bytes that a sequential read at `at` needs soon. The hardware
-// prefetches only within a page, and starts again in the next page.
+// Prefetches bytes that a sequential read at `at` needs soon, because the
+// hardware's prefetches do not cross the end of a page.
 inline void prefetch(const uint8_t* at) {
   constexpr int kAhead = 4096, kLine = 64;
   for (int i = 0; i < 4 * kColumns; i += kLine)
@@ -83,7 +83,7 @@ inline float from_bfloat16(uint16_t x) {
   return load<float>(&bits);
 }
 
-// Rounds the bits of float32 numbers to bfloat16: returns the upper halves.
+// Rounds float32 numbers, given as bits, to bfloat16.
 template <class Bits>
 inline Bits rounded_halves(Bits bits) {
   Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -102,8 +102,8 @@ inline Halves to_bfloat16(Floats x) {
 #endif
 }
 
-// Adds x[0] a + x[1] b to each sum. The sum's word of w holds two bfloat16
-// numbers: a is the lower half, b the upper half.
+// Adds x[0] a + x[1] b to each sum, where a and b are the lower and upper half
+// (each a bfloat16 number) of the word of w in the same lane.
 inline Floats add_pairs(Floats sum, const float* x, Words w) {
   return sum + x[0] * (Floats)(w << 16) + x[1] * (Floats)(w & 0xffff0000);
 }
@@ -122,7 +122,7 @@ inline Floats add_pairs(Floats sum, const uint16_t*, Words) { return sum; }
 // --- Bytes -------------------------------------------------------------------
 
 // Adds to each sum the products of 4 unsigned bytes of a with 4 signed bytes of
-// b. AVX2 adds pairs of products in 16 bits, which must not overflow.
+// b. AVX2 adds pairs of products in 16 bits, so pairs must not overflow.
 inline Ints add_bytes(Ints sum, Words a, Words b) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);

@@ -3,10 +3,9 @@
 //
 // Products of two matrices that both change in each call, as in attention.
 //
-// Products sum over words. A word is a float, or two bfloat16 numbers that are
-// adjacent in the inner dimension. The left operand has strides, so that its
-// transpose needs no copy. The right operand is packed in panels of kColumns
-// columns. Sums are float32.
+// A word is a float, or two bfloat16 numbers that are adjacent in the inner
+// dimension. The left operand has strides, so that its transpose needs no copy.
+// The right operand is packed in panels of kColumns columns. Sums are float32.
 
 #pragma once
 
@@ -69,8 +68,8 @@ inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
   for (int r = 0; r < kRows; ++r) use(r, sums[r]);
 }
 
-// Multiplies `rows` rows of x by each panel; calls use(row, column, sums),
-// where `sums` are the kVectors registers from `column` on.
+// Multiplies `rows` rows of x by each panel. Calls use(row, column, sums) with
+// the kVectors registers of sums from `column` on.
 template <class W, class Use>
 inline void multiply_words(Left<W> x, int rows, Panels<W> panels, int steps,
                            Use use) {
@@ -83,9 +82,6 @@ inline void multiply_words(Left<W> x, int rows, Panels<W> panels, int steps,
         [&](int r, const Floats* sums) { use(first + r, p * kColumns, sums); });
 }
 
-// --- Packing -----------------------------------------------------------------
-
-// Returns the k-th word of a row.
 template <class T>
 inline Word<T> word_at(const T* row, int k) {
   if constexpr (kTogether<T> == 2) return load<uint32_t>(row + 2 * k);
@@ -93,7 +89,7 @@ inline Word<T> word_at(const T* row, int k) {
 }
 
 // Packs x, [count, size] with `size` even, as a right operand whose columns are
-// the rows of x: products sum over `size`. `stride` is the stride of rows.
+// the rows of x, so that products sum over `size`. `stride` is the row stride.
 template <class T>
 void pack_columns(const T* x, size_t stride, int count, int size,
                   Panels<Word<T>> to) {
@@ -105,8 +101,8 @@ void pack_columns(const T* x, size_t stride, int count, int size,
   }
 }
 
-// Packs x, [count, size], as a right operand whose rows are the rows of x:
-// products sum over `count`. `stride` is the stride of rows.
+// Packs x, [count, size], as a right operand whose rows are the rows of x, so
+// that products sum over `count`. `stride` is the row stride.
 template <class T>
 void pack_rows(const T* x, size_t stride, int count, int size,
                Panels<Word<T>> to) {
@@ -126,7 +122,6 @@ void pack_rows(const T* x, size_t stride, int count, int size,
     }
 }
 
-// Returns words whose lower halves are `low` and whose upper halves are `high`.
 inline Words join_pairs(Halves low, Halves high) {
   return __builtin_convertvector(low, Words) |
          __builtin_convertvector(high, Words) << 16;

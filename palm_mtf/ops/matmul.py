@@ -14,9 +14,9 @@ from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.ops.xla import fused, in_xla_computation
 
 # On a CPU that cannot multiply bfloat16, TensorFlow's bfloat16 products are
-# slow, and oneDNN has none. There `einsum` and `matmul` compute in float32 and
-# round the result once. Other CPUs get the same numbers, because the product of
-# two bfloat16 numbers is exact in float32, and all CPUs add up in float32.
+# slow, so `einsum` and `matmul` compute in float32 and round the result once.
+# Other CPUs get the same numbers, because the product of two bfloat16 numbers
+# is exact in float32, and all CPUs add up in float32.
 
 
 def is_emulated(x: tf.Tensor) -> bool:
@@ -48,10 +48,9 @@ def matmul(
   Args:
     x: [rows, inner], or [inner, rows] if `transpose_a`.
     y: [inner, columns], or [columns, inner] if `transpose_b`.
-    transpose_a: whether x is transposed.
-    transpose_b: whether y is transposed.
-    dtype: dtype of the product: the dtype of x, or float32; None means the
-      dtype of x.
+    transpose_a: whether to transpose x.
+    transpose_b: whether to transpose y.
+    dtype: dtype of the product, float32 or the dtype of x; None is the latter.
   """
   dtype = dtype or x.dtype
   emulated = is_emulated(x)
@@ -79,13 +78,6 @@ def _xla_matmul(x, y, transpose_a, transpose_b, dtype):
   )
 
 
-# `packed_matmul` calls oneDNN (TensorFlow's CPU library) by an operation that
-# has no public function. The operation exists only if TensorFlow was built with
-# oneDNN (`has_kernel`), and only in dtypes that the CPU can multiply
-# (machine/processors.py). Callers check both conditions, because oneDNN ends
-# the process if it lacks a kernel.
-
-
 def has_kernel(name: str) -> bool:
   """Returns whether this build of TensorFlow has kernels of an operation."""
   return bool(kernels.get_registered_kernels_for_op(name).kernel)
@@ -94,14 +86,17 @@ def has_kernel(name: str) -> bool:
 def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
   """Multiplies x by constant weights w; returns [rows, outer], dtype of x.
 
+  The product is an operation of oneDNN without a public function. Callers check
+  that TensorFlow has this operation (`has_kernel`), and that the CPU multiplies
+  the dtype (machine/processors.py); otherwise oneDNN ends the process.
+
   Args:
     x: [rows, inner], bfloat16 or float32.
     w: [inner, outer], dtype of x.
   """
-  # The operation below packs `w` when it first runs and keeps the packed copy,
-  # so later changes of `w` would have no effect. A plain product packs
-  # bfloat16 weights at every call. (TensorFlow's graph rewriting would turn a
-  # product with a constant into this operation.)
+  # The operation packs `w` at its first run and keeps the packed copy, so later
+  # changes of `w` have no effect. A plain product packs bfloat16 weights at
+  # every call.
   value = attr_value_pb2.AttrValue
   operation = ops.get_default_graph()._create_op_internal(
     "_MklNativeFusedMatMul",

@@ -3,9 +3,9 @@
 """Tensors of the forward pass that the backward pass computes again.
 
 The outputs of norms, rotary embedding and SwiGLU, and kernels that were cast,
-gathered and concatenated, are not kept, because to compute them again costs
-little compared with the matrix products. Their operations have a method
-recompute(x, signal), which computes the output x again, after `signal`.
+gathered and concatenated, are not kept, because recomputing these tensors costs
+little compared with the matrix products. The operation of such a tensor x has a
+method recompute(x, signal), which computes x again once `signal` is computed.
 """
 
 import contextlib
@@ -18,17 +18,16 @@ from palm_mtf._tf import mtf
 class _Delay(mtf.Operation):
   """Outputs its first input once its second input is computed."""
 
-  # Mesh TensorFlow's own recompute_grad delays the first input by adding a tiny
-  # multiple of the second, which may change bits. Without any dependency,
-  # TensorFlow would recompute at once, or would merge the recomputation with
-  # the forward pass and keep the values in memory.
+  # Without a dependency, TensorFlow would recompute too early, or would merge
+  # the recomputation with the forward pass and keep the values in memory. Mesh
+  # TensorFlow's recompute_grad adds a tiny multiple of the second input to the
+  # first input, which may change bits.
 
   def __init__(self, x: mtf.Tensor, signal: mtf.Tensor):
     super().__init__([x, signal], name="after")
     self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to an identity of each slice that waits for the signal."""
     x, signal = (lowering.tensors[each] for each in self.inputs)
     value = lowering.mesh_impl(self).delay(x, signal)
     lowering.set_tensor_lowering(self.outputs[0], value)
@@ -44,7 +43,7 @@ _is_kept = contextvars.ContextVar("is_kept", default=False)
 
 @contextlib.contextmanager
 def keep_all() -> Iterator[None]:
-  """Makes `recompute` return x unchanged while a whole block is recomputed."""
+  """Makes `recompute` return x itself, while a whole block is recomputed."""
   token = _is_kept.set(True)
   try:
     yield
@@ -53,7 +52,7 @@ def keep_all() -> Iterator[None]:
 
 
 def recompute(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-  """Returns x for the backward pass; recomputes x if the operation of x can.
+  """Returns x for the backward pass; recomputes x if its operation can.
 
   Args:
     x: tensor of the forward pass.

@@ -11,19 +11,18 @@ from palm_mtf.errors import UserError
 from palm_mtf.ops.recompute import delay
 
 SliceFn = Callable[..., object]
-# Takes the operation and the gradient of each output, and returns the gradient
-# of each input. An output or input without a gradient has None.
+# Takes the operation and the gradient of each output; returns the gradient of
+# each input. None stands for no gradient.
 GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
 def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
-  """Returns each slice's first index in `dim`, a laid-out [] int32 tensor."""
+  """Returns each slice's first index in `dim`, [] int32 on each device."""
   axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
   if axis is None:
     return tf.constant(0)
   size = dim.size // mesh_impl.shape[axis].size
-  # `coordinate` is the device's index along the mesh axis.
-  return mesh_impl.slicewise(
+  return mesh_impl.slicewise(  # `coordinate` is the device's index on the axis
     lambda coordinate: tf.cast(coordinate, tf.int32) * size,
     mesh_impl.laid_out_pcoord(axis),
   )
@@ -31,7 +30,7 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
 
 def native_threads(mesh_impl: mtf.MeshImpl) -> int:
   """Returns threads per C++ operation; 0 if devices have no C++ operations."""
-  # Mesh implementations of other projects have no attribute `native_threads`.
+  # Mesh TensorFlow's own mesh implementations lack the attribute.
   return getattr(mesh_impl, "native_threads", 0)
 
 
@@ -49,9 +48,9 @@ class ByDevice:
 
   Attributes:
     anywhere: the function in TensorFlow, for any device.
-    native: function in C++ that does the same, or None. Its first argument is
-      the number of threads. It may omit the last outputs. A native function
-      that takes an omitted output as an argument gets None instead.
+    native: the function in C++, or None. Its first argument is the number of
+      threads. It may omit the last outputs. A native function that takes an
+      omitted output as an argument gets None.
   """
 
   anywhere: SliceFn
@@ -68,12 +67,11 @@ class ByDevice:
 class WholeSlice(mtf.Operation):
   """Applies a TensorFlow function to each slice of the inputs, in one call.
 
+  A layer of small mtf operations would pass over memory once per operation.
+
   If a layout splits a dimension of the inputs, outputs without this dimension
   are partial sums, which are all-reduced over the mesh axis of the dimension.
   """
-
-  # A layer made of small mtf operations would pass over memory once per
-  # operation.
 
   def __init__(
     self,
@@ -95,12 +93,11 @@ class WholeSlice(mtf.Operation):
       inputs: tensors of one mesh, of any shapes and dtypes.
       outputs: shape and dtype of each output.
       splittable: names of the dimensions that a layout may split.
-      gradient: computes gradients of the inputs; None if no gradient passes
-        through the operation.
+      gradient: computes gradients of the inputs; None if there are none.
       offset_of: dimension (such as the vocabulary) whose first index in the
         slice is an extra first argument of `fn`; None for no such argument.
-      is_kept: whether the backward pass reads the outputs of the forward pass;
-        otherwise it computes them again (recompute.py).
+      is_kept: whether outputs are kept for the backward pass; otherwise it
+        computes the outputs again (recompute.py).
       name: name of the operation, made unique by the graph.
     """
     super().__init__(list(inputs), name=name)
@@ -128,8 +125,7 @@ class WholeSlice(mtf.Operation):
     """Returns output x after `signal`; recomputes x unless `is_kept`."""
     if self._is_kept:
       return delay(x, signal)
-    # One delayed input delays the whole operation.
-    first = self.inputs[0]
+    first = self.inputs[0]  # one delayed input delays the whole operation
     _, copies = self.graph.clone_operations(
       [self], {first: delay(first, signal)}
     )
@@ -139,7 +135,7 @@ class WholeSlice(mtf.Operation):
     """Lowers to one call of the function on each slice."""
     mesh_impl = lowering.mesh_impl(self)
     input_dims = {dim for x in self.inputs for dim in x.shape.dims}
-    for dim in input_dims:  # refuses a layout that the function cannot compute
+    for dim in input_dims:
       if dim.name in self._unsplittable_dims:
         if split_axes(mesh_impl, [dim]):
           raise UserError(
@@ -154,9 +150,8 @@ class WholeSlice(mtf.Operation):
       values = (values,)
     for output, value in zip(self.outputs, values, strict=False):
       summed = split_axes(mesh_impl, list(input_dims - set(output.shape.dims)))
-      # If there are axes `summed`, each slice holds a partial sum. The
-      # all-reduce over these axes happens only when the sum is read, so that a
-      # reduce-scatter can replace it.
+      # If `summed` has axes, each slice is a partial sum. The all-reduce waits
+      # until the sum is read, so that a reduce-scatter can replace it.
       if summed:
         value = mtf.LazyAllreduceSum(mesh_impl, value, summed)
       lowering.set_tensor_lowering(output, value)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import tf
 
-# Threefry hashes a counter under a key (Salmon et al. 2011). Integer arithmetic
-# is the same on every device, so that a draw depends only on key and counter.
+# Threefry hashes a counter under a key (Salmon et al. 2011). Every device gets
+# the same hash, because integer arithmetic is exact.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
@@ -15,15 +15,11 @@ _PARITY = 0x1BD11BDA
 def threefry(
   key: Sequence[tf.Tensor], counter: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Hashes counters of two words each; returns both words of the hashes.
+  """Hashes counters of two 32-bit words; returns both words of each hash.
 
   Args:
-    key: both words of the keys, uint32 tensors that broadcast against the
-      counters.
-    counter: both words of the counters, uint32 tensors.
-
-  Returns:
-    Two uint32 tensors, with the shape of the counters.
+    key: both words of the keys, uint32; broadcast against the counters.
+    counter: both words of the counters, uint32.
   """
   a, b = counter
   keys = [*key, tf.constant(_PARITY, tf.uint32)]

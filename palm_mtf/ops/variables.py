@@ -13,8 +13,7 @@ from palm_mtf._tf import mtf, tf
 # slices that the mesh uses, and its random values differ between processes. A
 # SlicedVariable has no master: each device holds only its slice, the initial
 # value is a pure function of (seed, name, position), and checkpoints are
-# written from slices and restored into slices. So neither memory nor values
-# depend on the layout.
+# written from slices and restored into slices.
 
 
 def key_of(name: str) -> int:
@@ -32,7 +31,6 @@ class Normal:
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""
-    # The key is (seed, name), so that values do not depend on other variables.
     return self.stddev * tf.random.stateless_normal(
       shape, seed=[self.seed % 2**31, key_of(name)]
     )
@@ -93,7 +91,7 @@ class SlicedVariable(mtf.Variable):
   ):
     # mtf.Variable's constructor is not called, because it makes a full copy.
     mtf.Operation.__init__(self, [], mesh, name=name)
-    # mtf.Operation changes the name if a variable of another pod has it too.
+    # mtf.Operation renames a variable if another pod has one of this name.
     self._name = name
     self._dtype = mtf.VariableDType(
       stored_dtype, stored_dtype, activation_dtype
@@ -125,7 +123,6 @@ class _Cast(mtf.Operation):
     self._outputs = [mtf.Tensor(self, value.shape, value.dtype)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to a cast of each slice."""
     impl, (value,) = lowering.mesh_impl(self), self.outputs
     stored = lowering.variables[self._variable].laid_out_tensor
     stored = impl.delay(stored, lowering.tensors[self.inputs[0]])
@@ -150,7 +147,7 @@ def sliced_variable(
   Args:
     mesh: mesh of the pod.
     name: name in a checkpoint, the same in every pod and layout.
-    shape: dimensions, stored in this order.
+    shape: dimensions.
     initializer: computes the initial value.
     stored_dtype: dtype of the slices and of the checkpoint.
     activation_dtype: dtype of the returned value.
@@ -183,8 +180,8 @@ class Drawn:
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""
-    # The values of TensorFlow's initializers depend on the number of operations
-    # in their graph. In a separate graph values depend only on (seed, name).
+    # The values of a TensorFlow initializer depend on the number of operations
+    # in its graph. In a separate graph the values depend only on (seed, name).
     with tf.Graph().as_default() as graph:
       tf.set_random_seed((self.seed * 2**32 + key_of(name)) % 2**63)
       value = tf.identity(self.initializer(shape, dtype=tf.float32))
@@ -202,7 +199,7 @@ class Drawn:
 
 @dataclasses.dataclass(frozen=True)
 class _NoMaster:
-  """Replaces the TensorFlow variable that an `mtf.Variable` has as master."""
+  """Replaces the TensorFlow variable that is an `mtf.Variable`'s master."""
 
   name: str
   initializer: Callable[..., tf.Tensor]
@@ -211,8 +208,7 @@ class _NoMaster:
 def _no_master(
   getter: Callable, name: str, initializer: object = None, **unused: object
 ) -> _NoMaster:
-  # As in tf.get_variable, `initializer` may be a class, and None means Glorot's
-  # uniform initializer.
+  # As in tf.get_variable, `initializer` may be a class; None is Glorot uniform.
   del getter, unused
   if initializer is None:
     initializer = tf.glorot_uniform_initializer
@@ -223,18 +219,15 @@ def _no_master(
 
 @contextlib.contextmanager
 def adopt_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
-  """Lets mtf.Variables made in the `with` body serve as SlicedVariables.
+  """Makes mtf.Variables of the `with` body usable as SlicedVariables.
 
   Such a variable has no full copy (master), but has `initializer` and `sizes`.
-
-  Args:
-    mesh: mesh of one pod, on which the body makes variables.
-    seed: seed of the initial values, which also depend on the variables' names.
+  An initial value is a function of `seed` and the variable's name.
   """
   graph = mesh.graph
   num_before = len(graph.all_variables)
   # mtf.get_variable looks up a name in all meshes of a graph, but each pod has
-  # its own mesh with a variable of that name.
+  # its own mesh, with a variable of that name.
   others, graph.name_to_variable = graph.name_to_variable, {}
   try:
     scope = tf.get_variable_scope()

@@ -15,10 +15,10 @@ from palm_mtf._tf import (
   tf2,
 )
 
-# This module replaces two functions of TensorFlow. The replacements change only
-# tf2.functions whose names begin with _OURS. The first names such a function by
-# its content. The second calls such a function without inferring shapes, which
-# saves 10% of the time of a command that trains for two steps.
+# This module replaces two functions of TensorFlow, but only for tf2.functions
+# whose names begin with _OURS. `_name_by_content` names a function by its
+# content. `_call_of_known_shapes` infers no shapes at a call, which saves 10%
+# of the time of a command that trains for two steps.
 _OURS = "palm_mtf_"
 _from_func_graph = atomic_function.from_func_graph
 
@@ -26,9 +26,9 @@ _from_func_graph = atomic_function.from_func_graph
 def _name_by_content(
   name: str, graph: tf.Graph, attrs: dict, *more: object, **named: object
 ) -> object:
-  """Names a function for XLA by a hash of its content, not by a counter."""
-  # The compiled code then has the same name in every session and process, so
-  # that XLA's persistent cache (machine/compiled_code.py) finds it again.
+  # TensorFlow would add a counter to the name. With a hash instead, the name is
+  # the same in every session and process, so that XLA's persistent cache
+  # (machine/compiled_code.py) finds the compiled code.
   if "_XlaMustCompile" in attrs and graph.name.startswith(_OURS):
     content = graph.as_graph_def().SerializeToString(deterministic=True)
     ends = [x.name for x in (*graph.inputs, *graph.outputs)]
@@ -52,10 +52,9 @@ def _call_of_known_shapes(
   executor_type: str | None = None,
   xla_compile_attr: attr_value_pb2.AttrValue | None = None,
 ) -> tf.Operation:
-  """Calls a function; infers no shapes if palm_mtf made the function."""
   # The caller, tf2.function, knows the shapes and sets them. To infer shapes,
-  # TensorFlow would walk through the body and copy a table of all constants of
-  # the graph at every call.
+  # TensorFlow would walk through the function's body and copy a table of all
+  # constants of the graph at every call.
   if not tf.compat.as_str(name).startswith(f"__inference_{_OURS}"):
     given = (config, executor_type, xla_compile_attr)
     return _partitioned_call_op(name, args, is_stateful, tout, *given)
@@ -83,9 +82,9 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
   """Returns a function that does the same as fn, traced once per graph."""
-  # A tf2.function refers to the graph in which it was traced. The graph stores
-  # the tf2.function, so that both are freed together. In a weak dictionary from
-  # graphs to functions, each function would keep its graph alive.
+  # A tf2.function refers to the graph in which it was traced. The tf2.function
+  # is an attribute of the graph, so that both are freed together. In a weak
+  # dictionary from graphs to functions, a function would keep its graph alive.
   kept = "_functions_of_palm_mtf"
 
   def ours(*args: object) -> object:
@@ -114,14 +113,13 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
   Decorate module-level functions, not closures, so that all layers that call
   the same function with the same shapes share the compiled code.
   """
-  # XLA fuses a chain of element-wise operations, which on a CPU is two to four
-  # times as fast as TensorFlow's separate operations. Matrix products do not
-  # belong in `fn`, because oneDNN's are faster than XLA's.
+  # On a CPU, element-wise operations that XLA fuses are two to four times as
+  # fast as TensorFlow's separate operations. Matrix products do not belong in
+  # `fn`, because oneDNN's are faster than XLA's.
   compiled = _in_each_graph(fn, jit_compile=True)
 
   @functools.wraps(fn)
   def call(*args: object) -> object:
-    # If XLA compiles the whole program, nothing is compiled separately.
     return (fn if in_xla_computation() else compiled)(*args)
 
   return call
@@ -139,12 +137,12 @@ def fused_update(
       variables' next values.
 
   Returns:
-    A function of a list of variables and of `fn`'s other tensors. It returns
-    [] bool, which is computed after the variables are updated.
+    A function of a list of variables and the tensors. It returns [] bool, which
+    is computed after the variables are updated.
   """
 
-  # XLA writes the next value over the previous value if nothing else holds
-  # the previous value, so that there is no second copy of the variables.
+  # If nothing else holds the previous value, XLA writes the next value over it,
+  # so that there is no second copy of the variables.
   def update(handles, like, *others):
     values = []
     for handle, dtype in handles:
@@ -169,8 +167,7 @@ def fused_update(
 def function(fn: Callable[..., object]) -> Callable[..., object]:
   """Traces fn once per graph; each call adds one operation to the graph.
 
-  Args:
-    fn: function of tensors, whose shapes are the same in all calls.
+  The shapes of the tensors that fn takes are the same in all calls.
   """
   return _in_each_graph(fn)
 
@@ -181,17 +178,16 @@ def in_xla_computation() -> bool:
   return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
-# On a CPU XLA sums a tensor one number after another, and each addition waits
-# for the previous addition. Cutting a tensor into eight parts and adding the
-# parts uses vector instructions and all cores. (Sixteen parts are slow on old
-# CPUs.) TensorFlow's sums are not used, because their bits depend on the number
-# of cores.
+# On a CPU, XLA sums a tensor one number after another, and each addition waits
+# for the previous one. So a tensor is first split into eight parts, which are
+# added with vector instructions on all cores. (Sixteen parts are slow on old
+# CPUs.) The bits of TensorFlow's own sums depend on the number of cores.
 _PARTS = 8
 
-# XLA passes sums of at least _MOST numbers to the library YNNPACK. In TF 2.21
-# two threads may prepare such a sum at the same time and write to a list
-# without a lock (`EmitYnnFusionBuilder`), which crashed about one training
-# process in a thousand in its first step.
+# XLA passes sums of at least _MOST numbers to the library YNNPACK, so `_sum`
+# splits longer tensors. In TF 2.21, two threads that prepare such sums write to
+# one list without a lock (`EmitYnnFusionBuilder`), which crashed about one
+# training process in a thousand in its first step.
 _MOST = 4096
 
 

@@ -10,8 +10,8 @@ For a variable p with gradient g, clipped by the global norm, at step k:
   m  <-  beta1 m + (1 - beta1) lr max(1e-3, RMS(p)) u
   p  <-  p (1 - lr^2) - m                            lr = min(1e-2, 1/sqrt(k))
 
-This is Adam with a learning rate relative to the root mean square of each
-variable. If NORM_SCALE is "zero_centered", p is a norm's scale minus one.
+This is Adam with a learning rate relative to the variable's root mean square
+(RMS). If NORM_SCALE is "zero_centered", p is a norm's scale minus one.
 """
 
 import collections
@@ -37,8 +37,7 @@ from palm_mtf.optim.second_moment import (
 )
 
 # m (momentum) and v (second moment) start at zero; v needs no bias correction,
-# because beta2 is 0 at the first step. A part of the algorithm that
-# AdafactorConfig turns off costs neither memory nor time.
+# because beta2 is 0 at the first step.
 #
 # The update makes two passes over memory, one for the root mean squares and one
 # for the assignments; a factored v takes a third pass. Every assigned value
@@ -67,7 +66,7 @@ def _factored_squares(g, clip, one_minus_beta2, row, column):
 
 
 def _step_values(p, m, u, scalars):
-  # `m` is [] if there is no momentum. Returns the next variable p and moment m.
+  # Returns the next p and the next m; `m` is [] if there is no momentum.
   _, _, beta1, step_size, shrink, center = scalars
   change = step_size * u
   if m:
@@ -105,8 +104,8 @@ class _Parameter:
     center: float,
   ):
     # `slots` maps the names of optimizer slots to variables; `scalars` are the
-    # clip factor and 1 - beta2.
-    # The variable p decays towards `center`, and RMS(p) measures p - center.
+    # clip factor and 1 - beta2. p decays towards `center`, and RMS(p) is that
+    # of p - center.
     self.name = variable.name
     self.center = center
     self.size = math.prod(variable.sizes)
@@ -124,8 +123,8 @@ class _Parameter:
     self._p = values.pop("")
     self._g = lowering.tensors[gradient]
     self._clip, self._decay = (lowering.tensors[x] for x in scalars)
-    # u is computed from v or, if v is factored, from the next row means r and
-    # column means c.
+    # u is computed from v or, if v is factored, from the next row means and
+    # column means.
     self._moment, self._next_means = tuple(values.values()), ()
     self._squares, self._step, self._factors = _full_squares, _full_step, ()
     if len(self._moment) > 1:
@@ -140,23 +139,18 @@ class _Parameter:
       self._moment = self._factors
 
   def parameter_squares(self):
-    """Returns the sum of (p - center)^2, [] float32, laid out."""
+    # Returns the sum of (p - center)^2, a LaidOutTensor [] float32.
     squares = self._mesh_impl.slicewise(_sum_of_squares, self._p, self.center)
     return self._all_reduce(squares)
 
   def update_squares(self):
-    """Returns the sum of u^2 (u is the update), [] float32, laid out."""
+    # Returns the sum of u^2, a LaidOutTensor [] float32.
     operands = self._g, self._clip, self._decay, *self._moment
     return self._all_reduce(self._mesh_impl.slicewise(self._squares, *operands))
 
   def assign(self, scalars, is_finite) -> list[tf.Operation]:
-    """Returns operations that assign each slice of p and of its slots.
-
-    Args:
-      scalars: clip factor, 1 - beta2, beta1, step size, the share by which p
-        shrinks, and the center of p, [6] float32, laid out.
-      is_finite: whether the step is finite, [] bool, laid out.
-    """
+    # Returns operations that assign each slice of p and of its slots. `scalars`
+    # is the result of `AdafactorUpdate._scalars`.
     slots, mesh_impl = self._variables, self._mesh_impl
     whole = [x for x in ("", "momentum", "second_moment") if x in slots]
     operations = mesh_impl.update_if_finite(
@@ -171,16 +165,15 @@ class _Parameter:
     return operations
 
   def _all_reduce(self, x):
-    # All-reduces one number over the mesh axes that split the variable.
     axes = split_axes(self._mesh_impl, self._dims)
     return self._mesh_impl.allreduce(x, axes, "SUM")
 
 
 class AdafactorUpdate(mtf.Operation):
-  """Updates a group of variables (see `scale_groups`) and their moments.
+  """Updates variables that share a root mean square, and their moments.
 
   Attributes:
-    sums_of_squares: one SumOfSquares per variable, then one per update.
+    sums_of_squares: a SumOfSquares of each variable, then of each update.
   """
 
   def __init__(
@@ -191,7 +184,7 @@ class AdafactorUpdate(mtf.Operation):
     is_finite: mtf.Tensor,
     config: AdafactorConfig,
   ):
-    """Makes the optimizer slots; for the arguments see `adafactor_updates`."""
+    # Makes the optimizer slots; for the arguments see `adafactor_updates`.
     state = optimizer_state(config)
     self._slots = [
       {
@@ -273,8 +266,8 @@ class AdafactorUpdate(mtf.Operation):
     is_decayed,
     center,
   ):
-    # Returns the scalars of `_step_values`, [6] float32. Devices compute them,
-    # so that no step waits for the session's client.
+    # Returns the scalars of `_step_values`, [6] float32. Devices compute these
+    # scalars, so that no step waits for the session's client.
     config = self._config
     step_size = (1.0 - config.beta1) * learning_rate
     if config.parameter_scale != "off":
@@ -306,7 +299,7 @@ def adafactor_updates(
     scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
     is_finite: whether the step's losses and gradient norm are finite, [] bool;
       if false, nothing is updated.
-    config: settings, of which schedules, GRADIENT_CLIP and Z_LOSS are unused.
+    config: settings; schedules, GRADIENT_CLIP and Z_LOSS are unused.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
   return [
@@ -322,12 +315,11 @@ def adafactor_updates(
 
 
 # The PaLM paper multiplies the learning rate by the root mean square of "the
-# parameter matrix", but does not say what the matrices are. PARAMETER_SCALE
-# chooses. With "variable", each variable is one matrix. With "stacked", the
-# matrices are those of PaLM's published inference code, where three matrices
-# hold the kernels of all layers. The table below gives each kernel's matrix.
-# With "stacked", the scales of all layers' `norm` are also one matrix, and so
-# are the scales of all layers' `mlp_norm`.
+# parameter matrix", but does not say what the matrices are. If PARAMETER_SCALE
+# is "variable", each variable is one matrix. If it is "stacked", the matrices
+# are those of PaLM's published inference code, where three matrices hold the
+# kernels of all layers: the table below names each kernel's matrix. The scales
+# of all layers' `norm` are then also one matrix, as are those of `mlp_norm`.
 _STACKED_WITH = {
   "q": "q_wi",
   "wi_gate": "q_wi",
@@ -340,12 +332,11 @@ _STACKED_WITH = {
 
 
 def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
-  """Returns groups of variables that share a root mean square.
+  """Returns groups of variables, as indices in `names`, that share an RMS.
 
-  A variable is given by its index in `names`.
+  For "stacked" and names ["layer_000/mlp/wi", "final_norm/scale",
+  "layer_001/mlp/wi"] the groups are [[0, 2], [1]].
   """
-  # For ["layer_000/mlp/wi", "final_norm/scale", "layer_001/mlp/wi"] and
-  # "stacked" the groups are [[0, 2], [1]].
   groups: dict[str, list[int]] = {}
   for position, name in enumerate(names):
     key = name
@@ -357,7 +348,7 @@ def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
 
 
 def is_decayed(name: str, weight_decay_on: str) -> bool:
-  """Returns whether WEIGHT_DECAY_ON includes a parameter."""
+  """Returns whether a parameter has weight decay, by WEIGHT_DECAY_ON."""
   if weight_decay_on == "all":
     return True
   if weight_decay_on == "all_but_scales":
@@ -367,9 +358,9 @@ def is_decayed(name: str, weight_decay_on: str) -> bool:
 
 def center_of(name: str, norm_scale: str) -> float:
   """Returns the value towards which a parameter decays: 1 or 0."""
-  # Google's published code stores a norm's scale minus 1, so its optimizer
-  # works on scale - 1. Our optimizer does so if NORM_SCALE is "zero_centered",
-  # but checkpoints always hold the scale itself.
+  # Google's published code stores scale - 1 for a norm, so its optimizer works
+  # on scale - 1. This optimizer does so if NORM_SCALE is "zero_centered", but
+  # checkpoints always hold the scale itself.
   is_centered = norm_scale == "zero_centered" and parse_name(name).is_scale
   return 1.0 if is_centered else 0.0
 
@@ -377,24 +368,23 @@ def center_of(name: str, norm_scale: str) -> float:
 class SumOfSquares(NamedTuple):
   """Sum of squares of one variable, or of its update, in one step."""
 
-  # "parameter": the sum of (p - center)^2 before the step (see `center_of`).
-  # "update": the sum of u^2, before UPDATE_CLIP limits the root mean square.
+  # "parameter": `value` is the sum of (p - center)^2 before the step.
+  # "update": `value` is the sum of u^2 before UPDATE_CLIP scales u.
   of: str
   variable: str
   size: int  # number of elements of the variable
-  # the sum, [] float32; a tf.Tensor once the graph is lowered
-  value: mtf.Tensor | tf.Tensor
+  value: mtf.Tensor | tf.Tensor  # [] float32; tf.Tensor in a lowered graph
 
 
 def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
   """Adds up float32 tensors of one shape in the given order."""
-  # tf.add_n would begin with any term whose buffer nothing else holds. Another
-  # step may begin with another term, and differ in the last bit of the sum.
+  # tf.add_n would begin with any term whose buffer nothing else holds, so that
+  # the order, and with it the last bit of the sum, could differ between steps.
   return tf.reduce_sum(tf.stack(terms), axis=0)
 
 
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
-  """Returns root mean squares by metric name, [] float32 each.
+  """Returns {metric name: root mean square, [] float32}.
 
   Names are "update_rms/<kind>" and "parameter_rms/<kind>". A kind is
   "embedding", "norm", "attention" or "mlp", and has variables of all layers.

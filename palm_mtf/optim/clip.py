@@ -15,9 +15,11 @@ def _sum_of_squares(x):
 
 
 def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
-  """Returns the sum of squares of each gradient, [] float32."""
-  # A split gradient needs an all-reduce of one number. A sum is finite only if
-  # the whole gradient is finite.
+  """Returns the sum of squares of each gradient, [] float32.
+
+  A sum is finite only if the whole gradient is finite.
+  """
+  # A split gradient needs an all-reduce of one number.
   return [
     WholeSlice(
       _sum_of_squares,
@@ -31,20 +33,12 @@ def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
 
 
 def global_norm(sums: Sequence[mtf.Tensor]) -> mtf.Tensor:
-  """Returns the L2 norm of all gradients together, [] float32.
-
-  Args:
-    sums: sum of squares of each gradient, from `sums_of_squares`.
-  """
+  """Returns the L2 norm of all gradients, [] float32; see `sums_of_squares`."""
   return mtf.sqrt(mtf.add_n(sums))
 
 
 def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
-  """Returns whether no number is infinite or NaN, [] bool.
-
-  Args:
-    numbers: tensors of one mesh, [] float32 each.
-  """
+  """Returns whether none of `numbers`, [] float32 each, is infinite or NaN."""
   return mtf.cwise(
     lambda *xs: tf.reduce_all(tf.math.is_finite(tf.stack(xs))),
     numbers,
@@ -53,7 +47,7 @@ def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
 
 
 def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
-  """Returns the factor by which to clip: min(1, largest / norm), [] float32.
+  """Returns the factor of all gradients, min(1, largest / norm), [] float32.
 
   Args:
     norm: [], float32, from `global_norm`.

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of learning rate and beta2 by step k = 1, 2, ... (PaLM, section 5).
+"""Learning rate and beta2 at step k = 1, 2, ... (PaLM, section 5).
 
 lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))    "palm"
              = LEARNING_RATE                       "constant"
@@ -16,7 +16,7 @@ import math
 from palm_mtf._tf import tf
 from palm_mtf.config import AdafactorConfig
 
-_LEAST = 0.1  # share of LEARNING_RATE that a cosine ends with
+_LEAST = 0.1  # the cosine ends at this share of LEARNING_RATE
 
 
 def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
@@ -32,6 +32,6 @@ def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
 
 def one_minus_beta2(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
   """Returns 1 - beta2(k), [] float32, for step k, [] float32."""
-  # Callers do not subtract beta2 from 1: at PaLM's last step 1 - beta2 is 5e-5,
-  # and in float32 1 - (1 - 5e-5) has a relative error of a thousandth.
+  # Callers do not use beta2, because at PaLM's last step 1 - beta2 is 5e-5, and
+  # in float32 1 - (1 - 5e-5) has a relative error of a thousandth.
   return tf.pow(k, -config.beta2_exponent)

@@ -17,8 +17,8 @@ from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
 # The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018), which
-# keeps sums of rows and columns. This module keeps their means instead, m + n
-# numbers for an m x n matrix; the update u is the same.
+# keeps sums of rows and columns. This module keeps means instead, m + n numbers
+# for an m x n matrix; the update u is the same.
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 
@@ -34,8 +34,8 @@ def full_update(g, one_minus_beta2, v):
 
 
 def factored_update(g, one_minus_beta2, row, column):
-  """Returns (update u,), from the results of `row_and_column_factors`."""
-  del one_minus_beta2  # `row` and `column` include it
+  """Returns (u,); `row` and `column` are from `row_and_column_factors`."""
+  del one_minus_beta2
   ones = [1] * column.shape.rank
   return (g * tf.reshape(row, [*row.shape, *ones]) * column,)
 
@@ -43,7 +43,6 @@ def factored_update(g, one_minus_beta2, row, column):
 @fused
 def _row_and_column_sums(g, clip, rows):
   # Returns the sum of g^2 + 1e-30 in each row and in each column of one slice.
-  # The full form of v does not need this pass over g.
   g = tf.cast(g, tf.float32) * clip
   squares = tf.square(g) + GRADIENT_FLOOR
   every = list(range(g.shape.rank))
@@ -54,7 +53,7 @@ def _row_and_column_sums(g, clip, rows):
 
 
 class FactoredMoment:
-  """The factored second moment of a lowered matrix: row and column means."""
+  """The factored second moment of a matrix: row and column means."""
 
   def __init__(
     self,
@@ -63,14 +62,8 @@ class FactoredMoment:
     sizes: Sequence[int],
     rows: int,
   ):
-    """Counts the rows and columns of the matrix.
-
-    Args:
-      mesh_impl: devices and layout.
-      dims: dimensions of the matrix.
-      sizes: sizes of the dimensions without padding; means exclude padding.
-      rows: number of leading dimensions whose indices form the row index.
-    """
+    # `sizes` exclude padding, and so do the means. The first `rows` of `dims`
+    # form the row index; the other dimensions form the column index.
     self._mesh_impl = mesh_impl
     self._row_dims, self._column_dims = dims[:rows], dims[rows:]
     self._num_rows = float(math.prod(sizes[:rows]))
@@ -80,11 +73,11 @@ class FactoredMoment:
     """Returns row means r and column means c after the step.
 
     Args:
-      g: the gradient, laid out, any float dtype.
+      g: the gradient, a LaidOutTensor of any float dtype.
       clip: factor by which g is multiplied, [] float32.
       one_minus_beta2: 1 - beta2, [] float32.
-      row: r before the step, laid out, float32; the next r is laid out alike.
-      column: c before the step, laid out, float32.
+      row: r before the step, a LaidOutTensor, float32.
+      column: c before the step, a LaidOutTensor, float32.
     """
     sums = self._mesh_impl.slicewise(
       _row_and_column_sums, g, clip, len(self._row_dims)
@@ -115,9 +108,8 @@ class FactoredMoment:
   def row_and_column_factors(self, row, column) -> tuple:
     """Returns 1 / sqrt(r / mean(r)) and 1 / sqrt(c).
 
-    The gradient times both is the update u, before clipping.
+    The product of the gradient and these factors is u before UPDATE_CLIP.
     """
-    # If rows are split, the sum of r, one number, is all-reduced.
     total = self._mesh_impl.slicewise(tf.reduce_sum, row)
     total = self._all_reduce(total, self._row_dims)
     return (

@@ -11,9 +11,9 @@ from palm_mtf.mesh.placement import Placement
 from palm_mtf.model.dims import Dims
 
 FEATURE_DTYPES = {
-  "inputs": tf.int32,  # the tokens before `targets`
-  "targets": tf.int32,  # the tokens to predict
-  "segments": tf.int32,  # ids; tokens attend within their segment; default: 0
+  "inputs": tf.int32,  # id of the token before each target
+  "targets": tf.int32,  # id of the token to predict
+  "segments": tf.int32,  # segment ids, which bound attention; default: 0
   "loss_weights": tf.float32,  # weight of each target in the loss; default: 1
   "prefix": tf.int32,  # 1 for inputs that attend in both directions; default: 0
 }
@@ -21,10 +21,10 @@ REQUIRED_FEATURES = ("inputs", "targets")
 
 
 # A function that builds the operations by which a server reads one part of a
-# step's batch. A part is one microbatch of one pod. The function returns one
-# tensor per feature. Its arguments are the name of the server's CPU; the number
-# of steps done before, [] int64; the index of the part in the batch, [] int32;
-# and the number of parts in the batch.
+# step's batch: one microbatch of one pod. The function returns one tensor per
+# feature. Its arguments are the name of the server's CPU; the number of steps
+# done before, [] int64; the index of the part in the batch, [] int32; and the
+# number of parts in the batch.
 ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
 
 
@@ -45,12 +45,8 @@ class Feature(NamedTuple):
 def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
   """Returns the dtypes and shapes of PaLM's features, [batch, length] each.
 
-  Args:
-    names: names of the features to return.
-    dims: dimensions of the model.
-
   Raises:
-    UserError: if a feature is unknown, or inputs or targets are missing.
+    UserError: a feature is unknown, or inputs or targets are missing.
   """
   for name in names:
     check_choice("feature", name, FEATURE_DTYPES)
@@ -69,10 +65,7 @@ def make_placeholders(
 ) -> dict[str, tf.Tensor]:
   """Makes a placeholder for each feature on the current device.
 
-  Args:
-    features: dtypes and shapes, by name.
-    values: default value of each feature; None if every call feeds all
-      features.
+  `values` has the default value of each feature; None if every call feeds all.
   """
   if values is None:
     return {
@@ -93,13 +86,13 @@ def import_features(
   fed: Mapping[str, Mapping[str, tf.Tensor]],
   features: Mapping[str, Feature],
 ) -> dict[str, mtf.Tensor]:
-  """Imports the features into a mesh.
+  """Imports the features of a microbatch into a pod's mesh.
 
   Args:
     mesh: mesh of the pod.
     placement: devices of the pod.
-    fed: {CPU: {feature: placeholder on that CPU}}, with one CPU for each
-      process that imports the features. CPU is the name of a device.
+    fed: {name of a CPU device: {feature: placeholder on this CPU}}, with one
+      CPU for each process that imports the features.
     features: dtypes and shapes, by name.
   """
   # Each process sends each of its devices only the device's rows.

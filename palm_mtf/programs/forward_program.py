@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Forward pass of one pod: computes logits and loss of a batch."""
+"""Computes the logits and the loss of a batch on one pod."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class ForwardProgram:
   """Forward pass of one pod.
 
   Attributes:
-    features: placeholders of a batch, by name, in the order in which
-      `build_forward_program` got the names.
+    features: placeholders of a batch, by name, in the order of the argument
+      `features` of `build_forward_program`.
     logits: [batch, length, vocab], LOGITS_DTYPE; do not depend on targets and
       loss_weights.
     loss: [], float32: mean of -log p(target), in nats, weighted by the loss
@@ -55,13 +55,13 @@ def build_forward_program(
   """Builds the logits and the loss of a batch in the current tf.Graph.
 
   Args:
-    config: the architecture.
+    config: architecture.
     mesh_layout: devices and layout rules, checked against `config`.
     batch_size: sequences in one pass.
     features: keys of FEATURE_DTYPES that every batch has.
 
   Raises:
-    UserError: if a feature is unknown, or inputs or targets are missing.
+    UserError: a feature is unknown, or inputs or targets are missing.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)

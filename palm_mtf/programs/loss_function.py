@@ -35,8 +35,7 @@ class LossSums:
   Attributes:
     terms: sum of each term of the loss, by the term's name; "loss" is first.
       Training minimizes the sum of all terms.
-    weight: sum of the rows' loss weights; dividing `terms` by `weight` gives
-      means.
+    weight: sum of the rows' loss weights, which divides `terms` to give means.
   """
 
   terms: Mapping[str, mtf.Tensor]
@@ -80,11 +79,7 @@ class LossFunction(Protocol):
 
 
 class PalmLoss:
-  """`LossFunction` of PaLM: cross-entropy and z-loss of every token.
-
-  Attributes:
-    features: dtype and shape of each feature of a microbatch, by name.
-  """
+  """`LossFunction` of PaLM: cross-entropy and z-loss of every token."""
 
   def __init__(
     self,
@@ -96,7 +91,7 @@ class PalmLoss:
     num_rows: int,
     seed: int,
   ):
-    """Takes the settings.
+    """Checks the features.
 
     Args:
       config: architecture.
@@ -107,7 +102,7 @@ class PalmLoss:
       seed: seed of the initial weights and of dropout.
 
     Raises:
-      UserError: if a feature is unknown, or inputs or targets are missing.
+      UserError: a feature is unknown, or inputs or targets are missing.
     """
     self._config, self._optimizer, self._seed = config, optimizer, seed
     self._dims = model_dims(config, num_rows, mesh_layout)
@@ -120,7 +115,7 @@ class PalmLoss:
     batch: Mapping[str, mtf.Tensor],
     dropout_state: tf.Tensor,
   ) -> LossSums:
-    """Makes the variables; returns the sums; see `LossFunction`."""
+    """Makes the variables; returns the sums (see `LossFunction`)."""
     config, dims, dropout = self._config, self._dims, None
     if self._optimizer.dropout:
       shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
@@ -136,8 +131,8 @@ class PalmLoss:
     logits = Palm(config, dims, weights, dropout).logits(
       batch["inputs"], batch.get("segments"), batch.get("prefix")
     )
-    # The gradient of the logits is multiplied by activations, so it is computed
-    # in the activations' dtype.
+    # Compute the gradient of the logits in the dtype of the activations, by
+    # which the gradient is multiplied.
     token_loss, log_z = cross_entropy(
       logits, batch["targets"], tf.as_dtype(config.activation_dtype)
     )

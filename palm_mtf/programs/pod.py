@@ -6,7 +6,7 @@ gradients   forward and backward pass of the pod's share of the batch
 sums        sums of losses and gradients: per microbatch, per step, of all pods
 update      global clipping and Adafactor; the same on all pods
 
-All microbatches of a step but the last add their sums to float32 accumulators.
+Every microbatch of a step but the last adds its sums to float32 accumulators.
 The last microbatch runs in one call with exchange and update, which use the
 accumulators plus the last microbatch's sums. Memory thus holds the activations
 of only one microbatch, and a gradient is sent to other pods while the backward
@@ -56,14 +56,10 @@ class Sums:
 
 
 def sum_microbatch(losses: LossSums, variables: Sequence[mtf.Variable]) -> Sums:
-  """Returns the sums of one microbatch.
-
-  Args:
-    losses: losses of the microbatch.
-    variables: trained variables.
+  """Returns the losses and gradients of one microbatch.
 
   Raises:
-    UserError: if the loss does not depend on one of `variables`.
+    UserError: the loss does not depend on one of the trained `variables`.
   """
   gradients = mtf.gradients([losses.total], [v.value for v in variables])
   for variable, gradient in zip(variables, gradients, strict=True):
@@ -81,18 +77,13 @@ def _add(total, value):
 
 
 class Accumulate(mtf.Operation):
-  """Adds its input to an accumulator; runs on all microbatches but the last.
-
-  Attributes:
-    sum_name: name of the accumulator.
-    accumulator: variable that holds the sum.
-  """
+  """Adds its input to a variable; runs on all microbatches but the last."""
 
   def __init__(self, name: str, value: mtf.Tensor, is_first: tf.Tensor):
-    """Makes the accumulator `name`, which no checkpoint holds.
+    """Makes the variable, which no checkpoint holds.
 
     Args:
-      name: name of the accumulator, which no other variable has.
+      name: name of the variable, which no other variable has.
       value: term to add, any float dtype.
       is_first: [], bool; if true, `value` replaces the sum.
     """
@@ -111,10 +102,9 @@ class Accumulate(mtf.Operation):
 
 
 class AccumulatedSum(mtf.Operation):
-  """Outputs an accumulator plus the last microbatch's value."""
+  """Outputs the sum of `Accumulate` plus the last microbatch's value."""
 
   def __init__(self, accumulate: Accumulate):
-    """Takes the accumulator and the input of `accumulate`."""
     super().__init__(accumulate.inputs, name=f"{accumulate.sum_name}/read")
     self._accumulator = accumulate.accumulator
     (value,) = accumulate.inputs
@@ -137,8 +127,8 @@ def _lay_out(
   lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
 ) -> tuple[object, object, list[int]]:
   """Returns accumulator slices, value slices, and axes to all-reduce over."""
-  # Each device accumulates its own part of a sum over a split dimension. The
-  # parts are all-reduced when the sum is read, once per step.
+  # If a sum is over a split dimension, each device accumulates its own part.
+  # The parts are all-reduced when the sum is read, once per step.
   sums = lowering.variables[accumulator].laid_out_tensor
   laid_out = lowering.tensors[value]
   if isinstance(laid_out, mtf.LazyAllreduceSum):
@@ -151,15 +141,11 @@ def accumulate_sums(
 ) -> tuple[Sums, list[Accumulate]]:
   """Accumulates the sums of a step's microbatches.
 
-  Args:
-    sums: sums of one microbatch.
-    variables: trained variables.
-    is_first: whether this microbatch is the first of its step, [], bool.
+  `is_first`, [] bool, says whether this microbatch is the first of its step.
 
   Returns:
-    Two results. The first holds the sums over the step, which the session.run
-    of the step's last microbatch reads. The second lists the operations to run
-    on each earlier microbatch.
+    The sums over the step, for the session.run of the step's last microbatch;
+    and the operations to run on each earlier microbatch.
   """
   terms = sums.losses.terms
   values = {f"{name}_sum": value for name, value in terms.items()}
@@ -175,24 +161,21 @@ def accumulate_sums(
 
 
 def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
-  """Returns the sums over all pods: for each pod, a copy on the pod's mesh.
+  """Returns, for each pod, the sums over all pods, on the pod's mesh.
 
-  Args:
-    pods: sums of each pod, on the pod's mesh.
-    dtype: dtype in which pods send gradients.
+  Pods send each other gradients in `dtype`.
   """
   if len(pods) == 1:
     return list(pods)
-  # Losses and weight are few numbers, so each device sends all of them, in
-  # float32.
+  # Each device sends all losses and the weight, which are few, in float32.
   names = list(pods[0].losses.terms)
   numbers = zip(
     *([*x.losses.terms.values(), x.losses.weight] for x in pods), strict=True
   )
   exchanged = [[Exchange(x, y.mesh).outputs[0] for y in x] for x in numbers]
   for gradients in zip(*(x.gradients for x in pods), strict=True):
-    # The devices of a pod send different parts of the gradient. A pod also
-    # rounds its own gradient to `dtype`, so that all pods add the same numbers.
+    # Each device of a pod sends another part of the gradient. A pod also rounds
+    # its own gradient to `dtype`, so that all pods add the same numbers.
     own = [OwnPart(x, dtype) for x in gradients]
     parts = [x.outputs[0] for x in own]
     exchanged.append([Exchange(parts, x.mesh, x).outputs[0] for x in own])
@@ -224,7 +207,7 @@ class Gradients:
 class Update:
   """The update of one pod from sums over all pods; tensors are [] float32.
 
-  All pods use the same sums, so that the variables of all pods stay equal.
+  All pods use the same sums, so that their variables stay equal.
   """
 
   operations: list[AdafactorUpdate]
@@ -278,15 +261,12 @@ class PodBuilder:
   ) -> Gradients:
     """Builds forward and backward pass of a pod.
 
-    Args:
-      pod: index of the pod.
-      placement: devices of the pod.
-      read: builds the operations by which servers read features; None if the
-        client feeds all features.
+    `read` builds the operations by which servers read features; None if the
+    client feeds all features.
     """
     mesh = mtf.Mesh(self._graph, f"pod_{pod}")
-    # The pod's process holds the placeholders, so that the client sends each
-    # pod only the pod's rows.
+    # Place the placeholders in the pod's process, so that the client sends each
+    # pod only its rows.
     with tf.device(placement.cpu):
       by_cpu = self._make_placeholders(pod, placement, read)
       first, *copies = by_cpu.values()
@@ -337,14 +317,12 @@ class PodBuilder:
   ) -> dict[str, tf.Tensor]:
     """Returns, by name, the numbers that a pod's devices need for a microbatch.
 
-    Args:
-      pod: index of the pod.
-      step: number of steps done before, [], int64.
-      microbatch: index of the microbatch in the step, [], int32.
+    `step`, [] int64, is the number of steps done before. `microbatch`, []
+    int32, is the index of the microbatch in the step.
     """
     k = tf.cast(step + 1, tf.float32)
     # Dropout of a row depends on SEED, the step, and the row's index in the
-    # batch of all pods, not on how rows are divided into pods and microbatches.
+    # batch of all pods, but not on the numbers of pods and microbatches.
     first_row = pod * self._pod_batch_size
     first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
     dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped
@@ -365,8 +343,8 @@ class PodBuilder:
       losses = {name: x / weight for name, x in sums.losses.terms.items()}
       losses["grad_norm"] = global_norm(squares) / weight
       is_finite = all_finite(list(losses.values()))
-      # Dividing the gradients would take a pass over large tensors. They stay
-      # sums, and their clipping factor is divided by the weight instead.
+      # Dividing the gradients would take a pass over large tensors. Instead the
+      # clipping factor, by which they are multiplied, is divided by the weight.
       clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
       scalars = [
         clip / weight,

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The graph of a training step, which a client runs.
+"""The TensorFlow graph of a training step.
 
 gradients  each pod: forward and backward pass of its share of the batch
 exchange   each pod sends its gradients to all other pods (pod.py)
@@ -31,13 +31,13 @@ from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 class PodProgram:
   """One pod's part of a training step."""
 
-  # Placeholders of the pod's rows of a microbatch, by name, in the order in
-  # which `build_train_program` got the names.
+  # Placeholders of the pod's rows of a microbatch, by name, in the order of the
+  # argument `features` of `build_train_program`.
   features: dict[str, tf.Tensor]
   copies: list[dict[str, tf.Tensor]]  # of `features`, on the pod's other hosts
   # Mean loss of these rows, for PaLM in nats per token, [] float32. Fetching
-  # only `loss` runs only the forward pass. To average several fetches, weight
-  # each by its `weight_sum`, [] float32.
+  # only `loss` runs only the forward pass. A mean over several fetches weights
+  # each loss by its `weight_sum`, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor
   slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
@@ -66,10 +66,10 @@ class LoopProgram:
   max_steps: int
   num_steps: tf.Tensor  # feed the number of steps to run, [] int32
   # Number of steps that were run, [] int32. The loop ends early after a step
-  # whose loss or gradients are not finite; the number includes this step, which
-  # changes no variable.
+  # whose loss or gradients are not finite. That step counts here, but changes
+  # no variable.
   num_done: tf.Tensor
-  is_finite: tf.Tensor  # whether the last step is finite, [] bool
+  is_finite: tf.Tensor  # of the last step, as in TrainProgram
   metrics: dict[str, tf.Tensor]  # as in TrainProgram, [steps] float32 each
 
 
@@ -105,7 +105,7 @@ class TrainProgram:
   parameters: list[str]  # names of the trained variables, in the model's order
   initialize: tf.Operation  # draws the initial weights
   devices: Devices
-  servers_read: bool  # whether servers read the features that are not fed
+  servers_read: bool  # servers read features that are not fed
   loop: LoopProgram | None  # if STEPS_PER_LOOP is above 1
 
   @property
@@ -139,7 +139,7 @@ def build_train_program(
     devices: devices of the pods; None for the CPUs or GPUs of this process.
 
   Raises:
-    UserError: if a feature is unknown, or inputs or targets are missing.
+    UserError: a feature is unknown, or inputs or targets are missing.
   """
   names, read = features, None
   if isinstance(features, ServerFeatures):
@@ -175,13 +175,10 @@ def build_program(
 ) -> TrainProgram:
   """Builds a training step of any model in the current tf.Graph.
 
+  For the other arguments see `build_train_program`.
+
   Args:
     loss_function: model and loss of a microbatch.
-    mesh_layout: axes and layout rules of each pod.
-    optimizer: schedule, clipping and decay.
-    batch_size: rows in one step, over all pods.
-    pods: number of pods, and the dtype of gradients between them.
-    devices: devices of the pods; None for the CPUs or GPUs of this process.
     read: builds the operations by which servers read features; None if the
       client feeds all features.
   """
@@ -205,8 +202,7 @@ def build_program(
   mean_losses = [
     {"loss": x.losses.mean_loss, "weight_sum": x.losses.weight} for x in built
   ]
-  # The code above built Mesh TensorFlow operations. The code below lowers them
-  # to TensorFlow operations.
+  # The lines above build Mesh TensorFlow operations, those below lower them.
   lowering = built[0].placement.lower({x.mesh: x.placement for x in built})
   losses = [lowering.call(x)[0] for x in mean_losses]
   accumulate = [lowering.call({}, pod.accumulations)[1] for pod in built]
@@ -242,7 +238,7 @@ def build_program(
 def _drop_accumulators(
   pod: Gradients, slices: Mapping[str, list[Slice]]
 ) -> dict[str, list[Slice]]:
-  """Returns all slices but those of accumulators, which no checkpoint holds."""
+  """Returns the slices without those of accumulators, which are not saved."""
   sums = {each.sum_name for each in pod.accumulations}
   return {key: x for key, x in slices.items() if sums.isdisjoint(x[0].names)}
 
@@ -250,9 +246,9 @@ def _drop_accumulators(
 def _lower_step(
   pod: Gradients, updates: Sequence[Update], lowering: Lowering
 ) -> dict[str, object]:
-  """Lowers a step's last session.run; returns fields of TrainProgram."""
+  """Lowers the last session.run of a step; returns fields of TrainProgram."""
   operations = [x for update in updates for x in update.operations]
-  # All pods compute the same numbers, so only the first pod's are fetched.
+  # All pods compute the same numbers, so fetch only the first pod's.
   update = updates[0]
   values, done = lowering.call(update.fetched, operations)
   with tf.device(pod.placement.cpu):
@@ -273,7 +269,6 @@ def _lower_step(
 def _make_metrics(
   update: Update, values: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-  """Returns the metrics of one step ([] each) or of a loop ([steps] each)."""
   measured = (x for each in update.operations for x in each.sums_of_squares)
   return {
     **{name: values[name] for name in update.losses},
@@ -293,7 +288,7 @@ def _lower_loop(
 ) -> LoopProgram:
   """Lowers a loop over several steps of a pod.
 
-  Call `_lower_step` first, because a loop uses only variables that an earlier
+  Call `_lower_step` first: a loop uses only variables that an earlier
   computation has used.
   """
   num_microbatches = mesh_layout.num_microbatches

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures what plans need to know about this machine (`plan --calibrate`).
 
-Small models (probes) train for a few steps. The rate of matrix products is
-measured separately. The rest of a step's time goes to passes over memory, whose
-kinds accounting/memory.py lists; each probe spends most of this rest on a
-different kind. Each probe gives a linear equation, and their solution is the
-seconds per byte of each kind.
+Matrix products are timed separately, and small models (probes) train for a few
+steps. The rest of a step's time goes to passes, which are other operations;
+accounting/memory.py lists the kinds of passes. Each probe spends most of this
+rest on a different kind, and gives one linear equation for the seconds per byte
+of all kinds.
 """
 
 import contextlib
@@ -81,9 +81,8 @@ class Probe:
     )
 
 
-# One probe model per kind of memory pass. A memory pass is an operation that is
-# not a matrix product, such as a norm or a sum. Apart from matrix products, a
-# probe spends most of its time in passes of the kind that is its key.
+# A key is the kind of pass that takes most of a probe's time, apart from matrix
+# products.
 PROBES = {
   "blocks": Probe(
     d_model=512, d_ff=2048, vocab_size=256, sequence_length=128, batch_size=16
@@ -100,8 +99,8 @@ PROBES = {
 }
 _WARM_UP_STEPS, _STEPS = 2, 5
 _ROUNDS = 100  # iterations of solve_secs, enough to converge
-# Matrix products are timed before and after a timed call, each time for this
-# share of the call's time, but at least for _LEAST_SECS.
+# Before and after a timed call, matrix products are timed for this share of the
+# call's time, but at least for _LEAST_SECS.
 _SHARE, _LEAST_SECS = 0.15, 0.1
 
 
@@ -109,23 +108,23 @@ def calibration() -> dict[str, Any]:
   """Measures this machine; takes half a minute if no other program runs.
 
   Returns:
-    {macro: value} for CHIP = "measured" (`HardwareConfig`), the rates of all
-    cores together.
+    {macro: value} for CHIP = "measured" (`HardwareConfig`), with the rates of
+    all cores together.
   """
-  # Memory is measured first, because a process's peak never falls. The loss's
-  # probe has large products, whose temporary buffers count too.
+  # Memory comes first, because the peak of a process never falls. The loss's
+  # probe has large products, so it counts their temporary buffers too.
   process_bytes = _process_bytes(PROBES["loss"])
   memory_bandwidth = read_bytes_per_sec()
   flops, pass_bandwidths = {}, {}
   for dtype in ("float32", "bfloat16"):
     flops[dtype], pass_bandwidths[dtype] = _rates(dtype, memory_bandwidth)
-  # Virtual devices and pods on one machine exchange data by copies in memory;
-  # a copy reads and writes every byte.
+  # Virtual devices and pods exchange data by copies in memory, and a copy reads
+  # and writes every byte.
   copied = memory_bandwidth / 2
   return {
     "CHIP_BFLOAT16_FLOPS": flops["bfloat16"],
     "CHIP_FLOAT32_FLOPS": flops["float32"],
-    "CHIP_EFFICIENCY": 1.0,  # the FLOPs above are measured, not peak, rates
+    "CHIP_EFFICIENCY": 1.0,  # because the rates above are not peaks
     "CHIP_MEMORY_BYTES": os.sysconf("SC_PHYS_PAGES")
     * os.sysconf("SC_PAGE_SIZE"),
     "CHIP_MEMORY_BANDWIDTH": memory_bandwidth,
@@ -180,7 +179,7 @@ def _process_bytes(probe: Probe) -> int:
 def _rates(
   dtype: str, memory_bandwidth: float
 ) -> tuple[float, dict[str, float]]:
-  """Returns FLOP/s of matrix products, and {kind of pass: bytes/s}."""
+  """Returns the FLOP/s of matrix products, and {kind of pass: bytes/s}."""
   timed = {}
   with pace(tf.as_dtype(dtype)) as machine:
     for kind, probe in PROBES.items():
@@ -188,7 +187,6 @@ def _rates(
         timed[kind] = [machine.time_call(step) for _ in range(_STEPS)]
   traffic, secs = [], []
   for kind, probe in PROBES.items():
-    # Passes take the part of a step's time that matrix products do not take.
     model = describe_remat(probe.model(dtype), _unmeasured_hardware())
     rows = probe.batch_size
     kept = device_bytes(model, _MESH, _OPTIMIZER)
@@ -205,7 +203,8 @@ def _rates(
 class Pace:
   """Times calls, and matrix products before and after each call.
 
-  Other programs are assumed to slow down a call and these products equally.
+  The products show how much other programs slow the call down, because both are
+  assumed to be slowed down equally.
 
   Attributes:
     best_secs: seconds of the fastest product so far.
@@ -223,13 +222,12 @@ class Pace:
     return PRODUCT_FLOPS / self.best_secs
 
   def time_call(self, call: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of a call, and the mean seconds of a product."""
+    """Returns the seconds of a call, and the mean seconds of the products."""
     before = self._time_products()
     self._last_secs = seconds_of(call)
     return self._last_secs, (before + self._time_products()) / 2
 
   def _time_products(self) -> float:
-    """Returns the mean seconds of a product."""
     least = max(_LEAST_SECS, _SHARE * self._last_secs)
     times = []
     while sum(times) < least:
@@ -241,11 +239,10 @@ class Pace:
 def undisturbed_secs(
   secs: float, product_secs: float, best_secs: float
 ) -> float:
-  """Returns the seconds that a call takes if no other program runs.
+  """Returns the seconds that a call would take if no other program ran.
 
-  Example:
-    If a call took 3 s, and products before and after it took 1.5 times their
-    shortest time, an undisturbed call takes 2 s.
+  For example, if the call took 3 s, and products before and after it took 1.5
+  times their shortest time, the result is 2 s.
   """
   return secs * min(1.0, best_secs / product_secs)
 
@@ -256,7 +253,7 @@ def pace(dtype: tf.DType) -> Iterator[Pace]:
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
     factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
     multiply = session.make_callable(matmul(factor, factor).op)
-    multiply()  # makes the kernel
+    multiply()  # the first call makes the kernel
     yield Pace(multiply)
 
 
@@ -269,8 +266,7 @@ def solve_secs(
     traffic: bytes that each probe moves by kind of pass, [probes, kinds]; most
       bytes of each row are on the diagonal.
     secs: seconds of each probe without its matrix products, [probes].
-    least: seconds per byte at the memory bandwidth, a lower bound for every
-      kind.
+    least: lower bound, the seconds per byte at the memory bandwidth.
   """
   # Solve traffic @ solved = secs by Gauss-Seidel iteration, with each value
   # clamped to the bound.

@@ -22,26 +22,19 @@ from palm_mtf.ops.matmul import matmul
 
 _logger = logging.getLogger(__name__)
 
-# A CPU's data sheet gives no useful peak. So we time a product of matrices
-# [size, size] that is large enough to reach the peak.
+# Products of matrices of this size reach the peak of a CPU, whose data sheet
+# gives no useful peak.
 PRODUCT_SIZE = 1536
 PRODUCT_FLOPS = 2 * PRODUCT_SIZE**3  # a multiply-add counts as 2
 _REPEATS = 4
-# The array is larger than any processor's cache, so that it is read from
-# memory, as weights are in decoding.
-_READ_BYTES = 2**28
-# The product that compares float32 with bfloat16 has _TOKENS rows and is timed
+_READ_BYTES = 2**28  # more than a cache holds, so that memory is read
+# To compare bfloat16 with float32, products of _TOKENS rows are timed
 # _COMPARISONS times.
 _TOKENS, _COMPARISONS = 1024, 5
 
 
 def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
-  """Returns the peak FLOP/s of all devices of a run, of which MFU is a share.
-
-  Args:
-    config: settings, of which CHIP, dtype, pods and meshes are used.
-    num_hosts: number of hosts over which the devices are spread.
-  """
+  """Returns the FLOP/s at which the MFU of a run on `num_hosts` is 100%."""
   num_pods = config.pods.num_pods
   num_devices = num_pods * config.mesh_layout.num_devices
   if config.run.chip != MEASURED:
@@ -49,15 +42,15 @@ def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
   dtype = tf.as_dtype(config.model.activation_dtype)
   if gpu_capabilities():  # the measured product runs on one GPU
     return num_devices * measured_flops_per_sec(dtype)
-  # Virtual devices share their CPU, so measure the products of all pods of this
-  # host at once. Other hosts are assumed to be as fast as this host.
+  # Virtual devices share a CPU, so the products of this host's pods run at the
+  # same time. Other hosts are assumed to be as fast as this host.
   pods_of_host = -(-num_pods // num_hosts)
   return num_hosts * measured_flops_per_sec(dtype, pods_of_host)
 
 
 def measured_flops_per_sec(dtype: tf.DType, num_pods: int = 1) -> float:
   """Returns this host's FLOP/s while `num_pods` matrix products run at once."""
-  # This session gets as many threads as later sessions need, because a process
+  # This session has the threads that later sessions need, because a process
   # keeps the number of threads of its first session.
   config = session_config(1, num_pods)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
@@ -68,7 +61,7 @@ def measured_flops_per_sec(dtype: tf.DType, num_pods: int = 1) -> float:
 
 
 def read_bytes_per_sec() -> float:
-  """Returns the memory bandwidth of all cores together, bytes per second."""
+  """Returns the memory bandwidth of all cores together, bytes/s."""
   config = session_config(1)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     array = make_variable(session, [_READ_BYTES // 4], tf.float32)
@@ -79,7 +72,7 @@ def read_bytes_per_sec() -> float:
 def make_variable(
   session: tf.Session, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-  """Returns a variable, all ones; products of constants would be folded."""
+  """Returns a variable of ones; products of constants would be folded."""
   variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
   session.run(variable.initializer)
   return variable
@@ -93,10 +86,8 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def _fastest_secs(call: Callable[[], object]) -> float:
-  """Returns the seconds of the fastest of a few calls."""
-  # The minimum is best, because other programs only slow a call down. The first
-  # call is not timed, because it makes the kernels.
-  call()
+  # The fastest call counts, because other programs only slow calls down.
+  call()  # is not timed, because the first call makes the kernels
   return min(seconds_of(call) for _ in range(_REPEATS))
 
 
@@ -105,22 +96,18 @@ def warn_if_slow(
 ) -> None:
   """Warns if a model multiplies in bfloat16 and this machine emulates bfloat16.
 
-  Args:
-    model: architecture, its dtype resolved.
-    mesh: devices of a pod.
-    config: configuration of the process's sessions.
+  `config` is the configuration that later sessions of the process have too.
   """
   if not is_slow(model, mesh):
     return
-  # This session has the configuration of later sessions, because a process
-  # keeps the threads of its first session.
+  # A process keeps the threads of its first session, which may be this one.
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     products = []
     for dtype in (tf.bfloat16, tf.float32):
       x = make_variable(session, [_TOKENS, model.d_model], dtype)
       w = make_variable(session, [model.d_model, model.d_ff], dtype)
       products.append(session.make_callable(matmul(x, w).op))
-    # The first call of each product makes its kernel, and is not counted.
+    # The first call of each product makes its kernel, so it is not counted.
     _, *times = ([*map(seconds_of, products)] for _ in range(_COMPARISONS + 1))
   bfloat16, float32 = map(min, zip(*times, strict=True))
   _logger.warning(
@@ -131,7 +118,7 @@ def warn_if_slow(
 
 
 def describe_rates() -> dict[str, str]:
-  """Returns the rates of this machine as {name: text}."""
+  """Returns {name of a rate of this machine: text}."""
   texts = {}
   for dtype in ("float32", "bfloat16"):
     rate = measured_flops_per_sec(tf.as_dtype(dtype))

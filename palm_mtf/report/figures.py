@@ -21,7 +21,7 @@ class Panel(NamedTuple):
 
   title: str  # quantity, and its unit unless tick labels show the unit
   fields: tuple[str, ...]  # of metrics.jsonl, in the order of _LINE_STYLES
-  unit: str = ""  # of tick labels ("%" for fractions); with one, y begins at 0
+  unit: str = ""  # on tick labels ("%" for fractions); if set, y begins at 0
 
 
 _PANELS = (
@@ -37,16 +37,13 @@ _PANELS = (
   Panel("Checkpoint wait per line", ("checkpoint_wait_secs",), "s"),
   Panel("Memory of the process", ("host_memory_bytes",), "B"),
 )
-# The start of a figure's title, by the quantity in a field such as
-# "update_rms/mlp".
+# {quantity in a field, as in "update_rms/mlp": start of the figure's title}
 _QUANTITIES = {
   "parameter_rms": "RMS of parameters:",
   "update_rms": "RMS of updates:",
   "host_memory_bytes": "Memory of",
 }
-# Text in the legend, and Matplotlib's style, for each position in Panel.fields.
-# With several runs, a line has the color of its run, and training loss is
-# lighter.
+# (text in the legend, Matplotlib style) for each position in Panel.fields
 _LINE_STYLES = (
   ("training", {"linewidth": 1.4}),
   ("validation", {"linewidth": 1.6, "marker": "o", "markersize": 4}),
@@ -60,7 +57,7 @@ RUN_LINES = [
   for dashes in ("solid", "dashed", "dotted")
   for color in _COLORS
 ]
-_NUM_MEANS = 200  # a line of more than 400 points also shows 200 means
+_NUM_MEANS = 200  # drawn if a line has more than twice as many points
 _LOG_RATIO = 15  # y is logarithmic if largest / smallest value is above this
 
 
@@ -89,7 +86,6 @@ def choose_panels(runs: Sequence[Run]) -> list[Panel]:
 
 
 def _make_title(field: str) -> str:
-  """Returns the title of a field such as "update_rms/mlp"."""
   quantity, _, part = field.partition("/")
   return f"{_QUANTITIES[quantity]} {part}" if quantity in _QUANTITIES else field
 
@@ -97,8 +93,7 @@ def _make_title(field: str) -> str:
 def render_image(runs: Sequence[Run], panel: Panel) -> str:
   """Returns a panel as a PNG image in a data: URL."""
   file = io.BytesIO()
-  # The image is transparent, so that the page's background, light or dark,
-  # shows through.
+  # Transparent, because the page's background may be light or dark.
   draw(runs, panel).savefig(file, format="png", dpi=160, transparent=True)
   return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
@@ -114,8 +109,8 @@ def draw(runs: Sequence[Run], panel: Panel) -> Any:
   if len(runs) == 1 and is_wide:
     colors = (*_COLORS[:2], "0.5")
     styles = [{"color": x} | y for x, y in zip(colors, styles, strict=True)]
-  # If every line of metrics.jsonl has a number of tokens, the x axis counts
-  # tokens, because the batch sizes of runs may differ.
+  # If every line of metrics.jsonl has a token count, x is in tokens, because
+  # batch sizes may differ between runs.
   tokens = [line.get("tokens") for run in runs for line in run.lines]
   x_field = "tokens" if all(map(is_number, tokens)) else "step"
   for i, run in enumerate(runs):
@@ -135,7 +130,7 @@ def draw(runs: Sequence[Run], panel: Panel) -> Any:
       # Shade the steps that the rewind undid.
       axes.axvspan(back_to, x, color=color, alpha=0.1, linewidth=0)
   if is_wide:
-    # With several runs, the lines in the legend are gray, not of a run's color.
+    # With several runs, legend lines are gray, because runs differ in color.
     for (label, _), style in zip(_LINE_STYLES, styles, strict=True):
       axes.plot([], [], label=label, **{"color": "0.4"} | style)
     axes.legend(frameon=False)
@@ -159,7 +154,7 @@ def _draw_points(
 
 
 def _find_x(run: Run, step: float, x_field: str) -> float:
-  # Between the steps of two lines of metrics.jsonl, x is interpolated.
+  # Interpolate x between the steps in metrics.jsonl.
   steps, xs = zip((0, 0), *run.points(x_field, "step"), strict=True)
   if step > steps[-1] > 0:
     # The run was rewound and ended before it reached this step again.
@@ -182,7 +177,7 @@ def _set_axes(axes: Any, panel: Panel, x_field: str) -> None:
   axes.grid(axis="y", alpha=0.3)
   axes.set_xlabel("tokens" if x_field == "tokens" else "steps")
   axes.set_xlim(left=0)
-  # 2500000 tokens are written 2.5M, and 780e9 780B (EngFormatter writes 780G).
+  # Write 780e9 tokens as 780B; EngFormatter writes 780G.
   short = ticker.EngFormatter(sep="")
   axes.xaxis.set_major_formatter(lambda x, _: short(x).replace("G", "B"))
   low, high = axes.dataLim.intervaly

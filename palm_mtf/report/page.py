@@ -61,7 +61,7 @@ summary { font-weight: bold; } footer { color: #888; font-size: .85rem; }
 # the lines, format). Speed is a median, because steps are slower while a
 # checkpoint is written.
 _last = operator.itemgetter(-1)
-_BYTES = ""  # instead of a format: show the number as MiB or GiB
+_BYTES = ""  # instead of a format string: call format_bytes
 _RESULTS = (
   ("Validation loss (nats/token, last)", "validation_loss", _last, "{:.4f}"),
   ("Training loss (nats/token, last)", "loss", _last, "{:.4f}"),
@@ -77,8 +77,7 @@ _RESULTS = (
 _POD_MEMORY = "host_memory_bytes/"
 # Fields that plan.json predicts; a prediction is shown below the field's row.
 _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
-# {title of a row: (exact value, text of the cell)}. The page shows the exact
-# value when the pointer is on the cell.
+# {title of a row: (exact value, for the cell's tooltip; text of the cell)}
 _Column = Mapping[str, tuple[object, str]]
 
 
@@ -106,7 +105,6 @@ def render_page(runs: Sequence[Run]) -> str:
 
 
 def _escape(value: object) -> str:
-  # Names, prompts, continuations and settings may hold any text.
   return html.escape(str(value))
 
 
@@ -125,7 +123,7 @@ def _render_table(
   columns: Sequence[_Column],
   kind: str = "numbers",
 ) -> Iterator[str]:
-  """Yields an HTML table with one column per run, or nothing without rows."""
+  """Yields an HTML table with one column per run; nothing if it has no rows."""
   rows = dict.fromkeys(row for column in columns for row in column)
   if not rows:
     return
@@ -168,7 +166,7 @@ def _list_results(run: Run) -> _Column:
 
 def _list_tasks(run: Run) -> _Column:
   column = {}
-  # Evaluations are in ascending order of steps, so a row keeps the newest one.
+  # Evaluations are sorted by step, so a row keeps the newest value.
   for each in run.evaluations:
     for metric, value in each["metrics"].items():
       if is_number(value):
@@ -214,8 +212,7 @@ def _render_samples(runs: Sequence[Run]) -> Iterator[str]:
 def _render_settings(runs: Sequence[Run]) -> Iterator[str]:
   columns = [{k: (repr(v),) * 2 for k, v in x.settings.items()} for x in runs]
   shared = set.intersection(*({*column.items()} for column in columns))
-  # A setting that only some runs have, because an earlier version wrote the
-  # other runs, counts as different too.
+  # A setting that a run of an earlier version lacks counts as different too.
   differ = [dict(x for x in y.items() if x not in shared) for y in columns]
   yield from _render_table("Settings that differ", runs, differ, "settings")
   chosen = {x for run in runs for x in {*run.settings} - run.defaults}

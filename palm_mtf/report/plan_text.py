@@ -8,7 +8,7 @@ from typing import Any
 _GIB, _GB = 2**30, 1e9
 _DAY = 86_400
 
-# The result of `curves` in accounting/plan.py: {macro: points of its curve}.
+# {macro: points of its what-if curve}, from `curves` in accounting/plan.py
 Curves = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
@@ -151,12 +151,10 @@ def _list_run(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def format_search(
   records: Sequence[Mapping[str, Any]], num_devices: int, summary: str
 ) -> str:
-  """Returns the table of the fastest layouts.
+  """Returns a table of layouts, and then the line `summary`.
 
-  Args:
-    records: one per layout, fastest first.
-    num_devices: devices of all pods.
-    summary: line after the table.
+  `records` has one record per layout, the fastest first. `num_devices` counts
+  the devices of all pods.
   """
   lines = [
     f"layouts of {num_devices:,} devices, fastest first",

@@ -63,8 +63,7 @@ def read_runs(model_dirs: Sequence[str]) -> list[Run]:
   # A folder that is given twice, maybe by a link, is one run.
   paths = {os.path.realpath(x): x for x in map(os.path.expanduser, model_dirs)}
   parts = [os.path.abspath(path).split(os.sep) for path in paths.values()]
-  # Runs have the shortest unique names: runs/a/lm and runs/b/lm are called a/lm
-  # and b/lm.
+  # Find the shortest unique names: a/lm and b/lm for runs/a/lm and runs/b/lm.
   for count in range(1, max(map(len, parts)) + 1):
     names = ["/".join(each[-count:]) for each in parts]
     if len(set(names)) == len(names):
@@ -117,7 +116,7 @@ def _explain_no_run(model_dir: ModelDir) -> str:
 
 def _read_evaluations(folder: str) -> list[dict[str, Any]]:
   results = []
-  # Folders are sorted by step, because steps in names have leading zeros.
+  # Sorting by name sorts by step, because steps have leading zeros.
   for path in sorted(glob.glob(f"{glob.escape(folder)}/step_*/*.json")):
     # Skip damaged results, which `evaluate` writes again.
     damaged = (OSError, ValueError, RecursionError, TypeError, KeyError)
@@ -142,12 +141,11 @@ def _read_settings(path: str) -> tuple[dict[str, Any], Set[str]]:
   settings: dict[str, Any] = {}
   with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
     settings |= _MACRO.findall(file.read().decode())
-  # cli/gin_files.py writes a comment after each value, which says where the
-  # value was set.
+  # cli/gin_files.py appends a comment that says where the value was set.
   defaults = {x for x, text in settings.items() if text.endswith("# default")}
   for name, text in settings.items():
-    # "3  # recipes/quickstart.gin:10" is 3, because Python skips the comment. A
-    # value that is not a literal, such as @optimizer, stays text.
+    # literal_eval skips comments, as in "3  # recipes/quickstart.gin:10".
+    # Non-literals, such as @optimizer, stay text.
     with contextlib.suppress(ValueError, SyntaxError):
       settings[name] = ast.literal_eval(text)
   return settings, defaults

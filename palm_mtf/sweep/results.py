@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def has_finished(where: SweepDir, name: str) -> bool:
-  """Returns whether a run has ended without failing."""
+  """Returns whether a run has ended without an error."""
   try:
     with open(where.outcome(name), encoding="utf-8", errors="replace") as file:
       return file.read().strip() == FINISHED
@@ -28,28 +28,26 @@ def has_finished(where: SweepDir, name: str) -> bool:
 
 
 def mark_finished(where: SweepDir, name: str) -> None:
-  """Records in a file that a run has finished, so that it is not repeated."""
+  """Records in a file that a run has finished, so that no sweep repeats it."""
   write_atomically(where.outcome(name), f"{FINISHED}\n".encode())
 
 
 def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
   """Returns a row {column: value} for each run.
 
-  `flops` are model FLOPs. `secs` is the time of all steps up to the last
-  evaluation, without the time of evaluations, checkpoints and starts. `loss` is
-  the last validation loss, nats per token, and `best_loss` the lowest finite
-  validation loss. A loss that is not finite is None.
+  `flops` are model FLOPs. `secs` is the time of all training steps up to the
+  last evaluation. `loss` is the last validation loss, nats per token, and
+  `best_loss` the lowest finite one. A loss that is not finite is None.
   """
   rows = []
   for run in runs:
     losses, tokens, secs, now, last_step = [], 0, 0.0, 0.0, 0
     for line in read_json_lines(ModelDir(run.model_dir).metrics, number="step"):
-      # step_secs is a mean over the steps since the line before.
+      # step_secs is a mean over the steps since the previous line.
       now += line.get("step_secs", 0.0) * (line["step"] - last_step)
       last_step = line["step"]
       if "validation_loss" in line:
-        # A loss that is not finite is null in the file; earlier versions wrote
-        # NaN.
+        # A loss that is not finite is null, or NaN from earlier versions.
         loss = line["validation_loss"]
         is_finite = loss is not None and math.isfinite(loss)
         losses.append(loss if is_finite else None)

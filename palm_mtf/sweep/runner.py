@@ -22,7 +22,7 @@ from palm_mtf.sweep.runs import SweepRun
 _logger = logging.getLogger(__name__)
 
 _POLL_SECS = 0.5
-_LAST_BYTES = 4096  # of a log, in which its last line is looked for
+_LAST_BYTES = 4096  # bytes at the end of a log that are read for its last line
 
 
 @dataclasses.dataclass
@@ -33,7 +33,7 @@ class _Process:
 
 
 def cores_of_runs(num_at_once: int) -> list[list[int]]:
-  """Returns a list of core numbers for each of `num_at_once` runs.
+  """Returns core numbers for each of `num_at_once` runs.
 
   Raises:
     UserError: if there are fewer cores than runs.
@@ -45,19 +45,14 @@ def cores_of_runs(num_at_once: int) -> list[list[int]]:
     )
   cores = visible_cores()
   share = len(cores) // num_at_once
-  # Every run has the same number of cores, so that times can be compared.
+  # All runs have equally many cores, so that their times can be compared.
   return [cores[i * share : (i + 1) * share] for i in range(num_at_once)]
 
 
 def train_runs(
   runs: Sequence[SweepRun], sweep: SweepConfig, where: SweepDir
 ) -> dict[str, str]:
-  """Trains the runs that have not finished, in the order of `runs`.
-
-  Args:
-    runs: all runs of the sweep.
-    sweep: settings, of which SWEEP_AT_ONCE is used.
-    where: folder of the sweep.
+  """Trains those of `runs` that have not finished, in this order.
 
   Returns:
     {name of a failed run: exit code and last line of its log}.
@@ -87,8 +82,8 @@ def train_runs(
       for each in training:
         each.process.wait()
     finally:
-      # After a second signal or an error, kill the runs. The next sweep resumes
-      # them.
+      # After a second signal or an error, runs still train here. The same
+      # command resumes them.
       for each in training:
         each.process.kill()
         each.process.wait()
@@ -116,8 +111,8 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
       stdout=log,
       stderr=log,
       env={**os.environ, "PYTHONPATH": path},
-      # In a new session, a run gets no Ctrl-C from the terminal. The sweep gets
-      # it, and stops each run.
+      # In a new session, a run gets no Ctrl-C from the terminal; the sweep gets
+      # Ctrl-C and stops each run.
       start_new_session=True,
     )
   _logger.info(
@@ -128,7 +123,6 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
 
 
 def _end(each: _Process, where: SweepDir, failed: dict[str, str]) -> None:
-  """Records that a run finished or failed."""
   code, name = each.process.returncode, each.run.name
   if code:
     failed[name] = f"exit code {code}, {_last_line(where.log(name))}"
@@ -149,7 +143,7 @@ def _last_line(log: str) -> str:
 
 
 def check_none_failed(failed: Mapping[str, str], where: SweepDir) -> None:
-  """Raises UserError if a run failed; the message says how each run ended."""
+  """Raises UserError if a run failed; the message says how each one failed."""
   if failed:
     each = "; ".join(f"{name}: {how}" for name, how in failed.items())
     raise UserError(

@@ -18,11 +18,10 @@ from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.paths import SweepDir
 
-_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # names of runs name folders
+_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # a run's name is also a folder's
 _MAX_RUNS = 1000
 _MAX_GIN_BYTES = 10_000_000
-# The sweep sets these macros for all runs, so that runs share vocabulary and
-# tokens.
+# The sweep sets these macros for all runs, which share vocabulary and tokens.
 _OF_THE_SWEEP = ("MODEL_DIR", "VOCABULARY", "CACHE_DIR")
 _EXAMPLE = '[{"small": {"D_MODEL": 64}, "large": {"D_MODEL": 128}}]'
 
@@ -34,7 +33,7 @@ class SweepRun:
   """One run of a sweep.
 
   Attributes:
-    name: names of the run's choices, one per axis of the sweep, joined by "-".
+    name: names in SWEEP_RUNS, one per axis, joined by "-".
     model_dir: MODEL_DIR of the run.
     config: every setting.
     gin_text: content of a gin file with the settings in `config`.
@@ -50,7 +49,7 @@ class SweepRun:
 
   @property
   def num_parameters(self) -> int:
-    """Number of parameters, norm scales not counted."""
+    """Number of parameters without norm scales."""
     return count_parameters(self.config.model)
 
   @property
@@ -62,23 +61,22 @@ class SweepRun:
 
   @property
   def flops_per_token(self) -> int:
-    """Model FLOPs per training token, from `train_flops_per_token`."""
+    """Model FLOPs per training token."""
     return train_flops_per_token(self.config.model)
 
 
 def make_runs(
   sweep: SweepConfig, config: Config, where: SweepDir, load_run: LoadRun
 ) -> list[SweepRun]:
-  """Returns the runs of a sweep; the choice on the last axis changes fastest.
+  """Returns the runs of a sweep; the name on the last axis changes fastest.
 
   Args:
-    sweep: settings, of which SWEEP_RUNS and SWEEP_HELD_OUT are used.
+    sweep: SWEEP_RUNS and SWEEP_HELD_OUT.
     config: settings of the sweep, which a run's macros override.
     where: folder of the sweep.
-    load_run: loads the settings of a training run. Its first argument says in
-      messages where macros come from. Its second argument, {macro: value},
-      overrides the sweep's settings. It returns the settings of the run, and
-      the content of a gin file with these settings.
+    load_run: takes a text that names the macros in error messages, and
+      {macro: value}, which overrides the sweep's settings. Returns all settings
+      of the run, and the content of a gin file with these settings.
 
   Raises:
     UserError: if there is no run, a run's settings do not fit together, runs
@@ -112,7 +110,7 @@ def make_runs(
 
 
 def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
-  """Raises UserError if the settings of a run have changed since it began.
+  """Raises UserError if a run began with other settings.
 
   A gin file in the sweep's folder holds the settings with which a run began.
   """
@@ -138,16 +136,14 @@ def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
 
 
 def _values(gin_text: str) -> dict[str, str]:
-  """Returns {macro: value} of a run's gin file, except the sweep's macros."""
   pairs = (line.split(" = ", 1) for line in gin_text.splitlines())
   values = {x[0]: x[1] for x in pairs if len(x) == 2}
-  # These macros are left out, because they name the sweep's folder, which the
-  # user may move.
+  # The sweep's macros are paths, and the user may move the sweep's folder.
   return {x: value for x, value in values.items() if x not in _OF_THE_SWEEP}
 
 
 def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
-  """Returns a list per axis of the sweep: choices, (name, {macro: value})."""
+  """Returns SWEEP_RUNS as one list of (name, {macro: value}) per axis."""
   if not isinstance(axes, (list, tuple)) or not axes:
     raise UserError(
       f"SWEEP_RUNS = {axes!r}: give a list of axes, such as {_EXAMPLE}."
@@ -187,7 +183,7 @@ def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
 def _join_macros(
   entries: Sequence[tuple[str, Mapping[str, object]]],
 ) -> dict[str, object]:
-  """Returns {macro: value} of a run's choices, one per axis of the sweep."""
+  """Joins {macro: value} of all axes; `entries` has one name per axis."""
   found: dict[str, object] = {}
   for entry, macros in entries:
     for name, value in macros.items():
@@ -217,7 +213,6 @@ def _check_held_out(sweep: SweepConfig) -> None:
 
 
 def _check_fits(name: str, config: Config) -> None:
-  """Raises UserError unless a run's sizes, mesh, pods and chip fit together."""
   try:
     mesh_layout.check_layout(
       config.mesh_layout,
@@ -231,7 +226,6 @@ def _check_fits(name: str, config: Config) -> None:
 
 
 def _check_same_data(first: SweepRun, run: SweepRun) -> None:
-  """Raises UserError unless two runs train and validate on the same tokens."""
   one, other = (
     {
       **dataclasses.asdict(x.config.data),

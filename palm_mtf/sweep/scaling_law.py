@@ -4,15 +4,15 @@
 
   L(N, D) = E + A / N^alpha + B / D^beta            equation 2
 
-N are parameters without norm scales, D training tokens, L nats per token. The
-fit is their approach 3: it minimizes the Huber loss, with delta = 1e-3, of the
-difference of log L between law and run.
+N is the number of parameters without norm scales, D of training tokens, and L
+the loss in nats per token. The fit is approach 3 of the paper: it minimizes the
+Huber loss, with delta = 1e-3, of the difference in log L between law and run.
 
-Its uncertainty comes from a parametric bootstrap (Efron and Tibshirani 1993,
-chapter 6.5). Sizes and tokens were chosen and not drawn, so only log L is drawn
-again, from a normal distribution around the law. Drawing from the residuals
-would make intervals too short, because the Huber loss leaves as many residuals
-at 0 as there are coefficients.
+Intervals come from a parametric bootstrap (Efron and Tibshirani 1993, chapter
+6.5). Model sizes and tokens were chosen, so only log L is drawn, from a normal
+distribution around the law. Drawing from the residuals would make intervals too
+short, because the Huber loss leaves as many residuals at 0 as there are
+coefficients.
 """
 
 import dataclasses
@@ -26,15 +26,14 @@ from scipy.optimize import least_squares, nnls
 from palm_mtf.sweep.results import FINISHED, Row
 
 _HUBER_DELTA = 1e-3
-_EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # the fit tries all pairs
+_EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # of which the fit tries all pairs
 _NUM_STARTS = 3  # number of best pairs from which the fit starts
 _MOST = 5.0  # the largest exponent that the fit allows
-_SMALLEST = 1e-9  # lower bound of E, and of each term at typical N and D, nats
-_NUM_LAWS = 400
+_SMALLEST = 1e-9  # lower bound of exponents and, in nats, of the terms of L
+_NUM_LAWS = 400  # that the bootstrap fits
 _INTERVAL = (2.5, 97.5)  # percentiles
 # A fit needs two runs more than the law has coefficients, so that residuals
-# show the noise. It also needs at least _MIN_VALUES different model sizes and
-# _MIN_VALUES different numbers of tokens.
+# show the noise, and at least _MIN_VALUES different values of N and of D.
 _MIN_RUNS, _MIN_VALUES = 7, 3
 
 
@@ -43,7 +42,7 @@ class Law:
   """Coefficients of the loss L(N, D) = e + a / N^alpha + b / D^beta.
 
   N is the number of parameters, D the number of training tokens. Coefficients
-  are numbers, or arrays [laws] for several laws.
+  are numbers or, for several laws, arrays [laws].
   """
 
   e: float
@@ -53,7 +52,7 @@ class Law:
   beta: float
 
   def loss(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Returns L(N, D), nats per token; arguments are numbers or arrays."""
+    """Returns L(N, D), nats per token, for numbers or arrays N and D."""
     of_size = self.a * np.power(parameters, -self.alpha)
     return self.e + of_size + self.b * np.power(tokens, -self.beta)
 
@@ -76,7 +75,7 @@ class Cost:
 
     Args:
       parameters: sizes of models, at least two of them different.
-      flops: FLOPs of a training token in each model.
+      flops: FLOPs per training token in each model.
     """
     power, log_scale = np.polyfit(np.log(parameters), np.log(flops), 1)
     return cls(float(np.exp(log_scale)), float(power))
@@ -86,15 +85,14 @@ class Cost:
 
     With a cost of 6 N this is equation 4 of Hoffmann et al.
     """
-    # At the optimum, the derivative of L(N, C / (scale N^power)) with respect
-    # to N is 0.
+    # At the optimum, dL/dN = 0 for D = flops / (scale N^power).
     ratio = law.alpha * law.a / (self.power * law.beta * law.b)
     exponent = 1 / (law.alpha + self.power * law.beta)
     parameters = (ratio * (flops / self.scale) ** law.beta) ** exponent
     return parameters, flops / (self.scale * parameters**self.power)
 
   def lowest_loss(self, law: Law, flops: float) -> float:
-    """Returns the loss of the optimum, nats per token."""
+    """Returns the loss at the optimum, nats per token."""
     return law.loss(*self.optimum(law, flops))
 
   def power_of_size(self, law: Law) -> float:
@@ -117,7 +115,7 @@ def fit(
     start: a law near the result, from which the fit starts; None tries several
       starts.
   """
-  # With N and D divided by their geometric means, A and B are about as large as
+  # With N and D divided by their geometric means, A and B have the magnitude of
   # the losses.
   size, length = (np.exp(np.mean(np.log(x))) for x in (parameters, tokens))
   sizes, lengths = parameters / size, tokens / length
@@ -147,7 +145,7 @@ def fit(
   else:
     starts = []
     # For given exponents, the loss is linear in E, A and B, so non-negative
-    # least squares finds them.
+    # least squares finds these three.
     for alpha, beta in itertools.product(_EXPONENTS, repeat=2):
       terms = np.stack([sizes**0, sizes**-alpha, lengths**-beta], axis=1)
       best, _ = nnls(terms / losses[:, None], np.ones(len(losses)))
@@ -187,7 +185,7 @@ class Resampled(NamedTuple):
 
   def prediction(self, parameters: float, tokens: float) -> Interval:
     """Returns the predicted loss of one more run, nats per token."""
-    # Like the runs that were fitted, one more run would deviate from the law.
+    # Noise is added, because one more run would deviate from the law too.
     losses = self.laws.loss(parameters, tokens) * np.exp(self.noise)
     low, high = np.percentile(losses, _INTERVAL)
     value = self.law.loss(parameters, tokens)
@@ -209,7 +207,7 @@ def resample(
   fitted = law.loss(parameters, tokens)
   residuals = np.log(losses / fitted)
   rng = np.random.default_rng(seed)
-  # Few residuals leave the standard deviation uncertain, so it is drawn too;
+  # Few residuals leave the variance uncertain, so the variance is drawn too;
   # the noise then has Student's t distribution.
   freedom = len(losses) - len(dataclasses.fields(Law))
   variance = np.sum(residuals**2) / rng.chisquare(freedom, [_NUM_LAWS, 1])
@@ -226,7 +224,7 @@ def resample(
 def runs_to_fit(rows: Sequence[Row]) -> list[Row]:
   """Returns the run with the lowest loss for each size and number of tokens.
 
-  Runs that are held out or have not finished are left out.
+  Runs that are held out, unfinished or without a finite loss do not count.
   """
   best: dict[tuple[int, int], Row] = {}
   for row in rows:
@@ -264,8 +262,8 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
     budget: training FLOPs of the optimum; None for no optimum.
 
   Returns:
-    A dict by name. A value is a number, or [number, low, high], where low and
-    high are the bounds of the 95% interval. Losses are in nats per token.
+    {name, such as "alpha": value}. A value with an uncertainty is an
+    `Interval`. Losses are in nats per token.
   """
   runs = runs_to_fit(rows)
   parameters, tokens, losses, flops, cost_of_token = (
@@ -305,7 +303,7 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
 
 
 def law_text(record: Mapping[str, Any]) -> str:
-  """Returns a record of `law_record` as text."""
+  """Returns the result of `law_record` as text."""
   lines = [
     f"scaling law of {record['num_runs']} runs, with 95% intervals",
     "  L(N, D) = E + A / N^alpha + B / D^beta, of N parameters and D tokens",

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TRACE_STEPS: the timeline of a step, operations and transfers between pods.
+"""TRACE_STEPS: a timeline of a step's operations and transfers between pods.
 
 records   TensorFlow's records of a step -> operations and transfers
 overlap   transfer time that computation hides, and exposed transfer time

@@ -21,7 +21,7 @@ class Received(NamedTuple):
 
   received_bytes: int
   hidden_secs: float  # time in which the pod both received and computed
-  exposed: Intervals  # in which the pod received and did not compute
+  exposed: Intervals  # when the pod received and did not compute
 
   @property
   def exposed_secs(self) -> float:
@@ -72,10 +72,9 @@ def received(
     for x in trace.transfers
     if x.target == target and (sources is None or x.source in sources)
   ]
-  # A transfer lasts from the moment when the sender has the tensor until the
-  # receiving pod has it. A pod computes while one of its devices runs an
-  # operation. On CPUs the same processor computes and sends, so that even a
-  # hidden transfer costs time.
+  # A transfer lasts from when the sender has the tensor until the receiver has
+  # it. A pod computes while one of its devices runs an operation. On CPUs, even
+  # a hidden transfer costs time, because the same processor computes and sends.
   receiving = union((x.ready, x.arrived) for x in transfers)
   computing = union(
     (x.start, x.end) for x in trace.operations if x.pod == target
@@ -96,16 +95,16 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   exposed = sum(x.exposed_secs for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
-    # The bytes that all pods received. accounting/communication.py predicts 4
-    # bytes more per device if all tokens have the same loss weight and a step
-    # is one microbatch. The sum of the loss weights is then a constant, which
-    # TensorFlow computes before the first step.
+    # The bytes that all pods received. If all tokens have the same loss weight
+    # and a step is one microbatch, accounting/communication.py predicts 4 bytes
+    # more per device, because TensorFlow then computes the sum of loss weights,
+    # a constant, before the first step.
     "traced_dcn_bytes": num_bytes,
     "traced_hidden_secs": hidden / len(pods),  # mean of pods
     "traced_exposed_secs": exposed / len(pods),  # mean of pods
   }
-  # The unit is 10^9 bits per second per pod. Transfers within one process take
-  # no time, so there is no rate then.
+  # In 10^9 bits per second per pod. Transfers within one process have no rate,
+  # because they take no time.
   if hidden + exposed:
     figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
   return figures

@@ -60,7 +60,7 @@ class Transfer:
   Pods of one process pass tensors in memory, so all three times are equal.
   """
 
-  name: str  # of a gradient's variable; of other tensors' sending operation
+  name: str  # the variable of a gradient; the operation of another tensor
   source: int  # number of the sending pod
   target: int  # number of the receiving pod
   num_bytes: int
@@ -98,12 +98,7 @@ class _Span:
 
 
 def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
-  """Returns the trace of a step.
-
-  Args:
-    calls: TensorFlow's records of each call into the session, [calls].
-    program: training program.
-  """
+  """Returns the trace of a step, given the record of each session call."""
   graph, devices = program.step.graph, program.devices
   # {device: (pod, number in the pod)}, without the client's devices.
   numbers = {
@@ -136,7 +131,7 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
 
 
 def _to_seconds(begin: int, record: Any, *names: str) -> Any:
-  """Returns a record with fields `names` as seconds since `begin`."""
+  """Converts the fields `names` of a record to seconds since `begin`."""
   times = {name: (getattr(record, name) - begin) / 1e9 for name in names}
   return dataclasses.replace(record, **times)
 
@@ -152,7 +147,7 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
       continue  # a stream of a GPU; the GPU itself is a device too
     for node in device.node_stats:
       received = node.node_name == "RecvTensor"
-      # Records of received tensors have only microseconds.
+      # Records of received tensors have times only in microseconds.
       begin = node.all_start_nanos or node.all_start_micros * 1000
       end = node.op_end_rel_nanos or node.op_end_rel_micros * 1000
       num_bytes = (
@@ -201,10 +196,10 @@ def _read_transfers(
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
   """Yields the transfers between pods in one call into the session."""
-  # The receiver records the start of sending and the arrival. The sender has
-  # the tensor when its operation ends. A server starts to record when a message
-  # from the client arrives, and the client does not wait for the server. So the
-  # first transfers of a step of a few milliseconds may be missing.
+  # The sender's operation ends when the tensor is ready. The receiver records
+  # when sending starts, and when the tensor arrives. If a step takes only
+  # milliseconds, its first transfers may be missing, because the client does
+  # not wait until a server has started to record.
   ends = {(x.device, x.name): x.end for x in ran}
   yield from _infer_transfers(graph, ends, numbers)
   for span in spans:
@@ -236,12 +231,12 @@ def _infer_transfers(
   ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields transfers between pods in this process, unrecorded by TensorFlow."""
+  """Yields transfers within this process, which TensorFlow does not record."""
   if any(device[0] != "localhost" for device in numbers):
     return
   seen = set()
   for operation in graph.get_operations():
-    if not operation.device:  # it reads a variable where the variable is
+    if not operation.device:  # reads a variable on the variable's device
       continue
     target = _parse_device(operation.device)
     if (target, operation.name) not in ends:
@@ -251,7 +246,7 @@ def _infer_transfers(
       ready = ends.get((source, x.op.name))
       if ready is None or numbers[source][0] == numbers[target][0]:
         continue
-      if (x.name, target) in seen:  # TensorFlow sends a tensor once
+      if (x.name, target) in seen:  # TensorFlow sends x to a device once
         continue
       seen.add((x.name, target))
       yield Transfer(
@@ -266,7 +261,7 @@ def _infer_transfers(
 def _find_variable(graph: tf.Graph, name: str) -> str:
   """Returns the name of the only variable that an operation's outputs update.
 
-  If there are several or none, returns the operation's name.
+  If there is not exactly one such variable, returns the operation's name.
   """
   try:
     level = [graph.get_operation_by_name(name)]

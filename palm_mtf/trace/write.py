@@ -35,14 +35,7 @@ def write_trace(
   program: TrainProgram,
   calls: Sequence[tf.RunMetadata],
 ) -> WrittenTrace:
-  """Writes the trace file of a step.
-
-  Args:
-    model_dir: MODEL_DIR.
-    step: number of the step, from 1.
-    program: training program.
-    calls: TensorFlow's records of each call into the session, [calls].
-  """
+  """Writes a step's trace file, given the record of each session call."""
   trace = read_trace(calls, program)
   path = f"{ModelDir(model_dir).trace(step)}.json"
   write_atomically(path, json_text(chrome_trace(trace, step)).encode())
@@ -73,12 +66,11 @@ def _ms(secs: float) -> str:
 
 def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
   """Returns the content of a step's trace file."""
-  # Most operations are so short that a viewer cannot show them. Omit these.
+  # Most operations are too short to be seen in a viewer; omit these operations.
   operations = [
     x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
   ]
-  # The viewer shows a lane for each pod, then a lane for each direction of
-  # transfers.
+  # Lanes of pods come first, then a lane for each direction of transfers.
   events: list[dict] = []
   for pod in range(trace.num_pods):
     of_pod = [x for x in operations if x.pod == pod]
@@ -153,8 +145,8 @@ def _lane(
   name: str, number: int, events: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
   """Yields a lane's events; events that overlap get different rows."""
-  # The format calls a lane a process ("pid"), and a row a thread ("tid"). "M"
-  # events are metadata.
+  # In Chrome's format, a lane is a process ("pid"), and a row in the lane is a
+  # thread ("tid"). "M" events are metadata.
   for kind, key, value in (
     ("process_name", "name", name),
     ("process_sort_index", "sort_index", number),

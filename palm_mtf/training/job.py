@@ -31,15 +31,15 @@ class TrainJob:
   config: Config  # ACTIVATION_DTYPE is resolved
   vocabulary: Vocabulary
   corpus: Corpus
-  manifest: Manifest  # of all checkpoints; each adds its step's fields
+  manifest: Manifest  # the fields that all checkpoints share
   checkpoint: Checkpoint | None  # checkpoint of this run to resume from
-  unigram_entropy: float  # of the validation tokens, nats per token
+  unigram_entropy: float  # of validation tokens, nats per token
   task_evaluation: "TaskEvaluation | None" = None  # on EVAL_TASKS
   initial_weights: NamedWeights | None = None  # used without a checkpoint
-  # Checkpoint of another run. This run starts from the checkpoint's step,
-  # weights and optimizer state; None if this run starts at step 0.
+  # Checkpoint of another run, whose step, weights and optimizer state this run
+  # starts from; None to start at step 0.
   initial_state: Checkpoint | None = None
-  rewinds: Sequence[Rewind] = ()  # all, if `checkpoint` lacks the last ones
+  rewinds: Sequence[Rewind] = ()  # all rewinds, if `checkpoint` lacks some
 
   @property
   def start(self) -> Checkpoint | None:
@@ -55,10 +55,7 @@ class TrainJob:
     """Returns the job with `kernels` in the manifest of further checkpoints.
 
     Logs a warning if other kernels computed the checkpoint to resume from.
-
-    Args:
-      kernels: versions, CPU and settings that decide which kernels compute the
-        next steps, as in machine/kernels.py.
+    `kernels` are the versions and settings from `kernels_here`.
     """
     before = self.start.manifest.kernels if self.start else {}
     if changes := difference(kernels, before):
@@ -81,9 +78,7 @@ class TrainJob:
   ) -> dict[str, float]:
     """Evaluates a checkpoint on EVAL_TASKS; returns and logs metrics by name.
 
-    Args:
-      checkpoint: checkpoint of this run.
-      answered: called after each answer of the model.
+    Calls `answered` after each answer of the model.
     """
     found = {}
     if self.task_evaluation:

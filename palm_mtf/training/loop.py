@@ -3,7 +3,7 @@
 """The training loop of one session: a step, and the actions due after it.
 
 Batch and learning rate are functions of the step's number, so that a run that
-was stopped and resumed ends with the bits of a run that was not.
+is stopped and resumed computes the same bits as a run that is not stopped.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ from palm_mtf.training.watchdog import Watchdog
 _logger = logging.getLogger(__name__)
 
 _CALLS_AHEAD = 2  # calls whose batches are prefetched
-# A run predicts its remaining time once it has timed this many steps, or this
-# many seconds of steps, whichever comes first.
+# A run predicts its remaining time after this many timed steps, or seconds of
+# timed steps, whichever comes first.
 _STEPS_TO_PREDICT, _SECS_TO_PREDICT = 3, 10.0
 
 Event = Finished | Stopped | NewBatchSize | Spike
@@ -86,7 +86,7 @@ class Action:
   is_lost: Callable[[], bool] = lambda: False
 
   def is_due(self, step: int, train_steps: int) -> bool:
-    """Returns whether the action's own schedule makes it due after `step`."""
+    """Returns whether `every`, `steps` and `at_end` make the action due."""
     if self.every is None:
       return step in self.steps
     if step == train_steps and self.at_end is not None:
@@ -129,7 +129,7 @@ class TrainLoop:
     self._validation_loss: float | None = None
     self._step = job.step
     # The loop ends before a step with another batch size, because that step
-    # needs another program; supervisor.py then starts another loop.
+    # needs another program. supervisor.py then starts another loop.
     run, sizes = self._config.run, self._config.run.batch_sizes
     self._batch_size = sizes.size(self._step)
     self._last_step = min(
@@ -209,8 +209,8 @@ class TrainLoop:
 
   def _rewind(self, loss: float, stop: StopRequest) -> Event:
     newest = self._wait_for_writer()
-    # After a stop signal do not rewind, because the resumed run will detect the
-    # same spike, and rewind.
+    # After a stop signal do not rewind: the resumed run will detect the same
+    # spike.
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
     return Spike(
@@ -224,7 +224,6 @@ class TrainLoop:
     )
 
   def _find_due_actions(self) -> list[Action]:
-    """Returns the actions due after this step, in the order of `_actions`."""
     due: list[Action] = []
     for action in self._actions:
       if action.is_due(self._step, self._config.run.train_steps) or (
@@ -245,7 +244,7 @@ class TrainLoop:
         action.run(metrics)
 
   def _repeat_lost_actions(self) -> None:
-    """Repeats actions that a killed run did not finish (`Action.is_lost`)."""
+    """Repeats the actions that a killed run did not finish (`is_lost`)."""
     if not self._job.checkpoint:
       return
     due, metrics = self._find_due_actions(), {}
@@ -295,12 +294,11 @@ class TrainLoop:
     ends = [self._last_step]
     for action in self._actions:
       ends += action.find_next_steps(step)
-    # A traced step runs in a separate call, so end the call before it.
+    # Also end the call before a traced step, which runs in a separate call.
     ends += [x - 1 for x in self._config.run.trace_steps if x - 1 > step]
     return min(loop.max_steps, min(ends) - step)
 
   def _predict_time(self) -> None:
-    """Logs, once, how long the remaining steps and validations will take."""
     clock, run = self._step_clock, self._config.run
     if (
       clock.num_steps >= _STEPS_TO_PREDICT
@@ -339,7 +337,7 @@ class TrainLoop:
     self, metrics: dict[str, float], checkpoint: Checkpoint
   ) -> None:
     self._watchdog.expect_slow()
-    # All answers may take hours, so each answer resets the watchdog.
+    # Each answer resets the watchdog, because all answers may take hours.
     answered = self._watchdog.expect_slow
     metrics |= self._job.evaluate_tasks(checkpoint, answered)
 
@@ -365,8 +363,7 @@ class TrainLoop:
     }
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.memory.read()
-    # Omit the rates of a traced step if no step was timed since the last log
-    # line.
+    # If no step was timed since the last log line, a traced step has no rates.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)
       metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}
@@ -377,7 +374,7 @@ class TrainLoop:
     )
 
   def _wait_for_writer(self) -> Checkpoint | None:
-    """Returns the newest checkpoint once it is written; None if none exists."""
+    """Returns the newest checkpoint, or None, once no write is in progress."""
     with self._during("while a checkpoint was written"):
       return self._writer.wait()
 
@@ -388,8 +385,8 @@ class TrainLoop:
     job, session = self._job, self._session
     self._watchdog.expect_slow()
     sizes = self._config.run.batch_sizes
-    # Index of the first row that the next step reads, among all rows of the
-    # data, skipped ones included.
+    # Index of the first row of the next step, among all rows of the data,
+    # including skipped rows.
     next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(
       job.manifest,

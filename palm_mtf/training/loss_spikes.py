@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detects loss spikes, and skips their batches after a rewind (PaLM 5.1).
 
-SPIKE_POLICY = "rewind" goes back to a checkpoint at least 100 steps before the
+SPIKE_POLICY = "rewind" returns to a checkpoint at least 100 steps before the
 spike, and skips SPIKE_SKIP_STEPS batches, from 100 steps before the spike on.
 """
 
@@ -31,8 +31,8 @@ _logger = logging.getLogger(__name__)
 REWIND_STEPS = 100
 # The last 5 steps are compared with the 100 steps before them.
 _RECENT, _WINDOW = 5, 100
-# The noise is assumed to be at least 2% of the usual loss, and at least 0.02 in
-# the logarithm of the gradient norm.
+# Lower bound of the noise: 2% of the usual loss, and 0.02 in the logarithm of
+# the gradient norm.
 _FLOOR = 0.02
 # A score is a rise in units of noise. The loss has spiked if its score is above
 # 6, or above 3 while the score of the gradient norm is above 6.
@@ -54,12 +54,12 @@ class SpikeDetector:
   """Detects a spike in the losses and gradient norms of the last 105 steps."""
 
   def __init__(self, seen: Sequence[Sequence[float]] = ()):
-    # (loss, gradient norm) of the last steps, at most 105, oldest first;
-    # checkpoints hold this list.
+    # (loss, gradient norm) of at most the last 105 steps, oldest first.
+    # Checkpoints hold this list.
     self.seen = [list(pair) for pair in seen]
 
   def sees_spike(self, loss: float, grad_norm: float) -> bool:
-    """Adds the numbers of a step; returns whether the loss has now spiked."""
+    """Adds a step's numbers; returns whether the loss has now spiked."""
     self.seen = [*self.seen, [loss, grad_norm]][-_RECENT - _WINDOW :]
     if len(self.seen) < _RECENT + _WINDOW:
       return False
@@ -78,18 +78,20 @@ class SpikeDetector:
 
 
 def _score_rise(x: np.ndarray, floor: float) -> float:
-  """Returns how far the last 5 of 105 numbers rise above the first 100.
+  """Returns the rise of the last 5 of 105 numbers, in units of the noise.
 
-  The rise is the difference of the medians, divided by the noise, or by `floor`
-  if the noise is smaller.
+  The rise is the difference of the medians of the last 5 and the first 100.
+  `floor` is a lower bound of the noise.
   """
   before, recent = x[:_WINDOW], x[_WINDOW:]
-  # A median ignores single bad batches: it rises only if three of the five
-  # numbers are high. If x is normally distributed, the factor 1.4826 turns the
-  # median of |x| into the standard deviation of x. Two errors may hide a spike,
-  # but never make noise look like a spike. While the loss falls, the median of
-  # the first 100 is too high. After a change to larger batches, `noise` is the
-  # noise of the smaller batches, which is too large.
+  # The noise is the standard deviation of one number, estimated from
+  # differences of neighbours: for a normal distribution, the standard deviation
+  # is 1.4826 times the median absolute value, and a difference has sqrt(2)
+  # times the noise of one number. The median of the last 5 ignores single bad
+  # batches, because it rises only if three numbers are high. Two errors may
+  # hide a spike, but never make noise look like a spike: while the loss falls,
+  # the median of the first 100 is too high; after a change to larger batches,
+  # the noise is that of the smaller batches, which is too large.
   noise = 1.4826 * np.median(abs(np.diff(before))) / math.sqrt(2)
   rise = np.median(recent) - np.median(before)
   return float(rise / max(noise, floor))
@@ -104,13 +106,9 @@ class SpikePolicy:
     checkpoint: Checkpoint | None,
     rewinds: Sequence[Rewind] = (),
   ):
-    """Continues from the state in `checkpoint`.
+    """Continues from the state in `checkpoint`; if it is None, begins a run.
 
-    Args:
-      config: SPIKE_POLICY and its settings.
-      checkpoint: checkpoint that training continues from; None if a run begins.
-      rewinds: all rewinds of the run, if some happened after `checkpoint` was
-        written.
+    `rewinds` has all rewinds of the run if `checkpoint` lacks some.
     """
     # Every checkpoint holds the detector's state, so that a stopped and resumed
     # run rewinds like a run that was not stopped.
@@ -156,19 +154,15 @@ class SpikePolicy:
   ) -> tuple[Checkpoint | None, list[Rewind]]:
     """Finds a complete checkpoint to rewind to; removes no checkpoint.
 
-    Args:
-      model_dir: MODEL_DIR.
-      step: number of steps done.
-      loss: loss of the last step.
-      sizes: batch size of every step.
-      read: reads a checkpoint; raises an error if it is incomplete.
+    `step` steps are done; `loss` is that of the last step. `read` raises an
+    error if a checkpoint is incomplete.
 
     Returns:
       The checkpoint to rewind to (None for the initial weights), and all
       rewinds, including the new one.
 
     Raises:
-      UserError: if there are checkpoints, but none is complete.
+      UserError: there are checkpoints, but none is complete.
     """
     target = max(0, step - REWIND_STEPS)
     folders = checkpoint_folders(model_dir)
@@ -178,8 +172,8 @@ class SpikePolicy:
     in_order = old_enough[::-1] + folders[len(old_enough) :]
     back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}", read)
     to_step = back.manifest.step if back else 0
-    # If the checkpoint is older than `target`, the steps from the checkpoint to
-    # `target` read the same batches as before, so skip only later batches.
+    # If the checkpoint is older than `target`, the steps between the two read
+    # the same batches as before, so skip only later batches.
     first = self.skips.batch_read(max(target, to_step), sizes)
     new = Rewind(
       step=step,

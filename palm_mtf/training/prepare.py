@@ -61,8 +61,7 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 
 _logger = logging.getLogger(__name__)
 
-# Settings that earlier versions of palm_mtf lacked, each with the value that
-# was implied then.
+# Settings that earlier versions lacked: {name: value that was implied}.
 _BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
 # A run's losses and weights depend on the versions of these packages.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
@@ -71,12 +70,10 @@ _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 def prepare(model_dir: str, config: Config) -> TrainJob:
   """Checks all input, and makes vocabulary and tokens if they are missing.
 
-  Args:
-    model_dir: MODEL_DIR; the caller holds its training lock.
-    config: every setting.
+  The caller holds the training lock of MODEL_DIR.
 
   Raises:
-    UserError: if the input is wrong; no file has been overwritten.
+    UserError: the input is wrong; no file has been overwritten.
   """
   # Short checks come first, because encoding a large corpus may take hours.
   _check_devices(config)
@@ -126,7 +123,7 @@ def _open_tasks(
   if not config.evaluation.task_eval_steps:
     return None
   check_room(config.model, config.run)
-  # Import late, because SeqIO imports TensorFlow, which takes seconds.
+  # Import SeqIO late, because it imports TensorFlow, which takes seconds.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
   from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 
@@ -139,7 +136,6 @@ def _open_tasks(
 
 
 def _check_devices(config: Config) -> None:
-  """Raises UserError unless mesh, batch sizes, chip and hosts fit together."""
   mesh, pods, run = config.mesh_layout, config.pods, config.run
   sizes = run.batch_sizes.sizes
   mesh_layout.check_layout(mesh, config.model, *sizes, num_pods=pods.num_pods)
@@ -152,8 +148,8 @@ def _check_devices(config: Config) -> None:
     cluster_places(pods, mesh)
     check_client(pods.client_address)
   if mesh.tpu and pods.pods == "in_process":
-    # This check is the last short one, because importing TensorFlow takes
-    # seconds. It precedes making the data, which may take hours.
+    # Check TPUs after the other devices, because importing TensorFlow takes
+    # seconds, but before making the data, which may take hours.
     from palm_mtf.cluster.client.connect import tpus_here
 
     tpus_here(mesh)
@@ -171,15 +167,10 @@ def _warn_of_short_ramp(run: RunConfig) -> None:
 
 
 def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
-  """Returns the checkpoint to resume from; None if MODEL_DIR has none.
-
-  Raises:
-    UserError: if the checkpoint is of another model, or has other optimizer
-      slots.
-  """
-  # If pods are on other hosts, compare only the sizes of the files here: the
-  # pods' servers compare the hashes later, when the training session restores
-  # the checkpoint.
+  """Returns the checkpoint to resume from; None if MODEL_DIR has none."""
+  # If servers have the pods, compare only the sizes of the files here: the
+  # servers compare the hashes when the training session restores the
+  # checkpoint.
   read = read_whole if config.pods.pods == "in_process" else read_checkpoint
   newest = newest_whole(model_dir, read=read)
   if newest:
@@ -199,7 +190,7 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
 
 def _read_validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
   run = config.run
-  # Use the last step's batch size, as the validation after the last step does.
+  # Use the batch size of the last step, like the validation after that step.
   return corpus.validation_batches(
     batch_size=run.batch_sizes.size(run.train_steps - 1),
     num_rows=run.num_validation_rows,

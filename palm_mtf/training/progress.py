@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the steps of a run, and shows its progress on stderr.
 
-A terminal shows a bar with step, loss, tokens/s, MFU and the remaining time. If
-stderr is a file or a pipe, log lines every few seconds have these numbers.
+A terminal shows a bar with step, loss, tokens/s, MFU and remaining time. A file
+or a pipe gets these numbers in log lines, one every 10 seconds.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from palm_mtf.config import RunConfig
 _logger = logging.getLogger(__name__)
 
 _LINE_SECS = 10.0
-# Measuring a loss takes only the forward pass, a third of a step's FLOPs.
+# A validation loss takes only the forward pass, a third of a step's FLOPs.
 _STEPS_OF_A_LOSS = 1 / 3
 
 
@@ -29,7 +29,7 @@ class Clock:
 
   def __init__(self):
     self._is_first = True
-    self._secs: list[float] = []  # of each step since the last mean
+    self._secs: list[float] = []  # of each step since `take_mean`
     self.num_steps, self.total_secs = 0, 0.0  # of all timed steps
 
   @contextlib.contextmanager
@@ -45,17 +45,14 @@ class Clock:
     self._is_first = False
 
   def take_mean(self) -> float:
-    """Returns mean seconds per step since the last call; 0.0 for no steps."""
+    """Returns mean seconds per step since the previous call; 0.0 if no step."""
     mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
     self._secs = []
     return mean
 
 
 def count_rows_left(run: RunConfig, step: int) -> float:
-  """Returns the work that is left after `step` steps.
-
-  The unit is the work of training on one row of a batch.
-  """
+  """Returns the work after `step` steps, in units of training on one row."""
   sizes = run.batch_sizes
   rows = sizes.rows_before(run.train_steps) - sizes.rows_before(step)
   # Validation losses are measured every EVAL_STEPS and after the last step.
@@ -71,11 +68,10 @@ class TrainProgress:
   """Shows the progress of training; a context manager."""
 
   def __init__(self, step: int, train_steps: int):
-    """Takes the number of steps done before, and of all steps of the run."""
     self._train_steps = train_steps
     self._last_line = time.monotonic()
-    # Step and time of the first `update`, from which the remaining time is
-    # estimated: earlier time went mostly into compiling, which does not recur.
+    # Step and time of the first `update`. The remaining time is estimated from
+    # there, because earlier time went mostly into compiling.
     self._first: tuple[int, float] | None = None
     self._has_predicted = False
     self._bar = progress.Progress(
@@ -129,7 +125,7 @@ class TrainProgress:
     return f"{_format_minutes(secs)} left"
 
   def predict_time(self, step_secs: float, secs: float) -> None:
-    """Logs, once, the seconds per step and the seconds that are left."""
+    """Logs, in the first call only, seconds per step and seconds left."""
     if not self._has_predicted:
       self._has_predicted = True
       _logger.info(

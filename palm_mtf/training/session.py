@@ -55,9 +55,6 @@ class TrainSession:
   Attributes:
     program: the graph of a step, for one batch size.
     during: `Heartbeat.during`, which wraps every call into the session.
-    train_step: runs the program.
-    finite_check: checks that variables are finite.
-    replica_check: checks that all pods hold the same variables.
     copier: copies the weights for a checkpoint.
     read_whole: reads a checkpoint; raises an error if a file is damaged.
     memory: reads the memory use of the servers.
@@ -88,13 +85,13 @@ def build_train_session(
     newest: returns the newest checkpoint or None, for error messages.
 
   Raises:
-    PodLostError: if a server is lost.
-    DamagedCheckpointError: if a file of the checkpoint is damaged.
+    PodLostError: a server is lost.
+    DamagedCheckpointError: a file of the checkpoint is damaged.
   """
   cluster, session, heartbeat = where
   config, memory = job.config, ServerMemory(session, cluster.servers)
   # From here on `during` wraps every call into the session, so that a lost pod
-  # raises a PodLostError whose message names the given phase.
+  # raises a PodLostError that names the given phase.
   with heartbeat.during("while its servers were asked for batches"):
     heartbeat.connect(session)
     readers = cluster.servers
@@ -155,7 +152,7 @@ def _set_variables(
     restore(session, pods, files, processes.client_only)
     return
   session.run(built.program.initialize)
-  # Take only parameters from the initial weights, no optimizer slots.
+  # From the initial weights take only parameters, no optimizer slots.
   if job.initial_weights:
     names = set(job.manifest.shapes)
     parameters = [
@@ -168,17 +165,10 @@ def _set_variables(
 def _find_features(
   session: tf.Session, servers: Sequence[Process], job: TrainJob, skips: Skips
 ) -> Sequence[str] | ServerFeatures:
-  """Finds the features of the batches, and whether servers can read them.
+  """Returns the names of the features; as ServerFeatures if servers read them.
 
-  Args:
-    session: session of the current graph, connected to the servers.
-    servers: servers of all devices; [] if the client has to read the batches.
-    job: gives the corpus, and the batch size of every step.
-    skips: batches to skip.
-
-  Returns:
-    ServerFeatures if servers can read the batches. Otherwise the names of the
-    features: there are no servers, or a server lacks the client's tokens.
+  Servers read the batches if there are servers and each has the client's
+  tokens.
   """
   corpus, sizes = job.corpus, job.config.run.batch_sizes
   names = corpus.batches(sizes, skips).features

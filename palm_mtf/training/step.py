@@ -33,26 +33,26 @@ class TrainStep:
   """Runs a program's steps, and computes its losses on other batches."""
 
   def __init__(self, session: tf.Session, program: TrainProgram):
-    """Makes callables of `session`, which has set the program's variables."""
+    """Makes callables of `session`, in which the variables are set."""
     self._program, self._num_pods = program, len(program.pods)
     numbers = [program.step, program.microbatch]
     self._num_microbatches = program.num_microbatches
     self._features = list(program.pods[0].features)
-    # For each pod: placeholders of its features on every server of the pod.
+    # For each pod, placeholders of its features on all servers of the pod.
     by_pod = [
       [x for each in (pod.features, *pod.copies) for x in each.values()]
       for pod in program.pods
     ]
     every = [x for features in by_pod for x in features]
-    # If servers read the rows of a step, only the method `losses` feeds rows.
+    # If servers read the rows of a step, only `losses` feeds rows.
     fed = [*([] if program.servers_read else every), *numbers]
     # Runs the last microbatch of all pods, the exchange of gradients and the
-    # update. The callable returns a pair: the values of `metrics`, and None.
+    # update. Returns the values of `metrics`, and None.
     self._update = session.make_callable(
       [program.metrics, program.update], fed, accept_options=True
     )
-    # Earlier microbatches take one call per pod, so that no pod waits for
-    # another pod.
+    # Earlier microbatches are separate calls for each pod, so that no pod waits
+    # for another pod.
     self._accumulate = [
       session.make_callable(
         pod.accumulate,
@@ -91,12 +91,13 @@ class TrainStep:
         nothing.
 
     Raises:
-      NonFiniteStepError: if the loss or the gradients are not finite.
+      NonFiniteStepError: the loss or the gradients are not finite.
     """
     options = None
     if self._is_first and self._num_pods > 1:
-      # With this option, which servers ignore, pods of this process compile one
-      # after another, so that later pods reuse the first pod's compiled code.
+      # This option, which servers ignore, makes pods of this process compile
+      # one after another, so that later pods reuse the first pod's compiled
+      # code.
       options = ONE_BY_ONE
     self._is_first = False
 
@@ -119,7 +120,7 @@ class TrainStep:
     try:
       metrics, _ = run(self._update, *last)
     except tf.errors.InvalidArgumentError:
-      # The graph has refused the update. Compute the numbers again without the
+      # The graph has refused the update. Compute the step again without the
       # update, to find out which numbers are not finite.
       losses, squares, is_finite = self._measure(*last)
       if is_finite:
@@ -137,12 +138,12 @@ class TrainStep:
       step: number of steps done before.
 
     Raises:
-      NonFiniteStepError: if the loss or the gradients of a step are not finite;
-        the steps before that one are done.
+      NonFiniteStepError: the loss or the gradients of a step are not finite;
+        the steps before that step are done.
     """
     fed = []
-    # Reshape [steps * rows, length] to [rounds, ...], the shape of the features
-    # of LoopProgram. Rounds after the last step stay zero, and are not run.
+    # Reshape [steps * rows, length] to [rounds, batch, length]; a round is one
+    # microbatch of one step. Rounds after the last step are not run.
     for name, placeholder in self._program.loop.features.items():
       rows = np.concatenate([batch[name] for batch in batches])
       rounds = np.zeros(placeholder.shape, rows.dtype)
@@ -171,7 +172,7 @@ class TrainStep:
       yield from self._losses_and_weights(*rows)
 
   def _feed_last(self, shares: list[list[list[np.ndarray]]], step: int) -> list:
-    """Returns what `_update` takes: the feeds of a step's last microbatch."""
+    """Returns the feeds of `_update`, for the last microbatch of a step."""
     rows = [rows for share in shares for rows in share[-1]]
     return [*rows, step, self._num_microbatches - 1]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of a run starts one training loop (loop.py) after another.
+"""Runs one training loop (loop.py) after another until the run ends.
 
 An event ends each loop, and decides what is made again for the next loop:
 
@@ -51,13 +51,11 @@ from palm_mtf.training.watchdog import Watchdog
 
 
 class _Pods(NamedTuple):
-  """The connected pods of a run."""
-
   cluster: Cluster
   heartbeat: Heartbeat
   peak: float  # FLOP/s of all devices together
   kernels: Mapping[str, str]
-  # All loops use one object, so that a signal between two loops is not lost.
+  # One object for all loops, so that a signal between two loops is not lost.
   stop: StopRequest
 
 
@@ -67,11 +65,9 @@ class _Scope(contextlib.ExitStack):
   value: Any = None
 
   def open(self, manager: contextlib.AbstractContextManager) -> None:
-    """Enters `manager`, and keeps the result as `value`."""
     self.value = self.enter_context(manager)
 
   def close(self) -> None:
-    """Leaves the context manager, if one is open."""
     self.value = None
     super().close()
 
@@ -80,8 +76,8 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
   """Trains a job until TRAIN_STEPS or a stop signal.
 
   Raises:
-    UserError: if a loss, gradient or variable is not finite, the disk has no
-      space for a checkpoint, or a pod is lost and ON_POD_FAILURE ends the run.
+    UserError: a loss, gradient or variable is not finite, the disk has no space
+      for a checkpoint, or a pod is lost and ON_POD_FAILURE ends the run.
   """
   config = job.config
   recovery = PodRecovery(servers, config.model, config.run.batch_sizes.sizes)
@@ -113,24 +109,22 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
         case DamagedCheckpointError():
           records.close()
           pods.close()
-          # A server found the damage when it read the checkpoint to resume
-          # from.
+          # A server found the damage when it read this checkpoint.
           warn_of_damage(job.checkpoint.path, event)
           newest = newest_whole(job.model_dir)
           quarantine_damaged(job.model_dir, newest)
           job = dataclasses.replace(job, checkpoint=newest, rewinds=())
-      del (
-        event
-      )  # an error refers to the frames of its loop, and so to the graph
+      # The traceback of an error would keep the graph of the loop in memory.
+      del event
 
 
 @contextlib.contextmanager
 def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
-  """Connects to all pods; yields the pods once all have answered."""
+  """Connects to all pods; yields them once all have answered."""
   config, pods = job.config, job.config.pods
   places = servers.places()
-  # The peak FLOP/s depends on the number of hosts, because servers on one host
-  # share the host's CPU, even if each server has its own devices.
+  # On CPUs, the measured peak FLOP/s grows with the number of hosts, not of
+  # servers, because all servers on a host share that host's CPU.
   hosts = {place.address.partition(":")[0] for pod in places for place in pod}
   peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
@@ -181,10 +175,10 @@ def _continue_without_lost_pod(
 ) -> TrainJob:
   """Returns the job that continues from the newest checkpoint.
 
-  As ON_POD_FAILURE says, the job continues on the remaining pods, or on all
-  pods after the lost pod has answered again.
+  As ON_POD_FAILURE says, it runs on the remaining pods, or on all pods after
+  the lost pod has answered again.
   """
-  # No checkpoint is being written, because the writer has ended with the loop.
+  # No write is in progress, because the writer has ended with the loop.
   newest = newest_whole(job.model_dir, read=read_checkpoint)
   job = dataclasses.replace(job, checkpoint=newest)
   config = job.config

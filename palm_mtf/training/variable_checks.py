@@ -33,10 +33,7 @@ class FiniteCheck:
   ):
     """Adds the check to the graph of `program`.
 
-    Args:
-      session: session of the program.
-      program: training program.
-      newest: returns the newest checkpoint or None, for error messages.
+    `newest` returns the newest checkpoint or None, for error messages.
     """
     self._newest = newest
     self._parameters = program.parameters
@@ -62,8 +59,8 @@ class FiniteCheck:
       )
 
   def _find_first_non_finite(self, bad: NonFiniteStepError) -> str:
-    # Search in the order of computation. The bad step has changed no variable,
-    # so parameters have their values from before the step.
+    # Search in the order of computation. Parameters have their values from
+    # before the bad step, which has changed no variable.
     variables = self._find_non_finite_variables()
     for name in self._parameters:
       if name in variables:
@@ -80,7 +77,7 @@ class FiniteCheck:
     return "the sum of all gradients' squares"
 
   def _find_non_finite_variables(self) -> list[str]:
-    # Return parameters first, then optimizer slots.
+    # Parameters come first, then optimizer slots.
     finite = dict(zip(self._variables, self._finite(), strict=True))
     others = [name for name in finite if name not in self._parameters]
     return [x for x in (*self._parameters, *others) if not finite[x]]
@@ -93,11 +90,7 @@ class FiniteCheck:
 
 
 def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
-  """Returns whether each variable is finite, [variables], bool.
-
-  Args:
-    slices: slices of every variable, in the order of the result.
-  """
+  """Returns whether each variable in `slices` is finite, [variables], bool."""
   by_device = []
   for parts in zip(*slices.values(), strict=True):
     flags = [flag for part in parts for flag in _are_finite(part)]
@@ -108,7 +101,7 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
 
 
 def _are_finite(part: Slice) -> list[tf.Tensor]:
-  """Returns, for each variable of a slice, whether the slice is finite."""
+  """Returns, for each variable in a slice, whether its part is finite."""
   value = part.read()
   with tf.device(part.near):
     axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
@@ -128,7 +121,6 @@ class ReplicaCheck:
     program: TrainProgram,
     newest: Callable[[], Checkpoint | None],
   ):
-    """Takes the arguments of `FiniteCheck`."""
     self._session = session
     self._newest = newest
     self._variables = names_of(program.slices)
@@ -154,8 +146,8 @@ class ReplicaCheck:
 
   @functools.cached_property
   def _fingerprints(self) -> Callable[[], list[np.ndarray]]:
-    """A callable that returns, for each pod, the fingerprints, [variables]."""
-    # Built at the first check, so that the first step does not wait for this.
+    """A callable that returns fingerprints, one array [variables] per pod."""
+    # Built at the first check, so that the first step does not wait for it.
     with self._session.graph.as_default():
       return self._session.make_callable(
         [build_fingerprints(slices) for slices in self._pods]
@@ -163,11 +155,7 @@ class ReplicaCheck:
 
 
 def _name_pods(numbers: list[int]) -> str:
-  """Names the pods that differ from the majority; without a majority, all pods.
-
-  Args:
-    numbers: fingerprint of one variable on each pod.
-  """
+  """Names the pods that differ from the majority, or all without a majority."""
   ((most, count),) = collections.Counter(numbers).most_common(1)
   few = [str(pod) for pod, number in enumerate(numbers) if number != most]
   if 2 * count <= len(numbers):
@@ -191,11 +179,7 @@ def _fingerprint_rows(x):
 
 
 def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
-  """Returns the fingerprint of each variable, [variables], int64.
-
-  Args:
-    slices: slices of every variable of a pod, in the order of the result.
-  """
+  """Returns one fingerprint per variable in `slices`, [variables], int64."""
   # fingerprint = sum over slices s and elements i of
   #                 (bits of element i) * (2 i + 1) * (2 s + 1)   mod 2^64
   #

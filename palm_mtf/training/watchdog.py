@@ -12,8 +12,8 @@ from collections.abc import Callable
 _logger = logging.getLogger(__name__)
 
 
-# The first step (which compiles), a checkpoint and a validation loss may take
-# this many times WATCHDOG_SECS.
+# WATCHDOG_SECS is multiplied by this for the first step, which compiles, for a
+# checkpoint and for a validation loss.
 _SLOW_FACTOR = 10
 _TICKS = 20  # per WATCHDOG_SECS
 _STDERR = 2
@@ -23,18 +23,15 @@ class Watchdog:
   """Ends the process if a step takes too long; a context manager."""
 
   def __init__(self, secs: float | None, newest: Callable[[], str]):
-    """Takes the limit; entering the context starts the watchdog.
+    """Takes WATCHDOG_SECS; if it is None, the watchdog does nothing.
 
-    Args:
-      secs: WATCHDOG_SECS; None for a watchdog that does nothing.
-      newest: returns the path of the newest checkpoint.
+    `newest` returns the path of the newest checkpoint.
     """
     self._secs, self._newest = secs, newest
     self.expect_slow()
     self._where = "before the first step"
     self._end = threading.Event()
-    # A separate thread watches, because it runs even while the main thread
-    # waits in Python or C++.
+    # A thread runs even while the main thread waits in Python or C++.
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
   def __enter__(self) -> "Watchdog":
@@ -48,12 +45,12 @@ class Watchdog:
       self._thread.join()
 
   def note_step(self, step: int) -> None:
-    """Starts to wait again, for the step after `step`."""
+    """Restarts the time limit, for the step after `step`."""
     self._where = f"after step {step}"
     self._waited, self._patience = 0.0, self._secs or 0
 
   def expect_slow(self) -> None:
-    """Starts to wait again, for something that takes longer than a step."""
+    """Restarts the time limit, for something that takes longer than a step."""
     self._waited, self._patience = 0.0, (self._secs or 0) * _SLOW_FACTOR
 
   def _watch(self) -> None:
@@ -62,8 +59,8 @@ class Watchdog:
       start = time.monotonic()
       if self._end.wait(tick):
         return
-      # A tick that took much longer does not count in full: the process was
-      # suspended, by Ctrl-Z or because the machine slept.
+      # Count a much longer tick only in part: the process was suspended, by
+      # Ctrl-Z or because the machine slept.
       self._waited += min(time.monotonic() - start, 2 * tick)
       if self._waited > self._patience:
         self._end_process()

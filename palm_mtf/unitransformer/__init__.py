@@ -3,7 +3,7 @@
 """PaLM's layers for `mesh_tensorflow.transformer`, registered for gin.
 
 The layers use Mesh TensorFlow's variables, layouts and contexts. Importing this
-package makes every name below a gin configurable of the module
+package registers every name below with gin, in the module
 `palm_mtf.unitransformer`; gin/mesh_tensorflow/palm.gin builds a Unitransformer
 from these layers.
 """
@@ -24,7 +24,7 @@ def _keep_old_gin_names() -> None:
   """Lets old gin files still use the module name `palm_mtf.layers`."""
   registry = gin.config._REGISTRY
   for name in __all__:
-    # Register only exact names, because a second entry in gin's tree of partial
+    # Add only exact names, because a second entry in gin's tree of partial
     # names would make the bare name ambiguous.
     for old in (f"palm_mtf.layers.{name}", f"layers.{name}"):
       registry._selector_map[old] = registry[f"palm_mtf.unitransformer.{name}"]

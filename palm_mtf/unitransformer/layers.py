@@ -27,7 +27,6 @@ _turned = fused(layers.turned)
 
 
 def _check_one_model(context: transformer.Context) -> None:
-  """Raises UserError if Unitransformer.ensemble asks for several models."""
   ensemble = context.model.ensemble_dim
   if ensemble:
     raise UserError(
@@ -44,16 +43,13 @@ def sublayer_norm(
   context: transformer.Context,
   norm: str = "layer_norm",
 ) -> mtf.Tensor:
-  """Normalizes over d_model, without bias; a sublayer of a LayerStack.
+  """Normalizes x over d_model, without bias; a sublayer of a LayerStack.
 
   Args:
     x: [..., d_model], activation dtype.
-    layer_stack: the stack that calls the sublayer; unused.
+    layer_stack: unused.
     context: gives the dtypes of variables.
     norm: "layer_norm" or "rms_norm".
-
-  Returns:
-    A tensor with the shape and dtype of x.
 
   Raises:
     UserError: if `norm` has another value.
@@ -68,7 +64,7 @@ def sublayer_norm(
       "scale",
       mtf.Shape([context.model.model_dim]),
       initializer=tf.ones_initializer(),
-      # Norms and their scales are computed in float32.
+      # The scale is read as float32, because norms are computed in float32.
       dtype=mtf.VariableDType(
         dtypes.master_dtype, dtypes.slice_dtype, tf.float32
       ),
@@ -81,7 +77,7 @@ class MultiQueryAttention(transformer_layers.SelfAttention):
   """Multi-query self-attention with rotary embedding (PaLM, section 2)."""
 
   def __init__(self, num_heads: int, d_kv: int):
-    """Checks and keeps the sizes.
+    """Checks the sizes.
 
     Args:
       num_heads: number of query heads.
@@ -126,18 +122,16 @@ class _RotaryParams(attention.AttentionParams):
       memory_heads_dims=None,
       variable_dtype=context.variable_dtype,
       combine_dims=False,
-      # The forward pass divides q by sqrt(d_kv), so that the kernel of q has
-      # the same initializer as other kernels.
+      # The forward pass divides q by sqrt(d_kv) instead, so that the kernel of
+      # q has the same initializer as other kernels.
       fold_scaling_into_initializer=False,
     )
     self._context = context
 
   def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
-    """Returns queries [..., heads, d_kv], rotated, divided by sqrt(d_kv)."""
     return self._rotate(super().compute_q(query_antecedent))
 
   def compute_k(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
-    """Returns keys [..., d_kv], rotated."""
     return self._rotate(super().compute_k(memory_antecedent))
 
   def _rotate(self, x: mtf.Tensor) -> mtf.Tensor:
@@ -145,9 +139,8 @@ class _RotaryParams(attention.AttentionParams):
     if self._context.mode == "incremental":
       position = self._context.position
     else:
-      # In a packed row, positions count from the start of the row and not of
-      # each sequence, because the product of q and k depends only on
-      # differences of positions.
+      # In a packed row, positions count from the start of the row, because the
+      # product of q and k depends only on differences of positions.
       names = ("length", "memory_length")
       (dim,) = [x for x in x.shape.dims if x.name in names]
       position = mtf.range(x.mesh, dim, tf.int32)
@@ -170,8 +163,8 @@ def compute_rotary_angles(
 
   # mtf.gather would be a matrix product, in which TPUs round to bfloat16.
   def look_up(table: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-    # A sequence that has ended stays in the decoding batch, and its position
-    # grows beyond the table.
+    # A sequence that has ended stays in the decoding batch, so its position may
+    # exceed the table.
     return tf.gather(table, tf.minimum(position, length.size - 1))
 
   angles = []
@@ -194,8 +187,8 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
 
   Args:
     x: [..., d_kv], queries or keys.
-    sin: [..., d_kv / 2], float32. Its leading dimensions are some of those of
-      x, in the same order.
+    sin: [..., d_kv / 2], float32, whose leading dimensions are a subsequence of
+      x's.
     cos: same shape and dtype as `sin`.
 
   Returns:
@@ -224,11 +217,9 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
     ).outputs[0]
 
   def gradient(op: WholeSlice, dy: mtf.Tensor) -> list[mtf.Tensor | None]:
-    # Read the angles from `op`, because a recomputed copy of `op` has inputs
-    # other than `sin` and `cos`.
+    # `op` may be a recomputed copy, whose inputs are not `sin` and `cos`.
     _, *angles = op.inputs
-    # The gradient rotates by the opposite angles.
-    back = make_operation(
+    back = make_operation(  # rotates by the opposite angles
       lambda dy, sin, cos: turn(dy, -sin, cos), [dy, *angles]
     )
     return [back, None, None]
@@ -241,7 +232,7 @@ class SwiGlu(transformer.TransformerLayer):
   """The MLP (swish(x wi_gate) * (x wi)) wo, no biases (PaLM, section 2)."""
 
   def __init__(self, d_ff: int):
-    """Checks and keeps the width.
+    """Checks the width.
 
     Args:
       d_ff: hidden width, 4 * d_model in PaLM.
@@ -258,15 +249,9 @@ class SwiGlu(transformer.TransformerLayer):
     x: mtf.Tensor,
     losses: list[mtf.Tensor] | None = None,
   ) -> mtf.Tensor:
-    """Applies the MLP to x.
+    """Returns MLP(x), with the shape and dtype of x, [..., d_model].
 
-    Args:
-      context: gives the dtypes of variables.
-      x: [..., d_model], activation dtype, normalized.
-      losses: unused.
-
-    Returns:
-      A tensor with the shape and dtype of x.
+    `context` gives the dtypes of variables; `losses` is unused.
     """
     del losses
     _check_one_model(context)
@@ -282,7 +267,6 @@ def _multiply(
   name: str,
   output: mtf.Dimension,
 ) -> mtf.Tensor:
-  """Multiplies x [..., inputs] by the kernel `name`; returns [..., output]."""
   inputs = x.shape.dims[-1]
   kernel = mtf.get_variable(
     context.mesh,
@@ -295,7 +279,7 @@ def _multiply(
 
 
 def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
-  """Returns swish(gate) * linear."""
+  # Returns swish(gate) * linear.
   output = (linear.shape, linear.dtype)
   splittable = linear.shape.dimension_names  # all, because it is element-wise
 
@@ -334,12 +318,7 @@ class ParallelBlock(transformer.TransformerLayer):
       SwiGlu,
     ),
   ):
-    """Makes the layers.
-
-    Args:
-      layer_classes: classes of the layers that are summed; gin sets their
-        arguments.
-    """
+    """Makes the layers that are summed; gin sets the layers' arguments."""
     self._layers = [layer() for layer in layer_classes]
 
   def call(
@@ -352,7 +331,7 @@ class ParallelBlock(transformer.TransformerLayer):
 
     Args:
       context: positions, masks and the decoding cache.
-      x: [..., d_model], activation dtype, normalized.
+      x: [..., d_model], normalized.
       losses: list to which layers append additional losses.
     """
     branches = []

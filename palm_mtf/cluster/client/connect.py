@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: the devices of pods, in this process or in TensorFlow servers.
+"""Connects to the devices of pods, in this process or on TensorFlow servers.
 
-Pod i is the job "pod_<i>" of TensorFlow, with a task for each of its servers.
+Pod i is TensorFlow's job "pod_<i>", with one task per server.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Cluster:
 
   devices: Devices
   config: tf.ConfigProto
-  target: str = ""  # of the session; "" if in this process
+  target: str = ""  # TensorFlow's target, "grpc://..."; "" is this process
   # Job name of each TPU pod; [None] if this process has the TPUs, () without
   # TPUs.
   tpu_jobs: Sequence[str | None] = ()
@@ -81,12 +81,12 @@ def connect(
 
   Args:
     pods: settings of the pods, such as CLIENT_ADDRESS.
-    mesh: devices and layout rules of each pod.
+    mesh: devices of each pod.
     places: each pod's devices on servers; empty if this process has all pods.
     infos: info of each server, by the server's address.
 
   Raises:
-    UserError: a server works for another client, or TPUs are missing.
+    UserError: another client uses a server, or TPUs are missing.
   """
   if not places:
     if mesh.tpu:
@@ -102,8 +102,8 @@ def connect(
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(ip, int(port or 0)).target
   config = session_config(1)
-  # Free a session's variables when it ends. Otherwise, they would stay in the
-  # memory of the servers.
+  # Free the variables of a session when the session ends. Otherwise they would
+  # stay in the memory of the servers.
   config.isolate_session_state = True
   job = config.cluster_def.job.add(name="client")
   client_address = f"{ip}:{target.rpartition(':')[2]}"
@@ -140,7 +140,7 @@ def connect(
 def _claim_servers(
   places: Sequence[Sequence[Place]], client: str, secs: float
 ) -> None:
-  """Claims all servers; raises UserError if another client works with one."""
+  """Takes all servers for this client; raises UserError if one is in use."""
   addresses = list(dict.fromkeys(x.address for pod in places for x in pod))
   for address in addresses:
     peers = [x for x in addresses if x != address]
@@ -159,7 +159,7 @@ def tpus_here(mesh: DeviceMesh) -> Cluster:
   """Returns a cluster of one pod with this process's TPUs; caches the result.
 
   Raises:
-    UserError: there are no TPUs, or they are not the slice that `mesh` names.
+    UserError: the TPUs that `mesh` names are not here.
   """
   return _connect_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
 
@@ -171,11 +171,7 @@ def _connect_tpus(
   target: str,
   jobs: Sequence[str | None],
 ) -> Cluster:
-  """Returns a cluster of TPU pods, after reading the topology of each pod.
-
-  Raises:
-    UserError: there are no TPUs, or they are not the slice that `mesh` names.
-  """
+  """Returns a cluster of TPU pods; raises UserError unless `mesh` fits them."""
   where = tpu_slice(mesh.tpu)
   topologies = []
   with tf.Graph().as_default(), tf.Session(target, config=config) as session:
@@ -202,7 +198,7 @@ def _connect_tpus(
 
 @functools.cache
 def _client_server(ip: str, port: int) -> tf.distribute.Server:
-  """Starts the client's server, only once because it cannot be stopped."""
+  """Starts the client's server, only once because no server can be stopped."""
   return start_server(1, 0, (ip, port))
 
 
@@ -210,12 +206,7 @@ class ServerMemory:
   """Reads the resident memory, in bytes, of a session's servers."""
 
   def __init__(self, session: tf.Session, servers: Sequence[Process]):
-    """Adds operations to the current graph, which read the servers' memory.
-
-    Args:
-      session: session of the current graph, connected to the servers.
-      servers: servers of all devices; empty if the client has the devices.
-    """
+    """Adds operations to the current graph, which `session` runs."""
     self._session = session
     self._bytes: dict[str, list[tf.Tensor]] = {}  # of each server, by pod
     for server in servers:

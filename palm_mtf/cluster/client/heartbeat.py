@@ -1,8 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeat of the pods' servers: calls that wait for a lost server end.
+"""Probes the servers of a run, and ends calls that wait for a lost server.
 
-A server is lost if it has ended, was stopped, cut off or started again.
+A server is lost if it has ended, is suspended, cannot be reached or was
+restarted.
 """
 
 import concurrent.futures
@@ -30,14 +31,14 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import SERVER_ERRORS
 
 _Answer = TypeVar("_Answer")
-# Fractions of POD_TIMEOUT_SECS: the pause between rounds of probes, the timeout
-# for asking a server which links are silent, and the timeout of a probe. Two
-# probes have to fail before a server counts as lost. One may fail because this
-# process itself was suspended.
+# Fractions of POD_TIMEOUT_SECS: the pause between two probes of a server, the
+# timeout for asking the server which of its links are silent, and the timeout
+# of a probe. Two probes have to fail before a server counts as lost, because
+# one may fail only because this process was suspended.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
 _SHUT_DOWN_SECS = 1.0  # between two shutdowns of a lost server's connections
-_CONNECT_SECS = 0.5  # between checks while a session connects
-_RETRY_SECS = 0.2  # between attempts: a new server has no info yet
+_CONNECT_SECS = 0.5  # between checks for lost servers during `connect`
+_RETRY_SECS = 0.2  # between attempts, because a new server has no info yet
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
@@ -53,7 +54,7 @@ class PodLostError(UserError):
 class Heartbeat:
   """Probes every server of a run, each in a thread; a context manager.
 
-  If server A reports that server B does not answer it, but B answers the
+  If server A reports that it gets no answer from server B, but B answers the
   client, A's pod counts as lost.
 
   Attributes:
@@ -79,13 +80,13 @@ class Heartbeat:
         for example in its versions, or has too few devices.
     """
     self._servers, self._secs = servers, secs
-    # Number of each server's pod, by the server's address.
+    # {address of a server: index of the server's pod}
     self._pods = {
       place.address: pod
       for pod, devices in enumerate(places)
       for place in devices
     }
-    # Why each lost server counts as lost (text for messages), by its address.
+    # {address of a lost server: why it counts as lost, for messages}
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
     self._threads: dict[str, threading.Thread] = {}
@@ -134,7 +135,7 @@ class Heartbeat:
         thread.join(_SHUT_DOWN_SECS)
 
   def check_links(self) -> None:
-    """Checks all servers' links once; raises PodLostError if one is silent."""
+    """Checks all links once; raises PodLostError if a link is silent."""
     for address, pod in self._pods.items():
       self._probe_links(address)
       if how := self._lost.get(address):
@@ -167,8 +168,7 @@ class Heartbeat:
   def during(self, phase: str) -> Iterator[None]:
     """Raises PodLostError if the body fails because a pod is lost.
 
-    Args:
-      phase: phase of the run, for messages, such as "in step 8".
+    The message ends with `phase`, such as "in step 8".
     """
     try:
       yield
@@ -181,10 +181,7 @@ class Heartbeat:
       raise PodLostError(self._pods[address], message) from None
 
   def _find_lost(self) -> tuple[str, str] | None:
-    """Returns the address of a lost server, and text that says why it is lost.
-
-    Returns None if no server is lost.
-    """
+    """Returns the address of a lost server and why it is lost; or None."""
     if ended := self._servers.find_ended():
       pod, how = ended
       return next(x for x, of in self._pods.items() if of == pod), how
@@ -196,18 +193,14 @@ class Heartbeat:
   def _find_broken_off(
     self, error: tf.errors.OpError
   ) -> tuple[str, str] | None:
-    """Finds the server that an error names as unavailable.
+    """Returns the server that `error` names as unavailable, and why; or None.
 
     Such a server may still answer probes, but no longer works for this run.
-
-    Returns:
-      The server's address, and text that says why it counts as lost; None if
-      `error` has another cause, or names no server.
     """
     named = _TASK.findall(error.message)
     if not named or not isinstance(error, SERVER_ERRORS):
       return None
-    pod, task = map(int, named[-1])  # a link's far end is named last
+    pod, task = map(int, named[-1])  # the message names a link's far end last
     address = [x for x, of in self._pods.items() if of == pod][task]
     return address, (
       "answers, but has broken off (another client has claimed it, or its "
@@ -225,9 +218,9 @@ class Heartbeat:
     while not self._end.wait(self._secs * _PAUSE):
       self._probe(address)
       self._probe_links(address)
-      # Calls that wait for a lost server fail when their connection is shut
-      # down. Repeat this, because the kernel accepts new connections even to a
-      # stopped server.
+      # A call that waits for a lost server fails when its connection is shut
+      # down. Repeat this, because the kernel accepts new connections even for a
+      # suspended server.
       while address in self._lost:
         _shut_down(address)
         if self._end.wait(_SHUT_DOWN_SECS):
@@ -251,7 +244,7 @@ class Heartbeat:
     with contextlib.suppress(NoAnswerError):
       for far in read_silent_peers(address, self._secs * _LINKS):
         if far not in self._pods:
-          continue  # a peer in an earlier run
+          continue  # a server of an earlier run
         # If the server at the far end is itself lost, report that server.
         if far not in self._lost:
           self._probe(far)
@@ -269,7 +262,7 @@ class Heartbeat:
   def _retry(
     self, read: Callable[[str, float], _Answer], address: str
   ) -> _Answer:
-    """Reads until the server answers; fails after two or more attempts."""
+    """Retries until the server answers; fails after at least two attempts."""
     start, num_failed = time.monotonic(), 0
     secs = self._secs * _PROBE
     while True:

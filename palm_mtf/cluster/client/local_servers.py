@@ -22,15 +22,13 @@ from palm_mtf.json_text import json_text
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# Maximum time from the end of a server's connection to the end of its process.
+# A server's process ends within this time after its connection ends.
 _DEATH_SECS = 2.0
 _LAST_LINES = 3  # of a server's stderr, shown in messages
 
 
 @dataclasses.dataclass
 class _Server:
-  """The server process of a pod."""
-
   settings: ServerSettings
   process: subprocess.Popen
   log: BinaryIO  # the process's stderr
@@ -42,9 +40,9 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 
   Pods share cores only if there are fewer cores than pods.
   """
-  # Every pod gets the same number of cores: the last bit of a sum depends on
-  # the number of threads, and results have to be bit-identical on all pods. The
-  # cores that are left over stay for the client.
+  # All pods get equally many cores, because the last bit of a sum depends on
+  # the number of threads, and all pods must compute the same bits. Cores that
+  # are left over stay free for the client.
   cores = sorted(os.sched_getaffinity(0))
   share = max(1, len(cores) // num_pods)
   return [
@@ -54,11 +52,14 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 
 
 class PodServers:
-  """A run's server processes on this machine, if any; a context manager."""
+  """Starts and stops the server processes; a context manager.
+
+  There are such processes only if PODS = "local_servers": one per pod.
+  """
 
   def __init__(self, pods: PodsConfig, mesh: DeviceMesh):
-    # Start the servers early: importing TensorFlow takes seconds, and servers
-    # and client import it at the same time.
+    # Start the servers now, so that they import TensorFlow, which takes
+    # seconds, at the same time as the client.
     self._pods, self._mesh = pods, mesh
     self._start()
 
@@ -86,13 +87,13 @@ class PodServers:
     return self._pods
 
   def restart(self, pod: int) -> None:
-    """Replaces the server of a pod by a new process."""
+    """Replaces a pod's server by a new process if it is on this machine."""
     if self._servers:
       _stop(self._servers[pod])
       self._servers[pod] = _start(self._servers[pod].settings)
 
   def places(self) -> list[list[Place]]:
-    """Waits until all servers have started; returns the devices of each pod.
+    """Returns the devices of each pod once all servers have started.
 
     Raises:
       UserError: a server has ended, or does not start.
@@ -108,7 +109,7 @@ class PodServers:
     return [[Place(address, i) for i in numbers] for address in addresses]
 
   def name(self, pod: int, address: str) -> str:
-    """Returns the name of a pod's server, for messages."""
+    """Returns the name of a pod's server for messages."""
     if not self._servers:
       return address
     return f"{address} (process {self._servers[pod].process.pid})"
@@ -117,8 +118,8 @@ class PodServers:
     """Waits up to 2 seconds for a server to end.
 
     Returns:
-      The number of the server's pod, and text that says how the server ended;
-      None if no server ended.
+      The index of the server's pod, and text on how the server ended; None if
+      no server ended.
     """
     end = time.monotonic() + _DEATH_SECS
     while self._servers and time.monotonic() < end:
@@ -171,7 +172,6 @@ class PodServers:
 
 
 def _stop(server: _Server) -> None:
-  """Ends a server; kills its process if it does not end in time."""
   server.process.stdin.close()  # tells the server to end
   try:
     server.process.wait(_STOP_SECS)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The places of a pod's devices: which servers have them (ISLANDS).
+"""Reads ISLANDS, which says on which servers the devices of each pod are.
 
 ISLANDS = [["a:2222/0-1", "b:2222/0-1"],   pod 0
            ["c:2222/0-1", "d:2222/0-1"]]   pod 1
@@ -24,14 +24,12 @@ _ENTRY = re.compile(r"([^\s/:]+:\d{1,5})(?:/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?")
 class Place(NamedTuple):
   """The server of a device, and the device's number on that server."""
 
-  address: str  # of its server, "host:port"
-  device: int  # number on that server
+  address: str  # "host:port" of the server
+  device: int
 
 
 def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns each pod's devices from ISLANDS, with the IP addresses of servers.
-
-  The devices of a pod are in mesh order.
+  """Returns each pod's devices in mesh order, with the IP addresses of servers.
 
   Raises:
     UserError: ISLANDS or CLIENT_ADDRESS cannot be used.
@@ -41,11 +39,10 @@ def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
 
 
 def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns the devices of each pod, in mesh order.
+  """Returns the devices of each pod, in mesh order, with hosts as ISLANDS has.
 
   Raises:
-    UserError: ISLANDS gives a pod more or fewer devices than `mesh` has; the
-      message has both numbers.
+    UserError: ISLANDS does not fit NUM_PODS or `mesh`, or names a device twice.
   """
   if len(pods.islands) != pods.num_pods:
     raise UserError(
@@ -64,9 +61,9 @@ def _places(pod: int, entries: Sequence[str], mesh: DeviceMesh) -> list[Place]:
   needed = " x ".join(map(str, mesh.axes.values())) or "1"
   if len(mesh.axes) > 1:
     needed += f" = {mesh.num_devices}"
-  # Each server without device numbers gets the same number of mesh devices. The
-  # last mesh axis varies fastest: in "data:2,model:2" on two servers, devices
-  # that differ only on the model axis are on the same server.
+  # A server without device numbers gets an equal share of the mesh. The last
+  # mesh axis varies fastest: in "data:2,model:2" on two servers, devices that
+  # differ only on the model axis are on the same server.
   share, left = divmod(mesh.num_devices, max(1, len(entries)))
   if left and not all(match[2] for match in matches):
     raise UserError(
@@ -134,17 +131,14 @@ def resolve_places(
 ) -> list[list[Place]]:
   """Returns the places with host names replaced by IPv4 addresses.
 
-  Args:
-    pods: places of each pod, by host names.
-    client: host of CLIENT_ADDRESS.
+  `client` is the host of CLIENT_ADDRESS.
 
   Raises:
     UserError: a name has no address, or an address that other hosts cannot
       reach.
   """
-  # The client sends the addresses to every server, not the names, because a
-  # name may be a loopback address in one host's /etc/hosts and not in
-  # another's.
+  # The client sends every server IP addresses, not names, because /etc/hosts of
+  # one host may give a name a loopback address, and that of another may not.
   ips = {}
   for address in {place.address for places in pods for place in places}:
     host, _, port = address.rpartition(":")

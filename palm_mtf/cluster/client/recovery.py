@@ -4,7 +4,7 @@
 
   stop     none: the same command resumes the run later
   wait     the same pods, after the lost pod answers
-  shrink   the other pods, which share the same batches
+  shrink   the other pods, which then share each batch
 
 Training resumes from the newest checkpoint.
 """
@@ -21,8 +21,8 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 
 _PAUSE_SECS = 1.0
-# If ON_POD_FAILURE = "wait", a run ends if it loses a pod more often than this
-# without a new checkpoint in between.
+# With ON_POD_FAILURE = "wait", a run ends if it loses pods more often than this
+# between two checkpoints.
 _MAX_LOSSES = 3
 
 
@@ -32,7 +32,7 @@ class PodRecovery:
   def __init__(
     self, servers: PodServers, model: PalmConfig, batch_sizes: Sequence[int]
   ):
-    # Model and batch sizes are kept to check that they work with fewer pods.
+    # Kept to check that model and batch sizes work with fewer pods.
     self._servers, self._model = servers, model
     self._batch_sizes = batch_sizes
     self._step, self._num_losses = -1, 0
@@ -43,19 +43,14 @@ class PodRecovery:
   ) -> PodsConfig:
     """Returns the settings of the pods to continue with.
 
-    If ON_POD_FAILURE is "wait", waits until all servers answer.
-
-    Args:
-      lost: loss of a pod.
-      pods: pods before the loss.
-      mesh: devices and layout rules of each pod.
-      step: step of the newest checkpoint, 0 without one.
+    If ON_POD_FAILURE is "wait", waits until all servers answer. `step` is the
+    step of the newest checkpoint, 0 if there is none.
 
     Raises:
       UserError: the run cannot continue.
     """
-    # Drop a pod only if all pods have answered before. A pod that is missing at
-    # the start is a mistake in the settings, or has not been started yet.
+    # Drop no pod until all pods have answered once: a pod that is missing at
+    # the start is a mistake in the settings, or is not started yet.
     self._had_all_pods = self._had_all_pods or not lost.is_missing
     policy = pods.on_pod_failure
     if not self._had_all_pods and policy != "wait":
@@ -102,10 +97,10 @@ class PodRecovery:
   def _wait(self, lost: PodLostError, pods: PodsConfig) -> None:
     end = time.monotonic() + pods.pod_wait_secs
     while True:
-      self._servers.restart(lost.pod)  # if it is on this machine
+      self._servers.restart(lost.pod)
       try:
-        # Ask every server once. Any UserError other than PodLostError is about
-        # a server that cannot be used, and ends the run.
+        # Ask every server once. A UserError that is no PodLostError says that a
+        # server cannot be used, and ends the run.
         Heartbeat(
           self._servers, self._servers.places(), pods.pod_timeout_secs
         ).check_links()

@@ -1,9 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The server process of a pod on the client's machine.
+"""The process of a pod's server, if the pods are on the client's machine.
 
-client/local_servers.py starts it, writes ServerSettings as JSON to its stdin,
-and reads its address from its stdout. The process lives as long as its client.
+client/local_servers.py starts the process, writes ServerSettings as JSON to its
+stdin, and reads the server's address from its stdout. The process ends with the
+client.
 """
 
 import ctypes
@@ -24,11 +25,11 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-  """Settings of the server process of a pod on this machine."""
+  """What the client sends to the server process."""
 
   client: int  # process id
   num_devices: int  # virtual CPU devices of the pod's mesh
-  cores: Sequence[int]  # numbers of the cores that it may use
+  cores: Sequence[int]  # numbers of the CPU cores that the process may use
 
 
 def serve(settings: ServerSettings) -> None:

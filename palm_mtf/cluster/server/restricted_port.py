@@ -1,18 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A port that nobody reaches before its server is restricted.
+"""A port that nobody can use before access to its server is restricted.
 
 A TensorFlow server listens on every address of a machine, and runs any program,
-with access to files, for anyone who reaches it. The server accepts connections
-as soon as it is made, before its sockets can be found and restricted. Therefore
+with access to files, for anyone who connects. The server accepts connections as
+soon as it is made, before its sockets can be found and restricted. Therefore
 sockets of this module, the guards, listen on the port first. While guards
 listen, the kernel gives every connection to a guard, and the guard drops its
 packets.
 
-Every user of a machine reaches its loopback interface, and TensorFlow's
+Every user of a machine can connect to its loopback interface, and TensorFlow's
 protocol has no authentication. Therefore the kernel drops the data of a new
-connection to a server on loopback, until /proc/net/tcp has named the user whose
-socket is at the other end. This needs no privileges.
+connection over loopback, until /proc/net/tcp shows that this process's user
+owns the other end. This needs no privileges.
 """
 
 import collections
@@ -40,17 +40,17 @@ from palm_mtf.cluster.sockets import (
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 # Socket options of Linux that Python's socket module lacks.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF = 26, 27, 51
-# Instructions of the Berkeley packet filter. Each is (code, instructions to
-# skip if true, instructions to skip if false, operand).
+# A program of the Berkeley packet filter: instructions (code, number of
+# instructions to skip if true, number to skip if false, operand).
 _Program = Sequence[tuple[int, int, int, int]]
 _LOAD_BYTE, _LOAD_WORD, _LOAD_LENGTH, _TO_INDEX = 0x30, 0x20, 0x80, 0x07
 _AND, _SHIFT_RIGHT, _SUBTRACT, _JUMP_IF_EQUAL = 0x54, 0x74, 0x1C, 0x15
 _RETURN = 0x06
 # The last instruction of a filter: accept the whole packet, or drop it.
 _TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
-# A filter that accepts only packets without data: handshakes and
-# acknowledgements. They are as long as their TCP header, which has 4 bytes
-# times the upper 4 bits of byte 12.
+# Accepts only packets without data (handshakes and acknowledgements). Such a
+# packet is as long as its TCP header: 4 bytes times the upper 4 bits of byte
+# 12.
 _TAKE_WITHOUT_DATA = (
   (_LOAD_BYTE, 0, 0, 12),
   (_SHIFT_RIGHT, 0, 0, 2),
@@ -62,8 +62,8 @@ _TAKE_WITHOUT_DATA = (
   _TAKE,
   _DROP,
 )
-# Time between checks for new connections. It is less than 0.2 seconds, after
-# which a peer sends a dropped packet again.
+# Pause between checks for new connections. A peer resends a dropped packet
+# after 0.2 seconds; by then its connection has been admitted.
 _PAUSE_SECS = 0.05
 # The number of users that /proc/self/uid_map maps if it maps every user.
 _ALL_UIDS = 2**32 - 1
@@ -94,13 +94,12 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
     guards = []
     # A guard is a socket that drops the port's packets. The kernel groups
     # sockets that share a port by address family, so each family needs a guard.
-    # gRPC listens on "::", which includes IPv4, if the loopback interface has
-    # an IPv6 address. Otherwise it listens on "0.0.0.0".
+    # If the loopback interface has an IPv6 address, gRPC listens on "::", which
+    # includes IPv4; otherwise it listens on "0.0.0.0".
     dual = [socket.AF_INET6] if socket.has_dualstack_ipv6() else []
     families = [*dual, socket.AF_INET]
     # The first guard binds without SO_REUSEPORT, so that the bind fails if
-    # another socket has the port: two servers never share a port. The later
-    # guards share the port with the first.
+    # another socket has the port.
     shares = [False, *[True] * len(families)]
     for family, is_shared in zip([families[0], *families], shares, strict=True):
       guard = stack.enter_context(socket.socket(family))
@@ -120,7 +119,7 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _tensorflow_shares_ports() -> Iterator[None]:
-  """Sets SO_REUSEPORT on sockets of TensorFlow servers that the body makes."""
+  """Makes TensorFlow set SO_REUSEPORT on the sockets of servers in the body."""
   before = os.environ.get(_REUSE_PORT)
   os.environ[_REUSE_PORT] = "1"
   try:
@@ -133,7 +132,7 @@ def _tensorflow_shares_ports() -> Iterator[None]:
 
 
 def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
-  """Makes `guard` listen on a port, 0 for any free one; returns the port."""
+  """Makes `guard` listen on a port (0: any free port); returns the port."""
   _attach_filter(guard, [_DROP])
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
@@ -157,7 +156,6 @@ def restrict_to_loopback(listener: socket.socket) -> None:
 
 def restrict_to_address(listener: socket.socket, ip: str) -> None:
   """Restricts a listening socket to packets for one IPv4 address."""
-  # The filter drops packets that are not IPv4, or have another destination.
   network_header = 0xFFF00000  # SKF_NET_OFF
   program = (
     (_LOAD_BYTE, 0, 0, network_header),
@@ -172,20 +170,14 @@ def restrict_to_address(listener: socket.socket, ip: str) -> None:
 
 
 def restrict_to_admitted(listener: socket.socket) -> None:
-  """Drops the data of every connection that a listening socket accepts.
-
-  `admit_own_user` ends this for the connections of this process's user.
-  """
+  """Drops the data of new connections until `admit_own_user` admits them."""
   _attach_filter(listener, _TAKE_WITHOUT_DATA)
 
 
 def _attach_filter(
   to: socket.socket, program: _Program, option: int = _SO_ATTACH_FILTER
 ) -> None:
-  """Attaches a program of the Berkeley packet filter to a socket.
-
-  Sockets of connections that a listening socket accepts inherit the program.
-  """
+  """Attaches a packet filter, which connections accepted by `to` inherit."""
   code = b"".join(struct.pack("HBBI", *each) for each in program)
   buffer = ctypes.create_string_buffer(code)
   both = struct.pack("HP", len(program), ctypes.addressof(buffer))
@@ -193,12 +185,9 @@ def _attach_filter(
 
 
 def admit_own_user(port: int) -> None:
-  """Admits connections of this process's user to `port`, and ends all others.
+  """Starts a thread that admits this user's connections and ends all others.
 
-  Starts a thread that does this until the process ends, and returns at once.
-
-  Args:
-    port: TCP port; `restrict_to_admitted` was applied to its listening sockets.
+  `restrict_to_admitted` was applied to the port's listening sockets.
 
   Raises:
     OSError: the system cannot tell which user has opened a connection.
@@ -209,7 +198,7 @@ def admit_own_user(port: int) -> None:
 
 
 def _check_own_uid() -> None:
-  """Raises OSError if other users have this process's uid in /proc/net/tcp."""
+  """Raises OSError if /proc/net/tcp shows other users under this user's uid."""
   # In a user namespace, overflowuid stands for every user that is not mapped.
   with open("/proc/sys/kernel/overflowuid") as file:
     if os.geteuid() != int(file.read()):
@@ -224,23 +213,19 @@ def _check_own_uid() -> None:
 
 
 def _admit(port: int) -> None:
-  """Admits or ends each connection to `port`, as long as this process lives."""
   known: set[str] = set()
   while True:
     time.sleep(_PAUSE_SECS)
-    # If this process may open no more files, the next round handles the other
-    # connections.
+    # OSError: this process cannot open more files. The next iteration handles
+    # the remaining connections.
     with contextlib.suppress(OSError):
       _admit_new(port, known)
 
 
 def _admit_new(port: int, known: set[str]) -> None:
-  """Admits or ends connections whose inode is not in `known`; adds the inodes.
+  """Handles the connections to `port` that are not in `known`; adds them.
 
-  Args:
-    port: TCP port of the connections.
-    known: names of sockets that were handled before, as "socket:[INODE]";
-      changed in place.
+  `known` has the kernel's names of sockets, "socket:[INODE]".
   """
   numbers = socket_numbers()
   known &= numbers.keys()
@@ -269,10 +254,7 @@ def _admit_or_end(
 
 
 def _uids() -> dict[tuple[bytes, bytes], set[int]]:
-  """Returns the user ids of established connections, by (local, remote) end.
-
-  Each end is an address and a port, packed by `_end_bytes`.
-  """
+  """Maps (local, remote), each packed by `_end_bytes`, to the sockets' uids."""
   found = collections.defaultdict(set)
   for path in ("/proc/net/tcp", "/proc/net/tcp6"):
     with contextlib.suppress(FileNotFoundError), open(path) as lines:
@@ -293,9 +275,8 @@ def _end_bytes(ip: str, port: int) -> bytes:
 
 
 def _parse_end(text: str) -> bytes:
-  """Packs an end of /proc/net/tcp, "0100007F:08AE", as `_end_bytes` does."""
-  # The address consists of 4-byte words, each written as a little-endian
-  # number.
+  """Packs an address and port of /proc/net/tcp, such as "0100007F:08AE"."""
+  # Each 4-byte word of the address is a little-endian number.
   words, _, port = text.partition(":")
   numbers = bytes.fromhex(words)
   packed = b"".join(numbers[i : i + 4][::-1] for i in range(0, len(numbers), 4))

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a TensorFlow server in this process, publishes its info and links.
+"""Starts a TensorFlow server in this process, and probes its links.
 
-A client may reach two servers that do not reach each other, so that a step
-never ends. Each server therefore probes the other servers of its run and
-publishes the servers that do not answer; the client's heartbeat reads the list.
+A client may reach two servers that do not reach each other. A training step
+then never ends. Each server therefore probes the other servers of its run and
+publishes which of them do not answer; the client's heartbeat reads this list.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ from palm_mtf.native.operations import operations, operations_built_with
 
 _logger = logging.getLogger(__name__)
 
-_FOLLOW_SECS = 0.5  # between two reads of a server's claim
-# Number of probes within the time after which a link counts as silent. More
-# than one has to fail, because this process itself may have been stopped during
-# a probe.
+_FOLLOW_SECS = 0.5  # between two reads of which client uses the server
+# The timeout of a probe is `Claim.link_secs` divided by this number. Thus
+# several probes have to fail before a server counts as silent, because one may
+# fail only because this process itself was suspended.
 _NUM_PROBES = 3
 
 
@@ -72,12 +72,12 @@ def start_server(
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
-    # At least two threads, because an operation that waits for another pod
-    # blocks one. One more thread writes checkpoints at the same time.
+    # An operation that waits for another pod blocks a thread, so there are at
+    # least two. One more thread writes checkpoints at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
-  # A client's session later gives the server another job name. The session
-  # recognizes the server by this address.
+  # "unnamed" is a placeholder: a client's session later gives the server
+  # another job name, and recognizes the server by this address.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   try:
     with contextlib.ExitStack() as stack:
@@ -130,11 +130,7 @@ def _publish_info(
 
 
 def watch_links(server: tf.distribute.Server) -> None:
-  """Starts to probe the other servers of each run that claims this server.
-
-  Args:
-    server: TensorFlow server whose info was published.
-  """
+  """Starts to probe the other servers of every run that uses this server."""
   # This thread reads the server's variables, so it waits while a training step
   # keeps all threads of the server busy. Each probe has a separate thread,
   # which does not wait.
@@ -144,7 +140,7 @@ def watch_links(server: tf.distribute.Server) -> None:
 
 
 def _probe_peers(target: str) -> None:
-  """Probes the servers that a client's claim names; publishes silent ones."""
+  """Probes the other servers of the client's run; publishes the silent ones."""
   last, probes = None, {}
   silent: list[str] = []
   for claim in _follow_claims(target, silent):
@@ -163,17 +159,11 @@ class _Probe:
   """A thread that probes one server repeatedly.
 
   Attributes:
-    is_silent: whether the server has not answered for some time.
-    end: set to end the thread.
+    is_silent: whether the server has not answered for `secs` seconds.
+    end: event that ends the thread.
   """
 
   def __init__(self, address: str, secs: float):
-    """Starts the thread.
-
-    Args:
-      address: "host:port" of the server.
-      secs: time without an answer after which the server is silent.
-    """
     self.is_silent = False
     self.end = threading.Event()
     self._address, self._secs = address, secs
@@ -193,14 +183,14 @@ class _Probe:
 
 
 def _follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
-  """Yields a client's current claim of a server every half second, if any.
+  """Yields, every half second, the claim of the client that uses the server.
 
-  Never ends.
+  Never ends; yields nothing while no client uses the server.
 
   Args:
-    target: target of sessions with the server, which runs in this process.
-    silent: "host:port" of each silent peer of the claim. The caller changes the
-      list, which is published after each yield.
+    target: TensorFlow's target of the server, which runs in this process.
+    silent: "host:port" of each silent server of the claim. The caller changes
+      the list between two yields; each change is published.
   """
   with tf.Graph().as_default(), tf.Session(target) as session:
     text = tf.placeholder(tf.string, [])

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of rows, each a function of (SEED, step) only.
+"""Batches of rows, each computed from SEED and the step number, without state.
 
-The rows of a run are numbered; config/run.py gives the number of
-rows per step, and a RowStream reads a row by its number. So a run resumes at
-once, and no row depends on batch sizes, pods or hosts.
+The rows of a run are numbered. config/run.py gives the number of rows per step,
+and a RowStream reads a row by its number. So a run resumes without reading
+earlier rows, and no row depends on batch sizes, pods or hosts.
 """
 
 import concurrent.futures
@@ -24,24 +24,23 @@ from palm_mtf.data.batches.mixed_rows import (
 from palm_mtf.data.batches.packing import FEATURES, Piece, Row
 from palm_mtf.errors import UserError
 
-Batch = dict[str, np.ndarray]  # some of FEATURES, each [batch, length]
+Batch = dict[str, np.ndarray]  # from names in FEATURES to [batch, length]
 
 
 class RowStream(Protocol):
   """The training rows of a run; a row depends only on its number.
 
-  In both methods, `numbers` are row numbers, counted from the start of the run,
-  [n], int64.
+  Both methods take row numbers, from the start of the run, [n], int64.
   """
 
-  features: tuple[str, ...]  # of a batch, in the order of FEATURES
-  num_rows: int  # in the first epoch, all sources together
+  features: tuple[str, ...]  # names in a batch, in the order of FEATURES
+  num_rows: int  # rows per epoch, summed over all sources
 
   def read(self, numbers: np.ndarray) -> list[Row]:
-    """Returns each row's features, [length], int32; loss_weights is float32."""
+    """Returns each row's features, [length], int32; loss_weights: float32."""
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns the pieces of documents in each row, from first to last."""
+    """Returns, for each row, the pieces of documents in it, in order."""
 
 
 class Batches:
@@ -54,21 +53,20 @@ class Batches:
     self._rows = rows
     self._sizes = sizes
     self._skips = skips or Skips()
-    self.features = rows.features  # of every batch
+    self.features = rows.features
 
   def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
     """Returns the batch of a step, or one pod's part of it.
 
     Args:
-      step: number of the step, from 0 on.
-      part: number of the part, from 0 on.
+      step: number of the step, from 0.
+      part: number of the part, from 0.
       num_parts: number of equal parts, a divisor of the step's batch size.
 
     Returns:
       An array for each of `features`, [batch / num_parts, length], int32;
       "loss_weights" is float32.
     """
-    # Only this part's rows are read from disk.
     rows = self._rows.read(self._row_numbers(step, part, num_parts))
     return _stack(rows, self.features)
 
@@ -85,22 +83,20 @@ class Batches:
 def validation_batches(
   sources: Sequence[RowSource], *, batch_size: int, num_rows: int, seed: int
 ) -> Iterator[Batch]:
-  """Returns the validation batches, read from the first row of each source on.
+  """Returns the validation batches, which begin at each source's first row.
+
+  Every evaluation reads the same rows, which are neither shuffled nor repeated.
 
   Args:
     sources: sources, mixed in proportion to their rates.
     batch_size: number of rows in a batch.
-    num_rows: maximum number of rows in all batches. Fewer are read if the last
-      batch would not be full or a source runs out of rows, because no row is
-      read twice.
+    num_rows: maximum number of rows in all batches. The batches end earlier if
+      a source runs out of rows. A last batch that is not full is dropped.
     seed: seed of the order in which sources alternate.
 
   Raises:
-    UserError: there are too few rows for one batch. This call raises it, not
-      the iterator.
+    UserError: there are too few rows for one batch; raised before iteration.
   """
-  # Rows are neither shuffled nor repeated, so that every evaluation reads the
-  # same rows.
   mixture = Mixture([source.rate for source in sources], seed=seed)
   source, index = mixture.locate(np.arange(max(num_rows, batch_size)))
   available = np.array([s.rows.num_rows for s in sources])
@@ -168,8 +164,6 @@ class Prefetcher:
   def __init__(
     self, batch_of: Callable[[int], Batch], last_step: int, depth: int
   ):
-    # A batch depends only on its step number, so a batch that was made ahead
-    # and is never read does no harm.
     self._batch_of, self._last_step, self._depth = batch_of, last_step, depth
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
     self._made: dict[int, concurrent.futures.Future[Batch]] = {}

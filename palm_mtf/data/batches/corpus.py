@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The corpus of a run: its sources as tokens, checked, and their batches."""
+"""The corpus of a run: encodes and checks its sources, and makes batches."""
 
 import dataclasses
 import functools
@@ -41,16 +41,16 @@ class Corpus:
   """The encoded sources of a run."""
 
   sources: list[Source]
-  stores: list[TokenStore]  # the tokens of each source
+  stores: list[TokenStore]  # one per source
   packing: str  # PACKING
-  sequence_length: int  # tokens in a row
+  sequence_length: int
   eod_id: int
   seed: int  # of every shuffle
   objective: Objective = CAUSAL
 
   @property
   def fingerprint(self) -> str:
-    """A hash of all that decides the batches, except seed and batch sizes."""
+    """A hash of everything that determines the rows, except the seed."""
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
       parts.append("shuffled documents")  # earlier versions shuffled only rows
@@ -99,8 +99,7 @@ class Corpus:
       seed=self.seed,
     )
 
-  # This property is cached, because making WholeRows reads the lengths of all
-  # documents.
+  # Cached, because WholeRows reads the lengths of all documents.
   @functools.cached_property
   def _training_rows(self) -> RowStream:
     if self.packing in ("packed", "single"):
@@ -117,8 +116,6 @@ class Corpus:
       seed=self.seed,
     )
 
-  # Each source's validation rows keep the order of its documents;
-  # `validation_batches` mixes the sources row by row.
   @functools.cached_property
   def _validation_rows(self) -> list[RowSource]:
     return self._rows("validation")
@@ -191,13 +188,8 @@ def load_corpus(
 ) -> Corpus:
   """Returns the corpus of a run; encodes each source that has no token store.
 
-  Args:
-    model_dir: MODEL_DIR, where tokens that CACHE_DIR lacks are stored.
-    data: data settings of the run.
-    vocabulary: vocabulary that encodes the text.
-    sequence_length: tokens in a row.
-    seed: seed of every shuffle.
-    objective: OBJECTIVE, a key of objectives.OBJECTIVES.
+  Tokens that CACHE_DIR lacks are stored in MODEL_DIR. `seed` seeds every
+  shuffle, and `objective` is a key of objectives.OBJECTIVES.
 
   Raises:
     UserError: there is no text, a source has no document for training or for
@@ -210,8 +202,7 @@ def load_corpus(
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
-  # Other packings need no warning, because they pad rows and do not join
-  # documents.
+  # Other packings need no warning, because they do not join documents.
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:

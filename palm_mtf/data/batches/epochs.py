@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How many epochs of each source a run reads, from the lengths of documents."""
+"""Counts the epochs that a run reads of each source, from document lengths."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -19,27 +19,19 @@ class EpochLengths:
   """Lengths of one source's training documents; takes 16 bytes per document."""
 
   def __init__(self) -> None:
-    """Begins without documents."""
     self._inputs, self._texts = array("q"), array("q")
 
   def add(self, document: Document, num_inputs: int, num_text: int) -> None:
-    """Adds a training document as often as an epoch repeats it.
+    """Adds a training document as many times as one epoch reads it.
 
-    Args:
-      document: document; its weight decides how often it repeats.
-      num_inputs: number of tokens in its inputs.
-      num_text: number of tokens in its text, without [eod].
+    `num_inputs` and `num_text` count tokens, without [eod].
     """
     times = num_repeats(document)
     self._inputs.extend([num_inputs] * times)
     self._texts.extend([num_text + 1] * times)
 
   def tokens(self, has_inputs: bool) -> TokenArray:
-    """Returns documents of the lengths that `add` was given; all tokens are 0.
-
-    Args:
-      has_inputs: whether the documents are examples, with inputs and targets.
-    """
+    """Returns documents with the lengths of the added documents, all ids 0."""
     inputs, texts = (
       np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
     )
@@ -54,8 +46,8 @@ class EpochLengths:
 class Reading(NamedTuple):
   """How much a run reads of one source."""
 
-  rate: float  # share of the run's tokens or, if documents are padded, its rows
-  epoch_tokens: int  # of the training documents, with an [eod] for each
+  rate: float  # share of the run's tokens; of its rows if PACKING pads rows
+  epoch_tokens: int  # tokens of all training documents, [eod] included
   epochs: float | None  # None if there is no training document
 
 
@@ -69,16 +61,10 @@ def epochs_of_run(
   objective: Objective,
   seed: int,
 ) -> Mapping[str, Reading]:
-  """Returns how much a run reads of each source, by the source's name.
+  """Returns a dict from each source's name to how much a run reads of it.
 
-  Args:
-    sources: sources of the run.
-    lengths: lengths of each source's documents.
-    num_rows: number of rows in all steps.
-    sequence_length: tokens in a row.
-    packing: PACKING, such as "joined".
-    objective: objective of the run.
-    seed: seed of every shuffle.
+  `lengths` has an item per source; `num_rows` is the number of rows in all
+  steps; `packing` is PACKING, such as "joined".
   """
   rates = np.array([source.rate for source in sources])
   rates /= rates.sum()

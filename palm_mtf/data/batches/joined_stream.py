@@ -2,24 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training rows of PACKING "joined": cut from one endless stream of documents.
 
-PaLM shuffles and mixes documents, joins them, and cuts rows (PaLM 5), so that
-neighbors in a row come from anywhere. Three classes do this:
+As in PaLM (section 5), documents are shuffled, mixed and joined, then cut into
+rows, so that a row's documents come from anywhere. Three classes do this:
 
 DocumentOrder shuffles the documents of one source, differently in each epoch:
 
-  number     0 1 2 3 4 | 5 6 7 ...     five documents
+  number     0 1 2 3 4 | 5 6 7 ...     five documents per epoch
   epoch              0 | 1
   document   3 0 4 2 1 | 1 4 0 ...
-  position   0 7 9 ...                 tokens before it, in all epochs
+  position   0 7 9 ...                 tokens before the document, in all epochs
 
 DocumentStream mixes the sources in blocks. A block takes documents from each
 source, in that source's order, until the source has its share of all tokens so
-far, and mixes the sources like a shuffled deck of cards. So each source has its
-rate of tokens in every block, to within a document:
+far. A block's documents are shuffled, but each source keeps its order:
 
   rates 0.5, 0.5    documents of a    5 3 1 | 4 0 2 ...
                     documents of b    1 0 | 2 ...
-  block 0 | 1       a5 b1 a3 a1 b0 | b2 a4 ...
+  blocks 0 | 1      a5 b1 a3 a1 b0 | b2 a4 ...
 
 JoinedStream cuts the stream into rows, and shuffles the rows of each block, so
 that the hundred rows of a book are not in one batch.
@@ -40,14 +39,13 @@ from palm_mtf.data.batches.packing import (
 from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
 
-_STRIDE = 256
-_CHUNK = 1 << 20  # documents whose lengths are read at once; n * _STRIDE
-# The maximum number of tokens in a block. The stream is cut into blocks, and
-# sources and rows are shuffled within each block. This number is 32,768 rows of
-# 2,048 tokens, or 16 batches of PaLM's largest size. Memory holds a list of a
-# block's documents, which are some ten thousand.
+_STRIDE = 256  # memory keeps the position of every 256th document
+_CHUNK = 1 << 20  # documents whose lengths are read at once
+# Blocks have at most about this many tokens: 32,768 rows of 2,048 tokens, or 16
+# batches of PaLM's largest size. Memory holds a list of a block's documents,
+# some ten thousand.
 _BLOCK_TOKENS = 1 << 26
-_RATE_UNITS = 10**9  # rates are integers, so that positions are always exact
+_RATE_UNITS = 10**9  # rates are integers / 10**9, so that positions are exact
 
 
 class DocumentOrder:
@@ -58,12 +56,7 @@ class DocumentOrder:
   """
 
   def __init__(self, tokens: TokenArray, key: str):
-    """Prepares the order.
-
-    Args:
-      tokens: documents of the source, at least one.
-      key: seed of the shuffles; every epoch is shuffled differently.
-    """
+    """Shuffles the documents of `tokens`, at least one, by the seed `key`."""
     self._tokens = tokens
     self._key = key
     self.num_documents = tokens.num_documents  # per epoch
@@ -72,10 +65,7 @@ class DocumentOrder:
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
   def documents(self, first: int, stop: int) -> np.ndarray:
-    """Returns documents `first` to `stop` - 1, as indices in `tokens`, int64.
-
-    `first` and `stop` are numbers of documents in this order.
-    """
+    """Returns documents number `first` to `stop` - 1: indices in `tokens`."""
     epochs, places = np.divmod(np.arange(first, stop), self.num_documents)
     found = np.empty_like(places)
     for epoch in np.unique(epochs).tolist():
@@ -96,8 +86,7 @@ class DocumentOrder:
     first = stretch * _STRIDE
     places = np.arange(first, min(first + _STRIDE, self.num_documents))
     lengths = self._lengths(places, epoch)
-    # The last of `begins` is the beginning of the next group, or of the next
-    # epoch.
+    # The last of `begins` is where the next group or the next epoch begins.
     begins = sparse[stretch] + np.concatenate([[0], np.cumsum(lengths)])
     found = int(np.searchsorted(begins, rest, side="left"))
     number = epoch * self.num_documents + first + found
@@ -112,10 +101,9 @@ class DocumentOrder:
 
   def _sparse_positions(self, epoch: int) -> np.ndarray:
     """Returns how many tokens of the epoch precede every 256th document."""
-    # shuffle.py computes the order from a formula, but a document's position is
-    # the sum of all lengths before it. So when an epoch is first read, one pass
-    # over the lengths finds the position of every 256th document. These
-    # positions take 3 MB for 10**8 documents.
+    # A document's position is the sum of all lengths before it, so finding it
+    # takes a pass over the epoch's lengths. Every 256th position is kept, which
+    # takes 3 MB for 10**8 documents.
     sums = []
     for first in range(0, self.num_documents, _CHUNK):
       places = np.arange(first, min(first + _CHUNK, self.num_documents))
@@ -138,19 +126,19 @@ class Stretch(NamedTuple):
   source: int  # index of the source
   epoch: int
   document: int
-  begin: int  # place of the first token in its document
-  start: int  # place of the first token among the tokens of its source
+  begin: int  # index of the first token in its document
+  start: int  # index of the first token in the source's TokenArray
   length: int
 
 
 class _Block(NamedTuple):
-  """The n documents in a block of the stream, in order; each array is [n]."""
+  """The n documents in a block of the stream; arrays are [n] by default."""
 
-  begins: np.ndarray  # positions in the stream, and the block's end, [n + 1]
+  begins: np.ndarray  # [n + 1]: positions in the stream, then the block's end
   sources: np.ndarray
   epochs: np.ndarray
   documents: np.ndarray
-  starts: np.ndarray  # places among the tokens of the source
+  starts: np.ndarray  # index of each first token in the source's TokenArray
 
 
 class DocumentStream:
@@ -166,15 +154,15 @@ class DocumentStream:
     self._weights = _whole_rates([source.rate for source in sources])
     self._seed = seed
     self._num_tokens = sum(map(len, self._tokens))
-    # Number of blocks per `_num_tokens` tokens of the stream. With one source,
-    # an epoch is a whole number of blocks.
+    # A whole number of blocks per `_num_tokens` tokens, so that with one source
+    # each epoch ends where a block ends.
     self._num_blocks = -(-self._num_tokens // _BLOCK_TOKENS)
     # Several blocks are cached, because a row may reach into the next block.
     self._starts = functools.lru_cache(maxsize=8)(self._find_starts)
     self._block = functools.lru_cache(maxsize=3)(self._make_block)
 
   def stretches(self, begin: int, stop: int) -> list[Stretch]:
-    """Returns the stretches that make up positions `begin` to `stop` - 1."""
+    """Returns the stretches that cover positions `begin` to `stop` - 1."""
     found = []
     number = self.block_at(begin)
     while begin < stop:
@@ -199,10 +187,9 @@ class DocumentStream:
 
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
-    # Block b begins at b * _num_tokens / _num_blocks or later, because it takes
-    # whole documents of each source. Rounding may subtract up to one token per
-    # source. So this estimate of the block is never too low. Search backward
-    # from it.
+    # Block b begins at b * _num_tokens / _num_blocks or later, because blocks
+    # hold whole documents; rounding subtracts at most one token per source. So
+    # the first `block` here is never too low, and the search goes backward.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -226,8 +213,8 @@ class DocumentStream:
     spans = [(first, stop) for (first, _), (stop, _) in ends]
     counts = [stop - first for first, stop in spans]
     size = sum(counts)
-    # Shuffle a list that has, per document, the index of its source. Documents
-    # of the same source stay in that source's order.
+    # Shuffle a list of each document's source, not of the documents, so that
+    # documents of the same source stay in that source's order.
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(size), max(1, size), key)
     sources = np.searchsorted(np.cumsum(counts), cards, side="right")
@@ -261,13 +248,9 @@ class JoinedStream:
     eod_id: int | None,
     seed: int,
   ):
-    """Prepares rows of `length` tokens.
+    """Prepares rows of `length` tokens; `seed` seeds every shuffle.
 
-    Args:
-      sources: documents, mixed in proportion to their rates.
-      length: tokens in a row.
-      eod_id: id of [eod] if [eod] ends a segment; otherwise None.
-      seed: seed of every shuffle.
+    `eod_id` is the id of [eod] if [eod] ends a segment; otherwise None.
     """
     self._sources = sources
     self._length = length
@@ -299,7 +282,6 @@ class JoinedStream:
     ]
 
   def _read_row(self, row: list[Stretch]) -> Row:
-    # The disk is read here, once per document of the row.
     parts = [
       self._sources[x.source].tokens.read(x.start, x.start + x.length)
       for x in row
@@ -315,13 +297,12 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Maps row numbers to rows of the stream, shuffled within each block."""
+    """Maps a run's row numbers to the stream's, shuffled within each block."""
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):
       block = self._stream.block_at(int(numbers[left[0]]) * self._length)
-      # Shuffle the rows that begin in the block, although the last of these may
-      # end in the next block.
+      # Shuffle the rows that begin in the block; the last may end in the next.
       first, stop = (
         -(-self._stream.start_of(x) // self._length) for x in (block, block + 1)
       )

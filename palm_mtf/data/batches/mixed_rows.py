@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of whole documents: shuffled in each epoch, sources mixed row by row.
 
-The mixture comes in blocks of 10,000 rows. Every block holds each source
-exactly as often as its rate says, in its own order:
+Sources are mixed in blocks of 10,000 rows. In every block, each source has its
+exact share of rows, and the order of the sources is shuffled:
 
   rates 0.5, 0.3, 0.2 and blocks of 10    a a a a a b b b c c, shuffled
   number                0 1 2 3 4 5 6 7 8 9 | 10 11 ...
@@ -39,11 +39,11 @@ class Mixture:
   """Decides from which source each row of a run comes."""
 
   def __init__(self, rates: Sequence[float], *, seed: int):
-    """Divides each BLOCK_ROWS rows among sources in proportion to `rates`."""
-    # The number of rows per source in every block, [sources], int64.
+    """Divides each block's rows among sources in proportion to `rates`."""
+    # Number of rows per source in every block, [sources], int64.
     self.rows_of_block = _apportion(np.asarray(rates, np.float64))
     self._seed = seed
-    # Cache blocks, because consecutive steps read the same block.
+    # Consecutive steps read the same one or two blocks.
     self._block = functools.lru_cache(maxsize=2)(self._order_block)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -57,8 +57,7 @@ class Mixture:
       among the rows of the run that come from this source, counted from 0.
     """
     # Every block has the same number of rows per source, so that earlier blocks
-    # need not be computed. The rows of a source are numbered in the order in
-    # which the run reads them, so that an epoch ends before the next begins.
+    # need not be computed.
     if len(self.rows_of_block) == 1:
       return np.zeros_like(numbers), numbers
     blocks, places = np.divmod(numbers, BLOCK_ROWS)
@@ -75,7 +74,6 @@ class Mixture:
 
     The rank counts from 0 among the block's rows from the same source.
     """
-    # Shuffle a list that has, per row, the index of its source.
     ends = np.cumsum(self.rows_of_block)
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
@@ -91,12 +89,12 @@ def _apportion(rates: np.ndarray) -> np.ndarray:
   # This is the largest remainder method, with at least one row per source.
   shares = rates / rates.sum() * BLOCK_ROWS
   counts = np.maximum(1, np.floor(shares)).astype(np.int64)
-  # Round the remainders, because equal ones may differ in their last bits.
+  # Round, because remainders that should be equal may differ in the last bits.
   order = np.argsort(-np.round(shares - counts, 9), kind="stable")
   missing = BLOCK_ROWS - counts.sum()
   if missing >= 0:
     counts[order[:missing]] += 1
-  else:  # many sources had less than a row each
+  else:  # too many sources with shares below 1 got a row
     counts[np.argmax(counts)] += missing
   return counts
 
@@ -148,8 +146,6 @@ class MixedRows:
 
   def _shuffle_rows(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
     """Returns (epoch, index of row in source) for each number, [n, 2]."""
-    # The loop is short: a step reads one or two epochs of a source, and more
-    # only if the source is tiny.
     size = source.rows.num_rows
     epochs, places = np.divmod(numbers, size)
     rows = np.empty_like(numbers)

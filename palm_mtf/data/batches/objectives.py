@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a text becomes inputs, which are given, and targets, which are learned.
 
-  text              a b c d e f g h .                   . is [eod]
+  text              a b c d e f g h .    . is [eod]; X and Y are sentinels
   causal            inputs -             targets a b c d e f g h .
   prefix_lm         inputs a b c         targets d e f g h .
   span_corruption   inputs a b X f g Y   targets X c d e Y h .
 
-Examples have their own inputs and targets under every objective.
+Documents that have inputs and targets keep them under every objective.
 """
 
 import dataclasses
@@ -38,15 +38,15 @@ class Objective(Protocol):
   has_prefix: bool
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
-    """Cuts texts into pieces; the example made from each piece fits into a row.
+    """Splits texts into pieces, so that each piece's example fits into a row.
 
     Args:
-      spans: place of each text's first token in the source's tokens, and the
-        place after its [eod], [n, 2].
-      length: number of tokens in a row.
+      spans: index of each text's first token in the source's tokens, and the
+        index after its [eod], [n, 2].
+      length: length of a row in tokens.
 
     Returns:
-      Place of each piece's first token, and the place after its last token,
+      Index of each piece's first token, and the index after its last token,
       [pieces, 2].
     """
 
@@ -54,7 +54,7 @@ class Objective(Protocol):
     """Returns the number of tokens in each piece's example, [pieces], int64."""
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Returns the training example that is made from a piece.
+    """Returns the example that is made from a piece.
 
     Args:
       tokens: tokens of the piece, [length], int32.
@@ -89,7 +89,7 @@ CAUSAL = Causal()
 class PrefixLM(Causal):
   """The model reads the beginning of a text and learns to predict the rest.
 
-  Source: T5 paper, section 3.2.1, prefix language model.
+  This is the prefix language model of the T5 paper, section 3.2.1.
   """
 
   has_prefix = True
@@ -144,7 +144,7 @@ class SpanCorruptionLM:
       noise.num_noise_tokens(length),
       noise.num_spans(length),
     )
-    # As in T5, kept and removed spans alternate, and a kept span is first.
+    # As in T5, kept and removed spans alternate; the first span is kept.
     sizes = np.empty(2 * num_spans, np.int64)
     sizes[::2] = _random_sizes(length - num_noise, num_spans, f"{key} kept")
     sizes[1::2] = _random_sizes(num_noise, num_spans, f"{key} noise")
@@ -169,12 +169,9 @@ OBJECTIVES: dict[str, type[Objective]] = {
 def make_objective(
   name: str, data: DataConfig, vocabulary: Vocabulary
 ) -> Objective:
-  """Returns the objective of a run.
+  """Returns the objective `name`, a key of OBJECTIVES.
 
-  Args:
-    name: OBJECTIVE, a key of OBJECTIVES.
-    data: data settings, with noise_density and mean_span_length.
-    vocabulary: vocabulary of the run, with EXTRA_IDS sentinels at its end.
+  For span corruption, the vocabulary ends with EXTRA_IDS sentinels.
   """
   if name != "span_corruption":
     return OBJECTIVES[name]()
@@ -199,10 +196,7 @@ def from_json(value: list) -> Objective:
 
 
 def _cut_spans(spans: np.ndarray, length: int) -> np.ndarray:
-  """Cuts spans into pieces of `length` tokens; a span's last piece is shorter.
-
-  `Objective.cut` documents the arguments and the result.
-  """
+  """Splits each text after every `length` tokens; see `Objective.cut`."""
   start, stop = spans.T
   pieces = -(-(stop - start) // length)
   first = np.cumsum(pieces) - pieces
@@ -214,8 +208,7 @@ def _cut_spans(spans: np.ndarray, length: int) -> np.ndarray:
 
 def _random_sizes(total: int, parts: int, key: str) -> np.ndarray:
   """Splits `total` into `parts` random sizes, above 0 unless `total` is 0."""
-  # Choose the cuts among the places between two tokens; every choice is
-  # equally likely.
+  # Choose distinct cuts between tokens; every choice is equally likely.
   cuts = np.zeros(0, np.int64)
   if parts > 1:
     cuts = 1 + np.sort(shuffle(np.arange(parts - 1), total - 1, key))

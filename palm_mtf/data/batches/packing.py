@@ -25,8 +25,8 @@ each document; "_" is padding.
                  inputs         0 a b 0 0 0    0 c 0 0 0 0    0 d e f 0 0
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
-PaLM packs "joined" (PaLM 5). A token attends only to its own segment.
-Where inputs attend to one another in both directions (objectives.py), feature
+PaLM (section 5) packs "joined". A token attends only to its own segment.
+If inputs attend to one another in both directions (objectives.py), feature
 "prefix" is 1 at the inputs and at the 0 before the first input. If "a" and "c"
 were inputs too, the packed rows would have
 
@@ -44,29 +44,26 @@ from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
 
 FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
-Row = dict[str, np.ndarray]  # some of FEATURES, each [length]
+Row = dict[str, np.ndarray]  # from names in FEATURES to [length]
 
 
 class Piece(NamedTuple):
   """Consecutive tokens of one document that one row holds."""
 
-  source: str  # name
+  source: str  # name of the source
   epoch: int
-  document: int  # its number in the source, in the order of the text
-  begin: int  # tokens of the document before this piece
+  document: int  # index among the source's training documents, repeats included
+  begin: int  # number of the document's tokens before this piece
   tokens: int
 
 
 class JoinedRows:
-  """Rows cut from one source's documents, which are joined in source order."""
+  """Rows of one source, whose documents are joined in order, then cut."""
 
   def __init__(self, tokens: TokenArray, length: int, *, eod_id: int | None):
-    """Cuts rows of `length` tokens.
+    """Cuts `tokens`, at least `length` tokens, into rows of `length` tokens.
 
-    Args:
-      tokens: tokens of the documents, at least `length` tokens.
-      length: number of tokens in a row.
-      eod_id: id of [eod] if [eod] ends a segment; otherwise None.
+    `eod_id` is the id of [eod] if [eod] ends a segment; otherwise None.
     """
     self._tokens = tokens
     self._length = length
@@ -84,13 +81,11 @@ class JoinedRows:
 def document_start(packing: str, eod_id: int) -> int:
   """Returns the input id from which training predicts a document's first token.
 
-  Args:
-    packing: PACKING, such as "joined".
-    eod_id: id of [eod].
+  `packing` is PACKING, such as "joined".
   """
   # Rows of "joined" begin with input 0 even in the middle of a document, so
-  # only [eod] marks the start of a document. In other packings each document
-  # begins a segment, and a segment begins with input 0.
+  # only [eod] marks the start of a document. In other packings, every document
+  # begins with input 0.
   return eod_id if packing == "joined" else 0
 
 
@@ -116,7 +111,7 @@ def make_joined_row(
 
   Args:
     targets: tokens, [length], int32.
-    is_target: whether each token is learned, [length], bool.
+    is_target: whether each token has a loss, [length], bool.
     features: names that `joined_features` returned.
     eod_id: id of [eod] if [eod] ends a segment; otherwise None.
   """
@@ -143,12 +138,12 @@ class WholeRows:
     seed: int,
     objective: Objective = CAUSAL,
   ):
-    """Plans rows of `length` tokens; keeps a few integers per document.
+    """Assigns documents to rows; memory holds a few integers per document.
 
     Args:
       tokens: tokens of at least one document.
-      length: tokens in a row.
-      packed: whether a row takes as many documents as fit.
+      length: length of a row in tokens.
+      packed: whether a row holds as many documents as fit.
       seed: seed of the packing order and of the objective's random numbers.
       objective: objective that makes examples from texts.
     """
@@ -158,9 +153,9 @@ class WholeRows:
     self._seed = seed
     spans = tokens.spans()  # [num_documents, 3]: start, targets, stop
     too_long = spans[:, 2] - spans[:, 0] > length
-    # Number of examples that lose tokens because they are too long for a row.
+    # Number of examples that are truncated because they are too long for a row.
     self.num_cut = int(too_long.sum()) if tokens.has_inputs else 0
-    self._begins = spans[:, 0]  # of each document
+    self._begins = spans[:, 0]
     if tokens.has_inputs:
       spans = _cut_examples(spans, length)
       lengths = spans[:, 2] - spans[:, 0]
@@ -232,7 +227,7 @@ def positions(segments: np.ndarray) -> np.ndarray:
   Args:
     segments: segment of each token, 0 for padding, [..., length], int32.
   """
-  # Training does not need positions, because rotary embedding depends only on
+  # Training does not need positions, because rotary embeddings depend only on
   # differences of positions, and attention stays in a segment.
   place = np.arange(segments.shape[-1])
   begins = np.ones(segments.shape, bool)
@@ -242,30 +237,30 @@ def positions(segments: np.ndarray) -> np.ndarray:
 
 
 def _shift(targets: np.ndarray) -> np.ndarray:
-  inputs = np.zeros_like(targets)  # the first input is 0
+  inputs = np.zeros_like(targets)
   inputs[1:] = targets[:-1]
   return inputs
 
 
 def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
-  """Cuts examples to `length` tokens; returns [n, 3]: start, targets, stop."""
+  """Truncates examples to `length` tokens; returns their spans, [n, 3]."""
   start, targets, stop = spans.T
-  # A cut example keeps as many targets as fit, then as many of its last inputs
-  # as still fit.
+  # Keep as many of the first targets as fit, then as many of the last inputs as
+  # still fit.
   stop = np.minimum(stop, targets + length)
   return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
 
 
 def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
-  """Fills rows with whole documents, in the order of `lengths`.
+  """Fills rows of `length` tokens with whole documents, in order.
 
   Args:
-    lengths: [documents] tokens of each document.
-    length: tokens of a row.
+    lengths: number of tokens in each document, [documents].
+    length: length of a row in tokens.
 
   Returns:
-    [rows + 1]: the index of each row's first document, and at the end the
-    number of documents.
+    The index of each row's first document, then the number of documents,
+    [rows + 1].
   """
   ends = np.cumsum(lengths).tolist()
   first, used = [0], 0

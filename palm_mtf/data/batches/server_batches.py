@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that a server reads itself, if it sees the token stores.
+"""Batches that a server reads itself, if it can open the token stores.
 
-A session calls these functions on a server (mesh/processes.py). Texts are
-UTF-8 bytes, as in TensorFlow.
+The client's session calls `find_batches` and `read_batch` on a server
+(mesh/processes.py). Strings are UTF-8 bytes, as in TensorFlow.
 """
 
 import functools
@@ -31,7 +31,7 @@ class _NamedSource(NamedTuple):
 
 
 def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
-  """Returns everything that decides the training batches, as JSON."""
+  """Returns everything that determines the training batches, as JSON."""
   return json_text(
     {
       "stores": [os.path.abspath(x.folder) for x in corpus.stores],
@@ -49,10 +49,10 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
 
 
 def find_batches(spec: bytes) -> bytes:
-  """Opens the batches that `spec` describes; returns b"" or the error."""
+  """Opens the batches that `spec` describes; returns b"" or why it failed."""
   try:
     _open_reader(spec)
-  except Exception as error:  # on any error the client reads instead
+  except Exception as error:  # after any error, the client reads the batches
     return f"{type(error).__name__}: {error}".encode()
   return b""
 
@@ -60,25 +60,20 @@ def find_batches(spec: bytes) -> bytes:
 def read_batch(
   spec: bytes, step: np.int64, part: np.int32, num_parts: np.int32
 ) -> tuple[np.ndarray, ...]:
-  """Returns the features of one part of a batch.
+  """Returns a part of a batch, and starts to read this part of the next batch.
 
-  Also starts to read the same part of the next batch.
-
-  Args:
-    spec: JSON of `batches_spec`.
-    step: number of the step, from 0 on.
-    part: number of the part, from 0 on.
-    num_parts: number of equal parts.
+  `spec` comes from `batches_spec`; `step`, `part` and `num_parts` are those of
+  `Batches.batch`. The arrays are in the order of `Batches.features`.
   """
   return _open_reader(spec).read(int(step), int(part), int(num_parts))
 
 
-# The functions of this file that servers of a cluster run for their client.
+# Servers of a cluster run these functions for their client.
 SERVER_FUNCTIONS = (find_batches, read_batch)
 
 
 class _Reader:
-  """The batches that a spec describes; each part is read one step ahead."""
+  """Reads the batches that a spec describes, each part one step ahead."""
 
   def __init__(self, spec: bytes):
     held = json.loads(spec)
@@ -96,7 +91,6 @@ class _Reader:
     self._batches = corpus.batches(
       BatchSizes(held["sizes"]), Skips(held["skips"])
     )
-    # Keys are (part, number of parts).
     self._ahead: dict[tuple[int, int], Prefetcher] = {}
 
   def read(self, step: int, part: int, num_parts: int) -> tuple:
@@ -110,6 +104,6 @@ class _Reader:
     return tuple(batch[name] for name in self._batches.features)
 
 
-# The readers of two specs are kept, because a client's previous training loop
-# may still ask for batches of an earlier spec.
+# Keep the readers of two specs, because a client's previous training loop may
+# still ask for batches of an earlier spec.
 _open_reader = functools.lru_cache(maxsize=2)(_Reader)

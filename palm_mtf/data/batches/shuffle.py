@@ -1,8 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A keyed shuffle of 0 .. size - 1 that is computed, not stored.
+"""A random permutation of 0 .. size - 1, computed per element from a key.
 
-Any part of any shuffle costs the same and needs no memory.
+The permutation is not stored, so any element costs the same time, and huge
+permutations need no memory.
 """
 
 import functools
@@ -10,12 +11,12 @@ import hashlib
 
 import numpy as np
 
-_ROUNDS = 8
-# The minimum number of bits in each half of the Feistel network's input. With
-# fewer bits, the shuffle would show a pattern. With more bits, the smallest
-# sizes need more cycle walking: about 100 steps for a size of 2.
+_ROUNDS = 8  # of the Feistel network
+# Minimum number of bits in each half of the Feistel network's input. Fewer bits
+# would leave a pattern in the shuffle. More bits would prolong cycle walking,
+# which takes about 100 steps for a size of 2.
 _MIN_HALF_BITS = 4
-# The maximum size of a table of the network's outputs. Making such a table
+# Up to this many values, the network's outputs are computed as a table, which
 # takes as long as shuffling a few numbers.
 _MAX_TABLE = 1 << 12
 
@@ -45,9 +46,9 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   if num_values <= _MAX_TABLE:
     image_of = image_of(np.arange(num_values, dtype=np.uint64)).take
   image = image_of(index.astype(np.uint64))
-  # The network shuffles 0 .. num_values - 1. An image of `size` or more is
-  # mapped again until it is smaller: "cycle walking" (Black and Rogaway 2002),
-  # which is still a bijection.
+  # The network shuffles 0 .. num_values - 1. Map an image that is not below
+  # `size` again, until it is. This "cycle walking" (Black and Rogaway 2002) is
+  # still a bijection.
   while (outside := image >= size).any():
     image[outside] = image_of(image[outside])
   return image.astype(np.int64)
@@ -64,7 +65,7 @@ def _feistel(
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
-  """Returns hashes of numbers, by the finalizer of SplitMix64."""
+  """Hashes each number by the finalizer of SplitMix64."""
   value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return value ^ (value >> np.uint64(31))

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Filters of documents: length, quality, duplicates, contamination."""
+"""Removes documents by length, quality, duplicates and contamination."""

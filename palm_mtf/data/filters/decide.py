@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The decision which documents are removed, in one pass over all sources.
+"""Decides which documents filters remove, in one pass over all sources.
 
 Filters apply in the order of REASONS, and a document counts under the first
-filter that removes it: no document is a duplicate of one that another filter
-removes. Memory per document: one byte; 10 more for contamination or duplicates;
-16 more for exact duplicates, or 272 for near ones; at the end 100 while exact
-duplicates are sorted, up to 1,200 while near duplicates are grouped.
+filter that removes it. So the search for duplicates ignores documents that
+other filters remove. Bytes of memory per document: 1, plus 10 for contamination
+or duplicates, plus 16 for exact duplicates or 272 for near duplicates. The peak
+is 100 to sort exact duplicates, or up to 1,200 to group near duplicates.
 """
 
 import itertools
@@ -49,13 +49,11 @@ def decide(
   examples: ContainedExamples | None = None,
   num_processes: int | None = None,
 ) -> list[np.ndarray]:
-  """Returns, per source, the decision on each document, [documents], uint8.
+  """Returns each source's decisions on its documents, [documents], uint8.
 
   A decision is an index into REASONS; 0 keeps the document.
 
   Args:
-    sources: sources of a run, before filtering.
-    filters: filters of the run.
     examples: evaluation examples that no document may contain.
     num_processes: number of worker processes; one per core by default.
 
@@ -83,7 +81,7 @@ def decide(
 
 
 def count_removed(decisions: np.ndarray) -> dict[str, int]:
-  """Returns counts by name: "documents_read", "removed_too_short" and so on."""
+  """Returns counts: "documents_read", and "removed_<reason>" per reason."""
   counts = np.bincount(decisions, minlength=len(REASONS)).tolist()
   removed = [f"removed_{reason}" for reason in REASONS[1:]]
   return {
@@ -93,7 +91,7 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
 
 
 class Candidates(NamedTuple):
-  """The documents of one source that may be duplicates, in source order."""
+  """One source's documents that other filters keep, in the source's order."""
 
   digests: np.ndarray  # hashes of inputs and text, [documents, 2], uint64
   # MinHash values, [documents, 128], uint16; [documents, 0] if near duplicates
@@ -117,7 +115,7 @@ class _Columns:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
-    """Filters documents one by one; yields the documents to measure."""
+    """Filters by quality and size; yields the documents to measure."""
     with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
         num_bytes = document.num_bytes
@@ -136,7 +134,6 @@ class _Columns:
           yield document
 
   def extend(self, measures: Measures) -> None:
-    """Stores the measures of the next batch of documents."""
     digests, values = measures.digests, measures.values
     if self._examples is not None:
       contaminated = [self._examples.any_in(x) for x in measures.ngrams]
@@ -156,7 +153,7 @@ class _Columns:
     return decisions
 
   def candidates(self) -> Candidates:
-    """Returns the documents that `decisions` keeps."""
+    """Returns the documents that no other filter removes, for deduplication."""
     weights = np.frombuffer(self._weights, np.float64)
     held_out = np.frombuffer(self._held_out, np.bool_)
     if self._examples is not None:
@@ -175,7 +172,7 @@ class _Columns:
 def _find_reason(
   document: Document, num_bytes: int, filters: FilterConfig
 ) -> str:
-  """Returns why quality or size removes a document; "" to keep it."""
+  """Returns why quality or size removes a document; "" if neither does."""
   lowest, longest = filters.min_quality, filters.max_document_bytes
   if lowest is not None and document.quality < lowest:
     return "low_quality"
@@ -187,17 +184,14 @@ def _find_reason(
 
 
 def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
-  """Finds the documents that duplicate a document that is kept.
+  """Finds the documents that duplicate a kept document.
 
   Documents with the same text are sorted by split (held-out first), then by
   source, then by weight (greatest first); the first document is kept. Near
-  duplicates are sorted by source, then by the hash of the text; the first is
-  kept. Both orders put documents of weight 0 last, because training never reads
-  them. The result depends neither on the order of files nor on the number of
-  processes.
-
-  Args:
-    sources: documents of each source, in the order of the sources.
+  duplicates are sorted by source, then by the hash of the text; the first
+  document is kept. Both orders put documents of weight 0 last, because training
+  never reads them. The result depends neither on the order of files nor on the
+  number of processes.
 
   Returns:
     An array per source, [documents], uint8: the index of "exact_duplicates" or
@@ -208,17 +202,16 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
     np.concatenate, zip(*sources, strict=True)
   )
   source = np.repeat(np.arange(len(sources)), counts)
-  # Sort by text, then by the order in the docstring. The first document of each
-  # text is kept.
+  # Sort by text, then in the order of the docstring.
   unread = weights == 0
   order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
   is_first = _begins_run(digests[order])
   repeats = np.full(len(order), _EXACT, np.uint8)
-  texts = order[is_first]  # one document of each text, by the hash of the text
+  texts = order[is_first]  # one document per text, sorted by hash
   repeats[texts] = 0
   if values.shape[1]:
-    # Held-out texts do not come first here. Otherwise, the larger a group is,
-    # the more likely it would keep a held-out text.
+    # Held-out texts do not come first here, because the larger a group is, the
+    # likelier it has a held-out text, and training would lose the whole group.
     groups = group_similar(values[texts])
     by_group = np.lexsort(
       (np.arange(len(texts)), source[texts], unread[texts], groups)

@@ -24,14 +24,13 @@ from palm_mtf.errors import UserError
 from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
-_BATCH = 32  # examples that TensorFlow hands over at once
+_BATCH = 32  # examples per element of the tf.data.Dataset
 
 
 class EvaluationSets:
   """The evaluation examples in DECONTAMINATE_TASKS and DECONTAMINATE_FILES."""
 
   def __init__(self, data: DataConfig):
-    """Takes the data settings of a run; reads nothing yet."""
     self._data = data
 
   def __bool__(self) -> bool:
@@ -40,7 +39,7 @@ class EvaluationSets:
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """A hash of all examples, which does not depend on their order.
+    """A hash of the set of all examples, whatever their order.
 
     Raises:
       UserError: a task or a file cannot be read.
@@ -49,7 +48,7 @@ class EvaluationSets:
     return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
 
   def read(self) -> ContainedExamples:
-    """Returns the 8-grams of all examples."""
+    """Reads all examples; returns an index of their 8-grams."""
     found = ContainedExamples(self._examples())
     _logger.info(
       f"documents that contain one of {found.num_examples:,} evaluation "
@@ -74,7 +73,6 @@ def read_all(
   """Yields every document in the files of an evaluation set.
 
   Args:
-    globs: one glob or several.
     data: data settings, whose TEXT_FIELD applies to these files too.
     setting: name of the setting that holds the globs, for messages.
 
@@ -98,7 +96,6 @@ def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
   """Yields the examples of a task or mixture from all splits except "train".
 
   Args:
-    name: name of the SeqIO task or mixture.
     setting: name of the setting that holds `name`, for messages.
 
   Raises:
@@ -119,11 +116,10 @@ def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
 
 
 def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
-  """Yields a split's examples except answer options without a question."""
   where = f"{setting}: {task.name}, split {split!r}"
   with user_code(where):
     seqio = import_seqio(task.name, setting)
-    # Skip the step `tokenize`, so that the text depends on no vocabulary.
+    # Skip `tokenize`, because documents and examples are compared as text.
     to_text, _ = split_at_tokenize(task, seqio)
     dataset = apply_steps(
       task,
@@ -140,7 +136,7 @@ def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
         f"{where}: its preprocessors make no texts 'inputs' and 'targets'; let "
         "them end in seqio.preprocessors.tokenize, or give another task."
       )
-    if "unconditional" in specs:  # an option without its question
+    if "unconditional" in specs:  # an answer option without its question
       dataset = dataset.filter(lambda example: ~example["unconditional"])
     dataset = dataset.map(lambda example: {n: example[n] for n in names})
     dataset = dataset.batch(_BATCH)

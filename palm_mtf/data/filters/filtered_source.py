@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources without the documents that the filters of a run remove.
 
-A file stores the decisions on all documents, because making them reads all
-text. It has a hash of the bytes that follow; these are compressed, and hold a
-line with the number of documents per source, then a byte per document.
+Filtering reads all text, so a file stores the decisions on all documents. It
+begins with a hash of the rest. The rest, compressed, is a JSON line with the
+number of documents per source, then a byte per document (index into REASONS).
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from palm_mtf.model_dir.paths import ModelDir
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 1  # raise it if a filter changes, so that text is encoded again
+_VERSION = 1  # raise it if a filter changes, so that old files are ignored
 _HASH_BYTES = 16
 
 
@@ -44,8 +44,7 @@ def open_filtered(
 
   Args:
     model_dir: MODEL_DIR, which stores decisions unless CACHE_DIR is writable.
-    data: data settings of the run.
-    sequence_length: tokens in a row, for preprocessors that cut token ids.
+    sequence_length: SEQUENCE_LENGTH, for preprocessors that truncate token ids.
 
   Raises:
     UserError: `open_sources` fails.
@@ -63,11 +62,7 @@ def open_filtered(
 
 
 def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
-  """Writes a file with the decisions on the documents of all sources.
-
-  Args:
-    path: path of the file.
-    decisions: decisions by source, each [documents], uint8.
+  """Writes a file with each source's decisions, [documents], uint8.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -106,20 +101,20 @@ class _Decisions:
     data: DataConfig,
     folders: Sequence[str],
   ):
-    """Reads decisions from `folders`; writes new ones to the first folder."""
+    """Reads decisions from any of `folders`; writes new ones to the first."""
     self._sources, self._folders = sources, folders
     self._filters, self._evaluation_sets = data.filters, EvaluationSets(data)
     self._known: list[str] | None = None
 
   def fingerprint(self, number: int, digests: FileDigests | None) -> str:
-    """Returns a hash of everything that decides what source `number` keeps."""
-    # Hash the examples first, so that a wrong task name fails at once, before
-    # all text is hashed, which takes long.
+    """Returns a hash of all that decides what source `number` keeps."""
+    # Hash the examples first, so that a wrong task name fails before the slow
+    # hashing of all text.
     examples = self._evaluation_sets and self._evaluation_sets.fingerprint
     if self._known is None:
       self._known = [each.fingerprint(digests) for each in self._sources]
-    # The hash covers the examples themselves, but not the names of the tasks
-    # and files that contain them.
+    # Leave out the names of evaluation tasks and files, because `examples` is a
+    # hash of their content.
     plain = dataclasses.replace(
       self._filters, decontaminate_tasks=(), decontaminate_files=None
     )
@@ -135,7 +130,7 @@ class _Decisions:
 
   @functools.cached_property
   def by_source(self) -> list[np.ndarray]:
-    """The decisions on each source's documents, [documents], uint8."""
+    """Each source's decisions on its documents, [documents], uint8."""
     with FileDigests(os.path.join(self._folders[0], "digests.json")) as digests:
       prints = [self.fingerprint(i, digests) for i in range(len(self._sources))]
     name = f"removed-{hash_parts((prints,))[:16]}"
@@ -190,8 +185,7 @@ class FilteredSource:
         f"{self.name}: filters remove every document "
         f"({_list_counts(self.counts)}); change them, or give other text."
       )
-    # A memoryview yields the decisions one by one; a list would take 8 bytes
-    # for each decision.
+    # Iterate over a memoryview, because a list takes 8 bytes per decision.
     pairs = itertools.zip_longest(
       memoryview(decisions), self._source.documents()
     )
@@ -205,7 +199,7 @@ class FilteredSource:
         yield each
 
   def report_skipped(self) -> None:
-    """Warns if the source left out text; logs what the filters removed."""
+    """Warns if the source skipped text; logs what the filters removed."""
     self._source.report_skipped()
     _logger.info(f"filters of {self.name}: {_list_counts(self.counts)}")
 

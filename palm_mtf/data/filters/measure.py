@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures of documents that filters need, computed by worker processes."""
+"""Computes hashes and n-grams of documents for filters, in worker processes."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from palm_mtf.data.statistics.near_duplicates import minhash, text_digest
 from palm_mtf.data.worker_pool import WorkerPool, gather
 
 _BATCH_CHARACTERS = 1 << 18
-_DOCUMENT_CHARACTERS = 256  # memory that a document takes besides its text
+_DOCUMENT_CHARACTERS = 256  # overhead of a document besides its text
 
 
 def gather_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -25,7 +25,7 @@ def gather_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class Measures(NamedTuple):
-  """Lists with one measure per document in a batch; an unneeded list is []."""
+  """A batch's measures: lists with an entry per document, or [] if unneeded."""
 
   digests: list[bytes]  # 16 bytes each
   values: list[bytes]  # MinHash values, uint16
@@ -35,12 +35,10 @@ class Measures(NamedTuple):
 class Measurer(NamedTuple):
   """A function that computes the `Measures` of a batch of documents.
 
-  By these measures, filters find duplicates and copies of evaluation examples.
-
   Attributes:
     duplicates: whether to compute digests.
     near: whether to compute MinHash values too.
-    table: 8-grams of evaluation examples (contamination.py), or None.
+    table: `ContainedExamples.table`, the examples' 8-grams; or None.
   """
 
   duplicates: bool
@@ -48,7 +46,7 @@ class Measurer(NamedTuple):
   table: np.ndarray | None
 
   def __call__(self, batch: Sequence[Document]) -> Measures:
-    """Returns the measures of the documents of a batch."""
+    """Returns the measures of a batch."""
     digests, values, ngrams = [], [], []
     for document in batch:
       if self.duplicates:
@@ -66,7 +64,6 @@ def measuring_pool(
   """Returns a pool of worker processes that measure batches of documents.
 
   Args:
-    measurer: function that the workers apply to each batch.
     num_processes: number of workers; one per core by default, 0 for none.
   """
   return WorkerPool(

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of text files and SeqIO tasks: found, read, hashed, held out."""
+"""The sources of documents: text files and SeqIO tasks."""

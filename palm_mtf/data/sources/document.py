@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents, and the protocol of the sources that yield them.
 
-A source is TEXT_FILES (text_files.py) or one SeqIO task (seqio_task.py); a
-SeqIO mixture is several sources, each with its rate.
+The files of TEXT_FILES are one source (text_files.py). A SeqIO task is one
+source, and a SeqIO mixture is one source per task (seqio_task.py).
 """
 
 import hashlib
@@ -14,30 +14,29 @@ import numpy as np
 
 from palm_mtf.data.sources.files import FileDigests
 
-Text = str | np.ndarray  # or token ids, [num_tokens], where a task makes ids
+Text = str | np.ndarray  # an array holds token ids, [num_tokens]
 
 TRAIN, VALIDATION = SPLITS = ("train", "validation")
 
 
 class Document(NamedTuple):
-  """A text, or an example with inputs and targets."""
+  """A plain text, or an example with inputs (given) and targets (learned)."""
 
-  text: Text  # learned: the document, or the targets of an example
-  inputs: Text | None = None  # given, not learned; None for a document
-  weight: float = 1.0  # repeats per epoch, at least 0; see `num_repeats`
-  quality: float | None = None  # a score that the user computed
+  text: Text  # the plain text, or the example's targets
+  inputs: Text | None = None  # None for a plain text
+  weight: float = 1.0  # mean number of reads per epoch, at least 0
+  quality: float | None = None  # the user's score, read from QUALITY_FIELD
 
   def digest(self, num_bytes: int, purpose: str = "") -> bytes:
-    """Returns a BLAKE2b hash of inputs and text that depends on `purpose`."""
+    """Returns a BLAKE2b hash of inputs and text; `purpose` acts as a salt."""
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
     if self.inputs is not None:
-      digest.update(b"\0" + _bytes(self.inputs))  # no text holds a NUL
+      digest.update(b"\0" + _bytes(self.inputs))  # separator: no text has a NUL
     return digest.digest()
 
-  # If a source has no validation split, its documents with a rank below
-  # VALIDATION_SHARE are held out. So the choice depends neither on the order of
-  # documents nor on their files, and equal texts are always in the same split.
+  # A source without a validation split holds out the documents whose rank is
+  # below VALIDATION_SHARE, so that equal texts are always in the same split.
   @property
   def rank(self) -> float:
     """A hash of inputs and text, uniform over [0, 1)."""
@@ -45,35 +44,34 @@ class Document(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Size in bytes of inputs and text: as UTF-8, or of token ids in memory."""
+    """Size of inputs and text: bytes in UTF-8, or of arrays of token ids."""
     inputs = b"" if self.inputs is None else _bytes(self.inputs)
     return len(_bytes(self.text)) + len(inputs)
 
 
 def num_repeats(document: Document) -> int:
-  """Returns how many times every epoch reads a document."""
+  """Returns how often an epoch reads a document: weight, rounded up or down."""
   times = int(document.weight)
   rest = document.weight - times
   if not rest:
     return times
-  # A document of weight 2.25 is read 2 or 3 times, on average 2.25 times. A
-  # hash of its text decides, independently of the hash that decides its split.
+  # Of the documents with weight 2.25, a quarter are read 3 times and the rest 2
+  # times. The hash that decides this is independent of `rank`.
   return times + (_uniform(document.digest(6, "repeats")) < rest)
 
 
 class Source(Protocol):
-  """Documents in a fixed order; only one is in memory at a time."""
+  """A corpus, or a part of it, as a stream of documents in a fixed order."""
 
-  name: str  # in messages, statistics and the token cache
-  rate: float  # share of a run's rows or tokens; rates of all sources sum to 1
-  has_inputs: bool  # whether its documents are examples
-  num_bytes: int | None  # size of its text on disk; None where unknown
+  name: str  # for messages, statistics and the token cache
+  rate: float  # mixing rate; the rates of all sources sum to 1
+  has_inputs: bool  # whether the documents are examples
+  num_bytes: int | None  # size of the text on disk; None if unknown
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of everything that decides the documents and their splits.
 
-    Args:
-      digests: cache of the files' hashes; if None, every file is hashed.
+    If `digests`, a cache of file hashes, is None, every file is hashed.
     """
 
   def check_vocabulary(self, sha256: str | None) -> None:
@@ -87,15 +85,13 @@ class Source(Protocol):
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document) for each document; `split` is one of SPLITS.
 
-    Every call reads all text.
-
     Raises:
       UserError: a file cannot be read, or a line is invalid; the message names
         the file and the line.
     """
 
   def report_skipped(self) -> None:
-    """Warns if the latest call of `documents` left out any text."""
+    """Warns if the latest call of `documents` skipped any text."""
 
 
 def decode_text(content: bytes) -> str | None:
@@ -107,7 +103,7 @@ def decode_text(content: bytes) -> str | None:
 
 
 def cut_text(text: str, max_characters: int) -> Iterator[str]:
-  """Yields parts of at most `max_characters`, cut at line ends if possible."""
+  """Yields parts of up to `max_characters`, split at line ends if possible."""
   start = 0
   while start < len(text):
     end = start + max_characters
@@ -118,13 +114,13 @@ def cut_text(text: str, max_characters: int) -> Iterator[str]:
 
 
 def hash_parts(parts: Sequence[object], num_bytes: int = 16) -> str:
-  """Returns a hash of the `repr` of `parts`, in hexadecimal."""
+  """Returns a hash of `repr(parts)`, in hexadecimal."""
   content = repr(parts).encode()
   return hashlib.blake2b(content, digest_size=num_bytes).hexdigest()
 
 
 def _uniform(digest: bytes) -> float:
-  return int.from_bytes(digest, "little") / 2.0**48  # exact in 53 bits
+  return int.from_bytes(digest, "little") / 2.0**48  # exact in float64
 
 
 def _bytes(text: Text) -> bytes:

@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files of text: found by globs, described, and hashed.
+"""Finds the files that globs match, and hashes them.
 
 In a glob, `{stdlib}` stands for the folder of the running Python's standard
-library, without the packages installed in it. If a glob matches no file, its
-longest beginning that exists as written, such as a folder "data [v2]", is taken
-literally, and only the rest is a glob.
+library, without installed packages. If a glob matches no file, its longest
+prefix that exists, such as a folder "data [v2]", is taken literally, and only
+the rest is a pattern.
 """
 
 import glob
@@ -25,19 +25,18 @@ from palm_mtf.user_text import check_compression, compression_of, format_of
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 # If a file changes twice within one tick of the file system's clock, its times
-# do not show the second change. So a digest is stored only if the file was last
-# changed at least this long before it was read.
+# do not show the second change. So a hash is stored only if the last change is
+# older than this when the file is read.
 _SETTLED_NS = 2_000_000_000
 
 
 class TextFile(NamedTuple):
-  """A file of documents, compressed or not."""
+  """A file of documents, with its state when it was found."""
 
   path: str
   num_bytes: int  # on disk
-  mtime_ns: int  # time of change, since 1970
-  # Programs such as tar can set mtime; only the file system sets ctime and
-  # inode.
+  mtime_ns: int
+  # Programs such as tar can set mtime, so compare ctime and inode too.
   ctime_ns: int
   inode: int
 
@@ -58,12 +57,11 @@ def find_files(
   """Returns the files that globs match, each once, sorted by path.
 
   Args:
-    globs: one glob or several.
     setting: name of the setting that holds the globs, for messages.
 
   Raises:
-    UserError: a glob matches no file, names a folder, matches a file that may
-      not be read or decompressed, or all files are empty.
+    UserError: a glob matches no file, names a folder, or matches a file that
+      may not be read or decompressed; or all files are empty.
   """
   paths = set()
   for pattern in [globs] if isinstance(globs, str) else globs:
@@ -104,7 +102,7 @@ def _match(pattern: str, what: str) -> list[str]:
 
 
 def _escape_existing(pattern: str) -> str:
-  """Escapes wildcards in the longest existing path that begins `pattern`."""
+  """Escapes wildcards in the longest prefix of `pattern` that exists."""
   existing, rest = pattern, []
   while not os.path.lexists(existing):
     existing, name = os.path.split(existing)
@@ -113,9 +111,9 @@ def _escape_existing(pattern: str) -> str:
 
 
 def _exclude_installed(pattern: str, stdlib: str) -> list[str]:
-  """Splits `pattern` into globs that do not walk installed packages."""
-  # site-packages often has ten times as many files as the standard library. So
-  # "<stdlib>/**/*.py" becomes "<stdlib>/*.py", "<stdlib>/json/**/*.py", ...
+  # Do not walk site-packages, which often has ten times as many files as the
+  # standard library: "<stdlib>/**/*.py" becomes "<stdlib>/*.py",
+  # "<stdlib>/json/**/*.py" and so on.
   root = glob.escape(stdlib)
   start, _, rest = pattern.partition(os.path.join(root, "**", ""))
   if start or not rest:
@@ -201,8 +199,8 @@ def describe_file(path: str, setting: str = "") -> TextFile:
 
 def check_unchanged(file: TextFile) -> None:
   """Raises UserError if a file changed after it was found."""
-  # A changed file would not match the hash that names its token store. ctime is
-  # not compared, because chmod changes ctime but not the content.
+  # A changed file would not match the hash by which its tokens are cached. Do
+  # not compare ctime, because chmod changes ctime but not the content.
   now = describe_file(file.path)
   if (now.num_bytes, now.mtime_ns) != (file.num_bytes, file.mtime_ns):
     raise UserError(
@@ -212,18 +210,13 @@ def check_unchanged(file: TextFile) -> None:
 
 
 class FileDigests:
-  """Hashes of files, stored in a JSON file between runs.
-
-  As a context manager it writes the JSON file on exit, even if the body is
-  interrupted.
-  """
+  """Hashes of files, cached in a JSON file that `__exit__` writes."""
 
   def __init__(self, path: str | None = None):
-    """Loads the hashes at `path`, if any; if `path` is None, stores nothing."""
+    """Loads the JSON file `path`, if any; without `path`, stores nothing."""
     self._path = path and os.path.abspath(path)
-    # Maps the path of a file to [*_state(file), digest]. A file whose state
-    # (size, times and inode) did not change is not hashed again, because
-    # hashing takes a second per gigabyte.
+    # Maps a file's path to [*_state(file), hash]. Only files with a new state
+    # are hashed, because hashing takes a second per gigabyte.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
 
@@ -278,15 +271,14 @@ def _read_known(path: str) -> dict[str, list]:
       known = json.load(file)
     return {str(name): [*each] for name, each in known.items()}
   except (OSError, ValueError, RecursionError, AttributeError, TypeError):
-    return {}  # missing or damaged: every file is hashed again
+    return {}  # the cache is missing or damaged, so hash every file
 
 
 def writable_folder(shared: str | None, own: str) -> str:
   """Returns `shared` if this process may write to it, otherwise `own`.
 
-  Args:
-    shared: CACHE_DIR, which may belong to another user, or None.
-    own: folder in MODEL_DIR.
+  `shared` is CACHE_DIR, which may belong to another user. `own` is a folder in
+  MODEL_DIR.
   """
   return shared if shared and os.access(shared, os.W_OK) else own
 
@@ -294,11 +286,9 @@ def writable_folder(shared: str | None, own: str) -> str:
 def describe_shards(
   paths: Iterable[str], digests: FileDigests | None
 ) -> list[str]:
-  """Returns the paths that are not local files, then hashes of the local files.
+  """Returns the paths that are not local files, then the local files' hashes.
 
-  Args:
-    paths: paths of a data set's files, local or remote.
-    digests: cache of the hashes; if None, every local file is hashed.
+  If `digests`, a cache of hashes, is None, every local file is hashed.
   """
   paths = [os.fspath(path) for path in paths]
   files = [describe_file(path) for path in paths if os.path.isfile(path)]

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Preprocessors of SeqIO tasks: split where they tokenize, applied, read."""
+"""Splits a SeqIO task's preprocessors ("steps") at `tokenize`; runs them."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,10 +16,10 @@ from palm_mtf.user_code import user_code
 def split_at_tokenize(
   task: Any, seqio: ModuleType
 ) -> tuple[list[Callable], list[Callable]]:
-  """Splits a task's preprocessors into two lists.
+  """Returns the preprocessors that make text, and those that encode it.
 
-  The steps in the first list make text; the steps in the second list encode it.
-  If the task has no such order, the first list has all steps.
+  If no step is `tokenize`, or a later step changes token ids, the first list
+  has all preprocessors and the second list is empty.
   """
   steps = [
     step
@@ -29,9 +29,8 @@ def split_at_tokenize(
   kinds = seqio.preprocessors
   for i, step in enumerate(steps):
     if _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos):
-      # Only EOS steps may follow `tokenize`. Other steps, such as T5's
-      # split_tokens, cut or change ids, so that the text before `tokenize`
-      # would not be what the task learns.
+      # Only EOS steps may follow. Steps such as T5's split_tokens change the
+      # ids, so that the ids differ from the text before `tokenize`.
       if all(
         _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
         for later in steps[i + 1 :]
@@ -54,13 +53,12 @@ def apply_steps(
 
   Args:
     task: a `seqio.Task`.
-    steps: the preprocessors of the task to apply.
-    split: name of a split of the task's source.
-    sequence_length: tokens per feature, by name, for steps that cut token ids.
+    sequence_length: maps a feature to its number of tokens, for steps that
+      truncate token ids.
     seqio: the module, which is imported only when it is needed.
     where: beginning of error messages, which names the task.
   """
-  with seqio.map_seed_manager(0):  # random steps draw the same numbers again
+  with seqio.map_seed_manager(0):  # random steps get the same seeds every time
     dataset = task.source.get_dataset(split=split, shuffle=False)
     for step in steps:
       dataset = seqio.add_kwargs_to_transform(
@@ -88,15 +86,10 @@ def read_examples(dataset: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def name_step_errors(step: Callable, where: str) -> Callable:
-  """Wraps a preprocessor so that its errors name the preprocessor.
-
-  Args:
-    step: preprocessor of a `seqio.Task`.
-    where: beginning of error messages, which names the task.
-  """
+  """Wraps a preprocessor so that errors begin with `where` and its name."""
   where = f"{where}: preprocessor {function_name(step)}"
 
-  # SeqIO reads the names of the parameters, which `wraps` keeps.
+  # `wraps` keeps the names of the parameters, which SeqIO inspects.
   @functools.wraps(step)
   def named(*arguments: Any, **keywords: Any) -> Any:
     with user_code(where):
@@ -118,12 +111,12 @@ def function_name(function: Callable) -> str:
 
 
 def type_name(value: object) -> str:
-  """Returns "None" or the type of a value, as in "a list", for messages."""
+  """Returns "None", or a value's type with an article, such as "a list"."""
   return "None" if value is None else f"a {type(value).__name__}"
 
 
 def tokenizes(task: Any, seqio: ModuleType) -> bool:
-  """Whether one of SeqIO's own steps encodes the task's text."""
+  """Whether a step is SeqIO's `tokenize` or `tokenize_and_append_eos`."""
   kinds = seqio.preprocessors
   return any(
     _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos)
@@ -136,7 +129,7 @@ def _is_one_of(step: Callable, *functions: Callable) -> bool:
 
 
 def _unwrap(function: Any) -> Any:
-  """Returns the function inside of partials and decorators, such as gin's."""
+  """Returns the function inside partials and decorators, such as gin's."""
   while True:
     if isinstance(function, functools.partial):
       function = function.func
@@ -147,7 +140,7 @@ def _unwrap(function: Any) -> Any:
 
 
 def kind_of_feature(spec: Any) -> str:
-  """Returns a tf.TensorSpec's kind: "text", "ids", or else dtype and rank."""
+  """Returns "text" or "ids" for a tf.TensorSpec; else its dtype and rank."""
   if spec.dtype.name == "string" and spec.shape.rank == 0:
     return "text"
   if spec.dtype.is_integer and spec.shape.rank == 1:
@@ -156,6 +149,6 @@ def kind_of_feature(spec: Any) -> str:
 
 
 def strip_eos(ids: np.ndarray, eos_id: int | None) -> np.ndarray:
-  """Returns `ids` without the EOS at the end, if any, [num_tokens], int32."""
+  """Returns `ids` without a trailing EOS, [num_tokens], int32."""
   has_eos = len(ids) and ids[-1] == eos_id
   return np.asarray(ids[:-1] if has_eos else ids, np.int32)

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of TASK: each task of a registered SeqIO task or mixture.
+"""The sources of TASK: a SeqIO task, or each task of a SeqIO mixture.
 
-Feature "targets" is the document, "inputs" the inputs. A task's text is encoded
-with the run's vocabulary; the task's vocabulary is not loaded. If a task's
-preprocessors make token ids themselves, these ids are kept, and the run's
+Features "inputs" and "targets" become the inputs and text of a Document. The
+final step `tokenize` is skipped, because the run's vocabulary encodes the text.
+If other preprocessors make token ids, the ids are kept, and the run's
 vocabulary must be the task's (`check_vocabulary`).
 """
 
@@ -40,12 +40,12 @@ from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
 
-# The number of documents per split that are read first, to compute `has_inputs`
-# and the fingerprint, and to detect random steps.
+# Number of documents per split that are read first, to compute `has_inputs` and
+# the fingerprint, and to detect random steps.
 _FIRST_DOCUMENTS = 32
-_BATCH = 32  # texts that TensorFlow hands over at once
+_BATCH = 32  # documents per element of the tf.data.Dataset
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs in every process
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs between processes
 
 
 def open_task(
@@ -54,10 +54,9 @@ def open_task(
   """Returns one source for a SeqIO task, or one source per task of a mixture.
 
   Args:
-    name: name of the registered task or mixture.
     validation_share: share of documents to hold out if a task has no
       validation split.
-    sequence_length: tokens in a row, for preprocessors that cut token ids.
+    sequence_length: SEQUENCE_LENGTH, for preprocessors that truncate token ids.
 
   Raises:
     UserError: SeqIO is missing, `name` is not registered, a rate cannot be
@@ -91,7 +90,6 @@ def find_provider(name: str, setting: str = "TASK") -> Any:
   """Returns the seqio.Task or seqio.Mixture registered as `name`.
 
   Args:
-    name: name of the task or mixture.
     setting: name of the setting that holds `name`, for messages.
 
   Raises:
@@ -115,7 +113,7 @@ def check_ids(
 
   Args:
     task: a `seqio.Task` that makes token ids.
-    features: names of the features that are read.
+    features: names of the features to check.
     sha256: hash of the run's SentencePiece model; None if the run has yet to
       train the model.
     setting: name of the setting that holds the task's name, for messages.
@@ -143,17 +141,17 @@ class _Features(NamedTuple):
 
   has_inputs: bool
   is_text: bool
-  eos_ids: dict[str, int | None]  # by feature, inputs first; None for texts
+  eos_ids: dict[str, int | None]  # by feature, inputs first; None for text
 
 
 class SeqioTask:
   """A Source of the documents of one SeqIO task.
 
-  Documents without targets are left out silently. Documents whose text is not
-  UTF-8 or has a NUL are left out, too, and `report_skipped` reports how many.
+  Documents with empty targets are skipped silently. Documents that are not
+  UTF-8 or have a NUL are skipped and counted (`report_skipped`).
   """
 
-  num_bytes = None  # SeqIO does not know
+  num_bytes = None  # unknown to SeqIO
 
   def __init__(
     self,
@@ -163,7 +161,7 @@ class SeqioTask:
     validation_share: float,
     sequence_length: int | None,
   ):
-    """Reads the splits and preprocessors of a `seqio.Task`."""
+    """Takes a `seqio.Task`; raises UserError if it has no "train" split."""
     self.name = task.name
     self.rate = rate
     self._task = task
@@ -174,7 +172,7 @@ class SeqioTask:
     self._lengths = None
     if sequence_length:
       features = [f for f in ("inputs", "targets") if f in task.output_features]
-      length = sequence_length // max(1, len(features))  # they share a row
+      length = sequence_length // max(1, len(features))  # features share a row
       self._lengths = dict.fromkeys(features, length)
     with user_code(f"TASK: the splits of {self.name}"):
       splits = list(task.splits)
@@ -188,7 +186,7 @@ class SeqioTask:
 
   @property
   def has_inputs(self) -> bool:
-    """Whether the documents are examples, with inputs and targets."""
+    """Whether any of the first documents has inputs."""
     return any(
       d.inputs is not None and len(d.inputs) for d in self._first_documents
     )
@@ -199,18 +197,16 @@ class SeqioTask:
       check_ids(self._task, self._features.eos_ids, sha256)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of the task's files, code, settings and some documents."""
-    # The hash covers the bytes of local files, the first documents, and the
-    # code of the source and the preprocessors (see `describe_code`). A change
-    # in a remote file, or in a function that a preprocessor calls, changes the
-    # hash only if it changes the first documents.
+    """Returns a hash of local files, code, settings and the first documents."""
+    # A change in a remote file, or in a function that a preprocessor calls,
+    # changes the hash only if it changes the first documents.
     source = self._task.source
     with user_code(f"TASK: {self.name}"):
-      if hasattr(source, "fingerprint"):  # sources of this project's tasks
+      if hasattr(source, "fingerprint"):  # sources in tasks/documents.py
         parts = [source.fingerprint(digests)]
       else:
         inside = {**vars(source)}
-        inside.pop("_split_to_filepattern", None)  # files may move
+        inside.pop("_split_to_filepattern", None)  # paths, which may change
         parts = [describe_code(type(source)), describe_code(inside)]
         for split in self._splits():
           shards = source.list_shards(split)
@@ -231,7 +227,7 @@ class SeqioTask:
     """
     self._num_skipped = 0
     found = False
-    has_inputs = self.has_inputs  # decided by the first documents only
+    has_inputs = self.has_inputs
     for split in self._splits():
       for number, document in enumerate(self._read(split)):
         if not has_inputs:
@@ -250,7 +246,7 @@ class SeqioTask:
       raise UserError(f"TASK: {self.name} has no document.")
 
   def report_skipped(self) -> None:
-    """Warns how many documents the latest call of `documents` left out."""
+    """Warns how many documents the latest call of `documents` skipped."""
     if self._num_skipped:
       _logger.warning(
         f"{self._num_skipped:,} documents of task {self.name} left out (not "
@@ -280,7 +276,6 @@ class SeqioTask:
     return first
 
   def _make_dataset(self, split: str) -> Any:
-    """Returns the tf.data.Dataset that the steps make from a split."""
     tf = _import_tensorflow()
     with tf.device("CPU:0"):  # GPUs are for the model
       dataset = apply_steps(
@@ -355,14 +350,12 @@ def _import_tensorflow() -> Any:
 
 
 def import_seqio(name: str, setting: str = "TASK") -> Any:
-  """Returns the module seqio, or raises UserError if it is missing.
+  """Returns the module seqio; raises UserError if it is missing.
 
-  Args:
-    name: name of the task that needs SeqIO, for the message.
-    setting: name of the setting that holds `name`, for the message.
+  The message begins with `setting` and `name`, the task that needs SeqIO.
   """
   try:
-    _import_tensorflow()  # first, because it silences what the import logs
+    _import_tensorflow()  # first, because it silences the log of the import
     import seqio
   except ImportError as error:
     raise UserError(
@@ -374,7 +367,7 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
 
 
 def _hash_vocabulary(vocabulary: Any) -> str:
-  """Returns a hash of the SentencePiece model with its sentinels, if any."""
+  """Returns the SHA-256 of a vocabulary's model, with its sentinels."""
   path = vocabulary.sentencepiece_model_file
   tf = _import_tensorflow()
   with user_code(f"TASK: its vocabulary {path}"):
@@ -387,9 +380,9 @@ def _hash_vocabulary(vocabulary: Any) -> str:
 def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
   """Returns a text that is the same in every process for the same code.
 
-  The text has a function's source code, defaults, bound arguments and closure.
-  It lacks whatever the function calls, reads from globals or files, or gets
-  from gin.
+  The text has a function's source code, defaults, bound arguments and closure,
+  but not what the function calls, reads from globals or files, or gets from
+  gin.
 
   Args:
     value: a function, or a value that a function contains.
@@ -406,7 +399,6 @@ def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
 
 
 def _list_parts(value: object) -> list[object]:
-  """Returns the parts of a value whose type is not in _PLAIN."""
   if isinstance(value, (list, tuple)):
     return [*value]
   if isinstance(value, dict):
@@ -432,7 +424,7 @@ def _list_parts(value: object) -> list[object]:
 def _read_code(function: object) -> str:
   try:
     return inspect.getsource(function)
-  except (OSError, TypeError):  # typed into a shell: bytecode instead
+  except (OSError, TypeError):  # no source file: use the bytecode
     code = getattr(function, "__code__", None)
     return _ADDRESS.sub("", repr(code and (code.co_code, code.co_consts)))
 
@@ -440,5 +432,5 @@ def _read_code(function: object) -> str:
 def _read_cell(cell: types.CellType) -> object:
   try:
     return cell.cell_contents
-  except ValueError:  # not assigned yet
+  except ValueError:  # the variable has no value yet
     return None

@@ -1,8 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The source of TEXT_FILES: files of text and of JSON lines.
+"""The source of TEXT_FILES: text files and files of JSON lines.
 
-A file is one document, kept byte for byte; in a .jsonl file each line is one.
+A text file is one document, kept byte for byte. In a .jsonl file, each line is
+a document.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-_MAX_WEIGHT = 2**53  # a float holds every integer below it
+_MAX_WEIGHT = 2**53  # float64 holds every integer below it
 
 
 class Settings(NamedTuple):
@@ -55,11 +56,10 @@ class Fields(NamedTuple):
 def open_sources(
   data: DataConfig, sequence_length: int | None = None
 ) -> list[Source]:
-  """Opens TEXT_FILES or TASK; returns sources with rates that sum to 1.
+  """Returns the sources of TASK or, if TASK is None, of TEXT_FILES.
 
   Args:
-    data: data settings of the run.
-    sequence_length: tokens in a row, for preprocessors that cut token ids.
+    sequence_length: SEQUENCE_LENGTH, for preprocessors that truncate token ids.
 
   Raises:
     UserError: files are missing, or TASK is no registered task.
@@ -82,8 +82,8 @@ def open_sources(
 class TextFiles:
   """A Source of documents from files, in the order of the files' paths.
 
-  Empty documents are left out silently. Files and JSON lines that are not text
-  are left out, too, and `report_skipped` reports how many.
+  Empty documents are skipped silently. Files and JSON lines that are not text
+  are skipped and counted (`report_skipped`).
   """
 
   rate = 1.0
@@ -109,7 +109,6 @@ class TextFiles:
       quality_field: field with the document's quality, or None for no quality.
         If given, every file must be .jsonl.
       validation_share: share of the documents that are held out.
-      name: name of the source.
       settings: names of the user's settings, for messages.
 
     Raises:
@@ -133,20 +132,19 @@ class TextFiles:
   @property
   def num_bytes(self) -> int | None:
     """Size of all files in bytes; None if any file is compressed."""
-    # Progress bars and the message about a full disk need the decompressed
-    # size, which is not known for a compressed file.
+    # Callers need the decompressed size, which is unknown for compressed files.
     if any(file.compression for file in self.files):
       return None
     return sum(file.num_bytes for file in self.files)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the files' bytes, their order and the settings."""
-    # Paths and times are left out, so that a run finds its tokens again after
-    # files were moved or touched, as long as the order of files is the same.
+    # Leave out paths and times, so that files that were moved or touched, but
+    # are in the same order, still match their cached tokens.
     kinds = [file.is_json_lines for file in self.files]
     contents = (digests or FileDigests()).read(self.files)
-    # The quality field is left out, because it changes no document; the
-    # fingerprint of a filter that reads the field includes it.
+    # Leave out the quality field, because only filters read it, and
+    # FilteredSource.fingerprint includes it.
     fields = (self._fields.text, self._fields.weight)
     return hash_parts(
       (
@@ -180,7 +178,7 @@ class TextFiles:
       )
 
   def report_skipped(self) -> None:
-    """Warns how many files and lines were left out; names the first of each."""
+    """Warns how many files and lines were skipped; names the first of each."""
     if count := self._skipped_files.count:
       _logger.warning(
         f"{count:,} of {len(self.files):,} files left out{self._skipped_files}."
@@ -229,7 +227,7 @@ def read_file(file: TextFile, settings: Settings) -> bytes:
   """Returns the content of a file, decompressed.
 
   Raises:
-    UserError: the file, which the message names, cannot be read or is damaged.
+    UserError: the file cannot be read, is damaged, or changed.
   """
   content = user_text.read_bytes(file.path, f"{settings.files}: {file.path}")
   check_unchanged(file)
@@ -239,9 +237,7 @@ def read_file(file: TextFile, settings: Settings) -> bytes:
 def read_jsonl_texts(
   file: TextFile, fields: Fields, settings: Settings
 ) -> Iterator[tuple[int, Document]]:
-  """Yields (line number from 1 on, document) for each line that is not blank.
-
-  One line is in memory at a time.
+  """Yields (line number from 1, document) for each line that is not blank.
 
   Raises:
     UserError: the file cannot be read or is damaged, or a line is invalid or
@@ -312,5 +308,5 @@ def _is_number(value: object) -> bool:
   return (
     isinstance(value, (int, float))
     and not isinstance(value, bool)
-    and value == value  # NaN is not
+    and value == value  # False for NaN
   )

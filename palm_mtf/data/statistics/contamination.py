@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation examples in training text, found by 8-grams (PaLM paper, 8).
+"""Evaluation examples in training text, found by 8-grams (PaLM, section 8).
 
 PaLM does not say what a gram is: here it is a word (ngrams.py). An example is
 its inputs followed by its text. Two classes answer two questions:
@@ -29,7 +29,7 @@ from palm_mtf.data.statistics.ngrams import (
 
 NGRAM_WORDS = 8
 MIN_SHARE = 0.7
-_MAX_NGRAMS = 1 << 21  # 13 MB of text; some 65 bytes of memory per n-gram
+_MAX_NGRAMS = 1 << 21  # from 13 MB of text; 65 bytes of memory per n-gram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +38,12 @@ class Contamination:
 
   examples: int
   judged: int  # examples whose n-grams were looked for: all, or a sample
-  # How many of the `judged` examples have fewer than 8 words. Such examples are
-  # shown separately, because one or two words always occur somewhere in the
-  # training text.
+  # `judged` examples of fewer than 8 words, shown separately because one or two
+  # words always occur somewhere in the training text.
   short: int
   contaminated: int
   contaminated_short: int
-  ngram_share: float  # share of these examples' n-grams that were found
+  ngram_share: float  # share of `judged` examples' n-grams that was found
 
 
 class Examples:
@@ -52,14 +51,13 @@ class Examples:
 
   def __init__(self, max_ngrams: int = _MAX_NGRAMS):
     """Keeps at most `max_ngrams` n-grams, but at least one example."""
-    self.count = 0  # of examples added
+    self.count = 0  # number of examples added
     self._max_ngrams = max_ngrams
     self._num_ngrams = 0
-    # A heap of (-rank, number of the example, number of words, n-grams). It
-    # keeps the examples with the lowest ranks, so that the sample does not
-    # depend on the order of examples.
+    # A heap of (-rank, number of the example, number of words, n-grams). The
+    # lowest ranks are kept, so that the order of examples has no effect.
     self._kept: list[tuple[float, int, int, np.ndarray]] = []
-    self._limit = 2.0  # examples of this rank and above do not fit
+    self._limit = 2.0  # examples of this rank or above do not fit
 
   def add(self, example: Document) -> None:
     """Adds one example."""
@@ -79,11 +77,9 @@ class Examples:
       self._limit = min(self._limit, -rank)
 
   def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns the number of words and the n-grams of each kept example.
+    """Returns the number of words per kept example, [kept], int64, and n-grams.
 
-    Returns:
-      An array with the number of words in each example, [kept], int64. A list
-      with an array per example: the hashes of its n-grams, uint64.
+    The n-grams are one array of hashes per kept example, uint64.
     """
     words = np.array([words for _, _, words, _ in self._kept], np.int64)
     return words, [ngrams for _, _, _, ngrams in self._kept]
@@ -96,12 +92,11 @@ class ContaminationSearch:
   """
 
   def __init__(self, examples: Examples):
-    """Takes `examples`; no example may be added afterwards."""
+    """Takes `examples`, to which no example may be added afterwards."""
     self._num_examples = examples.count
     self._words, ngrams = examples.kept()
     self._counts = np.array([len(each) for each in ngrams], np.int64)
-    # The sorted distinct n-grams; and for each n-gram of each example, its
-    # index among the distinct n-grams.
+    # The distinct n-grams, sorted; all examples' n-grams, as indices of these.
     self._ngrams, self._places = np.unique(
       np.concatenate([np.empty(0, np.uint64), *ngrams]), return_inverse=True
     )
@@ -139,16 +134,14 @@ class ContainedExamples:
   """Finds documents that contain an evaluation example, by its 8-grams."""
 
   def __init__(self, examples: Iterable[Document]):
-    """Reads the examples once."""
-    ngrams = [np.empty(0, np.uint64)]  # because there may be no example
+    ngrams = [np.empty(0, np.uint64)]  # entry 0: concatenate needs an array
     ngrams += [hash_ngrams(hash_document(x), NGRAM_WORDS) for x in examples]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
     self.num_short = int((self._counts == 0).sum()) - 1  # of fewer than 8 words
     # The distinct 8-grams, sorted, which `find_ngrams` looks up.
     self.table, index = np.unique(np.concatenate(ngrams), return_inverse=True)
-    # _owners[_starts[i] : _starts[i + 1]] are the examples with 8-gram
-    # table[i].
+    # _owners[_starts[i] : _starts[i + 1]]: the examples with 8-gram table[i].
     by_ngram = np.argsort(index, kind="stable")
     self._owners = np.repeat(np.arange(len(ngrams)), self._counts)[by_ngram]
     self._starts = np.searchsorted(
@@ -187,8 +180,7 @@ def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:
   """Returns the indices in `table` of a document's 8-grams: distinct, sorted.
 
   Args:
-    table: hashes of 8-grams, sorted, [ngrams], uint64.
-    document: a document.
+    table: hashes of 8-grams, distinct, sorted, [ngrams], uint64.
   """
   ngrams = hash_ngrams(hash_document(document), NGRAM_WORDS)
   return np.unique(find_hashes(table, ngrams))

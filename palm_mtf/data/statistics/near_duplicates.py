@@ -3,15 +3,14 @@
 """Exact and near duplicates among documents, found in one pass.
 
 Exact duplicates have the same text. Near duplicates are different texts whose
-sets of 5-grams (of words) have a Jaccard similarity (shared over all n-grams)
-of about 0.8 or more; pairs of near duplicates are connected to groups. A pair
-is found with
+sets of word 5-grams have a Jaccard similarity of about 0.8 or more. Pairs of
+near duplicates are merged into groups. The probability that a pair is found:
 
   similarity    0.60   0.65   0.70   0.75   0.80   0.85   0.90   0.95
   probability  0.000  0.000  0.005  0.089  0.495  0.934  1.000  1.000
 
-in any order of the documents. Memory: 281 bytes per document of any length, and
-some 900 more while groups are made.
+The order of the documents has no effect. Memory: 281 bytes per document of any
+length, and some 900 more while groups are made.
 """
 
 import dataclasses
@@ -35,14 +34,14 @@ _NGRAM_WORDS = 5  # a text of fewer words is one n-gram
 _BANDS, _ROWS = 16, 8  # number of bands, and of values per band
 NUM_VALUES = _BANDS * _ROWS
 DIGEST_BYTES = 16
-# The maximum number of comparisons per text and band. Only huge groups have
-# more pairs, and comparing a part of these pairs connects the group too.
+# Maximum number of comparisons per text and band. Only huge groups have more
+# pairs, and a part of the pairs suffices to merge such a group.
 _NEIGHBORS = 32
 _PAIRS_AT_ONCE = 1 << 16
-_NGRAMS_AT_ONCE = 256  # with 128 values each they fit into a core's cache
+_NGRAMS_AT_ONCE = 256  # 256 x 128 values fit into a core's cache
 
 # A MinHash value is the minimum of factor * x + addend mod 2 ** 32 over the
-# hashes x of a text's n-grams. Factors and addends are hashes, so that they
+# hashes x of a text's n-grams. Factors and addends are hashes, because hashes
 # have no pattern.
 _FACTORS, _ADDENDS = (
   hash_words(np.arange(2 * NUM_VALUES)).astype(np.uint32).reshape(2, NUM_VALUES)
@@ -51,28 +50,28 @@ _FACTORS |= 1  # odd, so that the function is one to one
 
 
 class Group(NamedTuple):
-  """A group of documents with the same text, or of near-duplicate texts."""
+  """Documents with the same text, or texts that are near duplicates."""
 
-  size: int
-  digest: bytes  # of a member, the same whatever the order of the documents
+  size: int  # number of documents, or of texts
+  digest: bytes  # hash of one member, the same in any order of the documents
 
 
 @dataclasses.dataclass(frozen=True)
 class Duplicates:
-  """Duplicates in a corpus: numbers, sizes and the largest groups."""
+  """The number and size of duplicates in a corpus, and the largest groups."""
 
   num_texts: int  # different texts
-  exact_documents: int  # all documents but one per text
-  exact_bytes: int  # of their text, in UTF-8
+  exact_documents: int  # all documents minus one per text
+  exact_bytes: int  # size of these documents
   exact_across: int  # held-out documents with the text of a training document
   near_groups: int  # groups of two or more different texts
   near_texts: int  # texts in these groups, minus one per group
-  near_bytes: int  # of these texts, without the largest text of each group
-  # How many held-out documents are in a group with a training document, except
-  # the documents that exact_across counts.
+  near_bytes: int  # size of the groups' texts, minus the largest per group
+  # Held-out documents in a group with a training document, except the documents
+  # that exact_across counts.
   near_across: int
-  largest_exact: list[Group]  # texts with most documents, two or more
-  largest_near: list[Group]  # groups with most texts
+  largest_exact: list[Group]  # texts with the most documents, at least 2
+  largest_near: list[Group]  # groups with the most texts, at least 2
 
 
 class Sketches:
@@ -95,8 +94,8 @@ class Sketches:
   def columns(self) -> tuple[np.ndarray, ...]:
     """Returns digests, MinHash values, sizes, and which documents are held out.
 
-    Each array has an entry per document. Nothing can be added while the arrays
-    exist, because they are views.
+    Each array has an entry per document. The arrays are views: while they
+    exist, `add` fails.
     """
     return (
       np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
@@ -107,7 +106,7 @@ class Sketches:
 
 
 def text_digest(document: Document) -> bytes:
-  """Returns the hash of inputs and text that is used for `Group.digest`."""
+  """Returns the hash of inputs and text that `Group.digest` holds."""
   return document.digest(DIGEST_BYTES)
 
 
@@ -117,14 +116,12 @@ def find_duplicates(
   """Returns the duplicates within and across sources.
 
   Args:
-    sketches: sketches of each source.
     num_largest: maximum length of `largest_exact` and of `largest_near`.
   """
   columns = zip(*(each.columns() for each in sketches), strict=True)
   digests, values, sizes, held_out = map(np.concatenate, columns)
   # Sort by digest, so that equal texts become neighbors and the result does not
-  # depend on the order of documents. From here on, texts are numbered in this
-  # order.
+  # depend on the order of documents. This order numbers the texts below.
   order = np.lexsort(digests.T)
   digests, held_out = digests[order], held_out[order]
   is_first = np.ones(len(order), bool)
@@ -168,10 +165,7 @@ def find_duplicates(
 def minhash(document: Document, digest: bytes) -> np.ndarray:
   """Returns the MinHash values of a document, [NUM_VALUES], uint16.
 
-  Args:
-    document: a document.
-    digest: hash of the document. If the document has no words, this hash
-      replaces the MinHash values.
+  Returns `digest`, repeated, for a document without words.
   """
   words = hash_document(document)
   if not len(words):  # no near duplicate of any other text
@@ -182,7 +176,7 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
     block = ngrams[start : start + _NGRAMS_AT_ONCE, np.newaxis] * _FACTORS
     block += _ADDENDS
     np.minimum(smallest, block.min(axis=0), out=smallest)
-  return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)  # mix, then truncate
+  return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)  # the highest 16 bits
 
 
 def group_similar(values: np.ndarray) -> np.ndarray:
@@ -200,7 +194,7 @@ def group_similar(values: np.ndarray) -> np.ndarray:
       first, last = sorted((_find_first(groups, a), _find_first(groups, b)))
       groups[last] = first
     while not np.array_equal(further := groups[groups], groups):
-      groups = further  # until each text leads to its first in one step
+      groups = further  # until every text points to its first text
   return groups
 
 
@@ -215,7 +209,7 @@ def _find_first(groups: np.ndarray, text: int) -> int:
 def _similar_pairs(
   values: np.ndarray, one: np.ndarray, other: np.ndarray
 ) -> Iterator[tuple[int, int]]:
-  """Yields pairs (one[i], other[i]) that share at least 0.8 of their values."""
+  """Yields the pairs (one[i], other[i]) with MIN_SIMILARITY or more."""
   for start in range(0, len(one), _PAIRS_AT_ONCE):
     a = one[start : start + _PAIRS_AT_ONCE]
     b = other[start : start + _PAIRS_AT_ONCE]
@@ -226,7 +220,7 @@ def _similar_pairs(
 def _pairs_in_a_band(
   values: np.ndarray,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields two arrays [pairs]: indices of texts with equal values in a band."""
+  """Yields two index arrays [pairs]: texts that share all values of a band."""
   for band in range(_BANDS):
     rows = values[:, band * _ROWS : (band + 1) * _ROWS]
     # Hash the two halves of a band into one key, and sort by key.

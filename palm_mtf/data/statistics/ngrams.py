@@ -3,8 +3,8 @@
 """Words and n-grams of a text as 64-bit hashes.
 
 The words are `text.lower().split()`, or token ids where a task makes ids. Equal
-n-grams have equal hashes, in every text and every process; two different ones
-share a hash about once in 2 ** 64.
+n-grams have equal hashes in every text and process. Two different n-grams share
+a hash with a probability of about 2 ** -64.
 """
 
 import functools
@@ -19,8 +19,8 @@ from palm_mtf.data.sources.document import Document, Text
 # character, although the result takes only 8 bytes per word.
 _BLOCK_CHARACTERS = 1 << 18
 _SPACE = re.compile(r"\s")  # the characters at which str.split() splits
-_LAST_SPACE = 0x3000
-# The factors are odd, so that multiplication by them mod 2 ** 64 is one to one.
+_LAST_SPACE = 0x3000  # no higher code point is white space
+# The factors are odd, so that multiplication mod 2 ** 64 is one to one.
 _CHARACTER_FACTOR = 0x9E3779B97F4A7C15
 _WORD_FACTOR = 0xD1342543DE82EF95
 
@@ -72,7 +72,7 @@ def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
 
 
 def _cut_blocks(text: str) -> Iterator[str]:
-  """Yields `text` in blocks that do not cut words."""
+  """Splits `text` into blocks at white space."""
   start = 0
   while start < len(text):
     space = _SPACE.search(text, start + _BLOCK_CHARACTERS)
@@ -82,7 +82,6 @@ def _cut_blocks(text: str) -> Iterator[str]:
 
 
 def _hash_block(block: str) -> np.ndarray:
-  """Returns a hash of each word of a block, [num_words], uint64."""
   # A word's hash is `_mix` of the sum of (character[i] + 1) *
   # _CHARACTER_FACTOR ** i, mod 2 ** 64.
   content = block.lower().encode("utf-32-le")
@@ -92,8 +91,7 @@ def _hash_block(block: str) -> np.ndarray:
   starts = np.flatnonzero(before & ~is_space)
   if not len(starts):
     return np.empty(0, np.uint64)
-  # Use one size for all blocks without a huge word, so that the cache of
-  # `_powers` serves them.
+  # Use one size unless a word is huge, so that `_powers` runs only once.
   size = max(2 * _BLOCK_CHARACTERS, 1 << len(characters).bit_length())
   powers, inverses = _powers(size)
   terms = characters + np.uint64(1)
@@ -112,10 +110,7 @@ def _space_table() -> np.ndarray:
 
 @functools.lru_cache(maxsize=1)
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns powers of _CHARACTER_FACTOR, and the inverse powers, each [count].
-
-  All are uint64, mod 2 ** 64.
-  """
+  """Returns [count] powers of _CHARACTER_FACTOR, and of its inverse; uint64."""
   inverse = pow(_CHARACTER_FACTOR, -1, 1 << 64)
   powers = np.full((2, count), 1, np.uint64)
   powers[0, 1:], powers[1, 1:] = _CHARACTER_FACTOR, inverse
@@ -124,7 +119,7 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mix(hashes: np.ndarray) -> np.ndarray:
-  """Spreads `hashes` over all 64 bits in place, by SplitMix64; returns them."""
+  """Applies SplitMix64's bit mixer to `hashes` in place, and returns them."""
   hashes ^= hashes >> 30
   hashes *= 0xBF58476D1CE4E5B9
   hashes ^= hashes >> 27

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of a corpus, source by source, from two readings of it."""
+"""Statistics of a corpus and of each source, from two passes over all text."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -23,10 +23,9 @@ from palm_mtf.data.statistics.near_duplicates import (
 _START_CHARACTERS = 60
 _START_IDS = 10
 
-# Numbers of tokens in a document's inputs and in its text, without [eod].
+# Number of tokens in a document's inputs, and in its text without [eod].
 Lengths = tuple[int, int]
-# A function that takes (split, document) pairs, and yields each pair with the
-# document's lengths.
+# Takes pairs (split, document); yields triples (split, document, lengths).
 CountTokens = Callable[
   [Iterable[tuple[str, Document]]], Iterator[tuple[str, Document, Lengths]]
 ]
@@ -37,21 +36,15 @@ class TextCounts:
   """Counts of the documents of one source, or of all sources."""
 
   documents: int = 0  # each once, whatever its weight
-  bytes: int = 0  # of their text in UTF-8
-  tokens: int | None = None  # with an [eod] per document; None: not counted
+  bytes: int = 0  # `Document.num_bytes` of all documents
+  tokens: int | None = None  # with an [eod] per document; None if not counted
   held_out_documents: int = 0
   held_out_bytes: int = 0
   longest_bytes: int = 0  # of the longest document
-  longest_start: str = ""  # the beginning of its text
+  longest_start: str = ""  # beginning of the longest document
 
   def add(self, split: str, document: Document, tokens: int | None) -> None:
-    """Counts a document.
-
-    Args:
-      split: one of SPLITS.
-      document: a document.
-      tokens: number of its tokens without [eod]; None if not counted.
-    """
+    """Counts a document; `tokens` excludes [eod], and is None if unknown."""
     num_bytes = document.num_bytes
     self.documents += 1
     self.bytes += num_bytes
@@ -66,7 +59,7 @@ class TextCounts:
 
 
 class Measured(NamedTuple):
-  """Counts and duplicates of one source, or of all sources."""
+  """The counts and the duplicates of one source, or of all sources together."""
 
   counts: TextCounts
   duplicates: Duplicates
@@ -76,13 +69,12 @@ class Measured(NamedTuple):
 class Survey:
   """The statistics of a corpus."""
 
-  sources: dict[str, Measured]  # by name
+  sources: dict[str, Measured]  # by source name
   total: Measured  # with the duplicates across sources
-  # For each evaluation set, its contamination by the training documents of all
-  # sources. The set "validation" is the validation split of all sources.
+  # Maps each evaluation set to its contamination by all training documents.
+  # The set "validation" is the validation split of all sources.
   contamination: dict[str, Contamination]
-  # Maps the `Group.digest` of each of the largest groups to the beginning of
-  # the text with this digest.
+  # Maps the `digest` of each largest group to the beginning of that text.
   starts: dict[bytes, str]
 
 
@@ -107,8 +99,8 @@ def survey(
   total, counts = TextCounts(), [TextCounts() for _ in sources]
   sketches = [Sketches() for _ in sources]
   held_out = Examples()
-  # The first reading makes counts, sketches of all documents for
-  # near_duplicates.py, and n-grams of held-out documents for contamination.py.
+  # First pass: counts, sketches of all documents to find duplicates, and
+  # n-grams of held-out documents to find contamination.
   with _show_bar("Measuring text", sources) as advance:
     for source, counted, sketch in zip(sources, counts, sketches, strict=True):
       for split, document, lengths in _read_documents(source, count_tokens):
@@ -127,7 +119,7 @@ def survey(
     for source, counted, sketch in zip(sources, counts, sketches, strict=True)
   }
   everything = Measured(total, find_duplicates(sketches))
-  del sketches, sketch  # frees memory for the second reading
+  del sketches, sketch  # frees memory for the second pass
   searches = {
     name: ContaminationSearch(examples)
     for name, examples in {"validation": held_out, **evaluation_sets}.items()
@@ -140,7 +132,6 @@ def survey(
 def _read_documents(
   source: Source, count_tokens: CountTokens | None
 ) -> Iterator[tuple[str, Document, Lengths | None]]:
-  """Yields split, document and lengths (None if tokens are not counted)."""
   if count_tokens is not None:
     yield from count_tokens(source.documents())
   else:

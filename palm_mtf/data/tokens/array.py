@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of one split: .npy files, mapped, and read like one array."""
+"""The tokens of one split: memory-mapped .npy files, read like one array."""
 
 import ctypes
 import itertools
@@ -30,29 +30,29 @@ class Shard(NamedTuple):
   """The tokens of whole documents, joined."""
 
   tokens: np.ndarray  # [num_tokens], uint16 or uint32; [eod] ends each document
-  # Per document, where in `tokens` its targets begin, and the place after its
-  # [eod], [2, num_documents], int64.
+  # [2, num_documents], int64: the index in `tokens` of each document's first
+  # target, and the index after its [eod].
   documents: np.ndarray
-  has_inputs: bool = False  # whether documents are examples
+  has_inputs: bool = False  # whether documents have inputs and targets
 
 
 class TokenArray:
   """Shards read as one array of tokens."""
 
   def __init__(self, shards: Sequence[Shard]):
-    """Joins `shards`, in their order."""
     self._shards = [shard for shard in shards if len(shard.tokens)]
     lengths = [len(shard.tokens) for shard in self._shards]
-    self._starts = np.cumsum([0, *lengths])  # of each shard, and the end
+    # The index of each shard's first token (first document), then the total.
+    self._starts = np.cumsum([0, *lengths])
     counts = [shard.documents.shape[1] for shard in self._shards]
-    self._first_documents = np.cumsum([0, *counts])  # and the end
+    self._first_documents = np.cumsum([0, *counts])
 
   def __len__(self) -> int:
     return int(self._starts[-1])
 
   @property
   def has_inputs(self) -> bool:
-    """Whether documents are examples, so that only targets are learned."""
+    """Whether documents have inputs, which have no loss, and targets."""
     return any(shard.has_inputs for shard in self._shards)
 
   @property
@@ -65,7 +65,7 @@ class TokenArray:
 
     Returns:
       tokens: [stop - start], int32.
-      is_target: [stop - start], bool: whether each token is learned.
+      is_target: [stop - start], bool: whether each token has a loss.
     """
     tokens = np.empty(stop - start, np.int32)
     is_target = np.ones(stop - start, bool)
@@ -73,7 +73,7 @@ class TokenArray:
     done = 0
     while done < len(tokens):
       shard, first = self._shards[number], start + done - self._starts[number]
-      # Only this line reads the disk, and only the pages that hold this part.
+      # Only this line reads tokens from disk, in pages.
       part = shard.tokens[first : first + len(tokens) - done]
       tokens[done : done + len(part)] = part
       if shard.has_inputs:
@@ -88,11 +88,11 @@ class TokenArray:
     """Returns where documents begin and end.
 
     Args:
-      documents: numbers of documents, in any order, [n], int64.
+      documents: indices of documents, in any order, [n], int64.
 
     Returns:
-      Two arrays, [n], int64: the place of each document's first token, and the
-      place after its [eod].
+      Two arrays, [n], int64: the index of each document's first token, and the
+      index after its [eod].
     """
     begins, ends = np.empty_like(documents), np.empty_like(documents)
     shards = np.searchsorted(self._first_documents, documents, "right") - 1
@@ -111,8 +111,8 @@ class TokenArray:
     """Returns where every document is; takes 24 bytes of memory per document.
 
     Returns:
-      [num_documents, 3], int64: where a document begins, where its targets
-      begin, and the place after its [eod].
+      [num_documents, 3], int64: the index of each document's first token, of
+      its first target, and the index after its [eod].
     """
     spans = []
     for shard, start in zip(self._shards, self._starts, strict=False):
@@ -123,7 +123,7 @@ class TokenArray:
 
 
 def _find_runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
-  """Yields the value and the slice of every run of equal values."""
+  """Yields the value and the slice of every stretch of equal values."""
   edges = np.flatnonzero(np.diff(values)) + 1
   for first, stop in itertools.pairwise([0, *edges.tolist(), len(values)]):
     if first < stop:
@@ -131,10 +131,10 @@ def _find_runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
 
 
 def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
-  """Returns which tokens from `start` to `stop` - 1 are learned, bool."""
+  """Returns which tokens from `start` to `stop` - 1 are targets, bool."""
   targets, ends = documents
-  # Only examples `first` to `last` - 1 have targets in this range, because they
-  # end after `start` and their targets begin before `stop`.
+  # Only documents `first` to `last` - 1 have targets in this range: documents
+  # that end after `start` and whose targets begin before `stop`.
   first = int(np.searchsorted(ends, start, side="right"))
   last = int(np.searchsorted(targets, stop, side="left"))
   is_target = np.zeros(stop - start, bool)
@@ -146,14 +146,13 @@ def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
 def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
   """Memory-maps the array in a .npy file; a page is read when it is used.
 
-  The array keeps no file open. With np.memmap, which keeps one file open per
-  array, a store of many shards would exceed the limit of a process (`ulimit
-  -n`).
+  The array keeps no file open. np.memmap keeps one file open per array, so that
+  a store of many shards would exceed the limit of open files (`ulimit -n`).
 
   Args:
     path: path of the file.
-    is_random: whether the array is read in small parts at random places, so
-      that the kernel should not read ahead.
+    is_random: whether small parts are read at random places, so that the kernel
+      should not read ahead.
 
   Raises:
     OSError: the file cannot be mapped.

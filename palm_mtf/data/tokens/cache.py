@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The token stores of a run, in CACHE_DIR or MODEL_DIR/tokens.
 
-The name of a store is a hash of text, vocabulary and settings: a store is found
-again when the text has moved, and a change of the text leads to a new store.
+The name of a store has a hash of text, vocabulary and settings, so that a store
+is found again if the text files move, and a changed text gets a new store.
 store.py writes and reads a store.
 """
 
@@ -41,7 +41,7 @@ def load_stores(
   Raises:
     UserError: there is no text, or the disk is full.
   """
-  # A run reads CACHE_DIR, which other runs read too, but writes only MODEL_DIR.
+  # Runs share CACHE_DIR, so a run reads tokens there but never writes tokens.
   own = ModelDir(model_dir).tokens
   stores, names = [], []
   for source, name in _name_stores(own, data, sources, vocabulary):
@@ -76,13 +76,8 @@ def cache_stores(
 ) -> list[tuple[str, TokenStore]]:
   """Encodes sources that CACHE_DIR lacks; returns each source's (path, store).
 
-  Args:
-    model_dir: MODEL_DIR; its tokens/ is the cache if CACHE_DIR is not set.
-    data: data settings, which name CACHE_DIR.
-    sources: sources of the run.
-    vocabulary: vocabulary that encodes the text.
-    verify: whether to check the hashes of files, not only their sizes. Damaged
-      shards are encoded again.
+  If CACHE_DIR is not set, MODEL_DIR/tokens is the cache. `verify` checks the
+  hashes of files, not only their sizes. Damaged shards are encoded again.
 
   Raises:
     UserError: there is no text, or the disk is full.
@@ -103,8 +98,8 @@ def _name_stores(
   sources: Sequence[Source],
   vocabulary: Vocabulary,
 ) -> list[tuple[Source, str]]:
-  """Returns each source with the name of its store."""
-  # The hashes of the text files are stored next to the token stores.
+  """Returns (source, name of its store) for each source."""
+  # FileDigests caches the hashes of the text files next to the token stores.
   keep = writable_folder(data.cache_folder, own)
   named = []
   with FileDigests(os.path.join(keep, "digests.json")) as digests:
@@ -144,7 +139,7 @@ def _find_or_write(
 
 
 def _read(path: str, verify: bool = False) -> TokenStore | None:
-  """Returns a store, or None if the store is missing or damaged."""
+  """Returns a store, or None if it is missing or damaged."""
   if not os.path.isdir(path):
     return None
   try:

@@ -1,9 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Documents to token ids, in order, by one worker process per core.
+"""Encodes documents to token ids, in order, in one worker process per core.
 
-This process reads documents, cuts them into parts and gathers parts into
-batches; worker processes encode the batches; this process joins the ids again.
+The calling process reads documents, cuts them into parts and gathers parts into
+batches. Worker processes encode the batches. Then the calling process joins the
+ids of each document's parts.
 """
 
 import collections
@@ -21,7 +22,8 @@ from palm_mtf.data.worker_pool import WorkerPool, num_cores
 # because SentencePiece takes some hundred bytes of memory per character.
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
-_DOCUMENT_CHARACTERS = 256  # memory that a document takes besides its text
+# Counted per document in the size of a batch, for memory besides the text.
+_DOCUMENT_CHARACTERS = 256
 
 
 class EncodedDocument(NamedTuple):
@@ -34,19 +36,17 @@ class EncodedDocument(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """A part of a text that is encoded separately."""
-
   text: Text
-  is_inside: bool  # whether another part of the same text precedes it
+  is_inside: bool  # whether another part of the same text precedes this part
 
 
 class _Cut(NamedTuple):
-  """A document whose parts are all in batches, with the number of parts."""
+  """A document whose parts are all in batches."""
 
   split: str
   document: Document
-  num_inputs: int  # parts of its inputs, which come before the text's parts
-  num_text: int
+  num_inputs: int  # number of parts of the inputs, which precede the text's
+  num_text: int  # number of parts of the text
 
 
 class Encoder:
@@ -56,12 +56,7 @@ class Encoder:
   """
 
   def __init__(self, vocabulary: Vocabulary, num_processes: int | None = None):
-    """Prepares an encoder.
-
-    Args:
-      vocabulary: vocabulary that encodes the text.
-      num_processes: number of workers; one per core by default, 0 for none.
-    """
+    """Prepares `num_processes` workers: by default one per core; 0 for none."""
     self._pool = WorkerPool(
       functools.partial(_encode, vocabulary, num_cores()),
       functools.partial(_start_worker, vocabulary.path, vocabulary.extra_ids),
@@ -90,7 +85,7 @@ class Encoder:
     waiting: collections.deque[_Cut] = collections.deque()
     for encoded in self._pool.map(_gather_parts(documents, waiting)):
       ids += encoded
-      del encoded  # it would hold the ids while the next batch is encoded
+      del encoded  # otherwise it holds ids while the next batch is encoded
       while waiting and waiting[0].num_inputs + waiting[0].num_text <= len(ids):
         split, document, num_inputs, num_text = waiting.popleft()
         yield EncodedDocument(
@@ -100,10 +95,7 @@ class Encoder:
   def count(
     self, documents: Iterable[tuple[str, Document]]
   ) -> Iterator[tuple[str, Document, tuple[int, int]]]:
-    """Yields (split, document, lengths) for each document.
-
-    `lengths` are the numbers of tokens in inputs and text, without [eod].
-    """
+    """Yields (split, document, (input tokens, text tokens)), without [eod]."""
     for each in self.encode(documents):
       yield each.split, each.document, (len(each.inputs), len(each.text))
 
@@ -152,7 +144,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 def _encode(
   vocabulary: Vocabulary, num_threads: int, batch: list[_Part]
 ) -> list[np.ndarray]:
-  """Returns the ids of every part; does not encode a part that is token ids."""
+  """Returns each part's ids; a part that is token ids is returned as int32."""
   parts = [part for part in batch if isinstance(part.text, str)]
   ids = iter(
     vocabulary.encode_arrays(

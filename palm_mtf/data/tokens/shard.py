@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One shard of a token store: written, checked, mapped.
+"""Writes, checks and memory-maps one shard of a token store.
 
 store.py lists the files of a shard.
 """
@@ -28,15 +28,14 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, seal
 
-# The maximum total size of one document's repeats, which are all in memory at
-# the same time.
+# Maximum total size of a document's repeats, because memory holds all of them.
 _MOST_REPEATED_BYTES = 1 << 30
 _SEAL = "seal"
 _CHANGED = "its content is not what was written"
 
 
 class DamagedShardError(Exception):
-  """A file does not match its shard's .json; the message names the file."""
+  """A file of a store is missing or changed; the message names the file."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -45,9 +44,9 @@ class Counts:
 
   num_documents: int = 0  # repeats included
   num_tokens: int = 0  # with an [eod] for each document
-  num_target_tokens: int = 0  # tokens that are learned: all but inputs
-  num_bytes: int = 0  # of inputs and text in UTF-8
-  num_target_bytes: int = 0  # of the text, without inputs
+  num_target_tokens: int = 0  # tokens with a loss: all but inputs
+  num_bytes: int = 0  # sum of Document.num_bytes
+  num_target_bytes: int = 0  # the same, without inputs
   longest_document_tokens: int = 0  # with its [eod]
 
   def __add__(self, other: "Counts") -> "Counts":
@@ -63,11 +62,11 @@ class Counts:
 class ShardSummary:
   """The content of a shard's .json."""
 
-  num_read: int  # documents of the source, with documents of weight 0
-  lowest_rank: float  # of these documents
-  counts: dict[str, Counts]  # by split
-  has_inputs: bool  # whether documents are examples
-  blake2b: dict[str, str]  # hash of each file, by its name
+  num_read: int  # documents read from the source, even of weight 0
+  lowest_rank: float  # the lowest Document.rank of these documents
+  counts: dict[str, Counts]  # from split to its counts
+  has_inputs: bool  # whether documents have inputs and targets
+  blake2b: dict[str, str]  # from file name to hash
 
   @classmethod
   def from_json(cls, content: dict) -> "ShardSummary":
@@ -83,13 +82,11 @@ class _SplitWriter:
     self._dtype = np.dtype(dtype)
     self._eod = np.array([eod_id], dtype).tobytes()
     self._tokens = bytearray()
-    # Per document, the place of its first target token, and the place after its
-    # [eod].
+    # The two indices in Shard.documents, document by document.
     self._documents = array.array("q")
     self.counts = Counts()
 
   def add(self, encoded: EncodedDocument) -> None:
-    """Appends a document and its [eod]."""
     for ids in (encoded.inputs, encoded.text):
       self._tokens += ids.astype(self._dtype).tobytes()
     self._tokens += self._eod
@@ -131,15 +128,9 @@ def write_shard(
 ) -> ShardSummary:
   """Writes documents as shard `number`; writes nothing if there are none.
 
-  Args:
-    folder: folder of the store.
-    number: number of the shard.
-    documents: documents of the shard; iterating reads and encodes them.
-    dtype: NumPy dtype of the tokens.
-    eod_id: id of [eod].
-    has_inputs: whether documents are examples.
-    writing: function that returns a context manager, which explains disk
-      errors. It is entered only while files are written.
+  Iterating over `documents` encodes them. `dtype` is the NumPy dtype of tokens.
+  `writing` returns a context manager that explains disk errors, and that is
+  entered only while files are written.
   """
   writers = {split: _SplitWriter(dtype, eod_id) for split in SPLITS}
   num_read, lowest_rank = 0, 1.0
@@ -172,7 +163,6 @@ def write_shard(
 
 
 def _check_fits(document: Document, repeats: int) -> None:
-  """Raises UserError if a document's repeats are too large for memory."""
   if repeats > 1 and repeats * document.num_bytes > _MOST_REPEATED_BYTES:
     raise UserError(
       f"a document of {document.num_bytes:,} bytes has weight "
@@ -183,15 +173,10 @@ def _check_fits(document: Document, repeats: int) -> None:
 
 
 def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
-  """Returns the summary of a shard after checking its files.
-
-  Args:
-    folder: folder of the store.
-    number: number of the shard.
-    reads: whether to check the hashes of files, not only their sizes.
+  """Checks a shard's file sizes or, if `reads`, hashes; returns its summary.
 
   Raises:
-    DamagedShardError: a file is missing, cut short or changed.
+    DamagedShardError: a file is missing, truncated or changed.
     UserError: a file cannot be read.
   """
   path = _summary_path(folder, number)
@@ -209,7 +194,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
 
 def _size_of(name: str, summary: ShardSummary, path: str) -> int:
-  """Returns the size in bytes that a file's header and the counts imply."""
+  """Returns the file size in bytes that the header and the counts imply."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):
@@ -234,7 +219,7 @@ def read_sealed_json(path: str) -> dict:
   """Returns the content of a file that `write_sealed_json` wrote.
 
   Raises:
-    DamagedShardError: the file is missing, cut short or changed.
+    DamagedShardError: the file is missing, truncated or changed.
     UserError: the file cannot be read.
   """
   try:
@@ -258,14 +243,7 @@ def _explain_read_error(path: str, error: OSError) -> Exception:
 def map_shard(
   folder: str, number: int, split: str, *, has_inputs: bool
 ) -> Shard:
-  """Memory-maps one split of a shard whose files have been checked.
-
-  Args:
-    folder: folder of the store.
-    number: number of the shard.
-    split: one of SPLITS.
-    has_inputs: whether documents are examples, as the shard's summary says.
-  """
+  """Memory-maps one split of a shard whose files have been checked."""
   path = os.path.join(folder, f"{split}-{number:05d}")
   # Tokens are read at random places, because training shuffles the documents.
   tokens = map_array(f"{path}.npy", is_random=True)
@@ -273,9 +251,8 @@ def map_shard(
 
 
 def _save_array(path: str, values: np.ndarray) -> None:
-  # Replace a damaged file by a new file, because another process may have the
-  # damaged file mapped. np.save is not used, because it hides the errno of a
-  # full disk.
+  # Do not write into a damaged file, because another process may have the file
+  # mapped. np.save is not used, because it hides the errno of a full disk.
   header = np.lib.format.header_data_from_array_1_0(values)
   partial = f"{path}.partial"
   with open(partial, "wb") as file:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokens of one source on disk: a folder of shards in NumPy's .npy format.
 
-  train-00000.npy            joined documents with [eod] after each: uint16, or
-                             uint32 for more than 65,536 pieces
+  train-00000.npy            joined documents, each with its [eod]: uint16, or
+                             uint32 if the vocabulary has over 65,536 pieces
   train-00000.documents.npy  where each document is: see Shard in array.py
   validation-00000.npy ...   held-out documents of the same part of the source
   shard-00000.json           counts and hashes of these files
@@ -39,13 +39,13 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
 
-# One version for the file format, the token ids, and the rule for where shards
-# begin. Repairs of a store rely on this rule. A store's name depends on the
-# version.
+# Version of the file format, of the token ids, and of the rule for where shards
+# begin, which repairs of a store rely on. It is part of the hash in a store's
+# name.
 FORMAT = 3
 
-# Bytes of text in a shard. A run that was stopped has to encode at most this
-# much text again.
+# Bytes of text in a shard, and about the most text that a stopped run has to
+# encode again.
 SHARD_BYTES = 64 << 20
 _MANIFEST = "manifest.json"
 
@@ -72,9 +72,9 @@ class TokenStore:
   train: Split
   validation: Split
   lowest_rank: float  # a VALIDATION_SHARE above it holds out a document
-  fingerprint: str  # hash of every token: the same for the same batches
-  # How many documents were read, and how many each filter removed; None without
-  # filters.
+  fingerprint: str  # hash of all shard files
+  # Numbers of documents that were read, and that each filter removed; None
+  # without filters.
   filter_counts: dict[str, int] | None = None
 
 
@@ -88,29 +88,24 @@ def write_store(
 ) -> None:
   """Encodes a source's documents into a store; repairs an existing store.
 
-  Args:
-    folder: folder of the store.
-    source: source of the documents.
-    vocabulary: vocabulary that encodes the text.
-    num_processes: number of processes that encode; one per core by default.
-    shard_bytes: bytes of text in one shard.
+  By default, `num_processes` is one per core. A shard ends when it has
+  `shard_bytes` bytes of text.
 
   Raises:
     UserError: the source has no text, or the disk is full.
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
-  # This is an upper bound, because every token except [eod] has at least one
-  # byte of text. The message about a full disk names it.
+  # Upper bound for the message about a full disk, because every token except
+  # [eod] has at least one byte of text.
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   on_disk = functools.partial(writing, folder, needed)
   with (
     Encoder(vocabulary, num_processes) as encoder,
     progress_bar(f"Encoding {source.name}", source.num_bytes) as advance,
   ):
-    # A store grows shard by shard in a folder that is renamed when the store is
-    # complete. Undamaged shards that a stopped writer or a damaged store left
-    # are kept; other shards are written again.
+    # Write shards into `partial`, which is renamed when the store is complete.
+    # Undamaged shards of a stopped writer or a damaged store are kept.
     with on_disk():
       if os.path.isdir(folder):
         os.rename(folder, partial)
@@ -166,14 +161,10 @@ def _take_bytes(
 
 
 def read_store(folder: str, *, verify: bool = False) -> TokenStore:
-  """Memory-maps a store after checking the sizes or hashes of its files.
-
-  Args:
-    folder: folder of the store.
-    verify: whether to check the hashes of files, not only their sizes.
+  """Memory-maps a store after checking file sizes or, if `verify`, hashes.
 
   Raises:
-    DamagedShardError: a file is missing, cut short or changed.
+    DamagedShardError: a file is missing, truncated or changed.
   """
   manifest = read_sealed_json(os.path.join(folder, _MANIFEST))
   numbers = range(manifest["num_shards"])
@@ -184,7 +175,6 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
     shards = list(
       threads.map(lambda n: check_shard(folder, n, reads=verify), numbers)
     )
-  # Files are memory-mapped: a page is read when a row needs its tokens.
   splits = {
     split: Split(
       TokenArray(

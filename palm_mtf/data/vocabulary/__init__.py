@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SentencePiece vocabularies: trained, loaded, measured."""
+"""Trains, loads and measures SentencePiece vocabularies."""

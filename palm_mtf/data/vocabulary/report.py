@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of a vocabulary by kind, and its fit to texts."""
+"""Counts a vocabulary's pieces by kind, and measures how it encodes texts."""
 
 import dataclasses
 import itertools
@@ -28,8 +28,8 @@ class Pieces:
   joined_digits: int  # longer pieces that hold a digit; PaLM has none
   white_space: int  # runs of two or more spaces, tabs and line ends
   other: int  # all other learned pieces
-  longest: list[str]  # of `other`, longest first
-  first_joined_digits: str  # "" if there is none
+  longest: list[str]  # the longest pieces of `other`, longest first
+  first_joined_digits: str  # an example; "" if there is none
 
 
 def count_pieces(vocabulary: Vocabulary) -> Pieces:
@@ -49,12 +49,12 @@ def count_pieces(vocabulary: Vocabulary) -> Pieces:
 
 
 class Fit:
-  """Statistics that show how well a vocabulary fits some texts."""
+  """Statistics of how a vocabulary encodes texts."""
 
   def __init__(self, vocabulary: Vocabulary):
     self._vocabulary = vocabulary
     self.num_documents = 0
-    self.num_bytes = 0  # of the texts in UTF-8
+    self.num_bytes = 0  # size of the texts in UTF-8
     self.counts = np.zeros(vocabulary.size, np.int64)  # tokens of each id
     self.num_changed = 0  # texts that decode(encode(text)) changes
     self.first_change = ""  # where and how the first of these texts changes
@@ -87,8 +87,8 @@ class Fit:
 
   def add(self, texts: list[str]) -> None:
     """Counts tokens in texts, and texts that decode(encode(text)) changes."""
-    # Texts are encoded in parts, as for training. Decoding the ids of all parts
-    # together should restore the text.
+    # Encode texts in parts, as for training. All ids of a text together should
+    # decode to the text.
     parts = [list(cut_text(text, _PART_CHARACTERS)) for text in texts]
     encoded = self._vocabulary.encode_arrays(
       [part for each in parts for part in each],
@@ -111,7 +111,7 @@ class Fit:
 
 
 def measure_fit(vocabulary: Vocabulary, texts: Iterable[str]) -> Fit:
-  """Measures how a vocabulary fits texts; reads a few texts at a time."""
+  """Measures how a vocabulary encodes texts, in batches."""
   fit = Fit(vocabulary)
   for batch in gather(texts, len, _BATCH_CHARACTERS):
     fit.add(batch)

@@ -1,41 +1,38 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text of tokens that come one after another, perhaps after other tokens.
+"""Decodes tokens one by one, for example a continuation of a prompt.
 
-SentencePiece decodes whole texts: it drops the space that begins a text, if the
-vocabulary adds a space to each text or removes spaces at its ends. So the
-tokens of a continuation, decoded without their prompt, lose the space of their
-first word. A character may also have its bytes in several tokens.
+SentencePiece decodes only whole texts. If the vocabulary adds a space to each
+text or strips spaces, SentencePiece drops the space that begins a text, so a
+continuation without its prompt would lose the space before its first word. The
+bytes of a character may also be in several tokens.
 """
 
 from collections.abc import Iterable, Sequence
 
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
-_NO_CHARACTER = "\ufffd"  # for each byte that is part of no character
-_MOST_OPEN = 3  # most bytes of an incomplete character
+_NO_CHARACTER = "\ufffd"  # replaces each byte that is part of no character
+_MOST_OPEN = 3  # maximum number of bytes in an incomplete character
 
 
 class TextReader:
   """Decodes tokens one by one; the time per token does not grow with the text.
 
   Attributes:
-    text: whole characters of the tokens that were added so far.
+    text: the complete characters of the tokens that were added so far.
   """
 
   def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()):
     """Starts a text that follows the tokens in `before`.
 
-    Args:
-      vocabulary: vocabulary of the tokens.
-      before: tokens before the text. If a character begins in these and ends in
-        the text, the character is part of the text.
+    A character that begins in `before` and ends in the text counts as text.
     """
     self._vocabulary = vocabulary
     self.text = ""
     self._open = b""  # bytes of an incomplete character
-    # The tokens before the first character, which decide whether the text
-    # begins with a space; None once there is a character.
+    # The tokens before the first character. They decide whether the text begins
+    # with a space. None once there is a character.
     self._leading: list[int] | None = []
     before = list(before)
     if vocabulary.decode(before[:4]) or vocabulary.decode(before):
@@ -53,7 +50,7 @@ class TextReader:
   def token_text(self, token: int) -> str:
     """Returns the text that `add` would add.
 
-    For one byte of a longer character, returns a name such as "bytes:\\xc3".
+    For a byte of a multi-byte character, returns a name such as "bytes:\\xc3".
     """
     byte = self._vocabulary.byte(token)
     if byte is not None:
@@ -63,7 +60,7 @@ class TextReader:
     return self._vocabulary.decode([*self._leading, token])
 
   def add(self, token: int) -> int:
-    """Adds a token; returns where in `text` the token's first character is."""
+    """Adds a token; returns the index in `text` of its first character."""
     byte = self._vocabulary.byte(token)
     if byte is None or not (self._open and 0x80 <= byte < 0xC0):
       self.text, self._open = self.whole_text, b""
@@ -88,13 +85,7 @@ class TextReader:
 def decode_after(
   vocabulary: Vocabulary, before: Sequence[int], ids: Iterable[int]
 ) -> str:
-  """Returns the text that tokens add to the text of the tokens before them.
-
-  Args:
-    vocabulary: vocabulary of the tokens.
-    before: tokens before the text, such as a prompt.
-    ids: tokens of the text.
-  """
+  """Returns the text of the tokens `ids`, which follow the tokens `before`."""
   reader = TextReader(vocabulary, before)
   for token in ids:
     reader.add(token)

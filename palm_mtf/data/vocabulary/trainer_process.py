@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SentencePiece's trainer in a separate process.
+"""Runs SentencePiece's trainer in a separate process.
 
-A native abort or a lack of memory ends only that process, its log can be read
-while it trains, and an interrupt does not wait for native code.
+A native abort or a lack of memory then ends only that process, the log can be
+read during training, and an interrupt does not wait for native code.
 """
 
 import collections
@@ -41,8 +41,7 @@ os.close(2)  # the caller reads the log to its end, then the result
 pickle.dump(result, sys.stdout.buffer)
 """
 _LAST_LINES = 5
-# After every hundred merges, SentencePiece 0.2.3 and older log a line that this
-# pattern matches.
+# Matches a line that SentencePiece up to 0.2.3 logs after every hundred merges.
 _MERGES = re.compile(rb"(?:Merged|Added): .*?\b(?:merges|size)=(\d+)")
 
 
@@ -59,8 +58,7 @@ def train_sentencepiece(
   """Returns the serialized model that SentencePiece learns from `sentences`.
 
   Args:
-    sentences: training text.
-    settings: settings of SentencePieceTrainer.
+    settings: parameters of SentencePieceTrainer.Train.
     on_progress: function that takes the number of merges since its last call.
 
   Raises:
@@ -74,8 +72,8 @@ def train_sentencepiece(
     stderr=subprocess.PIPE,
   ) as process:
     try:
-      # The process reads all of its input, then writes its log, then its
-      # result. So only one pipe is in use at a time, and no deadlock can occur.
+      # No deadlock can occur, because only one pipe is in use at a time: the
+      # process reads all input, then writes its log, then its result.
       with contextlib.suppress(BrokenPipeError), process.stdin:
         pickle.dump((sentences, dict(settings)), process.stdin)
       last_lines, merges = collections.deque(maxlen=_LAST_LINES), 0
@@ -87,7 +85,7 @@ def train_sentencepiece(
       output = process.stdout.read()
       process.wait()
     finally:
-      process.kill()  # after an interrupt; otherwise it has ended
+      process.kill()  # needed only after an interrupt
       process.wait()
   if process.returncode < 0:
     raise UserError(

@@ -27,27 +27,24 @@ MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one to learn
 _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
-# The maximum number of characters in distinct words. SentencePiece needs up to
-# 150 bytes for each of these characters, and 1.2 GB for 256,000 pieces. So this
-# limit keeps memory below 4 GB. In a sample of 64M characters, the distinct
-# words have 18M characters if the sample is Python, and fewer if it is prose.
-# They can have far more in Chinese, where a line without spaces is one word.
+# Maximum number of characters in distinct words. SentencePiece needs up to 150
+# bytes for each, and 1.2 GB for 256,000 pieces: below 4 GB in all. The distinct
+# words of 64M characters of Python have 18M, of prose fewer, and of Chinese far
+# more, because a line without spaces is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
-# Chunks are cut at these characters. U+2581 and U+2585, SentencePiece's marks
-# for a space and for an unknown character, are dropped, because SentencePiece
-# would count U+2581 as a space and drop every chunk with U+2585. A non-ASCII
-# digit becomes a separate chunk, because SentencePiece separates only ASCII
-# digits.
+# Splits chunks into sentences. U+2581 and U+2585, SentencePiece's marks for a
+# space and for an unknown character, are dropped, because SentencePiece would
+# count U+2581 as a space and drop a sentence with U+2585. A non-ASCII digit
+# becomes a sentence, because SentencePiece separates only ASCII digits.
 _CUTS = re.compile("[\u2581\u2585]|([^\\D0-9])")
 _SETTINGS = {
   # On source code "bpe" is better than "unigram": it has more bytes per token,
   # and training takes a second instead of half a minute. The PaLM paper does
   # not say which type PaLM uses.
   "model_type": "bpe",
-  # The next settings make the vocabulary lossless (PaLM paper, section 2): no
-  # normalization, all white space kept, bytes for rare characters, single
-  # digits.
+  # Lossless as in PaLM (section 2): no normalization, all white space kept,
+  # bytes for rare characters, single digits.
   "normalization_rule_name": "identity",
   "add_dummy_prefix": False,
   "remove_extra_whitespaces": False,
@@ -61,8 +58,7 @@ _SETTINGS = {
   "unk_id": 2,
   "bos_id": -1,
   "max_sentence_length": 4 * _CHUNK_CHARACTERS,  # in bytes, 4 per character
-  # This number is constant, because the model file stores it and must have the
-  # same bytes on every machine.
+  # Constant, because the model file stores it and must be reproducible.
   "num_threads": 1,
 }
 
@@ -86,12 +82,8 @@ def training_sample(
 ) -> list[str]:
   """Returns a sample of texts from which to learn `vocab_size` pieces.
 
-  Args:
-    documents: texts.
-    vocab_size: number of pieces.
-    num_characters: maximum number of characters in the sample. None chooses a
-      number with which training takes a minute or two and at most 4 GB of
-      memory.
+  The sample has at most `num_characters`; None chooses a number with which
+  training takes a minute or two and at most 4 GB of memory.
   """
   if num_characters is not None:
     return sample_text(documents, num_characters)
@@ -101,17 +93,16 @@ def training_sample(
 
 
 def limit_words(sample: Sequence[str], max_characters: int) -> list[str]:
-  """Returns as many chunks, from the first on, as `max_characters` allows.
+  """Returns the longest prefix of `sample` that `max_characters` allows.
 
   Args:
-    sample: chunks of text.
     max_characters: maximum number of characters in the distinct words of all
       returned chunks. The first chunk is returned even if it has more.
   """
   words: set[str] = set()
   num_characters = 0
   for number, chunk in enumerate(sample):
-    new = set(chunk.split(" ")) - words  # as SentencePiece splits them
+    new = set(chunk.split(" ")) - words  # as SentencePiece splits words
     num_characters += sum(map(len, new))
     if number and num_characters > max_characters:
       return list(sample[:number])
@@ -124,10 +115,7 @@ def learn_model(
 ) -> bytes:
   """Returns a SentencePiece model of `vocab_size` pieces, as a file's bytes.
 
-  Args:
-    sample: the training text.
-    vocab_size: number of pieces.
-    size_setting: name of the setting that holds `vocab_size`, for messages.
+  `size_setting` is the setting that holds `vocab_size`, for messages.
 
   Raises:
     UserError: there is no text, or `vocab_size` does not fit it.
@@ -165,13 +153,11 @@ def list_pieces(model: bytes) -> str:
 
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
   """Returns chunks of the documents with at most `max_characters` in all."""
-  # SentencePiece holds its training text in memory, and beyond some size more
-  # text gains nothing. So keep the chunks with the smallest hashes. They are a
-  # sample from all documents, are found in one pass, and do not depend on the
-  # order of the documents.
-  kept = []  # a heap of (-hash, chunk): the largest hash comes first
+  # SentencePiece holds its text in memory, so keep only the chunks with the
+  # smallest hashes: a sample of all documents, in any order, in one pass.
+  kept = []  # a heap of (-hash, chunk): the largest hash is first
   num_characters = 0
-  limit = 1 << 64  # chunks from this hash on do not fit
+  limit = 1 << 64  # chunks with this hash or a larger hash do not fit
   for document in documents:
     for chunk in cut_text(document, _CHUNK_CHARACTERS):
       digest = hashlib.blake2b(chunk.encode(), digest_size=8).digest()

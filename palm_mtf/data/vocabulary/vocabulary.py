@@ -4,8 +4,8 @@
 
 The vocabularies that palm_mtf trains are lossless. As in PaLM 2, nothing is
 normalized, all white space is kept, characters without a piece become one token
-per UTF-8 byte, and every digit is a separate token (rare digits of other
-scripts: a token per byte). The ids:
+per UTF-8 byte, and every digit is a separate token (a rare digit of another
+script: one token per byte). The ids:
 
   0           <pad>   shifted in at the start of every sequence
   1           [eod]   end of document; a text that says "[eod]" has other ids
@@ -14,8 +14,8 @@ scripts: a token per byte). The ids:
   259 ..      learned pieces, among them the digits and runs of white space
   last ones   EXTRA_IDS sentinels in T5's order
 
-A foreign model, such as T5's, may lack byte pieces: a character without a piece
-is <unk> there, and lost.
+Other models, such as T5's, may lack byte pieces. Then a character without a
+piece becomes <unk> and is lost.
 """
 
 import hashlib
@@ -42,11 +42,10 @@ from palm_mtf.model_dir.paths import ModelDir
 _logger = logging.getLogger(__name__)
 
 SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
-_MAX_BYTES = 2**30  # of a model file; a model of 256,000 pieces has 5 MB
+_MAX_BYTES = 2**30  # of a model file; 256,000 pieces take 5 MB
 _TRAIN_ONE = "or train one (palm_mtf vocab)"
-# Maps what decode(encode(text)) may change to a text that shows the change.
-# The changes are found by trial, not from a model's settings, so that models
-# from any program work.
+# Kinds of text that decode(encode(text)) may change, each with an example to
+# try. A model's settings are not read, so that models from any program work.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",
@@ -70,7 +69,6 @@ class Vocabulary:
     """Reads a model.
 
     Args:
-      path: path of the model file.
       setting: name of the setting that holds `path`, for messages.
       extra_ids: EXTRA_IDS, number of sentinels after the pieces of the file.
 
@@ -82,7 +80,6 @@ class Vocabulary:
     self.extra_ids = extra_ids
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
-      # The serialized SentencePiece model, with the sentinels.
       self.model = add_sentinels(_read_model(path, what), extra_ids)
       self._processor.LoadFromSerializedProto(self.model)
     # UnicodeDecodeError occurs if SentencePiece's error message is not UTF-8.
@@ -121,8 +118,8 @@ class Vocabulary:
     self._space_mark_ids = np.array(
       list(map(self._processor.PieceToId, mark_bytes)), np.int32
     )
-    # A token with visible text. A token that follows the anchor is decoded like
-    # a token in the middle of a text.
+    # A token with visible text. Decoded after it, other tokens keep the space
+    # that they would lose at the beginning of a text.
     self.anchor = next(
       (i for i in range(self.size) if self._processor.Decode([i]).strip()), 0
     )
@@ -134,7 +131,7 @@ class Vocabulary:
     return bool(self.is_byte.any())
 
   def losses(self) -> list[str]:
-    """Returns the kinds of text that decode(encode(text)) changes, if any."""
+    """Returns the kinds of text that decode(encode(text)) changes, or []."""
     return find_losses(lambda text: self.decode(self.encode(text)))
 
   def piece(self, i: int) -> str:
@@ -142,7 +139,7 @@ class Vocabulary:
     return self._processor.IdToPiece(i)
 
   def joins_spaces(self) -> bool:
-    """Whether words have pieces that begin with the space before them."""
+    """Whether any piece is a space followed by text, such as " word"."""
     return any(
       piece.startswith(SPACE_MARK) and piece.strip(SPACE_MARK)
       for piece in map(self.piece, range(self.size))
@@ -155,10 +152,9 @@ class Vocabulary:
     return int(self.piece(i)[3:5], 16)
 
   def text_inside(self, i: int) -> str:
-    """Returns the text that id `i` adds to other text before it.
+    """Returns the text of id `i` after other text; `i` must be no byte piece.
 
-    `i` must not be a byte piece. `decode([i])` may return another text, because
-    it may drop a space at the beginning.
+    In contrast, `decode([i])` may drop a space at the beginning.
     """
     if i not in self._texts_inside:
       before = self.decode([self.anchor])
@@ -200,15 +196,13 @@ class Vocabulary:
     """Returns the ids of every text, each [num_tokens], int32.
 
     Args:
-      texts: texts to encode.
-      num_threads: number of threads that share the texts.
       are_inside: whether each text continues another text, so that no space is
         put before it (see `drop_prefix`). None if no text does.
 
     Raises:
       UserError: a text holds half a surrogate pair, which is not Unicode.
     """
-    # SentencePiece would decode U+2581 as a space. So cut each text at U+2581,
+    # SentencePiece would decode U+2581 as a space. So split texts at U+2581,
     # and encode U+2581 as its three byte pieces.
     segments = [
       text.split(SPACE_MARK) if self.has_bytes else [text] for text in texts
@@ -252,7 +246,7 @@ class Vocabulary:
 
     Bytes that are not UTF-8 become U+FFFD.
     """
-    # Ids may exceed the vocabulary, because an embedding may have more rows.
+    # An id may exceed the vocabulary, because embeddings may have more rows.
     return self._processor.Decode(
       [int(i) if i < self.size else self.unknown_id for i in ids]
     )
@@ -316,7 +310,7 @@ def add_sentinels(model: bytes, extra_ids: int) -> bytes:
   fill.
 
   Args:
-    model: serialized model; returned as it is if there are no sentinels.
+    model: serialized model, which is returned unchanged if `extra_ids` is 0.
     extra_ids: EXTRA_IDS, number of sentinels.
 
   Raises:
@@ -341,12 +335,9 @@ def drop_prefix(model: bytes) -> bytes | None:
   word is encoded as after a space. If a text is encoded in parts, only the
   first part may get this space.
 
-  Args:
-    model: serialized SentencePiece model.
-
   Returns:
-    A serialized model. None if `model` itself can encode these parts: it puts
-    no space before a text, or it removes spaces at a text's ends.
+    A serialized model; None if `model` itself can encode these parts, because
+    it puts no space before a text, or removes spaces at a text's ends.
   """
   proto = sentencepiece_model_pb2.ModelProto.FromString(model)
   spec = proto.normalizer_spec
@@ -361,10 +352,9 @@ def drop_prefix(model: bytes) -> bytes | None:
 
 
 def find_losses(round_trip: Callable[[str], str]) -> list[str]:
-  """Returns the kinds of text that a vocabulary changes, [] if it is lossless.
+  """Returns the kinds of text that `round_trip` changes, [] if it is lossless.
 
-  Args:
-    round_trip: function that encodes a text and decodes the ids.
+  `round_trip` encodes a text and decodes the ids.
   """
   found = [name for name, text in _PROBES.items() if round_trip(text) != text]
   # Test each character between two letters, so that no rule about the ends of a
@@ -393,8 +383,8 @@ def _explain_no_unicode(texts: Iterable[str]) -> str:
       text.encode()
     except UnicodeEncodeError as error:
       code = ord(text[error.start])
-      # In this range, Python's codes stand for bytes of the command line or of
-      # stdin that are not valid UTF-8.
+      # Python maps invalid UTF-8 bytes of the command line and stdin to this
+      # range (surrogateescape).
       is_byte = 0xDC80 <= code < 0xDD00
       what = (
         f"byte 0x{code - 0xDC00:02x}" if is_byte else "half a surrogate pair"

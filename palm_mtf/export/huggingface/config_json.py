@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The config.json of a model, for architectures that compute exactly our model.
+"""config.json, for classes of transformers that compute exactly our model.
 
   CohereForCausalLM    BLOCK = "parallel", NORM = "layer_norm"
   GraniteForCausalLM   BLOCK = "serial", NORM = "rms_norm"
 
-Both have products without bias, SwiGLU, a tied embedding, rotary embedding and
-any number of key and value heads. PaLM multiplies logits by 1/sqrt(d_model),
-which is Cohere's logit_scale, and the inverse of Granite's logits_scaling.
+Both have SwiGLU, tied and rotary embeddings, any number of key and value heads,
+and no biases. PaLM multiplies logits by 1/sqrt(d_model), which is Cohere's
+logit_scale, and the inverse of Granite's logits_scaling.
 """
 
 import math
@@ -27,21 +27,19 @@ _BY_SETTINGS = {
 }
 _SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
 NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
-# Key of config.json with the settings of palm_mtf that these architectures
-# lack; transformers ignores the key.
+# Key for settings that these architectures lack; transformers ignores the key.
 _OWN = "palm_mtf"
 _OWN_CHOICES = {
   "FINAL_NORM_SCALE": ("learned", "none"),
   "PACKING": get_args(Packing),
 }
-# Optional keys of these architectures, with the value that our models have.
+# Optional keys of config.json, with the value that our models have.
 _WANTED = {
   "hidden_act": "silu",
   "attention_bias": False,
   "rope_theta": ROTARY_BASE,
-  # A model with other values of the next five keys has quantized weights, runs
-  # code from outside of transformers, or has layers that transformers changes
-  # after loading.
+  # With other values of the next five keys, a model has quantized weights, code
+  # from outside transformers, or layers that transformers changes when loaded.
   "quantization_config": None,
   "compression_config": None,
   "auto_map": None,
@@ -59,8 +57,8 @@ _WANTED_ROPE = {
   "rope_theta": ROTARY_BASE,
   "partial_rotary_factor": 1.0,
 }
-# Values that transformers uses for missing keys, if they differ from palm_mtf's
-# values.
+# {architecture: transformers' values for missing keys}. Only values that differ
+# from palm_mtf's are listed.
 _DEFAULTS = {
   COHERE: {"layer_norm_eps": 1e-5, "logit_scale": 0.0625},
   GRANITE: {
@@ -72,11 +70,7 @@ _DEFAULTS = {
 
 
 def find_architecture(model: PalmConfig) -> str:
-  """Returns the class of transformers that computes exactly this model.
-
-  Raises:
-    UserError: if there is no such class.
-  """
+  """Returns the transformers class of a model, or raises UserError."""
   if model.has_prefix:
     raise UserError(
       f"OBJECTIVE = {model.objective!r}: inputs attend to one another in both "
@@ -101,11 +95,8 @@ def make_config(
 ) -> dict[str, object]:
   """Returns the content of config.json.
 
-  Args:
-    model: the architecture.
-    start_id: id of the model's input at position 0.
-    eod_id: id of [eod].
-    packing: PACKING of the run, which `parse_config` reads back.
+  The model reads token `start_id` at position 0. `packing` is the run's
+  PACKING, which `parse_config` reads back.
 
   Raises:
     UserError: if no class of transformers computes this model.
@@ -132,8 +123,7 @@ def make_config(
     "torch_dtype": "float32",
     "bos_token_id": start_id,
     "eos_token_id": eod_id,
-    # The id is not 0, because transformers would mask a 0 at the start of a
-    # text.
+    # Not 0, because transformers would then mask a 0 at the start of a text.
     "pad_token_id": eod_id,
     _OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
   }
@@ -145,7 +135,7 @@ def make_config(
 def _make_architecture_keys(
   architecture: str, d_model: int, d_kv: int
 ) -> dict[str, object]:
-  """Returns the keys of config.json that only one architecture has."""
+  """Returns the content of config.json that is specific to an architecture."""
   if architecture == COHERE:
     return {
       "model_type": "cohere",
@@ -165,25 +155,18 @@ def _make_architecture_keys(
 
 
 class DescribedModel(NamedTuple):
-  """A model that a config.json describes.
+  """A model that a config.json describes."""
 
-  Attributes:
-    architecture: class of transformers.
-    model: architecture of palm_mtf.
-    packing: PACKING of the run that trained the model.
-  """
-
-  architecture: str
+  architecture: str  # class of transformers
   model: PalmConfig
-  packing: str
+  packing: str  # PACKING of the run that trained the model
 
 
 def read_config(folder: str) -> DescribedModel:
-  """Returns the model that the config.json of a folder describes.
+  """Returns the model that the config.json in a folder describes.
 
   Raises:
-    UserError: if there is no such file, or palm_mtf does not compute the model;
-      the message names the first difference.
+    UserError: if there is no such file, or `parse_config` fails.
   """
   path = os.path.join(folder, "config.json")
   return parse_config(
@@ -194,13 +177,9 @@ def read_config(folder: str) -> DescribedModel:
 def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
   """Returns the model that a config.json describes.
 
-  Args:
-    config: content of the file.
-    what: noun phrase that names the file in messages.
-
   Raises:
-    UserError: if palm_mtf does not compute this model; the message names the
-      first difference.
+    UserError: if palm_mtf does not compute this model. The message begins with
+      `what`, and names the first difference.
   """
   named = config.get("architectures")
   if not isinstance(named, list) or named not in [[x] for x in _SETTINGS_OF]:
@@ -229,7 +208,7 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
 def _parse_own_settings(
   config: Mapping[str, object], what: str
 ) -> dict[str, str]:
-  """Returns palm_mtf's own settings (key _OWN), by macro."""
+  """Returns {macro: value}: palm_mtf's own settings, from the key _OWN."""
   found = config.get(_OWN)
   if found is None:
     return {}
@@ -297,7 +276,7 @@ def _list_compared_keys(
   model: PalmConfig,
   what: str,
 ) -> Iterator[tuple[str, object, object]]:
-  """Yields (key, value, our value) of config.json keys that affect results."""
+  """Yields (key, its value, our value) for keys that affect the results."""
   wanted = (
     _make_architecture_keys(architecture, model.d_model, model.d_kv) | _WANTED
   )
@@ -318,7 +297,7 @@ def _list_compared_keys(
 
 def _is_same(value: object, ours: object) -> bool:
   if isinstance(ours, float):
-    # An integer of 2**53 or more may not be exact as a float.
+    # A float may not represent an int of 2**53 or more exactly.
     is_number = type(value) is float or (
       type(value) is int and abs(value) < 2**53
     )

@@ -9,9 +9,9 @@ header    {name: {"dtype": "F32", "shape": [...], "data_offsets": [a, b]}}
 tensors   row-major; offsets count from the end of the header
 
 The safetensors library reads the files. It checks that the tensors fill the
-file without overlaps and holes, and that each has the size of its dtype and
-shape. This module writes files itself, because the library writes only tensors
-that are all in memory.
+file without overlaps and holes, and that each tensor has the size of its dtype
+and shape. This module writes the files, because the library needs all tensors
+in memory to write a file.
 """
 
 import json
@@ -43,10 +43,9 @@ _ENDINGS = r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
 _WEIGHT_FILES = re.compile(
   rf"{_ENDINGS}|.*\.ckpt(\.(index|data-.*))?", re.IGNORECASE
 )
-# Files named after weight files, such as pytorch_model.bin.index.json and
-# x.safetensors.bak.
+# A weight file's name with an added extension, such as x.safetensors.bak.
 _NEXT_TO_WEIGHTS = re.compile(rf"{_ENDINGS}\..+", re.IGNORECASE)
-# With this file, transformers adds an adapter to the model.
+# If a folder has such a file, transformers adds an adapter to the model.
 _ADAPTER_CONFIG = re.compile(r"adapter_.*\.json", re.IGNORECASE)
 _MOST_NAMED = 3  # maximum number of files named in a warning
 # Files of transformers' Trainer, which hold no weights of the model.
@@ -59,16 +58,16 @@ class TensorFiles:
   """The tensors of a model in a folder of transformers.
 
   Attributes:
-    shapes: shape of every tensor, by name.
-    dtypes: dtype of every tensor, by name.
+    shapes: {tensor's name: shape}.
+    dtypes: {tensor's name: dtype, such as "BF16"}.
   """
 
   def __init__(self, folder: str):
     """Reads the headers of the weight files in `folder`.
 
     Raises:
-      UserError: if a file is missing or broken, or the folder has further
-        weights, which would not be read.
+      UserError: if a file is missing or broken, or the folder has other weights
+        too, which would not be read.
     """
     self._files: dict[str, SafetensorsFile] = {}
     weight_map = _read_weight_map(folder)
@@ -102,7 +101,7 @@ class TensorFiles:
 def _read_weight_map(folder: str) -> Mapping[str, str] | None:
   """Returns {tensor: file} from the index; None if only WEIGHTS is read.
 
-  If both files exist, transformers reads WEIGHTS and ignores the index.
+  If index and WEIGHTS both exist, only WEIGHTS is read, as in transformers.
   """
   path = os.path.join(folder, _INDEX)
   if not os.path.lexists(path) or os.path.lexists(
@@ -124,13 +123,7 @@ def _read_weight_map(folder: str) -> Mapping[str, str] | None:
 
 
 def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
-  """Raises UserError if a folder has an adapter, or weights not in `read`.
-
-  Args:
-    folder: path of the folder.
-    read: names of the files that are read.
-    source: the file that names the files in `read`, for the message.
-  """
+  """Raises UserError if a folder has an adapter, or weights not in `read`."""
   for name in sorted(os.listdir(folder)):
     if name not in read and _is_weight_file(name):
       raise UserError(
@@ -147,12 +140,9 @@ def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
 
 
 def _warn_of_ignored_files(folder: str, source: str) -> None:
-  """Warns of files that may hold weights but, as in transformers, are not read.
+  """Warns of files that may hold weights but are ignored, as in transformers.
 
-  Args:
-    folder: path of the folder.
-    source: the file that is read, or the index file that names the files to
-      read.
+  `source` is the file that is read, or the index of the files that are read.
   """
   found = []
   for path, _, names in os.walk(folder):
@@ -178,11 +168,10 @@ def _is_weight_file(name: str) -> bool:
   )
 
 
-# The first tensor begins at a multiple of this many bytes, as in files that the
-# safetensors library writes.
+# As in the safetensors library, the first tensor is aligned to this many bytes.
 _ALIGNMENT = 8
 # The header of a model with 10,000 layers has 10 MB. The safetensors library
-# accepts headers up to 100 MB, but reading one takes seconds and gigabytes.
+# accepts 100 MB, but then reading the header takes seconds and gigabytes.
 _MAX_HEADER_BYTES = 20_000_000
 _DTYPES = ("F32", "F16", "BF16")
 
@@ -192,12 +181,12 @@ def write_safetensors(
   shapes: Mapping[str, tuple[int, ...]],
   read: Callable[[str], np.ndarray],
 ) -> None:
-  """Writes float32 tensors to a file, with one at a time in memory.
+  """Writes float32 tensors to a file, with one tensor at a time in memory.
 
   Args:
     path: path of the file.
-    shapes: shape of every tensor, by name.
-    read: returns a tensor by name.
+    shapes: {tensor's name: shape}.
+    read: function from a tensor's name to the tensor.
   """
   header: dict[str, object] = {"__metadata__": {"format": "pt"}}
   end = 0
@@ -219,19 +208,13 @@ def write_safetensors(
 
 
 class SafetensorsFile:
-  """A safetensors file, mapped into memory.
-
-  Attributes:
-    shapes: shape of every tensor, by name.
-    dtypes: dtype of every tensor, by name, such as "F32" or "BF16".
-  """
+  """A safetensors file, mapped into memory; attributes as in TensorFiles."""
 
   def __init__(self, path: str):
     """Reads and checks the header.
 
     Raises:
-      UserError: if there is no such file, or it is not a complete safetensors
-        file.
+      UserError: if the file is missing, or not a complete safetensors file.
     """
     self._path = path
     try:
@@ -260,7 +243,7 @@ class SafetensorsFile:
     """Returns a tensor as float32.
 
     Raises:
-      UserError: if the dtype is not float32, float16 or bfloat16, or a number
+      UserError: if the dtype is not float32, float16 or bfloat16, or an element
         is not finite.
     """
     dtype = self.dtypes[name]

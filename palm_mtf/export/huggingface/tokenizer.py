@@ -3,9 +3,8 @@
 """tokenizer.json: a vocabulary of `palm_mtf vocab` as a fast tokenizer.
 
 Both formats are byte-pair encodings. SentencePiece merges the neighbours whose
-piece has the best score; transformers merges the pair that comes first in a
-list.
-Pieces in tokenizer.json have spaces instead of SentencePiece's U+2581, so that
+merged piece has the best score; transformers merges the pair that comes first
+in a list. tokenizer.json has spaces instead of SentencePiece's U+2581, so that
 texts need no normalization, and a U+2581 in a text becomes its three bytes, as
 in vocabulary.py.
 """
@@ -21,11 +20,7 @@ _BPE = sentencepiece_model_pb2.TrainerSpec.BPE
 
 
 def explain_inexact(vocabulary: Vocabulary) -> str:
-  """Returns why an exported tokenizer cannot give the same ids; "" if it can.
-
-  Args:
-    vocabulary: vocabulary of a run, from `palm_mtf vocab` or another program.
-  """
+  """Returns why an exported tokenizer would change ids; "" if it would not."""
   model = _read(vocabulary)
   normalizer = model.normalizer_spec
   if model.trainer_spec.model_type != _BPE:
@@ -49,11 +44,8 @@ def make_tokenizer_json(
 ) -> dict[str, object]:
   """Returns tokenizer.json, which gives the vocabulary's ids for every text.
 
-  An encoding with special tokens begins with `start_id`.
-
-  Args:
-    vocabulary: vocabulary for which `explain_inexact` returns "".
-    start_id: id of the model's input at position 0.
+  An encoding with special tokens begins with `start_id`. `explain_inexact` must
+  return "" for the vocabulary.
   """
   model = _read(vocabulary)
   pieces = [x.piece.replace(SPACE_MARK, " ") for x in model.pieces]
@@ -76,8 +68,7 @@ def make_tokenizer_json(
     "version": "1.0",
     "truncation": None,
     "padding": None,
-    # This list is empty, so that "[eod]" in a text is encoded like any other
-    # text.
+    # Empty, so that "[eod]" in a text is encoded like any other text.
     "added_tokens": [],
     "normalizer": None,
     "pre_tokenizer": None,
@@ -118,21 +109,14 @@ def make_tokenizer_json(
 def make_tokenizer_config(
   vocabulary: Vocabulary, *, start_id: int, sequence_length: int
 ) -> dict[str, object]:
-  """Returns tokenizer_config.json.
-
-  Args:
-    vocabulary: vocabulary of the run.
-    start_id: id of the model's input at position 0.
-    sequence_length: SEQUENCE_LENGTH.
-  """
+  """Returns tokenizer_config.json for texts that begin with `start_id`."""
   eod = vocabulary.piece(vocabulary.eod_id)
   return {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": vocabulary.piece(start_id),
     "eos_token": eod,
     "pad_token": eod,
-    # Special tokens are split, so that "[eod]" in a text does not become the id
-    # that ends a document.
+    # Split "[eod]" in a text, so that it does not become the id of [eod].
     "split_special_tokens": True,
     "clean_up_tokenization_spaces": False,
     "model_max_length": sequence_length,
@@ -142,7 +126,7 @@ def make_tokenizer_config(
 def read_pieces(
   vocabulary: Vocabulary,
 ) -> Sequence[sentencepiece_model_pb2.ModelProto.SentencePiece]:
-  """Returns text, score and type of every piece, in the order of ids."""
+  """Returns every piece (text, score and type), in the order of ids."""
   return _read(vocabulary).pieces
 
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts parameters to the names and layouts of transformers, and back.
 
-Kernels are [outputs, inputs] in transformers, and [inputs, outputs] here.
-Cohere rotates neighbouring numbers of a head, (2i, 2i + 1); palm_mtf and
-Granite rotate (i, i + d_kv / 2). For Cohere, the columns of q and k are
-therefore permuted.
+Kernels are [outputs, inputs] in transformers, and [inputs, outputs] here. The
+rotary embedding rotates elements (2i, 2i + 1) of a head in Cohere, and (i, i +
+d_kv / 2) in palm_mtf and Granite. Therefore, for Cohere, the columns of the
+kernels of q and k are permuted.
 """
 
 import re
@@ -39,8 +39,8 @@ _FREQUENCIES = re.compile(
   r"model\.(layers\.(?P<layer>\d{1,5})\.self_attn\.)?rotary_emb\.inv_freq",
   re.ASCII,
 )
-# Maximum relative error of the frequencies, by dtype: the error of rounding to
-# the dtype and, for float32, the error of computing the power.
+# {dtype: maximum relative error of the frequencies}. The error is from rounding
+# to the dtype and, for float32, also from computing the power.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 
 
@@ -76,10 +76,8 @@ def make_tensor_reader(
 ) -> Callable[[str], np.ndarray]:
   """Returns a function that reads tensors by their names in transformers.
 
-  Args:
-    model: the architecture of palm_mtf.
-    architecture: class of transformers.
-    read: returns a parameter by our name.
+  `read` returns a parameter by our name; `architecture` is a class of
+  transformers.
   """
   ours = {theirs: name for name, theirs in find_tensor_names(model).items()}
 
@@ -102,12 +100,10 @@ def make_tensor_reader(
 def import_parameters(
   model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns every parameter by our name; the inverse of `make_tensor_reader`.
+  """Returns {our name: parameter}; the inverse of `make_tensor_reader`.
 
-  Args:
-    model: the architecture of palm_mtf.
-    architecture: class of transformers.
-    read: returns a tensor by its name in transformers, float32.
+  `read` returns a float32 tensor by its name in transformers; `architecture` is
+  a class of transformers.
   """
   parameters, names = {}, find_tensor_names(model)
   for name, shape in parameter_shapes(model).items():
@@ -122,12 +118,10 @@ def import_parameters(
 
 
 def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
-  """Raises UserError unless files hold the tensors of a model and no others.
+  """Raises UserError unless `files` hold the tensors of a model.
 
-  Args:
-    files: tensors that transformers or another program wrote.
-    model: the architecture.
-    what: noun phrase that names the files in messages.
+  Redundant tensors, such as the tied lm_head, may exist if their values are as
+  expected; other tensors may not. `what` names the files in messages.
   """
   wanted = find_tensor_shapes(model)
   for name in sorted({*wanted, *files.shapes}):
@@ -146,7 +140,7 @@ def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
 def _find_redundant_shape(
   name: str, model: PalmConfig
 ) -> tuple[int, ...] | None:
-  """Returns the shape of the optional tensor `name`; None for other names."""
+  """Returns the shape if `name` is a redundant tensor's, otherwise None."""
   if name == _HEAD:
     return model.vocab_size, model.d_model
   match = _FREQUENCIES.fullmatch(name)
@@ -158,14 +152,9 @@ def _find_redundant_shape(
 def _check_redundant(
   name: str, files: TensorFiles, model: PalmConfig, what: str
 ) -> None:
-  """Raises UserError if a tensor that is not imported has unexpected values.
+  """Raises UserError if a redundant tensor has unexpected values.
 
-  Args:
-    name: FINAL_NORM, in a model whose last norm has no scale, or an optional
-      tensor (`_find_redundant_shape`).
-    files: tensors of the model.
-    model: the architecture.
-    what: noun phrase that names the files in messages.
+  FINAL_NORM is redundant in a model whose last norm has no scale.
   """
   value, error = files.read(name), 0.0
   if name == _HEAD:
@@ -184,8 +173,7 @@ def _check_redundant(
 
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
-  # The first two dimensions of o [heads, d_kv, d_model] are its inputs; in
-  # other kernels the first dimension is.
+  # The kernel o, [heads, d_kv, d_model], has two input dimensions, not one.
   return int(np.prod(shape[:-1] if parse_name(name).last == "o" else shape[:1]))
 
 

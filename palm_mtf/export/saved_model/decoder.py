@@ -1,11 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The forward pass of model/palm.py in plain TensorFlow, with dynamic sizes.
+"""The forward pass of model/palm.py in plain TensorFlow, with dynamic shapes.
 
-  keys, values   [batch, memory_length, key_heads, d_kv]
-
-key_heads is 1 in multi-query attention. `hidden` reads prompts of any length
-and single tokens. The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
+The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
 """
 
 from collections.abc import Callable
@@ -18,21 +15,15 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import gated, normalize, sines_and_cosines, turned
 
-# Tensors [batch, memory_length, key heads, d_kv]: keys of layer 0, values of
-# layer 0, keys of layer 1, and so on.
+# Tensors [batch, memory_length, key_heads, d_kv]: keys of layer 0, values of
+# layer 0, keys of layer 1, and so on. Multi-query attention has 1 key head.
 Cache = list[tf2.Tensor]
 
 
 class Decoder(tf2.Module):
-  """The forward pass of the model, with weights in float32."""
+  """The forward pass of the model, with the float32 weights from `read`."""
 
   def __init__(self, model: PalmConfig, read: Callable[[str], np.ndarray]):
-    """Makes the variables.
-
-    Args:
-      model: the architecture.
-      read: returns a parameter by name, float32.
-    """
     super().__init__("decoder")
     self._model = model
     self._weights = {
@@ -62,14 +53,12 @@ class Decoder(tf2.Module):
       tokens: [batch, length], int32.
       start: [batch], int32: position of each row's first token.
       cache: keys and values of earlier positions.
-      num_given: [batch], int32: number of tokens, from position 0 of each row,
-        that attend to one another in both directions; None for none. Only used
-        if the OBJECTIVE has such inputs.
+      num_given: [batch], int32: if the OBJECTIVE has bidirectional attention to
+        inputs, the number of inputs at the start of each row; None for 0.
 
     Returns:
-      Two results. The first is the output of the last norm, [batch, length,
-      d_model]. The second is the cache with the keys and values of `tokens`
-      added.
+      The output of the last norm, [batch, length, d_model], and the cache with
+      the keys and values of `tokens` added.
     """
     model = self._model
     length = tf2.shape(tokens)[1]
@@ -96,11 +85,7 @@ class Decoder(tf2.Module):
     return self._apply_norm("final_norm", x), after
 
   def logits(self, y: tf2.Tensor) -> tf2.Tensor:
-    """Returns the next token's logits, [..., vocab].
-
-    Args:
-      y: output of the last norm, [..., d_model].
-    """
+    """Returns logits [..., vocab] for the last norm's output [..., d_model]."""
     y *= self._model.d_model**-0.5
     return tf2.einsum("...d,vd->...v", y, self._weights["embedding"])
 
@@ -120,7 +105,7 @@ class Decoder(tf2.Module):
       tf2.tensor_scatter_nd_update(old, at, new)
       for old, new in zip(cache, (k, project("v")), strict=True)
     )
-    # In the subscripts below, g query heads share each key head n.
+    # In the einsums, n is a key head, and g is one of its query heads.
     batch, length, heads, d_kv = tf2.unstack(tf2.shape(q))
     q = tf2.reshape(q, [batch, length, keys.shape[2], -1, d_kv])
     scores = tf2.einsum("blngk,bmnk->bnglm", q, keys)

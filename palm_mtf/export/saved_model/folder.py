@@ -29,7 +29,7 @@ class SavedModelFolder:
 
     trained, config = self._trained, self._trained.config
     length = trained.model.sequence_length
-    with tf2.device("CPU:0"):  # has the most memory; a server chooses a device
+    with tf2.device("CPU:0"):  # CPUs have most memory; servers choose a device
       text_model = TextModel(
         Decoder(trained.model, read),
         trained.model,

@@ -16,8 +16,7 @@ class TextCoder(tf2.Module):
 
   def __init__(self, vocabulary: Vocabulary):
     super().__init__("text_coder")
-    # The import takes seconds, so it is not at the top of the file. It also
-    # registers tensorflow_text's operations.
+    # Import late, because the import takes seconds.
     import tensorflow_text
 
     def make_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
@@ -38,16 +37,12 @@ class TextCoder(tf2.Module):
     self._space_mark_ids = vocabulary.encode(SPACE_MARK)
 
   def encode(self, texts: tf2.Tensor) -> tf2.RaggedTensor:
-    """Returns the ids of each text, [batch, (tokens)] int32, without [eod].
-
-    Args:
-      texts: [batch], string.
-    """
+    """Encodes texts [batch] string to ids [batch, (tokens)] int32, no [eod]."""
     if not self._has_bytes:
       return self._model.tokenize(texts)
-    # SentencePiece would take a U+2581 in the text for a space. So the text is
-    # split at each U+2581, whose three byte tokens are put before all segments
-    # except the first.
+    # SentencePiece would encode a U+2581 in a text as a space. So split the
+    # text there, and put the three byte tokens of U+2581 before each later
+    # segment.
     segments = tf2.strings.split(texts, SPACE_MARK)
     first = segments.row_starts()
     num_marks = tf2.tensor_scatter_nd_update(
@@ -70,7 +65,7 @@ class TextCoder(tf2.Module):
   ) -> tf2.RaggedTensor:
     if self._inside is self._model:
       return self._model.tokenize(segments)
-    # "" has no ids, so only one of the two results for a segment has ids.
+    # "" has no ids, so each segment gets ids from only one of the tokenizers.
     return tf2.concat(
       [
         self._model.tokenize(tf2.where(is_first, segments, "")),
@@ -80,12 +75,12 @@ class TextCoder(tf2.Module):
     )
 
   def decode(self, ids: tf2.RaggedTensor) -> tf2.Tensor:
-    """Decodes ids [batch, (tokens)], row by row, to texts [batch] string."""
+    """Decodes ids [batch, (tokens)] to texts [batch] string."""
     if self._inside is self._model:
       return self._model.detokenize(ids)
-    # The vocabulary puts one space before a text. SentencePiece drops this
-    # space when it decodes, but the version in tensorflow_text drops all spaces
-    # at the start, so the space is cut off here.
+    # The vocabulary puts one space before each text. In decoding, SentencePiece
+    # drops only this space, but tensorflow_text's version drops all leading
+    # spaces. So decode with all spaces, and drop the one space here.
     shown = tf2.ragged.boolean_mask(ids, tf2.gather(self._has_text, ids))
     spaces = tf2.gather(tf2.cast(self._num_spaces, tf2.int32), shown[:, :1])
     return _cut_start(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))
@@ -93,14 +88,10 @@ class TextCoder(tf2.Module):
   def decode_after(
     self, before: tf2.RaggedTensor, ids: tf2.RaggedTensor
   ) -> tf2.Tensor:
-    """Returns the text that `ids` add to the text of `before`, row by row.
+    """Returns the texts [batch] that `ids` add to the texts of `before`.
 
-    As in data/vocabulary/text_reader.py, a continuation keeps the space before
-    its first word.
-
-    Args:
-      before: ids of whole texts, [batch, (tokens)].
-      ids: ids of their continuations, [batch, (tokens)].
+    Both arguments are [batch, (tokens)]. As in data/vocabulary/text_reader.py,
+    a continuation keeps the space before its first word.
     """
     return tf2.where(
       tf2.strings.length(self.decode(before)) > 0,

@@ -13,7 +13,11 @@ from palm_mtf.export.saved_model.text_coder import TextCoder
 
 
 class TextModel(tf2.Module):
-  """Continues and scores batches of texts."""
+  """Continues and scores batches of texts.
+
+  The model reads token `start_id` at position 0. Windows over a long text
+  advance by `stride` tokens.
+  """
 
   def __init__(
     self,
@@ -24,16 +28,6 @@ class TextModel(tf2.Module):
     start_id: int,
     stride: int,
   ):
-    """Keeps the parts of the model.
-
-    Args:
-      decoder: weights of the model.
-      model: the architecture.
-      vocabulary: vocabulary of the model.
-      start_id: id of the model's input at position 0, from
-        `packing.document_start`.
-      stride: number of tokens by which windows over a long text advance.
-    """
     super().__init__("text_model")
     self._decoder, self._coder = decoder, TextCoder(vocabulary)
     self._length, self._stride = model.sequence_length, stride
@@ -43,17 +37,13 @@ class TextModel(tf2.Module):
   def make_signatures(
     self, decode: DecodeConfig, *, sample_tokens: int, seed: int
   ) -> dict[str, object]:
-    """Returns the SavedModel's functions by name; sets them as attributes too.
+    """Returns {name: function}; sets the functions as attributes, too.
 
-    In Python, a loaded SavedModel has `model.generate` with default arguments;
+    `decode`, `sample_tokens` and `seed` are the defaults of `generate`.
+    In Python, a loaded SavedModel has these defaults in `model.generate`, but
     `model.signatures["generate"]` has defaults only on servers.
-
-    Args:
-      decode: settings that are the defaults of `generate`.
-      sample_tokens: default of `max_tokens`.
-      seed: default of `seed`.
     """
-    # Defaults that are tensors become the signature's defaults.
+    # Only defaults that are tensors become the signature's defaults.
     defaults = [
       tf2.constant(sample_tokens),
       tf2.constant(decode.temperature, tf2.float32),
@@ -155,7 +145,7 @@ class TextModel(tf2.Module):
     return self._score(inputs, targets)
 
   def _score(self, inputs, targets):
-    # Computes log p of targets given inputs, in the same windows as
+    # Compute log p of targets given inputs, in the windows of
     # generation/inference/scorer.py.
     given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
     ids = tf2.concat([given, wanted], 1)
@@ -187,12 +177,11 @@ class TextModel(tf2.Module):
     }
 
   def _score_window(self, ids, start, scored, stop, room):
-    """Returns the sum of log p of tokens `scored` to `stop` - 1, [batch]."""
+    """Returns log p of the tokens from `scored` to `stop` - 1, [batch]."""
     places = start[:, tf2.newaxis] + tf2.range(room)
     last = tf2.shape(ids)[1] - 1
     targets = tf2.gather(ids, tf2.minimum(places, last), batch_dims=1)
-    # The first input of a window that begins within a text is id 0, as in
-    # training.
+    # As in training, a window that begins within a text has first input 0.
     begin = tf2.where(start == 0, self._start_id, 0)[:, tf2.newaxis]
     tokens = tf2.concat([begin, targets[:, :-1]], 1)
     cache = self._decoder.make_empty_cache(tf2.shape(ids)[0], room)
@@ -212,10 +201,10 @@ class Sampler:
   """Draws each row's next token from its logits.
 
   Attributes:
-    temperature: [], float32; 1e-4 or less takes the likeliest token.
+    temperature: [], float32; 1e-4 or less chooses the likeliest token.
     top_k: [], int32: keeps the k likeliest tokens.
-    top_p: [], float32: keeps the fewest likeliest tokens whose probabilities
-      sum to `top_p`.
+    top_p: [], float32: keeps the smallest set of likeliest tokens whose
+      probabilities sum to at least `top_p`.
     seed: [], int32.
     num_tokens: number of pieces in the vocabulary.
   """
@@ -231,7 +220,7 @@ class Sampler:
 
     Args:
       logits: [rows, vocab], float32.
-      place: [], int32: number of tokens that each row has drawn before.
+      place: [], int32: number of tokens that each row has sampled before.
     """
     # The embedding may have more rows than the vocabulary has pieces.
     logits = logits[:, : self.num_tokens]
@@ -248,8 +237,7 @@ class Sampler:
     shares = tf2.nn.softmax(logits)
     before = tf2.cumsum(shares, axis=-1, exclusive=True)
     upto = tf2.cumsum(tf2.where(before < self.top_p, shares, 0.0), axis=-1)
-    # Inverse transform sampling: each row's random number falls into the
-    # interval of one token.
+    # Inverse transform sampling.
     number = tf2.random.stateless_uniform(
       [tf2.shape(logits)[0], 1], tf2.stack([self.seed, place])
     )

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search: looks for the best text with NUM_BEAMS prefixes at a time.
+"""Beam search: keeps NUM_BEAMS prefixes to find the text with the best score.
 
   score = log p(tokens) / ((5 + length) / 6) ** LENGTH_PENALTY
 
-(Wu et al. 2016, equation 14), where both terms count [eod].
+(Wu et al. 2016, equation 14). [eod] counts in both log p and length.
 """
 
 import dataclasses
@@ -14,9 +14,8 @@ from palm_mtf._tf import tf
 from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.ops.xla import fused
 
-# Each search has NUM_BEAMS living prefixes and the best NUM_BEAMS ended texts.
-# This number is the log p of a prefix, or the score of a text, that does not
-# exist yet; every real log p or score is greater.
+# Stands for the log p of a prefix, or the score of a text, that does not exist
+# yet: it is less than every real log p or score.
 _NEVER = -1e30
 
 
@@ -30,7 +29,7 @@ def _pick(x, index):
 
 
 def _put_token(tokens, token, place):
-  # Writes token [prompts, n] into tokens [prompts, n, max_tokens] at `place`.
+  # Writes token [prompts, n] into tokens [prompts, n, max_tokens].
   at = tf.equal(tf.range(tokens.shape[-1]), place)
   return tf.where_v2(at, token[..., tf.newaxis], tokens)
 
@@ -39,7 +38,7 @@ def _put_token(tokens, token, place):
 class BeamSearch:
   """Beam search with these constants; each prompt has a separate search.
 
-  A living prefix is a continuation that has not ended. The state of all
+  A living prefix is a continuation that has not ended. The state of the
   searches is a list of:
     whether each search is over, [prompts] bool;
     log p of living prefixes, [prompts, beams] float32;
@@ -49,15 +48,15 @@ class BeamSearch:
   """
 
   num_beams: int  # living prefixes per prompt
-  length_penalty: float  # exponent of the length, 0 for none
-  max_tokens: int  # in a text
+  length_penalty: float  # LENGTH_PENALTY; 0 for no penalty
+  max_tokens: int  # maximum length of a text
   eod_id: int  # token that ends a text
-  num_tokens: int  # pieces in the vocabulary
+  num_tokens: int  # number of pieces in the vocabulary
 
   def first_state(self, num_prompts: int) -> list[tf.Tensor]:
     """Returns the state before the first token."""
     shape = [num_prompts, self.num_beams]
-    # All beams of a prompt are equal at first, so only the first beam lives.
+    # At first all beams of a prompt are equal, so only the first beam lives.
     living = tf.where_v2(tf.equal(tf.range(shape[1]), 0), 0.0, _NEVER)
     tokens = tf.fill([*shape, self.max_tokens], self.eod_id)
     return [
@@ -74,15 +73,13 @@ class BeamSearch:
     """Adds one token to every living prefix.
 
     Args:
-      state: the state before this token.
-      logits: [prompts * beams, vocab], for the token at `place`.
-      place: index of the token in its text, [] int32.
+      logits: [prompts * beams, vocab], for the new token.
+      place: index of the new token in its text, [] int32.
 
     Returns:
-      Three results. The first is the state after this token. The second is the
-      last token of each living prefix, [prompts * beams] int32. The third is,
-      for each living prefix, the index of the row of `logits` from which it got
-      this token, [prompts * beams] int32.
+      The state after this token; the new token of each living prefix, [prompts
+      * beams] int32; and, for each living prefix, the index of the row of
+      `logits` from which the new token was chosen, [prompts * beams] int32.
     """
     is_over, living, tokens, scores, ended = state
     prompts, beams = living.shape
@@ -109,8 +106,8 @@ class BeamSearch:
     ended = _pick(tf.concat([ended, longer], 1), kept)
     living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
     # A search is over when no living prefix can reach the score of the worst
-    # ended text. The log p of a prefix only falls, so its score is at most the
-    # present log p divided by the largest divisor, that of `max_tokens` tokens.
+    # ended text. Log p is negative and only falls, so a prefix scores at most
+    # its present log p divided by the largest divisor, that of `max_tokens`.
     within_reach = living[:, 0] / self._compute_divisor(self.max_tokens)
     is_over |= scores[:, -1] >= within_reach
     first_row = tf.range(prompts)[:, tf.newaxis] * beams

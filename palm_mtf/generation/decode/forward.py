@@ -18,12 +18,11 @@ from palm_mtf.model.weights import GATES, logits_dtype, positions_of
 from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a separate Mesh TensorFlow graph, lowered into the
-# TensorFlow graph of a program. Kernels enter the mesh graph as slices on the
-# devices, and keys and values leave it as such slices. So nothing is copied or
-# gathered.
+# program's TensorFlow graph. Kernels enter the mesh graph, and keys and values
+# leave it, as slices on the devices, so that nothing is copied or gathered.
 
-# The number of positions in the cache is a multiple of this number, because
-# positions that fill whole vector registers are read twice as fast.
+# The cache has a multiple of this number of positions, because positions that
+# fill whole vector registers are read twice as fast.
 _ALIGNMENT = 64
 
 
@@ -37,15 +36,13 @@ class _OnSlices(mtf.Operation):
     shapes: Sequence[mtf.Shape] = (),
     dtype: tf.DType | None = None,
   ):
-    # The outputs have these `shapes` and this `dtype`; None stands for the
-    # first input's dtype.
+    # `shapes` and `dtype` are the outputs'; None is the first input's dtype.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
     dtype = dtype or inputs[0].dtype
     self._outputs = [mtf.Tensor(self, shape, dtype) for shape in shapes]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Calls the function with the lowered inputs."""
     inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
     for output, value in zip(self.outputs, self._fn(*inputs), strict=True):
       lowering.set_tensor_lowering(output, value)
@@ -58,8 +55,8 @@ class JoinedWeights:
     self.mesh = mesh
     self._impl, self._dims = model.placement, model.dims
     self._model = model
-    # With many rows at once, unpacked kernels are as fast, and save the memory
-    # of oneDNN's packed copies.
+    # A forward pass has many rows, so oneDNN's packed copies of the kernels
+    # would save no time, but take memory.
     self._products = Products(model, packed=False)
     self._dtype = tf.as_dtype(model.config.activation_dtype)
 
@@ -67,14 +64,14 @@ class JoinedWeights:
     return mtf.import_laid_out_tensor(self.mesh, x, mtf.Shape(dims))
 
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
-    """Returns the tokens' rows of the embedding; see `Weights`."""
+    """Returns each token's row of the embedding; see `Weights`."""
     dims = self._dims
     table = self._import(self._model.table, dims.vocab, dims.d_model)
     return embed(table, tokens)
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     """Returns the scale of a norm; see `Weights`."""
-    del after  # every device has all of it
+    del after  # every device has the whole scale, so nothing is gathered
     scale = self._model.scales[f"{name}/scale"]
     return self._import(scale, self._dims.d_model)
 
@@ -92,7 +89,7 @@ class JoinedWeights:
     columns = JoinedColumns(shapes, is_gated, native_threads(self._impl))
 
     def project(y: LaidOut, *angles: LaidOut) -> Sequence[LaidOut]:
-      rows = y.slice_shape[:2]  # batch and length of the slice
+      rows = y.slice_shape[:2]  # [batch, length]
       flat = self._impl.slicewise(lambda y: tf.reshape(y, [-1, y.shape[-1]]), y)
       return self._impl.slicewise(
         lambda wide, *angles: columns.read(wide, rows, angles),
@@ -137,8 +134,7 @@ class JoinedWeights:
     output: mtf.Dimension,
     dtype: tf.DType,
   ) -> mtf.Tensor:
-    # Calls `fn`, which maps [batch * length, inputs] to [batch * length,
-    # output].
+    # `fn` maps [batch * length, inputs] to [batch * length, output].
     def apply(*xs: LaidOut) -> list[LaidOut]:
       batch, length = xs[0].slice_shape[:2]
 
@@ -160,10 +156,9 @@ def build_palm(
   """Returns a new mesh, the shape of token ids on the mesh, and the model.
 
   Args:
-    model: weights.
-    num_rows: number of rows, divisible by the size of the mesh axis that splits
-      `batch`.
-    length: tokens in a row, at most the model's sequence_length.
+    model: the weights.
+    num_rows: divisible by the size of the mesh axis that splits `batch`.
+    length: sequence length, at most the model's sequence_length.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = dataclasses.replace(
@@ -172,7 +167,7 @@ def build_palm(
     length=mtf.Dimension("length", length),
     memory_length=mtf.Dimension("memory_length", length),
   )
-  # There is no backward pass, for which REMAT would recompute activations.
+  # REMAT recomputes activations only for a backward pass, which is absent here.
   config = dataclasses.replace(model.config, remat="none")
   palm = Palm(config, dims, JoinedWeights(mesh, model))
   return mesh, mtf.Shape([dims.batch, dims.length]), palm
@@ -181,9 +176,8 @@ def build_palm(
 def make_prefix_masks(prefix: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
   """Returns the arguments `segments` and `prefix` of `Palm.logits`.
 
-  Args:
-    prefix: [batch, length], int32: 1 for inputs, which attend to one another in
-      both directions, else 0; each row is one document.
+  `prefix`, [batch, length] int32, is 1 for inputs, which attend to one another
+  in both directions, otherwise 0. Each row is one document.
   """
   return mtf.zeros_like(prefix), prefix
 
@@ -196,20 +190,20 @@ def prefill(
 ) -> Cache:
   """Returns the keys and values of prompts, from one forward pass.
 
-  The pass computes no logits, so the first decoding step reads the last token
-  of a prompt again.
+  The pass computes no logits, so the first decoding step has to read the last
+  token of each prompt again.
 
   Args:
-    model: weights.
+    model: the weights.
     prompts: [batch, length], int32, left-aligned.
-    lengths: [batch], int32: number of tokens per prompt, laid out.
+    lengths: [batch], int32: number of tokens per prompt.
     num_positions: minimum number of positions in the cache; at least `length`.
   """
   impl, (num_rows, length) = model.placement, prompts.shape
   memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT
   mesh, shape, palm = build_palm(model, num_rows, length)
   masks = [None, None]
-  if model.config.has_prefix:  # a prompt is the inputs of an example
+  if model.config.has_prefix:  # prompt tokens attend in both directions
     prefix = impl.slicewise(
       lambda n: tf.sequence_mask(n, length, tf.int32), lengths
     )
@@ -218,7 +212,7 @@ def prefill(
   palm.hidden(
     mtf.import_tf_tensor(mesh, prompts, shape), *masks, keys_and_values
   )
-  # Take the slices by an operation, because Mesh TensorFlow's export would
+  # Take the slices in an operation, because Mesh TensorFlow's export would
   # gather whole tensors.
   laid_out: list[LaidOut] = []
   _OnSlices(
@@ -226,10 +220,10 @@ def prefill(
   )
   lower({mesh: impl}, {})
 
-  # The padding after a prompt has keys and values too. They do no harm, because
-  # no position of the prompt attends to them, and later steps overwrite them.
+  # The padding after a prompt gets keys and values too. No token attends to
+  # these before a later step overwrites them.
   def store(x):
-    if x.shape.rank == 4:  # multi-head: a step has one product per head
+    if x.shape.rank == 4:  # multi-head: [batch, heads, memory_length, d_kv]
       x = tf.transpose(x, [0, 2, 1, 3])
     before = [[0, 0]] * (x.shape.rank - 2)
     return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])

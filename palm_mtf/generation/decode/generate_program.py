@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Graph that continues texts: prefill once, then steps inside the graph."""
+"""Graph that continues texts: a prefill, then a loop of decoding steps."""
 
 import dataclasses
 
@@ -22,11 +22,10 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts
 from palm_mtf.ops.variables import make_variable
 
-# A program's `start` reads the prompts of a batch. Its `advance` reads the last
-# token of each prompt again and continues, token by token, up to a given length
-# or until every row has ended. Variables keep the state between calls of
-# `advance`, so that a caller can show tokens before the text is complete. The
-# NUM_SAMPLES or NUM_BEAMS rows of one prompt are adjacent.
+# `start` prefills the cache. Each `advance` adds tokens, up to a limit or until
+# every row has ended. Variables keep the state in between, so that a caller can
+# show tokens before the text is complete. The NUM_SAMPLES or NUM_BEAMS rows of
+# one prompt are adjacent.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +33,9 @@ class PromptBatch:
   """Sizes of one batch of prompts."""
 
   num_prompts: int  # divisible by the number of slices of `batch`
-  prompt_tokens: int  # in the longest prompt, with the start token
-  max_tokens: int  # in a continuation
-  num_tokens: int  # pieces in the vocabulary
+  prompt_tokens: int  # length of padded prompts, with the start token
+  max_tokens: int  # maximum length of a continuation
+  num_tokens: int  # number of pieces in the vocabulary
   eod_id: int  # token that ends a continuation
 
 
@@ -49,16 +48,15 @@ class DecodeProgram:
     lengths: placeholder [prompts], int32: number of tokens per prompt.
     keys: placeholder [prompts, rows, 2], int32: random key of each row.
     start: operation that prefills the cache with the prompts.
-    limit: placeholder [], int32: number of tokens per row after `advance`.
+    limit: placeholder [], int32: number of tokens per row at which `advance`
+      stops.
     advance: operation that adds tokens, by sampling or beam search.
-    tokens: [prompts, rows, max_tokens], int32: tokens of the continuations,
-      [eod] after the end. With beam search, the complete texts found so far,
-      best first. They are final once the search is over.
+    tokens: [prompts, rows, max_tokens], int32: continuations, [eod] after the
+      end. With beam search: the ended texts found so far, best first.
     num_done: [], int32: number of tokens per row so far.
     is_over: [prompts, rows], bool: whether the row has ended; with beam search,
       whether the prompt's search is over.
-    scores: [prompts, rows], float32: scores of `tokens` in a beam search; None
-      for sampling.
+    scores: [prompts, rows], float32: beam search scores; None for sampling.
   """
 
   prompts: tf.Tensor
@@ -76,13 +74,7 @@ class DecodeProgram:
 def build_decode_program(
   model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
 ) -> DecodeProgram:
-  """Builds the program for batches of one size in the current tf.Graph.
-
-  Args:
-    model: weights.
-    decode: settings of sampling or beam search.
-    sizes: sizes of the batch.
-  """
+  """Builds the program for batches of one size in the current tf.Graph."""
   prompts = tf.placeholder(
     tf.int32, [sizes.num_prompts, sizes.prompt_tokens], "prompts"
   )
@@ -110,11 +102,10 @@ def build_decode_program(
 
 
 class _Continuations:
-  """State of one program, in variables, and the operations that change it.
+  """Base class of sampling and beam search.
 
-  Each subclass is a strategy, sampling or beam search. A strategy's state is a
-  list of laid-out tensors: the first says which rows or searches have ended,
-  the second holds the rows' last tokens.
+  A subclass has a state, a list of laid-out tensors. The first tensor says
+  which rows or searches have ended; the second holds the rows' last tokens.
   """
 
   def __init__(
@@ -124,9 +115,8 @@ class _Continuations:
     self._step = make_step(model)
     self._decode, self._sizes = decode, sizes
     self.place = make_variable(tf.constant(0), "place")
-    # `start` makes these variables: prompt lengths and random keys of all rows;
-    # the strategy's state; the attention's keys and values of earlier tokens.
-    self._fixed: list[LaidOut] = []
+    # `start` fills these lists with variables.
+    self._fixed: list[LaidOut] = []  # prompt lengths and random keys of rows
     self._state: list[LaidOut] = []
     self._cache: Cache = []
 
@@ -142,8 +132,7 @@ class _Continuations:
     state = self._impl.slicewise(
       self._first_state, split_rows(self._impl, prompts), lengths
     )
-    # Each prompt is prefilled once. All rows of a prompt get copies of the
-    # prompt's keys and values.
+    # Prefill each prompt once, and copy its keys and values to all its rows.
     lengths, *cache = (
       self._impl.slicewise(lambda x: repeat(x, rows), x)
       for x in (lengths, *cache)
@@ -160,7 +149,7 @@ class _Continuations:
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds a loop of steps: to `limit` tokens per row, or until all ended."""
+    """Builds the loop of steps, up to `limit` tokens per row."""
     place = self.place.read_value()
     fixed, state, cache = (
       read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)
@@ -187,11 +176,12 @@ class _Continuations:
 
 
 class _Samples(_Continuations):
-  """Samples tokens of independent rows, or decodes greedily."""
+  """Samples tokens of independent rows, or decodes greedily.
 
-  # The state: whether rows have ended; the rows' last tokens; all tokens chosen
-  # so far, [rows, max_tokens]; and, if there is a repetition penalty, whether
-  # each token of the vocabulary occurs in the row, [rows, vocab] bool.
+  The state: whether rows have ended; the rows' last tokens; all tokens chosen
+  so far, [rows, max_tokens]. If there is a repetition penalty, also whether
+  each token of the vocabulary occurs in the row, [rows, vocab] bool.
+  """
 
   def _first_state(self, prompts, lengths):
     num_prompts, length = prompts.shape
@@ -223,7 +213,7 @@ class _Samples(_Continuations):
       limit - place,
       Texts(
         *(last, self._find_positions(lengths, place), places, is_over, keys),
-        # A gin file may set 1 for 1.0, and the C++ operation takes no int.
+        # A gin file may set 1 for 1.0, but the C++ operation takes no int.
         *(float(decode.temperature), decode.top_k, float(decode.top_p), seen),
       ),
       cache,
@@ -250,10 +240,8 @@ class _Samples(_Continuations):
 
 
 class _Searches(_Continuations):
-  """Runs a `BeamSearch` for each prompt."""
-
-  # The state: whether searches are over; the rows' last tokens; the other items
-  # of BeamSearch's state.
+  # Beam search. The state: whether searches are over; the rows' last tokens;
+  # then the other tensors of the state of `BeamSearch`.
 
   def __init__(
     self, model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
@@ -290,8 +278,8 @@ class _Searches(_Continuations):
       *state, rows = self._impl.slicewise(
         lambda logits, *x: choose(logits, place, *x), logits, is_over, *search
       )
-      # Each row copies the keys and values of the prefix that it continues: one
-      # prefix may have two continuations, and another may have none.
+      # Each row copies the keys and values of the prefix that it continues,
+      # because one prefix may have two continuations, and another none.
       cache = [self._impl.slicewise(tf.gather, x, rows) for x in cache]
       return [*state, *cache]
 

@@ -4,9 +4,8 @@
 
 Int8 weights have one scale per output channel, as in PaLM's published inference
 code; int4 weights have one scale per output channel and group of 32 inputs. The
-C++ operations of `native` multiply these weights by rows that the operations
-quantize to int8. Where these operations do not run, products are in a float
-dtype, by weights that are rounded in the same way.
+C++ operations of `native` quantize the rows to int8, and multiply them by these
+weights. Elsewhere a float dtype holds the rounded weights and the products.
 """
 
 import dataclasses
@@ -19,9 +18,9 @@ from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
 from palm_mtf.ops.variables import make_variable
 
 _LARGEST = 127.0
-# Scales to try for a group of 4-bit numbers, as shares of the scale that clips
-# no number. A smaller scale clips the largest number, but has smaller rounding
-# errors for the other numbers.
+# Scales to try for a group of int4 weights, relative to the scale that clips no
+# weight. A smaller scale clips the largest weight, but has smaller rounding
+# errors for the other weights.
 _INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
@@ -49,14 +48,11 @@ def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
 def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
   """Makes the variable of a kernel that TensorFlow multiplies by.
 
-  Args:
-    w: initial value, [inner, outer], float32.
-    dtype: float dtype to which w is rounded.
-    name: name of the variable.
+  The initial value is w, [inner, outer] float32, rounded to the float `dtype`.
   """
   numbers = tf.cast(w, dtype)
-  # If bfloat16 is emulated, products are in float32. Cast the kernel once here,
-  # so that not every product has to cast it.
+  # Products in emulated bfloat16 are computed in float32. Cast the kernel once,
+  # here, so that not every product has to cast it.
   if is_emulated(numbers):
     numbers = tf.cast(numbers, tf.float32)
   kept = make_variable(numbers, name)
@@ -73,15 +69,14 @@ def round_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
 
   Args:
     w: [inner, outer], float32: a matrix, or some rows of a matrix.
-    largest: result of `find_largest` for the whole matrix: 127 times the
-      scales.
+    largest: `find_largest` of the whole matrix, 127 times the scales.
   """
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
   return tf.round(w / scale) * scale
 
 
 def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Quantizes w [inner, outer] to 4-bit numbers; GROUP numbers share a scale.
+  """Quantizes w [inner, outer]; GROUP numbers of a column share a scale.
 
   Returns:
     Numbers from -8 to 7, [inner, outer] int8; and the scales, [ceil(inner /
@@ -95,7 +90,6 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   extreme = tf.where_v2(high > -low, high, low)
 
   def round_groups(share):
-    # Returns numbers, scales, and each group's squared error.
     scale = tf.cast(extreme * share, tf.bfloat16)
     divisor = tf.cast(scale, tf.float32)[:, tf.newaxis]
     divisor = tf.where_v2(divisor == 0, 1.0, divisor)
@@ -136,14 +130,14 @@ def round_to_int4(w: tf.Tensor) -> tf.Tensor:
 def multiply(
   xs: Sequence[tf.Tensor], kernel: Kernel, *, packed: bool
 ) -> tf.Tensor:
-  """Multiplies rows by a kernel on the same device.
+  """Multiplies rows by a kernel; returns [rows, outer], dtype of `xs`.
 
   Args:
-    xs: rows [rows, inner], activation dtype: one tensor, or for a PackedKernel
-      also several tensors, split along `inner`.
-    kernel: [inner, outer].
-    packed: whether oneDNN keeps a packed copy of the kernel, which saves time
-      if there are many products with few rows. Ignored for a PackedKernel.
+    xs: rows [rows, inner], float dtype: one tensor, or for a PackedKernel also
+      several tensors, split along `inner`.
+    kernel: [inner, outer], on the same device.
+    packed: whether oneDNN keeps a packed copy of the kernel. This saves time if
+      there are many products with few rows. Ignored for a PackedKernel.
   """
   w, dtype = kernel.weights, xs[0].dtype
   if isinstance(w, PackedKernel):

@@ -20,13 +20,7 @@ class Products:
   """
 
   def __init__(self, model: DecodeModel, *, packed: bool):
-    """Takes the weights.
-
-    Args:
-      model: kernels to multiply by.
-      packed: whether oneDNN keeps packed copies of the kernels, which saves
-        time if there are many products with few rows.
-    """
+    """Takes the weights; for `packed`, see `kernels.multiply`."""
     self._impl = model.placement
     self._model = model
     self._packed = packed
@@ -34,10 +28,8 @@ class Products:
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
     """Returns the shape of one row's product with each part of a joined kernel.
 
-    These are shapes on one device, such as [heads, d_kv] for q.
-
-    Args:
-      names: names of the parts.
+    The parts are the kernels `names`. A shape counts only one device's slice,
+    such as [heads, d_kv] for q.
     """
     dims = self._model.kernels[tuple(names)].dims
     return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
@@ -55,8 +47,7 @@ class Products:
   def project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
     """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
 
-    Args:
-      branches: {name of the kernel: branch, [rows, inputs]}.
+    `branches` is {name of a kernel: branch, [rows, inputs]}.
     """
     kernels, names = self._model.kernels, tuple(branches)
     if self._model.is_packed:
@@ -66,8 +57,8 @@ class Products:
       joined = kernels[name,]
       axis = tuple(split_axes(self._impl, joined.dims[0]))
       sums.setdefault(axis, []).append(self.multiply([x], joined.kernel))
-    # Products that are summed over the same mesh axes are added first, so that
-    # each set of axes takes one all-reduce of [rows, d_model].
+    # Add products that are summed over the same mesh axes first, so that each
+    # set of axes takes only one all-reduce of [rows, d_model].
     return self._add(
       self._impl.allreduce(self._add(some), axis, "SUM")
       for axis, some in sums.items()
@@ -91,5 +82,5 @@ class Products:
     vocab_size = self._model.config.vocab_size
     if self._model.dims.vocab.size == vocab_size:
       return logits
-    # Drop the last columns, the logits of rows that only pad the embedding.
+    # Drop the logits of embedding rows that are only padding.
     return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)

@@ -29,7 +29,7 @@ def split_rows(placement: CpuGpuPlacement, x: tf.Tensor) -> LaidOut:
 
 
 def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
-  """Joins the slices of a laid-out tensor to one tensor [batch, ...]."""
+  """Joins the slices of a laid-out tensor into one tensor [batch, ...]."""
   rows, *others = x.tensor_list[0].shape.as_list()
   axis = placement.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 1))
   slices = 1 if axis is None else placement.shape[axis].size

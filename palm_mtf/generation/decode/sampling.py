@@ -6,8 +6,8 @@
    logit above 0 and multiplies a logit below 0 (Keskar et al. 2019, CTRL).
 2. TEMPERATURE divides all logits; 0 takes the largest logit.
 3. TOP_K keeps the k likeliest tokens.
-4. TOP_P keeps the fewest likeliest tokens whose probabilities sum to TOP_P of
-   what TOP_K kept (Holtzman et al. 2020).
+4. TOP_P keeps the likeliest of these k tokens: as few as have a share TOP_P of
+   the k tokens' total probability (Holtzman et al. 2020).
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
-_ONE_BITS = 0x3F800000  # the bits of float32 1.0
+_ONE_BITS = 0x3F800000  # the bits of the float32 number 1.0
 
 
 class SamplingSettings(NamedTuple):
@@ -44,9 +44,8 @@ def _to_column(setting):
 
 def _find_least_kept(shares, weights, wanted):
   # Returns the largest t, [rows, 1], such that the weights of tokens with share
-  # >= t sum to at least `wanted`. Instead of sorting, bisect over the bits of
-  # t, which takes 31 passes over the vocabulary. This works because nonnegative
-  # floats are ordered like their bits.
+  # >= t sum to at least `wanted`. Instead of sorting, bisect over the bits of t
+  # in 31 passes, because nonnegative floats are ordered like their bits.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):
@@ -70,7 +69,7 @@ def _find_least_kept(shares, weights, wanted):
 
 
 def _keep_likely(shares, top_k, top_p):
-  # Sets to 0 the share of each token that TOP_K or TOP_P drops. Tokens that tie
+  # Sets the share of each token that TOP_K or TOP_P drops to 0. Tokens that tie
   # with the last kept token are kept too.
   rows, vocab = shares.shape
   if tf.is_tensor(top_k) or (top_k or vocab) < vocab:
@@ -81,8 +80,7 @@ def _keep_likely(shares, top_k, top_p):
     top_p = _to_column(top_p)
     wanted = top_p * tf.reduce_sum(shares, -1, keepdims=True)
     least = _find_least_kept(shares, shares, wanted)
-    # A row with TOP_P = 1 keeps all shares, even if the sums have rounding
-    # errors.
+    # TOP_P = 1 keeps all tokens, whatever the rounding errors of the sums.
     shares = tf.where_v2((shares >= least) | (top_p >= 1), shares, 0.0)
   return shares
 
@@ -90,8 +88,7 @@ def _keep_likely(shares, top_k, top_p):
 def mask_logits(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:
   """Casts logits [rows, vocab] to float32, and masks ids from `num_tokens` on.
 
-  Such ids are no tokens: the embedding may have more rows than the vocabulary
-  has pieces.
+  The vocabulary has `num_tokens` pieces; the embedding may have more rows.
   """
   logits = tf.cast(logits, tf.float32)
   exists = tf.range(logits.shape[-1]) < num_tokens
@@ -111,9 +108,8 @@ _fused_penalize = fused(_penalize)
 
 @fused
 def _compute_shares(logits, seen, settings, num_tokens):
-  # Returns the share of each token, [rows, vocab]: 0 if TOP_K or TOP_P drops
-  # the token; else its probability times a factor that is the same in the whole
-  # row.
+  # Returns shares, [rows, vocab]: unnormalized probabilities, and 0 for tokens
+  # that TOP_K or TOP_P drops.
   logits = _penalize(logits, seen, settings.repetition_penalty, num_tokens)
   logits /= _to_column(settings.temperature)
   shares = tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))
@@ -147,8 +143,8 @@ def _draw_uniform(key, place):
 
 def _draw(shares, key, place):
   # Inverse transform sampling: a row's uniform number falls into the interval
-  # of one token. No row's text depends on another row. XLA does not compile
-  # this function, because XLA's cumulative sums are slow on a CPU.
+  # of one token. XLA does not compile this function, because XLA's cumulative
+  # sums are slow on a CPU.
   upto = tf.cumsum(shares, axis=-1)
   at = _draw_uniform(key, place)[:, tf.newaxis] * upto[:, -1:]
   # A token with share 0 has an empty interval, so it is never drawn.
@@ -167,11 +163,11 @@ def choose_tokens(
 
   Args:
     logits: [rows, vocab], any float dtype.
-    seen: [rows, vocab], bool: whether the token occurs in the row; not read if
+    seen: [rows, vocab], bool: whether the token occurs in the row. Not read if
       REPETITION_PENALTY is 1.
     key: [rows, 2], int32: hash of (SEED, prompt, sample).
     place: number of tokens that the row has drawn before, [] or [rows] int32.
-    settings: settings of sampling.
+    settings: see `SamplingSettings`.
     num_tokens: number of pieces in the vocabulary.
   """
   temperature, penalty = settings.temperature, settings.repetition_penalty

@@ -10,7 +10,7 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.placement import lower
 from palm_mtf.model.loss import cross_entropy
 
-NUM_LIKELIEST = 5  # tokens per place whose log p is returned
+NUM_LIKELIEST = 5  # likeliest tokens per position to return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +21,12 @@ class ScoreProgram:
     inputs: placeholder [rows, length], int32: the token before each target.
     targets: placeholder [rows, length], int32: tokens to score.
     num_given: placeholder [rows], int32: the first `num_given` inputs attend to
-      one another in both directions; ignored if the OBJECTIVE has no such
-      inputs.
+      one another in both directions. Ignored if OBJECTIVE is "causal".
     token_loss: [rows, length], float32: -log p of each target.
     is_likeliest: [rows, length], bool: whether no token is likelier than the
       target.
-    likeliest: [rows, length, k], int32: the likeliest tokens in place of each
-      target, likeliest first.
+    likeliest: [rows, length, k], int32: the k likeliest tokens that could stand
+      in place of each target, likeliest first.
     likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
   """
 
@@ -45,19 +44,15 @@ def build_score_program(
 ) -> ScoreProgram:
   """Builds the program for batches of one shape in the current tf.Graph.
 
-  Args:
-    model: weights.
-    num_rows: number of rows, divisible by the size of the mesh axis that splits
-      `batch`.
-    length: tokens in a row, at most the model's sequence_length.
+  `forward.build_palm` documents the arguments.
   """
   inputs, targets = (
     tf.placeholder(tf.int32, [num_rows, length], name)
     for name in ("inputs", "targets")
   )
   num_given = tf.placeholder(tf.int32, [num_rows], "num_given")
-  # Scoring uses the weights of decoding, so that a process that both scores and
-  # continues texts holds only one copy of the weights.
+  # Scoring uses decoding's weights, so that a process that scores and continues
+  # texts holds only one copy of the weights.
   mesh, shape, palm = build_palm(model, num_rows, length)
   masks = [None, None]
   if model.config.has_prefix:
@@ -67,7 +62,6 @@ def build_score_program(
   wanted = mtf.import_tf_tensor(mesh, targets, shape)
   token_loss, log_z = cross_entropy(logits, wanted)
   # Summing `logits * is_target` over the vocabulary gives the target's logit.
-  # TensorFlow computes `is_likeliest` only if it is fetched.
   vocab = logits.shape.dims[-1]
   is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
   is_likeliest = mtf.greater_equal(

@@ -1,13 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Graph that continues texts which begin and end at different times.
+"""Graphs that continue texts which begin and end at different times.
 
-Each text has a slot, a row of the decoding batch, whose cache is kept in
-variables. One program prefills a slot while the other slots wait; another
-program gives all slots more tokens. Where a layout splits `batch` over n
-devices, slot i is row i // n of the cache's slice on device i % n. The first
-slots are thus the first rows of every slice, and a step may leave out the last
-slots.
+Each text has a slot, a row of the decoding batch and of the cache. One program
+prefills a slot while the other slots wait; another program adds tokens to all
+slots. If a layout splits `batch` into n slices, slot i is row i // n of slice
+i % n. The first slots are thus the first rows of every slice, so that a step
+can leave out the last slots.
 """
 
 import dataclasses
@@ -34,7 +33,7 @@ from palm_mtf.ops.variables import make_variable
 
 @dataclasses.dataclass(frozen=True)
 class InsertProgram:
-  """Prefills slots (rows of the cache), at most one in each slice of the cache.
+  """Prefills slots (rows of the cache), at most one per slice of the cache.
 
   Attributes:
     prompts: placeholder [slices, prompt_tokens], int32, left-aligned.
@@ -69,16 +68,15 @@ class StepProgram:
   """Continues the texts in the first slots by one token or several.
 
   Attributes:
-    count: placeholder [], int32: number of tokens to choose per text; ignored
-      if log p is computed, because the program then chooses one token.
+    count: placeholder [], int32: number of tokens to choose per text. If log p
+      is computed, `count` is ignored, and the program chooses one token.
     texts: placeholder [rows, 6], int32, per text: last token; the last token's
       position, from 0; number of tokens drawn before; random key, two numbers;
       TOP_K.
     shares: placeholder [rows, 2], float32, per text: TEMPERATURE and TOP_P.
     chosen: next tokens, [rows, count] int32.
     log_probs: log p of the tokens; None if it is not computed.
-    update: operation that stores the cache; run it whenever `chosen` is
-      fetched.
+    update: operation that stores the cache; run it whenever you fetch `chosen`.
   """
 
   count: tf.Tensor
@@ -93,23 +91,19 @@ class SlotPrograms:
   """Builds programs in the current tf.Graph; all programs share one cache.
 
   Attributes:
-    initialize: operation that initializes the cache; run it before all
-      programs.
+    initialize: operation that initializes the cache; run it before any program.
   """
 
   def __init__(self, model: DecodeModel, num_slots: int, num_slices: int):
     """Makes the variables of the cache.
 
-    Args:
-      model: weights.
-      num_slots: number of slots, divisible by `num_slices`.
-      num_slices: parts that the layout splits `batch` into.
+    `num_slots` is divisible by `num_slices`, the number of slices of `batch`.
     """
     self._model, self._impl = model, model.placement
     self._num_slices = num_slices
     self._step = make_step(model)
-    # The initial value is a prefill of one token, repeated for all rows. Equal
-    # tf.zeros would become one shared constant, and all variables of the cache
+    # Initialize the cache by a prefill of one token, not by tf.zeros: equal
+    # zeros would become one shared constant, and all variables of the cache
     # would use the memory of that constant.
     prompts = tf.zeros([num_slices, 1], tf.int32)
     lengths = split_rows(self._impl, tf.ones([num_slices], tf.int32))
@@ -156,11 +150,10 @@ class SlotPrograms:
       is_greedy: whether all texts take the likeliest token.
       has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over
         the logits.
-      wants_log_probs: whether to compute log p; if so, the program chooses one
-        token per text.
+      wants_log_probs: whether to compute log p, for one token per text.
     """
-    # The numbers are packed into few feeds, because each feed takes a twentieth
-    # of the time of a small model's step.
+    # Pack the inputs into few placeholders, because feeding each placeholder
+    # takes a twentieth of the time of a small model's step.
     count = tf.placeholder(tf.int32, [], "count")
     texts = tf.placeholder(tf.int32, [num_rows, 6], "texts")
     shares = tf.placeholder(tf.float32, [num_rows, 2], "shares")
@@ -214,8 +207,8 @@ def _find_log_probs(logits, chosen, num_tokens):
 
 
 def _replace_row(cache, new, at):
-  # Updates the cache in place, so that other slots cost nothing. On a device
-  # whose slice gets no prompt (`at` is -1), row 0 is replaced by itself.
+  # Updates the cache in place, because copying all slots would cost time. If
+  # `at` is -1, the slice gets no prompt, and row 0 is replaced by itself.
   row = tf.maximum(at, 0)
   is_here = tf.reshape(at >= 0, [-1, *[1] * (cache.shape.rank - 1)])
   value = tf.where_v2(is_here, new, tf.gather(cache, row))

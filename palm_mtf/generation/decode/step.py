@@ -6,10 +6,8 @@
                  [batch, heads, memory_length, d_kv]   multi-head
 
 A multi-query cache has 2 num_layers d_kv numbers per row and position. Rows may
-be at different positions.
-
-The protocol `Step` has two implementations: C++ (native/decoding.py), and
-TensorFlow's operations. `make_step` chooses between them.
+be at different positions. The protocol `Step` has two implementations, in C++
+(native/decoding.py) and by TensorFlow's operations.
 """
 
 import math
@@ -58,11 +56,11 @@ class Step(Protocol):
       tokens: [batch], int32.
       positions: [batch], int32: position of each token, from 0.
       cache: keys and values of earlier tokens, layer after layer; changed in
-        place. If it has more rows than `tokens`, the last rows stay unchanged.
+        place. Rows of the cache after the first `batch` rows stay unchanged.
 
     Returns:
       Logits of the next token, [batch, vocab], unsplit along vocab; and the
-      cache with this token.
+      cache, which now includes these tokens.
     """
 
   def advance(
@@ -79,18 +77,17 @@ class Step(Protocol):
     """Continues texts by `count` steps, or until all texts have ended.
 
     Args:
-      count: number of steps, [] int32; must be 1 if `keeps_logits`.
+      count: number of steps, [] int32. If `keeps_logits`, it must be 1.
       texts: state of the texts before the steps; each tensor is laid out. As in
         SamplingSettings, a setting may be one number for all rows.
       cache: see `read`.
       num_tokens: number of pieces in the vocabulary.
       eod_id: token that ends a text; -1 if no token does.
-      repetition_penalty: REPETITION_PENALTY of all texts.
       keeps_logits: whether to return the logits of the last step.
 
     Returns:
-      `TextSteps` of laid-out tensors. The logits leave out rows that only pad
-      the embedding.
+      `TextSteps` of laid-out tensors. Logits of the embedding's padding rows
+      are left out.
     """
 
 
@@ -109,11 +106,10 @@ def repeat_step(
   """Runs steps `first` to `limit` - 1; stops early once all rows have ended.
 
   Args:
-    placement: devices.
+    placement: devices and layout.
     step: takes the step's number and the state; returns the new state.
     state: tensors; the first one says which rows have ended, [rows] bool.
-    first: number of the first step, [] int32.
-    limit: number of the last step plus 1, [] int32.
+    first, limit: numbers of steps, [] int32.
 
   Returns:
     The number of the last step that was run, plus 1, [] int32; and the state.
@@ -133,7 +129,7 @@ def repeat_step(
 
   def has_more(place, *flat):
     # Every device takes part in all-reduces, so no device may leave the loop
-    # before the rows of all devices have ended.
+    # before all rows on all devices have ended.
     over = tf.stack([tf.reduce_all(x) for x in flat[:size]])
     return (place < limit) & ~tf.reduce_all(over)
 
@@ -152,7 +148,6 @@ class NativeStep:
   """`Step` for packed weights on one CPU: one C++ operation runs all steps."""
 
   def __init__(self, model: DecodeModel):
-    """Collects the weights in the order in which a step reads them."""
     self._impl, self._config = model.placement, model.config
     norms = ["norm", "mlp_norm"][: 1 + (self._config.block == "serial")]
     scales = [
@@ -161,7 +156,7 @@ class NativeStep:
       for norm in norms
     ]
     scales.append(model.make_last_scale())
-    # `model.kernels` is in the order in which a step uses the kernels.
+    # A step uses scales and kernels in order; `model.kernels` is in this order.
     kernels = [x.kernel for x in model.kernels.values()]
     (self._table,) = model.table.tensor_list
     self._scales = [x.tensor_list[0] for x in scales]
@@ -219,7 +214,7 @@ class NativeStep:
     )
 
   def _drop_padding(self, logits):
-    # The last columns are the logits of rows that only pad the embedding.
+    # Drops the logits of embedding rows that are only padding.
     return logits[:, : self._config.vocab_size]
 
 
@@ -227,14 +222,14 @@ class NativeStep:
 
 
 # With one token per row, a step spends its time on matrix products and on
-# starting the operations between them. Therefore the functions between matrix
-# products are `fused`: each is one operation, which passes over memory once.
+# starting the operations between them. Therefore XLA compiles (`fused`) each
+# function between products into one operation, which passes over memory once.
 
 
 @fused
 def _add_and_norm(x, scale, kind, *branch):
-  # Returns x + branch (or x, if there is no branch), [rows, d_model]; and the
-  # scaled norm of this sum.
+  # Returns x + branch (if there is a branch), [rows, d_model], and the scaled
+  # norm of this sum.
   x = sum(branch, x)
   return x, tf.cast(normalize(x, kind) * scale, x.dtype)
 
@@ -251,8 +246,7 @@ def _attend(q, keys, values, positions):
   # this token and all earlier tokens; returns [rows, heads * d_kv].
   scale = q.shape[-1] ** -0.5
   # In multi-query attention all heads share the keys, so the heads of q are the
-  # rows of one matrix. In multi-head attention each head has a separate matrix
-  # product with one row.
+  # rows of one matrix. In multi-head attention each head has its own product.
   if keys.shape.rank == 4:
     q = q[:, :, tf.newaxis]
   weights = _softmax(matmul(q, keys, transpose_b=True), positions, scale)
@@ -260,8 +254,8 @@ def _attend(q, keys, values, positions):
 
 
 def _find_cache_rows(positions, shape):
-  # Returns [rows * heads] int32: the indices at which the rows' tokens are in a
-  # cache that is reshaped from `shape` to [rows * heads * memory_length, d_kv].
+  # Returns the indices, [rows * heads] int32, of the rows' tokens in a cache
+  # that is reshaped from `shape` to [rows * heads * memory_length, d_kv], where
   # `heads` is 1 for a multi-query cache.
   *rows, memory_length, _ = shape
   first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
@@ -285,13 +279,12 @@ def _write(cache, at, x):
 class TensorflowStep:
   """`Step` on any devices: the block of model/palm.py for one position.
 
-  The block is implemented a second time for speed. With one position, the time
+  This class implements the block again for speed: with one position, the time
   grows with the number of operations, and Mesh TensorFlow would run several
   operations where this class runs one.
   """
 
   def __init__(self, model: DecodeModel):
-    """Builds the operations that all steps share."""
     self._impl, self._config = model.placement, model.config
     self._model = model
     self._products = Products(model, packed=True)
@@ -305,8 +298,8 @@ class TensorflowStep:
     num_rows = tokens.slice_shape[0]
     shape = [num_rows, *shape[1:]]
     tables = sines_and_cosines(shape[-2], self._config.d_kv)
-    # Find once the cache index of each token and the rotation angles of the
-    # token's key and query, because both are the same in all layers.
+    # Find each token's index in the cache and its rotation angles only once,
+    # because they are the same in all layers.
     places = impl.slicewise(
       lambda p: (
         *(p, _find_cache_rows(p, shape)),
@@ -417,8 +410,6 @@ class TensorflowStep:
     is_last = layer == self._config.num_layers - 1
     following = "final_norm" if is_last else f"{layer_name(layer + 1)}/norm"
     if self._config.block == "parallel":
-      # One matrix product multiplies y by five joined kernels, and one
-      # operation rotates q and k and applies SwiGLU.
       heads, hidden = attend(layer, y, [*qkv, *gates])
       branches = {f"{name}/attention/o": heads, f"{name}/mlp/wo": hidden}
       return self._add_and_norm(x, branches, following)
@@ -443,16 +434,15 @@ class TensorflowStep:
       self._model.table,
       tokens,
     )
-    # If a layout splits vocab, all-reduce [rows, d_model]: only the slice of
-    # the table that has a token's row gives the row; the other slices give
-    # zeros.
+    # If a layout splits vocab, all-reduce [rows, d_model]: the slice of the
+    # table that has a token's row gives the row, and the other slices zeros.
     return self._impl.allreduce(x, split_axes(self._impl, [vocab]), "SUM")
 
   def _add_and_norm(
     self, x: LaidOut, branches: dict[str, LaidOut], name: str
   ) -> tuple[LaidOut, LaidOut]:
-    # `branches` holds the inputs of each kernel, [rows, inputs], by the
-    # kernel's name; `name` is the norm to apply.
+    # `branches` is {name of a kernel: input of the kernel, [rows, inputs]};
+    # `name` is the norm to apply to the sum.
     is_last = name == "final_norm"
     kind = self._config.norm
     return self._impl.slicewise(

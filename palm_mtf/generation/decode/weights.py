@@ -36,8 +36,8 @@ from palm_mtf.ops.variables import make_variable
 # The decoding weights are made once from a checkpoint's float32 variables: cast
 # to the activation dtype or quantized, and joined where one matrix product
 # replaces several. Norm scales and the embedding's rows are never quantized. A
-# layer's weights depend only on the layer's own variables, so that no two
-# layers of a checkpoint need to be in memory at once.
+# layer's weights depend only on the layer's own variables, so that memory need
+# not hold two layers of a checkpoint at once.
 
 # Kernels in a layer that multiply the same input; they are always joined.
 _INPUTS = {"parallel": [(*QKV, *GATES)], "serial": [QKV, GATES]}
@@ -50,9 +50,9 @@ _OUTPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class JoinedKernel:
-  """Several kernels, concatenated to one matrix."""
+  """Several kernels of a layer (the parts), concatenated to one matrix."""
 
-  kernel: LaidOut  # a `Kernel` [inner, outer] per device
+  kernel: LaidOut  # per device: a `Kernel`, the device's slice of the matrix
   dims: list[list[mtf.Dimension]]  # dimensions of each part, without d_model
 
 
@@ -61,9 +61,8 @@ class LayerWeights:
   """Makes the weights of one layer, or the weights outside of all layers.
 
   Attributes:
-    slices: slices of the checkpoint variables that are needed, by name.
-    prepare: operation that makes the weights from the slices, and then frees
-      the slices.
+    slices: {name of a checkpoint variable: its slices}.
+    prepare: operation that makes the weights, and then frees the slices.
   """
 
   slices: Mapping[str, Sequence[Slice]]
@@ -74,18 +73,17 @@ class LayerWeights:
 class DecodeModel:
   """Weights of one model on one mesh.
 
-  `LoadedDecoder`, in inference/sessions.py, loads the weights before programs
-  run.
+  `LoadedDecoder`, in inference/sessions.py, loads the weights.
   """
 
   placement: CpuGpuPlacement  # devices and layout
   config: PalmConfig
-  dims: Dims  # batch and length are placeholders, which nothing reads
+  dims: Dims  # `build_palm` (forward.py) replaces `batch` and `length`
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
-  to_logits: LaidOut  # a `Kernel` per device: the transposed table
-  scales: dict[str, LaidOut]  # [d_model] float32, by name in checkpoints
-  kernels: dict[tuple[str, ...], JoinedKernel]  # by names of their parts
-  is_packed: bool  # whether kernels are packed for the operations of `native`
+  to_logits: LaidOut  # per device: a `Kernel`, the transposed table
+  scales: dict[str, LaidOut]  # {"layer_000/norm/scale": [d_model] float32, ...}
+  kernels: dict[tuple[str, ...], JoinedKernel]  # keys: names of the parts
+  is_packed: bool  # whether kernels are packed for `native`'s C++ operations
   layers: Sequence[LayerWeights]
 
   def make_last_scale(self) -> LaidOut:
@@ -102,10 +100,7 @@ def build_decode_model(
 ) -> DecodeModel:
   """Builds a checkpoint's variables and decoding weights in the current graph.
 
-  Args:
-    config: the architecture.
-    mesh_layout: devices and layout rules, checked against `config`.
-    weight_dtype: WEIGHT_DTYPE.
+  The caller has checked the layout rules of `mesh_layout` against `config`.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = model_dims(config, 1, mesh_layout)
@@ -121,9 +116,9 @@ def build_decode_model(
   maker = _Maker(placement, config, dims, slices, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
   is_quantized = weight_dtype != "activation"
-  # The logits' kernel is the largest kernel. If the other kernels are int4, the
-  # logits' kernel is int8, because in the activation dtype it would be half of
-  # the bytes that a step reads.
+  # If the other kernels are int4, the logits' kernel is int8, because it is the
+  # largest kernel: in the activation dtype it would be half of the bytes that a
+  # step reads.
   of_logits = dtype if is_packed else logits_dtype(config)
   table = maker.read_variable("embedding")
   scales = {
@@ -154,7 +149,6 @@ def build_decode_model(
 def _serves_natively(
   placement: CpuGpuPlacement, config: PalmConfig, weight_dtype: str
 ) -> bool:
-  """Returns whether the C++ operations of `native` run this model."""
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
   if config.norm not in IS_CENTERED:
@@ -185,11 +179,10 @@ class _Maker:
       name: [getattr(dims, dim) for dim in names]
       for name, names in parameter_dims(config).items()
     }
-    # {layer, as in `ParameterName.layer`: initializers of the layer's weights}.
+    # {`ParameterName.layer`: initializers of the layer's decoding weights}.
     self._initializers = collections.defaultdict(list)
 
   def read_variable(self, name):
-    """Returns the value of a checkpoint variable, laid out."""
     values = [part.variable.value() for part in self._slices[name]]
     return self._impl.LaidOutTensor(values)
 
@@ -214,8 +207,8 @@ class _Maker:
 
   def make_logits_kernel(self, is_quantized, dtype, table):
     """Makes the kernel of the logits: the transposed embedding."""
-    # Even if `dtype` is wider, the kernel's numbers are rounded to the dtype of
-    # the embedding table, the activation dtype.
+    # As in the embedding table, weights are rounded to the activation dtype,
+    # even if `dtype` is wider.
     rounded_to = tf.as_dtype(self._config.activation_dtype)
 
     def pack_kernel(x, name):
@@ -250,9 +243,9 @@ class _Maker:
         yield inputs, self._join(inputs)
         rounds = self._dtype == tf.int8 and not self._is_packed
         largest = [self._find_largest(names)] if rounds else []
-        # Join only packed kernels, because a product with a packed kernel reads
-        # inputs from several tensors. For an unpacked kernel the inputs would
-        # have to be joined too, which costs more than a second product.
+        # Join only packed kernels, because their products read inputs from
+        # several tensors. For an unpacked kernel the inputs would have to be
+        # joined too, which costs more than a second product.
         joins = self._is_packed
         for some in [names] if joins else [(name,) for name in names]:
           yield some, self._join(some, *largest)
@@ -277,8 +270,8 @@ class _Maker:
     def keep_plain(*parts, name):
       parts, largest = parts[: len(names)], parts[len(names) :]
       whole = tf.concat(parts, axis)
-      # TensorFlow multiplies by float weights. So round the weights to numbers
-      # that int8 or int4 can hold, but keep a float dtype.
+      # Round to numbers that int8 or int4 can hold, but keep a float dtype,
+      # because TensorFlow multiplies by float weights.
       if self._dtype == INT4:
         whole = round_to_int4(whole)
       elif self._dtype == tf.int8:
@@ -293,10 +286,10 @@ class _Maker:
     )
 
   def _find_other_dims(self, name):
-    # Returns where the dimensions other than d_model are. The first result is a
-    # slice of the parameter's dimensions. The second is an axis of its matrix.
-    # For example, q [d_model, heads, d_kv] becomes the matrix [d_model, heads *
-    # d_kv], and o [heads, d_kv, d_model] becomes [heads * d_kv, d_model].
+    # Returns where the dimensions other than d_model are, as a slice of the
+    # parameter's dimensions, and as an axis of its matrix. For example, q
+    # [d_model, heads, d_kv] becomes the matrix [d_model, heads * d_kv], and o
+    # [heads, d_kv, d_model] becomes [heads * d_kv, d_model].
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
 

@@ -32,7 +32,7 @@ class ContinuationReader:
   Attributes:
     ids: tokens up to and including the token that ended the text: [eod], or the
       token that completed a stop string.
-    places: for each of `ids`, the index of its first character in the text.
+    places: for each of `ids`, the index in the text of its first character.
     ended: "eod", "stop", or "" while the text may continue.
   """
 
@@ -48,13 +48,12 @@ class ContinuationReader:
       vocabulary: vocabulary of the model.
       stop_strings: the continuation ends where the first of these texts begins.
       prompt: tokens before the continuation, without the start token. () if the
-        continuation is a new text, encoded separately from the prompt, as
-        targets are from inputs.
+        continuation is a separate text, as targets are separate from inputs.
     """
     self._eod_id = vocabulary.eod_id
     self._stop_strings = stop_strings
     self._reader = TextReader(vocabulary, prompt)
-    self._end: int | None = None  # place of the stop string
+    self._end: int | None = None  # index of the stop string's first character
     self.ids: list[int] = []
     self.places: list[int] = []
     self.ended = ""
@@ -96,12 +95,7 @@ class ContinuationReader:
   def continuation(
     self, is_over: bool, score: float | None = None
   ) -> Continuation:
-    """Returns the continuation so far.
-
-    Args:
-      is_over: whether no further token will come.
-      score: score from beam search, None for sampling.
-    """
+    """Returns the continuation so far; `is_over` if no further tokens come."""
     text = self._reader.whole_text[: self._end]
     num_tokens = len(self.ids)
     if self.ended == "eod":
@@ -115,15 +109,12 @@ class ContinuationReader:
 def measure_begun_stop(text: str, stop: str) -> int:
   """Returns the length of the longest suffix of `text` that `stop` begins with.
 
-  The time is linear in the length of the shorter text.
-
-  Args:
-    text: text that does not contain `stop`.
-    stop: text that is not empty.
+  `text` must not contain `stop`, and `stop` must not be empty. The time is
+  linear in the length of the shorter text.
   """
   end = text[max(0, len(text) - len(stop) + 1) :]
   # Knuth, Morris and Pratt (1977): borders[i] is the length of the longest
-  # proper prefix of stop[: i + 1] that is also its suffix.
+  # proper prefix of stop[: i + 1] that is also a suffix of stop[: i + 1].
   borders = [0]
   for character in stop[1 : len(end)]:
     length = borders[-1]

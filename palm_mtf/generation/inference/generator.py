@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Generates texts: batches of prompts, and texts up to STOP_STRINGS."""
+"""Generates continuations of prompts, up to [eod] or STOP_STRINGS."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +23,7 @@ from palm_mtf.generation.inference.sessions import LoadedDecoder
 # The maximum number of rows per batch. With this many rows, reading the weights
 # costs little compared with the arithmetic.
 _MOST_ROWS = 64
-# The numbers of tokens per row after which texts are fetched: to look for stop
+# Numbers of tokens per row between two fetches of the texts: to look for stop
 # strings, and to show a text.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
 # The reader of a continuation's tokens, and the continuation so far.
@@ -51,8 +51,7 @@ class Generator:
       decode: settings of sampling or beam search.
       sample_tokens: maximum number of tokens in a continuation.
       seed: random seed.
-      start_id: token id that the model reads before the first token of a text
-        (from packing.document_start).
+      start_id: start token, from packing.document_start.
     """
     self._loaded = loaded
     self._vocabulary = vocabulary
@@ -72,24 +71,23 @@ class Generator:
   def continuations(
     self, prompts: Sequence[str]
   ) -> Iterator[list[Continuation]]:
-    """Yields a list of continuations per prompt, in order.
+    """Yields a list of continuations per prompt, in the order of `prompts`.
 
-    Args:
-      prompts: texts that passed `check_prompts`.
+    `check_prompts` has checked the prompts.
     """
     return self.continue_tokens(self._vocabulary.encode_batch(prompts))
 
   def continue_tokens(
     self, prompts: Sequence[Sequence[int]], *, are_inputs: bool = False
   ) -> Iterator[list[Continuation]]:
-    """Yields a list of continuations per prompt, in order.
+    """Yields a list of continuations per prompt, in the order of `prompts`.
 
     Args:
       prompts: token ids without the start token; each leaves room for
         SAMPLE_TOKENS.
-      are_inputs: whether the prompts are inputs of examples, whose targets are
-        encoded separately. If so, the continuations are decoded separately too,
-        without the space that the vocabulary puts before each text.
+      are_inputs: whether the prompts are inputs of examples. Targets are
+        encoded as separate texts, so continuations are then decoded as separate
+        texts, without the space that the vocabulary puts before each text.
     """
     slices = self._loaded.num_slices
     most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
@@ -125,10 +123,10 @@ class Generator:
     size: int,
     step: int | None,
   ) -> Iterator[list[list[_Row]]]:
-    # Yields the texts so far after every `step` tokens and at the end; if
-    # `step` is None, only at the end. Rows that pad the batch to `size` prompts
-    # are copies of the first prompt, so that no such row ends last. `before`
-    # holds, for each prompt, the tokens that ContinuationReader reads first.
+    # Yields the texts after every `step` tokens and at the end; if `step` is
+    # None, only at the end. Copies of the first prompt pad the batch to `size`
+    # prompts, so that no padding row ends last. For each prompt, `before` holds
+    # the tokens that ContinuationReader reads first.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
@@ -192,8 +190,8 @@ class Generator:
     return rows
 
   def _get_program(self, size: int, prompt_tokens: int) -> DecodeProgram:
-    # The first run of a program compiles it, so prompts are padded to a power
-    # of two: few programs then serve all lengths.
+    # Pad prompts to a power of two, so that few programs serve all lengths: the
+    # first run of each program compiles the program.
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
     if (size, room) not in self._programs:
       sizes = PromptBatch(

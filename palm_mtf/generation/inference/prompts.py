@@ -35,15 +35,7 @@ def check_prompts(
   run: RunConfig,
   origin: str = "PROMPTS",
 ) -> None:
-  """Raises UserError unless each prompt leaves room for its continuation.
-
-  Args:
-    prompts: texts to continue.
-    vocabulary: vocabulary of the model.
-    model: the architecture, for its sequence_length.
-    run: settings of the run, for its sample_tokens.
-    origin: name of the prompts in the message.
-  """
+  """Raises UserError if a prompt leaves no room for SAMPLE_TOKENS tokens."""
   tokens = vocabulary.encode_batch(prompts)
   for prompt, ids in zip(prompts, tokens, strict=True):
     if len(ids) + run.sample_tokens > model.sequence_length:
@@ -57,13 +49,7 @@ def check_prompts(
 def warn_of_spaces(
   prompts: Sequence[str], vocabulary: Vocabulary, origin: str = "PROMPTS"
 ) -> None:
-  """Warns if a prompt ends in the space that belongs to the next word's token.
-
-  Args:
-    prompts: texts to continue.
-    vocabulary: vocabulary of the model.
-    origin: name of the prompts in the message.
-  """
+  """Warns if a prompt ends in a space that belongs to the next word's token."""
   for prompt in prompts:
     # If a vocabulary has tokens such as " word", training has never shown a
     # word after a token that ends in a space.
@@ -87,13 +73,9 @@ def check_room(model: PalmConfig, run: RunConfig) -> None:
 def add_start(ids: Sequence[int], start_id: int) -> list[int]:
   """Returns the ids of a prompt with exactly one start token before them.
 
-  Ids from an exported tokenizer already begin with the start token. No text
-  contains this token, because "[eod]" in a text is encoded as five characters.
-
-  Args:
-    ids: token ids of a prompt.
-    start_id: token that stood before each document in training
-      (from packing.document_start).
+  Ids from an exported tokenizer already begin with the start token `start_id`,
+  from packing.document_start. Ids of a text never contain this token, because
+  even the text "[eod]" has other ids.
   """
   return [*ids] if [*ids[:1]] == [start_id] else [start_id, *ids]
 
@@ -102,8 +84,8 @@ def read_prompts(path: str) -> list[str]:
   """Returns the prompts of a file, one per line.
 
   Args:
-    path: path of a text file; or of a .jsonl file, in which each line is an
-      object with the field "prompt"; "-" is stdin.
+    path: text file; or .jsonl file, in which each line is an object with the
+      field "prompt"; "-" is stdin.
 
   Raises:
     UserError: if the file cannot be read, is empty, or a line is not a prompt.
@@ -141,7 +123,7 @@ def continue_prompts(
 ) -> list[str]:
   """Returns one continuation for each of PROMPTS."""
   prompts = config.run.prompts
-  # If there are no prompts, do not even import TensorFlow.
+  # Without prompts, do not even import TensorFlow.
   if not prompts:
     return []
   with open_generator(checkpoint, config, vocabulary) as loaded:
@@ -152,9 +134,11 @@ def continue_prompts(
 def open_generator(
   checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
 ) -> Iterator["Generator"]:
-  """Loads a checkpoint for decoding, and frees it after the `with` body."""
-  # The caller has resolved ACTIVATION_DTYPE and checked that the checkpoint has
-  # this model's weights.
+  """Loads a checkpoint for decoding, and frees it after the `with` body.
+
+  The caller has resolved ACTIVATION_DTYPE, and checked that the checkpoint has
+  the weights of `config.model`.
+  """
   from palm_mtf.generation.inference.generator import Generator
   from palm_mtf.generation.inference.sessions import LoadedDecoder
 

@@ -4,12 +4,12 @@
 
 --text, other files   a document
 FILE.tsv              per line: inputs, a tab, and targets; or several targets
-                      (options), with tabs between them
+                      (options), separated by tabs
 FILE.jsonl            per line: {"text": ...}, {"inputs": ..., "targets": ...}
                       or {"inputs": ..., "options": [...]}
 
-user_text.py reads the files. A document is scored byte for byte, as TEXT_FILES
-trains it, including a byte order mark at its beginning.
+A document is scored byte for byte, as TEXT_FILES trains it, including a byte
+order mark at its beginning.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def read_items(path: str) -> list[ScoreItem]:
   """Returns the items of a file.
 
   Args:
-    path: path of a .jsonl or .tsv file, or else of a document; "-" is stdin.
+    path: .jsonl or .tsv file, otherwise a document; "-" is stdin.
 
   Raises:
     UserError: if the file cannot be read, is empty, or a line is not an item.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-likelihood of texts: the sum of log p of their tokens, in nats.
 
-A long text is scored in windows, each token exactly once. An example with
-SEQUENCE_LENGTH = 4 and STRIDE = 2; the scored tokens are in brackets:
+A long text is scored in windows, each token exactly once. For example, with
+SEQUENCE_LENGTH = 4 and STRIDE = 2, each window scores the tokens in brackets:
 
   [t0 t1 t2 t3]
          t2 t3 [t4 t5]
@@ -25,12 +25,11 @@ from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
 
 # Row lengths are powers of two, so that few programs serve all texts and a
-# short text costs less than a long one. The number of rows in a batch depends
-# only on the length of the rows, so that a text's score depends only on the
-# text.
+# short text costs less than a long text. The number of rows per batch depends
+# only on the row length, so that a text's score depends on no other text.
 _SHORTEST_ROW = 32
-# The number of tokens per batch. With this many, reading the weights costs
-# little compared with the arithmetic.
+# Tokens per batch: so many that reading the weights costs little compared with
+# the arithmetic.
 _TOKENS_AT_ONCE = 2048
 
 
@@ -56,8 +55,8 @@ def find_windows(
   """
   # If inputs and targets together are too long for a row, the beginning of the
   # inputs is left out. Targets that fill a row or more are scored without
-  # inputs. A scored token attends to all earlier tokens that are not left out,
-  # or to at least length - stride of them.
+  # inputs. In windows after the first, a scored token attends to at least
+  # length - stride earlier tokens.
   start = max(0, min(first, num_tokens - length))
   stop = min(start + length, num_tokens)
   found = [Window(start, first, stop)]
@@ -76,8 +75,7 @@ def choose_row_length(num_tokens: int, length: int) -> int:
 def count_rows_at_once(length: int, slices: int) -> int:
   """Returns the number of rows per batch for rows of `length` tokens.
 
-  The result is a multiple of `slices`, the parts that a layout splits `batch`
-  into.
+  It is a multiple of `slices`, the number of slices of `batch`.
   """
   return -(-max(_TOKENS_AT_ONCE // length, 1) // slices) * slices
 
@@ -90,7 +88,7 @@ class Example(NamedTuple):
 
 
 class Score(NamedTuple):
-  """How likely the targets of one example are."""
+  """The likelihood of the targets of one example."""
 
   log_likelihood: float  # in nats
   is_greedy: bool  # whether greedy decoding gives the targets
@@ -105,11 +103,10 @@ class Scorer:
     """Takes the weights; each program is built at its first use.
 
     Args:
-      loaded: weights of the model.
+      loaded: the weights.
       stride: number of scored tokens in each window after the first; None for
         half of the sequence length.
-      start_id: token id that the model reads before the first token of a text
-        (from packing.document_start).
+      start_id: start token, from packing.document_start.
     """
     self._loaded = loaded
     self._start_id = start_id
@@ -132,10 +129,9 @@ class Scorer:
       yield index, score
 
   def score_prompt(self, ids: Sequence[int]) -> list[Chosen]:
-    """Returns each token after the first token, with its log p, as `Chosen`.
+    """Returns each token after the first token, with its log p.
 
-    Args:
-      ids: token ids, at least 2 and at most SEQUENCE_LENGTH + 1.
+    There are at least 2 and at most SEQUENCE_LENGTH + 1 `ids`.
     """
     count = len(ids) - 1
     size, length = (
@@ -165,8 +161,8 @@ class Scorer:
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
     # Yields the index of each example and, for each window of the example, the
     # values of ScoreProgram's tensors `names` at the window's scored tokens.
-    rows = collections.defaultdict(list)  # by length
-    missing = []
+    rows = collections.defaultdict(list)  # {row length: [(index, window)]}
+    missing = []  # number of windows per example
     for index, (inputs, targets) in enumerate(examples):
       first = len(inputs)
       found = find_windows(
@@ -196,8 +192,7 @@ class Scorer:
     size: int,
     names: Sequence[str],
   ) -> list[list[np.ndarray]]:
-    # Returns, for each row, the values of the tensors `names` at the row's
-    # scored tokens.
+    # Returns, per row, the values of `names` at the row's scored tokens.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):
@@ -209,8 +204,7 @@ class Scorer:
       if window.start == 0:
         inputs[row, 0] = self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
-      # In every window, all tokens before the first scored token count as given
-      # inputs.
+      # All tokens before the first scored token count as given inputs.
       num_given[row] = 1 + window.first - window.start
     values = self._run(names, inputs, targets, num_given)
     return [

@@ -26,8 +26,8 @@ def step_session_config(
 ) -> tf.ConfigProto:
   """Returns the configuration of a session that runs decoding steps."""
   # A single device gets only as many threads as a step can use. Several devices
-  # share one thread per core. TensorFlow uses the threads of a process's first
-  # session for all sessions.
+  # share one thread per core. (All sessions of a process share the threads of
+  # the first session.)
   session = session_config(mesh.num_devices)
   if mesh.num_devices == 1:
     cores = len(os.sched_getaffinity(0))
@@ -44,11 +44,8 @@ def load_weights(
 ) -> None:
   """Makes the decoding weights of a model from a checkpoint.
 
-  Args:
-    session: session of the model's graph.
-    model: weights to make.
-    restore: takes {variable name: slices}; assigns the checkpoint's values to
-      the slices.
+  `restore` takes {variable name: slices}, and assigns the checkpoint's values
+  to the slices.
   """
   # A checkpoint is float32, up to eight times as large as the weights, so keep
   # only one layer of the checkpoint in memory at a time.
@@ -110,7 +107,7 @@ class LoadedDecoder:
 
 
 class LoadedModel:
-  """Weights of a checkpoint, as a context manager that closes the session."""
+  """Model that computes losses; a context manager that closes the session."""
 
   def __init__(
     self,
@@ -121,12 +118,10 @@ class LoadedModel:
     batch_size: int,
     features: Sequence[str] = REQUIRED_FEATURES,
   ):
-    # `features` names the features of every batch.
     with tf.Graph().as_default():
       program = build_forward_program(
         model, mesh, batch_size=batch_size, features=features
       )
-      # Memory holds only weights: no gradients and no optimizer slots.
       self._session = tf.Session(config=session_config(mesh.num_devices))
       restore(self._session, [program.slices], checkpoint.prefix)
     self._features = list(program.features)
@@ -141,7 +136,7 @@ class LoadedModel:
     self._session.close()
 
   def losses(self, batch: Batch) -> list[tuple[float, float]]:
-    """Returns a list of one pair: the batch's mean loss and sum of weights."""
+    """Returns a list of one pair: mean loss, sum of loss weights."""
     fed = (batch[name] for name in self._features)
     return [self._loss_and_weight(*fed)]
 
@@ -152,11 +147,8 @@ def mean_loss(
 ) -> float:
   """Returns -log p of a target in nats: the weighted mean over all `batches`.
 
-  Args:
-    losses: returns (mean loss, sum of loss weights) for each part of a batch.
-    batches: batches that `losses` takes.
+  `losses` returns (mean loss, sum of loss weights) for each part of a batch.
   """
   pairs = [pair for batch in batches for pair in losses(batch)]
-  # Each part counts in proportion to the sum of its loss weights.
   values, weights = zip(*pairs, strict=True)
   return float(np.average(values, weights=weights))

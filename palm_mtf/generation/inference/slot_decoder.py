@@ -29,8 +29,7 @@ class SlotText(NamedTuple):
     key: random key, [2] int32.
     temperature: TEMPERATURE; 0 takes the likeliest token.
     top_k: TOP_K: number of likeliest tokens to draw from; None for all.
-    top_p: TOP_P: draws from the likeliest tokens with this sum of
-      probabilities.
+    top_p: TOP_P: total probability of the likeliest tokens to draw from.
   """
 
   token: int
@@ -68,10 +67,10 @@ class SlotDecoder:
     """Makes the cache of keys and values for all slots.
 
     Args:
-      loaded: weights.
+      loaded: the weights.
       num_tokens: number of pieces in the vocabulary.
-      num_slots: number of slots; rounded up to a multiple of the slices that
-        the layout splits `batch` into.
+      num_slots: number of slots; rounded up to a multiple of the number of
+        slices of `batch`.
     """
     self._loaded, self._num_tokens = loaded, num_tokens
     n = loaded.num_slices
@@ -86,9 +85,7 @@ class SlotDecoder:
   def insert(self, slot: int, ids: Sequence[int]) -> None:
     """Prefills a slot with a prompt; the next step rereads the last token.
 
-    Args:
-      slot: index of the slot, from 0.
-      ids: the prompt's tokens, at least 1 and at most SEQUENCE_LENGTH.
+    The prompt has at least 1 and at most SEQUENCE_LENGTH `ids`.
     """
     # Pad to a power of two, so that few programs serve all lengths.
     room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
@@ -113,8 +110,8 @@ class SlotDecoder:
       texts: {slot: text}.
       count: maximum number of tokens per text; SEQUENCE_LENGTH must have room
         for `count` more tokens in every text.
-      wants_log_probs: whether to compute log p, for all texts; if so, `count`
-        is ignored, and one token per text is chosen.
+      wants_log_probs: whether to compute log p. If so, `count` is ignored, and
+        one token per text is chosen.
 
     Returns:
       {slot: tokens}, with the same number of tokens for every text, at least 1.

@@ -30,7 +30,7 @@ class Access:
 
     Args:
       hosts: names that the Host header may have; None allows every name.
-      keys: API keys that are accepted; () if requests need no key.
+      keys: accepted API keys; () if requests need no key.
     """
     self._hosts = None if hosts is None else {normalize_host(x) for x in hosts}
     self._keys = [_hash_key(key) for key in keys]
@@ -38,9 +38,9 @@ class Access:
   def check_host(self, request: web.Request) -> None:
     """Raises RefusalError unless a request names this server.
 
-    A page of another site can send requests to a server on loopback if the site
-    resolves its own name to a loopback address (DNS rebinding). The browser
-    then sends the site's name as Host.
+    This prevents DNS rebinding: if a site resolves its own name to a loopback
+    address, the site's pages can send requests to a server on loopback, but the
+    browser then sends the site's name as Host.
     """
     hosts = request.headers.getall("Host", [])
     if len(hosts) != 1:
@@ -57,14 +57,14 @@ class Access:
     """Returns a name for the sender of a request, by API key or address.
 
     Raises:
-      RefusalError: if this server has keys and the request gives none of them.
+      RefusalError: if this server has keys and the request has no such key.
     """
     if not self._keys:
       return _find_network(request.remote or "")
     given = request.headers.getall("Authorization", [])
     scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("",) * 3
     digest = _hash_key(key.strip())
-    # All keys are compared, each in constant time, so that the response time
+    # Compare with all keys, each in constant time, so that the response time
     # reveals nothing about the keys.
     found = [hmac.compare_digest(digest, each) for each in self._keys]
     if scheme.lower() != "bearer" or not any(found):
@@ -80,8 +80,7 @@ class Access:
 def normalize_host(host: str) -> str:
   """Returns a Host header's name or address, in canonical form without port.
 
-  Args:
-    host: "NAME", "NAME:PORT", "[IPV6]", "[IPV6]:PORT" or "IPV6".
+  `host` is "NAME", "NAME:PORT", "[IPV6]", "[IPV6]:PORT" or "IPV6".
   """
   match = re.fullmatch(r"\[(.+)\](?::\d*)?|([^:]+):\d*", host)
   name = (match[1] or match[2]) if match else host
@@ -99,10 +98,7 @@ def find_allowed_hosts(
   Args:
     listen: host of --listen.
     is_loopback: whether `listen` is a loopback address.
-    allowed: values of --allowed_host.
-
-  Raises:
-    UserError: if a value of --allowed_host is not a name.
+    allowed: values of --allowed_host; UserError is raised if one is not a name.
   """
   for name in allowed:
     if not re.fullmatch(r"\[?[\w.:-]+\]?", name) or (
@@ -112,8 +108,7 @@ def find_allowed_hosts(
         f"--allowed_host = {shown(name)}: give the name of a host or an "
         "address, without a port."
       )
-  # A server that does not listen on loopback may have names that it cannot
-  # know, so it allows every name.
+  # Off loopback, a server cannot know all of its names, so allow every name.
   if not is_loopback and not allowed:
     return None
   return {*_LOOPBACK_NAMES, listen, *allowed}
@@ -123,8 +118,8 @@ def read_keys(path: str) -> list[str]:
   """Returns the API keys of a file, one per line.
 
   Raises:
-    UserError: if the file cannot be read, other users can read it, or it has no
-      key.
+    UserError: if the file cannot be read, other users can read or write it, a
+      line is not a key, or there is no key.
   """
   what = f"--api_key_file = {path!r}"
   try:
@@ -157,7 +152,7 @@ def _hash_key(key: str) -> bytes:
 
 def _find_network(address: str) -> str:
   # Returns an IPv4 address, or the /64 network of an IPv6 address, because one
-  # host can use 2**64 IPv6 addresses.
+  # host can use all 2**64 addresses of its network.
   if ":" not in address:
     return address
   ip = address.partition("%")[0]

@@ -22,19 +22,14 @@ class Row:
     prompt: token ids, with the start token.
     max_tokens: maximum number of tokens to choose; 0 to only score the prompt.
     key: random key, [2] int32.
-    temperature: TEMPERATURE; 0 takes the likeliest token.
-    top_k: TOP_K: number of likeliest tokens to draw from; None for all.
-    top_p: TOP_P: draws from the likeliest tokens with this sum of
-      probabilities.
-    wants_log_probs: whether to compute log p of the tokens.
-    scores_prompt: whether to compute log p of the prompt's tokens too.
-    is_watched: whether `changed` is called whenever there are more tokens, and
-      not only at the end of the row.
+    temperature, top_k, top_p: see `SlotText`.
+    wants_log_probs: whether to compute log p of the chosen tokens.
+    scores_prompt: whether to compute log p of the prompt's tokens.
+    is_watched: whether `changed` is also called when there are more tokens.
     deadline: value of time.monotonic(), in seconds, at which the row ends.
     client: name of the client that asked for the row.
     request: object that identifies the client's request.
-    changed: the batcher's thread calls this when there are more tokens, or when
-      the row has ended.
+    changed: function to call, from any thread, when the row has ended.
     prompt_scores: log p of the prompt's tokens; () until computed.
     chosen: tokens so far, including [eod].
     ended: "" while the row continues; then "eod", "length", "time",
@@ -59,12 +54,12 @@ class Row:
   ended: str = ""
 
 
-# The maximum time of one call that runs decoding steps, in seconds. No row can
-# join during a call. With calls this short, streams look smooth and new rows
-# wait little. The work between calls takes only a fiftieth of the time.
+# The maximum time, in seconds, of one call of the decoder, which runs several
+# steps. No row can join during a call, so a call is short enough for smooth
+# streams, but 50 times as long as the work between two calls.
 _MOST_SECS = 0.02
-# The number of clients that can have their maximum number of rows in the queue
-# at the same time.
+# The queue has room for one row per slot, plus `most_waiting` rows for each of
+# this many clients.
 _MOST_CLIENTS = 8
 _GAUGES = ("running", "waiting", "checkpoint_step")
 
@@ -77,25 +72,21 @@ class WaitingRows:
   """Rows that wait for slots (rows of the decoding batch).
 
   A free slot goes to the client with the fewest rows in slots and, among the
-  client's requests, to the request with the fewest rows in slots. If several
-  clients or requests tie, the slot goes to the one that has waited longest
-  since its last turn.
+  client's requests, to the request with the fewest rows in slots. In a tie, the
+  client or request that has waited longest gets the slot.
   """
 
   def __init__(self):
-    """Begins without rows."""
     # {client: {request: rows}}. Clients, and a client's requests, are in the
-    # order of their last turns: who has waited longest comes first.
+    # order in which they last got a slot or arrived, the earliest first.
     self._rows: dict[str, dict[object, collections.deque[Row]]] = {}
 
   def __iter__(self) -> Iterator[Row]:
-    """Iterates over all rows."""
     for requests in self._rows.values():
       for rows in requests.values():
         yield from rows
 
   def __len__(self) -> int:
-    """Returns the number of rows."""
     return sum(map(self.count, self._rows))
 
   def count(self, client: str) -> int:
@@ -108,11 +99,7 @@ class WaitingRows:
     requests[rows[0].request] = collections.deque(rows)
 
   def take(self, in_slots: Iterable[Row]) -> Row:
-    """Removes and returns the row that gets the next free slot.
-
-    Args:
-      in_slots: rows that have slots now.
-    """
+    """Removes and returns the row to get a slot; `in_slots` have slots now."""
     counts: dict[object, int] = collections.Counter()
     for row in in_slots:
       counts.update([row.client, row.request])
@@ -205,11 +192,8 @@ class Batcher:
   ):
     """Begins without rows.
 
-    Args:
-      engine: weights and decoder.
-      counters: counters to update.
-      eod_id: token that ends a text.
-      most_waiting: maximum number of rows per client that wait for a slot.
+    `most_waiting` is the number of rows that a client may have in addition to
+    one row per slot.
     """
     self.engine = engine
     self._counters = counters
@@ -222,10 +206,9 @@ class Batcher:
     self._running: dict[int, Row] = {}
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
-    self._step_secs = _MOST_SECS  # seconds per step in calls without log p
-    # `_owed_secs`: seconds that decoding must run before the next prompt is
-    # read. `_owed_plain_secs`: seconds that steps without log p must run before
-    # the next step with log p.
+    self._step_secs = _MOST_SECS  # measured time of a step without log p
+    # Seconds that decoding steps must take before the next prompt is read; and
+    # that steps without log p must take before the next step with log p.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None
 
@@ -252,11 +235,8 @@ class Batcher:
   def replace_weights(self, load: Callable[[], None]) -> None:
     """Calls `load` in the batcher's thread as soon as all slots are free.
 
-    Until then no further row gets a slot, so that each row uses the same
-    weights from its first token to its last.
-
-    Args:
-      load: replaces the weights of the engine.
+    `load` replaces the weights of the engine. Until the call no further row
+    gets a slot, so that the same weights choose all tokens of a row.
     """
     with self._changed:
       self._load = load
@@ -272,7 +252,7 @@ class Batcher:
       self._changed.notify()
 
   def stop(self) -> None:
-    """Accepts no further rows, and makes `run` return when no row is left."""
+    """Refuses further rows, and makes `run` return when no row is left."""
     with self._changed:
       self._is_stopping = True
       self._changed.notify()
@@ -337,11 +317,10 @@ class Batcher:
     return slot
 
   def _read_prompt(self, row: Row, slot: int) -> None:
-    # Between two calls that run decoding steps, at most one prompt is read, so
-    # that no row waits for several prompts in succession. If another client has
-    # rows in slots, or if this prompt was also scored, which is slow, decoding
-    # comes next. It then runs for as long as reading this prompt took, before
-    # the next prompt is read.
+    # Between two calls of the decoder, at most one prompt is read, so that no
+    # row waits for several prompts. If another client has rows in slots, or if
+    # this prompt was scored, which is slow, decoding takes as much time as this
+    # prompt took, before the next prompt is read.
     others = [x for x in self._running.values() if x is not row]
     begin = time.monotonic()
     if row.scores_prompt:
@@ -361,14 +340,13 @@ class Batcher:
       return
     with_log_probs = {i: x for i, x in rows.items() if x.wants_log_probs}
     plain = {i: x for i, x in rows.items() if not x.wants_log_probs}
-    # A call that computes log p runs only one step. Between two such calls,
-    # rows without log p get calls of several steps, so that each row gets an
-    # equal share of the time.
+    # A call with log p runs only one step. Between two such calls, rows without
+    # log p get calls of several steps, so that all rows get equal time.
     is_mixed = bool(plain) and bool(with_log_probs)
     is_plain = not with_log_probs or (is_mixed and self._owed_plain_secs > 0)
     begin = time.monotonic()
-    # The call also includes rows that take no token from it. Otherwise it would
-    # read zeros for such a row, and overwrite the row's keys and values.
+    # The call includes even rows that take no token from it, because zeros are
+    # fed for a row that is left out, and overwrite the row's keys and values.
     found = self.engine.decoder.steps(
       {slot: _make_slot_text(row) for slot, row in rows.items()},
       self._count_steps(plain, with_log_probs) if is_plain else 1,
@@ -402,12 +380,12 @@ class Batcher:
   def _count_steps(
     self, plain: Mapping[int, Row], others: Mapping[int, Row]
   ) -> int:
-    # Returns the number of steps in a call without log p; `others` are the rows
+    # Returns the number of steps in a call without log p. `others` are the rows
     # with log p.
     secs = _MOST_SECS
     if self._waiting and len(self._running) < self.engine.decoder.num_slots:
-      # A slot is free for a waiting row, so run only the steps that must run
-      # before the next prompt is read.
+      # A waiting row can get a slot, so run only the steps that are due before
+      # the batcher reads the row's prompt.
       secs = min(secs, self._owed_secs)
     if others:
       secs = min(secs, self._owed_plain_secs)

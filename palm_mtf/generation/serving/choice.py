@@ -12,8 +12,8 @@ from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 
-# OpenAI's API knows only "stop" and "length", so every other end of a text,
-# such as a time limit, is reported as "length".
+# OpenAI's API has only "stop" and "length", so every other end of a text, such
+# as a time limit, is reported as "length".
 _FINISH_REASONS = {"eod": "stop", "stop": "stop", "": None}
 
 
@@ -23,7 +23,7 @@ class _Entry(NamedTuple):
   text: str
   log_prob: float | None  # None for the start token
   likeliest: Mapping[str, float] | None
-  place: int  # place of its first character in the text
+  place: int  # index in the text of the token's first character
 
 
 class Choice:
@@ -41,19 +41,13 @@ class Choice:
     request: CompletionRequest,
     vocabulary: Vocabulary,
   ):
-    """Begins a choice whose text is empty.
-
-    Args:
-      index: index of the choice in the answer.
-      row: prompt and tokens so far; the batcher's thread appends tokens.
-      request: the client's request.
-      vocabulary: vocabulary of the model.
-    """
+    # `index` is the choice's index in the answer. The batcher's thread appends
+    # tokens to `row`.
     self.row = row
     self._index, self._request = index, request
     self._vocabulary = vocabulary
-    # Whether the client's token ids already begin with the start token, which
-    # then counts as part of the prompt.
+    # Whether the client's token ids begin with the start token, which then
+    # counts as part of the prompt.
     given = request.prompts[index // request.n]
     self._gives_start = not isinstance(given, str) and (
       len(given) == len(row.prompt)
@@ -68,7 +62,7 @@ class Choice:
         echoed.add(token)
       self._start = echoed.text
     self._entries: list[_Entry] = []
-    self._num_read = 0  # tokens of the text that `read` has read
+    self._num_read = 0  # tokens that `read` has read
     self._shown = 0  # characters that `read` has returned
     self._shown_entries = 0  # `_entries` that `read` has returned
 
@@ -112,14 +106,13 @@ class Choice:
     return choice
 
   def _read_tokens(self) -> None:
-    # Reads the tokens that the batcher has added since the last call.
     ended = self.row.ended
     new = self.row.chosen[self.num_tokens :]
     if self._request.logprobs is None:
       self._reader.add(each.token for each in new)
       return
     # Once the row has a token, the prompt's scores are complete, because the
-    # batcher computes the scores before it chooses tokens.
+    # batcher scores the prompt before it chooses tokens.
     if self._request.echo and not self._entries and (new or ended):
       self._add_prompt_entries()
     for each in new:
@@ -147,14 +140,13 @@ class Choice:
       : self._request.logprobs
     ]:
       likeliest.setdefault(text_of(token), log_prob)
-    # As in OpenAI's API, list the chosen token even if others are likelier.
+    # As in OpenAI's API, list the chosen token too, if it is none of these.
     likeliest.setdefault(text, chosen.log_prob)
     return _Entry(text, chosen.log_prob, likeliest, 0)
 
   def _take_log_probs(self, length: int, is_over: bool) -> dict:
-    # Returns entries that no call has returned before: of tokens that begin
-    # within the first `length` characters, or of all tokens if the text is
-    # over.
+    # Returns entries that no call has returned before. Unless the text is over,
+    # the entries' tokens begin within the first `length` characters.
     first = self._shown_entries
     while self._shown_entries < len(self._entries) and (
       is_over or self._entries[self._shown_entries].place < length

@@ -18,8 +18,8 @@ from palm_mtf.errors import (
 MOST_LOG_PROBS = 5  # as in OpenAI's API
 _MOST_STOPS = 4  # as in OpenAI's API
 _MOST_STOP_CHARACTERS = 1000
-# Fields of OpenAI's API that are not supported. They may have only these
-# values, which have no effect.
+# Unsupported fields of OpenAI's API. Only these values, which have no effect,
+# are accepted.
 _WITHOUT_EFFECT = {
   "best_of": (None, 1),
   "frequency_penalty": (None, 0),
@@ -38,8 +38,7 @@ class CompletionRequest:
     prompts: texts, or lists of token ids.
     max_tokens: maximum number of tokens per completion; 0 only with `echo`.
     temperature: TEMPERATURE; 0 takes the likeliest token.
-    top_p: TOP_P: draws from the likeliest tokens with this sum of
-      probabilities.
+    top_p: TOP_P: total probability of the likeliest tokens to draw from.
     top_k: TOP_K: number of likeliest tokens to draw from; None for all.
     n: number of completions per prompt.
     stop: a completion ends where the first of these texts begins.
@@ -72,13 +71,9 @@ class CompletionRequest:
 def read_completion_request(
   body: object, decode: DecodeConfig, *, sample_tokens: int, seed: int
 ) -> CompletionRequest:
-  """Reads and checks the fields of a request's body.
+  """Reads and checks the fields of a request's body, as parsed from JSON.
 
-  Args:
-    body: the body, as parsed from JSON.
-    decode: default settings of sampling.
-    sample_tokens: default of max_tokens.
-    seed: default of seed.
+  `decode`, `sample_tokens` (max_tokens) and `seed` are defaults of fields.
 
   Raises:
     UserError: if a field is wrong or unknown.

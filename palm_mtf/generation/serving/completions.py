@@ -33,7 +33,6 @@ class Completions:
   """Answers requests for completions with one batcher."""
 
   def __init__(self, model: ServedModel, batcher: Batcher):
-    """Takes the model and its batcher."""
     self._model, self._batcher = model, batcher
 
   async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -68,8 +67,8 @@ class Completions:
         return await self._stream(request, asked, choices, changed)
       return await self._answer_whole(choices, changed)
     finally:
-      # If the client has disconnected, `cancel` frees the slots. It does not
-      # change rows that have ended.
+      # If the client has disconnected, this frees the slots. Rows that have
+      # ended do not change.
       self._batcher.cancel(rows)
 
   async def _answer_whole(
@@ -91,7 +90,7 @@ class Completions:
   def _is_over(self, choice: Choice) -> bool:
     _check_choice(choice)
     is_over = choice.is_over()
-    if is_over:  # a stop string ends the text before the row ends
+    if is_over:  # a stop string does not end the row itself
       self._batcher.cancel([choice.row])
     return is_over
 
@@ -109,8 +108,8 @@ class Completions:
 
     async def send(event: str) -> None:
       # Send the HTTP status only with the first event, because an error before
-      # the first event needs another status. A client that does not read times
-      # out.
+      # the first event needs another status. The timeout is for a client that
+      # does not read.
       async with asyncio.timeout(self._model.most_secs):
         if not response.prepared:
           await response.prepare(request)
@@ -158,8 +157,6 @@ def check_name(model: ServedModel, name: object) -> None:
 
 
 def _check_choice(choice: Choice) -> None:
-  # Raises RefusalError if the server is stopping, or if the time limit passed
-  # before the first token.
   row = choice.row
   if row.ended == "failed":
     raise RefusalError(503, "this server is stopping.")

@@ -22,15 +22,15 @@ from palm_mtf.generation.serving.messages import (
 
 _logger = logging.getLogger(__name__)
 
-# Each connection may hold one body of 2 MiB, so all hold at most 1 GiB.
+# A connection holds at most one body of 2 MiB, so all hold at most 1 GiB.
 _MOST_CONNECTIONS = 512
-# The number of file descriptors that are reserved for checkpoints, threads and
-# sockets that are being refused.
+# File descriptors that are reserved for checkpoints, threads and sockets that
+# are being refused.
 _SPARE_FILES = 32
 _FEWEST_CONNECTIONS = 4
 
 _HEADER_SECS = 10  # from connecting to the end of the first request's headers
-_IDLE_SECS = 75  # between requests; most proxies use 60
+_IDLE_SECS = 75  # between requests; longer than the 60 of most proxies
 _RETRY_SECS = 1  # after an error in accept()
 
 _FULL = (
@@ -40,9 +40,9 @@ _FULL = (
 
 
 def raise_connection_limit() -> int:
-  """Returns the number of connections that the limit of open files permits.
+  """Raises the soft limit of open files, as far as needed and possible.
 
-  First raises the soft limit, as far as needed and as the hard limit allows.
+  Returns the number of connections that the limit then permits.
   """
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   reserved = len(os.listdir("/proc/self/fd")) + _SPARE_FILES
@@ -78,7 +78,6 @@ class Connections:
   """
 
   def __init__(self, server: web.Server, counters: Counters, most: int):
-    """Takes aiohttp's server, and the maximum number of connections."""
     self._server, self._counters, self._most = server, counters, most
     self._num_open = 0
     # Idle connections, the longest idle first. The value is a timer that closes
@@ -109,7 +108,7 @@ class Connections:
         await asyncio.sleep(_RETRY_SECS)
 
   def begin(self, connection: asyncio.Protocol) -> None:
-    """Notes that a request on a connection is now being answered."""
+    """Notes that a connection is not idle: its request is being answered."""
     timer = self._idle.pop(connection, None)
     if timer:
       timer.cancel()
@@ -161,8 +160,6 @@ class Connections:
 
 
 class _Connection(web.RequestHandler):
-  """Handles HTTP/1.1 on one connection."""
-
   __slots__ = ("_connections",)
 
   def __init__(
@@ -180,7 +177,7 @@ class _Connection(web.RequestHandler):
     self._connections.remove(self)
 
   def log_exception(self, *args: object, **kw: object) -> None:
-    # Log no traceback for TLS on this port, HTTP/2, a port scanner, or a body
+    # Log no traceback for TLS or HTTP/2 on this port, a port scanner, or a body
     # that cannot be decoded, because clients could fill the disk with logs.
     if not isinstance(kw.get("exc_info"), MALFORMED):
       super().log_exception(*args, **kw)
@@ -197,8 +194,7 @@ class _Connection(web.RequestHandler):
     why = exc.message.partition("\n")[0][:80]
     refusal = RefusalError(400, f"this is not an HTTP/1.1 request: {why}")
     if isinstance(exc, http_exceptions.ContentEncodingError):
-      # aiohttp accepts some encodings although the library that decodes them is
-      # not installed.
+      # aiohttp accepts encodings whose decoder may not be installed.
       if "Please install" in why:
         refusal = refuse_coding("this Content-Encoding")
       else:
@@ -214,8 +210,7 @@ class _Connection(web.RequestHandler):
     resp: web.StreamResponse,
     start_time: float | None,
   ) -> tuple[web.StreamResponse, bool]:
-    # aiohttp itself answers a request with an unknown Expect header, in plain
-    # text. Replace that answer by JSON.
+    # aiohttp answers an unknown Expect header in plain text; answer in JSON.
     if isinstance(resp, web.HTTPExpectationFailed):
       given = shown(request.headers["Expect"])
       refusal = RefusalError(

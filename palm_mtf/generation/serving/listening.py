@@ -19,8 +19,8 @@ def listen(
 
   Args:
     given: ADDRESS:PORT, or [ADDRESS]:PORT with IPv6.
-    allow_any_address: whether 0.0.0.0 and [::], which stand for every address
-      of this host, are allowed.
+    allow_any_address: whether 0.0.0.0 and [::], which are all addresses of this
+      host, are allowed.
     has_keys: whether requests need an API key.
 
   Raises:
@@ -69,8 +69,7 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
       f'--listen: the name "{host}" has no address on this host; correct it, '
       "add it to /etc/hosts, or give the address itself."
     ) from None
-  # Prefer IPv4, because a name such as localhost often has both an IPv4 and an
-  # IPv6 address.
+  # If a name such as localhost has an IPv4 and an IPv6 address, take IPv4.
   family, *_, place = min(found, key=lambda x: x[0] != socket.AF_INET)
   ip = _parse_ip(place[0])
   if family == socket.AF_INET6 and ip.version == 4:  # as in ::ffff:127.0.0.1

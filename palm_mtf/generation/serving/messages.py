@@ -35,7 +35,6 @@ class RefusalError(Exception):
   def __init__(
     self, status: int, message: str, headers: Mapping[str, str] | None = None
   ):
-    """Takes status, message and further headers."""
     super().__init__(message)
     self.status, self.message = status, message
     self.kind = "invalid_request_error" if status < 500 else "server_error"
@@ -64,11 +63,7 @@ def make_json_response(
 
 
 def refuse_coding(named: str) -> RefusalError:
-  """Returns the error for a Content-Encoding that is not supported.
-
-  Args:
-    named: beginning of the message, which names the encoding.
-  """
+  """Returns the error for an unsupported Content-Encoding, called `named`."""
   return RefusalError(
     415, f"{named} is not supported; leave it out, or give gzip or deflate."
   )
@@ -77,15 +72,11 @@ def refuse_coding(named: str) -> RefusalError:
 async def read_json(request: web.Request, most_secs: float) -> object:
   """Returns the body of a request, parsed from JSON.
 
-  Args:
-    request: request with a body.
-    most_secs: seconds within which the body has to arrive.
-
   Raises:
-    RefusalError: if the body is not JSON or does not arrive in time.
+    RefusalError: if the body is not JSON or does not arrive in `most_secs`.
   """
-  # Require the content type of JSON, because a browser lets a page of another
-  # site send text, but not JSON, without asking this server.
+  # Require the content type of JSON, because a page of another site can send
+  # text, but not JSON, without a CORS preflight request to this server.
   if request.content_type != "application/json":
     raise RefusalError(415, "give the header Content-Type: application/json.")
   # Decode only UTF-8, because some of Python's codecs take minutes for a

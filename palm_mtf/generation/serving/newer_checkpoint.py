@@ -38,20 +38,20 @@ class NewerCheckpoint:
     Args:
       model_dir: MODEL_DIR of the run.
       served: checkpoint that is served now.
-      shapes: shape of every parameter of the model, by name.
+      shapes: {name of a parameter: its shape}, for the whole model.
       vocabulary_sha256: hash of the run's SentencePiece model.
     """
     self._model_dir, self._served = model_dir, served.blake2b
     self._shapes, self._vocabulary_sha256 = shapes, vocabulary_sha256
-    # State of each checkpoint folder that cannot be served. Until its state
-    # changes, a folder is not read again, and causes no further warning.
+    # {checkpoint that cannot be served: state of its files}. Until the state
+    # changes, the checkpoint is not read again and causes no further warning.
     self._skipped: dict[str, _State] = {}
 
   def find(self) -> Checkpoint | None:
     """Returns the newest complete checkpoint; None if it is already served.
 
-    The files of the checkpoint are held open, so that they can be read even
-    after training has removed the checkpoint.
+    The checkpoint's files stay open, so that they can be read even after
+    training has removed the checkpoint.
     """
     for path in reversed(checkpoint_folders(self._model_dir)):
       state = _read_state(path)
@@ -63,7 +63,7 @@ class NewerCheckpoint:
         found = read_and_hold(path)
         check_same_model(found, self._shapes, self._vocabulary_sha256)
       except RemovedCheckpointError:
-        return None  # a newer checkpoint replaced it; the next call finds that
+        return None  # training removed it; the next call finds a newer one
       except (DamagedCheckpointError, UserError) as error:
         self._skipped[path] = state
         _logger.warning(f"{path} is not served: {error}")

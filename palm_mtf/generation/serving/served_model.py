@@ -34,7 +34,7 @@ class ServedModel:
     seed: default of seed.
     start_id: id of the token that the model reads before every text.
     sequence_length: maximum number of tokens in a prompt and its completion.
-    most_rows: maximum number of completions per client, running and waiting.
+    most_rows: maximum number of a client's running and waiting completions.
     most_secs: maximum time of a request, in seconds.
   """
 
@@ -52,7 +52,7 @@ class ServedModel:
   @functools.cached_property
   def most_characters(self) -> float:
     """Upper bound of the number of characters in SEQUENCE_LENGTH tokens."""
-    if not self.vocabulary.has_bytes:  # <unk> stands for any number of them
+    if not self.vocabulary.has_bytes:  # <unk> is any number of characters
       return math.inf
     pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
     return self.sequence_length * max(map(len, pieces))
@@ -60,9 +60,8 @@ class ServedModel:
   def describe(self, *, step: int, created: int) -> dict:
     """Returns the entry of this model in the answer of /v1/models.
 
-    Args:
-      step: training step of the checkpoint that is served.
-      created: time of the checkpoint, in seconds since 1970.
+    `step` is the training step of the served checkpoint, and `created` the
+    checkpoint's time in seconds since 1970.
     """
     return {
       "id": self.name,
@@ -94,11 +93,7 @@ class ServedModel:
   ) -> list[Choice]:
     """Makes the choices of an answer; the caller submits their rows.
 
-    Args:
-      asked: the client's request.
-      client: name of the client.
-      changed: the batcher's thread calls this when a row has more tokens or has
-        ended.
+    For `client` and `changed`, see `Row`.
 
     Raises:
       UserError: if a prompt leaves no room for its completion, or an id of the

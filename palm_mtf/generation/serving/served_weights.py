@@ -38,12 +38,8 @@ class ServedWeights:
   ):
     """Takes the settings that all checkpoints share.
 
-    Args:
-      model: the architecture.
-      mesh: devices and layout rules.
-      weight_dtype: WEIGHT_DTYPE.
-      num_tokens: number of pieces in the vocabulary.
-      num_slots: maximum number of texts that are decoded together.
+    `num_tokens` is the number of pieces in the vocabulary, and `num_slots` the
+    maximum number of texts that are decoded together.
     """
     self._model, self._mesh, self._weight_dtype = model, mesh, weight_dtype
     self._num_tokens, self._num_slots = num_tokens, num_slots

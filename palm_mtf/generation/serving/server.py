@@ -39,7 +39,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
   """Serves one model until a signal stops the server.
 
-  Signals do not stop a server that runs outside of the main thread.
+  In a thread other than the main thread, signals do not stop the server.
   """
 
   def __init__(
@@ -49,14 +49,7 @@ class Server:
     counters: Counters,
     access: Access,
   ):
-    """Takes the parts of a server.
-
-    Args:
-      model: limits and defaults.
-      batcher: batcher, which the server runs in a separate thread.
-      counters: the batcher's counters, to which the server adds requests.
-      access: conditions that requests must meet.
-    """
+    # `counters` are the batcher's counters, to which the server adds requests.
     self._model, self._batcher, self._counters = model, batcher, counters
     self._access = access
     self._completions = Completions(model, batcher)
@@ -69,14 +62,12 @@ class Server:
   ) -> str:
     """Serves until a signal comes, and then until the last answer is sent.
 
-    A second signal aborts unfinished answers.
-
     Args:
       listening: socket that listens for connections.
       ready: called once, when the server accepts connections.
 
     Returns:
-      Name of the signal, such as "SIGTERM"; "" if the batcher failed.
+      The name of the signal, such as "SIGTERM"; "" if the batcher failed.
     """
     loop = asyncio.get_running_loop()
     for number in handled_signals():

@@ -53,8 +53,6 @@ def tpu_devices(
     jobs: TensorFlow's job name of each pod; None means this process.
     client: TensorFlow's name of the client's CPU.
   """
-  # The mesh's last axis carries the most traffic, so the chips along it form a
-  # box of neighbours.
   model_size = list(mesh.axes.values())[-1]
   coordinates = [[x] for x in chips_of_replicas(where, model_size)]
   assignments = [
@@ -75,8 +73,7 @@ def device_coordinates(where: TpuSlice) -> list[list[_Coordinates]]:
   """Returns the coordinates of all devices, as [hosts][devices of the host]."""
   return [
     [
-      # (x, y, z) of the chip: the host's corner plus the chip's place in the
-      # host.
+      # A chip's (x, y, z): the host's corner plus the chip's place in the host.
       (*(base + step for base, step in zip(corner, chip, strict=True)), i)
       for chip in _box_corners(HOST_CHIPS)
       for i in range(where.devices_of_chip)
@@ -88,12 +85,8 @@ def device_coordinates(where: TpuSlice) -> list[list[_Coordinates]]:
 def _box_corners(
   shape: Sequence[int], step: Sequence[int] = (1, 1, 1)
 ) -> list[tuple[int, int, int]]:
-  """Returns the lowest corners of boxes that fill `shape`; x changes fastest.
-
-  Args:
-    shape: size in x, y and z.
-    step: size of a box in x, y and z.
-  """
+  # Returns the lowest corners of boxes of size `step` that fill a box of size
+  # `shape`. Sizes and corners are (x, y, z); x changes fastest.
   xs, ys, zs = (range(0, n, by) for n, by in zip(shape, step, strict=True))
   return [(x, y, z) for z in zs for y in ys for x in xs]
 
@@ -101,14 +94,14 @@ def _box_corners(
 def chips_of_replicas(where: TpuSlice, model_size: int) -> list[_Coordinates]:
   """Returns the coordinates of each device of a mesh, in the mesh's order.
 
-  Devices whose coordinates differ only on the mesh's last axis communicate
-  most, many times per layer. They get a box of neighbouring chips if the slice
-  has a box of that size. The order in the box: first the devices of a chip,
-  then chips along x, y and z.
+  The mesh's last axis carries the most traffic, many messages per layer. So the
+  devices along this axis form a box of neighbouring chips, if the slice has a
+  box of that size. In the box, devices of a chip follow each other, then chips
+  along x, y and z.
 
   Args:
     where: the slice.
-    model_size: size of the mesh's last axis; divides the number of devices.
+    model_size: size of the mesh's last axis.
   """
   box, left = [], model_size
   for n in (where.devices_of_chip, *where.chips):

@@ -23,11 +23,10 @@ from palm_mtf.mesh.tpu.stacked_variables import cut_stacks
 
 
 class _Sums(NamedTuple):
-  """Sums of tensors over all pods, of equal shape, which one pod receives."""
+  """Sums over all pods, for one pod; the summed tensors have one shape."""
 
   exchanges: Sequence[Exchange]
-  # One tensor per device, on the device's host, float32: a stack of one slice
-  # per exchange.
+  # For each device, on its host: a float32 stack of one slice per exchange.
   stacks: Sequence[tf.Tensor]
 
 
@@ -43,12 +42,12 @@ class TpuLowering:
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
     """Builds the programs that one session.run runs on all pods."""
-    # If gradients are summed over pods, the programs that compute gradients are
-    # built first. The programs below read the sums.
+    # If gradients are summed over pods, `_sum_over_pods` builds the programs
+    # that compute the gradients, and the programs below read the sums.
     wanted = [*(x.operation for x in tensors.values()), *operations]
     sums = self._sum_over_pods(wanted)
     values, done = {}, []
-    for mesh in self._placements:  # a program for each pod
+    for mesh in self._placements:
       asked = {name: x for name, x in tensors.items() if x.mesh is mesh}
       here = [x for x in operations if x.mesh is mesh]
       if asked or here:
@@ -69,10 +68,12 @@ class TpuLowering:
   ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Builds a program that runs several training steps of one pod.
 
+    A round is the forward and backward pass of one microbatch.
+
     Args:
       tensors: tensors to fetch in each step, by name, [] float32 or bool. The
         loop ends after the first step in which "is_finite" is false.
-      operations: operations of the last round (microbatch) of a step.
+      operations: operations of the last round of a step.
       accumulations: operations of each earlier round of a step.
       rounds: {name of a tensor that is imported onto the mesh: the tensor's
         values in all rounds of all steps, [rounds, ...]}.
@@ -80,9 +81,8 @@ class TpuLowering:
       num_steps: number of steps to run, [], int32, on the host.
 
     Returns:
-      The number of steps that were run, [] int32; and a dict that maps each
-      name in `tensors` to the values in all steps, [steps]. Values of steps
-      that were not run are undefined.
+      The number of steps that ran, [] int32; and {name in `tensors`: values in
+      all steps, [steps]}. The values of steps that did not run are undefined.
     """
     ((mesh, placement),) = self._placements.items()
     wanted = [*(x.operation for x in tensors.values()), *operations]
@@ -100,8 +100,8 @@ class TpuLowering:
       with placement.import_round(rounds, i * rounds_per_step + last):
         return _pack(_Program(mesh, placement, wanted), tensors)
 
-    # During the loop host and device exchange nothing. The host sends all
-    # inputs before the loop, and gets the results after the loop.
+    # During the loop, host and device exchange nothing: the host sends all
+    # inputs before the loop and gets the results after the loop.
     def computation() -> tuple[list[tf.Tensor], tf.Operation]:
       steps_here = placement.feed([num_steps] * placement.size)
 
@@ -127,7 +127,7 @@ class TpuLowering:
 
   @property
   def slices(self) -> list[dict[str, list[Slice]]]:
-    """For each mesh, {stack name: slices of the stack, one per device}."""
+    """For each mesh, {name of a stack: the stack's slices, one per device}."""
     return [placement.slices for placement in self._placements.values()]
 
   @property
@@ -142,7 +142,7 @@ class TpuLowering:
     operations: Sequence[mtf.Operation],
     sums: Sequence[_Sums],
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds a pod's program; returns the fetched tensors and the program."""
+    # Builds a pod's program; returns the fetched tensors and the program.
     placement = self._placements[mesh]
     wanted = [*(x.operation for x in tensors.values()), *operations]
 
@@ -161,12 +161,8 @@ class TpuLowering:
   def _sum_over_pods(
     self, wanted: Sequence[mtf.Operation]
   ) -> dict[mtf.Mesh, list[_Sums]]:
-    """Builds the programs that compute gradients, if `wanted` needs sums.
-
-    Returns:
-      {mesh of a pod: the sums that the pod's programs read}; {} if `wanted`
-      needs no sums.
-    """
+    # Builds programs that compute the terms of all sums that `wanted` needs.
+    # Returns {mesh of a pod: the sums that the pod's program reads}.
     exchanges = collections.defaultdict(list)
     for operation in _find_needed(wanted):
       if isinstance(operation, Exchange):
@@ -195,18 +191,15 @@ class TpuLowering:
   def _compute_terms(
     self, mesh: mtf.Mesh, terms: Sequence[mtf.Tensor]
   ) -> dict[tuple[int, ...], list[tf.Tensor]]:
-    """Computes one pod's terms of all sums over pods, such as gradients.
-
-    Returns:
-      {indices of terms with equal shapes: stacks}; `stacks` has one tensor per
-      device, on the device's host: a stack of the device's slices of the terms.
-    """
+    # Computes one pod's terms of all sums over pods, such as gradients. Returns
+    # {indices of stacked terms: for each device, on its host, the stack of the
+    # device's slices of these terms}.
     placement = self._placements[mesh]
     stacks: list[Sequence[int]] = []
 
     def computation():
       lowering = _Program(mesh, placement, [x.operation for x in terms])
-      # A term that is a pending sum is all-reduced within the pod.
+      # A term that is a LazyAllreduceSum is all-reduced within the pod.
       laid_out = [lowering.tensors[x].to_laid_out_tensor() for x in terms]
       parts = [x.one_slice for x in laid_out]
       # Messages have a fixed cost, so terms of equal shape share a message.
@@ -259,8 +252,8 @@ class _Program(mtf.Lowering):
 class _Variables(dict):
   """The slices of each variable, made when the variable is first read."""
 
-  # The variables of an update are not among the update's inputs, so a program
-  # does not always lower them before the update.
+  # An update's variables are not among its inputs, so a program may lower the
+  # update first.
 
   def __init__(self, placement: TpuPlacement):
     super().__init__()
@@ -280,7 +273,7 @@ def _find_needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
       before = {x.operation for x in operation.inputs} - needed
       needed |= before
       todo += before
-  graphs = {x.graph for x in needed}  # has one graph
+  graphs = {x.graph for x in needed}  # all the same graph
   return [x for graph in graphs for x in graph.operations if x in needed]
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The placement of a pod on TPUs: one program, which all devices run.
 
-  host of a device    rows, sums over pods      -> device
-  device              results of a computation  -> its host
+  host of a device    rows of a batch, sums over pods  -> device
+  device              results of a computation         -> its host
 
 Mesh TensorFlow's `SimdMeshImpl` builds the operations of one device; inside
 `tf.tpu.replicate` XLA compiles these operations for every device of the mesh.
@@ -33,12 +33,7 @@ from palm_mtf.ops.variables import SlicedVariable
 
 
 class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
-  """`Placement` of a pod on TPUs.
-
-  Attributes:
-    cpus: CPU next to each device.
-    lower: function from {mesh: placement} to the lowering of a graph.
-  """
+  """`Placement` of a pod on TPUs; `cpus` has the CPU next to each device."""
 
   native_threads = 0
 
@@ -49,14 +44,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     devices: Sequence[str],
     lower: Callable[..., Lowering],
   ):
-    """Lays tensors out by the rules of `mesh`.
-
-    Args:
-      mesh: axes and layout rules.
-      assignment: where each device of the mesh is on the TPU's torus.
-      devices: TensorFlow's names of these devices.
-      lower: function from {mesh: placement} to the lowering of a graph.
-    """
+    # `assignment` tells where each device of the mesh is on the TPU's torus.
+    # `lower` makes the lowering of a graph from {mesh: placement}.
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(
       shape,
@@ -73,7 +62,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self._variables: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}
     # During `import_round`: the imported values of all rounds (microbatches),
-    # on the host; and the same values on the devices.
+    # on the host, and the same values on the devices.
     self._rounds: Mapping[str, tf.Tensor] = {}
     self._fed_rounds: dict[str, tf.Tensor] = {}
 
@@ -90,7 +79,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   @property
   def slices(self) -> dict[str, list[Slice]]:
-    """Slices of all variables that computations use, by stack name."""
+    """{name of a stack: slices}, of all variables that computations use."""
     return {stack.name: stack.slices for stack in self._stacks}
 
   def replicate(
@@ -110,7 +99,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     job, _, _ = self.cpu.rpartition("/task:")
 
     def on_one_device():
-      if job:  # each pod is a TPU system
+      if job:  # each job is a TPU system
         (metadata,) = tf.no_op().control_inputs
         metadata._set_device(f"{job}/task:0/device:TPU_SYSTEM:0")
       for stack in self._stacks:
@@ -146,9 +135,9 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """
     num = len(values)
 
-    # Besides the values, the loop carries the stacks of all variables, so that
-    # a round begins with the previous round's result, and the program reads and
-    # writes each variable once.
+    # Besides the values, the loop carries the stacks of all variables. So a
+    # round begins with the previous round's variables, and the program reads
+    # and writes each variable once.
     def of_round(*carried: tf.Tensor) -> list[tf.Tensor]:
       for stack, whole in zip(self._stacks, carried[num:], strict=True):
         stack.begin(whole)
@@ -171,8 +160,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Makes the `with` body import the values of one round.
 
     Args:
-      rounds: {name of an imported tensor: its values in all rounds,
-        [rounds, ...]}.
+      rounds: {name of an imported tensor: values in all rounds, [rounds, ...]}.
       index: index of the round, from 0, [], int32.
     """
     self._rounds, self._index = rounds, index
@@ -184,8 +172,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """The index of the device in the mesh, [] int32."""
     if self._pnum_tensor is None:
       numbers = []
-      # The tensor is made outside of the name scope of the collective that
-      # first reads it.
+      # Made outside of the name scope of the collective that first reads it.
       with tf.init_scope(), tf.name_scope("pnum/"):
         for pnum, cpu in enumerate(self.cpus):
           with tf.device(cpu):
@@ -194,18 +181,19 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self._pnum_tensor
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports a tensor; cuts all slices from the first process's copy."""
+    """Imports a tensor; takes all slices from the copy on `cpu`."""
     return mtf.import_tf_tensor(mesh, tensors[self.cpu], shape)
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor):
-    """Gives each device its slice of a fed tensor or of a constant."""
+    """Gives each device its slice of a tensor on the host, or of a constant."""
     value = tf.get_static_value(tf_x)
     if value is not None:  # a constant is a part of the program
       return self.slice(tf.constant(value, tf_x.dtype), x.shape)
     return self.LaidOutTensor([self._import_slice(tf_x, x.shape)])
 
   def _import_slice(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
-    """Returns a device's slice of a tensor that the host holds."""
+    # Returns a device's slice of a tensor on the host; during `import_round`,
+    # of the tensor's value in that round.
     if tf_x.name not in self._rounds:
       return self._cut_and_feed(tf_x, shape)
     if tf_x.name not in self._fed_rounds:
@@ -214,7 +202,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return tf.gather(self._fed_rounds[tf_x.name], self._index)
 
   def _cut_and_feed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
-    """Cuts the last dimensions of tf_x, `shape`; feeds devices the slices."""
+    # Cuts the last dimensions of tf_x, [..., shape]; feeds devices the slices.
     before = tf_x.shape.as_list()[: tf_x.shape.ndims - shape.ndims]
     size = before + self.slice_shape(shape)
     begins = [
@@ -222,8 +210,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       for pnum in range(self.size)
     ]
     cut = {}
-    # Slices are cut on the pod's host, once for all devices with the same
-    # slice, outside of computations and their loops.
+    # The pod's host cuts a slice once for all devices that hold it, outside of
+    # computations and their loops.
     with tf.init_scope(), tf.device(self.cpu):
       for begin in dict.fromkeys(begins):
         is_whole = size == tf_x.shape.as_list()
@@ -236,7 +224,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       return tpu_ops.tpu_replicated_input(list(values))
 
   def delay(self, x, signal):
-    """Returns x, delayed: it is not computed before `signal` is computed."""
+    """Returns x, which is not computed before `signal` is computed."""
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Tensor]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables on TPUs: each device stacks those of one kind, such as "mlp/wi"."""
+"""Variables on TPUs: a device stacks variables of a kind, such as "mlp/wi"."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -11,13 +11,11 @@ from palm_mtf.mesh.slices import Region, Slice, pad_to, regions_of
 from palm_mtf.ops.variables import Fill, SlicedVariable, make_variable
 from palm_mtf.ops.xla import function
 
-# A pod has thousands of devices, and a model has a hundred layers. It takes
-# time to make each variable on each device, to pass it to programs and to
-# save it.
-# Therefore the variables of one kind, such as mlp/wi, are stacked. In a
-# checkpoint each row of a stack is the variable of one layer. A stack has at
-# most _MAX_BYTES, because it is sent as one message, and gRPC counts the bytes
-# of a message in 32 bits.
+# With thousands of devices and a hundred layers, it takes long to make, pass to
+# programs and save each variable on each device. Therefore the variables of one
+# kind are stacked. In a checkpoint each row of a stack is one layer's variable.
+# A stack has at most _MAX_BYTES, because it is sent as one message, and gRPC
+# counts the bytes of a message in 32 bits.
 _MAX_BYTES = 2**30
 
 _T = TypeVar("_T")
@@ -60,13 +58,8 @@ class Stack:
     mesh_impl: mtf.MeshImpl,
     cpus: Sequence[str],
   ):
-    """Makes one TensorFlow variable per device, a stack of the device's slices.
-
-    Args:
-      variables: variables with equal shape, dtype and initializer.
-      mesh_impl: placement of the variables' mesh.
-      cpus: CPU next to each device.
-    """
+    # Makes one TensorFlow variable per device. `variables` have equal shapes,
+    # dtypes and initializers; `cpus` has the CPU next to each device.
     names = [each.name for each in variables]
     self.name = names[0]
     regions = list(regions_of(variables[0], mesh_impl))
@@ -91,10 +84,9 @@ class Stack:
     }
 
   def begin(self, whole: tf.Tensor | None = None) -> None:
-    """Begins a computation or a part of one; forgets all rows read or set.
+    """Begins a computation or a round of a loop; forgets rows read or set.
 
-    Args:
-      whole: stack at the beginning; None means the TensorFlow variable's value.
+    `whole` is the stack's first value; None means the TensorFlow variable's.
     """
     self._before, self._is_changed = whole, whole is not None
     self._rows: list[tf.Tensor] = []
@@ -131,7 +123,7 @@ class Stack:
 
 
 class StackedVariable:
-  """One variable of a stack, inside a computation; has the stored dtype."""
+  """One variable of a stack, in a computation; has the stored dtype."""
 
   def __init__(self, stack: Stack, row: int):
     self._stack, self._row = stack, row
@@ -140,7 +132,7 @@ class StackedVariable:
   def __tf_tensor__(
     self, dtype: tf.DType | None = None, name: str | None = None
   ) -> tf.Tensor:
-    # Returns the value before the computation, even after an assignment.
+    # Even after an assignment, this is the value before the computation.
     del dtype, name
     return self._stack.value(self._row)
 
@@ -150,8 +142,7 @@ class StackedVariable:
     return value
 
 
-# Takes regions; returns, for each region, the stack of all variables' initial
-# values in the region.
+# Returns, for each region, the stack of all variables' initial values there.
 _First = Callable[[Sequence[Region]], list[tf.Tensor]]
 
 
@@ -161,16 +152,15 @@ def _make_first_values(
   regions: Sequence[Region],
   cpus: Sequence[str],
 ) -> list[tf.Tensor]:
-  """Returns the initial value of each device's stack, on the device's host."""
+  # Returns the initial value of each device's stack, on the device's host.
   of_cpus: dict[str, dict[tuple[int, ...], Region]] = {}
   for region, cpu in zip(regions, cpus, strict=True):
     of_cpus.setdefault(cpu, {})[tuple(region.begin)] = region
   is_filled = isinstance(variables[0].initializer, Fill)
   first = (_fill_stacks if is_filled else _draw_stacks)(variables, mesh_impl)
   values = {}
-  # Each host makes the values of its devices' regions, once per region. The
-  # values are the same as on meshes of CPUs, and no host sends values to
-  # another.
+  # Each host makes the values of its devices' regions, once per region, so that
+  # no host sends values. The values are the same as on meshes of CPUs.
   for cpu, of_cpu in of_cpus.items():
     with tf.device(cpu):
       made = first(list(of_cpu.values()))
@@ -207,8 +197,7 @@ def _draw_stacks(
   def drawn(begins: tf.Tensor) -> list[tf.Tensor]:
     rows: list[list[tf.Tensor]] = []
     for each in variables:
-      # Variables are drawn one by one, so that memory holds only one whole
-      # value.
+      # Drawn one by one, so that memory holds only one whole variable.
       with tf.control_dependencies(rows[-1] if rows else []):
         whole = each.initializer.full_value(each.name, each.sizes)
         whole = tf.cast(whole, each.slice_dtype)
