@@ -43,7 +43,8 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
   for path in _find_folders(model_dir):
     row = {"step": step_of(path), "path": path, "state": _WHOLE}
     try:
-      # `read_checkpoint` compares only file sizes; `verify` hashes all bytes.
+      # `read_checkpoint` compares only file sizes, so that listing is fast. The
+      # command `checkpoints verify` hashes all bytes.
       checkpoint = read_checkpoint(path)
       row["written"] = checkpoint.written.isoformat(" ")
       row["bytes"] = checkpoint.num_bytes

@@ -216,7 +216,8 @@ class EvalTask:
   def texts(self) -> list[Document]:
     """Each example's text without exemplars, [examples].
 
-    The text of an unconditional example, an option without its question, is "".
+    An unconditional example has only an answer option, without the question;
+    its text here is "".
     """
     task, steps = self, self._task.preprocessors
     if any(map(adds_exemplars, steps)):

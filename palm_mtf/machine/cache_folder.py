@@ -71,7 +71,7 @@ def cache_path(kind: str, *key: str) -> str:
 
 
 def measured_hardware() -> str:
-  """Returns the path of the gin file with this machine's measured rates."""
+  """Returns the path of the gin file with this machine's FLOP/s and bytes/s."""
   key = str(usable_cores()), f"calibration {CALIBRATION}"
   return cache_path("hardware", *key) + ".gin"
 

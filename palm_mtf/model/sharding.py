@@ -54,7 +54,7 @@ class _Gathered(Resharded):
   """Outputs a whole weight, which is gathered again for the backward pass."""
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    del x  # the only output
+    del x  # there is only one output to recompute
     stored = recompute(self.inputs[0], signal)
     return Resharded(stored, self._dims, signal).outputs[0]
 

@@ -109,7 +109,7 @@ class SlicedVariable(mtf.Variable):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Returns the value, cast again after `signal`; see ops/recompute.py."""
-    del x  # the only output
+    del x  # there is only one output to recompute
     return _Cast(self, signal).outputs[0]
 
 

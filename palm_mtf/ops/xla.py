@@ -52,9 +52,10 @@ def _call_of_known_shapes(
   executor_type: str | None = None,
   xla_compile_attr: attr_value_pb2.AttrValue | None = None,
 ) -> tf.Operation:
-  # The caller, tf2.function, knows the shapes and sets them. To infer shapes,
-  # TensorFlow would walk through the function's body and copy a table of all
-  # constants of the graph at every call.
+  # Create the call operation without shape inference, because the caller,
+  # tf2.function, sets the output shapes. For each call operation, inference
+  # would walk through the function's body and copy a table of all constants of
+  # the graph.
   if not tf.compat.as_str(name).startswith(f"__inference_{_OURS}"):
     given = (config, executor_type, xla_compile_attr)
     return _partitioned_call_op(name, args, is_stateful, tout, *given)

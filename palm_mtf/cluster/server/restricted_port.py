@@ -187,7 +187,7 @@ def _attach_filter(
 def admit_own_user(port: int) -> None:
   """Starts a thread that admits this user's connections and ends all others.
 
-  `restrict_to_admitted` was applied to the port's listening sockets.
+  Call `restrict_to_admitted` with the port's listening sockets first.
 
   Raises:
     OSError: the system cannot tell which user has opened a connection.

@@ -39,7 +39,7 @@ class Kernel:
 
 
 def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
-  """Makes the variable of a kernel for the C++ operations of `native`."""
+  """Makes a variable that holds a packed weight matrix for C++ products."""
   kept = make_variable(packed.panels, name)
   packed = dataclasses.replace(packed, panels=kept.value())
   return Kernel(packed, kept.initializer)
