@@ -56,6 +56,7 @@ def test_an_old_name_is_the_same_module_and_warns_with_one_line(old, new):
     importlib.import_module(old)
 
 
+@pytest.mark.slow
 def test_python_shows_the_warning_to_a_program_that_uses_an_old_name():
   done = processes.python("-c", "from palm_mtf.layers import SwiGlu")
   assert done.returncode == 0

@@ -193,6 +193,7 @@ def test_a_command_prints(block, changed, finished):
   )
 
 
+@pytest.mark.slow
 @PAGE.shows("--- /dev/null\n+++ palm_mtf/export/raw.py")
 def test_a_format_is_written_and_keeps_to_the_import_table(
   block, changed, finished

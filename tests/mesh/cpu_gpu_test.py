@@ -60,6 +60,7 @@ class Assign(mtf.Operation):
     )
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_raises_and_assigns_nothing():
   mesh = mtf.Mesh(mtf.Graph(), "mesh")
   with (

@@ -65,9 +65,8 @@ def operations_of(remat: str) -> collections.Counter:
   return collections.Counter(digests.values())
 
 
-@pytest.mark.parametrize(
-  "remat", [pytest.param("none", marks=pytest.mark.slow), "layer"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["none", "layer"])
 def test_what_is_copied_for_a_device_is_what_a_call_would_have_made(
   monkeypatch, remat
 ):

@@ -157,9 +157,8 @@ def test_rows_may_come_in_parts(dtype):
 
 
 # Computes as a CPU with AVX2, and as a CPU without, in separate processes.
-@pytest.mark.parametrize(
-  "limit", ["AVX2", pytest.param("SSE41", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["AVX2", "SSE41"])
 def test_lesser_cpus_compute_the_same(limit):
   folder = pathlib.Path(__file__).parent
   names = ("packing", "self_attention", "norm")

@@ -45,6 +45,7 @@ def summed(values, factor):
   return x + total, total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [_swapped, summed])
 def test_all_variables_are_set_from_the_values_before(fn):
   with tf.Graph().as_default(), tf.Session() as session:

@@ -337,6 +337,7 @@ def test_a_loop_holds_the_bits_of_as_many_calls(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_loop_ends_at_a_step_that_is_not_finite_which_changes_nothing():
   config = tiny_config()
   mesh = mesh_of(ALL, steps_per_loop=3)

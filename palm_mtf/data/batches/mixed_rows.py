@@ -39,7 +39,7 @@ class Mixture:
   """Decides from which source each row of a run comes."""
 
   def __init__(self, rates: Sequence[float], *, seed: int):
-    """Divides each block's rows among sources in proportion to `rates`."""
+    """Divides each block (BLOCK_ROWS rows) among sources, as `rates` say."""
     # Number of rows per source in every block, [sources], int64.
     self.rows_of_block = _apportion(np.asarray(rates, np.float64))
     self._seed = seed

@@ -40,8 +40,9 @@ from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
 
-# Number of documents per split that are read first, to compute `has_inputs` and
-# the fingerprint, and to detect random steps.
+# Number of documents per split that are read when a task is opened, for
+# `has_inputs` and the fingerprint. They are read twice, because a random
+# preprocessor gives other documents the second time.
 _FIRST_DOCUMENTS = 32
 _BATCH = 32  # documents per element of the tf.data.Dataset
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)

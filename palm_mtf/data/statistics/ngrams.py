@@ -91,7 +91,8 @@ def _hash_block(block: str) -> np.ndarray:
   starts = np.flatnonzero(before & ~is_space)
   if not len(starts):
     return np.empty(0, np.uint64)
-  # Use one size unless a word is huge, so that `_powers` runs only once.
+  # Every block has the same size, unless it ends in a huge word, so that the
+  # cached result of `_powers` serves all blocks.
   size = max(2 * _BLOCK_CHARACTERS, 1 << len(characters).bit_length())
   powers, inverses = _powers(size)
   terms = characters + np.uint64(1)

@@ -124,9 +124,10 @@ class Generator:
     step: int | None,
   ) -> Iterator[list[list[_Row]]]:
     # Yields the texts after every `step` tokens and at the end; if `step` is
-    # None, only at the end. Copies of the first prompt pad the batch to `size`
-    # prompts, so that no padding row ends last. For each prompt, `before` holds
-    # the tokens that ContinuationReader reads first.
+    # None, only at the end. The batch is padded to `size` prompts with copies
+    # of the first prompt: a copy ends with its original, so that padding never
+    # makes decoding longer. `before` holds, for each prompt, the tokens that
+    # its ContinuationReader reads before the generated tokens.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]

@@ -69,7 +69,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def LaidOutVariable(  # noqa: N802, Mesh TensorFlow's name
     self, variable: SlicedVariable, mesh_impl: "TpuPlacement"
   ) -> "_LaidOutVariable":
-    """Returns a variable's row in its stack; all computations share stacks."""
+    """Returns a variable as a row of its `Stack`; the first call makes it."""
     if variable.name not in self._variables:
       with tf.control_dependencies(None):  # outside of the computation
         for alike in list_stacks(variable, self):

@@ -158,28 +158,19 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize(
-  "phases",
-  [
-    list(PHASES)[2:3],
-    pytest.param(list(PHASES), marks=pytest.mark.slow),
-  ],
-  ids=["one", "each"],
-)
-def test_a_pod_may_be_lost_in_any_phase(
-  corpus, tmp_path, capsys, monkeypatch, phases
-):
+@pytest.mark.slow
+def test_a_pod_may_be_lost_in_any_phase(corpus, tmp_path, capsys, monkeypatch):
   """The pod comes back each time, and in the end no bit is different."""
   settings = {**LOCAL, "FINGERPRINT_STEPS": 3}
   # The first run compiles; otherwise both servers would compile the same code.
   whole = {**settings, "PODS": "in_process"}
   assert runs.run("train", corpus, tmp_path / "whole", **whole) == 0
-  for phase in phases:
-    killing(monkeypatch, *PHASES[phase])
+  for place in PHASES.values():
+    killing(monkeypatch, *place)
   lost = {**settings, "ON_POD_FAILURE": "wait"}
   assert runs.run("train", corpus, tmp_path / "lost", **lost) == 0
   error = capsys.readouterr().err
-  for phase in phases:
+  for phase in PHASES:
     assert re.search(
       r"pod \d: its server \S+ \(process \d+\) was killed by SIGKILL, "
       rf"{phase}; ON_POD_FAILURE = 'wait'",

@@ -4,6 +4,8 @@
 
 import json
 
+import pytest
+
 from palm_mtf.config import MeshLayout
 from tools.bench.cases import graph
 
@@ -17,6 +19,7 @@ WIDE = [
 ]
 
 
+@pytest.mark.slow
 def test_building_allocates_no_weights(run_bench):
   flags = ["--mesh=data:2", "--layers=1", "--json"]
   code, out, _ = run_bench("graph", *WIDE, *flags)

@@ -10,6 +10,7 @@ from tests import runs
 from tools.bench.cases import quantized_loss
 
 
+@pytest.mark.slow
 def test_int8_costs_a_percent_of_perplexity_at_most_and_int4_five(
   tmp_path, capsys
 ):

@@ -17,6 +17,7 @@ from tools.traffic import traffic
 SMALL = ["NUM_LAYERS=1", "VOCAB_SIZE=512", "D_FF=64", "SEQUENCE_LENGTH=16"]
 
 
+@pytest.mark.slow
 def flags(*macros):
   return [f"--gin.{macro}" for macro in (*SMALL, *macros)]
 
