@@ -37,7 +37,7 @@ if is_owned():
 share_compiled_code(tf.io.gfile)
 
 
-# Runs its body eagerly even in a tf.Graph, for SeqIO's code.
+# SeqIO's code needs eager mode even where a tf.Graph is the default.
 eager_mode = context.eager_mode
 
 

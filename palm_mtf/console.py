@@ -32,7 +32,7 @@ def escape(text: str) -> str:
 
 
 class _Results:
-  """A stream that escapes text for a terminal; UserError if a write fails."""
+  """A stream that escapes text for a terminal; failed writes are UserErrors."""
 
   def __init__(self, stream: TextIO):
     self._stream = stream
@@ -54,7 +54,7 @@ class _Results:
     except BrokenPipeError:  # the reader of stdout has read enough
       raise
     except OSError as error:
-      # Discard the buffer: Python writes it at exit, which would fail again.
+      # Discard the buffer, because Python's write at exit would fail again.
       os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
       raise UserError(
         f"stdout cannot be written: {error.strerror}; send the results to a "
@@ -112,7 +112,7 @@ def _repair_streams() -> None:
     elif name == "stdin":
       # Read stdin as UTF-8 in any locale, like files. An invalid byte becomes
       # half of a surrogate pair, which user_text.py rejects.
-      with contextlib.suppress(io.UnsupportedOperation):  # already read from
+      with contextlib.suppress(io.UnsupportedOperation):  # after the first read
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     else:
       # A printed text may have characters that the stream's encoding lacks.

@@ -41,7 +41,7 @@ def shown(value: object) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
   """Returns ' (did you mean "x"?)' for the most similar name; or ''."""
-  # Truncate: comparing a long name is slow, and known names are shorter.
+  # Truncate a long name, which is slow to compare; known names are shorter.
   nearest = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
   return f' (did you mean "{nearest[0]}"?)' if nearest else ""
 

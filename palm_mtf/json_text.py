@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes JSON as the standard defines it.
 
-`json.dumps` of Python writes NaN and Infinity, which are not JSON, so that
-programs in other languages refuse the whole line.
+Python's `json.dumps` writes NaN and Infinity. They are not JSON, so programs in
+other languages refuse the whole line.
 """
 
 import json

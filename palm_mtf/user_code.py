@@ -58,7 +58,7 @@ class _Frame(NamedTuple):
 def user_code(where: str) -> Iterator[None]:
   """Turns exceptions of the body, which calls the user's code, into UserError.
 
-  What the body prints goes to stderr. KeyboardInterrupt passes unchanged.
+  The body prints to stderr. KeyboardInterrupt and UserError pass unchanged.
 
   Args:
     where: name of the user's code, for messages, such as "TASK: my_task".
@@ -73,8 +73,8 @@ def user_code(where: str) -> Iterator[None]:
       raise
     except BaseException as error:
       cause = _find_cause(error)
-      # A UserError from the Python generator of a tf.data dataset is only in
-      # the text of TensorFlow's error.
+      # If the Python generator of a tf.data dataset raises UserError, only the
+      # text of TensorFlow's error quotes it.
       own = re.search(r"UserError: (.*)", _to_text(cause))
       if own or isinstance(cause, UserError):
         raise UserError(own[1] if own else str(cause)) from error
@@ -111,7 +111,7 @@ def _find_cause(error: BaseException) -> BaseException:
     seen.add(id(error))
     frames = _list_frames(error)
     by_gin = _GIN_WRAPPER in type(error).__str__.__qualname__ or (
-      # Gin failed to make an instance of the new class.
+      # Gin's function failed while it made its new exception.
       bool(frames) and frames[-1].function == _GIN_WRAPPER
     )
     inner = error.__context__ if by_gin else error.__cause__
@@ -138,7 +138,7 @@ def _to_text(error: BaseException) -> str:
 
 def _last_frame(error: BaseException, text: str) -> _Frame | None:
   """Returns the innermost frame of the user's code, or None."""
-  # Frames of a function that TensorFlow called are only in the message.
+  # If TensorFlow called the function, only the message has its frames.
   named = [_Frame(*found) for found in _FRAME.findall(text)]
   users = [frame for frame in [*_list_frames(error), *named] if frame.is_users]
   return users[-1] if users else None

@@ -7,7 +7,7 @@ names   Case does not matter. A suffix in COMPRESSIONS gives the compression of
         .tsv is columns, any other suffix is plain text. A pipe has no name, so
         it is plain text; "-" is stdin.
 bytes   are UTF-8. A byte order mark, which Windows writes, is dropped at the
-        beginning of a file, and of a line, because files may be joined.
+        beginning of a file and, because files may be joined, of a line.
 lines   end only in a line feed; a carriage return before it is dropped. In JSON
         lines, blank lines are skipped. In other files, empty lines at the end
         are skipped.
@@ -37,7 +37,7 @@ from palm_mtf.errors import UserError
 COMPRESSIONS = (".gz", ".bz2", ".xz")
 
 _OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".z")
-# Functions that open a file by its suffix; they decompress while reading.
+# {suffix: function that opens such a file and decompresses what is read}.
 _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # Errors for missing, unreadable, truncated and damaged files.
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -125,7 +125,7 @@ def read_text(
 def read_lines(
   path: str, what: str, needed: str
 ) -> Iterator[tuple[int, str, str]]:
-  """Yields each line's number from 1, its place for messages, and its text.
+  """Yields (number from 1, "WHAT, line NUMBER", text) for each line.
 
   Empty lines at the end of the file are left out. Arguments are those of
   `read_text`.
@@ -153,7 +153,7 @@ def split_lines(text: str) -> list[str]:
 def read_json_lines(
   path: str, what: str, fix: str, *, needed: str | None = None
 ) -> Iterator[tuple[int, str, dict[str, object]]]:
-  """Yields each line's number from 1, its place for messages, and its object.
+  """Yields (number from 1, "WHAT, line NUMBER", JSON object) for each line.
 
   Blank lines are left out. Only one line is in memory at a time.
 
@@ -164,8 +164,8 @@ def read_json_lines(
     needed: advice for messages if all lines are blank; None to permit that.
 
   Raises:
-    UserError: the file cannot be read, is damaged, a folder or a device, or a
-      line is not a JSON object.
+    UserError: the file cannot be read or is damaged, it is a folder or device,
+      or a line is not a JSON object.
   """
   number, is_blank = 0, True
   try:
@@ -242,8 +242,8 @@ def _open(path: str, what: str) -> Iterator[BinaryIO]:
   if stat.S_ISDIR(mode):
     raise UserError(f"{what}: is a folder; name a file in it.")
   with _OPENERS[compression_of(path)](path, "rb") as content:
-    # A device such as /dev/zero has no end, but the user ends the text of a
-    # terminal with Ctrl-D.
+    # Refuse devices, because /dev/zero, for example, has no end. Accept a
+    # terminal, because the user ends its text with Ctrl-D.
     is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
     if is_device and not os.isatty(content.fileno()):
       raise UserError(f"{what}: is a device; name a file of text.")

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from palm_mtf.config import PalmConfig
 
-# Zero-padded to three digits, numbers sort as text, up to layer 999.
+# Numbers have at least three digits, so that names sort by layer (up to 999).
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
 
 
@@ -39,7 +39,7 @@ class ParameterName(NamedTuple):
 
   @property
   def kind(self) -> str:
-    """Kind of parameter: in PaLM "embedding", "norm", "attention" or "mlp"."""
+    """Kind of parameter, for PaLM "embedding", "norm", "attention" or "mlp"."""
     first = self.part.partition("/")[0]  # for a norm: "norm", "mlp_norm", ...
     return "norm" if first.endswith("norm") else first
 
@@ -188,7 +188,7 @@ def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
 
 
 def count_parameters(config: PalmConfig) -> int:
-  """Returns the number of parameters without norm scales (PaLM, Table 1)."""
+  """Counts parameters as Table 1 of PaLM does, without norm scales."""
   return _count(config, scales=False)
 
 

@@ -38,8 +38,8 @@ _FLOAT32 = DTYPE_BYTES["float32"]
 _TOKEN_SUMS = 3
 # Of the 6 N FLOPs per token (N parameters), the backward pass takes 4 N.
 _BACKWARD_SHARE = 4 / 6
-# Messages whose delays add up in a step: the client's request to the remote
-# pod, then the last gradient, then the reply to the client.
+# The delays of three messages add up in a step: the client's request to a
+# remote pod, the last gradient between the pods, and the reply to the client.
 _MESSAGES = 3
 
 
@@ -78,7 +78,7 @@ def sent_bytes(
 def exchange_secs(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
 ) -> tuple[float, float]:
-  """Returns the seconds in which a pod sends gradients to all other pods.
+  """Returns the seconds that a pod takes to send gradients to all other pods.
 
   The first number is for the embedding, the second for all other parameters.
   """
@@ -134,8 +134,8 @@ class _Traffic:
   ) -> None:
     """Adds the bytes of `times` collectives over `axes`, for all devices.
 
-    `num_bytes` is the size, on each device, of an all-gather's output or of
-    another collective's input.
+    `num_bytes` is a size on one device: of the output of an all-gather, or of
+    the input of another collective.
     """
     sizes = self.mesh.axes
     axes = tuple(a for a in sizes if a in axes and sizes[a] > 1)
@@ -173,7 +173,7 @@ def step_bytes(
     traffic.bytes_moved[key] *= mesh.num_microbatches
   # Gradients are all-reduced once per step. If one axis splits d_model_stored
   # and the batch, each microbatch reduce-scatters its gradients over this axis
-  # instead (counted above).
+  # instead (`_add_stored`).
   for name, each, count in distinct_slices(config, mesh):
     width = gradient_bytes(name, config, mesh)
     summed = _summed_axes(name, axes, config)
@@ -183,7 +183,7 @@ def step_bytes(
       over = tuple(summed.difference(each.axes))
       traffic.add("all_reduce", over, width * each.size, count)
   _add_update(traffic, config, optimizer)
-  # The loss needs two sums over all tokens: nats and loss weights.
+  # The loss needs two sums over all tokens: nats and log(z)^2.
   traffic.add("all_reduce", (axes.get("batch"),), _FLOAT32, times=2)
   return traffic.bytes_moved
 
@@ -221,9 +221,9 @@ def _add_activations(
     traffic.add(kind, (axis,), of_stream, times)
 
   is_parallel = config.block == "parallel"
-  # The forward pass sums at the end of each branch, the backward pass at its
-  # start. If one axis splits both branches of a parallel block, they share the
-  # sum.
+  # The forward pass sums at the end of each branch, the backward pass at the
+  # start of each branch. If one axis splits both branches of a parallel block,
+  # one sum serves both branches.
   if is_parallel and heads == d_ff:
     add_ends(heads, layers)
     traffic.add("all_reduce", (heads,), of_stream, layers)
@@ -237,9 +237,9 @@ def _add_activations(
     add_ends(d_ff, layers)
     for axis in (heads, d_ff):
       traffic.add("all_reduce", (axis,), of_stream, layers)
-  add_ends(vocab, 1)  # embedded tokens
-  traffic.add("all_reduce", (vocab,), of_stream)  # backward, from the logits
-  traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # softmax
+  add_ends(vocab, 1)  # rows of the embedding
+  traffic.add("all_reduce", (vocab,), of_stream)  # gradient of the last norm
+  traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # cross-entropy
   # A split residual stream is gathered before each norm: in the forward pass,
   # in its repetition by REMAT, and in the backward pass. Two more gathers are
   # for the final norm and, in the backward pass, for the embedding.
@@ -255,7 +255,7 @@ def _add_stored(
   stored = axes.get("d_model_stored")
   if stored is None:
     return
-  # The layout of gathered weights: d_model is whole.
+  # Gathered weights have all of d_model, so their layout lacks this rule.
   rules = {k: v for k, v in axes.items() if k != "d_model_stored"}
   text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
   whole = dataclasses.replace(traffic.mesh, layout=text)
@@ -291,8 +291,8 @@ def _add_exchanged(
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
   # Devices that hold the same slice divide it into parts, padded to equal
-  # sizes. Axes that need no sum come first: there, a device takes its part of
-  # equal gradients without a message, so later reduce-scatters move less.
+  # sizes. Axes that need no sum come first, because devices take their parts of
+  # equal gradients without a message, so that later reduce-scatters move less.
   numbers = each.num_replicas * -(-each.size // each.num_replicas)
   for axis in sorted(replicated, key=lambda axis: axis in summed):
     if axis in summed:
@@ -311,8 +311,8 @@ def _add_update(
   rules = traffic.mesh.rules
   # To clip by the global norm, Mesh TensorFlow computes the sum of squares of
   # each gradient, and adds up these sums in the order of the parameters. The
-  # sums of the first parameters share one all-reduce, up to the first parameter
-  # that other axes split.
+  # sums share one all-reduce up to the first parameter that is not split by the
+  # same axes as the embedding.
   slices = distinct_slices(config, traffic.mesh)
   split = [each.axes for _, each, _ in slices]
   num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
@@ -320,15 +320,15 @@ def _add_update(
     traffic.add("all_reduce", split[0], _FLOAT32)
   else:
     for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
-      # The first parameters are the embedding and those of layer 0, so sharing
-      # saves one of a parameter's `count` all-reduces.
+      # The embedding and layer 0 come first, so of the `count` all-reduces of a
+      # parameter only the one of the embedding or of layer 0 is shared.
       joined = i < num_alike - 1
       traffic.add("all_reduce", axes, _FLOAT32, count - joined)
   dims_of = parameter_dims(dataclasses.replace(config, num_layers=1))
   for name, each, count in slices:
     dims = dims_of[name]
-    # The optimizer sums the squares of the update, to clip the update, and of
-    # the parameter, because its root mean square scales the update.
+    # Two sums of squares: of the update, for UPDATE_CLIP, and of the parameter,
+    # because the parameter's root mean square scales the update.
     traffic.add("all_reduce", each.axes, _FLOAT32, 2 * count)
     if optimizer.second_moment != "factored" or len(dims) == 1:
       continue
@@ -357,9 +357,9 @@ def axes_bandwidth(
   joined = device.chip_link_chips
   if joined is None or mesh.num_devices <= joined:
     return device.chip_link_bandwidth
-  # Device numbers change fastest along the last mesh axis. If devices along
-  # `axes` are on several switches, the traffic between switches uses, on each
-  # switch, the network links of all these devices.
+  # Device numbers change fastest along the last mesh axis. If the devices along
+  # `axes` are on several switches, the devices on one switch (`neighbours`) use
+  # all their network links together for the traffic to other switches.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
@@ -382,22 +382,22 @@ def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
   rings = dict.fromkeys(mesh.axes, 0.0)
   for size in where.chips:
-    # The last mesh axis spans a box of chips, `part` chips in each dimension,
-    # as in `chips_of_replicas` (mesh/tpu/devices.py).
+    # The last mesh axis spans a box of chips, with `part` chips along this
+    # dimension (`chips_of_replicas` in mesh/tpu/devices.py).
     part = math.gcd(left, size)
     left //= part
     if part > 1:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # An axis within one chip, or whose chips form no box, counts 0.5.
+  # An axis within one chip counts 0.5.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Does the work of `_rings` if TPU is unset; assumes the best placement."""
+  """Returns the result of `_rings` for the best placement, if TPU is unset."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

@@ -95,7 +95,7 @@ def parameter_slices(
 def distinct_slices(
   config: PalmConfig, mesh: MeshLayout
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Does `distinct_parameters` with a device's slice in place of the shape."""
+  """Returns `distinct_parameters` with a device's slice for each shape."""
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
     (name, each, 1 if parse_name(name).layer is None else config.num_layers)
@@ -275,7 +275,7 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
   """Returns how many elements per token a block's passes read and write.
 
   A pass is an operation other than a matrix product, such as a norm. Keys are
-  two of its kinds in `PASSES`, "blocks" and "attention".
+  the kinds of passes in a block, "blocks" and "attention".
   """
   w, norms = widths(config, mesh), _num_norms(config)
   read = w.queries + w.keys_and_values + w.hidden
@@ -285,10 +285,10 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
     "blocks": norms * (2 * w.stream + 3 * w.residual) + w.columns + read,
     "attention": 2 * w.scores,
   }
-  # In the backward pass, a norm's gradient reads two tensors and writes one,
-  # which is added to the stream's gradient. The joined product is read, and the
-  # gradients of its parts are joined into its gradient. The scores' gradient is
-  # computed from the weights and the result of attention and their gradients.
+  # In the backward pass, a norm reads two tensors and writes a gradient, which
+  # is added to the stream's gradient. The joined product and the gradients of
+  # its parts (q, k, v, hidden) give the product's gradient. Attention's weights
+  # and result and the gradients of both give the gradient of scores.
   backward = {
     "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
     "attention": 3 * w.scores + 2 * w.queries,
@@ -314,9 +314,9 @@ def activation_traffic(
     kind: config.num_layers * width * numbers
     for kind, numbers in block_passes(config, mesh).items()
   }
-  # Passes outside the blocks are the last norm, which the backward pass
-  # recomputes, the lookup of embedding rows, and the gradients of the norm and,
-  # in float32, of the embedding.
+  # Outside the blocks, passes compute and recompute the last norm, compute its
+  # gradient, look up rows of the embedding, and add up the gradient of these
+  # rows in float32.
   of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
   # The loss reads logits twice, once to sum over the vocabulary and once for
   # the gradient, and writes the gradient.
@@ -326,7 +326,7 @@ def activation_traffic(
 
 
 def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes per step to cast weights and sum over microbatches."""
+  """Returns the bytes per step to cast weights and to add up gradients."""
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0
   for name, each, count in distinct_slices(config, mesh):
@@ -342,9 +342,9 @@ def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
 
 def update_traffic(kept: DeviceBytes) -> int:
   """Returns the bytes that the optimizer moves in a step."""
-  # Gradients are read for the global norm, the second moment and the update;
-  # weights are read for their scale; and weights and slots are read and
-  # written.
+  # Gradients are read for the global norm, for the root mean square of the
+  # update, and for the update. Weights are read for their root mean square.
+  # The update reads and writes weights and slots.
   return 3 * kept.gradients + 3 * kept.weights + 2 * kept.slots
 
 

@@ -37,7 +37,7 @@ class Slot:
   """One optimizer slot of a parameter."""
 
   name: str  # such as "momentum"; variables are named <parameter>/<name>
-  dims: slice  # those of the parameter's dimensions that the slot has
+  dims: slice  # the dimensions of the parameter that the slot has
   dtype: str  # "float32" or "bfloat16"
 
 

@@ -47,7 +47,7 @@ from palm_mtf.errors import UserError
 REMATS = ("none", "attention", "layer")
 _HOUR = 3600
 _JOULES_OF_KWH = 3.6e6
-_FACTORS = tuple(2.0**n for n in range(-6, 4))  # multiply macros in `curves`
+_FACTORS = tuple(2.0**n for n in range(-6, 4))  # `curves` plans macro * factor
 
 AnyConfig = Config | PlanConfig
 
@@ -75,8 +75,8 @@ def tensor_bytes(
   """Returns `memory_parts` without the memory of the process."""
   rows = batch_size // pods.num_pods
   kept = device_bytes(model, mesh, optimizer)
-  # While the update reads the gradient sums of all microbatches, variables
-  # still hold the sums of all but the last microbatch.
+  # The update reads the gradients of the whole step (`kept.gradients`), while
+  # accumulators of equal size hold the sums of all but the last microbatch.
   sums = kept.gradients if mesh.num_microbatches > 1 else 0
   return {
     **dataclasses.asdict(kept),
@@ -91,7 +91,7 @@ def tensor_bytes(
 
 
 def _process_bytes(config: AnyConfig) -> int:
-  """Returns a device's share of its process's memory, without tensors."""
+  """Returns a device's share of what its process holds besides tensors."""
   pods, num_devices = config.pods, config.mesh_layout.num_devices
   if pods.pods == "in_process":  # one process has all pods
     num_devices *= pods.num_pods
@@ -239,7 +239,7 @@ def _parameters(config: AnyConfig) -> dict[str, int]:
 
 
 def _parts(step: StepTime) -> dict[str, float]:
-  """Returns {part of a step: seconds}, in the order of a timeline."""
+  """Returns {part of a step: seconds}, in the order of execution."""
   return {
     "products": step.products,
     "passes": step.passes,

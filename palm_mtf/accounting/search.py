@@ -98,7 +98,7 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
         layout=layout,
         gradient_dtype=config.mesh_layout.gradient_dtype,
         tpu=tpu,
-        # Pods exchange gradients after each step, so a loop has one step.
+        # Pods exchange gradients after each step, so a call has one step.
         steps_per_loop=config.mesh_layout.steps_per_loop
         if num_pods == 1
         else 1,
@@ -157,7 +157,7 @@ def reason(best: Found, other: Found) -> str:
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")
   }
-  # Collectives are listed by axis, which shows the layout rule to change.
+  # Collectives are compared per axis, so that the result names an axis.
   for key in {*best.step.collectives, *other.step.collectives}:
     name = f"{key[0]} over {'+'.join(key[1])}"
     lost = other.step.collectives.get(key, 0.0)

@@ -46,8 +46,8 @@ class StepTime:
   passes: float
   collectives: Mapping[Collective, float]
   update: float
-  exchange: float  # that no computation hides
-  hidden_exchange: float  # during the backward pass
+  exchange: float  # not hidden by computation
+  hidden_exchange: float  # hidden by the backward pass
   # Bytes that collectives move, summed over all devices of a pod.
   moved: Mapping[Collective, int]
 
@@ -144,8 +144,8 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
   if pods.num_pods == 1:
     return alone
   link = pod_link(config, rates)
-  # A TPU pod computes all gradients in one program, which outputs the gradients
-  # only when it ends (mesh/tpu/lowering.py), so it hides no exchange.
+  # The program of a TPU pod outputs all gradients only when the program ends
+  # (mesh/tpu/lowering.py), so no computation hides the exchange.
   is_tpu = bool(mesh.tpu or rates.chip_link_dims)
   exposed = -alone.total + step_secs(
     model, mesh, pods, alone.total, link, overlaps=not is_tpu
@@ -164,6 +164,6 @@ def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
 
 
 def pod_link(config: Config | PlanConfig, rates: HardwareConfig) -> Link:
-  """Returns a pod's link to other pods, which sums up its devices' links."""
+  """Returns a pod's link to other pods: all links of its devices together."""
   bandwidth = rates.chip_dcn_bandwidth or math.inf
   return Link(bits_per_sec=8 * bandwidth * config.mesh_layout.num_devices)

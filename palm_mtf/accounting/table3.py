@@ -18,15 +18,15 @@ class PublishedRun:
   Attributes:
     name: the model.
     parameters: number of parameters; rounded, as published, except for PaLM.
-    shape: architecture, for attention's sizes; None where the paper does not
-      give the numbers that the row needs.
+    shape: architecture, which gives the FLOPs of attention; None if the paper
+      does not give the numbers that the row needs.
     chip: name of a file in gin/hardware.
     num_chips: number of chips; None if the table has none.
     tokens_per_sec: tokens per second of all chips; None if unknown.
     published: MFU, 1.0 at the peak.
     repeated_share: share of the forward products that the paper counts as
-      recomputed; None if the paper gives no HFU.
-    note: how the paper gives `tokens_per_sec`, or why it gives none.
+      recomputed (Table 22); None if the paper gives no HFU.
+    note: how the paper gives `tokens_per_sec`, or why this number is None.
   """
 
   name: str
@@ -104,8 +104,8 @@ def table3(
 ) -> list[dict[str, object]]:
   """Returns one row per run: the published MFU, and our MFU and HFU.
 
-  MFU is computed with and without attention. HFU is computed for what the
-  paper's run recomputed, and for REMAT = "layer" at the same tokens per second.
+  MFU is computed with and without attention. HFU is computed with the FLOPs
+  that the paper's run recomputed, and with those of REMAT = "layer".
   `hardware_of` returns the rates of the chip with a given name.
   """
   rows = []
@@ -131,7 +131,7 @@ def table3(
       row["mfu"] = rate * (products + attention)
       row["mfu_without_attention"] = rate * products
       if run.repeated_share is not None:
-        # The run recomputes this share of products, and attention (Table 22).
+        # The run recomputes a share of the products, and all of attention.
         again = run.repeated_share * products / 3 + attention / 3
         row["hfu"] = rate * (products + attention + again)
         ours = dataclasses.replace(run.shape, remat="layer")

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that the user names by a path, and INIT_CHECKPOINT.
+"""Finds weights by a path that the user gives, such as INIT_CHECKPOINT.
 
 The path names a checkpoint, a run, or the prefix of a TensorFlow checkpoint.
 
@@ -99,10 +99,10 @@ def find_weights(setting: str, path: str) -> NamedWeights:
 
 
 def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
-  """Returns the shape of every variable in the file, by name.
+  """Returns the shape of every variable in the checkpoint, by name.
 
   Raises:
-    UserError: TensorFlow cannot read the file, or a variable is not float32.
+    UserError: TensorFlow cannot read a file, or a variable is not float32.
   """
   # Import TensorFlow here: it takes seconds, and few commands read shapes.
   from palm_mtf._tf import tf
@@ -182,8 +182,8 @@ def find_initial_state(
   """Returns another run's checkpoint, from which this run is to resume.
 
   Raises:
-    UserError: the checkpoint has no optimizer state, or was trained with other
-      optimizer settings, or its step is TRAIN_STEPS or later.
+    UserError: palm_mtf did not write the checkpoint, its optimizer state does
+      not fit `optimizer`, or its step is TRAIN_STEPS or later.
   """
   found = weights.checkpoint
   if not found:
@@ -199,7 +199,7 @@ def find_initial_state(
       f"TRAIN_STEPS = {run.train_steps}: {weights.given} already has {step} "
       "steps, which count; give more."
     )
-  # The recorded loss spikes name batches of the other run.
+  # Leave out the recorded loss spikes, which name batches of the other run.
   data = {k: v for k, v in found.manifest.data.items() if k != "spikes"}
   manifest = dataclasses.replace(found.manifest, data=data)
   return dataclasses.replace(found, manifest=manifest)

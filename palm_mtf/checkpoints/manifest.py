@@ -31,9 +31,9 @@ MANIFEST = "manifest.json"
 _SEAL = "blake2b"
 
 FileSeal = tuple[int, str]  # a file's size in bytes, and its hash
-# Writes weights to the files of TensorFlow's prefix, the argument. Returns
-# {name of a file: seal} for the files that the function has hashed;
-# `write_manifest` hashes the other files.
+# A function that writes weights to the files of a TensorFlow prefix. Returns
+# {file name: seal} of the files that the function has hashed; `write_manifest`
+# hashes the other files.
 WriteWeights = Callable[[str], Mapping[str, FileSeal]]
 
 
@@ -54,15 +54,15 @@ class Manifest:
   # The settings and hashes that decide which batch each step trains on, and the
   # state of the loss spike detector.
   data: Mapping[str, object]
-  settings: Mapping[str, object]  # value of every macro
+  settings: Mapping[str, object]  # {macro: value} of the settings for training
   versions: Mapping[str, str]  # of palm_mtf, Python and numerical libraries
   # Versions and settings of the kernels that computed the steps, from
   # `kernels_here`; {} in manifests of earlier versions of palm_mtf.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
   next_row: int = 0  # row of the training data that the next step begins with
-  # Name and hash of the run's previous checkpoint, from `Checkpoint.as_parent`;
-  # None if there is none.
+  # Name and hash (`Checkpoint.as_parent`) of the run's previous checkpoint, or
+  # of another run's checkpoint from which this run starts; otherwise None.
   parent: Mapping[str, str] | None = None
 
 
@@ -91,13 +91,13 @@ class Checkpoint:
 
   @property
   def as_parent(self) -> dict[str, str]:
-    """Value of `parent` in the manifest of the run's next checkpoint."""
+    """Value of `parent` in the manifest of the checkpoint that comes next."""
     name = os.path.basename(self.path)
     return {"checkpoint": name, "blake2b": self.blake2b}
 
   @property
   def num_bytes(self) -> int:
-    """Size of all files together, in bytes."""
+    """Total size of `files`, in bytes."""
     return sum(size for size, _ in self.files.values())
 
   @property
@@ -225,7 +225,7 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
 
 
 def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
-  """Returns a checkpoint as verified, after comparing its files' hashes.
+  """Compares files' hashes; returns the checkpoint with `is_verified` set.
 
   `found` has the hash of every file as it is now, by file name.
 
@@ -320,7 +320,7 @@ def write_manifest(
   manifest: Manifest,
   seals: Mapping[str, FileSeal] | None = None,
 ) -> None:
-  """Writes manifest.json, with size and hash (seal) of the folder's files.
+  """Writes manifest.json, with the size and hash (the seal) of each file.
 
   `seals` has the known seals, by file name; other files are hashed here.
   """

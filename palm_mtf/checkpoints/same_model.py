@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the newest checkpoint; refuses another model or vocabulary."""
+"""Opens the newest checkpoint, and checks its model and vocabulary."""
 
 from collections.abc import Mapping
 
@@ -20,11 +20,11 @@ _SHOWN_DIFFERENCES = 3
 def open_newest(
   model_dir: str, config: CorpusConfig
 ) -> tuple[Checkpoint, Vocabulary]:
-  """Returns a run's newest whole checkpoint, held open, and the vocabulary.
+  """Returns the `newest_checkpoint` of a run, and the run's vocabulary.
 
   Raises:
-    UserError: there is no whole checkpoint, or it belongs to another model or
-      vocabulary than the settings.
+    UserError: there is no whole checkpoint, or its model or vocabulary is not
+      that of the settings.
   """
   shapes = parameter_shapes(config.model)
   checkpoint = newest_checkpoint(model_dir, shapes)
@@ -43,8 +43,8 @@ def newest_checkpoint(
   A trainer may remove the checkpoint, but open files stay readable.
 
   Raises:
-    UserError: there is no whole checkpoint, or its parameters have other
-      shapes.
+    UserError: there is no whole checkpoint, or the shapes of its parameters are
+      not `shapes`.
   """
   newest = newest_whole(model_dir, read=read_and_hold)
   if not newest:
@@ -83,7 +83,7 @@ def shape_differences(
 ) -> str:
   """Returns text on the parameters whose shapes differ; "" if none differ.
 
-  `held` has the shapes in the checkpoint, `wanted` those in the model, by name.
+  `held` and `wanted` are {parameter: shape} of the checkpoint and of the model.
   """
   different = [
     f"{name} {_shape_text(held.get(name))}, the model wants "

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens, hashes and syncs the weight files of checkpoints.
 
-A session calls the functions of SERVER_FUNCTIONS in the server that has the
-files. Strings are bytes in UTF-8 there, as TensorFlow passes them.
+A session calls SERVER_FUNCTIONS in the server that has the files. TensorFlow
+passes strings to these functions as bytes in UTF-8.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from palm_mtf.model_dir.foreign_files import check_regular
 from palm_mtf.model_dir.sealed import hash_file
 
 _OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files
-_LINKS = "palm_mtf_links_"  # begins the names of the temporary folders
+_LINKS = "palm_mtf_links_"  # prefix of the temporary folders' names
 
 
 class OpenWeights:
@@ -128,7 +128,7 @@ def open_weights(
 
   Args:
     prefix: TensorFlow's prefix of the files.
-    names: names of those files that are to be hashed.
+    names: names of the files to hash.
 
   Returns:
     The hashes, [len(names)] bytes, and errno, 0 on success.

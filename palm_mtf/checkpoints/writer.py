@@ -43,12 +43,12 @@ from palm_mtf.model_dir.paths import ModelDir, step_of
 class BackgroundWriter:
   """Writes the checkpoints of a run in a thread, one at a time.
 
-  A context manager, which waits at its end for the checkpoint that is being
-  written, even if the body raised an exception.
+  At its end, this context manager waits for the checkpoint that is being
+  written, even if the body raises an exception.
   """
 
   def __init__(self, model_dir: str, run: RunConfig, newest: Checkpoint | None):
-    """Takes the checkpoint that the run resumes from; None for a new run."""
+    """`newest` is the checkpoint to resume from; None for a new run."""
     self._model_dir, self._run = model_dir, run
     self._newest = newest
     self._step = newest.manifest.step if newest else 0
@@ -81,7 +81,7 @@ class BackgroundWriter:
     """Copies the weights, then writes a checkpoint in the background.
 
     Args:
-      manifest: manifest of the checkpoint, without its `parent`.
+      manifest: `write` replaces its `parent` if the run has a checkpoint.
       copy_weights: copies the weights; returns a function that writes the copy.
 
     Raises:
@@ -109,7 +109,7 @@ class BackgroundWriter:
       raise UserError(f"{error} The newest checkpoint is {newest}.")
 
   def wait(self) -> Checkpoint | None:
-    """Returns the newest checkpoint, or None, once no write is in progress.
+    """Waits for the current write; returns the newest checkpoint, or None.
 
     Raises:
       UserError: the last checkpoint could not be written.
@@ -132,7 +132,7 @@ class BackgroundWriter:
     before, start = self._wait_secs, time.perf_counter()
     try:
       yield
-    finally:  # replace what a nested call has added
+    finally:  # set, not add, because this time includes nested calls
       self._wait_secs = before + time.perf_counter() - start
 
   def _join(self) -> None:
@@ -166,21 +166,21 @@ def write_checkpoint(
   Args:
     model_dir: MODEL_DIR.
     manifest: manifest of the checkpoint.
-    write_weights: writes the weights to the files of a prefix.
+    write_weights: writes the weights; see `WriteWeights`.
     keep: number of newest checkpoints to keep.
-    keep_every_steps: also keep checkpoints at multiples of this step, if given.
+    keep_every_steps: if not None, also keep checkpoints at its multiples.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
   needed = checkpoint_bytes(manifest.shapes)
-  # An earlier process of this run may have written a checkpoint of this step.
+  # `_free_path` renames an earlier process's checkpoint of the same step.
   with new_folder(path, needed, make_way=_free_path) as folder:
     seals = write_weights(os.path.join(folder, WEIGHTS))
     write_manifest(folder, manifest, seals)
-  # Read the new checkpoint before older ones are removed. It counts as
-  # verified, because its hashes were just computed from its files.
+  # Read the new checkpoint before older ones are removed. The new one
+  # is verified, because its hashes were just computed from its files.
   written = dataclasses.replace(read_checkpoint(path), is_verified=True)
   _remove_partial(model_dir)
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
@@ -244,7 +244,7 @@ def remove_later(model_dir: str, step: int) -> None:
 def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
   """Renames damaged checkpoints of steps that the run will write again.
 
-  This process holds the training lock of MODEL_DIR. `newest` is the newest
+  The caller must hold the training lock of MODEL_DIR. `newest` is the newest
   whole checkpoint there, or None.
   """
   _remove_partial(model_dir)

@@ -459,7 +459,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def commands_in(group: str) -> dict[str, Command]:
-  """Returns the two-word commands in `group`, or all commands if it is ""."""
+  """Returns the two-word commands in `group`, or all if `group` is ""."""
   return {
     name: command
     for name, command in COMMANDS.items()

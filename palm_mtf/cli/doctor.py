@@ -39,8 +39,7 @@ _SHOWN_CPU_FLAGS = (
   *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
   *("amx_int8", "amx_bf16", "i8mm", "bf16"),
 )
-# {package: other packages that install the same folder}. Libraries require the
-# first package by its name.
+# {package that libraries require: other packages that install the same folder}
 _SAME_FOLDER = {
   "tensorflow": (
     *("tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "tf-nightly-cpu"),
@@ -62,8 +61,7 @@ _GIB = 2**30
 _ROOT = Path(palm_mtf.__file__).parent.parent
 
 # Prints each module's name before importing the module, and at the end
-# TensorFlow's devices. The generated code in sentencepiece_model_pb2 fails if
-# protobuf is too old.
+# TensorFlow's devices. sentencepiece_model_pb2 needs a recent protobuf.
 _IMPORT_PROGRAM = """
 import importlib, sys
 sys.path.append(sys.argv[1])
@@ -273,8 +271,8 @@ def _find_overwritten(found: Installation) -> Iterator[Problem]:
       right = f"{wanted}=={found.versions[wanted]}"
     else:
       right = f'"{wanted}{found.specifiers.get(wanted, "")}"'
-    # Uninstall all, because uninstalling one package removes files that the
-    # other packages need.
+    # Uninstall all these packages, because uninstalling only one would remove
+    # files that the others need.
     yield Problem(
       f"{listed} {why}.",
       f"{found.pip} uninstall -y {' '.join(present)} && "
@@ -287,7 +285,7 @@ def _find_unmet_requirements(found: Installation) -> Iterator[Problem]:
   for name, specifier in found.specifiers.items():
     version = found.versions.get(name)
     fix = f'{found.pip} install "{name}{specifier}"'
-    # `_find_overwritten` reports a package that provides the same folder.
+    # `_find_overwritten` already reports other packages with the same folder.
     if version is None and not {*_SAME_FOLDER.get(name, ())} & {
       *found.versions
     }:
@@ -302,7 +300,7 @@ def _explain_import(found: Installation) -> Problem:
     package = _PACKAGE_OF_MODULE.get(match[1], match[1].replace("_", "-"))
     fix = f"{found.pip} install {package}"
   elif re.search("(?i)protobuf|Descriptors cannot be created", error):
-    # protobuf is too old for the generated code of another package.
+    # The error says that protobuf is too old for another package's code.
     fix = f'{found.pip} install --upgrade "protobuf>=6.31.1,<8"'
   elif "SIGILL" in error:
     fix = "use a CPU with AVX2, for which TensorFlow's wheels are compiled"

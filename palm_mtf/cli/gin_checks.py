@@ -24,8 +24,8 @@ from palm_mtf.cli.gin_statements import (
 from palm_mtf.config.macros import MISSING
 from palm_mtf.errors import UserError, did_you_mean
 
-# Suffix of a path: the function `programs` in tasks/code.py has the parameter
-# that permits running programs that a model writes.
+# End of the path of the function `programs` in tasks/code.py, whose parameter
+# permits running programs that a model writes.
 _PERMISSION = ".programs"
 
 
@@ -136,7 +136,7 @@ def _classes_of_settings() -> dict[str, frozenset[str]]:
 def _make_macro_setting(
   setting: Setting, path: str, known: Collection[str]
 ) -> Setting:
-  """Returns the setting of the macro that replaces a parameter of palm_mtf."""
+  """Converts a parameter's setting to the setting of the parameter's macro."""
   macro = setting.name.upper()
   classes = _classes_of_settings()
   readers = [name for name, macros in classes.items() if macro in macros]
@@ -220,7 +220,7 @@ def check_known(
     settings: settings whose values may refer to macros.
     known: names of the macros of all commands.
   """
-  # A user may define other macros, to which settings then have to refer.
+  # A macro outside `known` has an effect only if a setting refers to it.
   asked = set(known)
   for setting in settings:
     names = list(names_in(setting.value))

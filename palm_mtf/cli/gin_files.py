@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Strict gin: one effective configuration with the origin of every value.
+"""Merges gin files and flags into one configuration.
 
-Every field of `config.Config` is a macro. Its value comes from the last of
-these that sets it: the field's default, defaults/<command>.gin, the user's
-files in order, the command line. A setting without an effect is an error
-(gin_checks.py). The result is one flat gin file: `--print_config` prints it, a
-run stores it as MODEL_DIR/config.gin, and passing it as `--gin_file` to any
-command gives the same configuration.
+Every field of `config.Config` is a macro. Its default, defaults/<command>.gin,
+the user's files in order and the command line can set the macro; the last
+setting counts. Every value keeps its origin. A setting without an effect is an
+error (gin_checks.py). The result is one flat gin file: `--print_config` prints
+it, a run stores it as MODEL_DIR/config.gin, and passing it as `--gin_file` to
+any command gives the same configuration.
 """
 
 import dataclasses
@@ -62,8 +62,8 @@ class Configuration:
     bindings: settings of parameters of the user's own functions.
     asked: the command line as the user gave it, for the first line of
       config.gin.
-    implied: names of macros for a chip's rates that the user did not set, so
-      that CHIP decides their values.
+    implied: those macros for a chip's rates, such as FLOP/s, that the user has
+      not set, so that CHIP decides their values.
   """
 
   config_class: type
@@ -91,7 +91,7 @@ class Configuration:
     return ["from __gin__ import dynamic_registration", *statements]
 
   def build(self) -> tuple[str, config.CorpusConfig]:
-    """Imports the user's modules; returns MODEL_DIR and the configuration.
+    """Returns MODEL_DIR and the configuration; runs the user's code if needed.
 
     Raises:
       UserError: if an import, a name or a value in the user's files is wrong.
@@ -178,7 +178,7 @@ class Configuration:
       self._bind()
       computed = self._call_functions(values)
       values |= computed
-      if "CHIP" in computed:  # `load` could not read this chip's file
+      if "CHIP" in computed:  # a function gives CHIP, so `load` read no file
         chip = read_chip(computed["CHIP"])
         values |= {x: chip[x].value for x in chip.keys() & self.implied}
     for name, value in values.items():
@@ -277,8 +277,8 @@ def load(
     if not trust_config:
       gin_checks.check_runs_no_code(of_run)
     statements += of_run
-    # Override two macros of the run: the folder may have been moved, and the
-    # run's PROMPTS are for the end of training.
+    # Override two macros of the run, because its folder may have been renamed,
+    # and its PROMPTS are for the end of training.
     bindings = [f"MODEL_DIR={model_dir!r}", "PROMPTS=[]", *bindings]
   for name in gin_files:
     statements += read_file(find_gin_file(name))

@@ -85,8 +85,8 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
       return path.resolve()
     if os.path.isdir(path) and name:
       raise UserError(f"{what}: a folder; name a gin file in it.")
-    # Return the path of a pipe, such as from `<(...)`, unresolved, because its
-    # resolved name does not exist as a file.
+    # Do not resolve the path of a pipe, such as `<(...)`, because the resolved
+    # name does not exist as a file.
     if os.path.exists(path) and name:
       return path
   if gin_folder() in folders and (path := _find_renamed(name)):
@@ -99,7 +99,7 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
 
 @functools.cache  # warns only once per name
 def _find_renamed(name: str) -> Path | None:
-  """Returns the file whose old name is `name`, and warns; otherwise None."""
+  """If `name` is the old name of a file, warns and returns the file's path."""
   folder, _, rest = name.partition("/")
   path = gin_folder() / "defaults" / rest
   if folder != _OLD_DEFAULTS or not os.path.isfile(path):

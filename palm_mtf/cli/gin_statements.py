@@ -4,8 +4,7 @@
 
 gin's own parser reads the text, but nothing is imported, bound or called: a
 reference stays a name. Every statement keeps its origin, "file:line" or
-"command line". An included file is read in place. gin_files.py merges and
-checks the statements.
+"command line". gin_files.py merges and checks the statements.
 """
 
 import ast
@@ -236,7 +235,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
     message, (line, _) = error.args
     if "EOF" in message:
       message = "a bracket or a quote is not closed"
-  except (StopIteration, TypeError, ValueError):  # {[1]: 2} is a TypeError
+  except (StopIteration, TypeError, ValueError):  # {[1]: 2} raises TypeError
     line, message = 1, "cannot be read"
   except (RecursionError, MemoryError):
     line, message = (
@@ -246,7 +245,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
   lines = text.split("\n")
   content = lines[min(line, len(lines)) - 1].strip()[:_MOST_SHOWN]
   _check_unquoted(content, binding, origin_of(line))
-  # Use only the token in gin's message: the rest refers to gin's source code.
+  # Quote only the token in gin's message: the rest refers to gin's source code.
   token = re.search("Failed to parse token '(.*)'", message)
   message = (
     f"{token[1]} is not a Python value"
@@ -288,10 +287,10 @@ def _check_unquoted(content: str, binding: str, origin: str) -> None:
 
 
 def _convert(statement, origin: str) -> list[Statement]:
-  """Converts a statement of gin's parser; returns [] if it has no effect."""
+  """Converts a statement of gin's parser; [] if the statement has no effect."""
   if isinstance(statement, config_parser.BindingStatement):
     scope, selector, name, value, _ = statement
-    if not name:  # NAME = value; gin splits a/NAME, a macro's name, at "/"
+    if not name:  # NAME = value; gin splits a macro's name a/NAME at "/"
       name, scope, selector = f"{scope}/{selector}".lstrip("/"), "", ""
     elif (_complete_selector(selector), name) == ("gin.macro", "value"):
       name, scope, selector = scope, "", ""  # NAME/macro.value = value
@@ -306,7 +305,7 @@ def _convert(statement, origin: str) -> list[Statement]:
     ]
   if isinstance(statement, config_parser.ImportStatement):
     if statement.module == "__gin__.dynamic_registration":
-      return []  # palm_mtf always turns it on
+      return []  # dynamic registration is always on
     if statement.module.startswith("__gin__") or (
       statement.bound_name() == "gin"
     ):

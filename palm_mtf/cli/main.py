@@ -168,7 +168,7 @@ def _run_configured(
     entry_point = _import_function(command.entry_point)
     entry_point(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
-    # The message names only the macro: add where the macro was set.
+    # The message names only the macro, so add where the macro was set.
     raise UserError(configuration.add_location(str(error))) from error
 
 
@@ -271,8 +271,8 @@ def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
   # Read a private attribute, because argparse has no public list of flags.
   flags = parser._option_string_actions
   for flag in (each.partition("=")[0] for each in arguments):
-    # Check before argparse does: if a required flag is misspelt, argparse only
-    # says that the flag is missing. The argument "-" means stdin.
+    # Check before argparse does, because for a misspelt required flag argparse
+    # only says that the flag is missing. The argument "-" means stdin.
     if flag.startswith("-") and flag not in (*flags, "-"):
       guess = did_you_mean(flag, (x for x in flags if x.startswith("--")))
       raise UserError(f"unknown flag {flag}{guess}{see}")

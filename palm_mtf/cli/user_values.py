@@ -26,8 +26,7 @@ def import_modules(imports: Collection[Import]) -> None:
   if str(Path.cwd()) not in sys.path:
     sys.path.append(str(Path.cwd()))
   if imports and is_owned():
-    # This silences the notices that TensorFlow prints when it is imported, here
-    # by a module of the user.
+    # The user's modules may import TensorFlow. Import it silently before them.
     import palm_mtf._tf  # noqa: F401
 
   for each in imports:
@@ -40,7 +39,7 @@ def import_modules(imports: Collection[Import]) -> None:
 
 
 def convert_to_data(setting: Setting, value: Any) -> Any:
-  """Returns the value of a macro as numbers, strings, None, lists and dicts.
+  """Returns a macro's value as numbers, strings, None, lists, tuples, dicts.
 
   Arrays and numbers of NumPy, TensorFlow, JAX and PyTorch become lists and
   numbers. Paths become strings.
@@ -110,7 +109,7 @@ def _convert(value: Any) -> Any:
     return tuple(map(_convert, value))
   if isinstance(value, list):
     return [*map(_convert, value)]
-  for kind in (int, float, str):  # subclasses, such as an IntEnum
+  for kind in (int, float, str):  # value may be of a subclass, such as IntEnum
     if isinstance(value, kind):
       return kind(value)
   raise _NoDataError(type(value).__name__)

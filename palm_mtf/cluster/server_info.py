@@ -18,8 +18,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.processors import BFLOAT16_FLAGS, bfloat16_flags
 
-# Names of a server's string variables. They hold JSON: `ServerInfo`; `Claim`,
-# or "" if no client uses the server; and the silent peers.
+# Names of a server's string variables, which hold JSON: INFO a `ServerInfo`,
+# CLAIM a `Claim` (or "" if no client uses the server), SILENT the silent peers.
 INFO, CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
 SILENT = "palm_mtf_server_silent"
 # A peer counts as silent after this share of POD_TIMEOUT_SECS. In the remaining
@@ -73,8 +73,8 @@ def read_info(address: str, secs: float) -> ServerInfo:
     NoAnswerError: the server does not answer within `secs` seconds, or has no
       info.
   """
-  # This needs a free thread of the server. A training step may keep all threads
-  # busy for long, above all the first step, which compiles.
+  # The read waits for a free thread of the server. A training step may keep all
+  # threads busy for long, above all the first step, which compiles.
   with _session(address, secs) as session:
     with session.graph.as_default():
       value = read_text(INFO)

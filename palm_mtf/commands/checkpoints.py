@@ -149,8 +149,8 @@ def prune(
   Args:
     model_dir: MODEL_DIR of a training run.
     keep: number of newest whole checkpoints to keep.
-    keep_every_steps: also keep checkpoints whose step is a multiple of this;
-      None to keep no more.
+    keep_every_steps: also keep checkpoints whose step is a multiple of this
+      number; None to keep no others.
     as_json: print one JSON object per removed checkpoint.
 
   Raises:
@@ -164,8 +164,8 @@ def prune(
   with training_lock(model_dir):
     states = {path: _check_state(path) for path in _find_folders(model_dir)}
     whole = [path for path, state in states.items() if state == _WHOLE]
-    # If no checkpoint is whole, remove none: the run has no other weights, and
-    # the user may be able to repair a checkpoint.
+    # If no checkpoint is whole, remove none, because the run has no other
+    # weights, and the user may be able to repair a checkpoint.
     if not whole:
       raise UserError(
         f"MODEL_DIR = {model_dir!r}: none of its {len(states)} checkpoints "
@@ -281,7 +281,7 @@ def _compare_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
 
 def _read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
   manifest = checkpoint.manifest
-  # Equal TEXT_FILES may have held different text, so compare the hash of the
+  # The files that TEXT_FILES names may have changed, so compare the hash of the
   # tokens too.
   return {**manifest.settings, "the tokens": manifest.data.get("the tokens")}
 

@@ -27,8 +27,7 @@ def data_inspect(
 ) -> None:
   """Prints figures and first rows of the batch of each step in INSPECT_STEPS.
 
-  The run may not have started yet: if its vocabulary or tokens are missing,
-  makes them as training would.
+  If the run's vocabulary or tokens are missing, makes them as training does.
   """
   check_model_dir(model_dir)
   model, data, run = config.model, config.data, config.run
@@ -96,8 +95,8 @@ def _find_padding(batch: Batch, eod_id: int) -> np.ndarray:
   targets = batch["targets"]
   if "loss_weights" not in batch:
     return np.zeros(targets.shape, bool)
-  # Padding has id 0 and weight 0. An input token may have both too, but only
-  # padding extends to the end of the row.
+  # Padding has id 0 and weight 0. An input token may have this id and weight
+  # too, but only padding extends to the end of the row.
   unused = (targets == 0) & (batch["loss_weights"] == 0)
   return np.logical_and.accumulate(unused[:, ::-1], axis=1)[:, ::-1]
 
@@ -125,8 +124,8 @@ def _split_row(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # Decoding drops a space at the beginning of a text. So decode tokens from
-    # the middle of a text after another token, which keeps the space.
+    # Decoding drops a space before the first token. If that token is inside a
+    # text, decode another token before it, so that the space is kept.
     before = [vocabulary.anchor] if is_inside else []
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),

@@ -95,7 +95,7 @@ def _count_epochs(
   lengths: Mapping[str, EpochLengths],
   vocabulary: Vocabulary,
 ) -> Mapping[str, Reading]:
-  """Returns {name of a source: Reading}; {} if the run's length is not set."""
+  """Returns how much a run reads of each source; {} if `num_rows` is None."""
   if config.num_rows is None:
     return {}
   return epochs_of_run(
@@ -110,13 +110,13 @@ def _count_epochs(
 
 
 def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
-  """Returns the run's vocabulary; None if it cannot be read or trained."""
+  """Returns the vocabulary; None if MODEL_DIR's cannot be read or trained."""
   try:
     return load_vocabulary(
       model_dir, config.data, vocab_size=config.model.vocab_size
     )
   except UserError as error:
-    # Continue without a vocabulary, which only the count of tokens needs.
+    # If VOCABULARY is not set, continue: only token counts need a vocabulary.
     if config.data.vocabulary is not None:
       raise
     _logger.warning(f"tokens are not counted: {error}")

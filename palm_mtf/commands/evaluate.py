@@ -80,8 +80,8 @@ def _compute_validation_loss(
   model, mesh, run = config.model, config.mesh_layout, config.run
   checkpoint, vocabulary = open_newest(model_dir, config)
   log_dtype(model, mesh)
-  # This process has the devices of one pod. Split the batch of all pods into
-  # the microbatches of training, because a microbatch fits in memory.
+  # This process has the devices of only one pod. So split the batch of all pods
+  # into microbatches of the same size as in training, which fit in memory.
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches
   corpus = corpus_of_run(model_dir, config, vocabulary)
@@ -138,7 +138,7 @@ def _print_results(results: dict[str, object], as_json: bool) -> None:
 def _print_outcome(
   outcome: "TaskOutcome", as_json: bool, *, has_head: bool
 ) -> None:
-  """Prints metrics, after the table's header unless `has_head`."""
+  """Prints metrics; if `has_head` is false, prints the table's header first."""
   # Flush, because the next checkpoint may come only hours later.
   if as_json:
     print(json_text(dataclasses.asdict(outcome)), flush=True)

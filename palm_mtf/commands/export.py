@@ -28,7 +28,7 @@ def export(
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting; only model and data settings are read.
+    config: every setting.
     output: path of the file or folder to make; for saved_model, path of the
       folder in which a folder named after the step is made.
     target: name of the format, such as "hf".

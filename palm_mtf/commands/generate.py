@@ -82,7 +82,7 @@ def generate(
     model, mesh, step_session_config(model, mesh, decode.weight_dtype)
   )
   with open_generator(checkpoint, config, vocabulary) as loaded:
-    # Print a single continuation token by token, while it is generated.
+    # If there is only one continuation, print tokens as they are generated.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if asks:
       _answer_stdin(loaded, check, warn, is_one, as_json)

@@ -30,8 +30,8 @@ def import_model(
   Args:
     folder: path of a folder that Hugging Face's `transformers` wrote.
     output: path of the MODEL_DIR to make.
-    vocabulary_path: path of the SentencePiece model with the token ids that the
-      model was trained with; None for the vocabulary in `folder`.
+    vocabulary_path: path of the SentencePiece model that gives the Hugging Face
+      model's token ids; None for the vocabulary in `folder`.
   """
   check_new(output)
   architecture, model, packing = read_config(folder)
@@ -68,7 +68,7 @@ def _check_memory(files: TensorFiles, folder: str) -> int:
   """Returns the bytes of all tensors in float32, which must fit in memory."""
   # Check before reading, because a small sparse file can claim huge shapes.
   needed = 4 * sum(map(math.prod, files.shapes.values()))
-  memory, _ = memory_bytes()  # of the container, if it has a limit
+  memory, _ = memory_bytes()  # at most the container's limit
   if needed > memory:
     raise UserError(
       f"{folder}: its weights need {needed:,} bytes in float32, and this "

@@ -65,7 +65,7 @@ def plan(
     has_curves: whether to print, instead of the plan, predictions for other
       values of four macros.
     is_search: whether to print, instead of the plan, the fastest layouts.
-    num_devices: number of devices for the search; None for that in `config`.
+    num_devices: devices for the search; None for as many as in `config`.
     output: path of a gin file to write with the fastest layout that the search
       finds; None for no file.
     as_json: whether to print JSON objects instead of tables.
@@ -130,7 +130,7 @@ def print_table3(
 def calibrate(
   *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
 ) -> None:
-  """Measures this machine's rates, and stores them for CHIP = "measured"."""
+  """Measures rates, such as FLOP/s, and stores them for CHIP = "measured"."""
   del hardware_of
   path = measured_hardware()
   try:
@@ -171,7 +171,7 @@ def print_search(
 
   Args:
     config: settings from `check_settings`.
-    num_devices: number of devices in all pods; None for that in `config`.
+    num_devices: devices in all pods; None for as many as in `config`.
     output: path of the gin file; None for no file.
     as_json: whether to print one JSON object per layout.
 

@@ -33,6 +33,6 @@ def report(*, model_dirs: Sequence[str], output: str | None) -> None:
     )
   page = render_page(read_runs(model_dirs))
   # A run's JSON files may hold half of a surrogate pair, which UTF-8 cannot
-  # encode: replace it by an XML character reference.
+  # encode, so write an XML character reference instead.
   write_atomically(path, page.encode(errors="xmlcharrefreplace"))
   print(path)

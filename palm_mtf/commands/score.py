@@ -102,8 +102,8 @@ def _encode(
     inputs = next(encoded)
     pairs = [(inputs, next(encoded)) for _ in item.targets]
     longest = max(len(given) + len(ids) for given, ids in pairs)
-    # Only documents may be longer than SEQUENCE_LENGTH: they are scored in
-    # windows, which would truncate an item's inputs.
+    # A document may be longer than SEQUENCE_LENGTH, because it is scored in
+    # windows. Windows would truncate inputs, so other items may not be longer.
     if item.kind != "text" and longest > model.sequence_length:
       raise UserError(
         f"{item.origin}: inputs and targets are {longest:,} tokens, more than "
@@ -128,8 +128,8 @@ def _compute_log_likelihoods(
   from palm_mtf.mesh.session import session_config
   from palm_mtf.rates.measure import warn_if_slow
 
-  # The scorer yields (index of an example, log p) in any order. The dict
-  # restores the order of `examples`.
+  # The scorer yields (index of an example, log p) in any order, so collect the
+  # pairs in a dict to restore the order of `examples`.
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
   warn_if_slow(model, mesh, session_config(mesh.num_devices))
   with LoadedDecoder(checkpoint, model, mesh) as loaded:
@@ -140,7 +140,7 @@ def _compute_log_likelihoods(
 def _score(
   log_likelihood: float, num_tokens: int, num_bytes: int, kind: str
 ) -> dict[str, float]:
-  """Returns the figures of one text, or of several texts from their sums."""
+  """Returns the figures of one text, or of several texts together."""
   per_token = log_likelihood / num_tokens
   score = {
     "log_likelihood": log_likelihood,
@@ -157,7 +157,7 @@ def _score(
 
 
 def _find_best(scores: Sequence[dict]) -> dict[str, int]:
-  """Returns the index of the likeliest option in total, per token, per byte."""
+  """Returns which option is likeliest in total, per token and per byte."""
 
   def best(value: Callable[[dict], float]) -> int:
     return max(range(len(scores)), key=lambda i: value(scores[i]))

@@ -88,7 +88,7 @@ def serve(
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolved(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
-  # Several devices round the weights to WEIGHT_DTYPE, but store the result in
+  # On several devices, weights that are rounded to WEIGHT_DTYPE are stored in
   # the activation dtype.
   is_split = config.mesh_layout.num_devices > 1
   weight_dtype = "activation" if is_split else config.decode.weight_dtype
@@ -133,7 +133,7 @@ def _check_installed() -> None:
 
 def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
   # If there are GPUs, skip this check, because only TensorFlow, which is not
-  # imported yet, can tell their memory.
+  # imported yet, knows their memory.
   if gpu_capabilities():
     return
   of_slot = model.sequence_length * cache_bytes_per_token(model)

@@ -40,7 +40,7 @@ def sweep(
     StoppedError: if a signal arrived; the same command resumes.
   """
   check_model_dir(model_dir)
-  cores_of_runs(config.sweep.sweep_at_once)  # raises UserError for too few
+  cores_of_runs(config.sweep.sweep_at_once)  # UserError for too few cores
   where = SweepDir(model_dir)
   runs = make_runs(config.sweep, config, where, load_run)
   check_unchanged(runs, where)

@@ -48,8 +48,8 @@ def train(
   with training_lock(model_dir):
     job = prepare(model_dir, config)
     quarantine_damaged(model_dir, job.checkpoint)
-    # ACTIVATION_DTYPE stays "auto" in config.gin, so that other commands choose
-    # a dtype for their machine. A resumed run takes the checkpoint's dtype.
+    # config.gin keeps ACTIVATION_DTYPE = "auto", so that other commands choose
+    # a dtype for their machine, but a resumed run takes the checkpoint's dtype.
     dtype = job.config.model.activation_dtype
     for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
       write_atomically(os.path.join(model_dir, name), text.encode())
@@ -74,8 +74,8 @@ def _predict(job: TrainJob) -> None:
 
 def _run(job: TrainJob) -> Finished | Stopped:
   config = job.config
-  # Start the pods' servers first, so that they import TensorFlow, which takes
-  # seconds, at the same time as this process.
+  # Start the pods' servers before the imports below, so that servers and this
+  # process import TensorFlow, which takes seconds, at the same time.
   with PodServers(config.pods, config.mesh_layout) as servers:
     from palm_mtf.mesh.session import session_config
     from palm_mtf.rates.measure import warn_if_slow

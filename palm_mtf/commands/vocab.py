@@ -3,7 +3,7 @@
 """`palm_mtf vocab` trains a vocabulary, `palm_mtf vocab inspect` shows one."""
 
 # A run for which VOCABULARY is not set trains a vocabulary on its own training
-# documents. This command trains a vocabulary for many runs, on --input.
+# documents. This command trains a vocabulary for many runs, on --input files.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ def vocab(
   model = learn_model(sample, size, size_setting="--size")
   pieces = list_pieces(model).encode()
   write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
-  # Write the model last, so that a run that finds it finds PREFIX.vocab too.
+  # Write the model last, so that PREFIX.vocab exists if PREFIX.model exists.
   write_atomically(path, model)
   vocabulary = Vocabulary(path, setting="--output")
   # The sample's chunks are in the order of their hashes, not of the files, so

@@ -146,7 +146,7 @@ class Config(CorpusConfig):
   Attributes:
     mesh_layout: mesh of devices in a pod, and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
-    run: number of steps, batch size, seed, prompts, and others.
+    run: steps, batch size, checkpoints, prompts and seed of the run.
     pods: number and place of the pods.
     fault_tolerance: skipped batches, loss spikes, and the watchdog.
     decode: settings of sampling and beam search.

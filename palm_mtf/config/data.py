@@ -67,7 +67,7 @@ class FilterConfig(Checked):
   @property
   def removes(self) -> bool:
     """Whether any filter is set."""
-    # [] equals the default, (), only as a tuple.
+    # The default is (), which [] does not equal.
     tasks = tuple(self.decontaminate_tasks)
     plain = dataclasses.replace(self, decontaminate_tasks=tasks)
     return plain != FilterConfig()
@@ -130,14 +130,14 @@ class DataConfig(Checked):
       stands for the folder of Python's standard library. A document is a file,
       or a line of a .jsonl file; files may be compressed (.gz, .bz2, .xz).
     text_field: the field of a JSON line that holds the document.
-    weight_field: the field of a JSON line that says how many times an epoch
-      reads the document; None to read every document once.
+    weight_field: the field of a JSON line that says how often, on average, an
+      epoch reads the document; None to read every document once.
     vocabulary: path of a SentencePiece model; None to train a model with
       vocab_size pieces on the training documents and keep it in MODEL_DIR.
     extra_ids: number of sentinels <extra_id_0>, <extra_id_1>, ..., 100 in T5.
       Their ids come after the vocabulary's pieces, in reverse order.
-    validation_share: share of the documents, chosen by a hash of their text,
-      that is held out; unused for a task that has a validation split.
+    validation_share: share of the documents that is held out, chosen by a hash
+      of the text; unused for a task that has a validation split.
     cache_dir: folder that `palm_mtf data cache` writes; None for
       MODEL_DIR/tokens.
     packing: how documents fill rows of sequence_length tokens: "joined" (with

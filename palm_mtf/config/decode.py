@@ -23,7 +23,7 @@ class DecodeConfig(Checked):
       probability (nucleus sampling).
     repetition_penalty: with a number above 1, tokens that the text already
       contains become less likely; 1 is off.
-    num_samples: continuations of each prompt.
+    num_samples: number of continuations of each prompt.
     num_beams: with a number above 1, beam search finds the continuation.
     length_penalty: exponent of beam search's length penalty; values above 0
       favour longer texts.
@@ -56,7 +56,6 @@ class DecodeConfig(Checked):
     self._check_together()
 
   def _check_together(self) -> None:
-    # A setting that beam search or greedy decoding would ignore is an error.
     if self.num_beams > 1:
       for name, off in (
         ("num_samples", 1),

@@ -27,15 +27,15 @@ class DeviceMesh(Checked):
   Attributes:
     mesh_shape: "axis:size" pairs, separated by "," or ";"; "" for one device.
     layout: "dimension:axis" pairs, separated by "," or ";"; "" splits nothing.
-    num_microbatches: parts of a batch that a step computes one after another,
-      adding up gradients, so that memory holds only one part's activations.
+    num_microbatches: number of parts of a batch. A step computes one part after
+      another, so that memory holds the activations of only one part.
   """
 
   mesh_shape: str
   layout: str
   num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
 
-  # Constants, because only PaLM runs on TPUs; `MeshLayout` has such settings.
+  # Only PaLM runs on TPUs, so these two are settings only in `MeshLayout`.
   tpu = ""
   steps_per_loop = 1
 
@@ -125,8 +125,8 @@ def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
   """Splits "a:b,c:d" into the pairs ("a", "b") and ("c", "d").
 
   Raises:
-    UserError: if `value`, the setting `name`, is not a text of such pairs; the
-      message shows the valid `example`.
+    UserError: if `value` is not a text of such pairs. The message has the
+      setting's `name` and a valid `example`.
   """
   if not isinstance(value, str):
     raise UserError(f'{name} = {value!r}: give a text such as "{example}".')

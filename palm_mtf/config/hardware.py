@@ -21,8 +21,8 @@ class HardwareConfig:
 
   Attributes:
     chip_bfloat16_flops: peak of dense products, FLOP/s.
-    chip_float32_flops: peak of float32 products as TensorFlow computes them,
-      FLOP/s.
+    chip_float32_flops: peak of TensorFlow's float32 products, such as TF32 on
+      an A100, FLOP/s.
     chip_efficiency: share of the peak that large products reach. The default is
       the MFU of PaLM 540B's prefill, which is almost only computation, on TPU
       v4 (Pope et al. 2022).

@@ -13,8 +13,8 @@ Layouts change speed and memory, never results.
 
 d_model has two more names, because rules may split it only outside of layers.
 `d_model_stored` is the d_model of stored weights, optimizer slots and
-gradients; split over `data`, each device stores only its slice of these, as in
-ZeRO. `d_model_residual` is the d_model of the residual stream between blocks.
+gradients; if `data` splits it, each device stores only a slice of these tensors
+(ZeRO). `d_model_residual` is the d_model of the residual stream between blocks.
 """
 
 import dataclasses
@@ -138,8 +138,9 @@ class MeshLayout(DeviceMesh):
   def padded_vocab_size(self, vocab_size: int) -> int:
     """Returns the embedding's number of rows, padded to fill equal slices.
 
-    The rows from `vocab_size` on are zeros; nothing reads or trains them, and
-    checkpoints omit them. XLA needs equal slices, because shapes are static.
+    The rows from `vocab_size` on are zeros, which are not trained; their logits
+    are masked, and checkpoints omit them. XLA needs equal slices, because
+    shapes are static.
     """
     slices = self.axis_size_of("vocab")
     return -(-vocab_size // slices) * slices

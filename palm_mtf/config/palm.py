@@ -39,14 +39,14 @@ class PalmConfig(Checked):
     logits_dtype: "float32": logits are not rounded, as in Google's published
       code. "activation": logits are rounded to the activation dtype.
     final_norm_scale: scale of the last norm, "learned", or "none", as in
-      Google's published inference code. PaLM does not say.
+      Google's published inference code. The paper does not say which.
     output_fan_in: fan-in with which the kernels o and wo are initialized.
       "separate": each kernel's number of inputs. "joined": the sum of both
       numbers, as in Google's published code, which holds both kernels of a
       parallel block in one matrix.
     remat: activations that the backward pass recomputes to save memory: "none",
-      "attention" weights, or those of a whole "layer". The result has the same
-      bits in all three cases.
+      "attention" (only attention weights) or "layer" (all activations of a
+      layer). The result has the same bits in all three cases.
     objective: what training predicts: "causal", each token from the tokens
       before it; "prefix_lm", the rest of a text from its start; or
       "span_corruption", removed spans from the remaining text. With the last

@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, Count, real, whole
 from palm_mtf.errors import UserError
 
-# The client process sends each pod its batches and starts its steps, so many
-# pods could overload it. Tests use up to this number.
+# The client sends each pod its batches and starts its steps, so many pods could
+# overload the client. Tests use up to this number.
 MAX_PODS = 8
 
 
@@ -31,7 +31,7 @@ class PodsConfig(Checked):
 
   Attributes:
     num_pods: number of pods that share a step, 1 to 8.
-    pods: where the pods are: "in_process", virtual devices of the client;
+    pods: where the pods are: "in_process", devices of the client's process;
       "local_servers", processes that the client starts; or "cluster", servers
       that `palm_mtf pods serve` has started.
     islands: for PODS = "cluster", a list of servers per pod
@@ -42,8 +42,8 @@ class PodsConfig(Checked):
       the traffic (Pathways, section 4.4). All pods add up the same rounded
       gradients, in float32.
     fingerprint_steps: steps between comparisons of all pods' variables.
-    pod_timeout_secs: seconds without a sign of life from a server after which
-      its pod counts as lost. A step may take longer.
+    pod_timeout_secs: if a server gives no sign of life for so many seconds, its
+      pod counts as lost. A step may take longer.
     on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the pods
       that are left (cluster/client/recovery.py).
     pod_wait_secs: the longest wait for a lost pod, or for a pod that is missing

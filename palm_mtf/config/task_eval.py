@@ -29,8 +29,8 @@ class FewShotConfig(Checked):
 
   Attributes:
     num_shots: number of exemplars before each example. None means all exemplars
-      of the task in `exemplar_files`; a task without a file then keeps its
-      registered form.
+      of the task's file in `exemplar_files`, or, without a file, the registered
+      form of the task.
     exemplars: "drawn": exemplars are drawn from the training split for each
       example. "first": all examples have the first exemplars of the split.
     seed: seed of the draw.
@@ -93,9 +93,8 @@ class TaskEvalConfig(Checked):
       a checkpoint; None for no evaluations during training.
     clean_subset: whether metrics are also computed over the examples that the
       run's training text does not contain (evaluation/clean_subset.py).
-    stride: if `score` splits a long text into overlapping rows, the tokens from
-      the start of a row to the start of the next row; None means half of
-      sequence_length.
+    stride: if `score` splits a long text into overlapping rows, the number of
+      tokens between the starts of two rows; None means half of sequence_length.
   """
 
   eval_tasks: Annotated[

@@ -60,18 +60,18 @@ class Skips:
     return Skips([*self.ranges, *ranges])
 
   def rows(self, numbers: "Rows", sizes: BatchSizes) -> "Rows":
-    """Returns the numbers of rows among all rows, skipped rows included.
+    """Returns the indices of rows among all rows, skipped rows included.
 
-    Because rows and not batches are numbered, training reads each row outside
+    Because rows and not batches are counted, training reads each row outside
     the ranges once and in order, even if the batch size changes.
 
     Args:
-      numbers: numbers of the same rows among the rows that training reads, from
-        0: one number, or an array [n], int64.
+      numbers: indices of these rows among only the rows that training reads:
+        one number, or an array [n], int64.
       sizes: the batch size of every step.
     """
     for first, last in self.ranges:
-      # `numbers` already includes the rows of all earlier ranges.
+      # `numbers` already counts the skipped rows of all earlier ranges.
       start = sizes.rows_before(first)
       size = sizes.rows_before(last + 1) - start
       numbers = numbers + size * (numbers >= start)
@@ -105,12 +105,12 @@ class WatchConfig(Checked):
     spike_policy: "off", or "rewind": after a loss spike, training resumes from
       an earlier checkpoint and skips the batches around the spike
       (training/loss_spikes.py).
-    spike_skip_steps: batches that a rewind skips, 200 to 500 in PaLM.
+    spike_skip_steps: number of batches that a rewind skips, 200-500 in PaLM.
     spike_rewinds: maximum number of rewinds in a run; PaLM 540B had about 20
       spikes.
-    watchdog_secs: seconds without a completed step after which the run ends,
-      with stack traces; the first step and a checkpoint may take ten times as
-      long. None turns this watchdog off.
+    watchdog_secs: if no step ends for so many seconds, the run ends with stack
+      traces; the first step and a checkpoint may take ten times as long. None
+      turns this watchdog off.
   """
 
   skip_steps: list[list[int]] | tuple[tuple[int, int], ...] = ()

@@ -25,8 +25,8 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
-# The calling process does the first batches itself, because starting workers
-# takes longer.
+# The calling process does this many batches before it starts workers, because
+# for so few batches, starting workers takes longer.
 _BATCHES_BEFORE_PROCESSES = 16
 
 
@@ -126,13 +126,13 @@ class WorkerPool:
     return done
 
   def _start(self) -> futures.Executor:
-    """Starts the workers; returns as many threads, which wait for results."""
+    """Starts the workers; returns a thread per worker, to wait for results."""
     # Spawn workers, because a forked process would inherit locks that threads
     # of this process hold.
     context = multiprocessing.get_context("spawn")
     for _ in range(self._num_processes):
-      # Every worker has its own pipe, and only the worker keeps its other end.
-      # So the pipe closes if the worker is killed, even while it writes.
+      # Every worker has its own pipe, and only the worker keeps the other end.
+      # So if the worker is killed, even while it writes, the pipe closes.
       here, there = context.Pipe()
       with there:
         process = context.Process(
@@ -164,10 +164,10 @@ def _serve_batches(
   client: Connection, start_work: Callable[[], Callable[[Any], Any]]
 ) -> None:
   """Answers each batch with its result until the client closes the pipe."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client ends this process
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends only the client
   configure_logging()
   work = start_work()
-  # The pipe may close between two messages or within a message.
+  # The pipe may close between two messages (EOFError) or within one (OSError).
   with contextlib.suppress(EOFError, OSError):
     while True:
       batch = client.recv()

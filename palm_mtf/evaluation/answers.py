@@ -35,7 +35,7 @@ class CheckpointModel:
     self, checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
   ):
     self.config, self.vocabulary = config, vocabulary
-    # Loads the weights. Not called if the journals have all answers.
+    # Load the weights only when an answer is not in a journal.
     self._load = functools.partial(
       LoadedDecoder,
       checkpoint,
@@ -81,8 +81,8 @@ class CheckpointModel:
 class TaskAnswers:
   """A model's answers to a task's examples; implements seqio_tasks.Answers.
 
-  The model computes only answers that `journal` lacks, when a method needs
-  them. Token `start_id` precedes each example.
+  Each method computes only the answers that `journal` lacks. Token `start_id`
+  precedes each example.
   """
 
   def __init__(
@@ -168,7 +168,7 @@ class TaskAnswers:
 
 
 def _is_answer(value: object) -> bool:
-  """Returns whether a value is [kind, index, answer]; see AnswerJournal."""
+  """Returns whether a value has the form [kind, index, answer]."""
   return (
     isinstance(value, list)
     and [*map(type, value[:2])] == [str, int]
@@ -180,8 +180,8 @@ class AnswerJournal:
   """A JSON lines file of a model's answers; a context manager.
 
   The first line holds everything that the answers depend on. Every other line
-  is [kind, index, answer]. If the kind is "prediction" or "score", the index is
-  an example's; if it is "prediction_score", the index is a prediction's.
+  is [kind, index, answer]. If the kind is "prediction" or "score", the index
+  counts examples; if it is "prediction_score", the index counts predictions.
   """
 
   def __init__(
@@ -190,7 +190,7 @@ class AnswerJournal:
     depends_on: Mapping[str, object],
     answered: Callable[[], None] = lambda: None,
   ):
-    """Reads the answers; drops them unless the first line is `depends_on`.
+    """Reads the file; drops all answers unless line 1 equals `depends_on`.
 
     Args:
       path: path of the file, which need not exist.
@@ -213,7 +213,7 @@ class AnswerJournal:
           f"{path}: {json_text(answer)[:40]} is not an answer; remove the line."
         )
       kind, number, value = answer
-      if value is not None:  # recompute null, a score that was not finite
+      if value is not None:  # null is a NaN or infinite score: recompute
         self._known.setdefault(kind, {})[number] = value
     write_json_lines(path, [depends_on, *answers])  # drops a truncated line
     self._lines = JsonLinesWriter(path)
@@ -235,7 +235,7 @@ class AnswerJournal:
     self._answered()
 
 
-# {reason: macros}: settings on which answers do not depend, and why not.
+# {why answers do not depend on these settings: macros of the settings}.
 INDEPENDENT = {
   "the hash of the checkpoint stands for what training made": """
     OUTPUT_FAN_IN

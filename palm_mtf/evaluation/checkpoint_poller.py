@@ -39,9 +39,9 @@ def find_checkpoints(
     train_steps: if EVAL_CHECKPOINTS is "every", the last step to wait for.
 
   Raises:
-    UserError: if a checkpoint is missing, damaged or from another model. If
-      EVAL_CHECKPOINTS is "every", the returned iterator raises the error, and
-      skips damaged checkpoints.
+    UserError: if a checkpoint is missing, damaged or from another model.
+      "newest" and "every" skip damaged checkpoints. For "every", the returned
+      iterator waits for missing checkpoints, and raises the error itself.
   """
   if config.eval_checkpoints == NEWEST:
     return iter([newest_checkpoint(model_dir, shapes)])

@@ -5,8 +5,8 @@
 As in PaLM (section 8), an example is contaminated if at least 70% of its word
 8-grams occur anywhere in the training documents. The 8-grams come from the
 example's inputs and targets, without exemplars. If one option of a question is
-contaminated, all its options are. Examples of fewer than 8 words are clean.
-Results: MODEL_DIR/eval/contamination/my_task-validation-<hash>.json.
+contaminated, all its options are. Examples of fewer than 8 words are clean. The
+results are in MODEL_DIR/eval/contamination/my_task-validation-<hash>.json.
 """
 
 import hashlib
@@ -46,8 +46,8 @@ def find_clean_examples(
 ) -> dict[str, list[int]]:
   """Returns {name of a task: indices of its clean examples}.
 
-  The training text that the run's filters keep does not contain clean examples.
-  The text is read once, for all tasks without a stored result in MODEL_DIR.
+  Compares only training text that passes the run's filters, and reads the text
+  once for all tasks that have no stored result in MODEL_DIR.
 
   Raises:
     UserError: if the training text is missing or consists of token ids, or the
@@ -60,8 +60,8 @@ def find_clean_examples(
     text = [source.fingerprint(digests) for source in sources]
   paths, found = {}, {}
   for task in tasks:
-    # The file's name depends only on the training text and the examples, so
-    # that the file is found even if other settings have changed.
+    # The file's name depends only on the training text and the task's examples,
+    # so that the file is found even if other settings change.
     key = _hash(_VERSION, text, [each.digest(16) for each in task.texts])
     name = urllib.parse.quote(f"{task.name}-{task.split}-{key}.json", safe="")
     paths[task] = os.path.join(folders.contamination, name)
@@ -104,7 +104,7 @@ def _search(
 
 
 def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Returns `contained`, completed by all options of the same questions."""
+  """Returns `contained`, and the other options of the same questions."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 

@@ -52,8 +52,8 @@ class TaskOutcome:
   activation_dtype: str
   num_examples: int
   num_cut: int  # number of examples with truncated inputs
-  # {name: number or text}. If a name ends in "_clean", the metric is over only
-  # the clean examples.
+  # {name: number or text}. A metric "<name>_clean" is computed from only the
+  # clean examples.
   metrics: dict[str, float | str]
   categories: dict[str, dict[str, float]]  # {category: {metric: value}}
   num_clean: int | None = None  # clean examples; None without CLEAN_SUBSET
@@ -110,7 +110,7 @@ class TaskEvaluation:
     step = checkpoint.manifest.step
     with CheckpointModel(checkpoint, self._config, self._vocabulary) as model:
       for task in self._tasks:
-        # Quote the name, because a split may be "validation[:10%]".
+        # Quote the file's name, because a split may be "validation[:10%]".
         name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
         path = os.path.join(self._model_dir.evaluation(step), name)
         start_id = self._choose_start_id(task)
@@ -120,8 +120,6 @@ class TaskEvaluation:
           "start_id": start_id,
           **self._depends_on,
         }
-        # The journal may have answers from an earlier evaluation. The model
-        # computes only the missing answers.
         journal = AnswerJournal(f"{path}.answers.jsonl", depends_on, answered)
         with journal:
           answers = TaskAnswers(task, model, journal, start_id)
@@ -180,7 +178,7 @@ def _read(path: str) -> bytes:
 
 
 def _to_json(value: object) -> object:
-  """Converts an object whose type JSON lacks to a JSON value."""
+  """Returns a JSON value for an object whose type JSON lacks."""
   if isinstance(value, (np.ndarray, np.generic)):
     return value.tolist()
   if isinstance(value, bytes):

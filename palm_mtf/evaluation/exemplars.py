@@ -12,7 +12,7 @@ A task's examples may have these features:
 
   record          identifies the question, whose options share exemplars
   is_correct      whether the example may be an exemplar
-  exemplar_group  the group, such as MMLU's subject, that exemplars come from
+  exemplar_group  group, such as MMLU's subject, to choose exemplars from
   unconditional   whether the targets are scored without exemplars
 """
 
@@ -38,8 +38,8 @@ from palm_mtf.user_text import (
 _logger = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
-# Exemplars are drawn from this many examples of the training split, which fit
-# in memory and suffice for all questions.
+# Draw exemplars from this many examples of the training split, because the
+# whole split may not fit in memory.
 _POOL = 1000
 
 
@@ -82,8 +82,8 @@ class SplitExemplars:
     """Returns the exemplars for one question; see `Exemplars`."""
     if not self._num_shots:
       return []
-    # Exclude the question itself: if a task has no training split, exemplars
-    # may come from the split that is evaluated.
+    # Exclude the question itself, because exemplars may come from the
+    # evaluated split.
     candidates = [e for e in self._pool if e.group == group and e.key != key]
     if len(candidates) < self._num_shots:
       where = f" of {group!r}" if group else ""
@@ -120,8 +120,8 @@ class SplitExemplars:
   def _find_first(self) -> Iterator[_Exemplar]:
     keys, of_group = set(), Counter()
     for exemplar in self._read_solved():
-      # Keep NUM_SHOTS + 1 examples per group, because a question must not be
-      # its own exemplar.
+      # Keep NUM_SHOTS + 1 examples per group, because a question must not be an
+      # exemplar for itself.
       if exemplar.key in keys or of_group[exemplar.group] > self._num_shots:
         continue
       keys.add(exemplar.key)
@@ -165,12 +165,12 @@ def group_of(example: Mapping[str, Any]) -> str:
 
 
 def inputs_of(example: Mapping[str, Any]) -> str:
-  """Returns an example's inputs, with a line break if the targets need one."""
+  """Returns an example's inputs; see `separate`."""
   return separate(text_of(example["inputs"]), text_of(example["targets"]))
 
 
 def separate(inputs: str, targets: str) -> str:
-  """Ends `inputs` in a line break unless white space precedes `targets`."""
+  """Appends a line break to `inputs` unless white space separates `targets`."""
   parted = not inputs or inputs[-1].isspace() or targets[:1].isspace()
   return inputs if parted else f"{inputs}\n"
 
@@ -185,13 +185,13 @@ _FORM = 'give {"inputs": "...", "targets": "..."}, and "group" if there are any'
 
 
 def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
-  """Returns the exemplars of a file.
+  """Returns the exemplars in a file.
 
   Args:
     path: path of a file of JSON lines (.jsonl), or of a text file. The whole
-      text precedes every question.
-    num_shots: number of JSON lines for each question, the first lines of the
-      question's group; None for all lines of the group.
+      text of a text file precedes every question.
+    num_shots: each question gets the first `num_shots` JSON lines of its group,
+      or, if None, all JSON lines of its group.
 
   Raises:
     UserError: if the file cannot be read, or a line is not an exemplar.
@@ -205,7 +205,7 @@ def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
 
 
 class _Text:
-  """The exemplars in a text file, which precedes every question."""
+  """The exemplars in a text file, whose whole text precedes every question."""
 
   def __init__(self, text: str, path: str):
     self.text = text
@@ -222,7 +222,7 @@ class _Text:
 
 
 class _Lines:
-  """Exemplars in JSON lines: pairs of group (None for all groups) and text."""
+  """Exemplars in JSON lines, as (group, text); group None is for all groups."""
 
   text = ""
 

@@ -9,8 +9,8 @@
   targets " 9"
 
 As in PaLM (section 6), a double line break separates examples, and the output
-is truncated at its first double line break. exemplars.py chooses exemplars. If
-PROMPT_HEADERS has a header, the header and a double line break come first.
+is truncated at its first double line break. If PROMPT_HEADERS has a header for
+the task, the inputs begin with the header and a double line break.
 """
 
 import bisect
@@ -45,8 +45,8 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
   """Registers the few-shot form of a SeqIO task or mixture, unless it exists.
 
   Args:
-    name: name of a registered task or of a mixture. The preprocessors of each
-      task must end in SeqIO's `tokenize`; EOS steps may follow.
+    name: name of a registered task or mixture. The preprocessors of each task
+      must end in SeqIO's `tokenize`, which `append_eos` may follow.
     num_shots: number of exemplars before each example, drawn from the training
       split. With 0, the form only truncates the model's output.
     seed: seed for drawing exemplars.
@@ -77,7 +77,7 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
 
 
 def make_few_shot(task: Any, config: FewShotConfig) -> Any:
-  """Returns a copy of a `seqio.Task` with exemplars, without registering it.
+  """Returns a copy of a `seqio.Task` with exemplars, which is not registered.
 
   Raises:
     UserError: if the preprocessors do not end in SeqIO's `tokenize`, the task
@@ -149,10 +149,10 @@ class _Prompts:
     sequence_length: Mapping[str, int] | None,
     output_features: Mapping[str, Any],
   ) -> Any:
-    """Adds header and exemplars to `inputs`, as a preprocessor of SeqIO.
+    """Adds header and exemplars to `inputs`; this is a SeqIO preprocessor.
 
-    `sequence_length["inputs"]` limits inputs and targets together, in tokens of
-    the vocabulary of "inputs".
+    `sequence_length["inputs"]` limits the total number of tokens in inputs and
+    targets. The vocabulary of the feature "inputs" counts the tokens.
     """
     from palm_mtf._tf import tf
 
@@ -172,7 +172,7 @@ class _Prompts:
   ) -> Iterator[dict]:
     counts, most, num_short = [], 0, 0
     # The options of a question are adjacent examples. All options get the same
-    # exemplars: as many as fit before the longest option.
+    # exemplars: as many as fit into `limit` together with the longest option.
     for key, of_question in itertools.groupby(dataset, key_of):
       examples = list(of_question)
       asked = [e for e in examples if not e.get("unconditional", False)]

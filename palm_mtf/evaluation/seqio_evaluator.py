@@ -36,13 +36,13 @@ def make_evaluator(
   config: TaskEvalConfig,
   sequence_length: int,
 ) -> seqio.Evaluator:
-  """Returns an evaluator that has read its examples; its logger is KeptOutputs.
+  """Returns an evaluator that has read the examples of `task`.
 
-  The vocabulary of the run replaces the task's vocabulary.
+  The evaluator uses the run's `vocabulary`, and logs to a KeptOutputs.
   """
-  # Pass sequence lengths only if a preprocessor requires lengths, because SeqIO
-  # then truncates features at their end. Without lengths, answers.py truncates
-  # inputs at their beginning.
+  # Pass sequence lengths only if a preprocessor requires lengths, because with
+  # lengths, SeqIO truncates features at their end. Without lengths, answers.py
+  # truncates inputs at their beginning.
   lengths = None
   for step in task.preprocessors:
     parameter = inspect.signature(step).parameters.get("sequence_length")
@@ -73,7 +73,7 @@ def _register(task: seqio.Task) -> Iterator[str]:
 
 
 def _replace_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  """Replaces a task's vocabulary, without loading it, by the run's."""
+  """Replaces a task's vocabulary; does not load the replaced vocabulary."""
   own = _RunVocabulary(vocabulary)
   return task.replace(
     output_features={
@@ -144,12 +144,12 @@ class KeptOutputs(seqio.loggers.Logger):
     self.inferences: dict[str, Any] = {}
 
   def __call__(self, *, targets=None, inferences=None, **unused: object):
-    """Stores targets and inferences, which the task has postprocessed."""
+    """Stores the targets and inferences that the task's postprocessor made."""
     self.targets, self.inferences = targets, inferences or {}
 
 
-# SeqIO logs each error that it raises. Drop the log record, because commands
-# print the error.
+# SeqIO also logs each error that it raises. Drop the log record, because
+# commands print the error.
 logging.getLogger("absl").addFilter(
   lambda record: record.msg != "Failed to evaluate task %s: %s"
 )
@@ -231,7 +231,7 @@ def _simplify(
 def _wrap_metric(function: Callable, where: str) -> Callable:
   where = f"{where}: metric function {function_name(function)}"
 
-  # SeqIO passes values by parameter name, and `wraps` preserves the names.
+  # SeqIO passes values by parameter name, so `wraps` must preserve the names.
   @functools.wraps(function)
   def metric(*arguments: Any, **keywords: Any) -> Mapping[str, Any]:
     with user_code(where):

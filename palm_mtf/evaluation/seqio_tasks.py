@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates a model's answers on SeqIO tasks, by seqio.Evaluator.
+"""Evaluates a model's answers to SeqIO tasks, by seqio.Evaluator.
 
 Inputs and targets are ids of the run's vocabulary, as in training. If the task
 appends an EOS, targets end in the id of [eod], which is scored too. The task's
-own postprocessor and metric functions compute metrics from `Answers`.
+postprocessor and metric functions compute metrics from `Answers`.
 """
 
 import functools
@@ -67,7 +67,7 @@ class Answers(Protocol):
 
 
 class TaskResult(NamedTuple):
-  """A model's metrics on a task, and the task's examples with its answers."""
+  """A model's metrics on a task, and the examples with the model's answers."""
 
   metrics: dict[str, float | str]  # {name: number or text}
   categories: dict[str, dict[str, float]]  # {category: {name: number}}
@@ -77,19 +77,19 @@ class TaskResult(NamedTuple):
 def open_eval_tasks(
   config: TaskEvalConfig, vocabulary: Vocabulary, sequence_length: int
 ) -> list["EvalTask"]:
-  """Returns the tasks in EVAL_TASKS, including the tasks of its mixtures.
+  """Returns the tasks in EVAL_TASKS, and the tasks of mixtures in EVAL_TASKS.
 
   Raises:
-    UserError: if a task does not exist, lacks the split, metric functions or
-      examples, or SeqIO or the task's code fails.
+    UserError: if a task does not exist, or it has no such split, no metric
+      functions or no examples, or if code of SeqIO or the task fails.
   """
   found: dict[str, EvalTask] = {}
   providers = {x: find_provider(x, "EVAL_TASKS") for x in config.eval_tasks}
   subtasks = map(seqio.get_subtasks, providers.values())
   check_names(config, {task.name for each in subtasks for task in each})
   for name, provider in providers.items():
-    # `provider` is a task or a mixture. Skip its tasks that cannot be
-    # evaluated; if no task is left, raise an error.
+    # `provider` is a task or a mixture. Skip the tasks of a mixture that cannot
+    # be evaluated; if no task is left, raise an error.
     problems = []
     for task in seqio.get_subtasks(provider):
       problem = _find_problem(task, config.eval_split)
@@ -145,9 +145,9 @@ class EvalTask:
     Args:
       task: task to evaluate.
       config: settings of the evaluation.
-      vocabulary: vocabulary of the run, which replaces the task's.
+      vocabulary: vocabulary of the run, which replaces the task's vocabulary.
       sequence_length: length for preprocessors that require a sequence length.
-      groups: {group: categories} from CATEGORY_GROUPS, to average metrics over.
+      groups: {group: categories}, the entry of the task in CATEGORY_GROUPS.
 
     Raises:
       UserError: if the task's code fails, an example is missing or invalid,
@@ -166,8 +166,8 @@ class EvalTask:
         f"{self._what}: a metric needs scores with intermediates, which this "
         "model does not provide; use scores."
       )
-    # Without `tokenize`, the task makes token ids with a vocabulary of its
-    # choice, which must equal the run's.
+    # A task without `tokenize` makes token ids itself. The vocabulary that made
+    # the ids must equal the vocabulary of the run.
     if not tokenizes(task, seqio):
       names = {"inputs", "targets"} & set(task.output_features)
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
@@ -216,8 +216,8 @@ class EvalTask:
   def texts(self) -> list[Document]:
     """Each example's text without exemplars, [examples].
 
-    An unconditional example has only an answer option, without the question;
-    its text here is "".
+    The text of an unconditional example is "", because the example has only an
+    answer option, without the question.
     """
     task, steps = self, self._task.preprocessors
     if any(map(adds_exemplars, steps)):
@@ -234,7 +234,7 @@ class EvalTask:
 
   @property
   def questions(self) -> list[Hashable]:
-    """A key for each example's question, shared by its options, [examples]."""
+    """A key for each example; all options of a question have the same key."""
     return [
       _find_question(example, number)
       for number, example in enumerate(self._examples)
@@ -372,7 +372,7 @@ class EvalTask:
       if kept.targets is not None:
         record["expected"] = kept.targets[number]
       for name, values in kept.inferences.items():
-        if isinstance(values, dict):  # auxiliary values
+        if isinstance(values, dict):  # "aux_value": {name: values}
           record[name] = {x: each[number] for x, each in values.items()}
         else:
           record[name] = values[number]
@@ -434,9 +434,10 @@ def group_metrics(
 
   Returns:
     Two dicts, both empty if there are fewer than 2 categories. The first has
-    macro_<metric>, the mean of a metric over all categories, and for each group
-    <metric>/<group>, over the group's examples, and macro_<metric>/<group>, the
-    mean over its categories. The second maps each category to its metrics.
+    macro_<metric>, the mean of a metric over all categories. For each group, it
+    also has <metric>/<group>, the metric of all examples of the group, and
+    macro_<metric>/<group>, the mean over the group's categories. The second
+    dict maps each category to its metrics.
   """
   places: dict[str, list[int]] = {}
   for number, category in enumerate(categories):

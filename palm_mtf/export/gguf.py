@@ -5,11 +5,11 @@
   command-r   BLOCK = "parallel", NORM = "layer_norm"
   granite     BLOCK = "serial", NORM = "rms_norm"
 
-In both architectures of llama.cpp, kernels are [outputs, inputs], and the
-rotary embedding rotates neighbouring elements of a head. The tokenizer,
-llama.cpp's "llama", gives the same ids as SentencePiece's byte-pair encoding
-with byte fallback. Both encode a U+2581 in a text as a space, but vocabulary.py
-encodes it as three bytes.
+In both of these architectures of llama.cpp, kernels are [outputs, inputs], and
+the rotary embedding rotates neighbouring elements of a head. llama.cpp's
+tokenizer "llama" gives the same ids as SentencePiece's byte-pair encoding with
+byte fallback. Unlike vocabulary.py, "llama" encodes a U+2581 in a text as a
+space, not as three bytes.
 """
 
 import math
@@ -58,7 +58,7 @@ _IN_LAYER = {
   "mlp.up_proj": "ffn_up",
   "mlp.down_proj": "ffn_down",
 }
-# Type of an unused token. GGUF and SentencePiece number token types equally.
+# Type of an unused token. GGUF and SentencePiece have the same token types.
 _UNUSED = 5
 
 
@@ -70,7 +70,7 @@ class GgufFile:
   def __init__(self, trained: TrainedModel, dtype: str):
     """Raises UserError if llama.cpp lacks the architecture or the tokenizer.
 
-    `dtype` is the dtype of most weights; other tensors use float16 or float32.
+    Most weights have `dtype`; other tensors have float16 or float32.
     """
     model, vocabulary = trained.model, trained.vocabulary
     self._model, self._dtype = model, dtype
@@ -89,7 +89,7 @@ class GgufFile:
 
   def write(self, path: str, read: Reader) -> None:
     """Writes the file; see `Format`."""
-    # Both llama.cpp architectures rotate neighbouring elements, like Cohere.
+    # Like Cohere, both architectures of llama.cpp rotate neighbouring elements.
     read = make_tensor_reader(self._model, COHERE, read)
     write_gguf(path, self._metadata, self._shapes, self._dtype, read)
 
@@ -111,7 +111,7 @@ def write_gguf(
     read: function from a tensor's name in transformers to its float32 value.
 
   Raises:
-    UserError: if a weight or a scale is beyond the range of float16.
+    UserError: if a weight, or a scale of q8_0, is beyond the range of float16.
   """
   from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 
@@ -119,7 +119,7 @@ def write_gguf(
   for key, value in metadata.items():
     is_int = type(value) is int
     kind = GGUFValueType.UINT32 if is_int else GGUFValueType.get_type(value)
-    if key != "general.architecture":  # the writer has added this key
+    if key != "general.architecture":  # GGUFWriter itself adds this key
       writer.add_key_value(key, value, kind)
   dtypes = {name: _choose_dtype(shape, dtype) for name, shape in shapes.items()}
   types = {k: GGMLQuantizationType[_GGUF_NAMES[x]] for k, x in dtypes.items()}
@@ -153,7 +153,7 @@ def _count_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def _check_range(x: np.ndarray, dtype: str, name: str) -> None:
-  """Raises UserError if an element, or a block's scale, overflows float16."""
+  """Raises UserError if an element or a scale of q8_0 overflows float16."""
   if dtype == "float32":
     return
   largest = np.abs(x).max() / (_LARGEST_INT8 if dtype == "q8_0" else 1)
@@ -194,7 +194,7 @@ def make_gguf_name(name: str) -> str:
 
 
 def make_model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
-  """Returns {key of GGUF: value} for a model whose weights mostly have `dtype`.
+  """Returns {key of GGUF: value}, given the dtype of most weights.
 
   Raises:
     UserError: if llama.cpp has no architecture that computes the model.
@@ -219,7 +219,7 @@ def make_model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
     described["logit_scale"] = model.d_model**-0.5
   else:
     described["attention.layer_norm_rms_epsilon"] = NORM_EPSILON
-    described["logit_scale"] = model.d_model**0.5  # granite divides by it
+    described["logit_scale"] = model.d_model**0.5  # a divisor in granite
     described["attention.scale"] = model.d_kv**-0.5
   return {
     "general.architecture": name,

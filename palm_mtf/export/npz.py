@@ -48,7 +48,7 @@ class NpzFolder:
       file.write(json_text(described, indent=1))
     with open(os.path.join(path, VOCABULARY), "wb") as file:
       file.write(trained.vocabulary.model)
-    # Write the format of np.savez, which would need all arrays in memory.
+    # Do not call np.savez, because np.savez needs all arrays in memory.
     weights = os.path.join(path, "weights.npz")
     with zipfile.ZipFile(weights, "w") as archive:
       for name in self._shapes:

@@ -56,4 +56,4 @@ class Format(Protocol):
   subfolder: str
 
   def write(self, path: str, read: Reader) -> None:
-    """Makes the file or folder `path`; gets each parameter with `read`."""
+    """Makes the file or folder `path` from the parameters that `read` reads."""

@@ -4,6 +4,6 @@
 
   lm_eval --model palm_mtf --model_args model_dir=runs/first --tasks ...
 
-The harness finds this model type only if it reads entry points, which version
-0.4.13 does not do. Otherwise replace `lm_eval` by `python -m palm_mtf.lm_eval`.
+Only versions of the harness that read entry points find this model type. For
+others, such as 0.4.13, replace `lm_eval` by `python -m palm_mtf.lm_eval`.
 """

@@ -28,7 +28,7 @@ def main() -> int:
     _import_harness()
     from lm_eval.__main__ import cli_evaluate
 
-    import palm_mtf.lm_eval.model  # noqa: F401 (registers itself)
+    import palm_mtf.lm_eval.model  # noqa: F401 (registers the model type)
 
     cli_evaluate()
   except UserError as error:

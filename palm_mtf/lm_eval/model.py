@@ -14,7 +14,7 @@ from palm_mtf.lm_eval.run import Run
 
 @register_model("palm_mtf")
 class PalmMtf(LM):
-  """A run's newest checkpoint, scored as in `palm_mtf score`."""
+  """A run's newest checkpoint as a model of lm-evaluation-harness."""
 
   def __init__(
     self,

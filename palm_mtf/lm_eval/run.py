@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Answers lm-evaluation-harness with the newest checkpoint of a run."""
+"""Scores and continues the texts of lm-evaluation-harness."""
 
 import collections
 import dataclasses
@@ -145,7 +145,7 @@ class Run:
     """Yields each pair's index and the score of its continuation, in any order.
 
     Args:
-      pairs: (context, continuation) pairs; "" is no context.
+      pairs: (context, continuation) pairs; a context may be "".
     """
     from palm_mtf.generation.inference.scorer import Example, Score
 
@@ -154,8 +154,8 @@ class Run:
       context, continuation = split_pair(*pair)
       contexts.append(context)
       others.append(continuation)
-    # If there is a context, encode the continuation as the middle of a text.
-    # Otherwise encode it as the beginning of a text.
+    # After a context, encode the continuation without the space that some
+    # vocabularies put before the beginning of a text.
     inputs = self._vocabulary.encode_batch(contexts)
     targets = self._vocabulary.encode_batch(others, [*map(bool, contexts)])
     examples = [*map(Example, inputs, targets)]

@@ -27,7 +27,7 @@ def native_bfloat16(mesh: MeshLayout) -> str:
 
 
 def native_bfloat16_here() -> str:
-  """Returns the name of native bfloat16 hardware here, TPUs excluded, or ""."""
+  """Returns the name of this machine's native bfloat16 CPU or GPU, or ""."""
   # TensorFlow places a model on the GPU if there is one.
   if gpu_capabilities():
     return "GPU" if gpus_multiply_bfloat16() else ""
@@ -42,7 +42,7 @@ def fast_dtype_here() -> str:
 def resolved(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> PalmConfig:
-  """Returns the architecture with ACTIVATION_DTYPE = "auto" replaced.
+  """Returns `model` with a dtype in place of ACTIVATION_DTYPE = "auto".
 
   `begun_in` is the dtype in which the resumed run began; None for a new run.
   """
@@ -59,7 +59,7 @@ def describe_dtype(
 ) -> str:
   """Returns a log line: the dtype in which a command computes, and why.
 
-  The arguments are those of `resolved`, but the dtype of `model` is resolved.
+  `model` is a result of `resolved`, which has the other arguments too.
   """
   dtype, native = model.activation_dtype, native_bfloat16(mesh)
   begun = ", as the run began" if begun_in == dtype else ""

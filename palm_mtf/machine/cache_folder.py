@@ -28,8 +28,8 @@ from palm_mtf.machine.processors import cpu_flags, cpu_name, usable_cores
 _logger = logging.getLogger(__name__)
 
 # Version of the files of hardware rates, such as FLOP/s, that
-# rates/calibration.py measures. Raise the version when plans use the rates in
-# another way, so that older files are not found.
+# rates/calibration.py measures. Raise the version when the code that predicts
+# runs uses the rates in another way, so that older files are not found.
 CALIBRATION = 3
 
 _NAME = "palm_mtf"
@@ -39,10 +39,10 @@ _NAME = "palm_mtf"
 # _ABANDONED_SECS.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
-_MAX_BYTES = 2**26  # per file, and for all files loaded from a folder
+_MAX_BYTES = 2**26  # limit of one file, and of all files that `load` reads
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-# O_NONBLOCK, so that opening a pipe does not wait for a writer.
+# With O_NONBLOCK, opening a pipe does not wait for a writer.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _SEAL_BYTES = hashlib.sha256().digest_size
 
@@ -55,7 +55,7 @@ class CacheError(Exception):
 
 
 def cache_path(kind: str, *key: str) -> str:
-  """Returns the path in the cache of a file or folder for this CPU and `key`.
+  """Returns a path in the cache that depends on `kind`, `key` and this CPU.
 
   Args:
     kind: name of a folder below ~/.cache/palm_mtf.
@@ -77,7 +77,7 @@ def measured_hardware() -> str:
 
 
 def warn_once(message: str) -> None:
-  """Logs a warning that this process has not logged yet."""
+  """Logs a warning, unless this process has already logged it."""
   if message not in _said:
     _said.add(message)
     _logger.warning(message)
@@ -114,7 +114,7 @@ def write_cached(path: str, content: bytes) -> None:
 
 @contextlib.contextmanager
 def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
-  """Opens a folder of the cache, a path from `cache_path`.
+  """Opens a folder of the cache; `path` is from `cache_path`.
 
   If `make`, makes missing folders.
 
@@ -175,8 +175,8 @@ def _open_own(name: str, above: int, path: str, make: bool) -> int:
   try:
     _check_owner(os.fstat(folder), path)
     if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
-      # The folder was made with another umask. It can be used, because `read`
-      # refuses files that other users have put there.
+      # The folder may have been made with another umask. Restrict and use it,
+      # because `read` refuses files that other users have put there.
       os.fchmod(folder, 0o700)
     if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
       raise CacheError(f"other users may write {path}")
@@ -201,7 +201,7 @@ def _check_owner(status: os.stat_result, path: str) -> None:
 
 
 class CacheFolder:
-  """An open folder that only this user may write, by its file descriptor."""
+  """An open folder that only this user may write."""
 
   def __init__(self, path: str, descriptor: int):
     self._path, self.descriptor = path, descriptor
@@ -273,7 +273,7 @@ class CacheFolder:
   def load(self, names: Iterable[str]) -> dict[str, bytes]:
     """Returns {name: content} of files that `keep` wrote.
 
-    Removes damaged files, and the files after the first 64 MiB of `names`.
+    Removes damaged files. After 64 MiB in total, removes the rest of `names`.
     """
     found, num_bytes, damaged = {}, 0, []
     for name in names:
@@ -300,7 +300,7 @@ class CacheFolder:
     return found
 
   def keep(self, name: str, content: bytes) -> None:
-    """Writes a file with a checksum, for `load`; raises errors like `write`."""
+    """Writes a sealed file, for `load`; raises CacheError like `write`."""
     self.write(name, content + _seal(name, content))
 
 
@@ -332,7 +332,7 @@ def partial_folder(above: int) -> Iterator[CacheFolder]:
 
 
 def remove_abandoned(above: int) -> None:
-  """Removes what killed processes left in the folder with this descriptor."""
+  """Removes what killed processes left; `above` is the folder's descriptor."""
   for name in os.listdir(above):
     if name.startswith(_PARTIAL):
       with contextlib.suppress(OSError):
@@ -353,7 +353,7 @@ def _is_abandoned(name: str, above: int) -> bool:
 
 
 def _lock(file: int) -> bool:
-  """Tries to lock a file or folder until it is closed; returns success."""
+  """Tries to lock an open file or folder; returns whether that succeeded."""
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return True

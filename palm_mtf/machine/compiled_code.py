@@ -4,9 +4,9 @@
 
 XLA fails if it cannot write its cache or if a file there is damaged. Therefore
 XLA gets a folder in memory, in TensorFlow's file system ram://, as its cache.
-Undamaged files on the disk are copied there before XLA looks, and files that
-XLA adds are copied to the disk soon after. A full disk, a damaged file or a
-killed process then only costs time to compile.
+This module first copies undamaged files from the disk to that folder, and soon
+copies files that XLA adds to the disk. Then a full disk, a damaged file or a
+killed process only costs time to compile.
 """
 
 import atexit
@@ -40,9 +40,9 @@ _COMPILES_FOR_CPUS = (
 
 
 def keep_compiled_code() -> None:
-  """Turns XLA's cache on, before TensorFlow is imported."""
+  """Turns XLA's cache on; call this before the import of TensorFlow."""
   # Without a cache, compilation takes most of a command's start, and each pod
-  # of a process compiles the same code. Do not change flags of the user.
+  # of a process compiles the same code. setdefault keeps the user's flags.
   os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
 
 
@@ -64,7 +64,7 @@ def check_xla_flags(num_devices: int) -> None:
 
 
 def compiled_code_folder() -> str:
-  """Returns the cache folder's path for this CPU and TensorFlow version."""
+  """Returns the cache folder's path for this CPU, TensorFlow and XLA_FLAGS."""
   # The CPU is part of the path, because code with instructions that the CPU
   # lacks would crash the process.
   flags = os.environ.get("XLA_FLAGS", "")
@@ -85,8 +85,8 @@ class CompiledCode:
     self._is_lost = False  # whether the folder on the disk cannot be used
     memory.makedirs(self._in_memory())
     kept = self._read()
-    # Files that exist are not written, because in ram:// a file that is opened
-    # for writing keeps its old content.
+    # Leave out files that are already in memory, because in ram:// a file that
+    # is opened for writing keeps its old content.
     for name in kept.keys() - {*memory.listdir(self._in_memory())}:
       with memory.GFile(self._in_memory(name), "wb") as file:
         file.write(kept[name])
@@ -108,7 +108,7 @@ class CompiledCode:
       return {}
 
   def save(self) -> None:
-    """Copies files that are only in memory to the disk; logs a failure."""
+    """Writes new files of the folder in memory to the disk; logs a failure."""
     with self._lock:
       names = self._memory.listdir(self._in_memory())
       # XLA gives only complete files a name that ends in ".pb".
@@ -126,7 +126,7 @@ class CompiledCode:
         self._is_lost = True
 
   def save_until(self, end: threading.Event) -> None:
-    """Saves every second until `end` is set, in case the process is killed."""
+    """Saves once per second until `end` is set, because a kill skips atexit."""
     while not end.wait(_SAVE_SECS):
       self.save()
 
@@ -158,6 +158,6 @@ def share_compiled_code(memory: ModuleType) -> None:
 
 
 def save_compiled_code() -> None:
-  """Saves this process's compiled code, before the process ends by os._exit."""
+  """Saves this process's compiled code; call this before os._exit."""
   for code in _shared:
     code.save()

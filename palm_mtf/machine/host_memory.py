@@ -27,7 +27,7 @@ def largest_resident_bytes(process: int | str = "self") -> int:
 
 
 def memory_bytes() -> tuple[int, int]:
-  """Returns (memory in all, memory that this process can still take), bytes."""
+  """Returns the total memory and what this process can still take, in bytes."""
   # In /proc/meminfo, kB means KiB.
   kibibytes = dict(
     re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
@@ -59,9 +59,9 @@ def free_garbage() -> None:
   """Frees unreachable objects before a graph is built.
 
   A graph is a cycle of many objects and tensors. Python collects cycles late,
-  and the C library keeps freed memory between other blocks. Without this
-  function, a run that samples, evaluates or rewinds often would hold several
-  graphs at once.
+  and the C library does not return all freed memory. Without this function, a
+  run that samples, evaluates or rewinds often would hold several graphs at
+  once.
   """
   gc.collect()
   _call_glibc("malloc_trim", 0)

@@ -3,7 +3,7 @@
 """The kernels that compute the numbers of a run, recorded in its checkpoints.
 
 The same program gives the same bits only with the same kernels, which depend on
-the versions, the CPU and the environment variables that are recorded here.
+the versions, the hardware and the environment variables that are recorded here.
 """
 
 import functools
@@ -32,9 +32,9 @@ _VARIABLES = (
 
 
 def kernels_here(operations: str) -> dict[str, str]:
-  """Returns {name: version or setting} on which this process's kernels depend.
+  """Returns {name: value} of what decides this process's kernels.
 
-  `operations` is options and compiler of our operations in C++, or "none".
+  `operations` has options and compiler of our C++ operations, or is "none".
   """
   return {
     "palm_mtf": f"{__version__} ({_fingerprint()})",
@@ -62,7 +62,7 @@ def _fingerprint() -> str:
 
 
 def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
-  """Merges the `kernels_here` of several servers, at least one."""
+  """Merges the results of `kernels_here` on all servers."""
   found = {}
   for name in servers[0]:
     values = dict.fromkeys(x.get(name, "") for x in servers)

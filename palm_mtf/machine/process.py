@@ -5,7 +5,7 @@
 Commands, server processes and benchmarks own their process: they call
 `own_process` first, and then change Python's garbage collector, TensorFlow's
 log level and the packages that TensorFlow imports. A program that imports
-layers or pods of palm_mtf keeps its own settings.
+palm_mtf keeps its own settings.
 """
 
 import contextlib
@@ -26,12 +26,11 @@ _is_owned = False
 
 
 def own_process() -> None:
-  """Marks this process as ours, before it has threads or imports TensorFlow."""
+  """Marks this process as ours; call this before threads or TensorFlow run."""
   global _is_owned
   _is_owned = True
-  # TensorFlow reads this level when it is imported, perhaps by a module of the
-  # user. Level 3 hides logged errors too, which are raised as Python exceptions
-  # anyway.
+  # TensorFlow's import, perhaps by the user's module, reads this level. Level 3
+  # hides logged errors too, which are raised as Python exceptions anyway.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
@@ -93,13 +92,13 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   """Refuses packages that TensorFlow would import but does not need.
 
   Half of TensorFlow's import time goes to Keras, to JAX (for a converter) and
-  to packages that its old copy of Keras imports. Programs can import them
-  later.
+  to packages that its old copy of Keras imports. Programs can import these
+  packages later.
   """
 
   _NAMES = ("h5py", "jax", "keras", "scipy")
-  # TensorFlow imports this module right after its C++ libraries, for which the
-  # dynamic linker reads 300 MB of symbols and relocations.
+  # TensorFlow imports this module right after its C++ libraries. `find_spec`
+  # then releases 300 MB of symbols and relocations that the linker has read.
   _AFTER_LIBRARIES = "tensorflow.python.tools"
 
   def __enter__(self) -> None:
@@ -129,8 +128,8 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def _never_garbage() -> Iterator[None]:
   """Permanently exempts objects made in the body from garbage collection.
 
-  Imports make 400,000 objects that stay. Scanning them again and again takes a
-  third of the time of `generate` and a fifth of a short `train`.
+  Imports make 400,000 objects that stay. Scanning them again and again would
+  take a third of the time of `generate` and a fifth of a short `train`.
   """
   gc.collect()  # because gc.freeze would keep garbage permanently
   was_enabled = gc.isenabled()

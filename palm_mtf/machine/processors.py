@@ -41,7 +41,7 @@ _LIMITS = {
 
 
 def cpu_flags() -> frozenset[str]:
-  """Returns the CPU's flags, without flags that oneDNN must not use."""
+  """Returns the CPU's flags, without flags that ONEDNN_MAX_CPU_ISA excludes."""
   flags = frozenset(_entry("flags|Features").split())
   limit = os.environ.get(_LIMIT, "").upper()
   if limit in _LIMITS:
@@ -52,7 +52,7 @@ def cpu_flags() -> frozenset[str]:
 def kernel_flags() -> list[str]:
   """Returns the flags that decide which kernels run, sorted.
 
-  The flags are vector instructions of x86-64 and Arm, and the limit of oneDNN.
+  The flags are vector instructions of x86-64 and Arm, and ONEDNN_MAX_CPU_ISA.
   Kernels for different flags may round results differently.
   """
   limit = os.environ.get(_LIMIT)
@@ -61,7 +61,7 @@ def kernel_flags() -> list[str]:
 
 
 def cpu_name() -> str:
-  """Returns the name that the maker gave the CPU, or "this CPU"."""
+  """Returns the CPU's model name; "this CPU" if the name is unknown."""
   return _entry("model name") or "this CPU"
 
 
@@ -97,8 +97,8 @@ def core_quota() -> float | None:
   quota, _, period = _text(CPU_MAX).partition(" ")
   if not quota:
     quota, period = _text(CPU_QUOTA), _text(CPU_PERIOD)
-  # Without a limit, the quota is "max" in version 2 and -1 in version 1, or the
-  # files are missing.
+  # Without a limit, the quota is "max" (version 2 of control groups) or -1
+  # (version 1), or the files are missing.
   if not quota.isdigit() or not period.isdigit():
     return None
   return int(quota) / int(period)  # both in microseconds
@@ -111,7 +111,7 @@ def usable_cores() -> int:
 
 
 def thread_count(environment: Mapping[str, str]) -> int:
-  """Returns the number of threads per matrix product in an environment."""
+  """Returns the number of threads per matrix product for an `os.environ`."""
   asked = [environment.get(name, "") for name in THREAD_VARIABLES]
   return max([len(visible_cores()), *(int(x) for x in asked if x.isdigit())])
 

@@ -22,15 +22,15 @@ def handled_signals() -> list[signal.Signals]:
 
 
 class StopRequest:
-  """Handles the first stop signal by noting its name; a context manager.
+  """A context manager that handles the first stop signal by noting its name.
 
-  Outside the main thread it handles no signal. A second SIGINT or SIGTERM
+  Outside the main thread, no signal is handled. A second SIGINT or SIGTERM
   interrupts at once. SIGHUP never interrupts, because a terminal that closes
   may send it twice.
   """
 
   def __init__(self):
-    self.signal_name = ""  # after a signal its name, such as "SIGTERM"
+    self.signal_name = ""  # of the first stop signal, such as "SIGTERM"
     self._previous = {}
 
   def __enter__(self) -> "StopRequest":

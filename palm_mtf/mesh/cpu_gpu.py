@@ -132,8 +132,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   def _repeat(self, fn, first, others, result, num_before):
     # Yields the results of `fn` on each device but the first. Copies the first
-    # device's operations, but calls `fn` again if it made a variable, or if an
-    # argument that is neither a tensor nor a variable differs between devices.
+    # device's operations or, if a copy would be wrong, calls `fn` again.
     copies = OperationCopies(tf.get_default_graph(), num_before)
     can_copy = copies.can_be_made(self.devices[0]) and _is_plain(result)
     for device, arguments in zip(self.devices[1:], others, strict=True):
@@ -195,7 +194,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.slicewise(update, checked, *variables, *operands).all_slices
 
   def _check(self, is_finite):
-    if is_finite not in self._checked:  # one check per device
+    if is_finite not in self._checked:  # one check per device for all updates
       self._checked[is_finite] = self.slicewise(_raise_unless, is_finite)
     return self._checked[is_finite]
 
@@ -274,7 +273,7 @@ def _replacements(
     for each, another in pairs:
       if replacements.setdefault(id(each), another) is not another:
         return None
-    # A control dependency on a tensor refers to the tensor's operation.
+    # Control dependencies are on operations, so map the tensor's operation too.
     replacements.setdefault(id(x.op), other.op)
   return replacements
 
@@ -354,7 +353,7 @@ def reduce_scatter_ring(
   sums = []
   # The sum of part i goes once around the ring, from device i + 1 to device i,
   # and each device adds its own part i. At each hop every device sends and
-  # receives one part. The order of each sum is fixed, so its bits never vary.
+  # receives one part. Each sum has a fixed order, so that its bits never vary.
   for part in range(n):
     total = parts[(part + 1) % n][part]
     for distance in range(2, n + 1):

@@ -60,7 +60,7 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      # TensorFlow does not infer the shapes of these operations' outputs.
+      # TensorFlow cannot infer these operations' output shapes, so copy them.
       if "PartitionedCall" in template.op or template.op.startswith("Palm"):
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)

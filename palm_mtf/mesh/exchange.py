@@ -50,7 +50,7 @@ class OwnPart(mtf.Operation):
   #   within the pod    reduce-scatter, if the gradient is a LazyAllreduceSum
   #   between pods      exchange of own parts (Exchange)
   #   within the pod    all-gather of own parts (OwnPart.whole)
-  # Within the pod this moves as many bytes as an all-reduce.
+  # Within the pod, the two collectives move as many bytes as an all-reduce.
 
   def __init__(self, x: mtf.Tensor, dtype: tf.DType):
     # Parts of the gradient x are rounded to `dtype`.
@@ -75,8 +75,8 @@ class OwnPart(mtf.Operation):
       copies = math.prod(mesh_impl.shape[axis].size for axis in self._axes)
       part = mesh_impl.slicewise(_flatten, part, copies)
     for axis in self._axes:
-      # Over an axis of a LazyAllreduceSum, a reduce-scatter. Over another axis,
-      # each device keeps its part of the slice and sends nothing.
+      # Over an axis of a LazyAllreduceSum, the cut is a reduce-scatter. Over
+      # another axis, each device keeps its part of the slice and sends nothing.
       cut = mesh_impl.reduce_scatter if axis in summed else mesh_impl.allsplit
       part = cut(part, axis, 0)
     # `set_tensor_lowering` would refuse a part, because a part does not have
@@ -147,7 +147,7 @@ class Exchange(mtf.Operation):
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Sets the output to `total`; gathers own parts first."""
+    """Sets the output to `total`, gathered if terms are outputs of OwnParts."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

@@ -100,7 +100,7 @@ class Placement(Protocol):
   def delay(self, x: LaidOut, signal: LaidOut) -> LaidOut:
     """Returns x, which nothing reads before `signal` is computed."""
 
-  # The methods below take a variable as its slices, as in `lowering.variables`.
+  # In the methods below, a variable is its slices, from `lowering.variables`.
 
   def assign_if_finite(
     self, variable: LaidOut, value: LaidOut, is_finite: LaidOut

@@ -29,7 +29,7 @@ class Process:
     inputs: Sequence[object],
     dtypes: Sequence[tf.DType],
   ) -> list[tf.Tensor]:
-    """Adds to the current graph a call of `function` in this process.
+    """Adds an operation that calls `function` in the process of `device`.
 
     Args:
       function: module-level function of NumPy values. A server calls its own

@@ -7,8 +7,8 @@ import os
 from palm_mtf._tf import tf
 from palm_mtf.machine.compiled_code import check_xla_flags
 
-# Errors that TensorFlow raises if a server does not answer. Calls that wait for
-# this server on other servers end with CancelledError.
+# Errors that TensorFlow raises if a server does not answer. On other servers,
+# calls that wait for this server end with CancelledError.
 SERVER_ERRORS = (
   tf.errors.UnavailableError,
   tf.errors.AbortedError,

@@ -84,10 +84,9 @@ def _sum_of_starts(*parts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockedAttention:
-  """Attention of a device's slice, one block of query positions after another.
+  """Attention of a device's slice, one block (range of queries) after another.
 
-  A block of queries reads the keys up to the block's end, or all keys in a
-  prefix LM.
+  A block reads the keys up to the block's end or, in a prefix LM, all keys.
 
   Attributes:
     blocks: (first position, first position after the block) of each block.
@@ -218,7 +217,7 @@ def _wait_for(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Slice:
-  """Attention of a slice by `blocked`, or by C++, which outputs no weights."""
+  """Attention of a slice by `blocked`, or by C++, which never keeps weights."""
 
   blocked: BlockedAttention
   num_masks: int
@@ -280,8 +279,8 @@ def self_attention(
   of_slice = _Slice(blocked, len(masks))
 
   def gradient(op, dout, *_):
-    # q, k, v and `out` are recomputed or read only once `dout` is computed, so
-    # that weights and blocks of `out` are not kept until then.
+    # q, k, v and `out` wait for `dout`. Otherwise weights and blocks of `out`
+    # would be computed earlier, and stay in memory until `dout` is computed.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
     # In multi-query attention dk and dv are sums over `heads`. If `heads` is
     # split, WholeSlice all-reduces these sums.

@@ -45,7 +45,7 @@ def local_embedding(
 def _embed_gradient(first, rows, tokens, dy):
   (num_rows,) = rows.shape
   row = local_rows(first, tokens, num_rows)
-  # Sums are in float32, because a frequent token adds up thousands of rows.
+  # Sums are in float32, because a frequent token's sum has thousands of terms.
   return tf.math.unsorted_segment_sum(tf.cast(dy, tf.float32), row, num_rows)
 
 

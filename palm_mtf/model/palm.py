@@ -68,9 +68,9 @@ class Palm:
       inputs: [batch, length], int32 in [0, vocab).
       segments: [batch, length], int32: number of the token's document in its
         row; any number for padding. None means one document per row.
-      prefix: [batch, length], int32: 1 for inputs of a prefix LM, which attend
-        to one another in both directions, else 0. None means all 0. A prefix
-        requires `segments`.
+      prefix: [batch, length], int32: 1 for tokens in the prefix of a prefix LM,
+        which attend to one another in both directions, else 0. None means all
+        0. A prefix requires `segments`.
 
     Returns:
       [batch, length, vocab], LOGITS_DTYPE.

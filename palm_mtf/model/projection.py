@@ -4,8 +4,8 @@
 
 The kernels q, k, v, wi_gate and wi of a parallel block read the same norm, so
 they share one product, x [q | k | v | wi_gate | wi]. This makes the block
-faster than a serial block (PaLM, section 2). The backward pass has two
-products, for the gradients of x and of the kernels.
+faster than a serial block (PaLM, section 2). The backward pass has one product
+for the gradients of all kernels, and usually one for the gradient of x.
 """
 
 import dataclasses
@@ -47,8 +47,8 @@ def _split_columns(joined, shapes, dtype):
 
 
 def _rotate(x: tf.Tensor, angles: Angles, num_rows: int) -> tf.Tensor:
-  # The first `num_rows` dimensions of x count rows, and the last of these
-  # dimensions is the position, which selects the angle.
+  # The first `num_rows` dimensions of x, such as [batch, length], index a row.
+  # The last one of these is the position, which selects the angle.
   heads = [1] * (x.shape.rank - num_rows - 1)  # [1] if x has heads, else []
 
   def broadcast(t):
@@ -102,8 +102,8 @@ def kernel_gradient(
     on_cpu: whether the device is a CPU that runs the operations of `native`.
   """
   if on_cpu and x.dtype == tf.bfloat16 and not is_emulated(x):
-    # oneDNN's bfloat16 product is 3% to 16% faster with a transposed copy of x
-    # (cheap, because x has few columns) than with x. In float32 it is slower.
+    # In bfloat16, oneDNN's product is 3% to 16% faster with a transposed copy
+    # of x (cheap, because x has few columns); in float32 a copy is slower.
     return matmul(tf.transpose(x), gradient)
   return matmul(x, gradient, transpose_a=True)
 
@@ -123,7 +123,7 @@ def _gates_gradient(wide, dy):
 
 @dataclasses.dataclass(frozen=True)
 class JoinedColumns:
-  """The columns of a product of x with joined kernels, on one device.
+  """Splits a device's product of x with joined kernels; joins gradients.
 
   Attributes:
     shapes: shape of each kernel's slice, without d_model.
@@ -153,7 +153,8 @@ class JoinedColumns:
     )
     return tuple(
       tf.reshape(part, [*rows, *shape])
-      for part, shape in zip(parts, self.shapes, strict=False)  # SwiGLU is last
+      # wi_gate and wi have two shapes, but one part, the last.
+      for part, shape in zip(parts, self.shapes, strict=False)
     )
 
   def gradient(
@@ -182,7 +183,7 @@ class JoinedColumns:
 
 
 class _Projection(mtf.Operation):
-  """Outputs q, k, v, the hidden layer, and the product; see `project`."""
+  """Outputs q, k, v, the hidden layer, and the product that gives all these."""
 
   def __init__(self, x, kernels, positions, angles, is_gated, dtype):
     super().__init__([x, *angles, *kernels], name="projection")
@@ -220,7 +221,7 @@ class _Projection(mtf.Operation):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Returns x (q, k, v or the hidden layer), read from the product again."""
-    # All calls belong to one backward pass and wait for the first signal.
+    # The first signal serves all calls, which are in one backward pass.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
@@ -296,12 +297,12 @@ class _ProjectionGradient(mtf.Operation):
     angles, kernels, gradients = others[:n], others[n:m], others[m:]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # `axes` has, for each kernel, the mesh axes over which the kernel's part of
-    # dx must be summed. In multi-query attention the gradients of k and v are
-    # LazyAllreduceSums over slices of `heads`. Instead of these sums, their
-    # linear functions are all-reduced: dx and the kernels' gradients.
+    # dx must be summed. In multi-query attention dk and dv are sums over slices
+    # of `heads`, each a LazyAllreduceSum. Instead of dk and dv, their linear
+    # functions dx and the kernels' gradients are all-reduced.
     axes = []
     for i, kernel in enumerate(forward.kernels):
-      of = min(i, len(gradients) - 1)  # the gates share a gradient
+      of = min(i, len(gradients) - 1)  # wi_gate and wi share the last gradient
       over = split_axes(impl, kernel.shape.dims[1:])
       over += gradients[of].mesh_axes if is_open[of] else []
       axes.append(tuple(sorted(over)))
@@ -339,7 +340,7 @@ class _ProjectionGradient(mtf.Operation):
       _open_sum(impl, dx, over)
       for dx, (over, _) in zip(dxs, groups, strict=True)
     ]
-    # Parts with different mesh axes are all-reduced before they are added.
+    # Parts of dx with different mesh axes are all-reduced before the addition.
     dx = functools.reduce(
       lambda x, y: impl.slicewise_delay_allreduce(tf.add, x, y), dxs
     )
@@ -357,7 +358,7 @@ def _columns_by_axes(
   axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], slice]]:
   # Groups adjacent kernels that have equal axes. Returns the axes of each
-  # group, and its columns in a device's product.
+  # group, and the group's columns in a device's product.
   groups, end = [], 0
   for over, run in itertools.groupby(
     zip(axes, shapes, strict=True), key=lambda pair: pair[0]

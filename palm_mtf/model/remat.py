@@ -32,8 +32,8 @@ def recomputed(
 
   def gradient(all_inputs, forward_operations, outputs, output_grads, **unused):
     (dy,) = output_grads
-    # The second run of fn begins once the gradient dy is computed. It has the
-    # same operations and inputs, so its results have the same bits.
+    # The second run of fn begins once the gradient dy is computed. Both runs
+    # have the same operations and inputs, so the results have the same bits.
     mapping = {x: recompute(x, dy) for x in all_inputs}
     xs = [mapping[x] for x in all_inputs]
     operations, mapping = dy.graph.clone_operations(forward_operations, mapping)

@@ -181,7 +181,7 @@ class TrainedWeights:
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     """Returns the scale of a norm; see `Weights`."""
     scale = self._variables.get(f"{name}/scale")
-    if scale is None:  # FINAL_NORM_SCALE
+    if scale is None:  # FINAL_NORM_SCALE = "none"
       return mtf.ones(self.mesh, mtf.Shape([self._dims.d_model]))
     return gathered(scale, after, self._dims)
 
@@ -213,8 +213,8 @@ class TrainedWeights:
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the tied embedding; see `Weights`."""
-    # The backward pass begins with this product, so it keeps the gathered table
-    # and does not gather again.
+    # The backward pass begins with this product, so the gathered table is kept
+    # and not gathered again.
     return product(
       x,
       self._kernel("embedding", x),

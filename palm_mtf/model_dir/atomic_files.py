@@ -20,7 +20,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SHORT_WRITE = re.compile(r"\d+ requested and \d+ written")
 # Prefix of the names of incomplete files and folders, which nothing reads.
 PARTIAL = ".partial_"
-_ABANDONED_SECS = 3600.0  # writing one file takes less
+_ABANDONED_SECS = 3600.0  # older incomplete files have no living writer
 
 
 def check_model_dir(model_dir: object) -> None:
@@ -56,7 +56,7 @@ def write_atomically(
   folder, name = os.path.split(os.path.realpath(path))
   with writing(folder, len(content)):
     os.makedirs(folder, exist_ok=True)
-    # os.replace is atomic only within one disk, so write in the same folder.
+    # os.replace works within one file system, so write in the same folder.
     partial = os.path.join(folder, f"{PARTIAL}{name}_")
     _remove_abandoned(partial)
     temporary = f"{partial}{secrets.token_hex(4)}"
@@ -76,8 +76,8 @@ def write_atomically(
 
 
 def _rename_to_new(temporary: str, path: str) -> None:
-  # os.link fails if the file exists. Between a check and os.replace, another
-  # process could make the file.
+  # os.link fails if the file exists. A check before os.replace would not do,
+  # because another process could make the file between the two.
   try:
     os.link(temporary, path)
   except FileExistsError:

@@ -12,7 +12,7 @@ from typing import Any
 from palm_mtf.errors import UserError
 
 _READ_BYTES = 2**20
-# Larger files are refused. The index of a 10,000-layer model has 10 MB.
+# Larger files are refused. A 10,000-layer model's index of tensors has 10 MB.
 _MAX_JSON_BYTES = 20_000_000
 
 _short = reprlib.Repr()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training lock: one process at a time changes a MODEL_DIR.
 
-MODEL_DIR/trainer.lock names the process that holds it, for messages.
+The holder locks MODEL_DIR/trainer.lock, and writes its name there for messages.
 """
 
 import contextlib

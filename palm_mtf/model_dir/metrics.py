@@ -72,7 +72,7 @@ class EventsWriter:
     self._add(tf.Event(file_version=_VERSION))
 
   def start_at(self, step: int) -> None:
-    """Makes TensorBoard drop earlier files' events of `step` and later."""
+    """Makes TensorBoard drop earlier files' events from `step` on."""
     session_log = tf.SessionLog(status=tf.SessionLog.START)
     self._add(tf.Event(step=step, session_log=session_log))
 

@@ -33,7 +33,7 @@ class ModelDir:
     self.contamination = os.path.join(self.evaluations, "contamination")
     # Files step_00000200.* of traced steps.
     self.traces = os.path.join(path, "traces")
-    # Only if CHIP names a known chip: the output of `palm_mtf plan --json`.
+    # If CHIP names a known chip, the output of `palm_mtf plan --json`.
     self.plan = os.path.join(path, "plan.json")
     self.report = os.path.join(path, "report.html")
     # The lock that a training process holds (lock.py).

@@ -21,7 +21,7 @@ inline T from_float(float x) {
   else return x;
 }
 
-// Reads a V from memory of T: float, or uint16_t for bfloat16.
+// Reads a V from numbers of type T: float, or uint16_t for bfloat16.
 template <class V, class T>
 inline V get(const T* at) {
   if constexpr (sizeof(V) == sizeof(float)) return to_float(*at);
@@ -102,8 +102,8 @@ inline float largest(const float* x, int size) {
 // Returns the first index of the largest number; 0 if no number is larger than
 // -infinity.
 inline int find_largest_place(const float* x, int size) {
-  // `most` has each lane's largest number, and `begin` the index in x of the
-  // first lane of the register with this number.
+  // For each lane, `most` is the largest number, and `begin` is the index in x
+  // at which the register with this number begins.
   Floats most = splat(-INFINITY);
   Ints begin = {};
   int i = 0;

@@ -164,12 +164,12 @@ def _hash_compiler(command: Sequence[str]) -> str:
 
 
 def _compile(command: Sequence[str], folder: str) -> bytes:
-  # Compiles in the cache's folder or, if that fails, in a temporary folder.
+  # Compiles in the cache's folder, because the disk of temporary files may be
+  # full; if that fails, compiles in a temporary folder.
   _logger.info(
     "compiling the operations in C++ for this CPU, once: some 15 seconds"
   )
   try:
-    # Try the cache first, because the disk of temporary files may be full.
     with open_cache(folder, make=True) as cache:
       return _compile_in(cache.descriptor, command)
   except (CacheError, OSError, _NoSpaceError):
@@ -222,13 +222,13 @@ def _call(command: Sequence[str], folder: int, said: int) -> int:
   try:
     process = subprocess.Popen(
       command,
-      cwd=f"/proc/self/fd/{folder}",  # even if the folder was renamed
+      cwd=f"/proc/self/fd/{folder}",  # works even if the folder is renamed
       env={**os.environ, "TMPDIR": ".", "LC_ALL": "C"},
       stdin=subprocess.DEVNULL,
       stdout=said,
       stderr=said,
       umask=0o077,
-      start_new_session=True,  # so that the whole group can be killed
+      start_new_session=True,  # so that killpg also ends child processes
     )
   except OSError as error:
     raise BuildError(f"{command[0]}: {error.strerror}; {_ADVICE}") from None
@@ -249,7 +249,7 @@ def _make_error(compiler: str, code: int, said: str) -> BuildError:
   full = [x for x in lines if any(reason in x for reason in _NO_SPACE)]
   if full:
     return _NoSpaceError(f"{full[0]}; make room, or set TMPDIR")
-  # A linker's last line says only that the linker failed.
+  # A line with "error" has the reason; a linker's last line does not.
   errors = [x for x in lines if "error" in x.lower()] or lines[-1:]
   reason = errors[0] if errors else f"exit status {code}"
   return BuildError(f"{compiler}: {reason}; {_ADVICE}")

@@ -53,8 +53,8 @@ struct StepKernel {
     step.run();
   }
 
-  // Reads the embedding and all later inputs. The last of them are the cache,
-  // which steps write in place; it becomes the outputs from index `first` on.
+  // Reads the embedding and all later inputs. The last inputs, the cache,
+  // are written in place, and are also the outputs from index `first` on.
   template <class T>
   Step<T> read(Call& call, int num_rows, int first) const {
     Shared& with = shared();

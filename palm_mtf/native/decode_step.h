@@ -181,7 +181,7 @@ struct Step {
     team.meet();
   }
 
-  // Gives each thread an equal share of all rows' items, `size` per row. Calls
+  // A row has `size` items; each thread gets an equal share of all items. Calls
   // use(row, begin, end) for this thread's items, row by row.
   template <class Use>
   void for_shares(int thread, int size, Use use) {

@@ -74,9 +74,8 @@ def _count_panel_bytes(dtype, inner, columns):
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# An operation has at most one thread per this many bytes of a kernel, because a
-# thread reads them in about 5 microseconds, and synchronizing threads takes up
-# to one microsecond.
+# If several threads share a kernel, each reads at least this many bytes, which
+# takes 5 microseconds, because synchronizing threads takes up to 1 microsecond.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -204,7 +203,7 @@ class TextSteps(NamedTuple):
     logits: if `keeps_logits`, logits of the last step, [rows, vocab] float32;
       otherwise empty, [0, vocab].
     seen: `Texts.seen` with the chosen tokens.
-    cache: the cache after the last step, without the tokens chosen last.
+    cache: the cache after the last step, without the tokens that it chose.
   """
 
   chosen: tf.Tensor

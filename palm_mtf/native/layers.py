@@ -72,7 +72,7 @@ def read_product_gradient(
 def norm(
   x: tf.Tensor, scale: tf.Tensor, *, is_centered: bool, threads: int
 ) -> tf.Tensor:
-  """Normalizes each row of x and multiplies by `scale`; returns shape of x.
+  """Normalizes each row of x and multiplies by `scale`; keeps the shape of x.
 
   Args:
     x: [rows, d_model], float32 or bfloat16.
@@ -109,7 +109,7 @@ def attend(
   *,
   threads: int,
 ) -> tf.Tensor:
-  """Attends from each position to visible positions; returns shape of q.
+  """Attends from each position to visible positions; keeps the shape of q.
 
   Args:
     q: [batch, length, heads, d_kv], float32 or bfloat16.

@@ -55,8 +55,8 @@ template <class T>
 void norm_row_gradient(const T* x, const float* scale, const T* dy, int size,
                        bool is_centered, T* dx, float* dscale) {
   const NormedRow<T> row(x, size, is_centered);
-  // Returns the mean of scale * dy * factor. The gradient of x has no component
-  // along normalized x nor, for LayerNorm, along the vector of ones.
+  // Returns the mean of scale * dy * factor. Such means are subtracted, so that
+  // dx is orthogonal to normalized x and, in LayerNorm, to the vector of ones.
   auto mean_of_scaled = [&](auto factor) {
     return sum_of(size, [&](int i, auto kind) {
       using V = decltype(kind);

@@ -34,7 +34,7 @@ def _load() -> _Loaded:
     # The library is loaded from a file in memory, because a change of a mapped
     # file on disk would crash the process.
     file = os.memfd_create("palm_mtf_operations")
-    if os.write(file, content) < len(content):  # ulimit -f
+    if os.write(file, content) < len(content):  # file size limit (ulimit -f)
       raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     # The file stays open, because TensorFlow keeps this path.
     module = tf.load_op_library(f"/proc/self/fd/{file}")

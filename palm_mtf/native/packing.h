@@ -88,7 +88,7 @@ inline void pack_int8(const Columns32& x, uint8_t* panel) {
 }
 
 // Scales to try for a group of int4 numbers, relative to the scale that clips
-// no number. A smaller scale clips large numbers, but rounds the others less.
+// no number. A smaller scale clips large numbers, but rounds all others less.
 constexpr float kInt4Factors[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
 
 inline Floats int4_divisor(Halves scale) {
@@ -110,7 +110,7 @@ inline Halves int4_scales(const Columns32& x, int group, int v) {
     const Floats row = row_of(x, group * kGroup + k, v);
     low = row < low ? row : low, high = greater(high, row);
   }
-  // The number with the largest magnitude becomes -8, because 8 does not exist.
+  // The number with the largest magnitude becomes -8, because int4 has no 8.
   const Floats extreme = high > -low ? high : low;
   for (float factor : kInt4Factors) {
     const Halves scale = to_bfloat16(extreme * (factor / -8));

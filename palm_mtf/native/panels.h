@@ -18,7 +18,7 @@ enum Format { kFloat32, kBfloat16, kInt8, kInt4 };
 
 constexpr int kGroup = 32;  // rows per scale in a column of int4 weights
 
-// The inner dimension of weights [inner, outer] is padded with zeros.
+// Returns the inner dimension of weights [inner, outer], padded with zeros.
 inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
 
 // An int8 panel ends with one scale and one sum of numbers per column. An int4
@@ -36,7 +36,7 @@ inline size_t panel_bytes(Format format, int inner) {
 struct Rows {
   const float* floats;
   const uint16_t* halves;     // bfloat16, if the CPU multiplies bfloat16
-  const uint8_t* bytes;       // signed; plus kByteOffset for int8 weights
+  const uint8_t* bytes;       // signed; kByteOffset is added for int8 weights
   const float* scales;        // of `bytes`, [count]
   const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };
@@ -51,8 +51,8 @@ struct Stream {
   }
 };
 
-// Prefetches a part of the next panel, evenly over the steps of a tile, so that
-// all tiles that read a panel together prefetch the next panel.
+// Prefetches a part of the next panel, evenly over the steps of a tile. The
+// tiles of a panel together prefetch the whole next panel.
 struct Part {
   const uint8_t* at;
   int bytes;  // per step

@@ -67,8 +67,8 @@ struct ProductKernel {
         threads(attrs.number("threads")),
         format(Format(attrs.number("format"))) {}
 
-  // Multiplies kRows rows at a time, whose prepared numbers fit into the CPU's
-  // cache, because a prompt may have many rows.
+  // A prompt may have many rows. Therefore kRows rows are multiplied at a time,
+  // so that their prepared numbers fit into the CPU's cache.
   template <class T>
   void compute(Call& call) const {
     constexpr int kRows = 192;

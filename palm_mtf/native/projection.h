@@ -22,7 +22,7 @@ struct Columns {
   // [length, d_kv / 2] each; null if no column is rotated.
   const float *sines = nullptr, *cosines = nullptr;
 
-  // Number of results per row, in which wi_gate and wi are one hidden layer.
+  // Number of results per row; wi_gate and wi give one, the hidden layer.
   int num_parts() const { return int(sizes.size()) - is_gated; }
 };
 

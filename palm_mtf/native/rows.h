@@ -49,7 +49,7 @@ class PreparedRows {
     return &floats_[size_t(row) * padded(inner)];
   }
 
-  // Pads a row and converts it to the dtype for weights in `format`.
+  // Pads a row, and converts the row for products with weights in `format`.
   void prepare(int row, int inner, Format format) {
     const int length = padded(inner);
     const size_t at = size_t(row) * length;

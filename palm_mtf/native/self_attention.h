@@ -25,12 +25,12 @@ struct AttentionSizes {
 // A position sees itself, the earlier positions of its segment, and the prefix
 // of its segment.
 struct Masks {
-  // [length] each, padded by at least one register; null if there is none. A
-  // prefix requires segments.
+  // A number per position, [length], padded by at least one register; null if
+  // there is none. A prefix requires segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
-  // For each of the kLanes positions from `first` on, returns -1 if `position`
-  // sees it, else 0.
+  // Returns, for each of the kLanes positions from `first` on, -1 if `position`
+  // sees the lane's position, else 0.
   Ints seen_by(int position, int first) const {
     Ints at = splat(first);
     for (int i = 0; i < kLanes; ++i) at[i] += i;
@@ -53,7 +53,7 @@ template <class T>
 struct BlockMemory {
   std::vector<float> scores, dweights, sums;
   std::vector<Word<T>> q, dout, panels;
-  // Left operands of products, which read weights_t and dscores_t transposed.
+  // Left operands of products; weights_t and dscores_t are read transposed.
   std::vector<Word<T>> weights, weights_t, dscores, dscores_t;
 };
 

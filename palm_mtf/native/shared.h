@@ -17,7 +17,7 @@ namespace palm {
 
 // How many times an idle thread polls for a job before it sleeps. Decoding
 // threads poll, because the next step follows as soon as a token is chosen.
-// Training threads do not, because TensorFlow's operations need the cores.
+// Training threads do not poll, because TensorFlow's operations need the cores.
 constexpr int kPatience = 20000, kNoPatience = 0;
 
 // A call that uses this state holds the mutex.
@@ -33,7 +33,7 @@ struct Shared {
 };
 
 inline Shared& shared() {
-  // Never freed, because other threads may still run when the process ends.
+  // `it` is never freed, because threads may still run when the process ends.
   static Shared& it = *new Shared;
   return it;
 }

@@ -56,7 +56,7 @@ class Team {
 
  private:
   static void pause(int i) {
-    // If other programs use the cores, the awaited thread may need this core.
+    // Let other threads run, because the awaited thread may need this core.
     if (i % 4096 == 4095) std::this_thread::yield();
 #if defined(__x86_64__)
     __builtin_ia32_pause();

@@ -100,7 +100,7 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
   value = attr_value_pb2.AttrValue
   operation = ops.get_default_graph()._create_op_internal(
     "_MklNativeFusedMatMul",
-    [x, w, tf.zeros([w.shape[1]], x.dtype)],  # there is no form without a bias
+    [x, w, tf.zeros([w.shape[1]], x.dtype)],  # the operation requires a bias
     [x.dtype],
     attrs={
       "T": value(type=x.dtype.as_datatype_enum),

@@ -49,8 +49,8 @@ class ByDevice:
   Attributes:
     anywhere: the function in TensorFlow, for any device.
     native: the function in C++, or None. Its first argument is the number of
-      threads. It may omit the last outputs. A native function that takes an
-      omitted output as an argument gets None.
+      threads, and the function may omit the last outputs. A native function
+      that takes an omitted output as an argument gets None.
   """
 
   anywhere: SliceFn
@@ -96,8 +96,8 @@ class WholeSlice(mtf.Operation):
       gradient: computes gradients of the inputs; None if there are none.
       offset_of: dimension (such as the vocabulary) whose first index in the
         slice is an extra first argument of `fn`; None for no such argument.
-      is_kept: whether outputs are kept for the backward pass; otherwise it
-        computes the outputs again (recompute.py).
+      is_kept: whether outputs are kept for the backward pass; if not, the
+        backward pass computes the outputs again (recompute.py).
       name: name of the operation, made unique by the graph.
     """
     super().__init__(list(inputs), name=name)

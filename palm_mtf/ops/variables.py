@@ -91,7 +91,7 @@ class SlicedVariable(mtf.Variable):
   ):
     # mtf.Variable's constructor is not called, because it makes a full copy.
     mtf.Operation.__init__(self, [], mesh, name=name)
-    # mtf.Operation renames a variable if another pod has one of this name.
+    # mtf.Operation changes the name if another pod's variable has this name.
     self._name = name
     self._dtype = mtf.VariableDType(
       stored_dtype, stored_dtype, activation_dtype

@@ -82,7 +82,7 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
-  """Returns a function that does the same as fn, traced once per graph."""
+  """Returns a function like fn, traced once per graph and shapes of inputs."""
   # A tf2.function refers to the graph in which it was traced. The tf2.function
   # is an attribute of the graph, so that both are freed together. In a weak
   # dictionary from graphs to functions, a function would keep its graph alive.

@@ -41,7 +41,7 @@ from palm_mtf.optim.second_moment import (
 #
 # The update makes two passes over memory, one for the root mean squares and one
 # for the assignments; a factored v takes a third pass. Every assigned value
-# depends on the clip factor, and so on the gradients of all variables.
+# depends on the clip factor, which depends on the gradients of all variables.
 
 
 def _clip_gradient(g, clip):
@@ -104,8 +104,8 @@ class _Parameter:
     center: float,
   ):
     # `slots` maps the names of optimizer slots to variables; `scalars` are the
-    # clip factor and 1 - beta2. p decays towards `center`, and RMS(p) is that
-    # of p - center.
+    # clip factor and 1 - beta2. p decays towards `center`, and RMS(p) means
+    # RMS(p - center).
     self.name = variable.name
     self.center = center
     self.size = math.prod(variable.sizes)
@@ -234,7 +234,7 @@ class AdafactorUpdate(mtf.Operation):
       )
     ]
     count = float(sum(parameter.size for parameter in parameters))
-    # TensorFlow computes only those sums that an operation reads.
+    # All sums are built, but TensorFlow computes only sums that are read.
     p_squares = [each.parameter_squares() for each in parameters]
     u_squares = [each.update_squares() for each in parameters]
     for output, x in zip(self.outputs, [*p_squares, *u_squares], strict=True):
@@ -318,8 +318,8 @@ def adafactor_updates(
 # parameter matrix", but does not say what the matrices are. If PARAMETER_SCALE
 # is "variable", each variable is one matrix. If it is "stacked", the matrices
 # are those of PaLM's published inference code, where three matrices hold the
-# kernels of all layers: the table below names each kernel's matrix. The scales
-# of all layers' `norm` are then also one matrix, as are those of `mlp_norm`.
+# kernels of all layers: the table below names each kernel's matrix. The `norm`
+# scales of all layers form another matrix, and so do the `mlp_norm` scales.
 _STACKED_WITH = {
   "q": "q_wi",
   "wi_gate": "q_wi",

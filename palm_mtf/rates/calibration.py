@@ -81,8 +81,8 @@ class Probe:
     )
 
 
-# A key is the kind of pass that takes most of a probe's time, apart from matrix
-# products.
+# {kind of pass: probe}. Apart from matrix products, a probe spends most of its
+# time on this kind of pass.
 PROBES = {
   "blocks": Probe(
     d_model=512, d_ff=2048, vocab_size=256, sequence_length=128, batch_size=16
@@ -111,8 +111,8 @@ def calibration() -> dict[str, Any]:
     {macro: value} for CHIP = "measured" (`HardwareConfig`), with the rates of
     all cores together.
   """
-  # Memory comes first, because the peak of a process never falls. The loss's
-  # probe has large products, so it counts their temporary buffers too.
+  # The process's memory is measured first, because its peak never falls. The
+  # probe of the loss has large products, whose temporary buffers count too.
   process_bytes = _process_bytes(PROBES["loss"])
   memory_bandwidth = read_bytes_per_sec()
   flops, pass_bandwidths = {}, {}
@@ -124,7 +124,7 @@ def calibration() -> dict[str, Any]:
   return {
     "CHIP_BFLOAT16_FLOPS": flops["bfloat16"],
     "CHIP_FLOAT32_FLOPS": flops["float32"],
-    "CHIP_EFFICIENCY": 1.0,  # because the rates above are not peaks
+    "CHIP_EFFICIENCY": 1.0,  # because the rates above are measured
     "CHIP_MEMORY_BYTES": os.sysconf("SC_PHYS_PAGES")
     * os.sysconf("SC_PAGE_SIZE"),
     "CHIP_MEMORY_BANDWIDTH": memory_bandwidth,
@@ -222,7 +222,7 @@ class Pace:
     return PRODUCT_FLOPS / self.best_secs
 
   def time_call(self, call: Callable[[], object]) -> tuple[float, float]:
-    """Returns the seconds of a call, and the mean seconds of the products."""
+    """Returns the seconds of a call, and the mean seconds of a product."""
     before = self._time_products()
     self._last_secs = seconds_of(call)
     return self._last_secs, (before + self._time_products()) / 2
@@ -253,7 +253,7 @@ def pace(dtype: tf.DType) -> Iterator[Pace]:
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
     factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
     multiply = session.make_callable(matmul(factor, factor).op)
-    multiply()  # the first call makes the kernel
+    multiply()  # the first call is slower, because it prepares the operation
     yield Pace(multiply)
 
 

@@ -22,8 +22,8 @@ from palm_mtf.ops.matmul import matmul
 
 _logger = logging.getLogger(__name__)
 
-# Products of matrices of this size reach the peak of a CPU, whose data sheet
-# gives no useful peak.
+# The peak of a CPU is measured, because its data sheet gives no useful peak.
+# Products of matrices of this size reach the peak.
 PRODUCT_SIZE = 1536
 PRODUCT_FLOPS = 2 * PRODUCT_SIZE**3  # a multiply-add counts as 2
 _REPEATS = 4
@@ -72,7 +72,7 @@ def read_bytes_per_sec() -> float:
 def make_variable(
   session: tf.Session, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-  """Returns a variable of ones; products of constants would be folded."""
+  """Returns ones in a variable, because TensorFlow folds constants."""
   variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
   session.run(variable.initializer)
   return variable
@@ -87,7 +87,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def _fastest_secs(call: Callable[[], object]) -> float:
   # The fastest call counts, because other programs only slow calls down.
-  call()  # is not timed, because the first call makes the kernels
+  call()  # is not timed, because the first call prepares the operations
   return min(seconds_of(call) for _ in range(_REPEATS))
 
 
@@ -96,18 +96,18 @@ def warn_if_slow(
 ) -> None:
   """Warns if a model multiplies in bfloat16 and this machine emulates bfloat16.
 
-  `config` is the configuration that later sessions of the process have too.
+  `config` is the configuration of later sessions too, because a process keeps
+  the threads of its first session, which may be the session here.
   """
   if not is_slow(model, mesh):
     return
-  # A process keeps the threads of its first session, which may be this one.
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     products = []
     for dtype in (tf.bfloat16, tf.float32):
       x = make_variable(session, [_TOKENS, model.d_model], dtype)
       w = make_variable(session, [model.d_model, model.d_ff], dtype)
       products.append(session.make_callable(matmul(x, w).op))
-    # The first call of each product makes its kernel, so it is not counted.
+    # The first calls prepare the operations, so their times are dropped.
     _, *times = ([*map(seconds_of, products)] for _ in range(_COMPARISONS + 1))
   bfloat16, float32 = map(min, zip(*times, strict=True))
   _logger.warning(

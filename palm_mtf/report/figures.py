@@ -57,7 +57,7 @@ RUN_LINES = [
   for dashes in ("solid", "dashed", "dotted")
   for color in _COLORS
 ]
-_NUM_MEANS = 200  # drawn if a line has more than twice as many points
+_NUM_MEANS = 200  # means of points, drawn if a line has more than 400 points
 _LOG_RATIO = 15  # y is logarithmic if largest / smallest value is above this
 
 
@@ -118,7 +118,7 @@ def draw(runs: Sequence[Run], panel: Panel) -> Any:
     for j, (field, kind) in enumerate(zip(panel.fields, styles, strict=False)):
       points = run.points(field, x_field)
       if field == "unigram_entropy" and points:
-        points.insert(0, (0, points[0][1]))  # a constant, drawn from step 0
+        points.insert(0, (0, points[0][1]))  # the entropy is the same at step 0
       line = {"color": color, "linestyle": dashes} | kind
       if is_wide and len(runs) > 1 and j == 0:
         line["alpha"] = 0.5

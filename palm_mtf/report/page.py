@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""HTML page of the report: one file without scripts and links."""
+"""HTML page of the report: one file without scripts or links."""
 
 import html
 import operator
@@ -61,7 +61,7 @@ summary { font-weight: bold; } footer { color: #888; font-size: .85rem; }
 # the lines, format). Speed is a median, because steps are slower while a
 # checkpoint is written.
 _last = operator.itemgetter(-1)
-_BYTES = ""  # instead of a format string: call format_bytes
+_BYTES = ""  # in place of a format string: format_bytes formats the value
 _RESULTS = (
   ("Validation loss (nats/token, last)", "validation_loss", _last, "{:.4f}"),
   ("Training loss (nats/token, last)", "loss", _last, "{:.4f}"),
@@ -212,7 +212,7 @@ def _render_samples(runs: Sequence[Run]) -> Iterator[str]:
 def _render_settings(runs: Sequence[Run]) -> Iterator[str]:
   columns = [{k: (repr(v),) * 2 for k, v in x.settings.items()} for x in runs]
   shared = set.intersection(*({*column.items()} for column in columns))
-  # A setting that a run of an earlier version lacks counts as different too.
+  # If a run of an earlier version lacks a setting, this setting differs too.
   differ = [dict(x for x in y.items() if x not in shared) for y in columns]
   yield from _render_table("Settings that differ", runs, differ, "settings")
   chosen = {x for run in runs for x in {*run.settings} - run.defaults}

@@ -33,7 +33,7 @@ def format_plan(plan: Mapping[str, Any]) -> str:
 def format_verdict(plan: Mapping[str, Any]) -> str:
   """Returns a line that says whether a step fits into a device's memory.
 
-  If the step does not fit, the line also gives settings with which it would.
+  If the step does not fit, the line also gives settings with which a step fits.
   """
   needed = sum(plan["device_bytes"].values()) / _GIB
   has = plan["memory_bytes"] / _GIB

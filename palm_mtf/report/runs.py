@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the files of a run that the report shows."""
+"""Reads what the report shows from the files of a run."""
 
 import ast
 import contextlib
@@ -26,7 +26,7 @@ class Run:
 
   name: str  # the shortest end of the path that is unique in the report
   lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl; each has a "step"
-  rewinds: Sequence[Mapping[str, Any]]  # from "step" back to "to_step"
+  rewinds: Sequence[Mapping[str, Any]]  # each goes from "step" to "to_step"
   samples: Sequence[Mapping[str, Any]]  # step, prompt and continuation
   evaluations: Sequence[Mapping[str, Any]]  # in ascending order of steps
   settings: Mapping[str, Any]  # values of the macros in config.gin
@@ -48,9 +48,9 @@ class Run:
 
 def is_number(value: object) -> bool:
   """Returns whether a JSON value is a finite number."""
-  # True and False are ints in Python.
+  # Exclude True and False, which are ints in Python.
   is_real = isinstance(value, int | float) and not isinstance(value, bool)
-  # An int may be larger than any float.
+  # math.isfinite would fail on an int that is larger than any float.
   return is_real and abs(value) <= sys.float_info.max
 
 
@@ -58,7 +58,7 @@ def read_runs(model_dirs: Sequence[str]) -> list[Run]:
   """Reads each MODEL_DIR once, in the order of `model_dirs`.
 
   Raises:
-    UserError: if a folder does not exist, or has no readable metrics.jsonl.
+    UserError: a folder does not exist, or has no readable metrics.jsonl.
   """
   # A folder that is given twice, maybe by a link, is one run.
   paths = {os.path.realpath(x): x for x in map(os.path.expanduser, model_dirs)}

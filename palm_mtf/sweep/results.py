@@ -47,7 +47,7 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
       now += line.get("step_secs", 0.0) * (line["step"] - last_step)
       last_step = line["step"]
       if "validation_loss" in line:
-        # A loss that is not finite is null, or NaN from earlier versions.
+        # A loss that is not finite is null; earlier versions wrote NaN.
         loss = line["validation_loss"]
         is_finite = loss is not None and math.isfinite(loss)
         losses.append(loss if is_finite else None)

@@ -18,11 +18,11 @@ def main() -> None:
   sweep, cores, gin_file = sys.argv[1:]
   # Set the cores before TensorFlow is imported, because TensorFlow counts them.
   os.sched_setaffinity(0, map(int, cores.split(",")))
-  # The kernel kills this process when the sweep's process dies; the same sweep
-  # command resumes the run. The cores and this setting survive exec.
+  # If the sweep's process dies, the kernel kills this process, and the same
+  # sweep command resumes the run. prctl's setting and the cores survive exec.
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != int(sweep):  # the sweep had died before prctl
+  if os.getppid() != int(sweep):  # the sweep's process is dead already
     os._exit(1)
   command = [sys.executable, "-m", "palm_mtf", "train"]
   os.execv(sys.executable, [*command, f"--gin_file={gin_file}"])

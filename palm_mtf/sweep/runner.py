@@ -45,7 +45,7 @@ def cores_of_runs(num_at_once: int) -> list[list[int]]:
     )
   cores = visible_cores()
   share = len(cores) // num_at_once
-  # All runs have equally many cores, so that their times can be compared.
+  # Give all runs the same number of cores, so that their times compare.
   return [cores[i * share : (i + 1) * share] for i in range(num_at_once)]
 
 
@@ -82,8 +82,8 @@ def train_runs(
       for each in training:
         each.process.wait()
     finally:
-      # After a second signal or an error, runs still train here. The same
-      # command resumes them.
+      # After a second SIGINT or an error, runs still train. It is safe to kill
+      # these runs, because the same command resumes them.
       for each in training:
         each.process.kill()
         each.process.wait()

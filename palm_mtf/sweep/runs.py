@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the runs of a sweep, one for each combination of SWEEP_RUNS."""
+"""Makes a sweep's runs. An axis of SWEEP_RUNS is {name: {macro: value}}."""
 
 import collections
 import dataclasses
@@ -18,10 +18,10 @@ from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.paths import SweepDir
 
-_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # a run's name is also a folder's
+_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # also the name of the run's folder
 _MAX_RUNS = 1000
 _MAX_GIN_BYTES = 10_000_000
-# The sweep sets these macros for all runs, which share vocabulary and tokens.
+# The sweep sets these macros in each run. Runs share vocabulary and tokens.
 _OF_THE_SWEEP = ("MODEL_DIR", "VOCABULARY", "CACHE_DIR")
 _EXAMPLE = '[{"small": {"D_MODEL": 64}, "large": {"D_MODEL": 128}}]'
 
@@ -74,9 +74,7 @@ def make_runs(
     sweep: SWEEP_RUNS and SWEEP_HELD_OUT.
     config: settings of the sweep, which a run's macros override.
     where: folder of the sweep.
-    load_run: takes a text that names the macros in error messages, and
-      {macro: value}, which overrides the sweep's settings. Returns all settings
-      of the run, and the content of a gin file with these settings.
+    load_run: function from `cli.gin_files.make_run_loader`.
 
   Raises:
     UserError: if there is no run, a run's settings do not fit together, runs
@@ -138,7 +136,7 @@ def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
 def _values(gin_text: str) -> dict[str, str]:
   pairs = (line.split(" = ", 1) for line in gin_text.splitlines())
   values = {x[0]: x[1] for x in pairs if len(x) == 2}
-  # The sweep's macros are paths, and the user may move the sweep's folder.
+  # Ignore the sweep's paths, because the user may move the sweep's folder.
   return {x: value for x, value in values.items() if x not in _OF_THE_SWEEP}
 
 

@@ -4,14 +4,15 @@
 
   L(N, D) = E + A / N^alpha + B / D^beta            equation 2
 
-N is the number of parameters without norm scales, D of training tokens, and L
-the loss in nats per token. The fit is approach 3 of the paper: it minimizes the
-Huber loss, with delta = 1e-3, of the difference in log L between law and run.
+N is the number of parameters without norm scales, D the number of training
+tokens, and L the loss in nats per token. The fit is approach 3 of the paper: it
+minimizes the Huber loss, with delta = 1e-3, of the difference in log L between
+law and run.
 
 Intervals come from a parametric bootstrap (Efron and Tibshirani 1993, chapter
-6.5). Model sizes and tokens were chosen, so only log L is drawn, from a normal
+6.5). The user chooses N and D, so only log L is drawn, from a normal
 distribution around the law. Drawing from the residuals would make intervals too
-short, because the Huber loss leaves as many residuals at 0 as there are
+short, because the Huber loss makes as many residuals 0 as the law has
 coefficients.
 """
 
@@ -26,11 +27,11 @@ from scipy.optimize import least_squares, nnls
 from palm_mtf.sweep.results import FINISHED, Row
 
 _HUBER_DELTA = 1e-3
-_EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # of which the fit tries all pairs
+_EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # the fit tries all pairs of these
 _NUM_STARTS = 3  # number of best pairs from which the fit starts
 _MOST = 5.0  # the largest exponent that the fit allows
 _SMALLEST = 1e-9  # lower bound of exponents and, in nats, of the terms of L
-_NUM_LAWS = 400  # that the bootstrap fits
+_NUM_LAWS = 400  # number of laws that the bootstrap fits
 _INTERVAL = (2.5, 97.5)  # percentiles
 # A fit needs two runs more than the law has coefficients, so that residuals
 # show the noise, and at least _MIN_VALUES different values of N and of D.
@@ -61,7 +62,7 @@ class Law:
 class Cost:
   """FLOPs per training token of a model of N parameters: scale * N ** power.
 
-  Hoffmann et al. use 6 N. In small models attention adds relatively more.
+  Hoffmann et al. use 6 N. A power below 1 allows for attention in small models.
   """
 
   scale: float = 6.0
@@ -115,8 +116,8 @@ def fit(
     start: a law near the result, from which the fit starts; None tries several
       starts.
   """
-  # With N and D divided by their geometric means, A and B have the magnitude of
-  # the losses.
+  # Divide N and D by their geometric means, so that A and B have the magnitude
+  # of the losses.
   size, length = (np.exp(np.mean(np.log(x))) for x in (parameters, tokens))
   sizes, lengths = parameters / size, tokens / length
 
@@ -172,11 +173,11 @@ class Interval(NamedTuple):
 
 
 class Resampled(NamedTuple):
-  """The law fitted to runs, and laws fitted to losses drawn around it."""
+  """The law fitted to runs, and laws fitted to losses drawn around that law."""
 
   law: Law
   laws: Law  # each coefficient is an array, [laws]
-  noise: np.ndarray  # [laws], drawn noise of log L for one more run
+  noise: np.ndarray  # [laws], noise drawn for log L of one more run
 
   def interval(self, number: Callable[[Law], float]) -> Interval:
     """Returns the value of a function of the law, with its interval."""

@@ -96,12 +96,12 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
     # The bytes that all pods received. If all tokens have the same loss weight
-    # and a step is one microbatch, accounting/communication.py predicts 4 bytes
-    # more per device, because TensorFlow then computes the sum of loss weights,
-    # a constant, before the first step.
+    # and a step is one microbatch, the sum of loss weights is a constant, which
+    # TensorFlow computes before the first step. So accounting/communication.py
+    # predicts 4 bytes more per device.
     "traced_dcn_bytes": num_bytes,
-    "traced_hidden_secs": hidden / len(pods),  # mean of pods
-    "traced_exposed_secs": exposed / len(pods),  # mean of pods
+    "traced_hidden_secs": hidden / len(pods),  # mean over pods
+    "traced_exposed_secs": exposed / len(pods),  # mean over pods
   }
   # In 10^9 bits per second per pod. Transfers within one process have no rate,
   # because they take no time.

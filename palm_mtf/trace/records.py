@@ -33,8 +33,8 @@ _UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
 _DEVICE = re.compile(
   r"(?:/job:(\w+))?(?:/replica:\d+)?(?:/task:(\d+))?/device:(\w+):(\d+)"
 )
-# TensorFlow's label of a received tensor: operation that computed it, device of
-# the sender, device of the receiver.
+# TensorFlow's label of a received tensor: the operation that computed it, the
+# sender's device, the receiver's device.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
 # Maximum number of operations from a transferred tensor to the update of its
 # variable.
@@ -57,15 +57,15 @@ class Operation:
 class Transfer:
   """A tensor sent from pod to pod; times are seconds since the step began.
 
-  Pods of one process pass tensors in memory, so all three times are equal.
+  Pods of one process pass tensors in memory, so the three times are equal.
   """
 
-  name: str  # the variable of a gradient; the operation of another tensor
+  name: str  # a gradient's variable; another tensor's operation
   source: int  # number of the sending pod
   target: int  # number of the receiving pod
   num_bytes: int
   ready: float  # when the sender has computed the tensor
-  sent: float  # when the sender starts, because the receiver has asked for it
+  sent: float  # when sending starts, after the receiver's request
   arrived: float  # when the receiver has the tensor
 
 
@@ -144,7 +144,7 @@ def _parse_device(name: str) -> tuple:
 def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
   for device in call.step_stats.dev_stats:
     if not _DEVICE.fullmatch(device.device):
-      continue  # a stream of a GPU; the GPU itself is a device too
+      continue  # a GPU's stream; the GPU has records of the operations too
     for node in device.node_stats:
       received = node.node_name == "RecvTensor"
       # Records of received tensors have times only in microseconds.
@@ -231,12 +231,12 @@ def _infer_transfers(
   ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields transfers within this process, which TensorFlow does not record."""
+  """Yields transfers between pods of this process; TensorFlow records none."""
   if any(device[0] != "localhost" for device in numbers):
     return
   seen = set()
   for operation in graph.get_operations():
-    if not operation.device:  # reads a variable on the variable's device
+    if not operation.device:  # a variable is read on its device: no transfer
       continue
     target = _parse_device(operation.device)
     if (target, operation.name) not in ends:
@@ -265,7 +265,7 @@ def _find_variable(graph: tf.Graph, name: str) -> str:
   """
   try:
     level = [graph.get_operation_by_name(name)]
-  except KeyError:  # an operation of TensorFlow's runtime
+  except KeyError:  # TensorFlow's runtime added the operation
     return name
   for _ in range(_MOST_OPERATIONS_TO_UPDATE):
     level = [

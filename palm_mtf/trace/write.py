@@ -50,7 +50,7 @@ def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
   if num_pods == 1:
     return text
   text += f"; {figures['traced_dcn_bytes'] / 1e6:,.1f} MB crossed between pods"
-  # Pods in one process pass tensors in memory, so there is no rate.
+  # Pods of one process pass tensors in memory, so there is no transfer rate.
   if "traced_gbits_per_sec" not in figures:
     return f"{text}, in memory"
   return (
@@ -152,7 +152,7 @@ def _lane(
     ("process_sort_index", "sort_index", number),
   ):
     yield {"ph": "M", "name": kind, "pid": number, "args": {key: value}}
-  free: list[tuple[float, int]] = []  # (end of its last event, row)
+  free: list[tuple[float, int]] = []  # (end of the row's last event, row)
   for event in sorted(events, key=lambda each: each["ts"]):
     row = len(free)
     if free and free[0][0] <= event["ts"]:

@@ -217,7 +217,7 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
     ).outputs[0]
 
   def gradient(op: WholeSlice, dy: mtf.Tensor) -> list[mtf.Tensor | None]:
-    # `op` may be a recomputed copy, whose inputs are not `sin` and `cos`.
+    # `op` may be a recomputed copy, whose angles are not `sin` and `cos`.
     _, *angles = op.inputs
     back = make_operation(  # rotates by the opposite angles
       lambda dy, sin, cos: turn(dy, -sin, cos), [dy, *angles]
@@ -281,7 +281,7 @@ def _multiply(
 def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
   # Returns swish(gate) * linear.
   output = (linear.shape, linear.dtype)
-  splittable = linear.shape.dimension_names  # all, because it is element-wise
+  splittable = linear.shape.dimension_names  # all: `gated` is element-wise
 
   def gradient(op: WholeSlice, dy: mtf.Tensor) -> list[mtf.Tensor]:
     return list(

@@ -34,7 +34,7 @@ class ServerSettings:
 
 def serve(settings: ServerSettings) -> None:
   """Starts the server, prints its address, and waits until the client ends."""
-  # Set the cores first: TensorFlow counts them when it is imported.
+  # Set the cores before the import of TensorFlow, which counts them.
   os.sched_setaffinity(0, settings.cores)
   from palm_mtf.cluster.server.start import start_server
 
@@ -47,7 +47,7 @@ def serve(settings: ServerSettings) -> None:
 
 
 def _die_with(client: int) -> None:
-  """Asks the kernel to kill this process when the thread that made it ends."""
+  """Makes the kernel kill this process when its parent thread ends."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
   if os.getppid() != client:  # the client ended before the line above

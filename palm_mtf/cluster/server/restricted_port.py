@@ -5,9 +5,8 @@
 A TensorFlow server listens on every address of a machine, and runs any program,
 with access to files, for anyone who connects. The server accepts connections as
 soon as it is made, before its sockets can be found and restricted. Therefore
-sockets of this module, the guards, listen on the port first. While guards
-listen, the kernel gives every connection to a guard, and the guard drops its
-packets.
+this module first opens its own sockets on the port, called guards. While guards
+listen, the kernel gives every connection to a guard, which drops the packets.
 
 Every user of a machine can connect to its loopback interface, and TensorFlow's
 protocol has no authentication. Therefore the kernel drops the data of a new
@@ -223,9 +222,9 @@ def _admit(port: int) -> None:
 
 
 def _admit_new(port: int, known: set[str]) -> None:
-  """Handles the connections to `port` that are not in `known`; adds them.
+  """Admits or ends the connections to `port` that are not in `known`.
 
-  `known` has the kernel's names of sockets, "socket:[INODE]".
+  Adds this process's sockets to `known`, by the names "socket:[INODE]".
   """
   numbers = socket_numbers()
   known &= numbers.keys()
@@ -233,7 +232,7 @@ def _admit_new(port: int, known: set[str]) -> None:
   # sockets of the list.
   uids = functools.cache(_uids)
   for name in numbers.keys() - known:
-    # The socket may be closed by now, and another file may have its number.
+    # By now the socket may be closed, and its descriptor may be another file's.
     with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
       if name == f"socket:[{os.fstat(copy.fileno()).st_ino}]":
         if is_inet(copy, port) and not accepts(copy):
@@ -254,7 +253,7 @@ def _admit_or_end(
 
 
 def _uids() -> dict[tuple[bytes, bytes], set[int]]:
-  """Maps (local, remote), each packed by `_end_bytes`, to the sockets' uids."""
+  """Returns {(local end, remote end): uids} of connections (`_end_bytes`)."""
   found = collections.defaultdict(set)
   for path in ("/proc/net/tcp", "/proc/net/tcp6"):
     with contextlib.suppress(FileNotFoundError), open(path) as lines:

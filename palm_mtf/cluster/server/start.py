@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a TensorFlow server in this process, and probes its links.
+"""Starts a TensorFlow server in this process, and probes other servers.
 
-A client may reach two servers that do not reach each other. A training step
-then never ends. Each server therefore probes the other servers of its run and
-publishes which of them do not answer; the client's heartbeat reads this list.
+A client may reach two servers that do not reach each other. Then a training
+step never ends. Each server therefore probes the other servers of its run and
+publishes a list of the silent ones, which the client's heartbeat reads.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ from palm_mtf.native.operations import operations, operations_built_with
 
 _logger = logging.getLogger(__name__)
 
-_FOLLOW_SECS = 0.5  # between two reads of which client uses the server
-# The timeout of a probe is `Claim.link_secs` divided by this number. Thus
-# several probes have to fail before a server counts as silent, because one may
-# fail only because this process itself was suspended.
+_FOLLOW_SECS = 0.5  # between two reads of the `Claim`, which names the client
+# The timeout of a probe (a call to another server) is `Claim.link_secs` divided
+# by this number, so that a server counts as silent only after several failed
+# probes. A single probe also fails if this process itself is suspended.
 _NUM_PROBES = 3
 
 
@@ -72,12 +72,12 @@ def start_server(
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
-    # An operation that waits for another pod blocks a thread, so there are at
-    # least two. One more thread writes checkpoints at the same time.
+    # Use at least two threads, because an operation that waits for another pod
+    # blocks one. Add one more that writes checkpoints meanwhile.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
-  # "unnamed" is a placeholder: a client's session later gives the server
-  # another job name, and recognizes the server by this address.
+  # Any job name works, because a client's session later gives the server
+  # another one. The session recognizes the server by this address.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   try:
     with contextlib.ExitStack() as stack:

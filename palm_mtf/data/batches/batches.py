@@ -30,7 +30,7 @@ Batch = dict[str, np.ndarray]  # from names in FEATURES to [batch, length]
 class RowStream(Protocol):
   """The training rows of a run; a row depends only on its number.
 
-  Both methods take row numbers, from the start of the run, [n], int64.
+  Both methods take row numbers, [n], int64, which count from the run's start.
   """
 
   features: tuple[str, ...]  # names in a batch, in the order of FEATURES

@@ -45,7 +45,7 @@ class Corpus:
   packing: str  # PACKING
   sequence_length: int
   eod_id: int
-  seed: int  # of every shuffle
+  seed: int  # seed of every shuffle
   objective: Objective = CAUSAL
 
   @property
@@ -53,7 +53,8 @@ class Corpus:
     """A hash of everything that determines the rows, except the seed."""
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
-      parts.append("shuffled documents")  # earlier versions shuffled only rows
+      # Earlier versions shuffled only rows, so their hash must differ.
+      parts.append("shuffled documents")
     if self.objective != CAUSAL:
       parts.append(to_json(self.objective))
     for source, store in zip(self.sources, self.stores, strict=True):
@@ -99,7 +100,7 @@ class Corpus:
       seed=self.seed,
     )
 
-  # Cached, because WholeRows reads the lengths of all documents.
+  # Cache the rows, because WholeRows reads the lengths of all documents.
   @functools.cached_property
   def _training_rows(self) -> RowStream:
     if self.packing in ("packed", "single"):

@@ -31,7 +31,7 @@ class EpochLengths:
     self._texts.extend([num_text + 1] * times)
 
   def tokens(self, has_inputs: bool) -> TokenArray:
-    """Returns documents with the lengths of the added documents, all ids 0."""
+    """Returns documents of the added lengths, whose token ids are all 0."""
     inputs, texts = (
       np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
     )
@@ -46,7 +46,7 @@ class EpochLengths:
 class Reading(NamedTuple):
   """How much a run reads of one source."""
 
-  rate: float  # share of the run's tokens; of its rows if PACKING pads rows
+  rate: float  # share of the run's tokens, or of its rows if PACKING pads rows
   epoch_tokens: int  # tokens of all training documents, [eod] included
   epochs: float | None  # None if there is no training document
 
@@ -61,7 +61,7 @@ def epochs_of_run(
   objective: Objective,
   seed: int,
 ) -> Mapping[str, Reading]:
-  """Returns a dict from each source's name to how much a run reads of it.
+  """Returns how much a run reads of each source, by the source's name.
 
   `lengths` has an item per source; `num_rows` is the number of rows in all
   steps; `packing` is PACKING, such as "joined".

@@ -10,7 +10,7 @@ DocumentOrder shuffles the documents of one source, differently in each epoch:
   number     0 1 2 3 4 | 5 6 7 ...     five documents per epoch
   epoch              0 | 1
   document   3 0 4 2 1 | 1 4 0 ...
-  position   0 7 9 ...                 tokens before the document, in all epochs
+  position   0 7 9 ...                 tokens before the document, since epoch 0
 
 DocumentStream mixes the sources in blocks. A block takes documents from each
 source, in that source's order, until the source has its share of all tokens so
@@ -40,10 +40,9 @@ from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
 
 _STRIDE = 256  # memory keeps the position of every 256th document
-_CHUNK = 1 << 20  # documents whose lengths are read at once
-# Blocks have at most about this many tokens: 32,768 rows of 2,048 tokens, or 16
-# batches of PaLM's largest size. Memory holds a list of a block's documents,
-# some ten thousand.
+_CHUNK = 1 << 20  # number of documents whose lengths are read at once
+# A block has at most about this many tokens: 32,768 rows of 2,048 tokens, or 16
+# batches of PaLM's largest size. A block takes 40 bytes of memory per document.
 _BLOCK_TOKENS = 1 << 26
 _RATE_UNITS = 10**9  # rates are integers / 10**9, so that positions are exact
 
@@ -65,7 +64,7 @@ class DocumentOrder:
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
   def documents(self, first: int, stop: int) -> np.ndarray:
-    """Returns documents number `first` to `stop` - 1: indices in `tokens`."""
+    """Returns the indices in `tokens` of documents `first` to `stop` - 1."""
     epochs, places = np.divmod(np.arange(first, stop), self.num_documents)
     found = np.empty_like(places)
     for epoch in np.unique(epochs).tolist():
@@ -126,19 +125,19 @@ class Stretch(NamedTuple):
   source: int  # index of the source
   epoch: int
   document: int
-  begin: int  # index of the first token in its document
-  start: int  # index of the first token in the source's TokenArray
+  begin: int  # index of the stretch's first token in the document
+  start: int  # index of the same token in the source's TokenArray
   length: int
 
 
 class _Block(NamedTuple):
   """The n documents in a block of the stream; arrays are [n] by default."""
 
-  begins: np.ndarray  # [n + 1]: positions in the stream, then the block's end
+  begins: np.ndarray  # [n + 1]: documents' positions, then the block's end
   sources: np.ndarray
   epochs: np.ndarray
   documents: np.ndarray
-  starts: np.ndarray  # index of each first token in the source's TokenArray
+  starts: np.ndarray  # index of the first token in the source's TokenArray
 
 
 class DocumentStream:
@@ -154,10 +153,10 @@ class DocumentStream:
     self._weights = _whole_rates([source.rate for source in sources])
     self._seed = seed
     self._num_tokens = sum(map(len, self._tokens))
-    # A whole number of blocks per `_num_tokens` tokens, so that with one source
-    # each epoch ends where a block ends.
+    # Make `_num_tokens` tokens a whole number of blocks. Then if there is one
+    # source, each epoch ends where a block ends.
     self._num_blocks = -(-self._num_tokens // _BLOCK_TOKENS)
-    # Several blocks are cached, because a row may reach into the next block.
+    # Cache several blocks, because a row may reach into the next block.
     self._starts = functools.lru_cache(maxsize=8)(self._find_starts)
     self._block = functools.lru_cache(maxsize=3)(self._make_block)
 
@@ -187,9 +186,9 @@ class DocumentStream:
 
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
-    # Block b begins at b * _num_tokens / _num_blocks or later, because blocks
-    # hold whole documents; rounding subtracts at most one token per source. So
-    # the first `block` here is never too low, and the search goes backward.
+    # Block b begins at b * _num_tokens / _num_blocks, less up to one token per
+    # source (rounding), plus tokens up to each source's next document. So the
+    # first `block` here is never too low, and the search counts down.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -297,12 +296,12 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Maps a run's row numbers to the stream's, shuffled within each block."""
+    """Maps rows of the run to rows of the stream, shuffled in each block."""
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):
       block = self._stream.block_at(int(numbers[left[0]]) * self._length)
-      # Shuffle the rows that begin in the block; the last may end in the next.
+      # Shuffle the rows that begin in the block; the last row may end later.
       first, stop = (
         -(-self._stream.start_of(x) // self._length) for x in (block, block + 1)
       )

@@ -39,11 +39,11 @@ class Mixture:
   """Decides from which source each row of a run comes."""
 
   def __init__(self, rates: Sequence[float], *, seed: int):
-    """Divides each block (BLOCK_ROWS rows) among sources, as `rates` say."""
+    """Divides every BLOCK_ROWS rows among sources in proportion to `rates`."""
     # Number of rows per source in every block, [sources], int64.
     self.rows_of_block = _apportion(np.asarray(rates, np.float64))
     self._seed = seed
-    # Consecutive steps read the same one or two blocks.
+    # Cache two blocks, because consecutive steps read the same one or two.
     self._block = functools.lru_cache(maxsize=2)(self._order_block)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -94,7 +94,7 @@ def _apportion(rates: np.ndarray) -> np.ndarray:
   missing = BLOCK_ROWS - counts.sum()
   if missing >= 0:
     counts[order[:missing]] += 1
-  else:  # too many sources with shares below 1 got a row
+  else:  # shares below 1 took a whole row, so the largest source gives up rows
     counts[np.argmax(counts)] += missing
   return counts
 
@@ -145,7 +145,7 @@ class MixedRows:
       yield self._sources[s], epoch, row
 
   def _shuffle_rows(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
-    """Returns (epoch, index of row in source) for each number, [n, 2]."""
+    """Returns (epoch, index of row in source) for each row number, [n, 2]."""
     size = source.rows.num_rows
     epochs, places = np.divmod(numbers, size)
     rows = np.empty_like(numbers)

@@ -171,7 +171,7 @@ def make_objective(
 ) -> Objective:
   """Returns the objective `name`, a key of OBJECTIVES.
 
-  For span corruption, the vocabulary ends with EXTRA_IDS sentinels.
+  Span corruption needs a vocabulary that ends with EXTRA_IDS sentinels.
   """
   if name != "span_corruption":
     return OBJECTIVES[name]()

@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
   source: str  # name of the source
   epoch: int
-  document: int  # index among the source's training documents, repeats included
+  document: int  # index in the source's TokenArray of training documents
   begin: int  # number of the document's tokens before this piece
   tokens: int
 
@@ -61,7 +61,7 @@ class JoinedRows:
   """Rows of one source, whose documents are joined in order, then cut."""
 
   def __init__(self, tokens: TokenArray, length: int, *, eod_id: int | None):
-    """Cuts `tokens`, at least `length` tokens, into rows of `length` tokens.
+    """Cuts at least `length` tokens into rows of `length` tokens.
 
     `eod_id` is the id of [eod] if [eod] ends a segment; otherwise None.
     """
@@ -245,8 +245,8 @@ def _shift(targets: np.ndarray) -> np.ndarray:
 def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
   """Truncates examples to `length` tokens; returns their spans, [n, 3]."""
   start, targets, stop = spans.T
-  # Keep as many of the first targets as fit, then as many of the last inputs as
-  # still fit.
+  # Keep the first targets that fit into a row, then the last inputs that still
+  # fit.
   stop = np.minimum(stop, targets + length)
   return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
 

@@ -52,7 +52,7 @@ def find_batches(spec: bytes) -> bytes:
   """Opens the batches that `spec` describes; returns b"" or why it failed."""
   try:
     _open_reader(spec)
-  except Exception as error:  # after any error, the client reads the batches
+  except Exception as error:  # then the client reads the batches instead
     return f"{type(error).__name__}: {error}".encode()
   return b""
 
@@ -62,7 +62,7 @@ def read_batch(
 ) -> tuple[np.ndarray, ...]:
   """Returns a part of a batch, and starts to read this part of the next batch.
 
-  `spec` comes from `batches_spec`; `step`, `part` and `num_parts` are those of
+  `spec` comes from `batches_spec`. The other arguments are those of
   `Batches.batch`. The arrays are in the order of `Batches.features`.
   """
   return _open_reader(spec).read(int(step), int(part), int(num_parts))

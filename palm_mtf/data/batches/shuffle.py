@@ -11,13 +11,13 @@ import hashlib
 
 import numpy as np
 
-_ROUNDS = 8  # of the Feistel network
+_ROUNDS = 8  # rounds of the Feistel network
 # Minimum number of bits in each half of the Feistel network's input. Fewer bits
-# would leave a pattern in the shuffle. More bits would prolong cycle walking,
-# which takes about 100 steps for a size of 2.
+# would leave a pattern in the shuffle. More bits would slow down cycle walking,
+# which maps a number about 100 times if `size` is 2.
 _MIN_HALF_BITS = 4
-# Up to this many values, the network's outputs are computed as a table, which
-# takes as long as shuffling a few numbers.
+# If the network has at most this many values, all outputs are first computed as
+# a table, so that cycle walking only looks outputs up.
 _MAX_TABLE = 1 << 12
 
 
@@ -46,9 +46,9 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   if num_values <= _MAX_TABLE:
     image_of = image_of(np.arange(num_values, dtype=np.uint64)).take
   image = image_of(index.astype(np.uint64))
-  # The network shuffles 0 .. num_values - 1. Map an image that is not below
-  # `size` again, until it is. This "cycle walking" (Black and Rogaway 2002) is
-  # still a bijection.
+  # The network shuffles 0 .. num_values - 1. While an image is at least `size`,
+  # map the image again. With this "cycle walking" (Black and Rogaway 2002), the
+  # map is still a bijection.
   while (outside := image >= size).any():
     image[outside] = image_of(image[outside])
   return image.astype(np.int64)

@@ -4,9 +4,9 @@
 
 Filters apply in the order of REASONS, and a document counts under the first
 filter that removes it. So the search for duplicates ignores documents that
-other filters remove. Bytes of memory per document: 1, plus 10 for contamination
+other filters remove. Memory per document is 1 byte, plus 10 for contamination
 or duplicates, plus 16 for exact duplicates or 272 for near duplicates. The peak
-is 100 to sort exact duplicates, or up to 1,200 to group near duplicates.
+is 100 bytes to sort exact duplicates, or up to 1,200 to group near duplicates.
 """
 
 import itertools
@@ -91,7 +91,7 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
 
 
 class Candidates(NamedTuple):
-  """One source's documents that other filters keep, in the source's order."""
+  """A source's documents that all filters but deduplication keep, in order."""
 
   digests: np.ndarray  # hashes of inputs and text, [documents, 2], uint64
   # MinHash values, [documents, 128], uint16; [documents, 0] if near duplicates
@@ -111,7 +111,7 @@ class _Columns:
     # One entry per measured document:
     self._weights, self._held_out = array("d"), bytearray()
     self._contaminated = bytearray()
-    # One entry per measured document that contains no example:
+    # One entry per measured document that contains no evaluation example:
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
@@ -153,7 +153,7 @@ class _Columns:
     return decisions
 
   def candidates(self) -> Candidates:
-    """Returns the documents that no other filter removes, for deduplication."""
+    """Returns the documents that all filters but deduplication keep."""
     weights = np.frombuffer(self._weights, np.float64)
     held_out = np.frombuffer(self._held_out, np.bool_)
     if self._examples is not None:
@@ -210,8 +210,8 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   texts = order[is_first]  # one document per text, sorted by hash
   repeats[texts] = 0
   if values.shape[1]:
-    # Held-out texts do not come first here, because the larger a group is, the
-    # likelier it has a held-out text, and training would lose the whole group.
+    # Do not put held-out texts first here. Otherwise training would lose every
+    # group with a held-out text, and a large group probably has one.
     groups = group_similar(values[texts])
     by_group = np.lexsort(
       (np.arange(len(texts)), source[texts], unread[texts], groups)

@@ -136,7 +136,7 @@ def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
         f"{where}: its preprocessors make no texts 'inputs' and 'targets'; let "
         "them end in seqio.preprocessors.tokenize, or give another task."
       )
-    if "unconditional" in specs:  # an answer option without its question
+    if "unconditional" in specs:  # drop answer options without their question
       dataset = dataset.filter(lambda example: ~example["unconditional"])
     dataset = dataset.map(lambda example: {n: example[n] for n in names})
     dataset = dataset.batch(_BATCH)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources without the documents that the filters of a run remove.
 
-Filtering reads all text, so a file stores the decisions on all documents. It
-begins with a hash of the rest. The rest, compressed, is a JSON line with the
+Filtering reads all text, so a file stores the decisions on all documents. The
+file begins with a hash of the rest, which is compressed: a JSON line with the
 number of documents per source, then a byte per document (index into REASONS).
 """
 
@@ -33,7 +33,7 @@ from palm_mtf.model_dir.paths import ModelDir
 
 _logger = logging.getLogger(__name__)
 
-_VERSION = 1  # raise it if a filter changes, so that old files are ignored
+_VERSION = 1  # add 1 if a filter changes, so that old files are ignored
 _HASH_BYTES = 16
 
 
@@ -74,7 +74,7 @@ def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
 
 
 def read_decisions(path: str) -> list[np.ndarray] | None:
-  """Returns the decisions in a file, or None if it is missing or damaged."""
+  """Returns the decisions in a file; None if the file is missing or damaged."""
   try:
     with open(path, "rb") as file:
       found, content = file.read(_HASH_BYTES), file.read()

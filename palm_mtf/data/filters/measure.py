@@ -14,7 +14,7 @@ from palm_mtf.data.statistics.near_duplicates import minhash, text_digest
 from palm_mtf.data.worker_pool import WorkerPool, gather
 
 _BATCH_CHARACTERS = 1 << 18
-_DOCUMENT_CHARACTERS = 256  # overhead of a document besides its text
+_DOCUMENT_CHARACTERS = 256  # added per document, for memory besides the text
 
 
 def gather_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -29,7 +29,7 @@ class Measures(NamedTuple):
 
   digests: list[bytes]  # 16 bytes each
   values: list[bytes]  # MinHash values, uint16
-  ngrams: list[np.ndarray]  # indices of the document's 8-grams in `table`
+  ngrams: list[np.ndarray]  # indices of 8-grams in `Measurer.table`
 
 
 class Measurer(NamedTuple):
@@ -38,7 +38,7 @@ class Measurer(NamedTuple):
   Attributes:
     duplicates: whether to compute digests.
     near: whether to compute MinHash values too.
-    table: `ContainedExamples.table`, the examples' 8-grams; or None.
+    table: `ContainedExamples.table`, the evaluation examples' 8-grams; or None.
   """
 
   duplicates: bool

@@ -44,7 +44,7 @@ class Document(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """Size of inputs and text: bytes in UTF-8, or of arrays of token ids."""
+    """Size of inputs and text in bytes, as UTF-8 or as arrays of token ids."""
     inputs = b"" if self.inputs is None else _bytes(self.inputs)
     return len(_bytes(self.text)) + len(inputs)
 
@@ -71,7 +71,7 @@ class Source(Protocol):
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of everything that decides the documents and their splits.
 
-    If `digests`, a cache of file hashes, is None, every file is hashed.
+    `digests` is a cache of file hashes; without it, every file is hashed.
     """
 
   def check_vocabulary(self, sha256: str | None) -> None:

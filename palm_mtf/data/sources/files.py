@@ -4,8 +4,8 @@
 
 In a glob, `{stdlib}` stands for the folder of the running Python's standard
 library, without installed packages. If a glob matches no file, its longest
-prefix that exists, such as a folder "data [v2]", is taken literally, and only
-the rest is a pattern.
+prefix that exists is taken literally, and only the rest is a pattern, so that a
+folder may be named "data [v2]".
 """
 
 import glob
@@ -25,8 +25,8 @@ from palm_mtf.user_text import check_compression, compression_of, format_of
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 # If a file changes twice within one tick of the file system's clock, its times
-# do not show the second change. So a hash is stored only if the last change is
-# older than this when the file is read.
+# do not show the second change. So store a file's hash only if, when reading
+# begins, the last change is older than this.
 _SETTLED_NS = 2_000_000_000
 
 
@@ -178,7 +178,7 @@ def _explain_no_match(
 
 
 def describe_file(path: str, setting: str = "") -> TextFile:
-  """Returns the size and times of a file.
+  """Returns a file's size, times and inode.
 
   Raises:
     UserError: the file may not be read; the message begins with `setting`.
@@ -213,10 +213,10 @@ class FileDigests:
   """Hashes of files, cached in a JSON file that `__exit__` writes."""
 
   def __init__(self, path: str | None = None):
-    """Loads the JSON file `path`, if any; without `path`, stores nothing."""
+    """Loads the file `path` if it exists; if `path` is None, writes no file."""
     self._path = path and os.path.abspath(path)
-    # Maps a file's path to [*_state(file), hash]. Only files with a new state
-    # are hashed, because hashing takes a second per gigabyte.
+    # Maps a path to [*_state(file), hash]. Hash a file again only if its state
+    # has changed, because hashing reads only about 1 GB/s.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
 
@@ -288,7 +288,7 @@ def describe_shards(
 ) -> list[str]:
   """Returns the paths that are not local files, then the local files' hashes.
 
-  If `digests`, a cache of hashes, is None, every local file is hashed.
+  `digests` is a cache of hashes; without it, every local file is hashed.
   """
   paths = [os.fspath(path) for path in paths]
   files = [describe_file(path) for path in paths if os.path.isfile(path)]

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Splits a SeqIO task's preprocessors ("steps") at `tokenize`; runs them."""
+"""Splits a SeqIO task's preprocessors ("steps") at `tokenize`; runs steps."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,10 +16,10 @@ from palm_mtf.user_code import user_code
 def split_at_tokenize(
   task: Any, seqio: ModuleType
 ) -> tuple[list[Callable], list[Callable]]:
-  """Returns the preprocessors that make text, and those that encode it.
+  """Returns the steps that make text, and the steps that encode this text.
 
-  If no step is `tokenize`, or a later step changes token ids, the first list
-  has all preprocessors and the second list is empty.
+  If no step is `tokenize`, or a step after `tokenize` changes token ids, the
+  first list has all steps and the second list is empty.
   """
   steps = [
     step
@@ -29,8 +29,8 @@ def split_at_tokenize(
   kinds = seqio.preprocessors
   for i, step in enumerate(steps):
     if _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos):
-      # Only EOS steps may follow. Steps such as T5's split_tokens change the
-      # ids, so that the ids differ from the text before `tokenize`.
+      # Split only if all later steps add EOS. After other steps, such as T5's
+      # split_tokens, the ids are no longer those of the text.
       if all(
         _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
         for later in steps[i + 1 :]
@@ -86,7 +86,7 @@ def read_examples(dataset: Any, where: str) -> Iterator[dict[str, Any]]:
 
 
 def name_step_errors(step: Callable, where: str) -> Callable:
-  """Wraps a preprocessor so that errors begin with `where` and its name."""
+  """Wraps `step` so that its errors begin with `where` and the step's name."""
   where = f"{where}: preprocessor {function_name(step)}"
 
   # `wraps` keeps the names of the parameters, which SeqIO inspects.
@@ -116,7 +116,7 @@ def type_name(value: object) -> str:
 
 
 def tokenizes(task: Any, seqio: ModuleType) -> bool:
-  """Whether a step is SeqIO's `tokenize` or `tokenize_and_append_eos`."""
+  """Whether any step is SeqIO's `tokenize` or `tokenize_and_append_eos`."""
   kinds = seqio.preprocessors
   return any(
     _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos)

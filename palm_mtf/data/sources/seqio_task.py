@@ -5,7 +5,7 @@
 Features "inputs" and "targets" become the inputs and text of a Document. The
 final step `tokenize` is skipped, because the run's vocabulary encodes the text.
 If other preprocessors make token ids, the ids are kept, and the run's
-vocabulary must be the task's (`check_vocabulary`).
+vocabulary must be the task's vocabulary (`check_vocabulary`).
 """
 
 import functools
@@ -40,9 +40,7 @@ from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
 
-# Number of documents per split that are read when a task is opened, for
-# `has_inputs` and the fingerprint. They are read twice, because a random
-# preprocessor gives other documents the second time.
+# Number of documents per split that `has_inputs` and `fingerprint` read.
 _FIRST_DOCUMENTS = 32
 _BATCH = 32  # documents per element of the tf.data.Dataset
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -173,7 +171,8 @@ class SeqioTask:
     self._lengths = None
     if sequence_length:
       features = [f for f in ("inputs", "targets") if f in task.output_features]
-      length = sequence_length // max(1, len(features))  # features share a row
+      # Inputs and targets of an example are in the same row of a batch.
+      length = sequence_length // max(1, len(features))
       self._lengths = dict.fromkeys(features, length)
     with user_code(f"TASK: the splits of {self.name}"):
       splits = list(task.splits)
@@ -200,10 +199,10 @@ class SeqioTask:
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of local files, code, settings and the first documents."""
     # A change in a remote file, or in a function that a preprocessor calls,
-    # changes the hash only if it changes the first documents.
+    # changes the hash only if the first documents change too.
     source = self._task.source
     with user_code(f"TASK: {self.name}"):
-      if hasattr(source, "fingerprint"):  # sources in tasks/documents.py
+      if hasattr(source, "fingerprint"):  # as in tasks/documents.py
         parts = [source.fingerprint(digests)]
       else:
         inside = {**vars(source)}
@@ -356,7 +355,7 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
   The message begins with `setting` and `name`, the task that needs SeqIO.
   """
   try:
-    _import_tensorflow()  # first, because it silences the log of the import
+    _import_tensorflow()  # before seqio, so that no log is printed
     import seqio
   except ImportError as error:
     raise UserError(

@@ -62,7 +62,7 @@ def open_sources(
     sequence_length: SEQUENCE_LENGTH, for preprocessors that truncate token ids.
 
   Raises:
-    UserError: files are missing, or TASK is no registered task.
+    UserError: files are missing, or TASK is not a registered task.
   """
   if data.task is None:
     return [
@@ -139,8 +139,8 @@ class TextFiles:
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the files' bytes, their order and the settings."""
-    # Leave out paths and times, so that files that were moved or touched, but
-    # are in the same order, still match their cached tokens.
+    # Leave out paths and times. So files that are moved or touched still match
+    # their cached tokens, unless the order of the files changes.
     kinds = [file.is_json_lines for file in self.files]
     contents = (digests or FileDigests()).read(self.files)
     # Leave out the quality field, because only filters read it, and
@@ -209,7 +209,7 @@ class TextFiles:
 
 @dataclasses.dataclass
 class _Skipped:
-  """Counts skipped files or lines; `str` names the reason and an example."""
+  """Counts skipped files or lines; str(self) has the reason and an example."""
 
   why: str
   count: int = 0
@@ -227,7 +227,7 @@ def read_file(file: TextFile, settings: Settings) -> bytes:
   """Returns the content of a file, decompressed.
 
   Raises:
-    UserError: the file cannot be read, is damaged, or changed.
+    UserError: the file cannot be read, is damaged, or has changed.
   """
   content = user_text.read_bytes(file.path, f"{settings.files}: {file.path}")
   check_unchanged(file)
@@ -289,7 +289,7 @@ def _read_field(
   wanted: str,
   fix: str,
 ) -> Any:
-  """Returns a field's value; raises UserError if missing or not `is_right`."""
+  """Returns a field's value; raises UserError if it is missing or wrong."""
   if name not in line:
     has = f"has {', '.join(map(repr, line))}" if line else "is empty"
     raise UserError(

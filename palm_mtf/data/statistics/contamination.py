@@ -8,10 +8,10 @@ its inputs followed by its text. Two classes answer two questions:
 ContaminationSearch: which examples are contaminated? At least 70% of such an
 example's 8-grams occur anywhere in the training text.
 
-ContainedExamples: which documents contain an example? At least 70% of the
-example's 8-grams occur in that one document, however long it is. An example of
-fewer than 8 words has no 8-gram, so no document contains it. Memory: 32 bytes
-per 8-gram; the table that worker processes need has 8 bytes per 8-gram.
+ContainedExamples: does a document contain any example, and which examples does
+a text contain? At least 70% of such an example's 8-grams occur in the document
+or text, however long it is. An example of fewer than 8 words has no 8-gram, so
+nothing contains it. Memory: 24 bytes per 8-gram, 8 of them in `table`.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from palm_mtf.data.statistics.ngrams import (
 
 NGRAM_WORDS = 8
 MIN_SHARE = 0.7
-_MAX_NGRAMS = 1 << 21  # from 13 MB of text; 65 bytes of memory per n-gram
+_MAX_NGRAMS = 1 << 21  # as in 13 MB of text; 65 bytes of memory per n-gram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Contamination:
 
   examples: int
   judged: int  # examples whose n-grams were looked for: all, or a sample
-  # `judged` examples of fewer than 8 words, shown separately because one or two
-  # words always occur somewhere in the training text.
+  # `judged` examples of fewer than 8 words, counted separately because short
+  # examples often occur in the training text by chance.
   short: int
   contaminated: int
   contaminated_short: int
@@ -77,9 +77,9 @@ class Examples:
       self._limit = min(self._limit, -rank)
 
   def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns the number of words per kept example, [kept], int64, and n-grams.
+    """Returns the number of words and the n-grams of each kept example.
 
-    The n-grams are one array of hashes per kept example, uint64.
+    The numbers are [kept], int64. The n-grams of an example are hashes, uint64.
     """
     words = np.array([words for _, _, words, _ in self._kept], np.int64)
     return words, [ngrams for _, _, _, ngrams in self._kept]
@@ -96,7 +96,7 @@ class ContaminationSearch:
     self._num_examples = examples.count
     self._words, ngrams = examples.kept()
     self._counts = np.array([len(each) for each in ngrams], np.int64)
-    # The distinct n-grams, sorted; all examples' n-grams, as indices of these.
+    # _ngrams: distinct and sorted. _ngrams[_places]: all examples' n-grams.
     self._ngrams, self._places = np.unique(
       np.concatenate([np.empty(0, np.uint64), *ngrams]), return_inverse=True
     )
@@ -131,10 +131,10 @@ class ContaminationSearch:
 
 
 class ContainedExamples:
-  """Finds documents that contain an evaluation example, by its 8-grams."""
+  """Finds evaluation examples in documents and texts by their 8-grams."""
 
   def __init__(self, examples: Iterable[Document]):
-    ngrams = [np.empty(0, np.uint64)]  # entry 0: concatenate needs an array
+    ngrams = [np.empty(0, np.uint64)]  # no example: concatenate needs an array
     ngrams += [hash_ngrams(hash_document(x), NGRAM_WORDS) for x in examples]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1

@@ -29,7 +29,7 @@ from palm_mtf.data.statistics.ngrams import (
 
 MIN_SIMILARITY = 0.8
 _NGRAM_WORDS = 5  # a text of fewer words is one n-gram
-# MinHash (Broder 1997): two texts of similarity J share each value with
+# MinHash (Broder 1997): two texts of similarity J share each MinHash value with
 # probability J. Two texts are compared if they share all values of a band.
 _BANDS, _ROWS = 16, 8  # number of bands, and of values per band
 NUM_VALUES = _BANDS * _ROWS
@@ -46,14 +46,14 @@ _NGRAMS_AT_ONCE = 256  # 256 x 128 values fit into a core's cache
 _FACTORS, _ADDENDS = (
   hash_words(np.arange(2 * NUM_VALUES)).astype(np.uint32).reshape(2, NUM_VALUES)
 )
-_FACTORS |= 1  # odd, so that the function is one to one
+_FACTORS |= 1  # odd, so that factor * x + addend is one to one
 
 
 class Group(NamedTuple):
   """Documents with the same text, or texts that are near duplicates."""
 
-  size: int  # number of documents, or of texts
-  digest: bytes  # hash of one member, the same in any order of the documents
+  size: int  # number of these documents, or of these texts
+  digest: bytes  # hash of one member, whatever the order of the documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ def find_duplicates(
   columns = zip(*(each.columns() for each in sketches), strict=True)
   digests, values, sizes, held_out = map(np.concatenate, columns)
   # Sort by digest, so that equal texts become neighbors and the result does not
-  # depend on the order of documents. This order numbers the texts below.
+  # depend on the order of documents. Below, texts are numbered in this order.
   order = np.lexsort(digests.T)
   digests, held_out = digests[order], held_out[order]
   is_first = np.ones(len(order), bool)
@@ -165,10 +165,10 @@ def find_duplicates(
 def minhash(document: Document, digest: bytes) -> np.ndarray:
   """Returns the MinHash values of a document, [NUM_VALUES], uint16.
 
-  Returns `digest`, repeated, for a document without words.
+  Without words, a document is no near duplicate: returns `digest`, repeated.
   """
   words = hash_document(document)
-  if not len(words):  # no near duplicate of any other text
+  if not len(words):
     return np.frombuffer(digest * (2 * NUM_VALUES // DIGEST_BYTES), np.uint16)
   ngrams = hash_ngrams(words, min(_NGRAM_WORDS, len(words))).astype(np.uint32)
   smallest = np.full(NUM_VALUES, 0xFFFFFFFF, np.uint32)
@@ -176,7 +176,8 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
     block = ngrams[start : start + _NGRAMS_AT_ONCE, np.newaxis] * _FACTORS
     block += _ADDENDS
     np.minimum(smallest, block.min(axis=0), out=smallest)
-  return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)  # the highest 16 bits
+  # The highest bits of a minimum are often 0. So mix the bits, then keep 16.
+  return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)
 
 
 def group_similar(values: np.ndarray) -> np.ndarray:
@@ -194,7 +195,7 @@ def group_similar(values: np.ndarray) -> np.ndarray:
       first, last = sorted((_find_first(groups, a), _find_first(groups, b)))
       groups[last] = first
     while not np.array_equal(further := groups[groups], groups):
-      groups = further  # until every text points to its first text
+      groups = further  # until every text points to its group's first text
   return groups
 
 
@@ -209,7 +210,7 @@ def _find_first(groups: np.ndarray, text: int) -> int:
 def _similar_pairs(
   values: np.ndarray, one: np.ndarray, other: np.ndarray
 ) -> Iterator[tuple[int, int]]:
-  """Yields the pairs (one[i], other[i]) with MIN_SIMILARITY or more."""
+  """Yields the pairs (one[i], other[i]) that have MIN_SIMILARITY or more."""
   for start in range(0, len(one), _PAIRS_AT_ONCE):
     a = one[start : start + _PAIRS_AT_ONCE]
     b = other[start : start + _PAIRS_AT_ONCE]
@@ -220,10 +221,10 @@ def _similar_pairs(
 def _pairs_in_a_band(
   values: np.ndarray,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields two index arrays [pairs]: texts that share all values of a band."""
+  """Yields (one, other): texts one[i], other[i] share all values of a band."""
   for band in range(_BANDS):
     rows = values[:, band * _ROWS : (band + 1) * _ROWS]
-    # Hash the two halves of a band into one key, and sort by key.
+    # Hash the two halves of a text's band into one key, and sort texts by key.
     halves = np.ascontiguousarray(rows).view(np.uint64)
     keys = halves[:, 0] * 0xD1342543DE82EF95 + halves[:, 1]
     order = np.argsort(keys, kind="stable")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words and n-grams of a text as 64-bit hashes.
 
-The words are `text.lower().split()`, or token ids where a task makes ids. Equal
+The words are `text.lower().split()`, or token ids if a task makes ids. Equal
 n-grams have equal hashes in every text and process. Two different n-grams share
 a hash with a probability of about 2 ** -64.
 """
@@ -15,8 +15,8 @@ import numpy as np
 
 from palm_mtf.data.sources.document import Document, Text
 
-# Text is hashed in blocks, because hashing takes about 50 bytes of memory per
-# character, although the result takes only 8 bytes per word.
+# Text is hashed in blocks, cut at white space, because hashing takes about 50
+# bytes of memory per character of a block. The hashes take 8 bytes per word.
 _BLOCK_CHARACTERS = 1 << 18
 _SPACE = re.compile(r"\s")  # the characters at which str.split() splits
 _LAST_SPACE = 0x3000  # no higher code point is white space
@@ -49,7 +49,7 @@ def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
     n: number of words in an n-gram, at least 1.
   """
   count = max(0, len(words) - n + 1)
-  hashes = np.full(count, n, np.uint64)  # hashes for different n differ
+  hashes = np.full(count, n, np.uint64)  # so that hashes of different n differ
   for i in range(n):
     hashes *= _WORD_FACTOR
     hashes += words[i : i + count]
@@ -72,7 +72,6 @@ def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
 
 
 def _cut_blocks(text: str) -> Iterator[str]:
-  """Splits `text` into blocks at white space."""
   start = 0
   while start < len(text):
     space = _SPACE.search(text, start + _BLOCK_CHARACTERS)
@@ -91,8 +90,8 @@ def _hash_block(block: str) -> np.ndarray:
   starts = np.flatnonzero(before & ~is_space)
   if not len(starts):
     return np.empty(0, np.uint64)
-  # Every block has the same size, unless it ends in a huge word, so that the
-  # cached result of `_powers` serves all blocks.
+  # Ask for the same number of powers for every block, so that they are computed
+  # once. Only a block that ends in a huge word needs more.
   size = max(2 * _BLOCK_CHARACTERS, 1 << len(characters).bit_length())
   powers, inverses = _powers(size)
   terms = characters + np.uint64(1)

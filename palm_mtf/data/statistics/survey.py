@@ -70,11 +70,11 @@ class Survey:
   """The statistics of a corpus."""
 
   sources: dict[str, Measured]  # by source name
-  total: Measured  # with the duplicates across sources
+  total: Measured  # all sources together, with duplicates across sources
   # Maps each evaluation set to its contamination by all training documents.
   # The set "validation" is the validation split of all sources.
   contamination: dict[str, Contamination]
-  # Maps the `digest` of each largest group to the beginning of that text.
+  # Maps each largest group's `digest` to the beginning of the hashed document.
   starts: dict[bytes, str]
 
 

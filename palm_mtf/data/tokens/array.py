@@ -42,7 +42,7 @@ class TokenArray:
   def __init__(self, shards: Sequence[Shard]):
     self._shards = [shard for shard in shards if len(shard.tokens)]
     lengths = [len(shard.tokens) for shard in self._shards]
-    # The index of each shard's first token (first document), then the total.
+    # Index of each shard's first token, then the total; likewise for documents.
     self._starts = np.cumsum([0, *lengths])
     counts = [shard.documents.shape[1] for shard in self._shards]
     self._first_documents = np.cumsum([0, *counts])

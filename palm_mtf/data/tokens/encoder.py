@@ -22,7 +22,7 @@ from palm_mtf.data.worker_pool import WorkerPool, num_cores
 # because SentencePiece takes some hundred bytes of memory per character.
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
-# Counted per document in the size of a batch, for memory besides the text.
+# Each document adds this to a batch's size, for memory besides the text.
 _DOCUMENT_CHARACTERS = 256
 
 
@@ -45,7 +45,7 @@ class _Cut(NamedTuple):
 
   split: str
   document: Document
-  num_inputs: int  # number of parts of the inputs, which precede the text's
+  num_inputs: int  # number of parts of the inputs, which come before the text
   num_text: int  # number of parts of the text
 
 
@@ -144,7 +144,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 def _encode(
   vocabulary: Vocabulary, num_threads: int, batch: list[_Part]
 ) -> list[np.ndarray]:
-  """Returns each part's ids; a part that is token ids is returned as int32."""
+  """Returns the token ids of each part, int32; some parts are already ids."""
   parts = [part for part in batch if isinstance(part.text, str)]
   ids = iter(
     vocabulary.encode_arrays(

@@ -42,7 +42,7 @@ class DamagedShardError(Exception):
 class Counts:
   """Counts of one split of a shard, or the sum of such counts."""
 
-  num_documents: int = 0  # repeats included
+  num_documents: int = 0  # a document that an epoch reads twice counts twice
   num_tokens: int = 0  # with an [eod] for each document
   num_target_tokens: int = 0  # tokens with a loss: all but inputs
   num_bytes: int = 0  # sum of Document.num_bytes
@@ -126,11 +126,11 @@ def write_shard(
   has_inputs: bool,
   writing: Callable[[], AbstractContextManager] = contextlib.nullcontext,
 ) -> ShardSummary:
-  """Writes documents as shard `number`; writes nothing if there are none.
+  """Writes documents as shard `number`; without documents, writes nothing.
 
-  Iterating over `documents` encodes them. `dtype` is the NumPy dtype of tokens.
-  `writing` returns a context manager that explains disk errors, and that is
-  entered only while files are written.
+  `dtype` is the NumPy dtype of tokens. `writing` returns a context manager that
+  explains disk errors. It is entered only while files are written, because
+  iterating over `documents` also reads and encodes text, with other errors.
   """
   writers = {split: _SplitWriter(dtype, eod_id) for split in SPLITS}
   num_read, lowest_rank = 0, 1.0
@@ -154,8 +154,8 @@ def write_shard(
     blake2b={file: hash_file(os.path.join(folder, file)) for file in files},
   )
   if num_read:
-    # The .json is written last, so that a shard whose writer was killed has
-    # none and counts as missing.
+    # Write the .json last, so that a shard whose writer is killed has no .json
+    # and counts as missing.
     write_sealed_json(
       _summary_path(folder, number), dataclasses.asdict(summary)
     )
@@ -243,7 +243,7 @@ def _explain_read_error(path: str, error: OSError) -> Exception:
 def map_shard(
   folder: str, number: int, split: str, *, has_inputs: bool
 ) -> Shard:
-  """Memory-maps one split of a shard whose files have been checked."""
+  """Memory-maps one split of a shard; call `check_shard` first."""
   path = os.path.join(folder, f"{split}-{number:05d}")
   # Tokens are read at random places, because training shuffles the documents.
   tokens = map_array(f"{path}.npy", is_random=True)

@@ -5,7 +5,7 @@
   train-00000.npy            joined documents, each with its [eod]: uint16, or
                              uint32 if the vocabulary has over 65,536 pieces
   train-00000.documents.npy  where each document is: see Shard in array.py
-  validation-00000.npy ...   held-out documents of the same part of the source
+  validation-00000.npy ...   the same for the held-out documents of the shard
   shard-00000.json           counts and hashes of these files
   manifest.json              written last, when the store is complete
 
@@ -40,12 +40,12 @@ from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
 
 # Version of the file format, of the token ids, and of the rule for where shards
-# begin, which repairs of a store rely on. It is part of the hash in a store's
-# name.
+# begin. The name of a store has a hash of the version, so that no run reads or
+# repairs a store of another version.
 FORMAT = 3
 
-# Bytes of text in a shard, and about the most text that a stopped run has to
-# encode again.
+# Bytes of text in a shard. A run that resumes encodes at most about this much
+# text again.
 SHARD_BYTES = 64 << 20
 _MANIFEST = "manifest.json"
 
@@ -71,10 +71,9 @@ class TokenStore:
   folder: str
   train: Split
   validation: Split
-  lowest_rank: float  # a VALIDATION_SHARE above it holds out a document
+  lowest_rank: float  # lowest Document.rank, to compare with VALIDATION_SHARE
   fingerprint: str  # hash of all shard files
-  # Numbers of documents that were read, and that each filter removed; None
-  # without filters.
+  # Numbers of documents read, and removed by each filter; None without filters.
   filter_counts: dict[str, int] | None = None
 
 
@@ -96,8 +95,8 @@ def write_store(
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
-  # Upper bound for the message about a full disk, because every token except
-  # [eod] has at least one byte of text.
+  # For the message about a full disk: the most bytes that tokens take, except
+  # [eod] and repeats, because every other token has at least one byte of text.
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   on_disk = functools.partial(writing, folder, needed)
   with (

@@ -15,7 +15,7 @@ from palm_mtf.data.worker_pool import gather, num_cores
 _BATCH_CHARACTERS = 1 << 20
 _PART_CHARACTERS = 1 << 16
 _NUM_LONGEST = 5
-_CONTEXT = 10  # characters before and after a difference
+_CONTEXT = 10  # characters shown before and after the first difference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Fit:
     self._vocabulary = vocabulary
     self.num_documents = 0
     self.num_bytes = 0  # size of the texts in UTF-8
-    self.counts = np.zeros(vocabulary.size, np.int64)  # tokens of each id
+    self.counts = np.zeros(vocabulary.size, np.int64)  # number of tokens per id
     self.num_changed = 0  # texts that decode(encode(text)) changes
     self.first_change = ""  # where and how the first of these texts changes
 
@@ -87,8 +87,8 @@ class Fit:
 
   def add(self, texts: list[str]) -> None:
     """Counts tokens in texts, and texts that decode(encode(text)) changes."""
-    # Encode texts in parts, as for training. All ids of a text together should
-    # decode to the text.
+    # Encode texts in parts, as data/tokens/encoder.py does, but decode every
+    # text as a whole.
     parts = [list(cut_text(text, _PART_CHARACTERS)) for text in texts]
     encoded = self._vocabulary.encode_arrays(
       [part for each in parts for part in each],

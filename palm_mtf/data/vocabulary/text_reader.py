@@ -5,7 +5,7 @@
 SentencePiece decodes only whole texts. If the vocabulary adds a space to each
 text or strips spaces, SentencePiece drops the space that begins a text, so a
 continuation without its prompt would lose the space before its first word. The
-bytes of a character may also be in several tokens.
+bytes of one character may also be spread over several tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,13 +26,13 @@ class TextReader:
   def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()):
     """Starts a text that follows the tokens in `before`.
 
-    A character that begins in `before` and ends in the text counts as text.
+    A character that begins in `before` and ends in the text is part of `text`.
     """
     self._vocabulary = vocabulary
     self.text = ""
     self._open = b""  # bytes of an incomplete character
-    # The tokens before the first character. They decide whether the text begins
-    # with a space. None once there is a character.
+    # The tokens before the first character: they decide whether the text begins
+    # with a space. None as soon as there is a character.
     self._leading: list[int] | None = []
     before = list(before)
     if vocabulary.decode(before[:4]) or vocabulary.decode(before):
@@ -60,7 +60,7 @@ class TextReader:
     return self._vocabulary.decode([*self._leading, token])
 
   def add(self, token: int) -> int:
-    """Adds a token; returns the index in `text` of its first character."""
+    """Adds a token; returns the index in `text` at which the token begins."""
     byte = self._vocabulary.byte(token)
     if byte is None or not (self._open and 0x80 <= byte < 0xC0):
       self.text, self._open = self.whole_text, b""

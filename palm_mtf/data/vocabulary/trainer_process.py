@@ -41,7 +41,7 @@ os.close(2)  # the caller reads the log to its end, then the result
 pickle.dump(result, sys.stdout.buffer)
 """
 _LAST_LINES = 5
-# Matches a line that SentencePiece up to 0.2.3 logs after every hundred merges.
+# Matches a log line of SentencePiece (up to 0.2.3) that counts the merges.
 _MERGES = re.compile(rb"(?:Merged|Added): .*?\b(?:merges|size)=(\d+)")
 
 
@@ -85,7 +85,7 @@ def train_sentencepiece(
       output = process.stdout.read()
       process.wait()
     finally:
-      process.kill()  # needed only after an interrupt
+      process.kill()  # has an effect only after an interrupt
       process.wait()
   if process.returncode < 0:
     raise UserError(

@@ -22,25 +22,25 @@ from palm_mtf.data.vocabulary.trainer_process import (
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.model_dir.atomic_files import write_atomically
 
-MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one to learn
+MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one learned piece
 
 _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
-# Maximum number of characters in distinct words. SentencePiece needs up to 150
-# bytes for each, and 1.2 GB for 256,000 pieces: below 4 GB in all. The distinct
-# words of 64M characters of Python have 18M, of prose fewer, and of Chinese far
-# more, because a line without spaces is one word.
+# Maximum length of all distinct words together. SentencePiece needs up to 150
+# bytes per character, and 1.2 GB for 256,000 pieces: below 4 GB in all. In 64M
+# characters of Python, the distinct words have 18M characters; in prose, fewer;
+# in Chinese, far more, because a line without spaces is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
-# Splits chunks into sentences. U+2581 and U+2585, SentencePiece's marks for a
-# space and for an unknown character, are dropped, because SentencePiece would
-# count U+2581 as a space and drop a sentence with U+2585. A non-ASCII digit
-# becomes a sentence, because SentencePiece separates only ASCII digits.
+# Splits chunks into sentences. Drops U+2581 and U+2585, because these are marks
+# of SentencePiece: it would count U+2581 as a space and skip a sentence with
+# U+2585. Makes a sentence of each non-ASCII digit, because SentencePiece
+# separates only ASCII digits.
 _CUTS = re.compile("[\u2581\u2585]|([^\\D0-9])")
 _SETTINGS = {
   # On source code "bpe" is better than "unigram": it has more bytes per token,
-  # and training takes a second instead of half a minute. The PaLM paper does
+  # and training takes about 1 s instead of 30 s. The PaLM paper does
   # not say which type PaLM uses.
   "model_type": "bpe",
   # Lossless as in PaLM (section 2): no normalization, all white space kept,
@@ -51,14 +51,14 @@ _SETTINGS = {
   "allow_whitespace_only_pieces": True,
   "byte_fallback": True,
   "split_digits": True,
-  "required_chars": "0123456789",  # pieces even if they are rare
+  "required_chars": "0123456789",  # become pieces even if they are rare
   "pad_id": 0,
   "eos_id": 1,
   "eos_piece": "[eod]",
   "unk_id": 2,
   "bos_id": -1,
   "max_sentence_length": 4 * _CHUNK_CHARACTERS,  # in bytes, 4 per character
-  # Constant, because the model file stores it and must be reproducible.
+  # Constant, so that the model file, which holds this number, is reproducible.
   "num_threads": 1,
 }
 
@@ -82,8 +82,8 @@ def training_sample(
 ) -> list[str]:
   """Returns a sample of texts from which to learn `vocab_size` pieces.
 
-  The sample has at most `num_characters`; None chooses a number with which
-  training takes a minute or two and at most 4 GB of memory.
+  The sample has at most `num_characters` characters. If None, the sample is so
+  large that training takes a minute or two and at most 4 GB of memory.
   """
   if num_characters is not None:
     return sample_text(documents, num_characters)
@@ -102,7 +102,7 @@ def limit_words(sample: Sequence[str], max_characters: int) -> list[str]:
   words: set[str] = set()
   num_characters = 0
   for number, chunk in enumerate(sample):
-    new = set(chunk.split(" ")) - words  # as SentencePiece splits words
+    new = set(chunk.split(" ")) - words  # SentencePiece splits words at spaces
     num_characters += sum(map(len, new))
     if number and num_characters > max_characters:
       return list(sample[:number])
@@ -118,7 +118,7 @@ def learn_model(
   `size_setting` is the setting that holds `vocab_size`, for messages.
 
   Raises:
-    UserError: there is no text, or `vocab_size` does not fit it.
+    UserError: there is no text, or `vocab_size` does not fit the text.
   """
   check_count(size_setting, vocab_size, MIN_VOCAB_SIZE)
   sentences = [part for chunk in sample for part in _CUTS.split(chunk) if part]
@@ -154,7 +154,7 @@ def list_pieces(model: bytes) -> str:
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
   """Returns chunks of the documents with at most `max_characters` in all."""
   # SentencePiece holds its text in memory, so keep only the chunks with the
-  # smallest hashes: a sample of all documents, in any order, in one pass.
+  # smallest hashes: one pass samples all documents, whatever their order.
   kept = []  # a heap of (-hash, chunk): the largest hash is first
   num_characters = 0
   limit = 1 << 64  # chunks with this hash or a larger hash do not fit

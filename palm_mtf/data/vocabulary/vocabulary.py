@@ -87,8 +87,8 @@ class Vocabulary:
       raise UserError(
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
-    # The model that encodes all parts of a text except the first; None if
-    # `self.model` can encode these parts too.
+    # If a text is encoded in parts, this model encodes all parts but the first
+    # (see `drop_prefix`). None if `self.model` can encode these parts too.
     self.inside_model = drop_prefix(self.model)
     self._inside = None
     if self.inside_model:
@@ -118,8 +118,8 @@ class Vocabulary:
     self._space_mark_ids = np.array(
       list(map(self._processor.PieceToId, mark_bytes)), np.int32
     )
-    # A token with visible text. Decoded after it, other tokens keep the space
-    # that they would lose at the beginning of a text.
+    # A token with visible text. A token that is decoded after the anchor keeps
+    # the space that it would lose at the beginning of a text.
     self.anchor = next(
       (i for i in range(self.size) if self._processor.Decode([i]).strip()), 0
     )
@@ -139,20 +139,20 @@ class Vocabulary:
     return self._processor.IdToPiece(i)
 
   def joins_spaces(self) -> bool:
-    """Whether any piece is a space followed by text, such as " word"."""
+    """Whether any piece is a space and the text after it, such as " word"."""
     return any(
       piece.startswith(SPACE_MARK) and piece.strip(SPACE_MARK)
       for piece in map(self.piece, range(self.size))
     )
 
   def byte(self, i: int) -> int | None:
-    """Returns the byte that id `i` stands for; None if it is no byte piece."""
+    """Returns the byte that id `i` stands for; None if `i` is no byte piece."""
     if i >= self.size or not self.is_byte[i]:
       return None
     return int(self.piece(i)[3:5], 16)
 
   def text_inside(self, i: int) -> str:
-    """Returns the text of id `i` after other text; `i` must be no byte piece.
+    """Returns the text that `i` adds to a text; `i` must not be a byte piece.
 
     In contrast, `decode([i])` may drop a space at the beginning.
     """
@@ -196,8 +196,8 @@ class Vocabulary:
     """Returns the ids of every text, each [num_tokens], int32.
 
     Args:
-      are_inside: whether each text continues another text, so that no space is
-        put before it (see `drop_prefix`). None if no text does.
+      are_inside: whether each text continues another text and so gets no space
+        in front (see `drop_prefix`). None if no text continues another.
 
     Raises:
       UserError: a text holds half a surrogate pair, which is not Unicode.
@@ -331,9 +331,9 @@ def add_sentinels(model: bytes, extra_ids: int) -> bytes:
 def drop_prefix(model: bytes) -> bytes | None:
   """Returns the model that encodes all parts of a text except the first.
 
-  Some models put a space before each text (add_dummy_prefix), so that its first
-  word is encoded as after a space. If a text is encoded in parts, only the
-  first part may get this space.
+  Some models put a space before each text (add_dummy_prefix), so that the first
+  word of the text is encoded like any word after a space. If a text is encoded
+  in parts, only the first part may get this space.
 
   Returns:
     A serialized model; None if `model` itself can encode these parts, because

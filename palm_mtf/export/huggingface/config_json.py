@@ -27,7 +27,7 @@ _BY_SETTINGS = {
 }
 _SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
 NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
-# Key for settings that these architectures lack; transformers ignores the key.
+# Key for settings that transformers lacks; transformers ignores the key.
 _OWN = "palm_mtf"
 _OWN_CHOICES = {
   "FINAL_NORM_SCALE": ("learned", "none"),
@@ -38,8 +38,8 @@ _WANTED = {
   "hidden_act": "silu",
   "attention_bias": False,
   "rope_theta": ROTARY_BASE,
-  # With other values of the next five keys, a model has quantized weights, code
-  # from outside transformers, or layers that transformers changes when loaded.
+  # If one of the next five keys has another value, the model has quantized
+  # weights, code from outside transformers, or other layers.
   "quantization_config": None,
   "compression_config": None,
   "auto_map": None,
@@ -49,16 +49,15 @@ _WANTED = {
   "partial_rotary_factor": 1.0,
   "tie_word_embeddings": True,
 }
-# Optional keys in rope_parameters (rope_scaling before transformers 5), with
-# the value that our models have.
+# Optional keys of rope_parameters (before transformers 5: rope_scaling).
 _WANTED_ROPE = {
   "rope_type": "default",
   "type": "default",
   "rope_theta": ROTARY_BASE,
   "partial_rotary_factor": 1.0,
 }
-# {architecture: transformers' values for missing keys}. Only values that differ
-# from palm_mtf's are listed.
+# {architecture: {key: value that transformers uses if config.json lacks the
+# key}}. Only values that differ from palm_mtf's values are listed.
 _DEFAULTS = {
   COHERE: {"layer_norm_eps": 1e-5, "logit_scale": 0.0625},
   GRANITE: {
@@ -95,8 +94,8 @@ def make_config(
 ) -> dict[str, object]:
   """Returns the content of config.json.
 
-  The model reads token `start_id` at position 0. `packing` is the run's
-  PACKING, which `parse_config` reads back.
+  The model reads token `start_id` at position 0. The content includes the run's
+  PACKING, so that `parse_config` can return it.
 
   Raises:
     UserError: if no class of transformers computes this model.
@@ -178,8 +177,8 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
   """Returns the model that a config.json describes.
 
   Raises:
-    UserError: if palm_mtf does not compute this model. The message begins with
-      `what`, and names the first difference.
+    UserError: if palm_mtf cannot compute this model. The message begins with
+      `what`, and names the first key with an unsupported value.
   """
   named = config.get("architectures")
   if not isinstance(named, list) or named not in [[x] for x in _SETTINGS_OF]:
@@ -208,7 +207,7 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
 def _parse_own_settings(
   config: Mapping[str, object], what: str
 ) -> dict[str, str]:
-  """Returns {macro: value}: palm_mtf's own settings, from the key _OWN."""
+  """Returns {macro: value} from the key _OWN, or {} without this key."""
   found = config.get(_OWN)
   if found is None:
     return {}

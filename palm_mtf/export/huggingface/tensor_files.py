@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 
-import ml_dtypes  # noqa: F401 (the library asks NumPy for "bfloat16")
+import ml_dtypes  # noqa: F401 (gives NumPy "bfloat16" for safetensors)
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -67,7 +67,7 @@ class TensorFiles:
 
     Raises:
       UserError: if a file is missing or broken, or the folder has other weights
-        too, which would not be read.
+        too, which are not read.
     """
     self._files: dict[str, SafetensorsFile] = {}
     weight_map = _read_weight_map(folder)
@@ -208,7 +208,7 @@ def write_safetensors(
 
 
 class SafetensorsFile:
-  """A safetensors file, mapped into memory; attributes as in TensorFiles."""
+  """A memory-mapped safetensors file; has the attributes of TensorFiles."""
 
   def __init__(self, path: str):
     """Reads and checks the header.

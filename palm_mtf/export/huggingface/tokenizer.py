@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """tokenizer.json: a vocabulary of `palm_mtf vocab` as a fast tokenizer.
 
-Both formats are byte-pair encodings. SentencePiece merges the neighbours whose
-merged piece has the best score; transformers merges the pair that comes first
-in a list. tokenizer.json has spaces instead of SentencePiece's U+2581, so that
-texts need no normalization, and a U+2581 in a text becomes its three bytes, as
-in vocabulary.py.
+Both tokenizers are byte-pair encodings. SentencePiece merges the neighbours
+whose merged piece has the best score; transformers merges the pair that comes
+first in a list. tokenizer.json has spaces instead of SentencePiece's U+2581, so
+that texts need no normalization. A U+2581 in a text becomes three bytes, as in
+vocabulary.py.
 """
 
 from collections.abc import Sequence
@@ -116,7 +116,7 @@ def make_tokenizer_config(
     "bos_token": vocabulary.piece(start_id),
     "eos_token": eod,
     "pad_token": eod,
-    # Split "[eod]" in a text, so that it does not become the id of [eod].
+    # Encode "[eod]" in a text as text, not as the id of [eod].
     "split_special_tokens": True,
     "clean_up_tokenization_spaces": False,
     "model_max_length": sequence_length,

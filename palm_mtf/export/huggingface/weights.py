@@ -120,8 +120,8 @@ def import_parameters(
 def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
   """Raises UserError unless `files` hold the tensors of a model.
 
-  Redundant tensors, such as the tied lm_head, may exist if their values are as
-  expected; other tensors may not. `what` names the files in messages.
+  Redundant tensors, such as the tied lm_head, may exist if they have the
+  expected values. Unknown tensors may not. `what` names the files in messages.
   """
   wanted = find_tensor_shapes(model)
   for name in sorted({*wanted, *files.shapes}):
@@ -140,7 +140,7 @@ def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
 def _find_redundant_shape(
   name: str, model: PalmConfig
 ) -> tuple[int, ...] | None:
-  """Returns the shape if `name` is a redundant tensor's, otherwise None."""
+  """Returns the shape of a redundant tensor, or None for any other name."""
   if name == _HEAD:
     return model.vocab_size, model.d_model
   match = _FREQUENCIES.fullmatch(name)

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A SavedModel with only TensorFlow's own operations, from text to text."""
+"""Exports a SavedModel, which needs only TensorFlow and tensorflow_text."""

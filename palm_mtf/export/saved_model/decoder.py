@@ -54,7 +54,7 @@ class Decoder(tf2.Module):
       start: [batch], int32: position of each row's first token.
       cache: keys and values of earlier positions.
       num_given: [batch], int32: if the OBJECTIVE has bidirectional attention to
-        inputs, the number of inputs at the start of each row; None for 0.
+        inputs, the number of inputs at the start of each row; None means 0.
 
     Returns:
       The output of the last norm, [batch, length, d_model], and the cache with
@@ -105,7 +105,7 @@ class Decoder(tf2.Module):
       tf2.tensor_scatter_nd_update(old, at, new)
       for old, new in zip(cache, (k, project("v")), strict=True)
     )
-    # In the einsums, n is a key head, and g is one of its query heads.
+    # In the einsums, n is a key head, and g is a query head of this key head.
     batch, length, heads, d_kv = tf2.unstack(tf2.shape(q))
     q = tf2.reshape(q, [batch, length, keys.shape[2], -1, d_kv])
     scores = tf2.einsum("blngk,bmnk->bnglm", q, keys)

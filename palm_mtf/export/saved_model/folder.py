@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""--format=saved_model: texts in, texts out, for TensorFlow and its servers."""
+"""--format=saved_model: a SavedModel that continues and scores texts."""
 
 import math
 
@@ -29,7 +29,8 @@ class SavedModelFolder:
 
     trained, config = self._trained, self._trained.config
     length = trained.model.sequence_length
-    with tf2.device("CPU:0"):  # CPUs have most memory; servers choose a device
+    # The CPU has the most memory. Servers can run the model on any device.
+    with tf2.device("CPU:0"):
       text_model = TextModel(
         Decoder(trained.model, read),
         trained.model,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encodes texts to ids, and decodes ids, in a TensorFlow graph.
 
-tensorflow_text provides the operations, which hold the SentencePiece model. The
-ids equal the ids of data/vocabulary/vocabulary.py.
+The operations are from tensorflow_text, and the graph holds the SentencePiece
+model. The ids equal the ids of data/vocabulary/vocabulary.py.
 """
 
 from palm_mtf._tf import tf2
@@ -37,12 +37,12 @@ class TextCoder(tf2.Module):
     self._space_mark_ids = vocabulary.encode(SPACE_MARK)
 
   def encode(self, texts: tf2.Tensor) -> tf2.RaggedTensor:
-    """Encodes texts [batch] string to ids [batch, (tokens)] int32, no [eod]."""
+    """Encodes texts [batch] to int32 ids [batch, (tokens)] without [eod]."""
     if not self._has_bytes:
       return self._model.tokenize(texts)
     # SentencePiece would encode a U+2581 in a text as a space. So split the
-    # text there, and put the three byte tokens of U+2581 before each later
-    # segment.
+    # text there, and put the three byte tokens of U+2581 before each segment
+    # except the first.
     segments = tf2.strings.split(texts, SPACE_MARK)
     first = segments.row_starts()
     num_marks = tf2.tensor_scatter_nd_update(
@@ -75,12 +75,12 @@ class TextCoder(tf2.Module):
     )
 
   def decode(self, ids: tf2.RaggedTensor) -> tf2.Tensor:
-    """Decodes ids [batch, (tokens)] to texts [batch] string."""
+    """Decodes ids [batch, (tokens)] to texts [batch]."""
     if self._inside is self._model:
       return self._model.detokenize(ids)
     # The vocabulary puts one space before each text. In decoding, SentencePiece
     # drops only this space, but tensorflow_text's version drops all leading
-    # spaces. So decode with all spaces, and drop the one space here.
+    # spaces. So keep all spaces in decoding, and then drop this one space.
     shown = tf2.ragged.boolean_mask(ids, tf2.gather(self._has_text, ids))
     spaces = tf2.gather(tf2.cast(self._num_spaces, tf2.int32), shown[:, :1])
     return _cut_start(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))
@@ -90,8 +90,8 @@ class TextCoder(tf2.Module):
   ) -> tf2.Tensor:
     """Returns the texts [batch] that `ids` add to the texts of `before`.
 
-    Both arguments are [batch, (tokens)]. As in data/vocabulary/text_reader.py,
-    a continuation keeps the space before its first word.
+    Both arguments are [batch, (tokens)]. After a text that is not empty, the
+    added text keeps its first space, as in data/vocabulary/text_reader.py.
     """
     return tf2.where(
       tf2.strings.length(self.decode(before)) > 0,

@@ -37,11 +37,11 @@ class TextModel(tf2.Module):
   def make_signatures(
     self, decode: DecodeConfig, *, sample_tokens: int, seed: int
   ) -> dict[str, object]:
-    """Returns {name: function}; sets the functions as attributes, too.
+    """Returns {name: function}, and sets the functions as attributes.
 
-    `decode`, `sample_tokens` and `seed` are the defaults of `generate`.
-    In Python, a loaded SavedModel has these defaults in `model.generate`, but
-    `model.signatures["generate"]` has defaults only on servers.
+    `decode`, `sample_tokens` and `seed` are the defaults of `generate`. Servers
+    apply the defaults. In Python, `model.generate` of a loaded SavedModel
+    applies the defaults, but `model.signatures["generate"]` does not.
     """
     # Only defaults that are tensors become the signature's defaults.
     defaults = [
@@ -145,7 +145,7 @@ class TextModel(tf2.Module):
     return self._score(inputs, targets)
 
   def _score(self, inputs, targets):
-    # Compute log p of targets given inputs, in the windows of
+    # Compute log p of targets given inputs, in the same windows as
     # generation/inference/scorer.py.
     given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
     ids = tf2.concat([given, wanted], 1)
@@ -181,7 +181,7 @@ class TextModel(tf2.Module):
     places = start[:, tf2.newaxis] + tf2.range(room)
     last = tf2.shape(ids)[1] - 1
     targets = tf2.gather(ids, tf2.minimum(places, last), batch_dims=1)
-    # As in training, a window that begins within a text has first input 0.
+    # As in training, token 0 precedes a window that begins within a text.
     begin = tf2.where(start == 0, self._start_id, 0)[:, tf2.newaxis]
     tokens = tf2.concat([begin, targets[:, :-1]], 1)
     cache = self._decoder.make_empty_cache(tf2.shape(ids)[0], room)

@@ -47,7 +47,7 @@ class BeamSearch:
     tokens of ended texts, [prompts, beams, max_tokens] int32.
   """
 
-  num_beams: int  # living prefixes per prompt
+  num_beams: int  # number of living prefixes per prompt
   length_penalty: float  # LENGTH_PENALTY; 0 for no penalty
   max_tokens: int  # maximum length of a text
   eod_id: int  # token that ends a text
@@ -90,8 +90,8 @@ class BeamSearch:
     log_p = tf.reshape(
       log_p + living[..., tf.newaxis], [prompts, beams * vocab]
     )
-    # Take the 2 * NUM_BEAMS likeliest continuations, so that NUM_BEAMS still
-    # live if NUM_BEAMS end now.
+    # Take the 2 * NUM_BEAMS likeliest continuations. At least NUM_BEAMS of
+    # these live, because at most one continuation per prefix ends with [eod].
     best, index = tf.math.top_k(log_p, min(2 * beams, beams * vocab))
     parent, token = index // vocab, index % vocab
     longer = _put_token(_pick(tokens, parent), token, place)

@@ -36,7 +36,8 @@ class _OnSlices(mtf.Operation):
     shapes: Sequence[mtf.Shape] = (),
     dtype: tf.DType | None = None,
   ):
-    # `shapes` and `dtype` are the outputs'; None is the first input's dtype.
+    # `shapes` and `dtype` are those of the outputs. If `dtype` is None, outputs
+    # have the dtype of the first input.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
     dtype = dtype or inputs[0].dtype
@@ -71,7 +72,7 @@ class JoinedWeights:
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     """Returns the scale of a norm; see `Weights`."""
-    del after  # every device has the whole scale, so nothing is gathered
+    del after  # no gather waits, because every device has the whole scale
     scale = self._model.scales[f"{name}/scale"]
     return self._import(scale, self._dims.d_model)
 
@@ -212,7 +213,7 @@ def prefill(
   palm.hidden(
     mtf.import_tf_tensor(mesh, prompts, shape), *masks, keys_and_values
   )
-  # Take the slices in an operation, because Mesh TensorFlow's export would
+  # Take the slices in an mtf.Operation, because Mesh TensorFlow's export would
   # gather whole tensors.
   laid_out: list[LaidOut] = []
   _OnSlices(
@@ -220,10 +221,10 @@ def prefill(
   )
   lower({mesh: impl}, {})
 
-  # The padding after a prompt gets keys and values too. No token attends to
+  # The padding after a prompt gets keys and values too, but no token attends to
   # these before a later step overwrites them.
   def store(x):
-    if x.shape.rank == 4:  # multi-head: [batch, heads, memory_length, d_kv]
+    if x.shape.rank == 4:  # multi-head: x is [batch, length, heads, d_kv]
       x = tf.transpose(x, [0, 2, 1, 3])
     before = [[0, 0]] * (x.shape.rank - 2)
     return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])

@@ -3,9 +3,9 @@
 """Matrix products with constant weights on one device.
 
 Int8 weights have one scale per output channel, as in PaLM's published inference
-code; int4 weights have one scale per output channel and group of 32 inputs. The
-C++ operations of `native` quantize the rows to int8, and multiply them by these
-weights. Elsewhere a float dtype holds the rounded weights and the products.
+code; int4 weights have one scale per output channel and group of 32 inputs. For
+both, the C++ operations of `native` quantize the activations to int8. For other
+operations, a float dtype holds the activations, and the same rounded weights.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def round_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
 
   Args:
     w: [inner, outer], float32: a matrix, or some rows of a matrix.
-    largest: `find_largest` of the whole matrix, 127 times the scales.
+    largest: `find_largest` of the whole matrix; the scales are largest / 127.
   """
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
   return tf.round(w / scale) * scale
@@ -147,9 +147,9 @@ def multiply(
 
 
 def _multiply_floats(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
-  # tf.matmul packs bfloat16 weights again at every call, so that a step with
-  # one row takes 1.6 times as long (26.6M parameters, Zen 5). Keeping float32
-  # weights packed gains nothing.
+  # tf.matmul would pack bfloat16 weights at every call, and a step with one row
+  # would take 1.6 times as long (26.6M parameters, Zen 5). For float32 weights,
+  # a packed copy saves no time.
   packed = packed and w.dtype == tf.bfloat16
   # oneDNN runs only on CPUs.
   on_cpu = "gpu" not in x.device.lower()

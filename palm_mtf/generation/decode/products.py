@@ -26,9 +26,9 @@ class Products:
     self._packed = packed
 
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
-    """Returns the shape of one row's product with each part of a joined kernel.
+    """Returns the output shape of each part of a joined kernel, for one row.
 
-    The parts are the kernels `names`. A shape counts only one device's slice,
+    The parts are the kernels `names`. The shape is that of one device's slice,
     such as [heads, d_kv] for q.
     """
     dims = self._model.kernels[tuple(names)].dims
@@ -57,8 +57,8 @@ class Products:
       joined = kernels[name,]
       axis = tuple(split_axes(self._impl, joined.dims[0]))
       sums.setdefault(axis, []).append(self.multiply([x], joined.kernel))
-    # Add products that are summed over the same mesh axes first, so that each
-    # set of axes takes only one all-reduce of [rows, d_model].
+    # Before the all-reduce, add the products that need the same mesh axes, so
+    # that each set of axes takes only one all-reduce of [rows, d_model].
     return self._add(
       self._impl.allreduce(self._add(some), axis, "SUM")
       for axis, some in sums.items()

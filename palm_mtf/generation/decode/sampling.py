@@ -6,8 +6,8 @@
    logit above 0 and multiplies a logit below 0 (Keskar et al. 2019, CTRL).
 2. TEMPERATURE divides all logits; 0 takes the largest logit.
 3. TOP_K keeps the k likeliest tokens.
-4. TOP_P keeps the likeliest of these k tokens: as few as have a share TOP_P of
-   the k tokens' total probability (Holtzman et al. 2020).
+4. TOP_P keeps the likeliest of these k tokens: the fewest whose probabilities
+   sum to at least TOP_P times the sum of all k (Holtzman et al. 2020).
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class SamplingSettings(NamedTuple):
 
   Attributes:
     temperature: float32; 0 takes the likeliest token.
-    top_k: int32, from 1; the size of the vocabulary, or None, keeps all tokens.
+    top_k: int32, at least 1; None, or the vocabulary's size, keeps all tokens.
     top_p: float32, above 0; 1 keeps all tokens.
     repetition_penalty: one number for all rows; 1 for no penalty.
   """
@@ -166,7 +166,7 @@ def choose_tokens(
     seen: [rows, vocab], bool: whether the token occurs in the row. Not read if
       REPETITION_PENALTY is 1.
     key: [rows, 2], int32: hash of (SEED, prompt, sample).
-    place: number of tokens that the row has drawn before, [] or [rows] int32.
+    place: number of tokens already drawn for the row, [] or [rows] int32.
     settings: see `SamplingSettings`.
     num_tokens: number of pieces in the vocabulary.
   """

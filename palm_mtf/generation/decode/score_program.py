@@ -10,7 +10,7 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.placement import lower
 from palm_mtf.model.loss import cross_entropy
 
-NUM_LIKELIEST = 5  # likeliest tokens per position to return
+NUM_LIKELIEST = 5  # number of likeliest tokens to return per position
 
 
 @dataclasses.dataclass(frozen=True)

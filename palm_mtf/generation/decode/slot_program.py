@@ -4,8 +4,8 @@
 
 Each text has a slot, a row of the decoding batch and of the cache. One program
 prefills a slot while the other slots wait; another program adds tokens to all
-slots. If a layout splits `batch` into n slices, slot i is row i // n of slice
-i % n. The first slots are thus the first rows of every slice, so that a step
+slots. If a layout splits `batch` into s slices, slot i is row i // s of slice
+i % s. The first slots are thus the first rows of every slice, so that a step
 can leave out the last slots.
 """
 
@@ -71,11 +71,11 @@ class StepProgram:
     count: placeholder [], int32: number of tokens to choose per text. If log p
       is computed, `count` is ignored, and the program chooses one token.
     texts: placeholder [rows, 6], int32, per text: last token; the last token's
-      position, from 0; number of tokens drawn before; random key, two numbers;
-      TOP_K.
+      position, from 0; number of tokens already drawn; random key, two
+      numbers; TOP_K.
     shares: placeholder [rows, 2], float32, per text: TEMPERATURE and TOP_P.
     chosen: next tokens, [rows, count] int32.
-    log_probs: log p of the tokens; None if it is not computed.
+    log_probs: log p of the tokens; None if log p is not computed.
     update: operation that stores the cache; run it whenever you fetch `chosen`.
   """
 
@@ -144,8 +144,8 @@ class SlotPrograms:
     """Builds the program that continues the texts in the first slots.
 
     Args:
-      num_rows: number of slots, divisible by `num_slices`. Row i belongs to
-        slot `i % n * num_slices + i // n` where n is num_rows / num_slices.
+      num_rows: number of slots, divisible by `num_slices`. With n = num_rows /
+        num_slices rows per slice, row i is slot `i % n * num_slices + i // n`.
       num_tokens: number of pieces in the vocabulary.
       is_greedy: whether all texts take the likeliest token.
       has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over

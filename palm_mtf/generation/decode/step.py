@@ -109,10 +109,10 @@ def repeat_step(
     placement: devices and layout.
     step: takes the step's number and the state; returns the new state.
     state: tensors; the first one says which rows have ended, [rows] bool.
-    first, limit: numbers of steps, [] int32.
+    first, limit: step numbers, [] int32.
 
   Returns:
-    The number of the last step that was run, plus 1, [] int32; and the state.
+    The number of the last step plus 1, [] int32; and the state after this step.
   """
   size = placement.size
 
@@ -156,7 +156,8 @@ class NativeStep:
       for norm in norms
     ]
     scales.append(model.make_last_scale())
-    # A step uses scales and kernels in order; `model.kernels` is in this order.
+    # List scales and kernels in the order in which a step uses them, which is
+    # also the order of `model.kernels`.
     kernels = [x.kernel for x in model.kernels.values()]
     (self._table,) = model.table.tensor_list
     self._scales = [x.tensor_list[0] for x in scales]
@@ -214,7 +215,6 @@ class NativeStep:
     )
 
   def _drop_padding(self, logits):
-    # Drops the logits of embedding rows that are only padding.
     return logits[:, : self._config.vocab_size]
 
 
@@ -254,9 +254,9 @@ def _attend(q, keys, values, positions):
 
 
 def _find_cache_rows(positions, shape):
-  # Returns the indices, [rows * heads] int32, of the rows' tokens in a cache
-  # that is reshaped from `shape` to [rows * heads * memory_length, d_kv], where
-  # `heads` is 1 for a multi-query cache.
+  # Returns the index of each row's token, [rows * heads] int32, in a cache that
+  # is reshaped from `shape` to [rows * heads * memory_length, d_kv]. For a
+  # multi-query cache, `heads` is 1.
   *rows, memory_length, _ = shape
   first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
   at = tf.reshape(positions, [-1, *[1] * (len(rows) - 1)])

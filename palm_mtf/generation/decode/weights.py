@@ -50,9 +50,9 @@ _OUTPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class JoinedKernel:
-  """Several kernels of a layer (the parts), concatenated to one matrix."""
+  """Several kernels of a layer (the parts), concatenated into one matrix."""
 
-  kernel: LaidOut  # per device: a `Kernel`, the device's slice of the matrix
+  kernel: LaidOut  # a `Kernel` for each device's slice of the matrix
   dims: list[list[mtf.Dimension]]  # dimensions of each part, without d_model
 
 
@@ -80,7 +80,7 @@ class DecodeModel:
   config: PalmConfig
   dims: Dims  # `build_palm` (forward.py) replaces `batch` and `length`
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
-  to_logits: LaidOut  # per device: a `Kernel`, the transposed table
+  to_logits: LaidOut  # the transposed table: a `Kernel` for each device's slice
   scales: dict[str, LaidOut]  # {"layer_000/norm/scale": [d_model] float32, ...}
   kernels: dict[tuple[str, ...], JoinedKernel]  # keys: names of the parts
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
@@ -88,7 +88,7 @@ class DecodeModel:
 
   def make_last_scale(self) -> LaidOut:
     """Returns the scale of the last norm times 1/sqrt(d_model), [d_model]."""
-    # As in model/palm.py, this factor scales the logits.
+    # 1/sqrt(d_model) scales the logits, as in model/palm.py.
     return self.placement.slicewise(
       lambda scale: scale * self.config.d_model**-0.5,
       self.scales["final_norm/scale"],
@@ -100,7 +100,7 @@ def build_decode_model(
 ) -> DecodeModel:
   """Builds a checkpoint's variables and decoding weights in the current graph.
 
-  The caller has checked the layout rules of `mesh_layout` against `config`.
+  The layout rules of `mesh_layout` must be valid for `config`.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = model_dims(config, 1, mesh_layout)
@@ -115,10 +115,10 @@ def build_decode_model(
   is_packed = _serves_natively(placement, config, weight_dtype)
   maker = _Maker(placement, config, dims, slices, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
+  # If the other kernels are int8 or int4, the logits' kernel is int8, because
+  # it is the largest: in the activation dtype it would be half of the bytes
+  # that a step reads.
   is_quantized = weight_dtype != "activation"
-  # If the other kernels are int4, the logits' kernel is int8, because it is the
-  # largest kernel: in the activation dtype it would be half of the bytes that a
-  # step reads.
   of_logits = dtype if is_packed else logits_dtype(config)
   table = maker.read_variable("embedding")
   scales = {
@@ -243,9 +243,9 @@ class _Maker:
         yield inputs, self._join(inputs)
         rounds = self._dtype == tf.int8 and not self._is_packed
         largest = [self._find_largest(names)] if rounds else []
-        # Join only packed kernels, because their products read inputs from
-        # several tensors. For an unpacked kernel the inputs would have to be
-        # joined too, which costs more than a second product.
+        # Join only packed kernels, because a packed product can read its inputs
+        # from several tensors. For an unpacked kernel, the inputs would have to
+        # be joined too, which costs more than a second product.
         joins = self._is_packed
         for some in [names] if joins else [(name,) for name in names]:
           yield some, self._join(some, *largest)
@@ -286,10 +286,9 @@ class _Maker:
     )
 
   def _find_other_dims(self, name):
-    # Returns where the dimensions other than d_model are, as a slice of the
-    # parameter's dimensions, and as an axis of its matrix. For example, q
-    # [d_model, heads, d_kv] becomes the matrix [d_model, heads * d_kv], and o
-    # [heads, d_kv, d_model] becomes [heads * d_kv, d_model].
+    # Returns the slice of the parameter's dimensions without d_model, and the
+    # axis that these dimensions become in the parameter's matrix. The matrix of
+    # q is [d_model, heads * d_kv], and of o [heads * d_kv, d_model].
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
 

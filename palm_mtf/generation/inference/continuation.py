@@ -17,7 +17,7 @@ class Continuation:
   """Text that continues a prompt."""
 
   text: str  # without [eod] or the stop string
-  num_tokens: int  # tokens whose first character is in the text
+  num_tokens: int  # number of tokens that begin in the text
   ended: str  # "eod", "stop" (a stop string), "length"; "" if unfinished
   score: float | None = None  # from beam search (decode/beam_search.py)
 
@@ -32,7 +32,7 @@ class ContinuationReader:
   Attributes:
     ids: tokens up to and including the token that ended the text: [eod], or the
       token that completed a stop string.
-    places: for each of `ids`, the index in the text of its first character.
+    places: for each of `ids`, the index in the text at which the token begins.
     ended: "eod", "stop", or "" while the text may continue.
   """
 
@@ -48,12 +48,12 @@ class ContinuationReader:
       vocabulary: vocabulary of the model.
       stop_strings: the continuation ends where the first of these texts begins.
       prompt: tokens before the continuation, without the start token. () if the
-        continuation is a separate text, as targets are separate from inputs.
+        continuation is encoded as a separate text, such as targets.
     """
     self._eod_id = vocabulary.eod_id
     self._stop_strings = stop_strings
     self._reader = TextReader(vocabulary, prompt)
-    self._end: int | None = None  # index of the stop string's first character
+    self._end: int | None = None  # index at which a stop string begins, if any
     self.ids: list[int] = []
     self.places: list[int] = []
     self.ended = ""

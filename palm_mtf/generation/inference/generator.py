@@ -23,8 +23,8 @@ from palm_mtf.generation.inference.sessions import LoadedDecoder
 # The maximum number of rows per batch. With this many rows, reading the weights
 # costs little compared with the arithmetic.
 _MOST_ROWS = 64
-# Numbers of tokens per row between two fetches of the texts: to look for stop
-# strings, and to show a text.
+# The texts are fetched after this many tokens per row, to look for stop strings
+# or to stream a text.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
 # The reader of a continuation's tokens, and the continuation so far.
 _Row = tuple[ContinuationReader, Continuation]
@@ -73,7 +73,7 @@ class Generator:
   ) -> Iterator[list[Continuation]]:
     """Yields a list of continuations per prompt, in the order of `prompts`.
 
-    `check_prompts` has checked the prompts.
+    The prompts must pass `check_prompts`.
     """
     return self.continue_tokens(self._vocabulary.encode_batch(prompts))
 
@@ -124,10 +124,10 @@ class Generator:
     step: int | None,
   ) -> Iterator[list[list[_Row]]]:
     # Yields the texts after every `step` tokens and at the end; if `step` is
-    # None, only at the end. The batch is padded to `size` prompts with copies
-    # of the first prompt: a copy ends with its original, so that padding never
-    # makes decoding longer. `before` holds, for each prompt, the tokens that
-    # its ContinuationReader reads before the generated tokens.
+    # None, only at the end. Copies of the first prompt pad the batch to `size`
+    # prompts. A copy ends at the same step as the first prompt, so that padding
+    # never makes decoding longer. `before` holds, for each prompt, the tokens
+    # that its ContinuationReader reads before the generated tokens.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
@@ -150,7 +150,7 @@ class Generator:
       limit = min(limit, self._sample_tokens)
       self._loaded.session.run(program.advance, {program.limit: limit})
       if self._decode.num_beams > 1:
-        # Another text may have become the best, so read the best text from its
+        # Another text may be the best now, so read the best text from its
         # beginning.
         readers = [[self._make_reader(ids)] for ids in before]
       yield self._read(program, readers)
@@ -191,8 +191,8 @@ class Generator:
     return rows
 
   def _get_program(self, size: int, prompt_tokens: int) -> DecodeProgram:
-    # Pad prompts to a power of two, so that few programs serve all lengths: the
-    # first run of each program compiles the program.
+    # The first run of each program compiles the program, so pad prompts to a
+    # power of two: few programs then serve all lengths.
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
     if (size, room) not in self._programs:
       sizes = PromptBatch(

@@ -19,7 +19,7 @@ from palm_mtf.user_text import (
   read_lines,
 )
 
-if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+if TYPE_CHECKING:  # at run time, this import would load TensorFlow
   from palm_mtf.generation.inference.generator import Generator
 
 _logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def read_prompts(path: str) -> list[str]:
     UserError: if the file cannot be read, is empty, or a line is not a prompt.
   """
   prompts = []
-  # Only in JSON may a prompt have several lines.
+  # A prompt can have several lines only in JSON.
   read = (
     _read_json_prompts if format_of(path) == ".jsonl" else _read_plain_prompts
   )
@@ -136,8 +136,8 @@ def open_generator(
 ) -> Iterator["Generator"]:
   """Loads a checkpoint for decoding, and frees it after the `with` body.
 
-  The caller has resolved ACTIVATION_DTYPE, and checked that the checkpoint has
-  the weights of `config.model`.
+  ACTIVATION_DTYPE must not be "auto", and the checkpoint must have the weights
+  of `config.model`.
   """
   from palm_mtf.generation.inference.generator import Generator
   from palm_mtf.generation.inference.sessions import LoadedDecoder

@@ -60,7 +60,7 @@ def read_items(path: str) -> list[ScoreItem]:
     UserError: if the file cannot be read, is empty, or a line is not an item.
   """
   what, needed = f"--input = {path!r}", "there has to be a text to score"
-  # Only in JSON can inputs and targets have newlines or tabs.
+  # Inputs and targets can have newlines or tabs only in JSON.
   if format_of(path) == ".jsonl":
     lines = read_json_lines(path, what, _FORMS, needed=needed)
     return [_read_json_item(line, at, f"{path}:{n}") for n, at, line in lines]

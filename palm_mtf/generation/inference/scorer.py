@@ -24,9 +24,9 @@ from palm_mtf.generation.decode.score_program import (
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
 
-# Row lengths are powers of two, so that few programs serve all texts and a
-# short text costs less than a long text. The number of rows per batch depends
-# only on the row length, so that a text's score depends on no other text.
+# Row lengths are powers of two, or SEQUENCE_LENGTH, so that few programs serve
+# all texts and a short text costs less than a long text. The number of rows per
+# batch depends only on the row length, so that other texts change no score.
 _SHORTEST_ROW = 32
 # Tokens per batch: so many that reading the weights costs little compared with
 # the arithmetic.
@@ -34,7 +34,7 @@ _TOKENS_AT_ONCE = 2048
 
 
 class Window(NamedTuple):
-  """One row to score, as indices of tokens in the text that the row is from."""
+  """Part of a text that one row scores, as indices of the text's tokens."""
 
   start: int  # first token that is read
   first: int  # first token that is scored
@@ -50,8 +50,8 @@ def find_windows(
     num_tokens: number of tokens in inputs and targets.
     first: number of tokens in the inputs.
     length: maximum number of tokens in a row.
-    stride: number of scored tokens in each window after the first, at most
-      `length`.
+    stride: maximum number of scored tokens in each window after the first; must
+      not exceed `length`.
   """
   # If inputs and targets together are too long for a row, the beginning of the
   # inputs is left out. Targets that fill a row or more are scored without
@@ -159,10 +159,10 @@ class Scorer:
   def _score(
     self, examples: Sequence[Example], names: Sequence[str]
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
-    # Yields the index of each example and, for each window of the example, the
-    # values of ScoreProgram's tensors `names` at the window's scored tokens.
+    # Yields (index of an example, values per window). The values are those of
+    # the ScoreProgram fields in `names`, at the scored tokens of the window.
     rows = collections.defaultdict(list)  # {row length: [(index, window)]}
-    missing = []  # number of windows per example
+    missing = []  # number of windows that each example waits for
     for index, (inputs, targets) in enumerate(examples):
       first = len(inputs)
       found = find_windows(
@@ -192,7 +192,7 @@ class Scorer:
     size: int,
     names: Sequence[str],
   ) -> list[list[np.ndarray]]:
-    # Returns, per row, the values of `names` at the row's scored tokens.
+    # Returns, per row, the values that `_score` yields per window.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):

@@ -26,8 +26,8 @@ def step_session_config(
 ) -> tf.ConfigProto:
   """Returns the configuration of a session that runs decoding steps."""
   # A single device gets only as many threads as a step can use. Several devices
-  # share one thread per core. (All sessions of a process share the threads of
-  # the first session.)
+  # share one thread per core. All sessions of a process share the threads of
+  # the first session, so only the first session can set these numbers.
   session = session_config(mesh.num_devices)
   if mesh.num_devices == 1:
     cores = len(os.sched_getaffinity(0))
@@ -52,10 +52,10 @@ def load_weights(
   for i, layer in enumerate(model.layers):
     restore(layer.slices)
     session.run(layer.prepare)
-    if i == 0:  # later layers use few of the code pages read so far
+    if i == 0:  # release pages of code that later layers hardly run
       release_file_pages()
-  # Free memory now, because compiling the first program, which comes next,
-  # takes the most memory.
+  # The first program is compiled next. This takes the most memory, so free
+  # memory now.
   free_garbage()
   release_file_pages()
 
@@ -68,7 +68,7 @@ class LoadedDecoder:
     session: session to run the programs in.
     model: weights that the programs read.
     mesh: devices and layout rules.
-    num_slices: parts that the layout splits `batch` into.
+    num_slices: number of slices that the layout splits `batch` into.
   """
 
   def __init__(
@@ -82,13 +82,13 @@ class LoadedDecoder:
   ):
     # `for_steps`: whether decoding steps, rather than forward passes, will take
     # most of the time.
-    free_garbage()  # such as an earlier LoadedDecoder
+    free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.mesh = mesh
     self.num_slices = mesh.axis_size_of("batch")
     self.graph = tf.Graph()
     with self.graph.as_default():
       self.model = build_decode_model(config, mesh, weight_dtype)
-      # The C++ products with packed weights limit their threads themselves.
+      # Set no limit for packed weights: C++ products limit their own threads.
       is_limited = for_steps and not self.model.is_packed
       session = (
         step_session_config(config, mesh, weight_dtype)

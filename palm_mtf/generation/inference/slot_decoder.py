@@ -25,7 +25,7 @@ class SlotText(NamedTuple):
   Attributes:
     token: id of the last token, which the first step reads.
     position: position of `token` in the text, from 0.
-    place: number of tokens drawn before.
+    place: number of tokens already drawn.
     key: random key, [2] int32.
     temperature: TEMPERATURE; 0 takes the likeliest token.
     top_k: TOP_K: number of likeliest tokens to draw from; None for all.
@@ -83,7 +83,7 @@ class SlotDecoder:
     self._calls: dict[tuple[object, ...], Callable] = {}
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
-    """Prefills a slot with a prompt; the next step rereads the last token.
+    """Prefills a slot; the next step reads the prompt's last token again.
 
     The prompt has at least 1 and at most SEQUENCE_LENGTH `ids`.
     """

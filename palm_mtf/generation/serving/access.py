@@ -57,7 +57,7 @@ class Access:
     """Returns a name for the sender of a request, by API key or address.
 
     Raises:
-      RefusalError: if this server has keys and the request has no such key.
+      RefusalError: if this server has keys and the request has none of them.
     """
     if not self._keys:
       return _find_network(request.remote or "")

@@ -29,7 +29,7 @@ class Row:
     deadline: value of time.monotonic(), in seconds, at which the row ends.
     client: name of the client that asked for the row.
     request: object that identifies the client's request.
-    changed: function to call, from any thread, when the row has ended.
+    changed: called, in any thread, when the row has ended, except by `cancel`.
     prompt_scores: log p of the prompt's tokens; () until computed.
     chosen: tokens so far, including [eod].
     ended: "" while the row continues; then "eod", "length", "time",
@@ -54,9 +54,9 @@ class Row:
   ended: str = ""
 
 
-# The maximum time, in seconds, of one call of the decoder, which runs several
-# steps. No row can join during a call, so a call is short enough for smooth
-# streams, but 50 times as long as the work between two calls.
+# Maximum time, in seconds, of one decoder call, which runs several steps. Calls
+# are short, so that rows can join soon and streams are smooth, but 50 times as
+# long as the work between two calls.
 _MOST_SECS = 0.02
 # The queue has room for one row per slot, plus `most_waiting` rows for each of
 # this many clients.
@@ -77,8 +77,8 @@ class WaitingRows:
   """
 
   def __init__(self):
-    # {client: {request: rows}}. Clients, and a client's requests, are in the
-    # order in which they last got a slot or arrived, the earliest first.
+    # {client: {request: rows}}. Clients, and the requests of each, are sorted
+    # by the time of their last slot or, before the first slot, their arrival.
     self._rows: dict[str, dict[object, collections.deque[Row]]] = {}
 
   def __iter__(self) -> Iterator[Row]:
@@ -99,7 +99,7 @@ class WaitingRows:
     requests[rows[0].request] = collections.deque(rows)
 
   def take(self, in_slots: Iterable[Row]) -> Row:
-    """Removes and returns the row to get a slot; `in_slots` have slots now."""
+    """Removes and returns the next row for a slot, given the rows in slots."""
     counts: dict[object, int] = collections.Counter()
     for row in in_slots:
       counts.update([row.client, row.request])
@@ -207,8 +207,8 @@ class Batcher:
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # measured time of a step without log p
-    # Seconds that decoding steps must take before the next prompt is read; and
-    # that steps without log p must take before the next step with log p.
+    # Seconds of decoding that are due before the next prompt is read, and
+    # seconds without log p that are due before the next step with log p.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None
 
@@ -235,8 +235,8 @@ class Batcher:
   def replace_weights(self, load: Callable[[], None]) -> None:
     """Calls `load` in the batcher's thread as soon as all slots are free.
 
-    `load` replaces the weights of the engine. Until the call no further row
-    gets a slot, so that the same weights choose all tokens of a row.
+    `load` replaces the weights of the engine. Until then, no further row gets a
+    slot, so that the same weights choose all tokens of a row.
     """
     with self._changed:
       self._load = load
@@ -317,10 +317,10 @@ class Batcher:
     return slot
 
   def _read_prompt(self, row: Row, slot: int) -> None:
-    # Between two calls of the decoder, at most one prompt is read, so that no
+    # Between two decoder calls the batcher reads at most one prompt, so that no
     # row waits for several prompts. If another client has rows in slots, or if
-    # this prompt was scored, which is slow, decoding takes as much time as this
-    # prompt took, before the next prompt is read.
+    # this prompt is scored, which is slow, the batcher does not read the next
+    # prompt before decoding has taken as much time as this prompt.
     others = [x for x in self._running.values() if x is not row]
     begin = time.monotonic()
     if row.scores_prompt:
@@ -340,13 +340,13 @@ class Batcher:
       return
     with_log_probs = {i: x for i, x in rows.items() if x.wants_log_probs}
     plain = {i: x for i, x in rows.items() if not x.wants_log_probs}
-    # A call with log p runs only one step. Between two such calls, rows without
-    # log p get calls of several steps, so that all rows get equal time.
+    # A decoder call with log p runs only one step. Between two such calls, the
+    # other rows get calls of several steps, so that all rows get equal time.
     is_mixed = bool(plain) and bool(with_log_probs)
     is_plain = not with_log_probs or (is_mixed and self._owed_plain_secs > 0)
     begin = time.monotonic()
-    # The call includes even rows that take no token from it, because zeros are
-    # fed for a row that is left out, and overwrite the row's keys and values.
+    # Feed even the rows that take no token from this call, because zeros are
+    # fed for a missing row, and would overwrite the row's keys and values.
     found = self.engine.decoder.steps(
       {slot: _make_slot_text(row) for slot, row in rows.items()},
       self._count_steps(plain, with_log_probs) if is_plain else 1,
@@ -380,8 +380,8 @@ class Batcher:
   def _count_steps(
     self, plain: Mapping[int, Row], others: Mapping[int, Row]
   ) -> int:
-    # Returns the number of steps in a call without log p. `others` are the rows
-    # with log p.
+    # Returns the number of steps of a decoder call without log p. `plain` are
+    # the rows without log p, and `others` the rows with log p.
     secs = _MOST_SECS
     if self._waiting and len(self._running) < self.engine.decoder.num_slots:
       # A waiting row can get a slot, so run only the steps that are due before
@@ -389,8 +389,8 @@ class Batcher:
       secs = min(secs, self._owed_secs)
     if others:
       secs = min(secs, self._owed_plain_secs)
-    # The steps must not exceed max_tokens of any `plain` row, nor write past
-    # the end of the cache of `others`, which are in the call too.
+    # No `plain` row may exceed its max_tokens. The call also writes keys and
+    # values of `others`, and must not write past the end of their cache.
     left = min(x.max_tokens - len(x.chosen) for x in plain.values())
     length = self.engine.decoder.sequence_length
     room = min(

@@ -23,7 +23,7 @@ class _Entry(NamedTuple):
   text: str
   log_prob: float | None  # None for the start token
   likeliest: Mapping[str, float] | None
-  place: int  # index in the text of the token's first character
+  place: int  # index in the answer's text at which the token begins
 
 
 class Choice:
@@ -62,9 +62,9 @@ class Choice:
         echoed.add(token)
       self._start = echoed.text
     self._entries: list[_Entry] = []
-    self._num_read = 0  # tokens that `read` has read
-    self._shown = 0  # characters that `read` has returned
-    self._shown_entries = 0  # `_entries` that `read` has returned
+    self._num_read = 0  # number of tokens that `read` has read
+    self._shown = 0  # number of characters that `read` has returned
+    self._shown_entries = 0  # number of `_entries` that `read` has returned
 
   @property
   def num_tokens(self) -> int:
@@ -140,13 +140,13 @@ class Choice:
       : self._request.logprobs
     ]:
       likeliest.setdefault(text_of(token), log_prob)
-    # As in OpenAI's API, list the chosen token too, if it is none of these.
+    # If the chosen token is none of these, list it too, as OpenAI's API does.
     likeliest.setdefault(text, chosen.log_prob)
     return _Entry(text, chosen.log_prob, likeliest, 0)
 
   def _take_log_probs(self, length: int, is_over: bool) -> dict:
-    # Returns entries that no call has returned before. Unless the text is over,
-    # the entries' tokens begin within the first `length` characters.
+    # Returns the entries that no call has returned yet. Until the text is over,
+    # leaves out tokens that begin after the first `length` characters.
     first = self._shown_entries
     while self._shown_entries < len(self._entries) and (
       is_over or self._entries[self._shown_entries].place < length

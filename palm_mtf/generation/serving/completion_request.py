@@ -73,7 +73,7 @@ def read_completion_request(
 ) -> CompletionRequest:
   """Reads and checks the fields of a request's body, as parsed from JSON.
 
-  `decode`, `sample_tokens` (max_tokens) and `seed` are defaults of fields.
+  `decode`, `sample_tokens` (for max_tokens) and `seed` are defaults of fields.
 
   Raises:
     UserError: if a field is wrong or unknown.

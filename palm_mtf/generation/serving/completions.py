@@ -90,7 +90,7 @@ class Completions:
   def _is_over(self, choice: Choice) -> bool:
     _check_choice(choice)
     is_over = choice.is_over()
-    if is_over:  # a stop string does not end the row itself
+    if is_over:  # the batcher does not know stop strings, so end the row
       self._batcher.cancel([choice.row])
     return is_over
 

@@ -30,7 +30,7 @@ _SPARE_FILES = 32
 _FEWEST_CONNECTIONS = 4
 
 _HEADER_SECS = 10  # from connecting to the end of the first request's headers
-_IDLE_SECS = 75  # between requests; longer than the 60 of most proxies
+_IDLE_SECS = 75  # between requests; most proxies close earlier, after 60
 _RETRY_SECS = 1  # after an error in accept()
 
 _FULL = (
@@ -119,7 +119,7 @@ class Connections:
       self._idle[connection] = None
 
   def add(self, connection: "_Connection") -> None:
-    """Counts a new connection, and limits the time of its first request."""
+    """Counts a new connection, and limits the time until its first request."""
     self._num_open += 1
     loop = asyncio.get_running_loop()
     self._idle[connection] = loop.call_later(
@@ -194,7 +194,7 @@ class _Connection(web.RequestHandler):
     why = exc.message.partition("\n")[0][:80]
     refusal = RefusalError(400, f"this is not an HTTP/1.1 request: {why}")
     if isinstance(exc, http_exceptions.ContentEncodingError):
-      # aiohttp accepts encodings whose decoder may not be installed.
+      # If the encoding's decoder is not installed, aiohttp's error asks for it.
       if "Please install" in why:
         refusal = refuse_coding("this Content-Encoding")
       else:

@@ -63,7 +63,7 @@ def make_json_response(
 
 
 def refuse_coding(named: str) -> RefusalError:
-  """Returns the error for an unsupported Content-Encoding, called `named`."""
+  """Returns the error for the unsupported encoding that `named` describes."""
   return RefusalError(
     415, f"{named} is not supported; leave it out, or give gzip or deflate."
   )
@@ -109,7 +109,7 @@ async def read_json(request: web.Request, most_secs: float) -> object:
     why = f"{error.msg} at character {error.pos:,}"
   except RecursionError:
     why = "it is nested too deep"
-  except ValueError:  # from int()
+  except ValueError:  # int() limits the number of digits
     most = sys.get_int_max_str_digits()
     why = f"a whole number has more than {most:,} digits"
   raise RefusalError(400, f"the body is not valid JSON: {why}.")

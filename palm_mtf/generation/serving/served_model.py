@@ -52,7 +52,7 @@ class ServedModel:
   @functools.cached_property
   def most_characters(self) -> float:
     """Upper bound of the number of characters in SEQUENCE_LENGTH tokens."""
-    if not self.vocabulary.has_bytes:  # <unk> is any number of characters
+    if not self.vocabulary.has_bytes:  # <unk> can be any number of characters
       return math.inf
     pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
     return self.sequence_length * max(map(len, pieces))
@@ -161,8 +161,8 @@ class ServedModel:
       top_p=asked.top_p,
       wants_log_probs=wants_log_probs,
       scores_prompt=wants_log_probs and asked.echo and len(prompt) > 1,
-      # Watch only rows whose text is needed early, because waking the event
-      # loop for each token takes longer than a step of a small model.
+      # Wake the event loop for new tokens only if the text is needed before its
+      # end, because waking the loop takes longer than a step of a small model.
       is_watched=asked.stream or bool(asked.stop),
       deadline=time.monotonic() + self.most_secs,
       client=client,

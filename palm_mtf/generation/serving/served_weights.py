@@ -22,7 +22,7 @@ class ServedWeights:
   """Weights of one checkpoint at a time; a context manager that frees them.
 
   Attributes:
-    decoder: decoder with the weights; None before the first `load`.
+    decoder: decoder with the weights; None while no weights are loaded.
     step: training step of the loaded checkpoint.
     created: time of the loaded checkpoint, in seconds since 1970.
   """
@@ -79,7 +79,7 @@ class ServedWeights:
     self.step = checkpoint.manifest.step
     try:
       self.created = int(os.path.getmtime(checkpoint.path))
-    except OSError:  # training has removed it
+    except OSError:  # training has removed the checkpoint
       self.created = int(time.time())
 
   def replace(self, checkpoint: Checkpoint) -> None:
@@ -98,7 +98,7 @@ class ServedWeights:
     return self._scorer.score_prompt(ids)
 
   def _free(self) -> None:
-    # Drop all references, so that closing the session frees the weights.
+    # The weights are freed once the session is closed and has no references.
     if self._loaded:
       self._loaded.session.close()
     self._loaded = self._scorer = self.decoder = None

@@ -151,7 +151,7 @@ class Server:
         await response.prepare(request)
         await response.write_eof()
       return response
-    except (ConnectionError, TimeoutError):  # the client does not read
+    except (ConnectionError, TimeoutError):  # the client left or does not read
       if request.transport:
         request.transport.abort()
       return web.Response(status=_CLIENT_LEFT)

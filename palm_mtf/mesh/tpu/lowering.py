@@ -23,7 +23,7 @@ from palm_mtf.mesh.tpu.stacked_variables import cut_stacks
 
 
 class _Sums(NamedTuple):
-  """Sums over all pods, for one pod; the summed tensors have one shape."""
+  """Sums over all pods of tensors of one shape, on the hosts of one pod."""
 
   exchanges: Sequence[Exchange]
   # For each device, on its host: a float32 stack of one slice per exchange.
@@ -253,7 +253,7 @@ class _Variables(dict):
   """The slices of each variable, made when the variable is first read."""
 
   # An update's variables are not among its inputs, so a program may lower the
-  # update first.
+  # update before the variables.
 
   def __init__(self, placement: TpuPlacement):
     super().__init__()
@@ -273,11 +273,11 @@ def _find_needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
       before = {x.operation for x in operation.inputs} - needed
       needed |= before
       todo += before
-  graphs = {x.graph for x in needed}  # all the same graph
+  graphs = {x.graph for x in needed}  # one graph; none if nothing is needed
   return [x for graph in graphs for x in graph.operations if x in needed]
 
 
-# A device sends all fetched scalars in one message, [tensors] float32.
+# Messages have a fixed cost, so fetched scalars share one, [tensors] float32.
 
 
 def _pack(

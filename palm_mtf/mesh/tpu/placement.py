@@ -33,7 +33,7 @@ from palm_mtf.ops.variables import SlicedVariable
 
 
 class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
-  """`Placement` of a pod on TPUs; `cpus` has the CPU next to each device."""
+  """`Placement` of a pod on TPUs; `cpus` has the CPU of each device's host."""
 
   native_threads = 0
 
@@ -57,19 +57,19 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self._devices, self.lower = list(devices), lower
     self.cpus = [cpu_near(device) for device in devices]
     self.cpu = self.cpus[0]
-    self.reading_cpus = [self.cpu]  # TensorFlow sends rows to the other hosts
+    self.reading_cpus = [self.cpu]  # this host sends rows to the other hosts
     self._stacks: list[Stack] = []
     self._variables: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}
-    # During `import_round`: the imported values of all rounds (microbatches),
-    # on the host, and the same values on the devices.
+    # For `import_round`, {name: values in all rounds (microbatches)}: on the
+    # host in `_rounds`, on the devices in `_fed_rounds`.
     self._rounds: Mapping[str, tf.Tensor] = {}
     self._fed_rounds: dict[str, tf.Tensor] = {}
 
   def LaidOutVariable(  # noqa: N802, Mesh TensorFlow's name
     self, variable: SlicedVariable, mesh_impl: "TpuPlacement"
   ) -> "_LaidOutVariable":
-    """Returns a variable as a row of its `Stack`; the first call makes it."""
+    """Returns a variable as a row of its `Stack`; makes missing `Stack`s."""
     if variable.name not in self._variables:
       with tf.control_dependencies(None):  # outside of the computation
         for alike in list_stacks(variable, self):
@@ -94,12 +94,13 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     Returns:
       The fetched tensors, as [tensors][devices]; and the program, an operation.
     """
-    self._pnum_tensor = None  # each computation has its own inputs
+    # Forget inputs, because a computation cannot read another computation's.
+    self._pnum_tensor = None
     self._fed_rounds = {}
     job, _, _ = self.cpu.rpartition("/task:")
 
     def on_one_device():
-      if job:  # each job is a TPU system
+      if job:  # the program runs on the TPU system of the pod's job
         (metadata,) = tf.no_op().control_inputs
         metadata._set_device(f"{job}/task:0/device:TPU_SYSTEM:0")
       for stack in self._stacks:
@@ -157,7 +158,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def import_round(
     self, rounds: Mapping[str, tf.Tensor], index: tf.Tensor
   ) -> Iterator[None]:
-    """Makes the `with` body import the values of one round.
+    """Makes the `with` body import the values of one round (microbatch).
 
     Args:
       rounds: {name of an imported tensor: values in all rounds, [rounds, ...]}.
@@ -172,7 +173,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """The index of the device in the mesh, [] int32."""
     if self._pnum_tensor is None:
       numbers = []
-      # Made outside of the name scope of the collective that first reads it.
+      # "pnum/" is outside of the name scope of the collective that needs pnum.
       with tf.init_scope(), tf.name_scope("pnum/"):
         for pnum, cpu in enumerate(self.cpus):
           with tf.device(cpu):
@@ -306,7 +307,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   def _create_group_assignment(self, mesh_axes):
     axes = tuple(mesh_axes)
-    if axes not in self._groups:  # cached, as it is slow for many devices
+    if axes not in self._groups:  # super() is slow if there are many devices
       groups = super()._create_group_assignment(axes)
       self._groups[axes] = np.array(groups, np.int32)
     return self._groups[axes]

@@ -49,8 +49,8 @@ class Stack:
     slices: on each device, the stack of the device's slices.
   """
 
-  # A program reads a stack once, at the program's beginning, and writes it
-  # once, at the end; in between the rows are tensors.
+  # A program reads a stack once, at the program's beginning, and writes the
+  # stack once, at the end; between the two, a row is a tensor.
 
   def __init__(
     self,
@@ -59,7 +59,7 @@ class Stack:
     cpus: Sequence[str],
   ):
     # Makes one TensorFlow variable per device. `variables` have equal shapes,
-    # dtypes and initializers; `cpus` has the CPU next to each device.
+    # dtypes and initializers; `cpus` has the CPU of each device's host.
     names = [each.name for each in variables]
     self.name = names[0]
     regions = list(regions_of(variables[0], mesh_impl))
@@ -84,9 +84,9 @@ class Stack:
     }
 
   def begin(self, whole: tf.Tensor | None = None) -> None:
-    """Begins a computation or a round of a loop; forgets rows read or set.
+    """Begins a computation, or a round of a loop, without rows read or set.
 
-    `whole` is the stack's first value; None means the TensorFlow variable's.
+    `whole` is the stack at the beginning; None means the TensorFlow variable.
     """
     self._before, self._is_changed = whole, whole is not None
     self._rows: list[tf.Tensor] = []
@@ -137,12 +137,12 @@ class StackedVariable:
     return self._stack.value(self._row)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
-    """Sets the variable's value after the computation; returns `value`."""
+    """Sets the value that the variable has at the end of the computation."""
     self._stack.set(self._row, value)
     return value
 
 
-# Returns, for each region, the stack of all variables' initial values there.
+# Returns, for each region, the stack of all variables' values in the region.
 _First = Callable[[Sequence[Region]], list[tf.Tensor]]
 
 
@@ -197,7 +197,7 @@ def _draw_stacks(
   def drawn(begins: tf.Tensor) -> list[tf.Tensor]:
     rows: list[list[tf.Tensor]] = []
     for each in variables:
-      # Drawn one by one, so that memory holds only one whole variable.
+      # Variables are drawn one by one, so that memory holds one whole variable.
       with tf.control_dependencies(rows[-1] if rows else []):
         whole = each.initializer.full_value(each.name, each.sizes)
         whole = tf.cast(whole, each.slice_dtype)
