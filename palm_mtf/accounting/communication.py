@@ -284,9 +284,10 @@ def _add_exchanged(
   width: int,
   count: int,
 ) -> None:
-  """Adds a pod's collectives on a gradient that is summed over several pods.
+  """Adds to `traffic` a pod's own collectives for gradients summed over pods.
 
-  `each` is a device's slice of the gradient, with `width` bytes per element.
+  `each` is a device's slice of each of `count` equal gradients, with `width`
+  bytes per element.
   """
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]

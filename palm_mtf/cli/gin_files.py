@@ -229,8 +229,8 @@ class Configuration:
     computed, macro = {}, gin.get_configurable("gin.macro")
     fields = {"MODEL_DIR", *macros_of(self.config_class, self.leaves_out)}
     left = [self.macros[name] for name, x in values.items() if any(names_in(x))]
-    # Compute macros that only refer to other macros last: if a function fails,
-    # the error then cites the macro that names the function.
+    # Compute last the macros that only refer to other macros. If a function
+    # fails, the error then cites the macro that names the function.
     left.sort(
       key=lambda x: all(isinstance(y, Macro) for y in names_in(x.value))
     )

@@ -118,7 +118,7 @@ class StatisticsConfig(CorpusConfig):
   Attributes:
     train_steps: steps of the training run whose epochs are counted; None counts
       no epochs.
-    global_batch_size: as in RunConfig; None counts no epochs.
+    global_batch_size: sequences in each step; None counts no epochs.
     seed: seed of the training run.
   """
 

@@ -149,7 +149,7 @@ class _Continuations:
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds the loop of steps, up to `limit` tokens per row."""
+    """Builds the steps that continue each row to `limit` new tokens."""
     place = self.place.read_value()
     fixed, state, cache = (
       read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)

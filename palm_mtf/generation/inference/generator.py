@@ -85,9 +85,9 @@ class Generator:
     Args:
       prompts: token ids without the start token; each leaves room for
         SAMPLE_TOKENS.
-      are_inputs: whether the prompts are inputs of examples. Targets are
-        encoded as separate texts, so continuations are then decoded as separate
-        texts, without the space that the vocabulary puts before each text.
+      are_inputs: whether each prompt is the inputs of an example, so that its
+        continuation is a target. Training encodes targets as separate texts,
+        with a space before each; the decoded continuation lacks this space.
     """
     slices = self._loaded.num_slices
     most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
