@@ -71,7 +71,7 @@ $(TEST_INSTALLED): $(INSTALLED) requirements-test.lock
 # of SeqIO's imports. In each pair the longest files run first, so that both
 # processes end at about the same time.
 GRAPH_TESTS := $(addprefix tests/,mesh programs model optim generation/decode ops)
-RUN_TESTS := $(addprefix tests/,cluster training commands checkpoints foreign_models trace \
+RUN_TESTS := $(addprefix tests/,runtime training commands checkpoints foreign_models trace \
   export generation/inference generation/serving unitransformer evaluation native docs)
 OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))
 PYTEST = $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder

@@ -20,7 +20,7 @@ import pytest
 from tests.source_files import PACKAGE, ROOT, assert_none, nodes_of
 
 # In these folders each subfolder and module has a row, such as "export/gguf".
-WINGS = {"cluster", "data", "export", "generation"}
+WINGS = {"data", "export", "generation", "runtime"}
 
 # {folder of palm_mtf, or module in its root: rows that it imports}. A folder
 # imports only itself and rows above its row.
@@ -39,13 +39,26 @@ IMPORTS = {
   "accounting": "__init__ errors config",
   "ops": "errors machine _tf",
   "native": "config machine _tf",
+  "runtime/host_functions": "",
+  "runtime/program": "errors _tf",
+  "runtime/processes": "_tf",
   "mesh": "errors config machine _tf accounting ops native",
   "model": "config _tf accounting ops native",
   "unitransformer": "errors _tf ops model",
   "optim": "config _tf accounting ops",
+  "runtime/addresses": "errors",
+  "runtime/sockets": "",
+  "runtime/server_info": "__init__ errors json_text machine _tf",
+  "runtime/server": "__init__ errors console json_text machine _tf native "
+  "runtime/host_functions runtime/processes runtime/addresses runtime/sockets "
+  "runtime/server_info",
+  "runtime/client": "errors json_text config machine _tf native mesh "
+  "runtime/program runtime/processes runtime/addresses runtime/sockets "
+  "runtime/server_info runtime/server",
   "programs": "errors config _tf ops mesh model optim",
   "generation/decode": "config machine _tf accounting ops native mesh model",
-  "rates": "console json_text config machine _tf accounting ops mesh programs",
+  "rates": "console json_text config machine _tf accounting ops "
+  "runtime/program mesh runtime/client programs",
   "model_dir": "errors json_text _tf",
   "report": "__init__ errors model_dir",
   "trace": "json_text _tf programs model_dir",
@@ -59,10 +72,11 @@ IMPORTS = {
   "data/worker_pool data/filters",
   "data/tokens": "errors console json_text config model_dir data/sources "
   "data/worker_pool data/filters data/vocabulary",
-  "data/batches": "errors json_text config data/sources data/filters "
-  "data/vocabulary data/tokens",
-  "checkpoints": "errors json_text config _tf accounting mesh model_dir "
-  "data/vocabulary data/batches",
+  "data/batches": "errors json_text config runtime/host_functions data/sources "
+  "data/filters data/vocabulary data/tokens",
+  "checkpoints": "errors json_text config _tf accounting "
+  "runtime/host_functions runtime/program runtime/processes mesh "
+  "runtime/client model_dir data/vocabulary data/batches",
   "export/trained_model": "config data/vocabulary data/batches checkpoints",
   "export/huggingface": "errors json_text config accounting model_dir "
   "data/vocabulary export/trained_model",
@@ -71,38 +85,31 @@ IMPORTS = {
   "export/saved_model": "config machine _tf accounting model model_dir "
   "data/vocabulary export/trained_model",
   "export/npz": "json_text accounting export/trained_model export/huggingface",
-  "cluster/addresses": "errors",
-  "cluster/sockets": "",
-  "cluster/server_info": "__init__ errors json_text machine _tf",
-  "cluster/server": "__init__ errors console json_text machine _tf native mesh "
-  "data/batches checkpoints cluster/addresses cluster/sockets "
-  "cluster/server_info",
-  "cluster/client": "errors json_text config machine _tf native mesh "
-  "cluster/addresses cluster/sockets cluster/server_info cluster/server",
-  "generation/inference": "errors user_text config machine _tf accounting mesh "
-  "programs generation/decode data/vocabulary data/batches checkpoints",
+  "generation/inference": "errors user_text config machine _tf accounting "
+  "runtime/program mesh runtime/client programs generation/decode "
+  "data/vocabulary data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
-  "checkpoints cluster/addresses generation/inference",
+  "checkpoints runtime/addresses generation/inference",
   "evaluation": "errors user_text console json_text user_code config _tf "
   "model_dir data/sources data/statistics data/filters data/vocabulary "
   "data/batches checkpoints generation/inference",
   "training": "__init__ errors json_text config machine _tf accounting ops "
-  "native mesh programs rates model_dir trace data/vocabulary "
-  "data/batches checkpoints cluster/addresses cluster/server_info "
-  "cluster/client generation/inference evaluation",
+  "native runtime/program runtime/processes mesh runtime/addresses "
+  "runtime/server_info runtime/client programs rates model_dir trace "
+  "data/vocabulary data/batches checkpoints generation/inference evaluation",
   "sweep": "errors config machine accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine "
   "_tf accounting mesh rates model_dir report data/sources "
   "data/statistics data/filters data/vocabulary data/tokens "
   "data/batches checkpoints export/trained_model "
   "export/huggingface export/gguf export/saved_model export/npz "
-  "cluster/addresses cluster/server cluster/client "
+  "runtime/addresses runtime/server runtime/client "
   "generation/inference generation/serving evaluation training sweep",
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",
-  "foreign_models": "errors user_code config _tf ops mesh programs "
-  "cluster/client training cli",
+  "foreign_models": "errors user_code config _tf ops runtime/program mesh "
+  "runtime/client programs training cli",
   "lm_eval": "errors console config machine data/batches checkpoints "
   "generation/inference cli",
   "__main__": "cli",
@@ -166,7 +173,7 @@ TENSORFLOW_FREE = PURE | {
 }
 # These modules start processes before TensorFlow is imported.
 STARTERS = {
-  f"palm_mtf/cluster/{name}.py"
+  f"palm_mtf/runtime/{name}.py"
   for name in (
     "addresses",
     "client/local_servers",

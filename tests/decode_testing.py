@@ -19,6 +19,7 @@ from palm_mtf.generation.decode.generate_program import (
 from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.forward_program import build_forward_program
+from palm_mtf.runtime.client.client import Client
 from tests.mtf_testing import SINGLE, load_decode_model, load_parameters
 
 EOD = 11  # models of the tests choose this token at some step
@@ -98,7 +99,7 @@ def save_checkpoint(
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(config, SINGLE, batch_size=1)
     load_parameters(session, program.slices, params)
-    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
+    WeightsCopier(Client(session), [program.slices]).copy()(checkpoint.prefix)
   return checkpoint
 
 

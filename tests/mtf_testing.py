@@ -25,6 +25,7 @@ from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tests import oracle
 
@@ -176,7 +177,7 @@ def load_decode_model(
 ) -> None:
   """Makes a model's weights from whole parameters, by name."""
   load_weights(
-    session,
+    Client(session),
     model,
     lambda slices: load_parameters(
       session, slices, {name: params[name] for name in slices}
@@ -387,7 +388,7 @@ def train(
     session.run(program.initialize)
     for pod in program.pods:
       load_parameters(session, pod.slices, params or {})
-    run = TrainStep(session, program).run
+    run = TrainStep(Client(session), program).run
     pods_are_equal = PodComparison(session, program).check
     metrics = []
     for step, batch in enumerate(batches):

@@ -16,7 +16,7 @@ import threading
 import pytest
 
 from tests import runs
-from tests.cluster.served import Served
+from tests.runtime.served import Served
 
 MOST_BYTES = 65536
 

@@ -81,6 +81,7 @@ def train_ours(
   config: PalmConfig, batch_size: int, steps: int, seed: int
 ) -> tuple[dict[str, np.ndarray], list[float]]:
   """Trains with palm_mtf; returns initial weights and the loss of each step."""
+  from palm_mtf.runtime.client.client import Client
   from palm_mtf.training.step import TrainStep
 
   # The JAX program has no zero-centered norm scales.
@@ -91,7 +92,7 @@ def train_ours(
     weights = session.run(
       {n: parts[0].variable.value() for n, parts in program.slices.items()}
     )
-    step = TrainStep(session, program)
+    step = TrainStep(Client(session), program)
     losses = []
     for k, batch in enumerate(batches(config, batch_size, steps, seed)):
       metrics = step.run(batch, k)

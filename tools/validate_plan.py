@@ -260,6 +260,7 @@ def work(config: PlanConfig) -> None:
   from palm_mtf._tf import tf
   from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.rates.calibration import PRODUCT_FLOPS, pace, undisturbed_secs
+  from palm_mtf.runtime.program import Program
   from palm_mtf.training.step import TrainStep
   from tools.traffic import traffic
 
@@ -286,9 +287,9 @@ def work(config: PlanConfig) -> None:
     moved = sum(
       traffic(x).total() + _count_bytes_between_pods(x) for x in calls
     )
-    with cluster.session() as session, contextlib.ExitStack() as stack:
-      session.run(program.initialize)
-      run, steps = TrainStep(session, program).run, itertools.count()
+    with cluster.client() as client, contextlib.ExitStack() as stack:
+      client.call(Program(operations=[program.initialize]))
+      run, steps = TrainStep(client, program).run, itertools.count()
       for _ in range(_WARM_UP_STEPS):
         run(batch, next(steps))
       machine = stack.enter_context(pace(tf.float32))

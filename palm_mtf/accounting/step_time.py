@@ -156,7 +156,7 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
 
 
 def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
-  """Returns {kind of pass in `PASSES` of memory.py: bytes/s of a device}."""
+  """Returns a device's bytes/s for each kind of pass over memory (PASSES)."""
   measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
   return {
     kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in PASSES

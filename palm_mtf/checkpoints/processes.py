@@ -17,9 +17,11 @@ from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.weight_files import make_empty_file
-from palm_mtf.mesh.processes import Process, cpu_of_process
-from palm_mtf.mesh.slices import Pods, Slice
+from palm_mtf.mesh.slices import Pods, Slice, cpu_of_process
 from palm_mtf.model_dir.atomic_files import PARTIAL, writing
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.program import Program
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ THIS_PROCESS = CheckpointProcesses(Process("/device:cpu:0"))
 
 
 def find_checkpoint_processes(
-  session: tf.Session, client: Process, servers: Sequence[Process], folder: str
+  client: Client, this: Process, servers: Sequence[Process], folder: str
 ) -> CheckpointProcesses:
   """Returns the processes that read and write the checkpoints in a folder.
 
@@ -64,30 +66,30 @@ def find_checkpoint_processes(
   devices.
   """
   if not servers:
-    return CheckpointProcesses(client)
+    return CheckpointProcesses(this)
   # Each server makes a file in a temporary folder. If the client does not find
   # the file, that server does not share the folder.
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
     common = tempfile.mkdtemp(prefix=PARTIAL, dir=os.path.abspath(folder))
   try:
-    session.run(
-      [
+    with client.graph.as_default():
+      made = [
         server.call(make_empty_file, [os.path.join(common, str(i))], [tf.int32])
         for i, server in enumerate(servers)
       ]
-    )
-    made = os.listdir(common)
+    client.call(Program(outputs=made))
+    found = os.listdir(common)
   finally:
     shutil.rmtree(common, ignore_errors=True)
   for number, server in enumerate(servers):
-    if str(number) not in made:
+    if str(number) not in found:
       _logger.info(
         f"the client reads and writes checkpoints for all servers: "
         f"{server.device} does not share {folder}"
       )
-      return CheckpointProcesses(client)
-  return CheckpointProcesses(client, {x.device: x for x in servers})
+      return CheckpointProcesses(this)
+  return CheckpointProcesses(this, {x.device: x for x in servers})
 
 
 def assign_slices(

@@ -22,7 +22,6 @@ from palm_mtf.checkpoints.manifest import (
   WEIGHTS,
   Checkpoint,
   FileSeal,
-  ReadCheckpoint,
   WriteWeights,
   read_checkpoint,
   reading,
@@ -40,10 +39,13 @@ from palm_mtf.checkpoints.weight_files import (
   seal_file,
 )
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.processes import Process
+from palm_mtf.json_text import json_text
 from palm_mtf.mesh.session import SERVER_ERRORS
 from palm_mtf.mesh.slices import Pods, Slice, pad_to
 from palm_mtf.model_dir.atomic_files import as_os_errors
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.program import VARIABLES, Program
 
 # The errors that TensorFlow raises for a damaged checkpoint file.
 _DAMAGE = (
@@ -64,20 +66,27 @@ class WeightsCopier:
 
   def __init__(
     self,
-    session: tf.Session,
+    client: Client,
     pods: Pods,
     processes: CheckpointProcesses = THIS_PROCESS,
   ):
-    """Adds operations that copy and write all slices to the current graph."""
-    writer = build_writer(pods, processes)
-    self._copy = session.make_callable(writer.copy)
-    self._write = session.make_callable(
-      writer.sealed_files, feed_list=[writer.prefix]
-    )
+    """Builds programs that copy and write all slices.
+
+    Args:
+      client: client of the processes.
+      pods: slices of each pod, by name in the checkpoint; bit-identical on all
+        pods.
+      processes: processes that write.
+    """
+    self._client = client
+    with client.graph.as_default():
+      writer = build_writer(pods, processes)
+    self._copy = Program(operations=writer.copy, reads=VARIABLES)
+    self._write = Program({"prefix": writer.prefix}, writer.sealed_files)
 
   def copy(self) -> WriteWeights:
     """Copies every variable; returns a function that writes the copy."""
-    self._copy()
+    self._client.call(self._copy)
     return self._write_copy
 
   def _write_copy(self, prefix: str) -> dict[str, FileSeal]:
@@ -88,7 +97,9 @@ class WeightsCopier:
       tf.errors.OpError: a server failed, so a pod may be lost.
     """
     with as_os_errors(but=SERVER_ERRORS):
-      files = self._write(os.path.abspath(prefix))
+      files = self._client.call(
+        self._write, {"prefix": os.path.abspath(prefix)}
+      )
     for _, _, number in files:
       if number:
         raise OSError(int(number), os.strerror(number))
@@ -188,118 +199,144 @@ def _data_name(number: int, count: int) -> str:
   return f"data-{number:05d}-of-{count:05d}"
 
 
-def restore(
-  session: tf.Session,
-  pods: Pods,
-  prefix: str,
-  processes: CheckpointProcesses = THIS_PROCESS,
-) -> None:
-  """Restores the variables of a session from the files of `prefix`.
+class CheckpointReader:
+  """Reads checkpoints into variables; its programs are built once."""
 
-  Each of `processes` reads the files for its own devices.
-
-  Raises:
-    OSError: a process cannot open a file.
-  """
-  with open_to_restore(session, prefix, processes) as restore_some:
-    restore_some(pods)
-
-
-@contextlib.contextmanager
-def open_to_restore(
-  session: tf.Session,
-  prefix: str,
-  processes: CheckpointProcesses = THIS_PROCESS,
-) -> Iterator[Callable[[Pods], None]]:
-  """Opens files; yields a function that restores the given variables from them.
-
-  For arguments and errors see `restore`.
-  """
-  prefix = os.path.abspath(prefix)
-  with _open_in_processes(
-    session, prefix, {process: [] for process in processes.all}
+  def __init__(
+    self, client: Client, processes: CheckpointProcesses = THIS_PROCESS
   ):
-    yield lambda pods: session.run(build_restorer(pods, prefix, processes))
+    """Builds the programs that open files.
 
+    Args:
+      client: client of the processes.
+      processes: processes that read the files, each for its own devices.
+    """
+    self._client, self._processes = client, processes
+    self._programs: dict[str, Program] = {}  # by the names of variables
+    with client.graph.as_default(), tf.device(processes.client.device):
+      prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
+      names = {
+        x.device: tf.placeholder(tf.string, [None], "file_names")
+        for x in processes.all
+      }
+      self._prefix = {"prefix": prefix}
+      self._open = Program(
+        {**self._prefix, **names},
+        [
+          x.call(open_weights, [prefix, names[x.device]], [tf.string, tf.int32])
+          for x in processes.all
+        ],
+      )
+      self._close = Program(
+        self._prefix,
+        [x.call(close_weights, [prefix], [tf.int32]) for x in processes.all],
+      )
 
-def whole_reader(
-  session: tf.Session, processes: CheckpointProcesses
-) -> ReadCheckpoint:
-  """Returns a function like `read_whole`; `processes` share the hashing."""
+  def restore(self, pods: Pods, prefix: str) -> None:
+    """Restores variables from files.
 
-  def read(path: str) -> Checkpoint:
-    checkpoint, count = read_checkpoint(path), len(processes.all)
+    Args:
+      pods: slices of each pod, by name in the checkpoint.
+      prefix: TensorFlow's prefix of the files.
+
+    Raises:
+      OSError: a process cannot open a file.
+    """
+    with self.open(prefix) as restore:
+      restore(pods)
+
+  @contextlib.contextmanager
+  def open(self, prefix: str) -> Iterator[Callable[[Pods], None]]:
+    """Opens files; yields a function that restores some variables from them.
+
+    Arguments and errors are as for `restore`.
+    """
+    prefix = os.path.abspath(prefix)
+    with self._opened(prefix, {x: [] for x in self._processes.all}):
+      yield lambda pods: self._client.call(
+        self._restorer(pods), {"prefix": prefix}
+      )
+
+  def read_whole(self, path: str) -> Checkpoint:
+    """Reads a checkpoint like manifest.py's `read_whole`.
+
+    Each process hashes some of the files.
+
+    Args:
+      path: folder of the checkpoint.
+    """
+    checkpoint = read_checkpoint(path)
     prefix = os.path.abspath(checkpoint.prefix)
-    names = sorted(checkpoint.files)
-    shares = {x: names[i::count] for i, x in enumerate(processes.all)}
-    with (
-      session.graph.as_default(),
-      reading(path, WEIGHTS),
-      _open_in_processes(session, prefix, shares) as hashes,
-    ):
+    names, count = sorted(checkpoint.files), len(self._processes.all)
+    shares = {x: names[i::count] for i, x in enumerate(self._processes.all)}
+    with reading(path, WEIGHTS), self._opened(prefix, shares) as hashes:
       return verify(checkpoint, hashes)
 
-  return read
+  def _restorer(self, pods: Pods) -> Program:
+    names = json_text(list(pods[0]))
+    if names not in self._programs:
+      with self._client.graph.as_default():
+        restore = build_restorer(pods, self._prefix["prefix"], self._processes)
+      self._programs[names] = Program(
+        self._prefix, operations=[restore], writes=VARIABLES
+      )
+    return self._programs[names]
 
+  @contextlib.contextmanager
+  def _opened(
+    self, prefix: str, shares: Mapping[Process, Sequence[str]]
+  ) -> Iterator[dict[str, str]]:
+    """Opens weights in every process; yields the files' hashes, by file name.
 
-@contextlib.contextmanager
-def _open_in_processes(
-  session: tf.Session, prefix: str, shares: Mapping[Process, Sequence[str]]
-) -> Iterator[dict[str, str]]:
-  """Opens weights in every process; yields {name of a file: its hash}.
+    Args:
+      prefix: TensorFlow's prefix of the files.
+      shares: for each process, the names of the files that it hashes.
 
-  `shares` says which files each process hashes. Raises OSError if a process
-  cannot read a file.
-  """
-  hashes: dict[str, str] = {}
-  opened, closed = [], []
-  for process, names in shares.items():
-    texts = tf.constant(list(names), tf.string, [len(names)])
-    opened.append(
-      process.call(open_weights, [prefix, texts], [tf.string, tf.int32])
-    )
-    closed += process.call(close_weights, [prefix], [tf.int32])
-  try:
-    answers = session.run(opened)
-    for names, (found, number) in zip(shares.values(), answers, strict=True):
-      if number:
-        raise OSError(int(number), os.strerror(number), prefix)
-      hashes |= zip(names, map(bytes.decode, found), strict=True)
-    yield hashes
-  finally:
-    session.run(closed)
+    Raises:
+      OSError: a process cannot read a file.
+    """
+    hashes: dict[str, str] = {}
+    names = {x.device: list(share) for x, share in shares.items()}
+    try:
+      answers = self._client.call(self._open, {"prefix": prefix, **names})
+      for share, (found, number) in zip(shares.values(), answers, strict=True):
+        if number:
+          raise OSError(int(number), os.strerror(number), prefix)
+        hashes |= zip(share, map(bytes.decode, found), strict=True)
+      yield hashes
+    finally:
+      self._client.call(self._close, {"prefix": prefix})
 
+  def restore_weights(self, pods: Pods, weights: NamedWeights) -> None:
+    """Restores parameters from INIT_CHECKPOINT.
 
-def restore_weights(
-  session: tf.Session,
-  pods: Pods,
-  weights: NamedWeights,
-  processes: CheckpointProcesses,
-) -> None:
-  """Restores parameters from INIT_CHECKPOINT, which the client reads.
-
-  Raises:
-    UserError: the file is damaged.
-  """
-  try:
-    restore(session, pods, weights.prefix, processes.client_only)
-  # Errors of the session, such as those of a lost pod, pass to the caller.
-  except _DAMAGE as error:
-    # The message begins with the place in our code that made the operation, and
-    # ends with the operation. Show only the reason between them.
-    reason = _TRACE.sub("", error.message).splitlines()[0]
-    raise UserError(
-      f"{weights.given}: TensorFlow cannot read it: {reason}"
-    ) from None
+    Raises:
+      UserError: the file is damaged.
+    """
+    try:
+      self.restore(pods, weights.prefix)
+    # All other errors come from the session, for example because a pod is lost.
+    # They pass to the caller.
+    except _DAMAGE as error:
+      # Take the reason from the message, which begins with the place in our
+      # code that made the operation, and ends with the operation.
+      reason = _TRACE.sub("", error.message).splitlines()[0]
+      raise UserError(
+        f"{weights.given}: TensorFlow cannot read it: {reason}"
+      ) from None
 
 
 def build_restorer(
-  pods: Pods, prefix: str, processes: CheckpointProcesses
+  pods: Pods, prefix: tf.Tensor, processes: CheckpointProcesses
 ) -> tf.Operation:
   """Builds the operation that restores the variables of all pods.
 
-  All `processes` have opened the files of `prefix`; each reads them for its own
-  devices.
+  Args:
+    pods: slices of each pod, by name in the checkpoint; all pods have the same
+      names.
+    prefix: [], string, to be fed: TensorFlow's prefix of files that all
+      processes have opened.
+    processes: processes that read the files, each for its own devices.
   """
   prefixes = {
     process.device: tf.ensure_shape(

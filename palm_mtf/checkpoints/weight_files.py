@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens, hashes and syncs the weight files of checkpoints.
 
-A session calls SERVER_FUNCTIONS in the server that has the files. TensorFlow
-passes strings to these functions as bytes in UTF-8.
+A client calls the host functions in the server that has the files. Their
+strings are bytes in UTF-8, as TensorFlow passes them.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import numpy as np
 from palm_mtf.model_dir.atomic_files import sync
 from palm_mtf.model_dir.foreign_files import check_regular
 from palm_mtf.model_dir.sealed import hash_file
+from palm_mtf.runtime.host_functions import host_function
 
 _OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files
 _LINKS = "palm_mtf_links_"  # prefix of the temporary folders' names
@@ -102,6 +103,7 @@ def _remove_abandoned_folders() -> None:
 _open: dict[bytes, OpenWeights] = {}
 
 
+@host_function
 def make_empty_file(path: bytes) -> np.int32:
   """Makes a new file; returns errno, 0 on success."""
   try:
@@ -111,6 +113,7 @@ def make_empty_file(path: bytes) -> np.int32:
   return np.int32(0)
 
 
+@host_function
 def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
   """Syncs and hashes a file; returns size in bytes, hash, and errno or 0."""
   try:
@@ -121,6 +124,7 @@ def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
     return np.int64(0), b"", np.int32(error.errno)
 
 
+@host_function
 def open_weights(
   prefix: bytes, names: Sequence[bytes]
 ) -> tuple[np.ndarray, np.int32]:
@@ -141,23 +145,15 @@ def open_weights(
     return np.array([b""] * len(names), object), np.int32(error.errno)
 
 
+@host_function
 def opened_prefix(prefix: bytes) -> bytes:
   """Maps the `prefix` given to `open_weights` to the prefix of the links."""
   return _open[prefix].prefix.encode()
 
 
+@host_function
 def close_weights(prefix: bytes) -> np.int32:
   """Closes the files that `open_weights` opened by `prefix`; returns 0."""
   if files := _open.pop(prefix, None):
     files.close()
   return np.int32(0)
-
-
-# Functions that a server lets sessions call.
-SERVER_FUNCTIONS = (
-  make_empty_file,
-  seal_file,
-  open_weights,
-  opened_prefix,
-  close_weights,
-)

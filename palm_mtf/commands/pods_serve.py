@@ -5,19 +5,21 @@
 # The server needs no model settings, because a client sends the part of the
 # graph that the server's devices compute. The server has one client at a time.
 
+import importlib
 import logging
 import os
 import signal
 
-from palm_mtf.cluster.addresses import (
+from palm_mtf.errors import UserError, check_count
+from palm_mtf.machine.compiled_code import save_compiled_code
+from palm_mtf.runtime.addresses import (
   ANY_ADDRESS,
   check_free,
   is_loopback,
   resolve,
   split_address,
 )
-from palm_mtf.errors import UserError, check_count
-from palm_mtf.machine.compiled_code import save_compiled_code
+from palm_mtf.training.host_modules import HOST_MODULES
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +75,9 @@ def serve(
   # Block the signals before the server starts threads, which inherit the mask,
   # so that a signal stays pending until this thread calls sigwait.
   signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-  from palm_mtf.cluster.server.start import start_server, watch_links
+  for name in HOST_MODULES:
+    importlib.import_module(name)
+  from palm_mtf.runtime.server.start import start_server, watch_links
 
   server = start_server(devices, threads, (ip, port))
   watch_links(server)

@@ -21,7 +21,6 @@ from palm_mtf.accounting.memory import (
 )
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import open_newest
-from palm_mtf.cluster.addresses import split_address
 from palm_mtf.config import Config, DecodeConfig, PalmConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -32,6 +31,7 @@ from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.machine.processors import gpu_capabilities
 from palm_mtf.model_dir.atomic_files import check_model_dir
+from palm_mtf.runtime.addresses import split_address
 
 if TYPE_CHECKING:  # the module imports aiohttp, which is optional
   from palm_mtf.generation.serving.access import Access

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.accounting.plan import plan_if_known
 from palm_mtf.checkpoints.writer import quarantine_damaged
-from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError
 from palm_mtf.json_text import json_text
@@ -19,6 +18,8 @@ from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.report.plan_text import format_prediction
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.training.host_modules import HOST_MODULES
 from palm_mtf.training.job import Finished, Stopped, TrainJob
 from palm_mtf.training.prepare import prepare
 
@@ -76,7 +77,7 @@ def _run(job: TrainJob) -> Finished | Stopped:
   config = job.config
   # Start the pods' servers before the imports below, so that servers and this
   # process import TensorFlow, which takes seconds, at the same time.
-  with PodServers(config.pods, config.mesh_layout) as servers:
+  with PodServers(config.pods, config.mesh_layout, HOST_MODULES) as servers:
     from palm_mtf.mesh.session import session_config
     from palm_mtf.rates.measure import warn_if_slow
     from palm_mtf.training.supervisor import run_training

@@ -35,7 +35,7 @@ class PodsConfig(Checked):
       "local_servers", processes that the client starts; or "cluster", servers
       that `palm_mtf pods serve` has started.
     islands: for PODS = "cluster", a list of servers per pod
-      (cluster/client/places.py).
+      (runtime/client/places.py).
     client_address: "host" or "host:port" where servers of a cluster reach the
       client.
     dcn_dtype: dtype in which gradients are sent between pods; bfloat16 halves
@@ -45,7 +45,7 @@ class PodsConfig(Checked):
     pod_timeout_secs: if a server gives no sign of life for so many seconds, its
       pod counts as lost. A step may take longer.
     on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the pods
-      that are left (cluster/client/recovery.py).
+      that are left (runtime/client/recovery.py).
     pod_wait_secs: the longest wait for a lost pod, or for a pod that is missing
       when the run starts.
   """

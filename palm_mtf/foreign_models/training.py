@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.cluster.client.connect import connect
-from palm_mtf.cluster.client.heartbeat import Heartbeat
-from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.errors import UserError, check_count, did_you_mean, shown
 from palm_mtf.foreign_models.model_function import ModelFunction, ModelLoss
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.train_program import TrainProgram, build_program
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.connect import connect
+from palm_mtf.runtime.client.heartbeat import Heartbeat
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.program import VARIABLES, Program
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
 from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
 
@@ -104,26 +106,25 @@ class PodTraining:
         Heartbeat(servers, places, pods.pod_timeout_secs)
       )
       cluster = connect(pods, mesh, places, self._heartbeat.infos)
-      stack.enter_context(tf.Graph().as_default())
-      self._session = stack.enter_context(cluster.session())
-      self.program = build_program(
-        self._loss_function,
-        mesh,
-        self._optimizer,
-        batch_size=self._batch_size,
-        pods=pods,
-        devices=cluster.devices,
-      )
+      client = stack.enter_context(cluster.client())
+      with client.graph.as_default():
+        self.program = build_program(
+          self._loss_function,
+          mesh,
+          self._optimizer,
+          batch_size=self._batch_size,
+          pods=pods,
+          devices=cluster.devices,
+        )
       with self._heartbeat.during("while its variables were set"):
-        self._heartbeat.connect(self._session)
-        self._train_step = TrainStep(self._session, self.program)
-        self._finite_check = FiniteCheck(
-          self._session, self.program, lambda: None
+        self._heartbeat.connect(client)
+        self._train_step = TrainStep(client, self.program)
+        self._finite_check = FiniteCheck(client, self.program, lambda: None)
+        self._replica_check = ReplicaCheck(client, self.program, lambda: None)
+        client.call(
+          Program(operations=[self.program.initialize], writes=VARIABLES)
         )
-        self._replica_check = ReplicaCheck(
-          self._session, self.program, lambda: None
-        )
-        self._session.run(self.program.initialize)
+      self._client = client
       self._stack = stack.pop_all()
     return self
 
@@ -168,7 +169,7 @@ class PodTraining:
 
   def variables(self) -> dict[str, np.ndarray]:
     """Returns parameters and moments by name, not split into slices."""
-    return read_whole(self._session, self.program.slices)
+    return read_whole(self._client, self.program.slices)
 
   def load(self, values: Mapping[str, np.ndarray], num_steps: int) -> None:
     """Sets variables on all pods.
@@ -182,7 +183,7 @@ class PodTraining:
       UserError: there is no such variable, or its shape differs.
     """
     for pod in self.program.pods:
-      write_whole(self._session, pod.slices, values)
+      write_whole(self._client, pod.slices, values)
     self.num_steps = num_steps
 
   def _check_batch(
@@ -259,16 +260,16 @@ def convert_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
 
 
 def read_whole(
-  session: tf.Session, slices: Mapping[str, Sequence[Slice]]
+  client: Client, slices: Mapping[str, Sequence[Slice]]
 ) -> dict[str, np.ndarray]:
   """Returns the whole variables of a pod by name."""
   # If several devices hold the same slice, read only the first device.
   firsts = {
     name: [x for x in parts if x.is_first] for name, parts in slices.items()
   }
-  read = session.run(
-    {name: [x.read() for x in parts] for name, parts in firsts.items()}
-  )
+  with client.graph.as_default():
+    values = {name: [x.read() for x in parts] for name, parts in firsts.items()}
+  read = client.call(Program(outputs=values, reads=VARIABLES))
   whole = {}
   for name, parts in firsts.items():
     value = np.empty(_find_shape(parts), read[name][0].dtype)
@@ -279,7 +280,7 @@ def read_whole(
 
 
 def write_whole(
-  session: tf.Session,
+  client: Client,
   slices: Mapping[str, Sequence[Slice]],
   values: Mapping[str, np.ndarray],
 ) -> None:
@@ -289,7 +290,7 @@ def write_whole(
     UserError: there is no such variable, its shape differs, or a value is not a
       number.
   """
-  feeds = {}
+  inputs, values_of_slices, initializers = {}, {}, []
   for name, value in values.items():
     if name not in slices:
       raise UserError(
@@ -303,9 +304,13 @@ def write_whole(
         f"variable {name} is {list(shape)}, and {list(value.shape)} is given."
       )
     for part in slices[name]:
-      # Feed the value in place of the initial value.
-      feeds[part.variable.initializer] = value[_make_indices(part)]
-  session.run(list(feeds), {op.inputs[1]: x for op, x in feeds.items()})
+      # The initializer assigns this input in place of the initial value.
+      initializer = part.variable.initializer
+      inputs[initializer.name] = initializer.inputs[1]
+      values_of_slices[initializer.name] = value[_make_indices(part)]
+      initializers.append(initializer)
+  assign = Program(inputs, operations=initializers, writes=VARIABLES)
+  client.call(assign, values_of_slices)
 
 
 def _find_shape(parts: Sequence[Slice]) -> tuple[int, ...]:

@@ -22,17 +22,18 @@ from palm_mtf.mesh.placement import (
   Placement,
   collective_scope,
 )
-from palm_mtf.mesh.processes import cpu_of_process
 from palm_mtf.mesh.slices import (
+  Region,
   Slice,
   cpu_near,
+  cpu_of_process,
   initialize_all,
   pad_to,
   regions_of,
 )
 from palm_mtf.native.operations import threads_here
 from palm_mtf.ops.matmul import einsum
-from palm_mtf.ops.variables import SlicedVariable, make_variable
+from palm_mtf.ops.variables import SlicedVariable, keep_variable
 from palm_mtf.ops.xla import fused_update
 
 
@@ -210,13 +211,16 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       self.slices: list[Slice] = []
       for pnum, region in enumerate(regions_of(variable, mesh_impl)):
         device = mesh_impl.devices[pnum]
-        # Each device draws its own initial values, so that none are sent.
-        with tf.device(device):
+
+        # Each device draws the initial value of its slice, so that no initial
+        # values are sent.
+        def make_value(region: Region = region) -> tf.Tensor:
           value = variable.initializer.slice_value(
             name, variable.sizes, region.begin, region.sizes
           )
-          value = pad_to(tf.cast(value, variable.slice_dtype), size)
-          of_device = make_variable(value, f"{name}/slice_{pnum}")
+          return pad_to(tf.cast(value, variable.slice_dtype), size)
+
+        of_device = keep_variable(f"{name}/slice_{pnum}", device, make_value)
         self.slices.append(
           Slice(**vars(region), names=[name], variable=of_device, near=device)
         )

@@ -27,7 +27,8 @@ class OperationCopies:
     """Returns whether all operations are on `device` and make no variable."""
     if self._graph.building_function:  # copies would not capture outer tensors
       return False
-    # Reads of variables name no device, and run on the variable's device.
+    # A read of a variable may name no device: it runs on the variable's device,
+    # also in the copy.
     places = ("", tf.DeviceSpec.from_string(device).to_string())
     return all(
       node.device in places

@@ -6,7 +6,7 @@
   Placement    one pod: slices of tensors and variables, collectives
   Lowering     one Mesh TensorFlow graph for all pods, as TensorFlow operations
 
-cluster/client/connect.py chooses one of two implementations: mesh/tpu/ if the
+runtime/client/connect.py chooses one of two implementations: mesh/tpu/ if the
 macro TPU is set, otherwise mesh/cpu_gpu.py.
 """
 

@@ -106,3 +106,9 @@ def cpu_near(device: str) -> str:
   """Returns the CPU of a device's host; the device itself if it is a CPU."""
   task, _, name = device.rpartition("/device:")
   return device if name.startswith("cpu:") else f"{task}/device:cpu:0"
+
+
+def cpu_of_process(device: str) -> str:
+  """Returns the name of the first CPU of the process that has `device`."""
+  task, _, _ = device.rpartition("/device:")
+  return f"{task}/device:cpu:0"

@@ -16,6 +16,10 @@ from palm_mtf._tf import mtf, tf
 # written from slices and restored into slices.
 
 
+# The graph's collection that holds {(name, device): variable}.
+_KEPT = "palm_mtf_variables"
+
+
 def key_of(name: str) -> int:
   """Returns a hash of a variable's name, a signed 32-bit integer."""
   digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
@@ -169,6 +173,30 @@ def sliced_variable(
 def make_variable(value: tf.Tensor, name: str) -> tf.Variable:
   """Makes a TensorFlow variable with initial `value` on the current device."""
   return tf.Variable(value, trainable=False, use_resource=True, name=name)
+
+
+def keep_variable(
+  name: str, device: str, make_value: Callable[[], tf.Tensor]
+) -> tf.Variable:
+  """Returns a device's variable in the current graph; makes it if missing.
+
+  All programs of a graph thus share their variables, and the values outlive the
+  programs.
+
+  Args:
+    name: name of the variable, unique on the device.
+    device: TensorFlow's name of the device.
+    make_value: builds the initial value; called with `device` as the current
+      device.
+  """
+  held = tf.get_collection_ref(_KEPT)
+  variables = held[0] if held else {}
+  if not held:
+    held.append(variables)
+  if (name, device) not in variables:
+    with tf.device(device):
+      variables[name, device] = make_variable(make_value(), name)
+  return variables[name, device]
 
 
 @dataclasses.dataclass(frozen=True)

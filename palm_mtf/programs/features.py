@@ -21,11 +21,14 @@ REQUIRED_FEATURES = ("inputs", "targets")
 
 
 # A function that builds the operations by which a server reads one part of a
-# step's batch: one microbatch of one pod. The function returns one tensor per
-# feature. Its arguments are the name of the server's CPU; the number of steps
-# done before, [] int64; the index of the part in the batch, [] int32; and the
-# number of parts in the batch.
-ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
+# step's batch. A part is one microbatch of one pod. The function returns one
+# tensor per feature. Its arguments are the name of the server's CPU; the text
+# that describes all batches, [] string; the number of steps done before, []
+# int64; the index of the part in the batch, [] int32; and the number of parts
+# in the batch.
+ReadFeatures = Callable[
+  [str, tf.Tensor, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]
+]
 
 
 class ServerFeatures(NamedTuple):

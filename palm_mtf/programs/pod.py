@@ -235,6 +235,8 @@ class PodBuilder:
   Attributes:
     step: placeholder of the number of steps done before, [], int64.
     microbatch: placeholder of the microbatch's index in the step, [], int32.
+    batches: placeholder of the text that describes the batches that servers
+      read, [], string.
   """
 
   def __init__(
@@ -255,6 +257,7 @@ class PodBuilder:
       no_step = tf.constant(-1, tf.int64)  # if only the loss is fetched
       self.step = tf.placeholder_with_default(no_step, [], "step")
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
+      self.batches = tf.placeholder(tf.string, [], "batches")
 
   def build_gradients(
     self, pod: int, placement: Placement, read: ReadFeatures | None
@@ -308,7 +311,7 @@ class PodBuilder:
       with tf.device(cpu):
         part = pod * self._num_microbatches + self.microbatch
         num_parts = self._num_pods * self._num_microbatches
-        values = read(cpu, self.step, part, num_parts)
+        values = read(cpu, self.batches, self.step, part, num_parts)
         by_cpu[cpu] = make_placeholders(features, values)
     return by_cpu
 

@@ -85,6 +85,7 @@ class TrainProgram:
   # The first rows of a batch go to the first pod, and so on; the first rows of
   # a pod are the pod's first microbatch.
   pods: list[PodProgram]
+  batch_size: int
   # Placeholder of the number of steps done before, [] int64. Do not feed it if
   # only the loss is fetched, because the default, -1, turns dropout off.
   step: tf.Tensor
@@ -105,7 +106,9 @@ class TrainProgram:
   parameters: list[str]  # names of the trained variables, in the model's order
   initialize: tf.Operation  # draws the initial weights
   devices: Devices
-  servers_read: bool  # servers read features that are not fed
+  # Placeholder of the text that describes the batches that servers read, []
+  # string; None if the client feeds all features.
+  batches: tf.Tensor | None
   loop: LoopProgram | None  # if STEPS_PER_LOOP is above 1
 
   @property
@@ -223,13 +226,14 @@ def build_program(
         built, losses, lowering.slices, accumulate, strict=True
       )
     ],
+    batch_size=batch_size,
     step=builder.step,
     microbatch=builder.microbatch,
     num_microbatches=mesh_layout.num_microbatches,
     parameters=[variable.name for variable in built[0].variables],
     initialize=lowering.initialize,
     devices=devices,
-    servers_read=read is not None,
+    batches=builder.batches if read else None,
     loop=loop,
     **step,
   )

@@ -40,10 +40,13 @@ from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.rates.measure import (
   PRODUCT_FLOPS,
   PRODUCT_SIZE,
+  caller,
   make_variable,
   read_bytes_per_sec,
   seconds_of,
 )
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.program import Program
 
 _MESH = MeshLayout(mesh_shape="", layout="")
 _OPTIMIZER = AdafactorConfig(
@@ -146,19 +149,22 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
   """Yields a function that trains a probe for one step, after warm-up steps."""
   shape = [probe.batch_size, probe.sequence_length]
   tokens = np.random.default_rng(0).integers(probe.vocab_size, size=shape)
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
+  config = session_config(1)
+  with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     program = build_train_program(
       probe.model(dtype), _MESH, _OPTIMIZER, batch_size=len(tokens), seed=0
     )
-    session.run(program.initialize)
-    run = session.make_callable(
-      [program.metrics, program.update],
-      [*program.pods[0].features.values(), program.step],
+    client.call(Program(operations=[program.initialize]))
+    update = Program(
+      inputs={**program.pods[0].features, "step": program.step},
+      outputs=program.metrics,
+      operations=[program.update],
     )
     steps = itertools.count()
 
     def step() -> None:
-      run(tokens, tokens, next(steps))
+      rows = {"inputs": tokens, "targets": tokens}
+      client.call(update, {**rows, "step": next(steps)})
 
     for _ in range(_WARM_UP_STEPS):
       step()
@@ -250,9 +256,10 @@ def undisturbed_secs(
 @contextlib.contextmanager
 def pace(dtype: tf.DType) -> Iterator[Pace]:
   """Yields a `Pace` that multiplies matrices of a dtype."""
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
-    factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
-    multiply = session.make_callable(matmul(factor, factor).op)
+  config = session_config(1)
+  with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
+    factor = make_variable(client, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
+    multiply = caller(client, matmul(factor, factor).op)
     multiply()  # the first call is slower, because it prepares the operation
     yield Pace(multiply)
 

@@ -6,6 +6,7 @@
 `palm_mtf doctor --measure`.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from palm_mtf.machine.activation_dtype import is_slow
 from palm_mtf.machine.processors import gpu_capabilities
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.matmul import matmul
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.program import Program
 
 _logger = logging.getLogger(__name__)
 
@@ -53,29 +56,34 @@ def measured_flops_per_sec(dtype: tf.DType, num_pods: int = 1) -> float:
   # This session has the threads that later sessions need, because a process
   # keeps the number of threads of its first session.
   config = session_config(1, num_pods)
-  with tf.Graph().as_default(), tf.Session(config=config) as session:
-    factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
+  with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
+    factor = make_variable(client, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
     products = [matmul(factor, factor).op for _ in range(num_pods)]
-    product = session.make_callable(tf.group(products))
+    product = caller(client, tf.group(products))
     return PRODUCT_FLOPS * num_pods / _fastest_secs(product)
 
 
 def read_bytes_per_sec() -> float:
   """Returns the memory bandwidth of all cores together, bytes/s."""
   config = session_config(1)
-  with tf.Graph().as_default(), tf.Session(config=config) as session:
-    array = make_variable(session, [_READ_BYTES // 4], tf.float32)
-    read = session.make_callable(tf.reduce_max(array).op)
+  with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
+    array = make_variable(client, [_READ_BYTES // 4], tf.float32)
+    read = caller(client, tf.reduce_max(array).op)
     return _READ_BYTES / _fastest_secs(read)
 
 
 def make_variable(
-  session: tf.Session, shape: Sequence[int], dtype: tf.DType
+  client: Client, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
   """Returns ones in a variable, because TensorFlow folds constants."""
   variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
-  session.run(variable.initializer)
+  client.call(Program(operations=[variable.initializer]))
   return variable
+
+
+def caller(client: Client, operation: tf.Operation) -> Callable[[], object]:
+  """Returns a function that runs an operation of the client's graph."""
+  return functools.partial(client.call, Program(operations=[operation]))
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -101,12 +109,14 @@ def warn_if_slow(
   """
   if not is_slow(model, mesh):
     return
-  with tf.Graph().as_default(), tf.Session(config=config) as session:
+  # This session has the configuration of later sessions, because a process
+  # keeps the threads of its first session.
+  with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     products = []
     for dtype in (tf.bfloat16, tf.float32):
-      x = make_variable(session, [_TOKENS, model.d_model], dtype)
-      w = make_variable(session, [model.d_model, model.d_ff], dtype)
-      products.append(session.make_callable(matmul(x, w).op))
+      x = make_variable(client, [_TOKENS, model.d_model], dtype)
+      w = make_variable(client, [model.d_model, model.d_ff], dtype)
+      products.append(caller(client, matmul(x, w).op))
     # The first calls prepare the operations, so their times are dropped.
     _, *times = ([*map(seconds_of, products)] for _ in range(_COMPARISONS + 1))
   bfloat16, float32 = map(min, zip(*times, strict=True))

@@ -106,13 +106,6 @@ class Stopped:
 
 
 @dataclasses.dataclass(frozen=True)
-class NewBatchSize:
-  """The next step has another batch size, so it needs another program."""
-
-  checkpoint: Checkpoint
-
-
-@dataclasses.dataclass(frozen=True)
 class Spike:
   """The loss has spiked, and training rewinds."""
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop of one session: a step, and the actions due after it.
+"""The training loop: a step, and the actions due after it.
 
 Batch and learning rate are functions of the step's number, so that a run that
 is stopped and resumed computes the same bits as a run that is not stopped.
@@ -17,6 +17,7 @@ from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.data.batches.batches import Prefetcher
+from palm_mtf.data.batches.server_batches import batches_spec
 from palm_mtf.generation.inference.sessions import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.stop_signals import StopRequest
@@ -25,7 +26,6 @@ from palm_mtf.model_dir.samples import has_samples
 from palm_mtf.trace.write import write_trace
 from palm_mtf.training.job import (
   Finished,
-  NewBatchSize,
   Spike,
   Stopped,
   TrainJob,
@@ -43,7 +43,7 @@ _CALLS_AHEAD = 2  # calls whose batches are prefetched
 # timed steps, whichever comes first.
 _STEPS_TO_PREDICT, _SECS_TO_PREDICT = 3, 10.0
 
-Event = Finished | Stopped | NewBatchSize | Spike
+Event = Finished | Stopped | Spike
 
 
 class Records(NamedTuple):
@@ -102,7 +102,7 @@ class Action:
 
 
 class TrainLoop:
-  """The training loop of a session, for one batch size."""
+  """The training loop of a session, until an event ends it."""
 
   def __init__(
     self,
@@ -128,16 +128,12 @@ class TrainLoop:
     self._step_clock, self._data_clock = Clock(), Clock()
     self._validation_loss: float | None = None
     self._step = job.step
-    # The loop ends before a step with another batch size, because that step
-    # needs another program. supervisor.py then starts another loop.
+    self._use_batch_size(self._config.run.batch_sizes.size(job.step))
     run, sizes = self._config.run, self._config.run.batch_sizes
-    self._batch_size = sizes.size(self._step)
-    self._last_step = min(
-      run.train_steps, sizes.next_change(self._step) or run.train_steps
-    )
     batches = job.corpus.batches(sizes, spikes.skips)
     depth = _CALLS_AHEAD * self._config.mesh_layout.steps_per_loop
-    self._ahead = Prefetcher(batches.batch, self._last_step, depth)
+    self._ahead = Prefetcher(batches.batch, run.train_steps, depth)
+    self._described = batches_spec(job.corpus, sizes, spikes.skips)
     self._actions = self._list_actions()
 
   def _list_actions(self) -> list[Action]:
@@ -182,7 +178,7 @@ class TrainLoop:
     """Runs all remaining steps and actions; returns what ended the loop."""
     with self._ahead, self._writer:
       self._repeat_lost_actions()
-      while self._step < self._last_step and not stop.signal_name:
+      while self._step < self._config.run.train_steps and not stop.signal_name:
         with self._during("while a checkpoint was written"):
           self._writer.check()
         for metrics in self._run_steps():
@@ -203,9 +199,7 @@ class TrainLoop:
       self._validate()
     if stop.signal_name:
       return Stopped(newest, stop.signal_name)
-    if is_done:
-      return Finished(newest, self._validation_loss)
-    return NewBatchSize(newest)
+    return Finished(newest, self._validation_loss)
 
   def _rewind(self, loss: float, stop: StopRequest) -> Event:
     newest = self._wait_for_writer()
@@ -256,11 +250,12 @@ class TrainLoop:
 
   def _run_steps(self) -> list[dict[str, float]]:
     """Runs the steps of one call into the session; returns their metrics."""
-    num_steps, program = self._count_steps_of_call(), self._session.program
+    self._use_batch_size(self._config.run.batch_sizes.size(self._step))
+    num_steps, program = self._count_steps_of_call(), self._train_step.program
     until = self._step + num_steps
     with self._data_clock.running(num_steps):
-      batches = [None]
-      if not program.servers_read:
+      batches = [self._described]
+      if program.batches is None:
         batches = [self._ahead.batch(i) for i in range(self._step, until)]
     phase = f"in step {until}"
     if num_steps > 1:
@@ -269,13 +264,12 @@ class TrainLoop:
     # Traced steps take longer, so the mean step time excludes them.
     clock = contextlib.nullcontext if is_traced else self._step_clock.running
     records = [] if is_traced else None
-    train_step = self._session.train_step
     with clock(num_steps), self._during(phase):
       try:
         if program.loop and not is_traced:
-          all_metrics = train_step.run_loop(batches, self._step)
+          all_metrics = self._train_step.run_loop(batches, self._step)
         else:
-          all_metrics = [train_step.run(*batches, self._step, records)]
+          all_metrics = [self._train_step.run(*batches, self._step, records)]
       except NonFiniteStepError as bad:
         raise self._session.finite_check.make_step_error(bad) from None
     self._watchdog.note_step(until)
@@ -286,12 +280,18 @@ class TrainLoop:
       all_metrics[-1] |= trace.figures
     return all_metrics
 
+  def _use_batch_size(self, size: int) -> None:
+    """Sets the batch size of the next steps, and so their program."""
+    self._batch_size, self._train_step = size, self._session.make_step(size)
+
   def _count_steps_of_call(self) -> int:
     """Returns how many steps the next call runs: at most to the next action."""
-    loop, step = self._session.program.loop, self._step
+    loop, step = self._train_step.program.loop, self._step
     if not loop:
       return 1
-    ends = [self._last_step]
+    run = self._config.run
+    ends = [run.batch_sizes.next_change(step) or run.train_steps]
+    ends.append(run.train_steps)
     for action in self._actions:
       ends += action.find_next_steps(step)
     # Also end the call before a traced step, which runs in a separate call.
@@ -327,7 +327,7 @@ class TrainLoop:
       num_rows=self._config.run.num_validation_rows,
     )
     with self._during(f"while the loss of step {self._step} was measured"):
-      losses = self._session.train_step.losses
+      losses = self._train_step.losses
       self._validation_loss = mean_loss(losses, batches)
     _logger.info(
       f"step {self._step}  validation loss {self._validation_loss:.4f}"

@@ -38,8 +38,6 @@ from palm_mtf.checkpoints.manifest import (
 from palm_mtf.checkpoints.same_model import check_same_model
 from palm_mtf.checkpoints.validation_split import warn_of_other_split
 from palm_mtf.checkpoints.writer import check_space
-from palm_mtf.cluster.addresses import check_client
-from palm_mtf.cluster.client.places import cluster_places
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
@@ -54,6 +52,8 @@ from palm_mtf.generation.inference.prompts import (
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.machine.compiled_code import check_xla_flags
+from palm_mtf.runtime.addresses import check_client
+from palm_mtf.runtime.client.places import cluster_places
 from palm_mtf.training.job import TrainJob
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -150,7 +150,7 @@ def _check_devices(config: Config) -> None:
   if mesh.tpu and pods.pods == "in_process":
     # Check TPUs after the other devices, because importing TensorFlow takes
     # seconds, but before making the data, which may take hours.
-    from palm_mtf.cluster.client.connect import tpus_here
+    from palm_mtf.runtime.client.connect import tpus_here
 
     tpus_here(mesh)
 

@@ -1,38 +1,30 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The session of a training loop: builds the graph and sets the variables."""
+"""The session of a run: the run's variables, and the programs of its steps."""
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.manifest import Checkpoint, ReadCheckpoint
-from palm_mtf.checkpoints.processes import (
-  CheckpointProcesses,
-  find_checkpoint_processes,
-)
-from palm_mtf.checkpoints.variables import (
-  WeightsCopier,
-  restore,
-  restore_weights,
-  whole_reader,
-)
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.processes import find_checkpoint_processes
+from palm_mtf.checkpoints.variables import CheckpointReader, WeightsCopier
 from palm_mtf.checkpoints.writer import remove_later
-from palm_mtf.cluster.client.connect import Cluster, ServerMemory
-from palm_mtf.cluster.client.heartbeat import Heartbeat
 from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.server_batches import (
   batches_spec,
   find_batches,
   read_batch,
 )
-from palm_mtf.mesh.processes import Process
+from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.connect import Cluster, ServerMemory
+from palm_mtf.runtime.client.heartbeat import Heartbeat
+from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.program import VARIABLES, Program
 from palm_mtf.training.job import TrainJob
 from palm_mtf.training.step import TrainStep
 from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
@@ -40,156 +32,163 @@ from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
 _logger = logging.getLogger(__name__)
 
 
-class WatchedSession(NamedTuple):
-  """A session on a cluster's devices, and the heartbeat of the servers."""
-
-  cluster: Cluster
-  session: tf.Session
-  heartbeat: Heartbeat
-
-
-@dataclasses.dataclass(frozen=True)
 class TrainSession:
-  """A training program in a session that has set the program's variables.
+  """A run's variables on its devices, and the programs that change them.
+
+  The variables outlive the programs: a rewind restores them, and steps with
+  another batch size are another program.
 
   Attributes:
-    program: the graph of a step, for one batch size.
     during: `Heartbeat.during`, which wraps every call into the session.
+    finite_check: checks that variables are finite.
+    replica_check: checks that all pods hold the same variables.
     copier: copies the weights for a checkpoint.
     read_whole: reads a checkpoint; raises an error if a file is damaged.
     memory: reads the memory use of the servers.
   """
 
-  program: TrainProgram
-  during: Callable[[str], AbstractContextManager[None]]
-  train_step: TrainStep
-  finite_check: FiniteCheck
-  replica_check: ReplicaCheck
-  copier: WeightsCopier
-  read_whole: ReadCheckpoint
-  memory: ServerMemory
+  def __init__(
+    self,
+    job: TrainJob,
+    client: Client,
+    cluster: Cluster,
+    heartbeat: Heartbeat,
+    newest: Callable[[], Checkpoint | None],
+  ):
+    """Builds the program of the step after `job.step`; sets no variable.
 
+    Args:
+      job: the run.
+      client: client of the cluster.
+      cluster: devices of the run.
+      heartbeat: heartbeat of the cluster's servers.
+      newest: returns the newest checkpoint or None, for error messages.
 
-def build_train_session(
-  job: TrainJob,
-  where: WatchedSession,
-  skips: Skips,
-  newest: Callable[[], Checkpoint | None],
-) -> TrainSession:
-  """Builds the graph of a training step, and sets the variables.
-
-  Args:
-    job: the run, after `job.step` steps.
-    where: session of the current graph.
-    skips: batches to skip.
-    newest: returns the newest checkpoint or None, for error messages.
-
-  Raises:
-    PodLostError: a server is lost.
-    DamagedCheckpointError: a file of the checkpoint is damaged.
-  """
-  cluster, session, heartbeat = where
-  config, memory = job.config, ServerMemory(session, cluster.servers)
-  # From here on `during` wraps every call into the session, so that a lost pod
-  # raises a PodLostError that names the given phase.
-  with heartbeat.during("while its servers were asked for batches"):
-    heartbeat.connect(session)
-    readers = cluster.servers
-    if config.mesh_layout.steps_per_loop > 1:
-      readers = []
-    features = _find_features(session, readers, job, skips)
-  program = build_train_program(
-    config.model,
-    config.mesh_layout,
-    config.optimizer,
-    batch_size=config.run.batch_sizes.size(job.step),
-    seed=config.run.seed,
-    features=features,
-    pods=config.pods,
-    devices=cluster.devices,
-  )
-  with heartbeat.during("while its variables were set"):
-    train_step = TrainStep(session, program)
-    pods = [x.slices for x in program.pods]
-    processes = find_checkpoint_processes(
-      session,
-      Process(program.devices.client),
-      cluster.servers,
-      ModelDir(job.model_dir).checkpoints,
+    Raises:
+      PodLostError: if a server is lost.
+    """
+    self._config, self._client, self._cluster = job.config, client, cluster
+    self.during = heartbeat.during
+    # From here on `during` wraps every call into the session, so that a lost
+    # pod raises a PodLostError whose message names the given phase.
+    with self.during("while its servers were asked for batches"):
+      heartbeat.connect(client)
+      self._features = self._find_features(job)
+    self.memory = ServerMemory(client, cluster.servers)
+    self._programs: dict[int, TrainProgram] = {}  # by batch size
+    self._train_step: TrainStep | None = None
+    program = self.make_step(job.config.run.batch_sizes.size(job.step)).program
+    self.finite_check = FiniteCheck(client, program, newest)
+    self.replica_check = ReplicaCheck(client, program, newest)
+    self._initialize = Program(
+      operations=[program.initialize], writes=VARIABLES
     )
-    built = TrainSession(
-      program,
-      heartbeat.during,
-      train_step,
-      copier=WeightsCopier(session, pods, processes),
-      finite_check=FiniteCheck(session, program, newest),
-      replica_check=ReplicaCheck(session, program, newest),
-      read_whole=whole_reader(session, processes),
-      memory=memory,
-    )
-    _set_variables(job, session, built, processes)
-  if job.rewinds:  # the weights from before the spike are restored
-    remove_later(job.model_dir, job.step)
-  return built
-
-
-def _set_variables(
-  job: TrainJob,
-  session: tf.Session,
-  built: TrainSession,
-  processes: CheckpointProcesses,
-) -> None:
-  pods = [x.slices for x in built.program.pods]
-  if job.checkpoint:
-    if not job.checkpoint.is_verified:
-      built.read_whole(job.checkpoint.path)
-    restore(session, pods, job.checkpoint.prefix, processes)
-    return
-  if job.initial_state:
-    # Read the files that `initial_weights` holds open, because the other run
-    # may remove the checkpoint.
-    files = job.initial_weights.prefix
-    restore(session, pods, files, processes.client_only)
-    return
-  session.run(built.program.initialize)
-  # From the initial weights take only parameters, no optimizer slots.
-  if job.initial_weights:
-    names = set(job.manifest.shapes)
-    parameters = [
-      {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
-      for pod in pods
-    ]
-    restore_weights(session, parameters, job.initial_weights, processes)
-
-
-def _find_features(
-  session: tf.Session, servers: Sequence[Process], job: TrainJob, skips: Skips
-) -> Sequence[str] | ServerFeatures:
-  """Returns the names of the features; as ServerFeatures if servers read them.
-
-  Servers read the batches if there are servers and each has the client's
-  tokens.
-  """
-  corpus, sizes = job.corpus, job.config.run.batch_sizes
-  names = corpus.batches(sizes, skips).features
-  if not servers:
-    return names
-  spec = batches_spec(corpus, sizes, skips)
-  found = [x.call(find_batches, [spec], [tf.string])[0] for x in servers]
-  for server, reason in zip(servers, session.run(found), strict=True):
-    if reason:
-      _logger.info(
-        "the client reads the batches for all servers: "
-        f"{server.device} does not ({reason.decode()})"
+    self._pods = [x.slices for x in program.pods]
+    with self.during("while its variables were set"):
+      processes = find_checkpoint_processes(
+        client,
+        Process(cluster.devices.client),
+        cluster.servers,
+        ModelDir(job.model_dir).checkpoints,
       )
+    self.copier = WeightsCopier(client, self._pods, processes)
+    self._reader = CheckpointReader(client, processes)
+    self._client_reader = CheckpointReader(client, processes.client_only)
+    self.read_whole = self._reader.read_whole
+
+  def make_step(self, batch_size: int) -> TrainStep:
+    """Returns the program of a step; builds it if the batch size is new.
+
+    Args:
+      batch_size: sequences in one step, over all pods.
+    """
+    if self._train_step and self._train_step.program.batch_size == batch_size:
+      return self._train_step
+    self._train_step = None
+    free_garbage()  # what TensorFlow holds to run the program of another size
+    if batch_size not in self._programs:
+      self._programs[batch_size] = self._build_program(batch_size)
+    self._train_step = TrainStep(self._client, self._programs[batch_size])
+    return self._train_step
+
+  def _build_program(self, batch_size: int) -> TrainProgram:
+    config = self._config
+    with self._client.graph.as_default():
+      return build_train_program(
+        config.model,
+        config.mesh_layout,
+        config.optimizer,
+        batch_size=batch_size,
+        seed=config.run.seed,
+        features=self._features,
+        pods=config.pods,
+        devices=self._cluster.devices,
+      )
+
+  def set_variables(self, job: TrainJob) -> None:
+    """Sets all variables to their values after `job.step` steps.
+
+    Raises:
+      PodLostError: if a server is lost.
+      DamagedCheckpointError: if a file of the checkpoint is damaged.
+    """
+    with self.during("while its variables were set"):
+      self._set_variables(job)
+    if job.rewinds:  # the weights from before the spike are restored
+      remove_later(job.model_dir, job.step)
+
+  def _set_variables(self, job: TrainJob) -> None:
+    if job.checkpoint:
+      if not job.checkpoint.is_verified:
+        self.read_whole(job.checkpoint.path)
+      self._reader.restore(self._pods, job.checkpoint.prefix)
+      return
+    if job.initial_state:
+      # Read the files that `initial_weights` holds open, because the other run
+      # may remove the checkpoint.
+      files = job.initial_weights.prefix
+      self._client_reader.restore(self._pods, files)
+      return
+    self._client.call(self._initialize)
+    # Take only parameters from the initial weights, no optimizer slots.
+    if job.initial_weights:
+      names = set(job.manifest.shapes)
+      parameters = [
+        {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
+        for pod in self._pods
+      ]
+      self._client_reader.restore_weights(parameters, job.initial_weights)
+
+  def _find_features(self, job: TrainJob) -> Sequence[str] | ServerFeatures:
+    """Finds the features of the batches, and whether servers can read them.
+
+    Args:
+      job: gives the corpus, and the batch size of every step.
+
+    Returns:
+      ServerFeatures if servers can read the batches. Otherwise the names of the
+      features: there are no servers, a server lacks the client's tokens, or a
+      call runs several steps.
+    """
+    corpus, sizes = job.corpus, job.config.run.batch_sizes
+    names, servers = corpus.batches(sizes).features, self._cluster.servers
+    if not servers or job.config.mesh_layout.steps_per_loop > 1:
       return names
-  by_device = {server.device: server for server in servers}
-  dtypes = [FEATURE_DTYPES[x] for x in names]
+    spec = batches_spec(corpus, sizes, Skips([]))
+    with self._client.graph.as_default():
+      found = [x.call(find_batches, [spec], [tf.string])[0] for x in servers]
+    reasons = self._client.call(Program(outputs=found))
+    for server, reason in zip(servers, reasons, strict=True):
+      if reason:
+        _logger.info(
+          "the client reads the batches for all servers: "
+          f"{server.device} does not ({reason.decode()})"
+        )
+        return names
+    by_device = {server.device: server for server in servers}
+    dtypes = [FEATURE_DTYPES[x] for x in names]
 
-  def read(
-    device: str, step: tf.Tensor, part: tf.Tensor, num_parts: int
-  ) -> list[tf.Tensor]:
-    inputs = [spec, step, part, num_parts]
-    return by_device[device].call(read_batch, inputs, dtypes)
+    def read(device: str, *inputs: tf.Tensor | int) -> list[tf.Tensor]:
+      return by_device[device].call(read_batch, inputs, dtypes)
 
-  return ServerFeatures(names, read)
+    return ServerFeatures(names, read)

@@ -4,31 +4,25 @@
 
 An event ends each loop, and decides what is made again for the next loop:
 
-  NewBatchSize             the session, with a program for that batch size
-  Spike                    also metrics, progress, checkpoint writer, watchdog
-  PodLostError             also connections, to the remaining pods
+  Spike                    metrics, progress, checkpoint writer, watchdog
+  PodLostError             also the session and connections, to remaining pods
   DamagedCheckpointError   the same, from an older checkpoint
   Finished, Stopped        nothing: the run ends
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
   DamagedCheckpointError,
   newest_whole,
   read_checkpoint,
   warn_of_damage,
 )
 from palm_mtf.checkpoints.writer import BackgroundWriter, quarantine_damaged
-from palm_mtf.cluster.client.connect import Cluster, connect
-from palm_mtf.cluster.client.heartbeat import Heartbeat, PodLostError
-from palm_mtf.cluster.client.local_servers import PodServers
-from palm_mtf.cluster.client.recovery import PodRecovery
-from palm_mtf.cluster.server_info import check_bfloat16
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.machine.kernels import kernels_here, kernels_of
@@ -36,9 +30,13 @@ from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.native.operations import operations_built_with
 from palm_mtf.rates.measure import run_flops_per_sec
+from palm_mtf.runtime.client.connect import Cluster, connect
+from palm_mtf.runtime.client.heartbeat import Heartbeat, PodLostError
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.client.recovery import PodRecovery
+from palm_mtf.runtime.server_info import check_bfloat16
 from palm_mtf.training.job import (
   Finished,
-  NewBatchSize,
   Spike,
   Stopped,
   TrainJob,
@@ -46,7 +44,7 @@ from palm_mtf.training.job import (
 from palm_mtf.training.loop import Event, Records, TrainLoop
 from palm_mtf.training.loss_spikes import SpikePolicy
 from palm_mtf.training.progress import TrainProgress
-from palm_mtf.training.session import WatchedSession, build_train_session
+from palm_mtf.training.session import TrainSession
 from palm_mtf.training.watchdog import Watchdog
 
 
@@ -67,9 +65,10 @@ class _Scope(contextlib.ExitStack):
   def open(self, manager: contextlib.AbstractContextManager) -> None:
     self.value = self.enter_context(manager)
 
-  def close(self) -> None:
+  def close(self, error: Exception | None = None) -> None:
+    """Leaves the context manager, if one is open, because of `error` if any."""
     self.value = None
-    super().close()
+    self.__exit__(type(error) if error else None, error, None)
 
 
 def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
@@ -81,7 +80,7 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
   """
   config = job.config
   recovery = PodRecovery(servers, config.model, config.run.batch_sizes.sizes)
-  with _Scope() as pods, _Scope() as records:
+  with _Scope() as pods, _Scope() as session, _Scope() as records:
     while True:
       try:
         if not pods.value:
@@ -89,14 +88,12 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
           job = job.record_kernels(pods.value.kernels)
         if not records.value:
           records.open(_open_records(job))
-        event = _run_loop(job, pods.value, records.value)
+        event = _run_loop(job, pods.value, session, records)
       except (PodLostError, DamagedCheckpointError) as error:
         event = error
       match event:
         case Finished() | Stopped():
           return event
-        case NewBatchSize():
-          job = dataclasses.replace(job, checkpoint=event.checkpoint)
         case Spike():
           records.close()
           job = dataclasses.replace(
@@ -104,10 +101,12 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
           )
         case PodLostError():
           records.close()
+          session.close(event)
           pods.close()
           job = _continue_without_lost_pod(job, event, recovery)
         case DamagedCheckpointError():
           records.close()
+          session.close()
           pods.close()
           # A server found the damage when it read this checkpoint.
           warn_of_damage(job.checkpoint.path, event)
@@ -149,25 +148,42 @@ def _open_records(job: TrainJob) -> Iterator[Records]:
     yield Records(metrics, progress, writer, watchdog)
 
 
-def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
-  """Runs a training loop in a new session; returns the event that ended it."""
+def _run_loop(
+  job: TrainJob, pods: _Pods, session: _Scope, records: _Scope
+) -> Event:
+  """Runs a training loop; returns the event that ended it.
+
+  Args:
+    job: the run, after `job.step` steps.
+    pods: connected pods.
+    session: scope of the TrainSession, which is opened if it is not open.
+    records: scope of the open Records.
+  """
   free_garbage()  # of the previous loop
   spikes = SpikePolicy(job.config.fault_tolerance, job.start, job.rewinds)
-  with tf.Graph().as_default(), pods.cluster.session() as session:
-    records.watchdog.expect_slow()
-    where = WatchedSession(pods.cluster, session, pods.heartbeat)
-    try:
-      built = build_train_session(job, where, spikes.skips, records.writer.wait)
-      loop = TrainLoop(job, built, spikes, records, pods.peak)
-      return loop.run(pods.stop)
-    except PodLostError as lost:
-      if not pods.stop.signal_name:
-        raise
-      # The signal that stops the run may have stopped the servers too.
-      raise UserError(
-        f"{lost}, after {pods.stop.signal_name}; run the same command to "
-        "resume."
-      ) from None
+  records.value.watchdog.expect_slow()
+  try:
+    if not session.value:
+      newest = lambda: records.value.writer.wait()  # noqa: E731
+      session.open(_open_session(job, pods, newest))
+    session.value.set_variables(job)
+    loop = TrainLoop(job, session.value, spikes, records.value, pods.peak)
+    return loop.run(pods.stop)
+  except PodLostError as lost:
+    if not pods.stop.signal_name:
+      raise
+    # The signal that stops the run may have stopped the servers too.
+    raise UserError(
+      f"{lost}, after {pods.stop.signal_name}; run the same command to resume."
+    ) from None
+
+
+@contextlib.contextmanager
+def _open_session(
+  job: TrainJob, pods: _Pods, newest: Callable[[], Checkpoint | None]
+) -> Iterator[TrainSession]:
+  with pods.cluster.client() as client:
+    yield TrainSession(job, client, pods.cluster, pods.heartbeat, newest)
 
 
 def _continue_without_lost_pod(

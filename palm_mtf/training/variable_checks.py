@@ -19,6 +19,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.slices import Slice, names_of
 from palm_mtf.ops.xla import fused
 from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.program import VARIABLES, Program
 from palm_mtf.training.step import NonFiniteStepError
 
 
@@ -27,18 +29,21 @@ class FiniteCheck:
 
   def __init__(
     self,
-    session: tf.Session,
+    client: Client,
     program: TrainProgram,
     newest: Callable[[], Checkpoint | None],
   ):
-    """Adds the check to the graph of `program`.
+    """Builds the program of the check.
 
     `newest` returns the newest checkpoint or None, for error messages.
     """
     self._newest = newest
     self._parameters = program.parameters
     self._variables = names_of(program.slices)
-    self._finite = session.make_callable(build_finite_check(program.slices))
+    self._client = client
+    with client.graph.as_default():
+      finite = build_finite_check(program.slices)
+    self._finite = Program(outputs=finite, reads=VARIABLES)
 
   def make_step_error(self, bad: NonFiniteStepError) -> UserError:
     """Returns an error that names the first non-finite tensor of a step."""
@@ -77,8 +82,9 @@ class FiniteCheck:
     return "the sum of all gradients' squares"
 
   def _find_non_finite_variables(self) -> list[str]:
-    # Parameters come first, then optimizer slots.
-    finite = dict(zip(self._variables, self._finite(), strict=True))
+    # Return parameters first, then optimizer slots.
+    flags = self._client.call(self._finite)
+    finite = dict(zip(self._variables, flags, strict=True))
     others = [name for name in finite if name not in self._parameters]
     return [x for x in (*self._parameters, *others) if not finite[x]]
 
@@ -117,11 +123,12 @@ class ReplicaCheck:
 
   def __init__(
     self,
-    session: tf.Session,
+    client: Client,
     program: TrainProgram,
     newest: Callable[[], Checkpoint | None],
   ):
-    self._session = session
+    """Takes the arguments of `FiniteCheck`."""
+    self._client = client
     self._newest = newest
     self._variables = names_of(program.slices)
     self._pods = [pod.slices for pod in program.pods]
@@ -130,7 +137,9 @@ class ReplicaCheck:
     """Raises UserError if pods hold different values after `step` steps."""
     if len(self._pods) == 1:
       return
-    numbers = np.stack(self._fingerprints())  # [pods, variables]
+    numbers = np.stack(
+      self._client.call(self._fingerprints)
+    )  # [pods, variables]
     differ = np.flatnonzero((numbers != numbers[0]).any(axis=0))
     if not len(differ):
       return
@@ -145,13 +154,12 @@ class ReplicaCheck:
     )
 
   @functools.cached_property
-  def _fingerprints(self) -> Callable[[], list[np.ndarray]]:
-    """A callable that returns fingerprints, one array [variables] per pod."""
-    # Built at the first check, so that the first step does not wait for it.
-    with self._session.graph.as_default():
-      return self._session.make_callable(
-        [build_fingerprints(slices) for slices in self._pods]
-      )
+  def _fingerprints(self) -> Program:
+    """A program that returns, for each pod, the fingerprints, [variables]."""
+    # Built at the first check, so that the first step does not wait for this.
+    with self._client.graph.as_default():
+      pods = [build_fingerprints(slices) for slices in self._pods]
+    return Program(outputs=pods, reads=VARIABLES)
 
 
 def _name_pods(numbers: list[int]) -> str:

@@ -18,8 +18,9 @@ from palm_mtf.checkpoints.processes import (
 )
 from palm_mtf.config import PodsConfig
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
-from palm_mtf.mesh.processes import Process
 from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.processes import Process
 from tests.mtf_testing import PALM_OPTIMIZER, mesh_layout, small_config
 
 CLIENT = Process("/job:client/task:0/device:cpu:0")
@@ -111,7 +112,9 @@ def test_servers_take_part_where_each_of_them_sees_the_folder(
     monkeypatch.setattr(processes_module, "make_empty_file", see_nothing)
   folder = tmp_path / "run" / "checkpoints"
   with tf.Graph().as_default(), tf.Session() as session:
-    found = find_checkpoint_processes(session, client, servers, str(folder))
+    found = find_checkpoint_processes(
+      Client(session), client, servers, str(folder)
+    )
   assert found.all == (servers if sees else [client])
   assert found.client is client
   assert not list(folder.iterdir())

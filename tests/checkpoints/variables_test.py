@@ -10,17 +10,12 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.initial_weights import find_weights
 from palm_mtf.checkpoints.manifest import find_checkpoints, read_whole
-from palm_mtf.checkpoints.processes import THIS_PROCESS
-from palm_mtf.checkpoints.variables import (
-  WeightsCopier,
-  restore,
-  restore_weights,
-)
+from palm_mtf.checkpoints.variables import CheckpointReader, WeightsCopier
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.client.client import Client
 from tests import runs
-from tests.cluster.served import Served
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
@@ -29,6 +24,7 @@ from tests.mtf_testing import (
   random_tokens,
   small_config,
 )
+from tests.runtime.served import Served
 
 
 def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
@@ -40,7 +36,7 @@ def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
     program = build_train_program(
       config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
     )
-    copier = WeightsCopier(session, [program.slices])
+    copier = WeightsCopier(Client(session), [program.slices])
     session.run(program.initialize)
 
     def step(number):
@@ -84,10 +80,11 @@ def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     if restore_from:
-      restore(session, [program.slices], restore_from)
+      reader = CheckpointReader(Client(session))
+      reader.restore([program.slices], restore_from)
     else:
       session.run(program.initialize)
-    WeightsCopier(session, [program.slices]).copy()(path)
+    WeightsCopier(Client(session), [program.slices]).copy()(path)
   return runs.load(path)
 
 
@@ -105,7 +102,8 @@ def test_damaged_weights_of_another_run_are_told_in_tensorflows_own_words(
     tf.Session() as session,
   ):
     weights = find_weights("INIT_CHECKPOINT", prefix)
-    restore_weights(session, [program.slices], weights, THIS_PROCESS)
+    reader = CheckpointReader(Client(session))
+    reader.restore_weights([program.slices], weights)
   assert str(error.value) == (
     f"INIT_CHECKPOINT = {prefix!r}: TensorFlow cannot read it: Read less bytes "
     "than requested"

@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from palm_mtf.cluster.client import heartbeat
-from palm_mtf.cluster.client.heartbeat import Heartbeat
-from palm_mtf.cluster.client.local_servers import PodServers
-from palm_mtf.cluster.server.start import start_server
-from palm_mtf.cluster.server_info import NoAnswerError, read_incarnation
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError
+from palm_mtf.runtime.client import heartbeat
+from palm_mtf.runtime.client.heartbeat import Heartbeat
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.server.start import start_server
+from palm_mtf.runtime.server_info import NoAnswerError, read_incarnation
 from tests import processes, runs
 from tests.log_lines import without_stamps
 

@@ -117,7 +117,7 @@ TESTS = {
     "test_text_that_changes_while_it_is_encoded_gets_no_tokens_of_its_old_name",
   ),
   "has another kind of CPU": (
-    "cluster/server_info_test.py",
+    "runtime/server_info_test.py",
     "test_another_kind_of_cpu_is_refused_by_its_instructions",
   ),
   "TensorFlow cannot be loaded": (

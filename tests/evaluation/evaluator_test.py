@@ -30,6 +30,7 @@ from palm_mtf.evaluation.answers import INDEPENDENT  # noqa: E402
 from palm_mtf.evaluation.evaluator import TaskEvaluation  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
 from palm_mtf.programs.forward_program import build_forward_program  # noqa: E402
+from palm_mtf.runtime.client.client import Client  # noqa: E402
 from tests import checkpoint_files, oracle  # noqa: E402
 from tests.mtf_testing import (  # noqa: E402
   PALM_OPTIMIZER,
@@ -134,7 +135,7 @@ def checkpoint(config, params, tmp_path):
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(config, SINGLE, batch_size=1)
     load_parameters(session, program.slices, params)
-    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
+    WeightsCopier(Client(session), [program.slices]).copy()(checkpoint.prefix)
   return checkpoint
 
 

@@ -15,6 +15,7 @@ from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.projection import read_product
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tests import oracle
 from tests.decode_testing import decode
@@ -206,12 +207,14 @@ def test_padding_stays_zero_and_no_checkpoint_holds_it(
     )
     session.run(program.initialize)
     for step in range(2):
-      TrainStep(session, program).run(random_tokens(config, 2, step), step)
+      TrainStep(Client(session), program).run(
+        random_tokens(config, 2, step), step
+      )
     slices = [
       session.run(part.variable.read_value())
       for part in program.slices["embedding"]
     ]
-    WeightsCopier(session, [program.slices]).copy()(str(tmp_path / "a"))
+    WeightsCopier(Client(session), [program.slices]).copy()(str(tmp_path / "a"))
   table = np.concatenate(slices)
   assert [len(x) for x in slices] == [rows] * mesh.num_devices
   assert table[:vocab_size].all(axis=1).all()

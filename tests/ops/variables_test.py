@@ -11,6 +11,7 @@ from palm_mtf.foreign_models.training import read_whole
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import adopt_variables
+from palm_mtf.runtime.client.client import Client
 from tests.mtf_testing import placement
 
 ROWS, COLUMNS = mtf.Dimension("rows", 40), mtf.Dimension("columns", 50)
@@ -40,7 +41,7 @@ def first_values(seed=1, mesh_shape="", layout="", names=INITIALIZERS):
     config = session_config(device_mesh.num_devices)
     with tf.Session(config=config) as session:
       session.run(lowered.initialize)
-      return read_whole(session, lowered.slices[0])
+      return read_whole(Client(session), lowered.slices[0])
 
 
 @pytest.fixture(scope="module")

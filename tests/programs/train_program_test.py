@@ -17,6 +17,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.ops.xla import fused
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tests import oracle, oracle_jax
 from tests.mesh.tpu.lowering_test import (
@@ -183,7 +184,9 @@ def test_no_object_is_left_of_a_program_that_has_trained():
         config, SINGLE, PALM_OPTIMIZER, batch_size=2, seed=0
       )
       session.run(program.initialize)
-      TrainStep(session, program).run(random_tokens(config, 2, seed=0), 0)
+      TrainStep(Client(session), program).run(
+        random_tokens(config, 2, seed=0), 0
+      )
     return weakref.ref(graph)
 
   graph = train_and_drop()

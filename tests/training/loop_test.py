@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.cluster.client import connect
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
 from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.client import connect
 from palm_mtf.training import session
 from palm_mtf.training.step import TrainStep
 from tests import runs

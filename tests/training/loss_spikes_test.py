@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.checkpoints.manifest import find_checkpoints
+from palm_mtf.checkpoints.variables import CheckpointReader
 from palm_mtf.config import WatchConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.batches import Batches
@@ -200,7 +201,16 @@ def test_a_spike_is_gone_after_a_rewind_even_if_a_signal_comes_in_its_step(
   assert code == 128 + signal.SIGTERM
   error = capsys.readouterr().err
   assert "stopped by SIGTERM" in error and "loss spike" not in error
+  opened, open_files = [], CheckpointReader.open
+  monkeypatch.setattr(
+    CheckpointReader,
+    "open",
+    lambda reader, prefix: opened.append(prefix) or open_files(reader, prefix),
+  )
   assert runs.run("train", corpus, once, **SETTINGS, TRAIN_STEPS=150) == 0
+  # The resumed run reads the newest checkpoint, and the rewind an older one.
+  steps = [os.path.basename(os.path.dirname(x)) for x in opened]
+  assert steps == ["step_00000120", "step_00000020"]
   error = capsys.readouterr().err
   assert "loss spike at step 133" in error
   assert (

@@ -10,9 +10,11 @@ import threading
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.manifest import newest_whole
+from palm_mtf.checkpoints.manifest import find_checkpoints, newest_whole
+from palm_mtf.checkpoints.variables import CheckpointReader
 from palm_mtf.generation.inference import sessions
 from palm_mtf.machine.host_memory import free_garbage
+from palm_mtf.runtime.client.client import Client
 from palm_mtf.training import supervisor
 from palm_mtf.training.job import TrainJob
 from palm_mtf.training.loop import TrainLoop
@@ -39,6 +41,29 @@ def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   for steps in (3, 4, 5):
     runs.run("train", corpus, stopped, **{**settings, "TRAIN_STEPS": steps})
   runs.assert_same_tensors(once, stopped, 5)
+
+
+def test_a_new_batch_size_reads_and_writes_no_checkpoint(
+  corpus, tmp_path, monkeypatch
+):
+  """The variables stay on their devices, in one session."""
+  sessions, opened = [], []
+  make, open_files = Client.__init__, CheckpointReader.open
+  monkeypatch.setattr(
+    Client, "__init__", lambda *args: sessions.append(make(*args))
+  )
+  monkeypatch.setattr(
+    CheckpointReader,
+    "open",
+    lambda reader, prefix: opened.append(prefix) or open_files(reader, prefix),
+  )
+  settings = {"GLOBAL_BATCH_SIZE": [[0, 2], [2, 4], [4, 2]], "TRAIN_STEPS": 6}
+  settings |= {"CHECKPOINT_STEPS": 6, "PROMPTS": []}
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
+  assert len(sessions) == 1
+  assert opened == []
+  (checkpoint,) = find_checkpoints(str(tmp_path))
+  assert checkpoint.manifest.step == 6
 
 
 @pytest.mark.slow

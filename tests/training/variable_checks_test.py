@@ -15,6 +15,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
 from palm_mtf.training.variable_checks import (
   FiniteCheck,
@@ -121,7 +122,7 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
       config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
     )
     session.run(program.initialize)
-    train_step = TrainStep(session, program)
+    train_step = TrainStep(Client(session), program)
     metrics = train_step.run(batch, 0)
     feed = {
       program.pods[0].features[name]: value for name, value in batch.items()
@@ -140,7 +141,7 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
     with pytest.raises(NonFiniteStepError) as bad:
       train_step.run(batch, 1)
     runs.assert_same(before, all_values(session, program))
-    watch = FiniteCheck(session, program, lambda: None)
+    watch = FiniteCheck(Client(session), program, lambda: None)
     error = watch.make_step_error(bad.value)
     assert "the parameter layer_000/norm/scale, before the step" in str(error)
 
@@ -152,7 +153,7 @@ def test_the_gradient_that_was_computed_first_is_named():
       config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=0
     )
     session.run(program.initialize)
-    watch = FiniteCheck(session, program, lambda: None)
+    watch = FiniteCheck(Client(session), program, lambda: None)
     losses = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
     squares = np.ones(len(program.parameters))
     first, second = (
@@ -195,7 +196,7 @@ def watched(request):
     )
     session.run(program.initialize)
     before = session.graph.num_operations()
-    watch = ReplicaCheck(session, program, lambda: None)
+    watch = ReplicaCheck(Client(session), program, lambda: None)
     assert session.graph.num_operations() == before, "no first step waits"
     yield session, program, watch
 
@@ -228,14 +229,15 @@ def test_a_run_stops_at_the_next_comparison_and_saves_nothing(
   made = TrainStep.__init__
   run = TrainStep.run
 
-  def remember(self, session, program):
-    self.planted_in = session, program.pods[1]
-    made(self, session, program)
+  def remember(self, client, program):
+    self.planted_in = client._session, program.pods[1]
+    made(self, client, program)
 
   def run_and_plant(self, batch, step, records):
     result = run(self, batch, step, records)
     if step == 4:
-      flip_bit(*self.planted_in, "embedding")
+      with self.planted_in[0].graph.as_default():
+        flip_bit(*self.planted_in, "embedding")
     return result
 
   monkeypatch.setattr(TrainStep, "__init__", remember)

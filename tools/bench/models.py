@@ -118,6 +118,7 @@ def warm_training(config: Config, batches: Batches) -> Iterator:
     config: settings of the run, which has one pod and one batch size.
     batches: batches of the run.
   """
+  from palm_mtf.runtime.client.client import Client
   from palm_mtf.training.step import TrainStep
 
   with training_program(
@@ -128,7 +129,7 @@ def warm_training(config: Config, batches: Batches) -> Iterator:
     seed=config.run.seed,
     features=batches.features,
   ) as (session, program):
-    step = TrainStep(session, program)
+    step = TrainStep(Client(session), program)
     for _ in range(WARM_UP_STEPS):
       step.run(batches.batch(0), 0)
     session.run(program.initialize)
@@ -138,12 +139,13 @@ def warm_training(config: Config, batches: Batches) -> Iterator:
 @contextlib.contextmanager
 def pod_cluster(pods: PodsConfig, mesh: MeshLayout) -> Iterator:
   """Yields the cluster of the pods' servers, which this process starts."""
-  from palm_mtf.cluster.client.local_servers import PodServers
+  from palm_mtf.runtime.client.local_servers import PodServers
+  from palm_mtf.training.host_modules import HOST_MODULES
 
   # Servers start before this process imports TensorFlow.
-  with PodServers(pods, mesh) as servers:
-    from palm_mtf.cluster.client.connect import connect
-    from palm_mtf.cluster.server_info import read_info
+  with PodServers(pods, mesh, HOST_MODULES) as servers:
+    from palm_mtf.runtime.client.connect import connect
+    from palm_mtf.runtime.server_info import read_info
 
     places = servers.places()  # empty if the pods are in this process
     addresses = {place.address for pod in places for place in pod}

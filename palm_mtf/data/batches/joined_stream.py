@@ -296,7 +296,10 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Maps rows of the run to rows of the stream, shuffled in each block."""
+    """Returns, for numbers of rows in training order, their rows in the stream.
+
+    Rows of the stream are shuffled within each block.
+    """
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):

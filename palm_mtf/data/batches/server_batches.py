@@ -3,7 +3,7 @@
 """Batches that a server reads itself, if it can open the token stores.
 
 The client's session calls `find_batches` and `read_batch` on a server
-(mesh/processes.py). Strings are UTF-8 bytes, as in TensorFlow.
+(runtime/processes.py). Strings are UTF-8 bytes, as in TensorFlow.
 """
 
 import functools
@@ -21,6 +21,7 @@ from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.batches.objectives import from_json, to_json
 from palm_mtf.data.tokens.store import read_store
 from palm_mtf.json_text import json_text
+from palm_mtf.runtime.host_functions import host_function
 
 
 class _NamedSource(NamedTuple):
@@ -48,6 +49,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
   )
 
 
+@host_function
 def find_batches(spec: bytes) -> bytes:
   """Opens the batches that `spec` describes; returns b"" or why it failed."""
   try:
@@ -57,6 +59,7 @@ def find_batches(spec: bytes) -> bytes:
   return b""
 
 
+@host_function
 def read_batch(
   spec: bytes, step: np.int64, part: np.int32, num_parts: np.int32
 ) -> tuple[np.ndarray, ...]:
@@ -66,10 +69,6 @@ def read_batch(
   `Batches.batch`. The arrays are in the order of `Batches.features`.
   """
   return _open_reader(spec).read(int(step), int(part), int(num_parts))
-
-
-# Servers of a cluster run these functions for their client.
-SERVER_FUNCTIONS = (find_batches, read_batch)
 
 
 class _Reader:

@@ -19,6 +19,7 @@ from palm_mtf.generation.inference.continuation import (
   make_sampling_key,
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
+from palm_mtf.runtime.program import Program
 
 # The maximum number of rows per batch. With this many rows, reading the weights
 # costs little compared with the arithmetic.
@@ -28,6 +29,29 @@ _MOST_ROWS = 64
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
 # The reader of a continuation's tokens, and the continuation so far.
 _Row = tuple[ContinuationReader, Continuation]
+
+
+class _Programs:
+  """The programs that continue a batch of prompts, one after another."""
+
+  def __init__(self, built: DecodeProgram):
+    self.start = Program(
+      inputs={
+        "prompts": built.prompts,
+        "lengths": built.lengths,
+        "keys": built.keys,
+      },
+      operations=[built.start],
+    )
+    self.advance = Program({"limit": built.limit}, operations=[built.advance])
+    outputs = {
+      "tokens": built.tokens,
+      "is_over": built.is_over,
+      "num_done": built.num_done,
+    }
+    if built.scores is not None:
+      outputs["scores"] = built.scores
+    self.read = Program(outputs=outputs)
 
 
 class Generator:
@@ -61,7 +85,8 @@ class Generator:
     self._most_prompt_tokens = length - sample_tokens + 1
     self._seed = seed
     self._start_id = start_id
-    self._programs: dict[tuple[int, int], DecodeProgram] = {}
+    self._client = loaded.client
+    self._programs: dict[tuple[int, int], _Programs] = {}
 
   @property
   def activation_dtype(self) -> str:
@@ -131,16 +156,14 @@ class Generator:
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
-    program = self._get_program(size, max(lengths))
-    inputs = np.zeros(program.prompts.shape.as_list(), np.int32)
+    programs, client = self._get_programs(size, max(lengths)), self._client
+    inputs = np.zeros(programs.start.inputs["prompts"].shape, np.int32)
     for row, ids in enumerate(tokens):
       inputs[row, : len(ids)] = ids
-    feed = {
-      program.prompts: inputs,
-      program.lengths: lengths,
-      program.keys: [self._make_keys(prompt) for prompt in filled],
-    }
-    self._loaded.session.run(program.start, feed)
+    keys = [self._make_keys(prompt) for prompt in filled]
+    client.call(
+      programs.start, {"prompts": inputs, "lengths": lengths, "keys": keys}
+    )
     readers = [
       [self._make_reader(ids) for _ in range(self._decode.num_samples)]
       for ids in before
@@ -148,12 +171,12 @@ class Generator:
     step = step or self._sample_tokens
     for limit in range(step, self._sample_tokens + step, step):
       limit = min(limit, self._sample_tokens)
-      self._loaded.session.run(program.advance, {program.limit: limit})
+      client.call(programs.advance, {"limit": limit})
       if self._decode.num_beams > 1:
         # Another text may be the best now, so read the best text from its
         # beginning.
         readers = [[self._make_reader(ids)] for ids in before]
-      yield self._read(program, readers)
+      yield self._read(programs.read, readers)
 
   def _make_reader(self, before: Sequence[int]) -> ContinuationReader:
     return ContinuationReader(
@@ -162,17 +185,10 @@ class Generator:
 
   def _read(
     self,
-    program: DecodeProgram,
+    program: Program,
     readers: Sequence[Sequence[ContinuationReader]],
   ) -> list[list[_Row]]:
-    fetched = {
-      "tokens": program.tokens,
-      "is_over": program.is_over,
-      "num_done": program.num_done,
-    }
-    if program.scores is not None:
-      fetched["scores"] = program.scores
-    values = self._loaded.session.run(fetched)
+    values = self._client.call(program)
     tokens, scores = values["tokens"], values.get("scores")
     is_last = values["num_done"] == self._sample_tokens
     if scores is None:
@@ -190,7 +206,7 @@ class Generator:
         rows[-1].append((reader, found))
     return rows
 
-  def _get_program(self, size: int, prompt_tokens: int) -> DecodeProgram:
+  def _get_programs(self, size: int, prompt_tokens: int) -> "_Programs":
     # The first run of each program compiles the program, so pad prompts to a
     # power of two: few programs then serve all lengths.
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
@@ -202,9 +218,9 @@ class Generator:
         num_tokens=self._vocabulary.size,
         eod_id=self._vocabulary.eod_id,
       )
-      with self._loaded.graph.as_default():
-        program = build_decode_program(self._loaded.model, self._decode, sizes)
-      self._programs[size, room] = program
+      with self._client.graph.as_default():
+        built = build_decode_program(self._loaded.model, self._decode, sizes)
+      self._programs[size, room] = _Programs(built)
     return self._programs[size, room]
 
   def _make_keys(self, prompt: Sequence[int]) -> np.ndarray:

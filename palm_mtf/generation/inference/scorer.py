@@ -11,6 +11,7 @@ SEQUENCE_LENGTH = 4 and STRIDE = 2, each window scores the tokens in brackets:
 """
 
 import collections
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from palm_mtf.generation.decode.score_program import (
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
+from palm_mtf.runtime.program import Program
 
 # Row lengths are powers of two, or SEQUENCE_LENGTH, so that few programs serve
 # all texts and a short text costs less than a long text. The number of rows per
@@ -112,7 +114,8 @@ class Scorer:
     self._start_id = start_id
     self._length = loaded.model.config.sequence_length
     self._stride = stride or max(self._length // 2, 1)
-    self._programs: dict[tuple[int, int], ScoreProgram] = {}
+    self._build = functools.cache(self._build_program)
+    self._programs: dict[tuple[tuple[int, ...], tuple[str, ...]], Program] = {}
 
   def log_likelihoods(
     self, examples: Sequence[Example]
@@ -212,6 +215,10 @@ class Scorer:
       for row, (_, w) in enumerate(rows)
     ]
 
+  def _build_program(self, num_rows: int, length: int) -> ScoreProgram:
+    with self._loaded.client.graph.as_default():
+      return build_score_program(self._loaded.model, num_rows, length)
+
   def _run(
     self,
     names: Sequence[str],
@@ -219,16 +226,16 @@ class Scorer:
     targets: np.ndarray,
     num_given: np.ndarray,
   ) -> list[np.ndarray]:
-    if inputs.shape not in self._programs:
-      with self._loaded.graph.as_default():
-        program = build_score_program(self._loaded.model, *inputs.shape)
-      self._programs[inputs.shape] = program
-    program = self._programs[inputs.shape]
-    feed = {
-      program.inputs: inputs,
-      program.targets: targets,
-      program.num_given: num_given,
-    }
-    return self._loaded.session.run(
-      [getattr(program, name) for name in names], feed
-    )
+    key = inputs.shape, tuple(names)
+    if key not in self._programs:
+      built = self._build(*inputs.shape)
+      self._programs[key] = Program(
+        inputs={
+          "inputs": built.inputs,
+          "targets": built.targets,
+          "num_given": built.num_given,
+        },
+        outputs=[getattr(built, name) for name in names],
+      )
+    rows = {"inputs": inputs, "targets": targets, "num_given": num_given}
+    return self._loaded.client.call(self._programs[key], rows)

@@ -10,7 +10,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.accounting.memory import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.variables import open_to_restore, restore
+from palm_mtf.checkpoints.variables import CheckpointReader
 from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.generation.decode.weights import DecodeModel, build_decode_model
@@ -19,6 +19,8 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.features import REQUIRED_FEATURES
 from palm_mtf.programs.forward_program import build_forward_program
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.program import VARIABLES, Program
 
 
 def step_session_config(
@@ -38,7 +40,7 @@ def step_session_config(
 
 
 def load_weights(
-  session: tf.Session,
+  client: Client,
   model: DecodeModel,
   restore: Callable[[Mapping[str, Sequence[Slice]]], None],
 ) -> None:
@@ -51,7 +53,7 @@ def load_weights(
   # only one layer of the checkpoint in memory at a time.
   for i, layer in enumerate(model.layers):
     restore(layer.slices)
-    session.run(layer.prepare)
+    client.call(Program(operations=[layer.prepare]))
     if i == 0:  # release pages of code that later layers hardly run
       release_file_pages()
   # The first program is compiled next. This takes the most memory, so free
@@ -61,11 +63,10 @@ def load_weights(
 
 
 class LoadedDecoder:
-  """Weights in a session; a context manager, which closes the session.
+  """Weights on devices; a context manager, which closes the client.
 
   Attributes:
-    graph: graph to build programs in.
-    session: session to run the programs in.
+    client: client that has the devices.
     model: weights that the programs read.
     mesh: devices and layout rules.
     num_slices: number of slices that the layout splits `batch` into.
@@ -85,25 +86,25 @@ class LoadedDecoder:
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.mesh = mesh
     self.num_slices = mesh.axis_size_of("batch")
-    self.graph = tf.Graph()
-    with self.graph.as_default():
+    graph = tf.Graph()
+    with graph.as_default():
       self.model = build_decode_model(config, mesh, weight_dtype)
-      # Set no limit for packed weights: C++ products limit their own threads.
-      is_limited = for_steps and not self.model.is_packed
-      session = (
-        step_session_config(config, mesh, weight_dtype)
-        if is_limited
-        else session_config(mesh.num_devices)
-      )
-      self.session = tf.Session(config=session)
-      with open_to_restore(self.session, checkpoint.prefix) as restore:
-        load_weights(self.session, self.model, lambda slices: restore([slices]))
+    # Set no limit for packed weights: C++ products limit their own threads.
+    is_limited = for_steps and not self.model.is_packed
+    session = (
+      step_session_config(config, mesh, weight_dtype)
+      if is_limited
+      else session_config(mesh.num_devices)
+    )
+    self.client = Client(tf.Session(graph=graph, config=session))
+    with CheckpointReader(self.client).open(checkpoint.prefix) as restore:
+      load_weights(self.client, self.model, lambda slices: restore([slices]))
 
   def __enter__(self) -> "LoadedDecoder":
     return self
 
   def __exit__(self, *unused: object) -> None:
-    self.session.close()
+    self.client.close()
 
 
 class LoadedModel:
@@ -118,27 +119,29 @@ class LoadedModel:
     batch_size: int,
     features: Sequence[str] = REQUIRED_FEATURES,
   ):
+    # `features` names the features of every batch.
+    # Memory holds only weights: no gradients and no optimizer slots.
     with tf.Graph().as_default():
       program = build_forward_program(
         model, mesh, batch_size=batch_size, features=features
       )
-      self._session = tf.Session(config=session_config(mesh.num_devices))
-      restore(self._session, [program.slices], checkpoint.prefix)
-    self._features = list(program.features)
-    self._loss_and_weight = self._session.make_callable(
-      [program.loss, program.weight_sum], list(program.features.values())
+      config = session_config(mesh.num_devices)
+      self._client = Client(tf.Session(config=config))
+    CheckpointReader(self._client).restore([program.slices], checkpoint.prefix)
+    self._loss_and_weight = Program(
+      program.features, [program.loss, program.weight_sum], reads=VARIABLES
     )
 
   def __enter__(self) -> "LoadedModel":
     return self
 
   def __exit__(self, *unused: object) -> None:
-    self._session.close()
+    self._client.close()
 
   def losses(self, batch: Batch) -> list[tuple[float, float]]:
-    """Returns a list of one pair: mean loss, sum of loss weights."""
-    fed = (batch[name] for name in self._features)
-    return [self._loss_and_weight(*fed)]
+    """Returns a list of one pair: the batch's mean loss and sum of weights."""
+    inputs = {name: batch[name] for name in self._loss_and_weight.inputs}
+    return [self._client.call(self._loss_and_weight, inputs)]
 
 
 def mean_loss(

@@ -5,14 +5,15 @@
 Each text is in a slot, a row of the decoding batch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from palm_mtf.config.decode import MOST_GREEDY
-from palm_mtf.generation.decode.slot_program import InsertProgram, SlotPrograms
+from palm_mtf.generation.decode.slot_program import SlotPrograms
 from palm_mtf.generation.inference.sessions import LoadedDecoder
+from palm_mtf.runtime.program import Program
 
 # A step computes only the first rows, up to the last slot in use. The number of
 # these rows grows by this factor, so that few programs are built.
@@ -76,11 +77,11 @@ class SlotDecoder:
     n = loaded.num_slices
     self.num_slots = -(-num_slots // n) * n
     self.sequence_length = loaded.model.config.sequence_length
-    with loaded.graph.as_default():
+    with loaded.client.graph.as_default():
       self._programs = SlotPrograms(loaded.model, self.num_slots, n)
-    loaded.session.run(self._programs.initialize)
-    self._inserts: dict[int, InsertProgram] = {}
-    self._calls: dict[tuple[object, ...], Callable] = {}
+    loaded.client.call(Program(operations=[self._programs.initialize]))
+    self._inserts: dict[int, Program] = {}
+    self._steps: dict[tuple[object, ...], Program] = {}
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
     """Prefills a slot; the next step reads the prompt's last token again.
@@ -90,16 +91,23 @@ class SlotDecoder:
     # Pad to a power of two, so that few programs serve all lengths.
     room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
     if room not in self._inserts:
-      with self._loaded.graph.as_default():
-        self._inserts[room] = self._programs.insert(room)
-    program, n = self._inserts[room], self._loaded.num_slices
+      with self._loaded.client.graph.as_default():
+        built = self._programs.insert(room)
+      self._inserts[room] = Program(
+        inputs={
+          "prompts": built.prompts,
+          "lengths": built.lengths,
+          "rows": built.rows,
+        },
+        operations=[built.insert],
+      )
+    n = self._loaded.num_slices
     prompts = np.zeros([n, room], np.int32)
     prompts[:, : len(ids)] = ids
     rows = np.full([n], -1, np.int32)
     rows[slot % n] = slot // n
-    feed = {program.prompts: prompts, program.rows: rows}
-    feed[program.lengths] = [len(ids)] * n
-    self._loaded.session.run(program.insert, feed)
+    inputs = {"prompts": prompts, "lengths": [len(ids)] * n, "rows": rows}
+    self._loaded.client.call(self._inserts[room], inputs)
 
   def steps(
     self, texts: Mapping[int, SlotText], count: int, *, wants_log_probs: bool
@@ -131,8 +139,10 @@ class SlotDecoder:
     has_limits = not is_greedy and any(
       x.top_k is not None or x.top_p < 1 for x in texts.values()
     )
-    call = self._make_call(num_rows, is_greedy, has_limits, wants_log_probs)
-    tokens, *log_probs = call(count, numbers, shares)[:-1]
+    program = self._build_step(num_rows, is_greedy, has_limits, wants_log_probs)
+    tokens, *log_probs = self._loaded.client.call(
+      program, {"count": count, "texts": numbers, "shares": shares}
+    )
     if not wants_log_probs:
       return {
         slot: [Chosen(token, None, {}) for token in tokens[row].tolist()]
@@ -156,26 +166,30 @@ class SlotDecoder:
       rows *= _ROWS_GROW_BY
     return min(rows, self.num_slots)
 
-  def _make_call(
+  def _build_step(
     self,
     num_rows: int,
     is_greedy: bool,
     has_limits: bool,
     wants_log_probs: bool,
-  ) -> Callable[..., list[np.ndarray]]:
-    # Keep the callable of each program, because making a callable takes time.
+  ) -> Program:
     key = (num_rows, is_greedy, has_limits, wants_log_probs)
-    if key not in self._calls:
-      with self._loaded.graph.as_default():
-        program = self._programs.step(
+    if key not in self._steps:
+      with self._loaded.client.graph.as_default():
+        built = self._programs.step(
           num_rows,
           self._num_tokens,
           is_greedy=is_greedy,
           has_limits=has_limits,
           wants_log_probs=wants_log_probs,
         )
-      self._calls[key] = self._loaded.session.make_callable(
-        [program.chosen, *(program.log_probs or ()), program.update],
-        [program.count, program.texts, program.shares],
+      self._steps[key] = Program(
+        inputs={
+          "count": built.count,
+          "texts": built.texts,
+          "shares": built.shares,
+        },
+        outputs=[built.chosen, *(built.log_probs or ())],
+        operations=[built.update],
       )
-    return self._calls[key]
+    return self._steps[key]

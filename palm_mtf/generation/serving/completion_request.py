@@ -37,13 +37,14 @@ class CompletionRequest:
   Attributes:
     prompts: texts, or lists of token ids.
     max_tokens: maximum number of tokens per completion; 0 only with `echo`.
-    temperature: TEMPERATURE; 0 takes the likeliest token.
-    top_p: TOP_P: total probability of the likeliest tokens to draw from.
-    top_k: TOP_K: number of likeliest tokens to draw from; None for all.
+    temperature: temperature of sampling; 0 takes the likeliest token.
+    top_p: total probability of the likeliest tokens to draw from.
+    top_k: number of likeliest tokens to draw from; None for all.
     n: number of completions per prompt.
     stop: a completion ends where the first of these texts begins.
     seed: random seed.
-    logprobs: number of likeliest tokens to list per token; None for no log p.
+    logprobs: number of likeliest tokens whose log-probabilities the answer
+      lists for each token; None to list none.
     echo: whether the answer repeats the prompt before its completion.
     stream: whether the text is sent piece by piece.
     include_usage: whether a stream ends with its token counts.

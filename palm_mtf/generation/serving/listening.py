@@ -6,8 +6,8 @@ import ipaddress
 import logging
 import socket
 
-from palm_mtf.cluster.addresses import explain_bind_error, split_address
 from palm_mtf.errors import UserError
+from palm_mtf.runtime.addresses import explain_bind_error, split_address
 
 _logger = logging.getLogger(__name__)
 

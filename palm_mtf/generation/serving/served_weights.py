@@ -98,7 +98,7 @@ class ServedWeights:
     return self._scorer.score_prompt(ids)
 
   def _free(self) -> None:
-    # The weights are freed once the session is closed and has no references.
+    # The weights are freed once the client is closed and has no references.
     if self._loaded:
-      self._loaded.session.close()
+      self._loaded.client.close()
     self._loaded = self._scorer = self.decoder = None

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables on TPUs: a device stacks variables of a kind, such as "mlp/wi"."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.architecture import parse_name
 from palm_mtf.mesh.slices import Region, Slice, pad_to, regions_of
-from palm_mtf.ops.variables import Fill, SlicedVariable, make_variable
+from palm_mtf.ops.variables import Fill, SlicedVariable, keep_variable
 from palm_mtf.ops.xla import function
 
 # With thousands of devices and a hundred layers, it takes long to make, pass to
@@ -66,8 +67,11 @@ class Stack:
     values = _make_first_values(variables, mesh_impl, regions, cpus)
     self.slices = []
     for pnum, region in enumerate(regions):
-      with tf.device(mesh_impl.devices[pnum]):  # host -> device
-        of_device = make_variable(values[pnum], f"{self.name}/slice_{pnum}")
+      of_device = keep_variable(  # host -> device
+        f"{self.name}/slice_{pnum}",
+        mesh_impl.devices[pnum],
+        functools.partial(values.__getitem__, pnum),
+      )
       self.slices.append(
         Slice(**vars(region), names=names, variable=of_device, near=cpus[pnum])
       )

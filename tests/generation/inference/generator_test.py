@@ -197,7 +197,7 @@ def test_no_object_is_left_of_a_decoder_after_its_use(
       loaded, vocabulary, GREEDY, sample_tokens=SAMPLE_TOKENS, seed=0
     )
     assert texts(generator, ["a"]) == [[ORDER[1:]]]
-    graph = weakref.ref(loaded.graph)
+    graph = weakref.ref(loaded.client.graph)
   del generator, loaded
   gc.collect()
   assert graph() is None

@@ -18,6 +18,7 @@ from palm_mtf.generation.inference.scorer import (
 )
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.programs.forward_program import build_forward_program
+from palm_mtf.runtime.client.client import Client
 from tests import oracle
 from tests.mtf_testing import SINGLE, load_parameters, mesh_layout, small_config
 
@@ -33,7 +34,7 @@ def checkpoint(tmp_path_factory):
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(CONFIG, SINGLE, batch_size=1)
     load_parameters(session, program.slices, PARAMS)
-    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
+    WeightsCopier(Client(session), [program.slices]).copy()(checkpoint.prefix)
   return checkpoint
 
 

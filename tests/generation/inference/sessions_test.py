@@ -13,6 +13,7 @@ from palm_mtf.generation.inference.sessions import (
   mean_loss,
 )
 from palm_mtf.mesh.session import session_config
+from palm_mtf.runtime.client.client import Client
 from tests import oracle
 from tests.decode_testing import save_checkpoint
 from tests.mtf_testing import (
@@ -59,7 +60,7 @@ def test_no_two_layers_of_a_checkpoint_are_in_memory_at_once(
 
   with tf.Graph().as_default(), tf.Session(config=in_session) as session:
     model = build_decode_model(config, mesh, weight_dtype)
-    load_weights(session, model, restore)
+    load_weights(Client(session), model, restore)
     assert not any(are_there())
   assert {name for slices in restored for name in slices} == params.keys()
   assert len(restored) == config.num_layers + 1

@@ -19,12 +19,12 @@ from palm_mtf.checkpoints.variables import build_restorer, build_writer
 from palm_mtf.checkpoints.weight_files import close_weights, open_weights
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.config.tpu_slice import tpu_slice
-from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import names_of
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
 from palm_mtf.programs.features import ServerFeatures
 from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.runtime.processes import Process
 from palm_mtf.training.variable_checks import (
   build_fingerprints,
   build_finite_check,
@@ -108,7 +108,7 @@ class Run:
     for i in range(program.num_microbatches):
       feed = {program.step: step, program.microbatch: i}
       for number, pod in enumerate(
-        [] if program.servers_read else program.pods
+        [] if program.batches is not None else program.pods
       ):
         for name, tensor in pod.features.items():
           parts = np.split(shares[name][number], program.num_microbatches)
@@ -258,7 +258,7 @@ def saving_of(program, path="no/such/checkpoint"):
   pods = [x.slices for x in program.pods]
   hosts = CheckpointProcesses(Process(program.devices.client))
   return {
-    "restore": build_restorer(pods, path, hosts),
+    "restore": build_restorer(pods, tf.constant(path), hosts),
     "fingerprints": [build_fingerprints(x) for x in pods],
     "finite": build_finite_check(program.slices),
     "names": names_of(program.slices),

@@ -16,6 +16,7 @@ in the round in which it rises most.
 
 import argparse
 import dataclasses
+import functools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -57,13 +58,13 @@ def _records(
     models.benchmark_config("float32"), num_layers=num_layers
   )
   with models.pod_cluster(pods, models.ONE_DEVICE) as cluster:
-    from palm_mtf._tf import tf
     from palm_mtf.checkpoints.processes import find_checkpoint_processes
-    from palm_mtf.checkpoints.variables import WeightsCopier, restore
-    from palm_mtf.mesh.processes import Process
+    from palm_mtf.checkpoints.variables import CheckpointReader, WeightsCopier
     from palm_mtf.programs.train_program import build_train_program
+    from palm_mtf.runtime.processes import Process
+    from palm_mtf.runtime.program import Program
 
-    with tf.Graph().as_default(), cluster.session() as session:
+    with cluster.client() as client, client.graph.as_default():
       program = build_train_program(
         config,
         models.ONE_DEVICE,
@@ -73,25 +74,26 @@ def _records(
         pods=pods,
         devices=cluster.devices,
       )
-      session.run(program.initialize)
+      client.call(Program(operations=[program.initialize]))
       slices = [pod.slices for pod in program.pods]
-      client = Process(cluster.devices.client)
+      this = Process(cluster.devices.client)
       of_servers = find_checkpoint_processes(
-        session, client, cluster.servers, folder
+        client, this, cluster.servers, folder
       )
       kinds = {"servers": of_servers, "client": of_servers.client_only}
       copiers = {
-        kind: WeightsCopier(session, slices, hosts)
+        kind: WeightsCopier(client, slices, hosts)
         for kind, hosts in kinds.items()
       }
+      readers = {x: CheckpointReader(client, y) for x, y in kinds.items()}
       found = {kind: [] for kind in kinds}
       for _ in range(rounds):
-        for kind, hosts in kinds.items():
+        for kind in kinds:
           found[kind].append(
             _write_and_read(
               os.path.join(folder, "weights"),
               copiers[kind].copy,
-              lambda path, hosts=hosts: restore(session, slices, path, hosts),
+              functools.partial(readers[kind].restore, slices),
             )
           )
   for kind, records in found.items():

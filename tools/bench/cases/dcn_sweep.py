@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
-from palm_mtf.cluster.client.local_servers import cores_of_pods
 from palm_mtf.config import PodsConfig
 from palm_mtf.errors import check_real
+from palm_mtf.runtime.client.local_servers import cores_of_pods
 from tools.bench.command import Flag, choices, numbers, train_config
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 

@@ -113,6 +113,7 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
     load_weights,
     step_session_config,
   )
+  from palm_mtf.runtime.client.client import Client
 
   config = task.config(dtype)
   mesh = MeshLayout(mesh_shape="", layout="")
@@ -130,7 +131,7 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
     model = build_decode_model(config, mesh, weight_dtype)
     program = build_decode_program(model, DecodeConfig(temperature=0.0), sizes)
     load_weights(
-      session,
+      Client(session),
       model,
       lambda slices: session.run(
         [

@@ -65,6 +65,7 @@ def work(
   files: list[str], macros: list[str], layout: str, num_steps: int
 ) -> dict:
   """Trains in this process; returns bytes moved and kept, and seconds."""
+  from palm_mtf.runtime.client.client import Client
   from palm_mtf.training.step import TrainStep
   from tools.traffic import traffic
 
@@ -83,7 +84,7 @@ def work(
     moved = traffic([program.update, *program.metrics.values()])
     for _ in range(mesh.num_microbatches - 1):
       moved += traffic([pod.accumulate for pod in program.pods])
-    run = TrainStep(session, program).run
+    run = TrainStep(Client(session), program).run
     times = [
       time_call(run, batch, step) for step in range(WARM_UP_STEPS + num_steps)
     ]

@@ -64,9 +64,10 @@ def take_steps(
   cluster, pods: PodsConfig, mesh: MeshLayout, rounds: int
 ) -> dict[str, list[Turn]]:
   """Returns the turns of each kind of step, one per round."""
-  from palm_mtf._tf import tf
   from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
   from palm_mtf.programs.train_program import build_train_program
+  from palm_mtf.runtime.client.client import Client
+  from palm_mtf.runtime.program import Program
   from palm_mtf.training.step import TrainStep
 
   config = benchmark_config("bfloat16")
@@ -75,7 +76,9 @@ def take_steps(
   batch = {"inputs": tokens, "targets": tokens}
   part = {name: rows[:pod_batch_size] for name, rows in batch.items()}
 
-  def step(devices: CpuGpuDevices) -> Callable[[dict, int], dict[str, float]]:
+  def step(
+    client: Client, devices: CpuGpuDevices
+  ) -> Callable[[dict, int], dict[str, float]]:
     num_pods = len(devices.pods)
     program = build_train_program(
       config,
@@ -86,17 +89,17 @@ def take_steps(
       pods=dataclasses.replace(pods, num_pods=num_pods),
       devices=devices,
     )
-    session.run(program.initialize)
-    return TrainStep(session, program).run
+    client.call(Program(operations=[program.initialize]))
+    return TrainStep(client, program).run
 
   with (
-    tf.Graph().as_default(),
-    cluster.session() as session,
+    cluster.client() as client,
+    client.graph.as_default(),
     concurrent.futures.ThreadPoolExecutor(NUM_PODS) as clients,
   ):
-    joined = step(cluster.devices)
+    joined = step(client, cluster.devices)
     each = [
-      step(dataclasses.replace(cluster.devices, pods=[names]))
+      step(client, dataclasses.replace(cluster.devices, pods=[names]))
       for names in cluster.devices.pods
     ]
 

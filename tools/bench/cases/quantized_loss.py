@@ -44,16 +44,18 @@ def measure_loss(
 
   from palm_mtf.generation.decode.score_program import build_score_program
   from palm_mtf.generation.inference.sessions import LoadedDecoder, mean_loss
+  from palm_mtf.runtime.program import Program
 
   mesh = MeshLayout(mesh_shape="", layout="")
   with LoadedDecoder(checkpoint, config, mesh, weight_dtype) as loaded:
-    with loaded.graph.as_default():
-      program = build_score_program(loaded.model, *batches[0]["inputs"].shape)
+    with loaded.client.graph.as_default():
+      built = build_score_program(loaded.model, *batches[0]["inputs"].shape)
+    inputs = {"inputs": built.inputs, "targets": built.targets}
+    score = Program(inputs, built.token_loss)
 
     def losses(batch: Batch) -> Iterator[tuple[float, float]]:
-      feed = {program.inputs: batch["inputs"]}
-      feed[program.targets] = batch["targets"]
-      token_loss = loaded.session.run(program.token_loss, feed)
+      rows = {name: batch[name] for name in score.inputs}
+      token_loss = loaded.client.call(score, rows)
       weights = batch.get("loss_weights", np.ones(token_loss.shape))
       return zip(token_loss.ravel(), weights.ravel(), strict=True)
 

@@ -33,6 +33,7 @@ from palm_mtf.foreign_models.model_function import ModelLoss
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_program
+from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import TrainStep
 from tools.bench.command import Flag, worker_command
 from tools.bench.pairs import race, ratio
@@ -81,7 +82,7 @@ def _step(
     devices=CpuGpuDevices(DEVICES[0], pods),
   )
   session.run(program.initialize)
-  return TrainStep(session, program).run
+  return TrainStep(Client(session), program).run
 
 
 def work(name: str) -> None:

@@ -12,23 +12,23 @@ import sys
 
 import pytest
 
-from palm_mtf.cluster.client.local_servers import PodServers
-from palm_mtf.cluster.server import start
-from palm_mtf.cluster.server.restricted_port import (
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.server import start
+from palm_mtf.runtime.server.restricted_port import (
   admit_own_user,
   restrict_to_admitted,
   restricted_port,
 )
-from palm_mtf.config.pods import PodsConfig
 from tests import processes, runs
-from tests.cluster.intrusion import (
+from tests.mtf_testing import SINGLE
+from tests.runtime.intrusion import (
   HERE,
   NOBODY,
   Intruder,
   leave_network,
   start_servers_on_loopback,
 )
-from tests.mtf_testing import SINGLE
 
 as_root = pytest.mark.skipif(
   os.geteuid() != 0, reason="only root can become another user"
@@ -142,7 +142,7 @@ def apart(*command, as_user=("--user", "--map-root-user")):
 )
 def test_another_host_gets_no_answer_from_servers_that_start(num_tens):
   """Only a server that listens at an address of this host answers there."""
-  command = apart(sys.executable, "-m", "tests.cluster.intrusion", "10")
+  command = apart(sys.executable, "-m", "tests.runtime.intrusion", "10")
   for _ in range(num_tens):
     done = subprocess.run(
       command, stdout=subprocess.PIPE, text=True, env=processes.environment()
@@ -156,7 +156,7 @@ def test_another_host_gets_no_answer_from_servers_that_start(num_tens):
 @as_root
 def test_another_user_gets_no_answer_from_a_hundred_servers_that_start():
   for _ in range(10):
-    done = processes.python("-m", "tests.cluster.intrusion", 10, NOBODY)
+    done = processes.python("-m", "tests.runtime.intrusion", 10, NOBODY)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
@@ -179,7 +179,7 @@ def test_another_user_gets_no_answer_from_any_server_of_a_run(corpus, tmp_path):
 # Each user has a separate process, forked before TensorFlow's first call.
 ASK = """
 import os, sys
-from palm_mtf.cluster.server_info import NoAnswerError, read_info
+from palm_mtf.runtime.server_info import NoAnswerError, read_info
 *addresses, users = sys.argv[1:]
 asked = [(x, int(uid)) for x in addresses for uid in users.split()]
 for address, uid in asked:
@@ -269,7 +269,7 @@ def test_a_uid_that_stands_for_other_users_too_admits_nobody():
   if not shutil.which("unshare") or subprocess.call([*unshare, "true"]):
     pytest.skip("no user namespaces here")
   program = (
-    "from palm_mtf.cluster.server.restricted_port import admit_own_user as f; "
+    "from palm_mtf.runtime.server.restricted_port import admit_own_user as f; "
     "f(2222)"
   )
   done = subprocess.run(

@@ -15,9 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from palm_mtf._tf import tf
-from palm_mtf.cluster.client.local_servers import PodServers
-from palm_mtf.cluster.client.places import Place
-from palm_mtf.cluster.server_info import (
+from palm_mtf.errors import UserError
+from palm_mtf.mesh.session import SERVER_ERRORS
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.program import Program
+from palm_mtf.runtime.server_info import (
   NoAnswerError,
   NotOursError,
   ServerInfo,
@@ -26,9 +30,7 @@ from palm_mtf.cluster.server_info import (
   read_info,
   read_silent_peers,
 )
-from palm_mtf.cluster.sockets import shut_down_connections
-from palm_mtf.errors import UserError
-from palm_mtf.mesh.session import SERVER_ERRORS
+from palm_mtf.runtime.sockets import shut_down_connections
 
 _Answer = TypeVar("_Answer")
 # Fractions of POD_TIMEOUT_SECS: the pause between two probes of a server, the
@@ -141,28 +143,19 @@ class Heartbeat:
       if how := self._lost.get(address):
         raise PodLostError(pod, self._message(address, how, "ever since"))
 
-  def connect(self, session: tf.Session) -> None:
-    """Connects a session to all servers; raises OpError if a server is lost."""
+  def connect(self, client: Client) -> None:
+    """Connects a client to all servers; raises OpError if a server is lost."""
     # A session never stops trying to connect. Therefore it connects in a new
     # thread, and the calling thread stops waiting once the heartbeat finds a
     # lost server.
-    nothing = tf.no_op()
-    errors: list[tf.errors.OpError] = []
-
-    def run() -> None:
-      try:
-        session.run(nothing)
-      except tf.errors.OpError as error:
-        errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive():
-      thread.join(_CONNECT_SECS)
+    with client.graph.as_default():
+      nothing = Program(operations=[tf.no_op()])
+    connected = client.run(nothing)
+    while not connected.done():
+      concurrent.futures.wait([connected], _CONNECT_SECS)
       if self._lost:
         raise tf.errors.UnavailableError(None, None, "a server is lost")
-    if errors:
-      raise errors[0]
+    connected.result()
 
   @contextlib.contextmanager
   def during(self, phase: str) -> Iterator[None]:

@@ -15,22 +15,22 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.cluster.client import connect
-from palm_mtf.cluster.client.connect import ServerMemory
-from palm_mtf.cluster.client.heartbeat import PodLostError
-from palm_mtf.cluster.client.local_servers import cores_of_pods
-from palm_mtf.cluster.client.places import Place
-from palm_mtf.cluster.server_info import read_info
 from palm_mtf.config import MeshLayout, PodsConfig
-from palm_mtf.mesh.processes import Process
 from palm_mtf.native.operations import operations
+from palm_mtf.runtime.client import connect
+from palm_mtf.runtime.client.connect import ServerMemory
+from palm_mtf.runtime.client.heartbeat import PodLostError
+from palm_mtf.runtime.client.local_servers import cores_of_pods
+from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.server_info import read_info
 from tests import runs
-from tests.cluster.client.local_servers_test import (
+from tests.runtime.client.local_servers_test import (
   is_running,
   servers_of,
   wait_until,
 )
-from tests.cluster.served import Served
+from tests.runtime.served import Served
 
 
 @pytest.mark.slow
@@ -72,12 +72,12 @@ def test_pods_in_all_three_places_hold_the_same_bits_for_200_steps(
 def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
   """`close` of the session would wait for the pod."""
   comes_back = threading.Event()
-  session = types.SimpleNamespace(close=comes_back.wait)
+  session = types.SimpleNamespace(close=comes_back.wait, graph=tf.Graph())
   monkeypatch.setattr(connect.tf, "Session", lambda *_, **__: session)
   start = time.monotonic()
   with (
     pytest.raises(PodLostError),
-    connect.Cluster(devices=[], config=None).session(),
+    connect.Cluster(devices=[], config=None).client(),
   ):
     raise PodLostError(1, "pod 1 is gone")
   assert time.monotonic() - start < 8
@@ -115,12 +115,12 @@ def test_a_pod_has_the_number_of_its_largest_server():
   tasks = ["pod_0/replica:0/task:0", "pod_0/task:1", "pod_1/task:0"]
   servers = [Process(f"/job:{x}/device:cpu:0") for x in tasks]
 
-  def run(read):
-    assert [len(x) for x in read.values()] == [2, 1]
+  def call(program):
+    assert [len(x) for x in program.outputs.values()] == [2, 1]
     return {"pod_0": [np.int64(5), np.int64(9)], "pod_1": [np.int64(7)]}
 
-  with tf.Graph().as_default():
-    memory = ServerMemory(types.SimpleNamespace(run=run), servers)
+  client = types.SimpleNamespace(graph=tf.Graph(), call=call)
+  memory = ServerMemory(client, servers)
   assert memory.read() == {
     "host_memory_bytes/pod_0": 9,
     "host_memory_bytes/pod_1": 7,
@@ -172,4 +172,4 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
 
 
 def test_pods_in_process_have_the_memory_of_the_process_alone():
-  assert ServerMemory(None, []).read() == {}
+  assert ServerMemory(types.SimpleNamespace(graph=tf.Graph()), []).read() == {}

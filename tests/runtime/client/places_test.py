@@ -4,9 +4,9 @@
 
 import pytest
 
-from palm_mtf.cluster.client.places import Place, places_of_pods, resolve_places
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError
+from palm_mtf.runtime.client.places import Place, places_of_pods, resolve_places
 
 MESH = MeshLayout(mesh_shape="data:2,model:2", layout="batch:data,d_ff:model")
 

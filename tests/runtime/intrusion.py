@@ -74,7 +74,7 @@ def free_ports(count: int) -> list[int]:
 
 def start_servers_on_loopback(count: int, uid: int) -> list[str]:
   """Starts servers while a user sends requests; returns who answers."""
-  from palm_mtf.cluster.server.start import start_server
+  from palm_mtf.runtime.server.start import start_server
 
   ports = free_ports(count)
   addresses = [f"{ip}:{port}" for ip in ("127.0.0.1", "::1") for port in ports]
@@ -93,7 +93,7 @@ def start_servers_before_another_host(count: int) -> list[str]:
   may reach them. It sends requests to all servers at NOT_HERE, and to the last
   server at HERE. Call this as the root of a network namespace.
   """
-  from palm_mtf.cluster.server.start import start_server
+  from palm_mtf.runtime.server.start import start_server
 
   ports = free_ports(count)
   addresses = [f"{NOT_HERE}:{port}" for port in ports]

@@ -9,6 +9,7 @@ client.
 
 import ctypes
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ class ServerSettings:
 
   client: int  # process id
   num_devices: int  # virtual CPU devices of the pod's mesh
+  modules: Sequence[str]  # names of modules with host functions
   cores: Sequence[int]  # numbers of the CPU cores that the process may use
 
 
@@ -36,7 +38,9 @@ def serve(settings: ServerSettings) -> None:
   """Starts the server, prints its address, and waits until the client ends."""
   # Set the cores before the import of TensorFlow, which counts them.
   os.sched_setaffinity(0, settings.cores)
-  from palm_mtf.cluster.server.start import start_server
+  for name in settings.modules:
+    importlib.import_module(name)
+  from palm_mtf.runtime.server.start import start_server
 
   server = start_server(settings.num_devices, num_threads=len(settings.cores))
   print(json_text({"address": server.target.removeprefix("grpc://")}))

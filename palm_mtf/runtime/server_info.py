@@ -38,7 +38,7 @@ class ServerInfo:
   num_devices: int
   num_threads: int  # per operation
   # {name of a function: token with which sessions call the function}; see
-  # mesh/processes.py.
+  # runtime/processes.py.
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether the server has our operations in C++
   # CPU instruction sets that decide which kernels run, from `kernel_flags`.

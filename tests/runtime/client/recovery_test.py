@@ -10,17 +10,17 @@ import time
 import pytest
 
 from palm_mtf.checkpoints import variables
-from palm_mtf.cluster.client.heartbeat import PodLostError
-from palm_mtf.cluster.client.local_servers import PodServers
-from palm_mtf.cluster.client.recovery import PodRecovery
 from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
+from palm_mtf.runtime.client.heartbeat import PodLostError
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.client.recovery import PodRecovery
 from palm_mtf.training import loop, session
 from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
 from tests import runs
-from tests.cluster.client.local_servers_test import servers_of
-from tests.cluster.served import Served
 from tests.mtf_testing import SINGLE, small_config
+from tests.runtime.client.local_servers_test import servers_of
+from tests.runtime.served import Served
 from tests.training.variable_checks_test import plant
 
 SETTINGS = {

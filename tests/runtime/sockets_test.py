@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from palm_mtf.cluster.server.restricted_port import restrict_to_address
-from palm_mtf.cluster.sockets import shut_down_connections
+from palm_mtf.runtime.server.restricted_port import restrict_to_address
+from palm_mtf.runtime.sockets import shut_down_connections
 
 
 @pytest.fixture

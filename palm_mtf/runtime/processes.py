@@ -4,7 +4,7 @@
 
 A server is a Python process. TensorFlow finds a function in a process by the
 token under which the process registered the function. Each server publishes its
-tokens (cluster/server_info.py).
+tokens (runtime/server_info.py).
 """
 
 import dataclasses
@@ -57,9 +57,3 @@ def _registered(function: Callable) -> tf.Operation:
   # function exists. The cached result keeps such a graph.
   with tf.Graph().as_default():
     return tf.numpy_function(function, [], tf.string).op
-
-
-def cpu_of_process(device: str) -> str:
-  """Returns the name of the first CPU of the process that has `device`."""
-  task, _, _ = device.rpartition("/device:")
-  return f"{task}/device:cpu:0"

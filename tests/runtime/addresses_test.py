@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-from palm_mtf.cluster.addresses import (
+from palm_mtf.errors import UserError
+from palm_mtf.runtime.addresses import (
   check_free,
   resolve,
   split_address,
 )
-from palm_mtf.errors import UserError
 
 
 def message_of(function, *arguments):

@@ -9,19 +9,9 @@ import contextlib
 import dataclasses
 import functools
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.cluster.addresses import resolve
-from palm_mtf.cluster.client.heartbeat import PodLostError
-from palm_mtf.cluster.client.places import Place
-from palm_mtf.cluster.server.start import start_server
-from palm_mtf.cluster.server_info import (
-  NoAnswerError,
-  ServerInfo,
-  claim_server,
-)
 from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.tpu_slice import tpu_slice
@@ -29,10 +19,21 @@ from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, local_devices
 from palm_mtf.mesh.placement import Devices
-from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices
 from palm_mtf.native.operations import operations
+from palm_mtf.runtime.addresses import resolve
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.heartbeat import PodLostError
+from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.program import Program
+from palm_mtf.runtime.server.start import start_server
+from palm_mtf.runtime.server_info import (
+  NoAnswerError,
+  ServerInfo,
+  claim_server,
+)
 
 _POD = re.compile(r"/job:(pod_\d+)/")
 # Seconds to wait for a session to close, normally and after a pod was lost. A
@@ -54,21 +55,21 @@ class Cluster:
   servers: Sequence[Process] = ()  # () if this process has the devices
 
   @contextlib.contextmanager
-  def session(self) -> Iterator[tf.Session]:
-    """Opens a session for the current graph; closes it within a time limit."""
-    session = tf.Session(self.target, config=self.config)
+  def client(self) -> Iterator[Client]:
+    """Opens a client of the devices; closes it within a time limit."""
+    client = Client(tf.Session(self.target, tf.Graph(), self.config))
     secs = _CLOSE_SECS
     try:
-      for job in self.tpu_jobs:
-        session.run(tf.tpu.initialize_system(job=job))
-      yield session
+      with client.graph.as_default():
+        for job in self.tpu_jobs:
+          started = tf.tpu.initialize_system(job=job)
+          client.call(Program(operations=[started.op]))
+      yield client
     except PodLostError:
       secs = _CLOSE_LOST_SECS
       raise
     finally:
-      closing = threading.Thread(target=session.close, daemon=True)
-      closing.start()
-      closing.join(secs)
+      client.close(secs)
 
 
 def connect(
@@ -203,16 +204,23 @@ def _client_server(ip: str, port: int) -> tf.distribute.Server:
 
 
 class ServerMemory:
-  """Reads the resident memory, in bytes, of a session's servers."""
+  """Reads the resident memory, in bytes, of a client's servers."""
 
-  def __init__(self, session: tf.Session, servers: Sequence[Process]):
-    """Adds operations to the current graph, which `session` runs."""
-    self._session = session
-    self._bytes: dict[str, list[tf.Tensor]] = {}  # of each server, by pod
-    for server in servers:
-      (pod,) = _POD.findall(server.device)
-      values = server.call(resident_bytes, [], [tf.int64])
-      self._bytes.setdefault(pod, []).extend(values)
+  def __init__(self, client: Client, servers: Sequence[Process]):
+    """Builds a program that reads the memory.
+
+    Args:
+      client: client of the servers.
+      servers: servers of all devices; empty if the client has the devices.
+    """
+    self._client = client
+    values: dict[str, list[tf.Tensor]] = {}  # of each server, by pod
+    with client.graph.as_default():
+      for server in servers:
+        (pod,) = _POD.findall(server.device)
+        read = server.call(resident_bytes, [], [tf.int64])
+        values.setdefault(pod, []).extend(read)
+    self._program = Program(outputs=values)
 
   def read(self) -> dict[str, int]:
     """Returns the memory in bytes of each pod's largest server, by metric name.
@@ -220,9 +228,9 @@ class ServerMemory:
     Raises:
       OpError: a server is lost.
     """
-    if not self._bytes:
+    if not self._program.outputs:
       return {}
     return {
       f"host_memory_bytes/{pod}": int(max(sizes))
-      for pod, sizes in self._session.run(self._bytes).items()
+      for pod, sizes in self._client.call(self._program).items()
     }

@@ -13,10 +13,10 @@ import logging
 import time
 from collections.abc import Sequence
 
-from palm_mtf.cluster.client.heartbeat import Heartbeat, PodLostError
-from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig, mesh_layout
 from palm_mtf.errors import UserError
+from palm_mtf.runtime.client.heartbeat import Heartbeat, PodLostError
+from palm_mtf.runtime.client.local_servers import PodServers
 
 _logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from palm_mtf.cluster.addresses import is_loopback
-from palm_mtf.cluster.sockets import (
+from palm_mtf.runtime.addresses import is_loopback
+from palm_mtf.runtime.sockets import (
   accepts,
   duplicate,
   is_inet,

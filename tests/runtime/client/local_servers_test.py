@@ -13,9 +13,9 @@ import time
 import pytest
 
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.cluster.client.local_servers import PodServers, cores_of_pods
 from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
+from palm_mtf.runtime.client.local_servers import PodServers, cores_of_pods
 from tests import processes, runs
 from tests.mtf_testing import SINGLE
 
@@ -97,7 +97,7 @@ def servers_of(client):
   return [
     pid
     for pid in sorted(children)
-    if "palm_mtf.cluster.server.process"
+    if "palm_mtf.runtime.server.process"
     in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
   ]
 
@@ -173,7 +173,7 @@ def test_cores_are_divided_equally():
   assert len(cores[0]) == len(cores[1]) >= 1
   program = (
     "import os; os.sched_setaffinity(0, {0})\n"
-    "from palm_mtf.cluster.client.local_servers import cores_of_pods\n"
+    "from palm_mtf.runtime.client.local_servers import cores_of_pods\n"
     "print(cores_of_pods(3))"
   )
   out, error = processes.start("-c", program).communicate()

@@ -8,8 +8,12 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from palm_mtf.cluster.server.start import start_server
-from palm_mtf.cluster.server_info import (
+from palm_mtf.errors import UserError
+from palm_mtf.machine.kernels import kernels_here
+from palm_mtf.machine.processors import kernel_flags
+from palm_mtf.native.operations import operations_built_with
+from palm_mtf.runtime.server.start import start_server
+from palm_mtf.runtime.server_info import (
   NoAnswerError,
   ServerInfo,
   check_bfloat16,
@@ -18,12 +22,8 @@ from palm_mtf.cluster.server_info import (
   read_incarnation,
   read_info,
 )
-from palm_mtf.errors import UserError
-from palm_mtf.machine.kernels import kernels_here
-from palm_mtf.machine.processors import kernel_flags
-from palm_mtf.native.operations import operations_built_with
-from tests.cluster.served import Served
 from tests.cpus import ZEN_3, ZEN_4, pretend_cpu
+from tests.runtime.served import Served
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from palm_mtf.cluster.addresses import is_loopback, resolve
 from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
+from palm_mtf.runtime.addresses import is_loopback, resolve
 
 # An entry of ISLANDS: a server's address, and optionally the numbers of its
 # devices, such as "host:2222/0-1,4".

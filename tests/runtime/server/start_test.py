@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from palm_mtf.cluster.server import restricted_port
-from palm_mtf.cluster.server.start import start_server
-from palm_mtf.cluster.server_info import claim_server, read_silent_peers
 from palm_mtf.errors import UserError
-from tests.cluster.served import Served
+from palm_mtf.runtime.server import restricted_port
+from palm_mtf.runtime.server.start import start_server
+from palm_mtf.runtime.server_info import claim_server, read_silent_peers
 from tests.relay import Relay
+from tests.runtime.served import Served
 
 SECS = 6.0
 

@@ -11,14 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import BinaryIO
 
-from palm_mtf.cluster.client.places import Place, cluster_places
-from palm_mtf.cluster.server.process import ServerSettings
 from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+from palm_mtf.runtime.client.places import Place, cluster_places
+from palm_mtf.runtime.server.process import ServerSettings
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
@@ -57,10 +58,13 @@ class PodServers:
   There are such processes only if PODS = "local_servers": one per pod.
   """
 
-  def __init__(self, pods: PodsConfig, mesh: DeviceMesh):
+  def __init__(
+    self, pods: PodsConfig, mesh: DeviceMesh, modules: Sequence[str] = ()
+  ):
+    # `modules` names modules with host functions, which the servers import.
     # Start the servers now, so that they import TensorFlow, which takes
     # seconds, at the same time as the client.
-    self._pods, self._mesh = pods, mesh
+    self._pods, self._mesh, self._modules = pods, mesh, modules
     self._start()
 
   def __enter__(self) -> "PodServers":
@@ -135,7 +139,10 @@ class PodServers:
       return
     for cores in cores_of_pods(self._pods.num_pods):
       settings = ServerSettings(
-        client=os.getpid(), num_devices=self._mesh.num_devices, cores=cores
+        client=os.getpid(),
+        num_devices=self._mesh.num_devices,
+        modules=self._modules,
+        cores=cores,
       )
       self._servers.append(_start(settings))
 
@@ -187,7 +194,7 @@ def _start(settings: ServerSettings) -> _Server:
   # The server imports the same modules as the client, from the same folders.
   path = os.pathsep.join(folder for folder in sys.path if folder)
   process = subprocess.Popen(
-    [sys.executable, "-m", "palm_mtf.cluster.server.process"],
+    [sys.executable, "-m", "palm_mtf.runtime.server.process"],
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=log,

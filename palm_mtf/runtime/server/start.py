@@ -17,10 +17,18 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints import weight_files
-from palm_mtf.cluster.addresses import ANY_ADDRESS
-from palm_mtf.cluster.server.restricted_port import restricted_port
-from palm_mtf.cluster.server_info import (
+from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
+from palm_mtf.machine.compiled_code import check_xla_flags
+from palm_mtf.machine.host_memory import resident_bytes
+from palm_mtf.machine.kernels import kernels_here
+from palm_mtf.machine.processors import kernel_flags
+from palm_mtf.native.operations import operations, operations_built_with
+from palm_mtf.runtime.addresses import ANY_ADDRESS
+from palm_mtf.runtime.host_functions import HOST_FUNCTIONS, host_function
+from palm_mtf.runtime.processes import function_token
+from palm_mtf.runtime.server.restricted_port import restricted_port
+from palm_mtf.runtime.server_info import (
   CLAIM,
   INFO,
   SILENT,
@@ -32,17 +40,10 @@ from palm_mtf.cluster.server_info import (
   read_incarnation,
   read_text,
 )
-from palm_mtf.data.batches import server_batches
-from palm_mtf.errors import UserError
-from palm_mtf.json_text import json_text
-from palm_mtf.machine.compiled_code import check_xla_flags
-from palm_mtf.machine.host_memory import resident_bytes
-from palm_mtf.machine.kernels import kernels_here
-from palm_mtf.machine.processors import kernel_flags
-from palm_mtf.mesh.processes import function_token
-from palm_mtf.native.operations import operations, operations_built_with
 
 _logger = logging.getLogger(__name__)
+
+host_function(resident_bytes)
 
 _FOLLOW_SECS = 0.5  # between two reads of the `Claim`, which names the client
 # The timeout of a probe (a call to another server) is `Claim.link_secs` divided
@@ -107,17 +108,12 @@ def start_server(
 def _publish_info(
   server: tf.distribute.Server, num_devices: int, num_threads: int
 ) -> None:
-  functions = (
-    *weight_files.SERVER_FUNCTIONS,
-    *server_batches.SERVER_FUNCTIONS,
-    resident_bytes,
-  )
   info = ServerInfo(
     palm_mtf=__version__,
     tensorflow=tf.__version__,
     num_devices=num_devices,
     num_threads=num_threads,
-    functions={x.__name__: function_token(x) for x in functions},
+    functions={x: function_token(y) for x, y in HOST_FUNCTIONS.items()},
     has_native=operations() is not None,
     cpu_flags=kernel_flags(),
     kernels=kernels_here(operations_built_with()),

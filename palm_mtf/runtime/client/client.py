@@ -1,0 +1,120 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The client: runs programs on the devices of one TensorFlow session.
+
+All programs of a client are built in one graph, so that they share variables,
+which keep their values from one program to the next.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import MappingProxyType
+from typing import Any
+
+from palm_mtf._tf import tf
+from palm_mtf.runtime.program import Program
+
+Inputs = Mapping[str, object]
+
+
+class Client:
+  """Runs programs in a session; a context manager, which closes the session.
+
+  Attributes:
+    graph: graph in which to build the client's programs.
+  """
+
+  def __init__(self, session: tf.Session):
+    """Takes a session, which the client closes."""
+    self.graph, self._session = session.graph, session
+    # TensorFlow frees a program's executors with the program's callable.
+    self._callables: weakref.WeakKeyDictionary[Program, Callable[..., Any]] = (
+      weakref.WeakKeyDictionary()
+    )
+    self._lock = threading.Lock()
+    # Calls that have not ended, in the order in which they were made.
+    self._calls: dict[Future, Program] = {}
+
+  def __enter__(self) -> "Client":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self.close()
+
+  def close(self, secs: float = 10.0) -> None:
+    """Closes the session; stops waiting for it after `secs` seconds."""
+    # If a server has ended, a session never closes.
+    closing = threading.Thread(target=self._session.close, daemon=True)
+    closing.start()
+    closing.join(secs)
+
+  def run(self, program: Program, *inputs: Inputs, **more: Any) -> Future:
+    """Starts a call of a program in a new thread.
+
+    Args:
+      program: program that was built in `graph`.
+      inputs: values of the program's inputs, by name.
+      more: arguments of `call` that are given by name.
+
+    Returns:
+      A future of the program's outputs.
+
+    Raises:
+      UserError: an input is missing, or the program has no such input.
+    """
+    run, future = self._prepare(program, *inputs, **more)
+    # A thread that waits for a lost server must not keep this process alive.
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+  def call(self, program: Program, *inputs: Inputs, **more: Any) -> Any:
+    """Runs a program, and returns its outputs.
+
+    Args:
+      program: program that was built in `graph`.
+      inputs: values of the program's inputs, by name.
+      more: `options` and `run_metadata`, as in `tf.Session.run`.
+
+    Raises:
+      UserError: an input is missing, or the program has no such input.
+    """
+    run, future = self._prepare(program, *inputs, **more)
+    run()
+    return future.result()
+
+  def _prepare(
+    self, program: Program, inputs: Inputs = MappingProxyType({}), **more: Any
+  ) -> tuple[Callable[[], None], Future]:
+    """Returns a function that runs a program, and a future of the outputs."""
+    call, values = self._make_callable(program), program.order_inputs(inputs)
+    future: Future = Future()
+    with self._lock:
+      earlier = [
+        x for x, other in self._calls.items() if program.conflicts_with(other)
+      ]
+      self._calls[future] = program
+
+    def run() -> None:
+      try:
+        for each in earlier:
+          each.result()  # raises the error of a call that has failed
+        future.set_result(call(*values, **more))
+      except BaseException as error:
+        future.set_exception(error)
+      finally:
+        with self._lock:
+          del self._calls[future]
+
+    return run, future
+
+  def _make_callable(self, program: Program) -> Callable[..., Any]:
+    if program not in self._callables:
+      call = self._session.make_callable(
+        [program.outputs, list(program.operations)],
+        list(program.inputs.values()),
+        accept_options=True,
+      )
+      self._callables[program] = lambda *fed, **more: call(*fed, **more)[0]
+    return self._callables[program]

@@ -1,0 +1,29 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of Python functions that a client may call in servers.
+
+A server offers the functions of the modules that it has imported when it
+starts (server/start.py); processes.py builds the calls.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+_Function = TypeVar("_Function", bound=Callable)
+
+HOST_FUNCTIONS: dict[str, Callable] = {}  # by name
+
+
+def host_function(function: _Function) -> _Function:
+  """Registers a module-level function of NumPy values, and returns it.
+
+  Raises:
+    ValueError: another function of this name is registered.
+  """
+  held = HOST_FUNCTIONS.setdefault(function.__name__, function)
+  if held.__module__ != function.__module__:
+    raise ValueError(
+      f"{held.__module__} and {function.__module__} both register the host "
+      f'function "{function.__name__}": rename one.'
+    )
+  return function

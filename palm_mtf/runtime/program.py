@@ -1,0 +1,57 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs: parts of a client's graph, each of which one call runs."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from palm_mtf._tf import tf
+from palm_mtf.errors import UserError, did_you_mean
+
+# The state of all variables that checkpoints hold.
+VARIABLES = frozenset(["variables"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # by identity, as keys
+class Program:
+  """A part of a graph that a client runs in one call.
+
+  Calls of programs that share state run in the order in which they were made,
+  unless both only read the state. Other calls may run at the same time.
+
+  Attributes:
+    inputs: placeholders that every call feeds, by name.
+    outputs: what a call returns: a tensor, or a list or dict of outputs.
+    operations: operations that a call runs besides.
+    reads: names of state that the program reads.
+    writes: names of state that the program changes.
+  """
+
+  inputs: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+  outputs: Any = ()
+  operations: Sequence[tf.Operation] = ()
+  reads: frozenset[str] = frozenset()
+  writes: frozenset[str] = frozenset()
+
+  def conflicts_with(self, other: "Program") -> bool:
+    """Returns whether the order of two calls changes their results."""
+    return bool(
+      self.writes & (other.reads | other.writes) or self.reads & other.writes
+    )
+
+  def order_inputs(self, values: Mapping[str, object]) -> list[object]:
+    """Returns values in the order of `inputs`.
+
+    Raises:
+      UserError: an input is missing, or there is no such input.
+    """
+    for name in values:
+      if name not in self.inputs:
+        raise UserError(
+          f'the program has no input "{name}"{did_you_mean(name, self.inputs)}.'
+        )
+    for name in self.inputs:
+      if name not in values:
+        raise UserError(f'the program needs its input "{name}": give it.')
+    return [values[name] for name in self.inputs]
