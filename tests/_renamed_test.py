@@ -63,6 +63,7 @@ def test_python_shows_the_warning_to_a_program_that_uses_an_old_name():
   assert "DeprecationWarning: palm_mtf.layers is now palm_mtf." in done.stderr
 
 
+@pytest.mark.slow
 def test_gin_files_may_use_old_names():
   done = processes.python("-c", OLD_GIN)
   assert done.returncode == 0, done.stderr

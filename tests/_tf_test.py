@@ -53,7 +53,6 @@ def test_parts_that_tensorflow_does_not_need_are_loaded_on_demand():
   assert is_there
 
 
-@pytest.mark.slow
 def test_importing_palm_mtf_only_makes_mesh_tensorflow_importable():
   program = """
 before, path = state(), sys.meta_path[:]
@@ -83,6 +82,7 @@ with tf.Graph().as_default():
   assert shown.stdout == "8.0\n", shown.stderr
 
 
+@pytest.mark.slow
 def test_layers_and_pods_keep_the_settings_of_a_program_that_imports_them():
   """Two functions, which docs/projects.md names, are the exception."""
   program = """
@@ -198,6 +198,7 @@ def test_what_xla_compiles_is_named_by_what_it_computes():
   assert name_in_a_new_graph(squared, [2]) != name
 
 
+@pytest.mark.slow
 def test_a_process_finds_what_another_has_compiled(tmp_path):
   program = """
 from palm_mtf._tf import tf

@@ -82,6 +82,7 @@ def test_a_message_is_one_line_however_often_main_is_called(
   assert (out, of_root.getvalue()) == ("", "")
 
 
+@pytest.mark.slow
 def test_a_library_configures_nothing_when_it_is_imported():
   names = [
     path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -34,7 +34,6 @@ def _run_doctor(*flags: str, **environment: str) -> subprocess.CompletedProcess:
   )
 
 
-@pytest.mark.slow
 def test_the_report_agrees_with_this_environment():
   result = _run_doctor("--json")
   report = json.loads(result.stdout)
@@ -49,6 +48,7 @@ def test_the_report_agrees_with_this_environment():
   assert '"auto" is ' in report["bfloat16"]
 
 
+@pytest.mark.slow
 def test_measured_rates_are_those_a_machine_can_have():
   result = subprocess.run(
     [sys.executable, "-m", "palm_mtf.rates.measure"],

@@ -222,7 +222,6 @@ def test_this_machine_is_measured_once_for_all_plans(
   assert "another version's; run `palm_mtf plan" in fails("plan", quickstart)
 
 
-@pytest.mark.slow
 def test_a_search_prints_the_fastest_and_where_the_given_one_stands(palm_mtf):
   code, out, _ = palm_mtf("plan", PALM, "--search")
   assert code == 0
@@ -234,6 +233,7 @@ def test_a_search_prints_the_fastest_and_where_the_given_one_stands(palm_mtf):
   assert json.loads(first)["settings"]["REMAT"] == "layer"
 
 
+@pytest.mark.slow
 def test_the_layout_that_is_found_trains(palm_mtf, corpus, tmp_path):
   """Trains on virtual devices, with the gin file that the search wrote."""
   best, model_dir = tmp_path / "best.gin", tmp_path / "run"

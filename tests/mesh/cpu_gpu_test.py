@@ -60,7 +60,6 @@ class Assign(mtf.Operation):
     )
 
 
-@pytest.mark.slow
 def test_a_step_that_is_not_finite_raises_and_assigns_nothing():
   mesh = mtf.Mesh(mtf.Graph(), "mesh")
   with (
@@ -92,6 +91,7 @@ def test_a_step_that_is_not_finite_raises_and_assigns_nothing():
     np.testing.assert_equal(values(), [2.0] * 8)
 
 
+@pytest.mark.slow
 def test_variables_of_zeros_are_set_without_constants_beside_them():
   shown = processes.python("-c", _ZEROS)
   size, used = map(int, shown.stdout.split())

@@ -45,7 +45,6 @@ def summed(values, factor):
   return x + total, total
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fn", [_swapped, summed])
 def test_all_variables_are_set_from_the_values_before(fn):
   with tf.Graph().as_default(), tf.Session() as session:
@@ -64,6 +63,7 @@ def test_all_variables_are_set_from_the_values_before(fn):
       )
 
 
+@pytest.mark.slow
 def test_an_update_needs_no_memory_beside_the_variables():
   shown = processes.python("-c", _LARGE)
   size, more = map(int, shown.stdout.split())

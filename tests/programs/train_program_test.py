@@ -340,7 +340,6 @@ def test_a_loop_holds_the_bits_of_as_many_calls(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_loop_ends_at_a_step_that_is_not_finite_which_changes_nothing():
   config = tiny_config()
   mesh = mesh_of(ALL, steps_per_loop=3)
@@ -356,6 +355,7 @@ def test_a_loop_ends_at_a_step_that_is_not_finite_which_changes_nothing():
     np.testing.assert_equal(looped.slices(0)[name], parts, err_msg=name)
 
 
+@pytest.mark.slow
 def test_xla_has_all_that_is_in_a_program():
   mesh = mesh_of(TWO_D, num_microbatches=2, steps_per_loop=3)
   optimizer = dataclasses.replace(PALM_OPTIMIZER, dropout=0.5)

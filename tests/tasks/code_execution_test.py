@@ -216,6 +216,7 @@ def test_without_landlock_it_warns_and_without_seccomp_it_refuses(
     check_confined(QUICK)
 
 
+@pytest.mark.slow
 def test_a_program_ends_with_the_process_that_runs_it(tmp_path):
   code = (
     "from palm_mtf.tasks.code_execution import *\n"

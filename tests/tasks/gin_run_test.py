@@ -144,7 +144,6 @@ def test_a_task_of_the_users_module_needs_an_import_and_no_network(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_palm_mixture_is_set_by_gin_alone_and_survives_in_config(folder):
   names = ["social_media", "web_pages", "books", "code", "wikipedia", "news"]
   (folder / "palm.gin").write_text(
@@ -164,6 +163,7 @@ def test_the_palm_mixture_is_set_by_gin_alone_and_survives_in_config(folder):
   )
 
 
+@pytest.mark.slow
 def test_without_seqio_a_task_is_refused_in_one_line(folder):
   (folder / "seqio.py").write_text("import editdistance_is_not_there\n")
   (error,), _ = run(folder, request("data/seqio_task.gin", TASK="mine"))

@@ -17,11 +17,11 @@ from tools.traffic import traffic
 SMALL = ["NUM_LAYERS=1", "VOCAB_SIZE=512", "D_FF=64", "SEQUENCE_LENGTH=16"]
 
 
-@pytest.mark.slow
 def flags(*macros):
   return [f"--gin.{macro}" for macro in (*SMALL, *macros)]
 
 
+@pytest.mark.slow
 def test_it_counts_the_collectives_of_two_pods(run_bench):
   code, out, _ = run_bench(
     *("tpu", "--json"),
