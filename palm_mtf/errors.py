@@ -34,7 +34,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
   """Returns repr(value), shortened so that it fits in a message."""
   return _SHORT.repr(value)
 
@@ -65,10 +65,10 @@ def check_count(
   """
   if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
     raise UserError(
-      f"{name} = {shown(value)}: give a whole number of at least {minimum}."
+      f"{name} = {shorten(value)}: give a whole number of at least {minimum}."
     )
   if value > maximum:
-    shown_value = f"{value:,}" if value < 10**40 else shown(value)
+    shown_value = f"{value:,}" if value < 10**40 else shorten(value)
     raise UserError(
       f"{name} = {shown_value}: give a whole number of at most {maximum:,}."
     )
@@ -82,7 +82,7 @@ def check_real(name: str, value: object, low: float, high: float) -> None:
     or not low <= value <= high
   ):
     raise UserError(
-      f"{name} = {shown(value)}: give a number from {low} to {high}."
+      f"{name} = {shorten(value)}: give a number from {low} to {high}."
     )
 
 

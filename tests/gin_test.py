@@ -24,7 +24,7 @@ from palm_mtf.config import mesh_layout
 from palm_mtf.config.macros import macros_of
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
-from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.activation_dtype import resolve_dtype
 from palm_mtf.model_dir.paths import step_of
 from palm_mtf.programs.train_program import build_train_program
 
@@ -447,7 +447,7 @@ def test_recipe_builds_its_whole_training_step_without_its_memory(
   are alike.
   """
   _, settings = load_recipe(recipe).build()
-  model = resolved(settings.model, settings.mesh_layout)
+  model = resolve_dtype(settings.model, settings.mesh_layout)
   if recipe.stem in LARGE:
     num_layers = min(model.num_layers, most_layers)
     model = dataclasses.replace(model, num_layers=num_layers)

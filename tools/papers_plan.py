@@ -17,7 +17,7 @@ from palm_mtf.accounting.communication import dcn_bytes, sent_bytes
 from palm_mtf.accounting.flops import train_flops_per_token
 from palm_mtf.accounting.memory import cache_bytes_per_token
 from palm_mtf.accounting.plan import fits, plan_of, rates_of
-from palm_mtf.accounting.step_time import predicted
+from palm_mtf.accounting.step_time import predict_step
 from palm_mtf.accounting.table3 import table3
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.gin_files import hardware_of
@@ -34,7 +34,7 @@ class Row:
 
   what: str
   published: float | None
-  predicted: float | None
+  predict_step: float | None
   unit: str = ""
   note: str = ""
 
@@ -87,7 +87,7 @@ def _sizes() -> Iterator[Row]:
 def _palm_540b() -> Iterator[Row]:
   """PaLM 4: two pods of 3,072 TPU v4."""
   config = recipe("palm_540b_two_pods")
-  step = predicted(config, 2048)
+  step = predict_step(config, 2048)
   rates, name = (
     rates_of(config, 2048, step.total),
     "PaLM 540B, 2 x 3,072 TPU v4",
@@ -105,7 +105,7 @@ def _palm_540b() -> Iterator[Row]:
   sent = sum(sent_bytes(config.model, config.mesh_layout, config.pods).values())
   gib = sent / hosts / 2**30
   yield Row(f"{name}: sent by a host", 1.3, gib, "GiB", 'printed as "GB"')
-  one = predicted(recipe("palm_540b_two_pods", NUM_PODS=1), 1024).total
+  one = predict_step(recipe("palm_540b_two_pods", NUM_PODS=1), 1024).total
   note = "97% of perfect weak scaling; nothing hides the exchange"
   yield Row(f"{name}: work of one pod", 1.95, 2 * one / step.total, "x", note)
   hours = (6144 * 1200 + 3072 * 336) / 1e6
@@ -197,8 +197,8 @@ def _islands() -> Iterator[Row]:
       note = f"a miss: {note}"
     yield Row(f"{what}: sent per step", gigabytes, sent / 1e9, "GB", note)
     for batch_size in (512, 1024):
-      two = predicted(island(cores, 2, batch_size, **shape), batch_size)
-      one = predicted(island(2 * cores, 1, batch_size, **shape), batch_size)
+      two = predict_step(island(cores, 2, batch_size, **shape), batch_size)
+      one = predict_step(island(2 * cores, 1, batch_size, **shape), batch_size)
       of_twice = f"{what}: speed of one of {2 * cores:,}"
       note = f"assumed: a batch of {batch_size:,}, and more (below)"
       ratio = 100 * one.total / two.total

@@ -36,7 +36,7 @@ from typing import Any
 
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.accounting.plan import memory_parts
-from palm_mtf.accounting.step_time import predicted
+from palm_mtf.accounting.step_time import predict_step
 from palm_mtf.cli import gin_files
 from palm_mtf.commands.plan import check_settings
 from palm_mtf.config import PlanConfig
@@ -129,7 +129,7 @@ def predict(case: str) -> dict[str, Any]:
   """Returns the predictions for a case, for all devices of a process."""
   config = make_config(case)
   (batch_size,) = config.run.batch_sizes.sizes
-  step = predicted(config, batch_size)
+  step = predict_step(config, batch_size)
   mesh, pods = config.mesh_layout, config.pods
   moved = pods.num_pods * sum(step.moved.values())
   if pods.num_pods > 1:

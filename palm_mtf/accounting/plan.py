@@ -31,7 +31,7 @@ from palm_mtf.accounting.memory import (
   weight_copy_bytes,
   working_bytes,
 )
-from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
+from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.config import (
   AdafactorConfig,
   Config,
@@ -128,7 +128,7 @@ def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
   for each in _smaller(config, batch_size):
     if fits(each, batch_size):
       num_changes = len(changes_between(config, each))
-      found.append((num_changes, predicted(each, batch_size).total, each))
+      found.append((num_changes, predict_step(each, batch_size).total, each))
   return min(found, key=lambda x: x[:2])[2] if found else None
 
 
@@ -176,7 +176,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
     UserError: if a rate of CHIP is not known.
   """
   batch_size = config.run.batch_sizes.largest
-  step = predicted(config, batch_size)
+  step = predict_step(config, batch_size)
   memory = memory_parts(config, batch_size)
   available = device_rates(config).chip_memory_bytes
   does_fit = sum(memory.values()) <= available
@@ -283,7 +283,7 @@ def run_secs(config: AnyConfig) -> float:
   pairs, end = config.run.batch_sizes.pairs, config.run.train_steps
   starts = [*(min(start, end) for start, _ in pairs), end]
   return sum(
-    (then - start) * predicted(config, size).total
+    (then - start) * predict_step(config, size).total
     for (start, then), (_, size) in zip(
       itertools.pairwise(starts), pairs, strict=True
     )
@@ -371,7 +371,7 @@ def _variants(config: AnyConfig) -> dict[str, list[_Point]]:
 def _plan_point(
   value: float, config: AnyConfig, batch_size: int
 ) -> dict[str, Any]:
-  secs = predicted(config, batch_size).total
+  secs = predict_step(config, batch_size).total
   return {
     "value": value,
     "batch_size": batch_size,

@@ -14,7 +14,7 @@ from palm_mtf.accounting.plan import (
   divisors,
   memory_parts,
 )
-from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
+from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.config.tpu_slice import tpu_slice
@@ -76,7 +76,7 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
     needed = sum(memory_parts(each, batch_size).values())
     least.append(needed)
     if needed <= device_rates(each).chip_memory_bytes:
-      found.append(Found(each, predicted(each, batch_size), needed))
+      found.append(Found(each, predict_step(each, batch_size), needed))
   if not num_candidates:
     raise UserError(
       f"--devices = {num_devices}: no TPU slice that has a name makes pods of "

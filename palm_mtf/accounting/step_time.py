@@ -104,7 +104,7 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
     )
 
 
-def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
+def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
   """Returns the predicted time of a step over `batch_size` sequences."""
   mesh, pods = config.mesh_layout, config.pods
   model = describe_remat(config.model, config.hardware)

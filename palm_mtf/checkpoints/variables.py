@@ -34,8 +34,8 @@ from palm_mtf.checkpoints.processes import (
 )
 from palm_mtf.checkpoints.weight_files import (
   close_weights,
+  find_opened_prefix,
   open_weights,
-  opened_prefix,
   seal_file,
 )
 from palm_mtf.errors import UserError
@@ -340,7 +340,7 @@ def build_restorer(
   """
   prefixes = {
     process.device: tf.ensure_shape(
-      process.call(opened_prefix, [prefix], [tf.string])[0], []
+      process.call(find_opened_prefix, [prefix], [tf.string])[0], []
     )
     for process in processes.all
   }

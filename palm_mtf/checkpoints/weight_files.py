@@ -146,7 +146,7 @@ def open_weights(
 
 
 @host_function
-def opened_prefix(prefix: bytes) -> bytes:
+def find_opened_prefix(prefix: bytes) -> bytes:
   """Maps the `prefix` given to `open_weights` to the prefix of the links."""
   return _open[prefix].prefix.encode()
 

@@ -38,7 +38,7 @@ from palm_mtf.cli.user_values import (
 )
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
 from palm_mtf.errors import UserError
-from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.activation_dtype import resolve_dtype
 from palm_mtf.machine.cache_folder import (
   measured_hardware,
   read_cached,
@@ -101,7 +101,7 @@ class Configuration:
       self.config_class, values, self.leaves_out
     )
 
-  def config_files(self, **resolved: object) -> dict[str, str]:
+  def config_files(self, **resolve_dtype: object) -> dict[str, str]:
     """Returns {name: text} of the gin files that training writes to MODEL_DIR.
 
     `config.gin` has the values as the user gave them. `operative_config.gin`
@@ -112,7 +112,7 @@ class Configuration:
     """
     operative = self._make_operative()
     macros = dict(operative.macros)
-    for name, value in resolved.items():
+    for name, value in resolve_dtype.items():
       if macros[name].value != value:
         origin = f"{macros[name].value}, {macros[name].origin}"
         macros[name] = Setting(name=name, value=value, origin=origin)
@@ -364,7 +364,7 @@ def load_run(
     model_dir=model_dir,
     trust_config=trust_config,
   ).build()
-  model = resolved(settings.model, settings.mesh_layout)
+  model = resolve_dtype(settings.model, settings.mesh_layout)
   return model_dir, dataclasses.replace(settings, model=model)
 
 

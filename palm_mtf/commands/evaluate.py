@@ -23,7 +23,7 @@ from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.evaluation.checkpoint_poller import find_checkpoints
 from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.activation_dtype import log_dtype, resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
@@ -40,7 +40,7 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
     run.batch_sizes.sizes[0],
     num_pods=config.pods.num_pods,
   )
-  model = resolved(config.model, mesh)
+  model = resolve_dtype(config.model, mesh)
   config = dataclasses.replace(config, model=model)
   if not config.evaluation.eval_tasks:
     _print_results(_compute_validation_loss(model_dir, config), as_json)

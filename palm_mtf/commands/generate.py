@@ -18,7 +18,7 @@ from palm_mtf.generation.inference.prompts import (
   warn_of_spaces,
 )
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.activation_dtype import log_dtype, resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.model_dir.atomic_files import check_model_dir
 from palm_mtf.user_text import split_lines
 
@@ -48,7 +48,7 @@ def generate(
   check_model_dir(model_dir)
   mesh, decode, run = config.mesh_layout, config.decode, config.run
   mesh_layout.check_layout(mesh, config.model)
-  model = resolved(config.model, mesh)
+  model = resolve_dtype(config.model, mesh)
   config = dataclasses.replace(config, model=model)
   texts, origin = _find_prompts(prompts, input_file, run)
   asks = interactive or (not texts and sys.stdin.isatty())

@@ -24,7 +24,7 @@ from palm_mtf.config.device_mesh import MAX_DEVICES
 from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.activation_dtype import resolve_dtype
 from palm_mtf.machine.cache_folder import (
   CacheError,
   measured_hardware,
@@ -110,7 +110,7 @@ def check_settings(config: PlanConfig) -> PlanConfig:
   check_layout(mesh, config.model, *sizes, num_pods=config.pods.num_pods)
   model = config.model
   if run.chip == MEASURED:
-    model = resolved(model, mesh)
+    model = resolve_dtype(model, mesh)
   elif model.activation_dtype == "auto":
     model = dataclasses.replace(model, activation_dtype="bfloat16")
   return dataclasses.replace(config, model=model)

@@ -17,7 +17,7 @@ from palm_mtf.generation.inference.score_inputs import (
   read_items,
 )
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.activation_dtype import log_dtype, resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 _SHOWN_CHARACTERS = 40
@@ -44,7 +44,7 @@ def score(
   check_model_dir(model_dir)
   mesh = config.mesh_layout
   mesh_layout.check_layout(mesh, config.model)
-  model = resolved(config.model, mesh)
+  model = resolve_dtype(config.model, mesh)
   stride = config.evaluation.stride
   _check_stride(stride, model)
   if not texts and not input_files:

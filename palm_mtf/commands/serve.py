@@ -27,7 +27,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
 from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.generation.serving.newer_checkpoint import NewerCheckpoint
-from palm_mtf.machine.activation_dtype import log_dtype, resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.machine.processors import gpu_capabilities
 from palm_mtf.model_dir.atomic_files import check_model_dir
@@ -86,7 +86,7 @@ def serve(
   check_model_dir(model_dir)
   _check_decode(config.decode)
   mesh_layout.check_layout(config.mesh_layout, config.model)
-  model = resolved(config.model, config.mesh_layout)
+  model = resolve_dtype(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
   # On several devices, weights that are rounded to WEIGHT_DTYPE are stored in
   # the activation dtype.

@@ -37,7 +37,7 @@ from palm_mtf.errors import (
   UserError,
   check_count,
   did_you_mean,
-  shown,
+  shorten,
 )
 from palm_mtf.foreign_models.model_function import ModelFunction
 from palm_mtf.foreign_models.training import PodTraining
@@ -110,7 +110,7 @@ def train_on_pods(
   """
   if not isinstance(training, PodTraining):
     raise UserError(
-      f"train_on_pods.training = {shown(training)}: give a PodTraining; in a "
+      f"train_on_pods.training = {shorten(training)}: give a PodTraining; in a "
       "gin file, @PodTraining()."
     )
   check_count("train_on_pods.num_steps", num_steps)
@@ -118,8 +118,8 @@ def train_on_pods(
     save_path and not os.path.isdir(os.path.dirname(save_path) or ".")
   ):
     raise UserError(
-      f"train_on_pods.save_path = {shown(save_path)}: give None, or a file in "
-      "a folder that exists."
+      f"train_on_pods.save_path = {shorten(save_path)}: give None, or a file "
+      "in a folder that exists."
     )
   with training:
     for step in range(num_steps):

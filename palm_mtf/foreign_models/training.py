@@ -11,7 +11,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
-from palm_mtf.errors import UserError, check_count, did_you_mean, shown
+from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
 from palm_mtf.foreign_models.model_function import ModelFunction, ModelLoss
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.train_program import TrainProgram, build_program
@@ -216,7 +216,7 @@ def _check_kind(name: str, value: object, kind: type) -> None:
     right = f"a {kind.__name__}; in a gin file, @{kind.__name__}()"
     if kind is Mapping:
       right = 'the features by name, as in {"inputs": ("int32", "length:64")}'
-    raise UserError(f"PodTraining.{name} = {shown(value)}: give {right}.")
+    raise UserError(f"PodTraining.{name} = {shorten(value)}: give {right}.")
 
 
 def _check_optimizer(optimizer: AdafactorConfig) -> None:

@@ -39,7 +39,7 @@ def fast_dtype_here() -> str:
   return "bfloat16" if native_bfloat16_here() else "float32"
 
 
-def resolved(
+def resolve_dtype(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> PalmConfig:
   """Returns `model` with a dtype in place of ACTIVATION_DTYPE = "auto".
@@ -59,7 +59,7 @@ def describe_dtype(
 ) -> str:
   """Returns a log line: the dtype in which a command computes, and why.
 
-  `model` is a result of `resolved`, which has the other arguments too.
+  `model` is a result of `resolve_dtype`, which has the other arguments too.
   """
   dtype, native = model.activation_dtype, native_bfloat16(mesh)
   begun = ", as the run began" if begun_in == dtype else ""

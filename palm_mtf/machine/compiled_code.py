@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping
 from types import ModuleType
 
-from palm_mtf.errors import UserError, shown
+from palm_mtf.errors import UserError, shorten
 from palm_mtf.machine.cache_folder import (
   CacheError,
   cache_path,
@@ -57,7 +57,7 @@ def check_xla_flags(num_devices: int) -> None:
   # devices").
   if num_devices > 1 and all(x.search(flags) for x in _COMPILES_FOR_CPUS):
     raise UserError(
-      f"{_VARIABLE} = {shown(flags)}: TensorFlow cannot compile for the "
+      f"{_VARIABLE} = {shorten(flags)}: TensorFlow cannot compile for the "
       f"{num_devices:,} CPU devices of one process; remove "
       "--tf_xla_cpu_global_jit."
     )

@@ -240,7 +240,7 @@ def sines_and_cosines(length: int, d_kv: int) -> tuple[np.ndarray, np.ndarray]:
   return np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)
 
 
-def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
+def rotate_pairs(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
   """Rotates pairs of numbers, one from each half of d_kv; keeps the dtype.
 
   Args:
@@ -253,17 +253,17 @@ def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
   return tf.cast(y, x.dtype)
 
 
-def gated(gate: tf.Tensor, linear: tf.Tensor) -> tf.Tensor:
+def apply_gate(gate: tf.Tensor, linear: tf.Tensor) -> tf.Tensor:
   """Returns swish(gate) * linear of one slice, in the dtype of `linear`."""
   # swish(z) = z sigmoid(z)
   gate, x = tf.cast(gate, tf.float32), tf.cast(linear, tf.float32)
   return tf.cast(gate * tf.sigmoid(gate) * x, linear.dtype)
 
 
-def gated_gradient(
+def differentiate_gate(
   gate: tf.Tensor, linear: tf.Tensor, dy: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the gradients of both arguments of `gated`, in their dtype."""
+  """Returns the gradients of both arguments of `apply_gate`, in their dtype."""
   dtype = gate.dtype
   gate, x, dy = (tf.cast(t, tf.float32) for t in (gate, linear, dy))
   sigmoid = tf.sigmoid(gate)

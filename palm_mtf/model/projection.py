@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.model.layers import gated, gated_gradient, turned
+from palm_mtf.model.layers import apply_gate, differentiate_gate, rotate_pairs
 from palm_mtf.native import layers as native
 from palm_mtf.ops.matmul import is_emulated, matmul
 from palm_mtf.ops.recompute import recompute
@@ -54,7 +54,7 @@ def _rotate(x: tf.Tensor, angles: Angles, num_rows: int) -> tf.Tensor:
   def broadcast(t):
     return tf.reshape(t, [*[1] * (num_rows - 1), t.shape[0], *heads, -1])
 
-  return turned(x, *map(broadcast, angles))
+  return rotate_pairs(x, *map(broadcast, angles))
 
 
 def read_product(
@@ -85,7 +85,7 @@ def read_product(
   ]
   if angles:
     parts[:2] = [_rotate(x, angles, len(rows)) for x in parts[:2]]
-  return (*parts[:-2], gated(*parts[-2:])) if is_gated else tuple(parts)
+  return (*parts[:-2], apply_gate(*parts[-2:])) if is_gated else tuple(parts)
 
 
 _fused_read = fused(read_product)
@@ -118,7 +118,7 @@ def _rotate_back(xs, angles):
 def _gates_gradient(wide, dy):
   columns = dy.shape[-1]
   gate, linear = tf.split(wide[:, -2 * columns :], 2, 1)
-  return gated_gradient(gate, linear, tf.reshape(dy, [-1, columns]))
+  return differentiate_gate(gate, linear, tf.reshape(dy, [-1, columns]))
 
 
 @dataclasses.dataclass(frozen=True)

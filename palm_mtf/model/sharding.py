@@ -70,7 +70,7 @@ def _sum_and_cut(mesh_impl, x, axis, place):
   return mtf.LazyAllreduceSum(mesh_impl, part, others) if others else part
 
 
-def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
+def gather_weight(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """All-gathers a weight [..., d_model_stored, ...] to [..., d_model, ...].
 
   Args:

@@ -18,7 +18,7 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import embed
 from palm_mtf.model.projection import project
-from palm_mtf.model.sharding import gathered
+from palm_mtf.model.sharding import gather_weight
 from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
@@ -183,7 +183,7 @@ class TrainedWeights:
     scale = self._variables.get(f"{name}/scale")
     if scale is None:  # FINAL_NORM_SCALE = "none"
       return mtf.ones(self.mesh, mtf.Shape([self._dims.d_model]))
-    return gathered(scale, after, self._dims)
+    return gather_weight(scale, after, self._dims)
 
   def project_in(
     self,
@@ -232,7 +232,7 @@ class TrainedWeights:
     )
 
   def _kernel(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
-    return gathered(self._variables[name], after, self._dims)
+    return gather_weight(self._variables[name], after, self._dims)
 
 
 def product(

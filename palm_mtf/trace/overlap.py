@@ -63,7 +63,7 @@ def length(intervals: Intervals) -> float:
   return sum(end - start for start, end in intervals)
 
 
-def received(
+def measure_received(
   trace: Trace, target: int, sources: Container[int] | None = None
 ) -> Received:
   """Sums up transfers to pod `target` from `sources`; None means all pods."""
@@ -89,7 +89,7 @@ def received(
 
 def step_figures(trace: Trace) -> dict[str, float | int]:
   """Returns the metrics of a traced step, by name."""
-  pods = [received(trace, pod) for pod in range(trace.num_pods)]
+  pods = [measure_received(trace, pod) for pod in range(trace.num_pods)]
   num_bytes = sum(x.received_bytes for x in pods)
   hidden = sum(x.hidden_secs for x in pods)
   exposed = sum(x.exposed_secs for x in pods)

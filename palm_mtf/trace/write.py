@@ -16,7 +16,7 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.train_program import TrainProgram
-from palm_mtf.trace.overlap import received, step_figures
+from palm_mtf.trace.overlap import measure_received, step_figures
 from palm_mtf.trace.records import Operation, Trace, Transfer, read_trace
 
 _SHORTEST_SECS = 1e-6
@@ -102,7 +102,7 @@ def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
 def _direction(
   trace: Trace, number: int, source: int, target: int
 ) -> dict[str, Any]:
-  crossed = received(trace, target, [source])
+  crossed = measure_received(trace, target, [source])
   return {
     "pid": number,
     "source": source,

@@ -50,7 +50,7 @@ from palm_mtf.generation.inference.prompts import (
   warn_of_spaces,
 )
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.activation_dtype import log_dtype, resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.machine.compiled_code import check_xla_flags
 from palm_mtf.runtime.addresses import check_client
 from palm_mtf.runtime.client.places import cluster_places
@@ -183,7 +183,7 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
   """Replaces ACTIVATION_DTYPE = "auto" by a dtype, and logs the dtype."""
   # A resumed run keeps its dtype, even on another machine.
   begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
-  model = resolved(config.model, config.mesh_layout, begun_in)
+  model = resolve_dtype(config.model, config.mesh_layout, begun_in)
   log_dtype(model, config.mesh_layout, begun_in)
   return dataclasses.replace(config, model=model)
 

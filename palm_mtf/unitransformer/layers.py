@@ -22,8 +22,9 @@ from palm_mtf.model.layers import rotary_tables
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.xla import fused
 
-_gated, _gated_gradient = fused(layers.gated), fused(layers.gated_gradient)
-_turned = fused(layers.turned)
+_apply_gate = fused(layers.apply_gate)
+_differentiate_gate = fused(layers.differentiate_gate)
+_rotate_pairs = fused(layers.rotate_pairs)
 
 
 def _check_one_model(context: transformer.Context) -> None:
@@ -200,7 +201,7 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
   def turn(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
     for axis in missing:
       sin, cos = tf.expand_dims(sin, axis), tf.expand_dims(cos, axis)
-    return _turned(x, sin, cos)
+    return _rotate_pairs(x, sin, cos)
 
   def make_operation(
     fn: Callable[..., tf.Tensor],
@@ -281,12 +282,12 @@ def _multiply(
 def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
   # Returns swish(gate) * linear.
   output = (linear.shape, linear.dtype)
-  splittable = linear.shape.dimension_names  # all: `gated` is element-wise
+  splittable = linear.shape.dimension_names  # all: the gate is element-wise
 
   def gradient(op: WholeSlice, dy: mtf.Tensor) -> list[mtf.Tensor]:
     return list(
       WholeSlice(
-        _gated_gradient,
+        _differentiate_gate,
         [*op.inputs, dy],
         [output, output],
         splittable=splittable,
@@ -295,7 +296,7 @@ def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
     )
 
   return WholeSlice(
-    _gated,
+    _apply_gate,
     [gate, linear],
     [output],
     splittable=splittable,

@@ -15,7 +15,7 @@ from palm_mtf.accounting.plan import (
   nearest_fit,
   plan_of,
 )
-from palm_mtf.accounting.step_time import predicted
+from palm_mtf.accounting.step_time import predict_step
 from tests.planning import palm_540b, plan_config
 
 
@@ -40,14 +40,14 @@ def test_the_recipes_of_two_pods_fit(size):
 def test_each_phase_of_the_ramp_has_its_own_step_time():
   config = palm_540b()
   steps = {512: 50_000, 1024: 65_000, 2048: 140_000}
-  expected = sum(n * predicted(config, b).total for b, n in steps.items())
+  expected = sum(n * predict_step(config, b).total for b, n in steps.items())
   assert plan_of(config)["run"]["secs"] == pytest.approx(expected)
 
 
 def test_a_run_that_ends_before_the_ramp_does_counts_its_own_steps():
   config = palm_540b(TRAIN_STEPS=60_000)
   steps = {512: 50_000, 1024: 10_000}
-  expected = sum(n * predicted(config, b).total for b, n in steps.items())
+  expected = sum(n * predict_step(config, b).total for b, n in steps.items())
   assert plan_of(config)["run"]["secs"] == pytest.approx(expected)
 
 
@@ -175,7 +175,7 @@ CURVES = curves(PALM)
 )
 def test_at_its_own_value_a_curve_is_the_plan(macro, value):
   (point,) = [x for x in CURVES[macro] if x["value"] == value]
-  assert point["step_secs"] == predicted(PALM, 2048).total
+  assert point["step_secs"] == predict_step(PALM, 2048).total
   assert point["batch_size"] == 2048
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from palm_mtf.accounting.plan import fits
 from palm_mtf.accounting.search import candidates, find_slice, reason, search
-from palm_mtf.accounting.step_time import predicted
+from palm_mtf.accounting.step_time import predict_step
 from palm_mtf.config.mesh_layout import MeshLayout, check_layout
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
@@ -62,7 +62,7 @@ def test_what_is_found_fits_and_comes_fastest_first():
   assert secs == sorted(secs) and len(secs) < result.num_candidates
   for each in result.fitting[::100]:
     assert fits(each.config, 256)
-    assert each.step == predicted(each.config, 256)
+    assert each.step == predict_step(each.config, 256)
 
 
 def test_a_brute_force_over_one_axis_finds_nothing_faster():
@@ -77,7 +77,7 @@ def test_a_brute_force_over_one_axis_finds_nothing_faster():
         )
         model = dataclasses.replace(given.model, remat=remat)
         config = dataclasses.replace(given, mesh_layout=mesh, model=model)
-        assert best.step.total <= predicted(config, 256).total
+        assert best.step.total <= predict_step(config, 256).total
 
 
 def test_a_pod_of_a_torus_ends_where_its_links_do():

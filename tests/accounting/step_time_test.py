@@ -12,7 +12,7 @@ from palm_mtf.accounting.memory import (
   update_traffic,
 )
 from palm_mtf.accounting.plan import rates_of
-from palm_mtf.accounting.step_time import device_rates, predicted
+from palm_mtf.accounting.step_time import device_rates, predict_step
 from palm_mtf.errors import UserError
 from tests.planning import palm_540b, plan_config
 
@@ -22,7 +22,7 @@ PUBLISHED_SECS = 2048 * 2048 / 238_300  # 17.60 (PaLM 4.1)
 def test_a_step_of_palm_540b_on_two_pods_is_within_10_percent_of_the_papers():
   """Only published rates of TPU v4 are used; nothing is fitted to the run."""
   config = palm_540b()
-  secs = predicted(config, 2048).total
+  secs = predict_step(config, 2048).total
   assert secs == pytest.approx(PUBLISHED_SECS, rel=0.1)
   rates = rates_of(config, 2048, secs)
   assert rates["mfu"] == pytest.approx(0.462, rel=0.1)
@@ -31,8 +31,8 @@ def test_a_step_of_palm_540b_on_two_pods_is_within_10_percent_of_the_papers():
 
 def test_two_pods_do_1_95_times_the_work_of_one_within_2_percent():
   """97% of perfect weak scaling (PaLM 4), from published rates only."""
-  two = predicted(palm_540b(), 2048).total
-  one = predicted(palm_540b(NUM_PODS=1), 1024).total
+  two = predict_step(palm_540b(), 2048).total
+  one = predict_step(palm_540b(NUM_PODS=1), 1024).total
   assert 2 * one / two == pytest.approx(1.95, rel=0.02)
 
 
@@ -46,17 +46,17 @@ def test_products_take_their_flops_at_the_efficiency_of_the_peak():
 
   Blocks omit 15/32 of attention (12 num_layers heads d_kv length).
   """
-  step = predicted(one_chip(REMAT="none"), 2)
+  step = predict_step(one_chip(REMAT="none"), 2)
   hidden = 15 / 32 * 12 * 32 * 16 * 256 * 2048
   flops = 2 * 2048 * (55_012_491_264 - hidden)
   assert step.products == pytest.approx(flops / (0.76 * 275e12))
   assert (step.collectives, step.exchange) == ({}, 0.0)
-  faster = predicted(one_chip(REMAT="none", CHIP_EFFICIENCY=1.0), 2)
+  faster = predict_step(one_chip(REMAT="none", CHIP_EFFICIENCY=1.0), 2)
   assert faster.products == pytest.approx(0.76 * step.products)
 
 
 def test_a_step_is_the_sum_of_its_parts():
-  step = predicted(palm_540b(), 2048)
+  step = predict_step(palm_540b(), 2048)
   parts = dataclasses.asdict(step)
   collectives = sum(parts.pop("collectives").values())
   total = collectives + sum(
@@ -74,22 +74,22 @@ def test_on_tpus_nothing_hides_the_exchange_of_gradients():
   PaLM (4) explains the gap to perfect scaling by the exchange, which does not
   overlap the backward pass. Ours does not either on TPUs.
   """
-  step = predicted(palm_540b(), 2048)
+  step = predict_step(palm_540b(), 2048)
   assert step.exchange == pytest.approx(BURST_SECS, rel=0.01)
   assert step.hidden_exchange == 0
 
 
 def test_elsewhere_nearly_all_gradients_hide_behind_the_backward_pass():
   macros = {"CHIP_LINK_DIMS": 0, "TPU": "", "CHIP_LINK_CHIPS": None}
-  step = predicted(palm_540b(**macros), 2048)
+  step = predict_step(palm_540b(**macros), 2048)
   together = step.exchange + step.hidden_exchange
   assert together == pytest.approx(BURST_SECS, rel=0.01)
   assert step.exchange < 0.02 * together
 
 
 def test_a_slow_network_is_seen_in_the_step():
-  fast = predicted(palm_540b(), 2048).total
-  slow = predicted(palm_540b(CHIP_DCN_BANDWIDTH=1e7), 2048)
+  fast = predict_step(palm_540b(), 2048).total
+  slow = predict_step(palm_540b(CHIP_DCN_BANDWIDTH=1e7), 2048)
   assert slow.exchange > 5
   assert slow.total == pytest.approx(fast + slow.exchange, rel=0.01)
 
@@ -126,7 +126,7 @@ def test_devices_of_this_machine_share_it():
 
 def test_passes_go_over_memory_at_the_bandwidths_measured_for_their_kind():
   config = on_a_cpu(CHIP_PASS_BANDWIDTHS={"float32": SLOW_PASSES})
-  step = predicted(config, 16)
+  step = predict_step(config, 16)
   model, mesh = config.model, config.mesh_layout
   traffic = activation_traffic(model, mesh, 16)
   expected = sum(traffic[x] / SLOW_PASSES[x] for x in traffic)
@@ -139,7 +139,7 @@ def test_passes_of_what_was_not_measured_have_the_bandwidth_of_memory():
   all_alike = {"float32": dict.fromkeys(SLOW_PASSES, 2e10)}
   other = {"bfloat16": SLOW_PASSES}
   steps = [
-    predicted(on_a_cpu(CHIP_PASS_BANDWIDTHS=each), 16)
+    predict_step(on_a_cpu(CHIP_PASS_BANDWIDTHS=each), 16)
     for each in (None, all_alike, other)
   ]
   assert steps[0] == steps[1] == steps[2]
@@ -147,9 +147,9 @@ def test_passes_of_what_was_not_measured_have_the_bandwidth_of_memory():
 
 def test_two_pods_of_one_machine_pass_at_half_the_speed_each():
   passes = {"float32": SLOW_PASSES}
-  one = predicted(on_a_cpu(CHIP_PASS_BANDWIDTHS=passes), 16)
+  one = predict_step(on_a_cpu(CHIP_PASS_BANDWIDTHS=passes), 16)
   two = on_a_cpu(CHIP_PASS_BANDWIDTHS=passes, NUM_PODS=2)
-  assert predicted(two, 32).passes == pytest.approx(2 * one.passes)
+  assert predict_step(two, 32).passes == pytest.approx(2 * one.passes)
 
 
 @pytest.mark.parametrize(
@@ -183,5 +183,5 @@ def test_two_pods_of_one_machine_pass_at_half_the_speed_each():
 )
 def test_a_rate_that_is_not_known_is_named(macros, message):
   with pytest.raises(UserError) as error:
-    predicted(palm_540b(**macros), 2048)
+    predict_step(palm_540b(**macros), 2048)
   assert str(error.value) == message

@@ -8,7 +8,11 @@ import pytest
 
 from palm_mtf.config import MeshLayout
 from palm_mtf.machine import activation_dtype
-from palm_mtf.machine.activation_dtype import describe_dtype, is_slow, resolved
+from palm_mtf.machine.activation_dtype import (
+  describe_dtype,
+  is_slow,
+  resolve_dtype,
+)
 from tests.mtf_testing import SINGLE, small_config
 
 AUTO = small_config(activation_dtype="auto")
@@ -49,7 +53,7 @@ def test_auto_is_what_the_devices_multiply_natively(
   has, machine, mesh, dtype, line
 ):
   has(**machine)
-  model = resolved(AUTO, mesh)
+  model = resolve_dtype(AUTO, mesh)
   assert model.activation_dtype == dtype
   assert describe_dtype(model, mesh) == f"computing in {dtype} ({line})"
   assert not is_slow(model, mesh)
@@ -59,16 +63,16 @@ def test_auto_is_what_the_devices_multiply_natively(
 def test_a_dtype_that_is_named_stays(has, dtype):
   has()
   model = dataclasses.replace(AUTO, activation_dtype=dtype)
-  assert resolved(model, SINGLE, begun_in="float32") is model
+  assert resolve_dtype(model, SINGLE, begun_in="float32") is model
   assert is_slow(model, SINGLE) == (dtype == "bfloat16")
 
 
 def test_a_run_goes_on_in_the_dtype_it_began_with(has):
   has(cpu=["amx_bf16"])
-  model = resolved(AUTO, SINGLE, begun_in="float32")
+  model = resolve_dtype(AUTO, SINGLE, begun_in="float32")
   assert describe_dtype(model, SINGLE, "float32") == (
     "computing in float32, as the run began (native bfloat16: amx_bf16)"
   )
   has()
-  model = resolved(AUTO, SINGLE, begun_in="bfloat16")
+  model = resolve_dtype(AUTO, SINGLE, begun_in="bfloat16")
   assert is_slow(model, SINGLE)

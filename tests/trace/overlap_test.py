@@ -6,7 +6,12 @@ import random
 
 import pytest
 
-from palm_mtf.trace.overlap import received, step_figures, subtract, union
+from palm_mtf.trace.overlap import (
+  measure_received,
+  step_figures,
+  subtract,
+  union,
+)
 from palm_mtf.trace.records import Operation, Trace, Transfer
 
 
@@ -24,7 +29,7 @@ def trace(operations, transfers, num_pods=2):
 
 def test_the_example_of_the_docstring_where_only_the_receiver_hides():
   """One column of the drawing is a second; the sender computes throughout."""
-  found = received(
+  found = measure_received(
     trace(
       [computing(1, 0, 9), computing(1, 15, 25), computing(0, 0, 25)],
       [transfer(0, 1, 6, 12), transfer(0, 1, 18, 22)],
@@ -39,10 +44,10 @@ def test_the_example_of_the_docstring_where_only_the_receiver_hides():
 def test_transfers_at_once_and_devices_at_once_count_once():
   operations = [computing(1, 0, 3), computing(1, 2, 4)]
   transfers = [transfer(0, 1, 1, 6, 10), transfer(2, 1, 2, 7, 20)]
-  of_all = received(trace(operations, transfers, 3), 1)
+  of_all = measure_received(trace(operations, transfers, 3), 1)
   assert (of_all.hidden_secs, of_all.exposed_secs) == (3, 3)
   assert of_all.received_bytes == 30
-  of_one = received(trace(operations, transfers, 3), 1, [2])
+  of_one = measure_received(trace(operations, transfers, 3), 1, [2])
   assert (of_one.hidden_secs, of_one.exposed) == (2, [(4, 7)])
   assert of_one.received_bytes == 20
 

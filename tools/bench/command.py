@@ -18,7 +18,7 @@ from typing import Any
 from palm_mtf.cli import gin_files
 from palm_mtf.config import Config
 from palm_mtf.errors import UserError, check_choice, check_count
-from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.activation_dtype import resolve_dtype
 
 _FOLDER = Path(__file__).resolve().parent
 CASES = sorted(path.stem for path in (_FOLDER / "cases").glob("*.py"))
@@ -182,7 +182,7 @@ def train_config(
   # A recipe leaves MODEL_DIR to the user; no case writes there.
   macros = ["MODEL_DIR='none'", *defaults, *macros]
   _, config = gin_files.load("train", files, macros).build()
-  model = resolved(config.model, config.mesh_layout)
+  model = resolve_dtype(config.model, config.mesh_layout)
   return dataclasses.replace(config, model=model)
 
 

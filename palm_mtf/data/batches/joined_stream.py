@@ -33,7 +33,7 @@ import numpy as np
 from palm_mtf.data.batches.packing import (
   Piece,
   Row,
-  joined_features,
+  join_features,
   make_joined_row,
 )
 from palm_mtf.data.batches.shuffle import shuffle
@@ -258,7 +258,7 @@ class JoinedStream:
     self._stream = DocumentStream(sources, seed=seed)
     tokens = [source.tokens for source in sources]
     self.num_rows = sum(map(len, tokens)) // length
-    self.features = joined_features(tokens, eod_id)
+    self.features = join_features(tokens, eod_id)
 
   def read(self, numbers: np.ndarray) -> list[Row]:
     """Returns the features of rows; see `RowStream.read`."""

@@ -69,7 +69,7 @@ class JoinedRows:
     self._length = length
     self._eod_id = eod_id
     self.num_rows = len(tokens) // length
-    self.features = joined_features([tokens], eod_id)
+    self.features = join_features([tokens], eod_id)
 
   def read(self, number: int) -> Row:
     """Returns the features of row `number`, which is below `num_rows`."""
@@ -89,7 +89,7 @@ def document_start(packing: str, eod_id: int) -> int:
   return eod_id if packing == "joined" else 0
 
 
-def joined_features(
+def join_features(
   sources: Sequence[TokenArray], eod_id: int | None
 ) -> tuple[str, ...]:
   """Returns the feature names of joined rows; "segments" only with `eod_id`."""
@@ -112,7 +112,7 @@ def make_joined_row(
   Args:
     targets: tokens, [length], int32.
     is_target: whether each token has a loss, [length], bool.
-    features: names that `joined_features` returned.
+    features: names that `join_features` returned.
     eod_id: id of [eod] if [eod] ends a segment; otherwise None.
   """
   row = {"inputs": _shift(targets), "targets": targets}

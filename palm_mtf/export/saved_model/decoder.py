@@ -13,7 +13,12 @@ from palm_mtf._tf import tf2
 from palm_mtf.accounting.architecture import layer_name, parameter_shapes
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import visible_softmax
-from palm_mtf.model.layers import gated, normalize, sines_and_cosines, turned
+from palm_mtf.model.layers import (
+  apply_gate,
+  normalize,
+  rotate_pairs,
+  sines_and_cosines,
+)
 
 # Tensors [batch, memory_length, key_heads, d_kv]: keys of layer 0, values of
 # layer 0, keys of layer 1, and so on. Multi-query attention has 1 key head.
@@ -100,7 +105,7 @@ class Decoder(tf2.Module):
       kernel = tf2.reshape(kernel, [self._model.d_model, -1, self._model.d_kv])
       return tf2.einsum("bld,dhk->blhk", y, kernel)
 
-    q, k = (turned(project(part), *angles) for part in "qk")
+    q, k = (rotate_pairs(project(part), *angles) for part in "qk")
     keys, values = (
       tf2.tensor_scatter_nd_update(old, at, new)
       for old, new in zip(cache, (k, project("v")), strict=True)
@@ -125,4 +130,4 @@ class Decoder(tf2.Module):
       for name in ("wi_gate", "wi")
     )
     kernel = self._weights[f"{layer}/mlp/wo"]
-    return tf2.einsum("blf,fd->bld", gated(gate, linear), kernel)
+    return tf2.einsum("blf,fd->bld", apply_gate(gate, linear), kernel)

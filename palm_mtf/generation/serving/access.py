@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from aiohttp import web
 
-from palm_mtf.errors import UserError, shown
+from palm_mtf.errors import UserError, shorten
 from palm_mtf.generation.serving.messages import RefusalError
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -49,7 +49,7 @@ class Access:
       return
     raise RefusalError(
       403,
-      f"Host: {shown(hosts[0])} is not a name of this server; add it "
+      f"Host: {shorten(hosts[0])} is not a name of this server; add it "
       "with --allowed_host.",
     )
 
@@ -105,7 +105,7 @@ def find_allowed_hosts(
       normalize_host(name) != normalize_host(f"[{name.strip('[]')}]")
     ):
       raise UserError(
-        f"--allowed_host = {shown(name)}: give the name of a host or an "
+        f"--allowed_host = {shorten(name)}: give the name of a host or an "
         "address, without a port."
       )
   # Off loopback, a server cannot know all of its names, so allow every name.

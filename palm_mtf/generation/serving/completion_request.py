@@ -12,7 +12,7 @@ from palm_mtf.errors import (
   check_count,
   check_real,
   did_you_mean,
-  shown,
+  shorten,
 )
 
 MOST_LOG_PROBS = 5  # as in OpenAI's API
@@ -120,11 +120,11 @@ def _check_names(given: Mapping[str, object]) -> None:
       neutral = _WITHOUT_EFFECT[name]
       if value not in neutral:
         raise UserError(
-          f"{name} = {shown(value)}: is not supported; leave it out."
+          f"{name} = {shorten(value)}: is not supported; leave it out."
         )
     elif name not in _FIELDS and name not in _IGNORED:
       guess = did_you_mean(name, _FIELDS)
-      raise UserError(f"unknown field {shown(name)}{guess}.")
+      raise UserError(f"unknown field {shorten(name)}{guess}.")
 
 
 _FIELDS = (
@@ -137,7 +137,7 @@ _FIELDS = (
 def _check_values(values: Mapping[str, object]) -> None:
   for name in ("echo", "stream"):
     if not isinstance(values[name], bool):
-      raise UserError(f"{name} = {shown(values[name])}: give true or false.")
+      raise UserError(f"{name} = {shorten(values[name])}: give true or false.")
   check_count("max_tokens", values["max_tokens"], 0)
   if not values["max_tokens"] and not values["echo"]:
     raise UserError("max_tokens = 0: give at least 1, or echo = true.")
@@ -158,21 +158,21 @@ def _check_values(values: Mapping[str, object]) -> None:
     and isinstance(options.get("include_usage", False), bool)
   ):
     raise UserError(
-      f'stream_options = {shown(options)}: give {{"include_usage": true}}.'
+      f'stream_options = {shorten(options)}: give {{"include_usage": true}}.'
     )
 
 
 def _check_stop(stop: object) -> None:
   # Only a client's stop strings are limited, not the STOP_STRINGS of the run.
   if not (are_texts(stop) or (isinstance(stop, str) and stop)):
-    raise UserError(f"stop = {shown(stop)}: give a text, or a list of texts.")
+    raise UserError(f"stop = {shorten(stop)}: give a text, or a list of texts.")
   stops = [stop] if isinstance(stop, str) else stop
   for each in stops:
     try:
       each.encode()
     except UnicodeEncodeError:
       raise UserError(
-        f"stop = {shown(each)}: has half of a surrogate pair, which is not a "
+        f"stop = {shorten(each)}: has half of a surrogate pair, which is not a "
         "character; leave it out."
       ) from None
   if len(stops) > _MOST_STOPS:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from palm_mtf.errors import shown
+from palm_mtf.errors import shorten
 from palm_mtf.generation.serving.batcher import Batcher, FullError
 from palm_mtf.generation.serving.choice import Choice
 from palm_mtf.generation.serving.completion_request import CompletionRequest
@@ -152,7 +152,7 @@ def check_name(model: ServedModel, name: object) -> None:
   """Raises RefusalError unless the model has this name."""
   if name != model.name:
     raise RefusalError(
-      404, f"there is no model {shown(name)}: give {model.name!r}."
+      404, f"there is no model {shorten(name)}: give {model.name!r}."
     )
 
 

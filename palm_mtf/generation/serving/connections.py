@@ -11,7 +11,7 @@ import socket
 
 from aiohttp import http_exceptions, web
 
-from palm_mtf.errors import shown
+from palm_mtf.errors import shorten
 from palm_mtf.generation.serving.batcher import Counters
 from palm_mtf.generation.serving.messages import (
   MALFORMED,
@@ -212,7 +212,7 @@ class _Connection(web.RequestHandler):
   ) -> tuple[web.StreamResponse, bool]:
     # aiohttp answers an unknown Expect header in plain text; answer in JSON.
     if isinstance(resp, web.HTTPExpectationFailed):
-      given = shown(request.headers["Expect"])
+      given = shorten(request.headers["Expect"])
       refusal = RefusalError(
         417, f"Expect: {given} is not supported; leave it out."
       )

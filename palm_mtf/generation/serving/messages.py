@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from aiohttp import http_exceptions, web
 
-from palm_mtf.errors import shown
+from palm_mtf.errors import shorten
 from palm_mtf.json_text import json_text
 
 MOST_BODY_BYTES = 2**21
@@ -85,12 +85,12 @@ async def read_json(request: web.Request, most_secs: float) -> object:
   if charset is not None and charset.lower() not in ("utf-8", "utf8"):
     raise RefusalError(
       415,
-      f"charset = {shown(charset)}: JSON is UTF-8 (RFC 8259); leave charset "
+      f"charset = {shorten(charset)}: JSON is UTF-8 (RFC 8259); leave charset "
       "out of Content-Type.",
     )
   coding = request.headers.get("Content-Encoding", "identity")
   if coding.lower() not in _CODINGS:
-    raise refuse_coding(f"Content-Encoding: {shown(coding)}")
+    raise refuse_coding(f"Content-Encoding: {shorten(coding)}")
   try:
     body = await asyncio.wait_for(request.read(), most_secs)
   except TimeoutError:
