@@ -47,6 +47,7 @@ IMPORTS = {
   "unitransformer": "errors _tf ops model",
   "optim": "config _tf accounting ops",
   "runtime/addresses": "errors",
+  "runtime/scheduler": "errors",
   "runtime/sockets": "",
   "runtime/server_info": "__init__ errors json_text machine _tf",
   "runtime/server": "__init__ errors console json_text machine _tf native "
@@ -116,7 +117,7 @@ IMPORTS = {
 }
 PURE = {
   *("__init__", "_old_names", "_renamed", "accounting", "config", "errors"),
-  *("json_text", "machine"),
+  *("json_text", "machine", "runtime/scheduler"),
 }
 GRAPH = {
   *("_tf", "ops", "native", "mesh", "model", "unitransformer", "optim"),

@@ -1,0 +1,230 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The gang scheduler of an island: says which programs may start now.
+
+Tenants, the clients of an island, submit programs. A program is a gang: it
+starts on all its devices at once. Programs that share devices start in the same
+order on all of them. In opposite orders, devices that run one program at a time
+deadlock (Barham et al. 2022, section 4.4).
+
+The policy orders the programs that wait:
+  fifo: by submission.
+  priority: by the tenant's weight, the largest first; then by submission.
+  shares: by start tag. Tenants that wait for the same devices get device time
+    in proportion to their weights. This is start-time fair queueing (Goyal et
+    al. 1996) with several programs in flight (Jin et al. 2004).
+
+A program waits while an earlier program waits for one of its devices. But it
+overtakes an earlier program that waits only for bytes. After MAX_OVERTAKES, its
+devices run empty until it fits, unless buffers hold the bytes that it lacks.
+"""
+
+import bisect
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping
+
+from palm_mtf import errors
+
+POLICIES = ("fifo", "priority", "shares")
+MAX_OVERTAKES = 16  # a few times the programs in flight
+
+Bytes = Mapping[Hashable, int]  # {device: number of bytes}
+Counts = Counter[Hashable]  # numbers by device
+Tags = dict[Hashable, float]  # seconds of virtual time by device
+
+
+@dataclasses.dataclass(eq=False)  # by identity, as keys
+class Ticket:
+  """A submitted program; `GangScheduler.submit` explains the first fields."""
+
+  tenant: str
+  num_bytes: Bytes
+  secs: float
+  weight: float
+  order: tuple[float, int]  # rank by the policy, then number of the submission
+  state: str = "waiting"  # then "running", then "ended"
+  num_overtakes: int = 0  # by later programs, while this program lacked bytes
+
+
+class GangScheduler:
+  """Orders the programs of all tenants of an island.
+
+  Call `start` after every other method, and enqueue programs as it orders them.
+  If clients enqueue their own programs, their messages may overtake each other;
+  then devices that run one program at a time need max_in_flight = 1.
+
+  Attributes:
+    budgets: {device: bytes for programs and buffers}; devices may be added.
+  """
+
+  def __init__(self, policy: str, budgets: Bytes, max_in_flight: int = 4):
+    # More programs in flight hide delays; fewer follow weights more closely.
+    errors.check_choice("policy", policy, POLICIES)
+    errors.check_count("max_in_flight", max_in_flight)
+    self.budgets = dict(budgets)
+    self._policy, self._max_in_flight = policy, max_in_flight
+    self._num_tickets = 0
+    self._waiting: list[Ticket] = []  # in their order
+    self._running: set[Ticket] = set()
+    self._full: set[Hashable] = set()  # devices that run max_in_flight programs
+    self._num_running: Counts = Counter()
+    self._used: Counts = Counter()  # bytes of running programs and buffers
+    self._kept: Counts = Counter()  # bytes of buffers
+    self._virtual_times: Tags = defaultdict(float)  # tag of the last start
+    # By tenant and device: bytes of buffers; finish tag of the last program.
+    self._kept_by: dict[str, Counts] = defaultdict(Counter)
+    self._finish_tags: dict[str, Tags] = defaultdict(lambda: defaultdict(float))
+
+  def submit(
+    self, tenant: str, num_bytes: Bytes, secs: float = 1.0, weight: float = 1.0
+  ) -> Ticket:
+    """Adds a program to the programs that wait.
+
+    Args:
+      tenant: name of the client.
+      num_bytes: bytes that the program needs, for each of its devices.
+      secs: estimated seconds for which the program occupies its devices, such
+        as the measured seconds of its last run.
+      weight: the tenant's weight or priority, as the policy says.
+
+    Raises:
+      UserError: a device is unknown, or its budget is too small.
+    """
+    errors.check_real("secs", secs, 1e-9, 1e9)
+    errors.check_real("weight", weight, 1e-6, 1e6)
+    if not num_bytes or not num_bytes.keys() <= self.budgets.keys():
+      given, known = (errors.shorten([*x]) for x in (num_bytes, self.budgets))
+      raise errors.UserError(f"devices {given}: give at least one of {known}.")
+    rule = "its budget is {}: use more devices, or raise the budget"
+    _check_bytes(num_bytes, self.budgets, rule)
+    rank = -weight if self._policy == "priority" else 0.0
+    if self._policy == "shares":
+      rank = self._tag_start(tenant, num_bytes, secs / weight)
+    self._num_tickets += 1
+    ticket = Ticket(tenant, num_bytes, secs, weight, (rank, self._num_tickets))
+    bisect.insort(self._waiting, ticket, key=lambda x: x.order)
+    return ticket
+
+  def start(self) -> list[Ticket]:
+    """Starts all programs that may start, and returns them in their order."""
+    started: list[Ticket] = []
+    short: list[Ticket] = []  # programs that wait only for bytes
+    blocked = set(self._full)  # devices on which later programs wait
+    for ticket in self._waiting:
+      if len(blocked) == len(self.budgets):
+        break
+      if not blocked.isdisjoint(ticket.num_bytes) or self._must_fit(ticket):
+        blocked.update(ticket.num_bytes)
+      elif self._lacks_bytes(ticket, self._used):
+        short.append(ticket)
+      else:
+        self._run(ticket)
+        started.append(ticket)
+        blocked |= self._full & ticket.num_bytes.keys()
+        for each in short:
+          if not each.num_bytes.keys().isdisjoint(ticket.num_bytes):
+            each.num_overtakes += 1
+    self._waiting = [x for x in self._waiting if x.state == "waiting"]
+    return started
+
+  def finish(
+    self, ticket: Ticket, secs: float | None = None, kept: Bytes | None = None
+  ) -> None:
+    """Ends a program, or withdraws it if it waits.
+
+    If the program has ended, nothing happens: a client may repeat its message.
+
+    Args:
+      ticket: the program.
+      secs: measured seconds for which it occupied its devices, if known.
+      kept: bytes of its results, by device, until the tenant frees them.
+
+    Raises:
+      UserError: the program keeps more bytes than it reserved.
+    """
+    if ticket.state == "ended":
+      return
+    rule = "the program reserved {}: reserve the bytes of its results, too"
+    _check_bytes(kept or {}, ticket.num_bytes, rule)
+    errors.check_real("secs", 0.0 if secs is None else secs, 0.0, 1e9)
+    if ticket.state == "running":
+      self._running.remove(ticket)
+      self._num_running.subtract(ticket.num_bytes.keys())
+      self._full -= ticket.num_bytes.keys()
+      self._used.subtract(ticket.num_bytes)
+      self._add_kept(ticket.tenant, kept or {})
+    else:
+      self._waiting.remove(ticket)
+      secs = 0.0
+    ticket.state = "ended"
+    if secs is not None:
+      excess = (secs - ticket.secs) / ticket.weight
+      for device in ticket.num_bytes:
+        self._finish_tags[ticket.tenant][device] += excess
+
+  def free(self, tenant: str, num_bytes: Bytes) -> None:
+    """Gives back bytes, by device, that a tenant's programs kept.
+
+    Raises:
+      UserError: the tenant keeps fewer bytes on a device.
+    """
+    rule = "the client keeps {}: free each buffer once"
+    _check_bytes(num_bytes, self._kept_by[tenant], rule)
+    self._add_kept(tenant, {x: -given for x, given in num_bytes.items()})
+
+  def remove(self, tenant: str) -> None:
+    """Ends a tenant's programs, also those that run, and frees its bytes."""
+    for ticket in [*self._waiting, *self._running]:
+      if ticket.tenant == tenant:
+        self.finish(ticket)
+    self.free(tenant, self._kept_by[tenant])
+    del self._kept_by[tenant]
+    self._finish_tags.pop(tenant, None)
+
+  def _tag_start(self, tenant: str, devices: Bytes, cost: float) -> float:
+    """Returns a program's start tag, and adds its cost to the finish tags."""
+    # Virtual times of devices advance at different speeds. Join them: otherwise
+    # a gang would wait for long where virtual time is smallest.
+    now = max(self._virtual_times[x] for x in devices)
+    tag = max(now, *(self._finish_tags[tenant][x] for x in devices))
+    for device in devices:
+      self._virtual_times[device] = now
+      self._finish_tags[tenant][device] = tag + cost
+    return tag
+
+  def _lacks_bytes(self, ticket: Ticket, used: Counts) -> bool:
+    needs = ticket.num_bytes.items()
+    return any(needed > self.budgets[x] - used[x] for x, needed in needs)
+
+  def _must_fit(self, ticket: Ticket) -> bool:
+    # Nobody waits for buffers: before their client frees them, it may have to
+    # run a later program.
+    return (
+      ticket.num_overtakes >= MAX_OVERTAKES
+      and self._lacks_bytes(ticket, self._used)
+      and not self._lacks_bytes(ticket, self._kept)
+    )
+
+  def _run(self, ticket: Ticket) -> None:
+    ticket.state = "running"
+    self._running.add(ticket)
+    self._used.update(ticket.num_bytes)
+    self._num_running.update(ticket.num_bytes.keys())
+    for device in ticket.num_bytes:
+      if self._num_running[device] >= self._max_in_flight:
+        self._full.add(device)
+      now = max(self._virtual_times[device], ticket.order[0])
+      self._virtual_times[device] = now
+
+  def _add_kept(self, tenant: str, num_bytes: Bytes) -> None:
+    for counter in (self._used, self._kept, self._kept_by[tenant]):
+      counter.update(num_bytes)
+
+
+def _check_bytes(num_bytes: Bytes, limits: Bytes, rule: str) -> None:
+  for device, given in num_bytes.items():
+    limit = limits.get(device, 0)
+    if not 0 <= given <= limit:
+      reason = rule.format(f"{limit:,}")
+      raise errors.UserError(f"{given:,} bytes on device {device!r}: {reason}.")

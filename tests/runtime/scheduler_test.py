@@ -1,0 +1,560 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Gangs start in one order, in fair shares, within budgets, without deadlock.
+
+A simulated island has a clock and devices that run one program at a time. On
+each device, programs run in the order in which they reach it.
+"""
+
+import collections
+import dataclasses
+import heapq
+import itertools
+import random
+import threading
+from collections.abc import Collection, Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palm_mtf.errors import UserError
+from palm_mtf.runtime.scheduler import (
+  MAX_OVERTAKES,
+  POLICIES,
+  GangScheduler,
+  Ticket,
+)
+from tests.data.small_sources import repeatable
+
+PODS = ("pod0", "pod1")
+UNLIMITED = 10**18
+
+
+def _scheduler(policy: str = "fifo", devices=PODS, **more) -> GangScheduler:
+  return GangScheduler(policy, dict.fromkeys(devices, UNLIMITED), **more)
+
+
+def _on(*devices: str, num_bytes: int = 0) -> dict[str, int]:
+  return dict.fromkeys(devices, num_bytes)
+
+
+@dataclasses.dataclass
+class _Client:
+  """A tenant that always has five programs that wait or run.
+
+  Five is one more than the programs in flight, so that one program waits.
+  """
+
+  name: str
+  secs: float = 0.003
+  weight: float = 1.0
+  estimated_secs: float | None = None
+  devices: Collection[str] = PODS
+  is_idle: bool = False
+
+  def submit(self, scheduler: GangScheduler) -> Ticket:
+    secs = self.estimated_secs or self.secs
+    return scheduler.submit(self.name, _on(*self.devices), secs, self.weight)
+
+
+class _Island:
+  """Simulates the programs of clients on devices that run one at a time.
+
+  Attributes:
+    now: seconds.
+    used: seconds of device time that programs of each client took.
+  """
+
+  def __init__(self, policy: str, clients: Sequence[_Client]):
+    devices = {x for client in clients for x in client.devices}
+    self.scheduler = _scheduler(policy, sorted(devices))
+    self.clients = {x.name: x for x in clients}
+    self.now, self.used = 0.0, collections.Counter()
+    self._queues = {x: collections.deque() for x in sorted(devices)}
+    self._ends, self._numbers = [], itertools.count()
+    self._num_live = collections.Counter()
+
+  def run(self, secs: float) -> dict[str, float]:
+    """Returns the seconds that each client used until `secs` have passed."""
+    before, end = self.used.copy(), self.now + secs
+    while self.now < end:
+      self._submit()
+      self._enqueue()
+      self.now, _, ticket = heapq.heappop(self._ends)
+      client = self.clients[ticket.tenant]
+      for device in ticket.num_bytes:
+        assert self._queues[device].popleft() is ticket
+      self.scheduler.finish(ticket, client.secs)
+      self._num_live[client.name] -= 1
+      self.used[client.name] += client.secs
+    return {x: self.used[x] - before[x] for x in self.clients}
+
+  def _submit(self) -> None:
+    for name, client in self.clients.items():
+      while not client.is_idle and self._num_live[name] < 5:
+        client.submit(self.scheduler)
+        self._num_live[name] += 1
+
+  def _enqueue(self) -> None:
+    for ticket in self.scheduler.start():
+      for device in ticket.num_bytes:
+        self._queues[device].append(ticket)
+    begun = {ticket for *_, ticket in self._ends}
+    for ticket in {x[0] for x in self._queues.values() if x} - begun:
+      if all(self._queues[x][0] is ticket for x in ticket.num_bytes):
+        end = self.now + self.clients[ticket.tenant].secs
+        heapq.heappush(self._ends, (end, next(self._numbers), ticket))
+
+
+def _assert_shares(used: Mapping[str, float], weights: Sequence[float]) -> None:
+  total = sum(used.values())
+  for got, weight in zip(used.values(), weights, strict=True):
+    assert got / total == pytest.approx(weight / sum(weights), rel=0.05)
+
+
+# The order.
+
+
+def _may_start(program: Ticket, live: list[Ticket], max_in_flight: int) -> bool:
+  """Whether a waiting program may start, by the definition of the order."""
+  return all(
+    sum(x.state == "running" and device in x.num_bytes for x in live)
+    < max_in_flight
+    and not any(
+      x.state == "waiting" and x.order < program.order and device in x.num_bytes
+      for x in live
+    )
+    for device in program.num_bytes
+  )
+
+
+_programs = st.tuples(
+  st.sampled_from("abcd"),
+  st.frozensets(st.integers(0, 5), min_size=1),
+  st.lists(st.integers(0, 99), max_size=2),  # running programs that then end
+)
+
+
+@given(
+  st.sampled_from(POLICIES),
+  st.integers(1, 4),
+  st.lists(_programs, min_size=50, max_size=50),
+)
+@repeatable(200)
+def test_of_10_000_random_gangs_exactly_those_start_whose_turn_it_is(
+  policy, max_in_flight, programs
+):
+  scheduler = _scheduler(policy, range(6), max_in_flight=max_in_flight)
+  live: list[Ticket] = []
+
+  def start() -> None:
+    started = scheduler.start()
+    assert sorted(started, key=lambda x: x.order) == started
+    for each in started:  # each program in its turn
+      each.state = "waiting"
+    for each in started:
+      assert _may_start(each, live, max_in_flight)
+      each.state = "running"
+    for each in live:
+      if each.state == "waiting":
+        assert not _may_start(each, live, max_in_flight)
+
+  def end(number: int) -> None:
+    running = [x for x in live if x.state == "running"]
+    scheduler.finish(running[number % len(running)])
+    live[:] = [x for x in live if x.state != "ended"]
+
+  for tenant, devices, ends in programs:
+    weight = 1.0 + "abcd".index(tenant)
+    live.append(scheduler.submit(tenant, _on(*devices), weight=weight))
+    start()
+    for number in ends[: len(live)]:
+      end(number)
+      start()
+  while live:  # whatever waits, something runs
+    end(0)
+    start()
+
+
+def test_fifo_is_the_order_of_submissions():
+  scheduler = _scheduler("fifo", max_in_flight=1)
+  tickets = [
+    scheduler.submit(x, _on("pod0"), weight=weight)
+    for x, weight in [("a", 1), ("b", 9), ("c", 5)]
+  ]
+  assert _drain(scheduler) == tickets
+
+
+def test_a_larger_priority_is_first_and_equal_ones_are_fifo():
+  scheduler = _scheduler("priority", max_in_flight=1)
+  low, high, also_high, top = (
+    scheduler.submit(x, _on("pod0"), weight=weight)
+    for x, weight in [("a", 1), ("b", 2), ("c", 2), ("d", 3)]
+  )
+  assert _drain(scheduler) == [top, high, also_high, low]
+
+
+def _drain(scheduler: GangScheduler) -> list[Ticket]:
+  """Returns the programs that wait in the order in which they run."""
+  ran = []
+  while started := scheduler.start():
+    ran += started
+    for ticket in started:
+      scheduler.finish(ticket)
+  return ran
+
+
+def test_a_program_waits_for_an_earlier_gang_that_waits_for_another_device():
+  scheduler = _scheduler(max_in_flight=1)
+  first, gang, later = (
+    scheduler.submit("a", _on(*x)) for x in (["pod0"], PODS, ["pod1"])
+  )
+  assert scheduler.start() == [first]
+  assert (gang.state, later.state) == ("waiting", "waiting")
+  scheduler.finish(first)
+  assert scheduler.start() == [gang]
+  scheduler.finish(gang)
+  assert scheduler.start() == [later]
+
+
+def test_four_programs_are_in_flight_on_a_device():
+  scheduler = _scheduler()
+  tickets = [scheduler.submit("a", _on(*PODS)) for _ in range(6)]
+  other = scheduler.submit("b", _on("pod0"))
+  assert scheduler.start() == tickets[:4]
+  assert not scheduler.start()
+  scheduler.finish(tickets[2])
+  assert scheduler.start() == [tickets[4]]
+  assert other.state == "waiting"
+
+
+# Deadlocks.
+
+
+def _hold_both(
+  pods: Mapping[str, threading.Lock],
+  order: Sequence[str],
+  meet: threading.Barrier,
+  results: list[bool],
+) -> None:
+  """Enqueues a program on the first pod, then on the second."""
+  first, second = (pods[x] for x in order)
+  with first:
+    meet.wait()  # both clients have reached their first pod
+    is_free = second.acquire(timeout=0.1)
+    results.append(is_free)
+    meet.wait()
+    if is_free:
+      second.release()
+
+
+def test_opposite_orders_deadlock_without_the_scheduler():
+  pods = {x: threading.Lock() for x in PODS}
+  meet, results = threading.Barrier(2, timeout=60), []
+  threads = [
+    threading.Thread(target=_hold_both, args=(pods, order, meet, results))
+    for order in (PODS, PODS[::-1])
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert results == [False, False]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_10_000_programs_in_random_orders_never_deadlock_with_it(policy):
+  """Two clients enqueue by themselves, one program per pod at a time."""
+  scheduler = _scheduler(policy, max_in_flight=1)
+  pods = {x: threading.Lock() for x in PODS}
+  changed, num_run = threading.Condition(), [0, 0]
+
+  def run_client(client: int) -> None:
+    rng = random.Random(client)
+    for _ in range(5_000 // len(POLICIES) + 1):
+      devices = rng.sample(PODS, rng.choice([1, 2, 2]))
+      with changed:
+        ticket = scheduler.submit(str(client), _on(*devices))
+        if scheduler.start():
+          changed.notify_all()
+        assert changed.wait_for(lambda x=ticket: x.state == "running", 60)
+      for device in devices:
+        assert pods[device].acquire(timeout=60)
+      for device in devices:
+        pods[device].release()
+      with changed:
+        scheduler.finish(ticket)
+        if scheduler.start():
+          changed.notify_all()
+      num_run[client] += 1
+
+  threads = [threading.Thread(target=run_client, args=(x,)) for x in (0, 1)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert num_run == [5_000 // len(POLICIES) + 1] * 2
+
+
+def _run_in_queues(rng: random.Random, *, is_in_order: bool) -> bool:
+  """Returns whether random gangs, four in flight on each device, all run."""
+  scheduler = _scheduler(rng.choice(POLICIES), range(4))
+  queues = [[] for _ in range(4)]
+  for _ in range(20):
+    devices = rng.sample(range(4), rng.randint(1, 4))
+    scheduler.submit(rng.choice("ab"), _on(*devices), weight=rng.choice([1, 2]))
+  num_ended = 0
+  while True:
+    started = scheduler.start()
+    for number, queue in enumerate(queues):
+      reached = [x for x in started if number in x.num_bytes]
+      # If clients enqueue, messages to each device arrive in their own order.
+      queue += reached if is_in_order else rng.sample(reached, len(reached))
+    ready = [
+      x
+      for x in {queue[0] for queue in queues if queue}
+      if all(queues[device][0] is x for device in x.num_bytes)
+    ]
+    if not ready:
+      return num_ended == 20
+    ticket = min(ready, key=lambda x: x.order)
+    for device in ticket.num_bytes:
+      del queues[device][0]
+    scheduler.finish(ticket)
+    num_ended += 1
+
+
+def test_10_000_programs_enqueued_in_the_order_of_starts_all_run():
+  rng = random.Random(0)
+  assert all(_run_in_queues(rng, is_in_order=True) for _ in range(500))
+  assert not all(_run_in_queues(rng, is_in_order=False) for _ in range(50))
+
+
+# Shares of device time.
+
+
+@pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
+@pytest.mark.parametrize(
+  ("millisecs", "estimate"),
+  [((3, 3, 3, 3), None), ((1, 5, 2, 3), None), ((1, 5, 2, 3), 0.003)],
+  ids=["equal_costs", "costs", "measured_costs"],
+)
+def test_shares_of_five_seconds_are_the_weights(weights, millisecs, estimate):
+  clients = [
+    _Client(name, secs / 1000, weight, estimate)
+    for name, secs, weight in zip("abcd", millisecs, weights, strict=True)
+  ]
+  _assert_shares(_Island("shares", clients).run(5.0), weights)
+
+
+def test_programs_start_in_the_order_of_their_start_tags():
+  """The tags are worked out by hand, by Goyal et al. (1996), equation 4."""
+  scheduler = _scheduler("shares", max_in_flight=1)
+  costs = [("a", 4, 1), ("a", 4, 1), ("b", 4, 2), ("b", 4, 2), ("b", 4, 2)]
+  tickets = [scheduler.submit(x, _on("pod0"), *rest) for x, *rest in costs]
+  assert [x.order[0] for x in tickets] == [0, 4, 0, 2, 4]
+  assert [tickets.index(x) for x in _drain(scheduler)] == [0, 2, 3, 1, 4]
+
+
+def test_a_tenant_that_returns_gets_its_share_but_no_credit():
+  clients = [_Client(x) for x in "abcd"]
+  island = _Island("shares", clients)
+  island.run(1.0)
+  clients[0].is_idle = True
+  idle = island.run(2.0)
+  assert idle["a"] < 6 * 0.003
+  clients[0].is_idle = False
+  _assert_shares(island.run(1.0), [1, 1, 1, 1])
+
+
+def test_tenants_of_a_slice_share_it_whatever_other_slices_do():
+  island = _Island(
+    "shares",
+    [
+      _Client("a", devices=["pod0"]),
+      _Client("b", devices=["pod1"]),
+      _Client("c", weight=8.0, devices=["pod1"]),
+    ],
+  )
+  used = island.run(5.0)
+  assert used["a"] == pytest.approx(5.0, abs=0.1)
+  _assert_shares({x: used[x] for x in "bc"}, [1, 8])
+
+
+def test_a_gang_over_slices_of_different_virtual_times_gets_its_share():
+  """The virtual time of pod0 is eight times that of pod1 when it begins."""
+  gang = _Client("gang", is_idle=True)
+  clients = [
+    _Client("a", devices=["pod0"]),
+    _Client("b", weight=8.0, devices=["pod1"]),
+    gang,
+  ]
+  island = _Island("shares", clients)
+  island.run(5.0)
+  gang.is_idle = False
+  assert island.run(1.0)["gang"] > 0.95 / 9
+
+
+# Budgets.
+
+
+def test_a_program_that_lacks_bytes_waits_while_others_continue():
+  scheduler = GangScheduler("fifo", {"pod0": 100, "pod1": 100})
+  running = scheduler.submit("a", _on("pod0", num_bytes=60))
+  large = scheduler.submit("b", _on(*PODS, num_bytes=50))
+  small = scheduler.submit("c", _on(*PODS, num_bytes=40))
+  assert scheduler.start() == [running, small]
+  scheduler.finish(running, kept={"pod0": 60})
+  scheduler.finish(small)
+  assert not scheduler.start()
+  scheduler.free("a", {"pod0": 10})
+  assert scheduler.start() == [large]
+
+
+def test_a_large_program_is_overtaken_a_bounded_number_of_times():
+  scheduler = GangScheduler("fifo", {"pod0": 100})
+  small = [scheduler.submit("a", _on("pod0", num_bytes=30)) for _ in range(2)]
+  running = collections.deque(scheduler.start())
+  assert [*running] == small
+  large = scheduler.submit("b", _on("pod0", num_bytes=90))
+  for _ in range(3 * MAX_OVERTAKES):
+    scheduler.submit("a", _on("pod0", num_bytes=30))
+    running += scheduler.start()
+    if large.state == "running":
+      break
+    scheduler.finish(running.popleft())
+  assert large.state == "running"
+  assert MAX_OVERTAKES <= large.num_overtakes < MAX_OVERTAKES + 4
+
+
+def test_nobody_waits_for_a_program_that_waits_for_buffers():
+  """Otherwise the buffers' client could wait for that program, and deadlock."""
+  scheduler = GangScheduler("fifo", {"pod0": 100})
+  scheduler.submit("a", _on("pod0", num_bytes=50))
+  (producer,) = scheduler.start()
+  scheduler.finish(producer, kept={"pod0": 50})
+  large = scheduler.submit("b", _on("pod0", num_bytes=80))
+  for _ in range(3 * MAX_OVERTAKES):
+    consumer = scheduler.submit("a", _on("pod0", num_bytes=20))
+    assert scheduler.start() == [consumer]
+    scheduler.finish(consumer)
+  scheduler.free("a", {"pod0": 50})
+  assert scheduler.start() == [large]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_fits_a_budget_runs_and_budgets_are_never_exceeded(
+  policy, seed
+):
+  rng, devices = random.Random(seed), range(4)
+  scheduler = GangScheduler(policy, dict.fromkeys(devices, 100))
+  waiting: list[Ticket] = []
+  running: list[Ticket] = []
+  buffers: list[tuple[str, dict]] = []
+  num_left = 400
+  while num_left or waiting or running:
+    if num_left and rng.random() < 0.6:
+      gang = rng.sample(devices, rng.randint(1, 4))
+      sizes = {x: rng.choice([0, 10, 30, 100]) for x in gang}
+      waiting.append(scheduler.submit(rng.choice("abc"), sizes))
+      num_left -= 1
+    elif running:
+      ticket = running.pop(rng.randrange(len(running)))
+      kept = {x: rng.choice([0, n]) for x, n in ticket.num_bytes.items()}
+      scheduler.finish(ticket, kept=kept)
+      buffers.append((ticket.tenant, kept))
+    else:
+      assert buffers or not waiting, "nothing runs, and no buffer is kept"
+    if buffers and (not running or rng.random() < 0.3):
+      scheduler.free(*buffers.pop(rng.randrange(len(buffers))))
+    running += scheduler.start()
+    waiting = [x for x in waiting if x.state == "waiting"]
+    for device in devices:
+      every = [x.num_bytes for x in running] + [kept for _, kept in buffers]
+      assert sum(x.get(device, 0) for x in every) <= 100
+      assert sum(device in x.num_bytes for x in running) <= 4
+
+
+# Clients that leave.
+
+
+def test_programs_and_bytes_of_a_removed_tenant_are_gone():
+  scheduler = GangScheduler("shares", {"pod0": 100}, max_in_flight=2)
+  first, second, third = (
+    scheduler.submit("dead", _on("pod0", num_bytes=40), 10.0) for _ in range(3)
+  )
+  assert scheduler.start() == [first, second]
+  scheduler.finish(first, kept={"pod0": 40})
+  others = [scheduler.submit("b", _on("pod0", num_bytes=50)) for _ in range(2)]
+  assert not scheduler.start()
+  scheduler.remove("dead")
+  assert scheduler.start() == others
+  assert {x.state for x in (first, second, third)} == {"ended"}
+  scheduler.finish(second)  # a message that was on its way
+  assert not scheduler.start()
+  # A client that takes the name later does not pay for these programs.
+  namesake = scheduler.submit("dead", _on("pod0"))
+  assert namesake.order[0] == others[1].order[0]
+
+
+def test_a_withdrawn_program_does_not_run_and_costs_nothing():
+  scheduler = _scheduler("shares", max_in_flight=1)
+  ticket = scheduler.submit("a", _on(*PODS), secs=100.0)
+  scheduler.finish(ticket)
+  first = scheduler.submit("a", _on(*PODS))
+  scheduler.submit("b", _on(*PODS))
+  assert scheduler.start() == [first]
+
+
+def test_a_device_may_join():
+  scheduler = _scheduler()
+  scheduler.budgets["pod2"] = 10
+  ticket = scheduler.submit("a", _on("pod2", num_bytes=10))
+  assert scheduler.start() == [ticket]
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (
+      lambda x: x.submit("a", {"pod0": 2_000}),
+      "2,000 bytes on device 'pod0': its budget is 1,000: use more devices, or "
+      "raise the budget.",
+    ),
+    (
+      lambda x: x.submit("a", {"pod7": 1}),
+      "devices ['pod7']: give at least one of ['pod0'].",
+    ),
+    (
+      lambda x: x.submit("a", {}),
+      "devices []: give at least one of ['pod0'].",
+    ),
+    (
+      lambda x: x.submit("a", {"pod0": 1}, secs=0),
+      "secs = 0: give a number from 1e-09 to 1000000000.0.",
+    ),
+    (
+      lambda x: x.finish(x.submit("a", {"pod0": 1}), kept={"pod0": 2}),
+      "2 bytes on device 'pod0': the program reserved 1: reserve the bytes of "
+      "its results, too.",
+    ),
+    (
+      lambda x: x.finish(x.submit("a", {"pod0": 1}), secs=float("nan")),
+      "secs = nan: give a number from 0.0 to 1000000000.0.",
+    ),
+    (
+      lambda x: x.free("a", {"pod0": 1}),
+      "1 bytes on device 'pod0': the client keeps 0: free each buffer once.",
+    ),
+    (
+      lambda x: GangScheduler("fair", {}),
+      "policy = 'fair': choose one of 'fifo', 'priority', 'shares'.",
+    ),
+  ],
+)
+def test_what_cannot_work_is_refused_in_one_line(call, message):
+  with pytest.raises(UserError) as error:
+    call(GangScheduler("fifo", {"pod0": 1_000}))
+  assert str(error.value) == message
