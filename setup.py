@@ -63,6 +63,10 @@ setup(
     # Writes files for `palm_mtf export --format=gguf`.
     "gguf>=0.19,<0.20",
     "gin-config>=0.5.0,<0.6",
+    # The manager of `palm_mtf pods manage`. TensorFlow depends on grpcio too;
+    # the other package is small and needs nothing else.
+    "grpcio>=1.67,<2",
+    "grpcio-health-checking>=1.67,<2",
     "mesh-tensorflow>=0.1.21,<0.2",
     # NumPy's bfloat16; TensorFlow depends on it too.
     "ml_dtypes>=0.5,<1",

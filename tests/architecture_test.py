@@ -50,12 +50,14 @@ IMPORTS = {
   "runtime/scheduler": "errors",
   "runtime/sockets": "",
   "runtime/server_info": "__init__ errors json_text machine _tf",
-  "runtime/server": "__init__ errors console json_text machine _tf native "
+  "runtime/server": "__init__ console json_text machine _tf native "
   "runtime/host_functions runtime/processes runtime/addresses runtime/sockets "
   "runtime/server_info",
-  "runtime/client": "errors json_text config machine _tf native mesh "
+  "runtime/manager": "__init__ errors json_text config runtime/addresses "
+  "runtime/scheduler runtime/server",
+  "runtime/client": "__init__ errors json_text config machine _tf native mesh "
   "runtime/program runtime/processes runtime/addresses runtime/sockets "
-  "runtime/server_info runtime/server",
+  "runtime/server_info runtime/server runtime/manager",
   "programs": "errors config _tf ops mesh model optim",
   "generation/decode": "config machine _tf accounting ops native mesh model",
   "rates": "console json_text config machine _tf accounting ops "
@@ -104,8 +106,9 @@ IMPORTS = {
   "data/statistics data/filters data/vocabulary data/tokens "
   "data/batches checkpoints export/trained_model "
   "export/huggingface export/gguf export/saved_model export/npz "
-  "runtime/addresses runtime/server runtime/client "
-  "generation/inference generation/serving evaluation training sweep",
+  "runtime/addresses runtime/server_info runtime/server runtime/manager "
+  "runtime/client generation/inference generation/serving evaluation training "
+  "sweep",
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",
@@ -143,6 +146,8 @@ ONLY_IMPORTERS = {
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/generation/serving/",
   "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",
+  "grpc": "palm_mtf/runtime/manager/",
+  "grpc_health": "palm_mtf/runtime/manager/service.py",
   "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
 }
 
@@ -168,6 +173,7 @@ TENSORFLOW_FREE = PURE | {
   "export/npz",
   "export/trained_model",
   "report",
+  "runtime/manager",
   "sweep",
   "user_code",
   "user_text",
@@ -178,8 +184,10 @@ STARTERS = {
   for name in (
     "addresses",
     "client/local_servers",
+    "client/managed_places",
     "client/places",
     "server/process",
+    "server/restricted_port",
     "sockets",
   )
 }

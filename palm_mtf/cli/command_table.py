@@ -121,6 +121,16 @@ _TEXT_FIELD = _flag(
   default="text",
 )
 _MODEL_DIR = _flag("MODEL_DIR", "of a training run")
+_MANAGER_TLS = _flag(
+  "PREFIX",
+  "of PREFIX.key and PREFIX.pem, the key and certificate of the manager, its "
+  "servers and its clients (default: none)",
+  default="",
+)
+_TO_MANAGER = {
+  "--manager": _flag("HOST:PORT", "as `pods manage` prints it", required=True),
+  "--manager_tls": _MANAGER_TLS,
+}
 
 COMMANDS = {
   "train": Command(
@@ -399,7 +409,62 @@ COMMANDS = {
         type=int,
       ),
       "--allow_any_address": _ALLOW_ANY_ADDRESS,
+      "--manager": _flag(
+        "HOST:PORT", "where to register (default: none)", default=""
+      ),
+      "--manager_tls": _MANAGER_TLS,
+      "--island": _flag(
+        "NAME",
+        "that servers with a fast network between them share (default: main)",
+        default="main",
+      ),
     },
+  ),
+  "pods manage": Command(
+    "give the devices of many servers to many clients",
+    entry_point="palm_mtf.commands.pods_manage.manage",
+    flags={
+      "--listen": _flag(
+        "ADDRESS:PORT",
+        "of this host; port 0 selects a free port (default: 127.0.0.1:2200)",
+        default="127.0.0.1:2200",
+      ),
+      "--state": _flag(
+        "FILE",
+        "that keeps servers and slices (default: pods.sqlite)",
+        default="pods.sqlite",
+      ),
+      "--policy": _flag(
+        "POLICY",
+        "order of the programs of all clients: fifo, priority, or shares of "
+        "time, by each client's SHARE (default: fifo)",
+        default="fifo",
+      ),
+      "--manager_tls": _MANAGER_TLS,
+      "--allow_any_address": _ALLOW_ANY_ADDRESS,
+    },
+  ),
+  "pods list": Command(
+    "print the servers of a manager, and who has their devices",
+    has_results=True,
+    entry_point="palm_mtf.commands.pods_manage.list_all",
+    flags=_TO_MANAGER,
+  ),
+  "pods drain": Command(
+    "let new clients avoid a server",
+    has_results=True,
+    entry_point="palm_mtf.commands.pods_manage.drain",
+    flags={
+      "server": _flag("SERVER", "its address"),
+      "--undo": _switch("let new clients use the server again"),
+      **_TO_MANAGER,
+    },
+  ),
+  "pods release": Command(
+    "give the devices of a client to other clients",
+    has_results=True,
+    entry_point="palm_mtf.commands.pods_manage.release",
+    flags={"owner": _flag("OWNER", "name of the client"), **_TO_MANAGER},
   ),
   "report": Command(
     "draw what one run or several logged, as one HTML page",

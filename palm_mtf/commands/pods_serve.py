@@ -5,6 +5,8 @@
 # The server needs no model settings, because a client sends the part of the
 # graph that the server's devices compute. The server has one client at a time.
 
+import contextlib
+import dataclasses
 import importlib
 import logging
 import os
@@ -12,18 +14,20 @@ import signal
 
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.machine.compiled_code import save_compiled_code
+from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.runtime.addresses import (
   ANY_ADDRESS,
-  check_free,
   is_loopback,
-  resolve,
-  split_address,
+  listening_address,
 )
+from palm_mtf.runtime.manager.client import ManagerClient
+from palm_mtf.runtime.manager.slices import Server, check_name
 from palm_mtf.training.host_modules import HOST_MODULES
 
 _logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_INFO_SECS = 60.0  # timeout for reading this server's own info
 
 
 def serve(
@@ -32,6 +36,9 @@ def serve(
   devices: int = 1,
   threads: int | None = None,
   allow_any_address: bool = False,
+  manager: str = "",
+  manager_tls: str = "",
+  island: str = "main",
 ) -> None:
   """Prints the address, then serves this host's devices until a signal arrives.
 
@@ -40,9 +47,13 @@ def serve(
     devices: number of virtual CPU devices.
     threads: number of threads per operation; None for one per core.
     allow_any_address: permit 0.0.0.0, which means every address of this host.
+    manager: HOST:PORT of the manager where to register, or "".
+    manager_tls: PREFIX of the key and certificate of the manager, or "".
+    island: name that servers with a fast network between them share.
 
   Raises:
-    UserError: if this host cannot listen on that address.
+    UserError: if this host cannot listen on that address, or the manager does
+      not accept the server.
   """
   check_count("--devices", devices)
   # All servers of a run must have the same number of threads, because the last
@@ -50,21 +61,7 @@ def serve(
   # bit-identical on all pods.
   threads = len(os.sched_getaffinity(0)) if threads is None else threads
   check_count("--threads", threads)
-  host, port = split_address("--listen", listen)
-  ip = resolve("--listen", host)
-  if ip == ANY_ADDRESS and not allow_any_address:
-    raise UserError(
-      f'--listen = "{listen}" lets every host that can reach this host run '
-      "programs on it; give one address, or add --allow_any_address."
-    )
-  # On some systems /etc/hosts gives the host's own name the address 127.0.1.1,
-  # which no other host can reach.
-  if is_loopback(ip) and not _means_loopback(host):
-    raise UserError(
-      f'--listen = "{listen}": "{host}" is {ip} on this host, which no other '
-      "host can reach; give an address that others can reach, or localhost."
-    )
-  check_free("--listen", ip, port)
+  ip, port = listening_address(listen, allow_any_address)
   if not is_loopback(ip):
     where = "any address of this host" if ip == ANY_ADDRESS else ip
     _logger.warning(
@@ -72,6 +69,16 @@ def serve(
       f"{where} can run programs and read files as this user; let a firewall "
       "admit only the client and the other servers"
     )
+  client = None
+  if manager:
+    client = ManagerClient("--manager", manager, manager_tls)
+    check_name("--island", island)
+    if ip == ANY_ADDRESS:
+      raise UserError(
+        f'--listen = "{listen}": clients get the address from the manager; '
+        "give the one that they reach."
+      )
+    client.call("beat", name="")  # before TensorFlow is imported
   # Block the signals before the server starts threads, which inherit the mask,
   # so that a signal stays pending until this thread calls sigwait.
   signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
@@ -81,12 +88,40 @@ def serve(
 
   server = start_server(devices, threads, (ip, port))
   watch_links(server)
-  _, _, port_text = server.target.rpartition(":")
-  print(f"serving {devices} devices on {ip}:{port_text}", flush=True)
+  address = f"{ip}:{server.target.rpartition(':')[2]}"
+  if client:
+    join_manager(client, address, island)
+  print(f"serving {devices} devices on {address}", flush=True)
   signal.sigwait(_STOP_SIGNALS)
+  if client:
+    # If no manager answers, it will notice that the server is silent.
+    with contextlib.suppress(UserError):
+      client.call("leave", address=address)
   save_compiled_code()
   os._exit(0)  # a TensorFlow server cannot be stopped otherwise
 
 
-def _means_loopback(host: str) -> bool:
-  return host.startswith("localhost") or host.replace(".", "").isdigit()
+def join_manager(client: ManagerClient, address: str, island: str) -> None:
+  """Registers this server, and keeps it registered."""
+  from palm_mtf.runtime.server_info import read_info
+
+  info = read_info(address, _INFO_SECS)
+  _, available = memory_bytes()
+  server = Server(
+    address=address,
+    island=island,
+    num_devices=info.num_devices,
+    device_bytes=available // info.num_devices,
+    kind={
+      "palm_mtf": info.palm_mtf,
+      "tensorflow": info.tensorflow,
+      "threads": str(info.num_threads),
+      "cpu": " ".join(info.cpu_flags),
+    },
+  )
+
+  def register() -> None:
+    client.call("register", server=dataclasses.asdict(server))
+
+  register()
+  client.send_beats(address, register)

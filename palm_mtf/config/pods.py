@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from palm_mtf.config.checked import Checked, Count, real, whole
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, check_choice
 
 # The client sends each pod its batches and starts its steps, so many pods could
 # overload the client. Tests use up to this number.
@@ -35,7 +35,13 @@ class PodsConfig(Checked):
       "local_servers", processes that the client starts; or "cluster", servers
       that `palm_mtf pods serve` has started.
     islands: for PODS = "cluster", a list of servers per pod
-      (runtime/client/places.py).
+      (runtime/client/places.py), or "auto" for servers that MANAGER chooses.
+    manager: "host:port" of `palm_mtf pods manage`, for ISLANDS = "auto".
+    manager_tls: PREFIX of PREFIX.key and PREFIX.pem, the key and certificate of
+      the manager and its clients; "" for none.
+    share: this client's share of the time of devices that it shares with other
+      clients, if the manager's --policy is "shares"; its priority if that is
+      "priority".
     client_address: "host" or "host:port" where servers of a cluster reach the
       client.
     dcn_dtype: dtype in which gradients are sent between pods; bfloat16 halves
@@ -52,7 +58,10 @@ class PodsConfig(Checked):
 
   num_pods: Annotated[int, whole(maximum=MAX_PODS)] = 1
   pods: Literal["in_process", "local_servers", "cluster"] = "in_process"
-  islands: Sequence[Sequence[str]] = ()
+  islands: Sequence[Sequence[str]] | str = ()
+  manager: str = ""
+  manager_tls: str = ""
+  share: Annotated[float, real(0.001, 1000)] = 1.0
   client_address: str = "127.0.0.1"
   dcn_dtype: Literal["float32", "bfloat16"] = "float32"
   fingerprint_steps: Count = 100
@@ -73,3 +82,16 @@ class PodsConfig(Checked):
         'PODS = "cluster" and ISLANDS is empty: list the servers of each pod, '
         'as in [["host-a:2222"], ["host-b:2222"]].'
       )
+    if isinstance(self.islands, str):
+      check_choice("ISLANDS", self.islands, ["auto"])
+    if bool(self.manager) != self.is_managed:
+      raise UserError(
+        f'MANAGER = "{self.manager}", ISLANDS = {self.islands!r} and PODS = '
+        f'"{self.pods}": for servers that a manager chooses, set MANAGER = '
+        '"host:port", ISLANDS = "auto" and PODS = "cluster"; else drop MANAGER.'
+      )
+
+  @property
+  def is_managed(self) -> bool:
+    """Whether a manager chooses the servers of the pods."""
+    return self.pods == "cluster" and self.islands == "auto"

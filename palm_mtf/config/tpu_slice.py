@@ -100,6 +100,11 @@ def check_pods(where: TpuSlice, pods: PodsConfig) -> None:
   """Raises UserError unless each pod of `pods` can be the TPU slice `where`."""
   given = f'TPU = "{where.name}"'
   hosts = f"{where.num_hosts} host" + "s" * (where.num_hosts > 1)
+  if pods.is_managed:
+    raise UserError(
+      f'{given} and ISLANDS = "auto": a manager chooses only CPU devices; list '
+      "the server of each host in ISLANDS."
+    )
   if pods.pods == "cluster":
     for pod, entries in enumerate(pods.islands):
       if len(entries) != where.num_hosts:

@@ -105,7 +105,9 @@ class PodTraining:
       self._heartbeat = stack.enter_context(
         Heartbeat(servers, places, pods.pod_timeout_secs)
       )
-      cluster = connect(pods, mesh, places, self._heartbeat.infos)
+      cluster = connect(
+        pods, mesh, places, self._heartbeat.infos, servers.stream
+      )
       client = stack.enter_context(cluster.client())
       with client.graph.as_default():
         self.program = build_program(

@@ -77,3 +77,52 @@ def explain_bind_error(
     errno.EACCES: f"port {port} needs rights; give one from 1024",
   }.get(error.errno, os.strerror(error.errno or 0))
   return UserError(f'{setting} = "{ip}:{port}": {why}.')
+
+
+def explain_start_error(address: str, error: Exception) -> UserError:
+  """Returns the error that says why a restricted server cannot start.
+
+  Args:
+    address: "host:port", as given.
+    error: error of `restricted_port`, or of the server that was made in it.
+  """
+  if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
+    why = (
+      "this system does not let a server be restricted to one address and, "
+      f"on loopback, one user ({error.strerror}), and it would listen to "
+      "all; use pods in process, or another system."
+    )
+  else:
+    why = (
+      "another process has just begun to listen there; give another port, "
+      "or 0 for any."
+    )
+  return UserError(f"{address}: {why}")
+
+
+def listening_address(given: str, allow_any_address: bool) -> tuple[str, int]:
+  """Returns the IPv4 address and the port of `--listen`.
+
+  Raises:
+    UserError: this host cannot listen there, or other hosts may not.
+  """
+  host, port = split_address("--listen", given)
+  ip = resolve("--listen", host)
+  if ip == ANY_ADDRESS and not allow_any_address:
+    raise UserError(
+      f'--listen = "{given}" lets every host that can reach this host run '
+      "programs on it; give one address, or add --allow_any_address."
+    )
+  # On some systems /etc/hosts gives the host's own name the address 127.0.1.1,
+  # which no other host can reach.
+  if is_loopback(ip) and not _means_loopback(host):
+    raise UserError(
+      f'--listen = "{given}": "{host}" is {ip} on this host, which no other '
+      "host can reach; give an address that others can reach, or localhost."
+    )
+  check_free("--listen", ip, port)
+  return ip, port
+
+
+def _means_loopback(host: str) -> bool:
+  return host.startswith("localhost") or host.replace(".", "").isdigit()

@@ -26,6 +26,9 @@ class Program:
     operations: operations that a call runs besides.
     reads: names of state that the program reads.
     writes: names of state that the program changes.
+    devices: TensorFlow's names of the devices that the program uses; empty for
+      all devices of its client.
+    num_bytes: bytes that the program needs on each device besides its state.
   """
 
   inputs: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
@@ -33,6 +36,8 @@ class Program:
   operations: Sequence[tf.Operation] = ()
   reads: frozenset[str] = frozenset()
   writes: frozenset[str] = frozenset()
+  devices: frozenset[str] = frozenset()
+  num_bytes: int = 0
 
   def conflicts_with(self, other: "Program") -> bool:
     """Returns whether the order of two calls changes their results."""

@@ -25,6 +25,7 @@ SILENT = "palm_mtf_server_silent"
 # A peer counts as silent after this share of POD_TIMEOUT_SECS. In the remaining
 # time the client's heartbeat asks several times which peers are silent.
 _LINK_SHARE = 0.6
+NUM_PEERS = 3  # servers that a server probes all the time
 # Timeout for asking whether the client that claimed a server still runs.
 _CLIENT_SECS = 3.0
 
@@ -54,7 +55,8 @@ class Claim:
 
   client: str  # "host:port" of the client's own server
   incarnation: int  # random number that the client's server drew at its start
-  peers: Sequence[str]  # "host:port" of the run's other servers
+  # "host:port" of the next NUM_PEERS servers on a ring of the run's servers.
+  peers: Sequence[str]
   link_secs: float  # time without an answer after which a peer is silent
 
 
@@ -99,6 +101,19 @@ def read_silent_peers(address: str, secs: float) -> list[str]:
   return report["peers"] if report["claim"] == claim.decode() else []
 
 
+def read_next_peer(address: str, secs: float) -> str:
+  """Returns the next server on the ring of the run of a server.
+
+  Raises:
+    NoAnswerError: the server at `address` does not answer within `secs`
+      seconds.
+  """
+  with _session(address, secs) as session:
+    with session.graph.as_default():
+      claim = parse_claim(session.run(read_text(CLAIM)))
+  return claim.peers[0] if claim and claim.peers else address
+
+
 def claim_server(
   address: str, client: str, peers: Sequence[str], secs: float
 ) -> str:
@@ -107,7 +122,7 @@ def claim_server(
   Args:
     address: "host:port" of the server.
     client: "host:port" of the client's own server.
-    peers: "host:port" of the run's other servers.
+    peers: "host:port" of the servers that the server should probe; see `Claim`.
     secs: POD_TIMEOUT_SECS, the timeout in seconds.
 
   Returns:

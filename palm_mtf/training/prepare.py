@@ -53,6 +53,7 @@ from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.machine.compiled_code import check_xla_flags
 from palm_mtf.runtime.addresses import check_client
+from palm_mtf.runtime.client.managed_places import check_slices
 from palm_mtf.runtime.client.places import cluster_places
 from palm_mtf.training.job import TrainJob
 
@@ -144,8 +145,11 @@ def _check_devices(config: Config) -> None:
     check_xla_flags(mesh.num_devices * pods.num_pods)
   if mesh.tpu:
     check_pods(tpu_slice(mesh.tpu), pods)
-  if pods.pods == "cluster":
+  if pods.is_managed:
+    check_slices(pods, mesh)
+  elif pods.pods == "cluster":
     cluster_places(pods, mesh)
+  if pods.pods == "cluster":
     check_client(pods.client_address)
   if mesh.tpu and pods.pods == "in_process":
     # Check TPUs after the other devices, because importing TensorFlow takes

@@ -86,8 +86,11 @@ class TrainStep:
         operations=[pod.accumulate],
         reads=VARIABLES,
         writes=own,
+        devices=frozenset(devices),
       )
-      for pod, features, own in zip(program.pods, pods, sums, strict=True)
+      for pod, features, own, devices in zip(
+        program.pods, pods, sums, program.devices.pods, strict=True
+      )
     ]
     self._is_first = True
     # Computes losses and gradients like `_update`, but updates nothing.

@@ -129,7 +129,9 @@ def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
     if not config.mesh_layout.tpu:
       check_bfloat16(heartbeat.infos, config.model.activation_dtype)
-    cluster = connect(pods, config.mesh_layout, places, heartbeat.infos)
+    cluster = connect(
+      pods, config.mesh_layout, places, heartbeat.infos, servers.stream
+    )
     kernels = [x.kernels for x in heartbeat.infos.values()]
     kernels = kernels or [kernels_here(operations_built_with())]
     with StopRequest() as stop:
@@ -200,7 +202,8 @@ def _continue_without_lost_pod(
   config = job.config
   pods = recovery.pods_after(lost, config.pods, config.mesh_layout, job.step)
   settings = dict(job.manifest.settings)
-  settings |= {"NUM_PODS": pods.num_pods, "ISLANDS": list(pods.islands)}
+  islands = pods.islands if pods.is_managed else list(pods.islands)
+  settings |= {"NUM_PODS": pods.num_pods, "ISLANDS": islands}
   return dataclasses.replace(
     job,
     config=dataclasses.replace(config, pods=pods),

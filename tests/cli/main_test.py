@@ -41,7 +41,8 @@ COMMANDS = (
   "train, plan, sweep, evaluate, generate, score, serve, export, import, "
   "data cache, data inspect, data statistics, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
-  "checkpoints prune, vocab, vocab inspect, pods serve, report, doctor"
+  "checkpoints prune, vocab, vocab inspect, pods serve, pods manage, "
+  "pods list, pods drain, pods release, report, doctor"
 )
 
 HELPS = [

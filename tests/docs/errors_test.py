@@ -128,6 +128,18 @@ TESTS = {
     "pod_faults_test.py",
     "test_a_client_is_refused_servers_that_work_for_another",
   ),
+  "no island can": (
+    "runtime/client/managed_places_test.py",
+    "test_pods_that_no_island_can_hold_are_refused_before_a_run",
+  ),
+  "...: no manager answers": (
+    "runtime/manager/client_test.py",
+    "test_where_no_manager_answers_is_one_line",
+  ),
+  "another manager uses it": (
+    "commands/pods_manage_test.py",
+    "test_a_second_manager_on_the_same_file_is_refused",
+  ),
   "no disk space left": (
     "model_dir/atomic_files_test.py",
     "test_what_the_disk_refuses_is_told_with_the_folder",

@@ -69,6 +69,35 @@ def test_two_servers_of_the_page_train_its_run(block, corpus, tmp_path):
   assert (folder / "step_00000004").is_dir()
 
 
+@pytest.mark.slow
+@PAGE.shows("palm_mtf pods manage")
+def test_a_manager_of_the_page_gives_servers_to_its_run(
+  block, corpus, tmp_path
+):
+  manage, serve, train, list_all = block.commands
+  with contextlib.ExitStack() as stack:
+
+    def start(command, shown):
+      words = [x.replace(shown, "127.0.0.1:0") for x in command]
+      process = processes.start("-m", *words, stderr=None, cwd=tmp_path)
+      stack.enter_context(process)
+      stack.callback(process.kill)
+      return process.stdout.readline().split()[-1]
+
+    address = start(manage, "10.0.0.1:2200")
+    to = "10.0.0.1:2200", address
+    serve = [x.replace(*to) for x in serve]
+    servers = {start(serve, "10.0.0.2:2222") for _ in range(2)}
+    train = [x.replace(*to) for x in train]
+    _train(train, corpus, tmp_path, CLIENT_ADDRESS="127.0.0.1")
+    done = processes.python("-m", *(x.replace(*to) for x in list_all))
+  rows = [x.split() for x in done.stdout.splitlines()[1:]]
+  assert {x[0] for x in rows} == servers
+  assert {x[1] for x in rows} == {"east"} and {x[-1] for x in rows} == {"-"}
+  folder = tmp_path / "runs" / "managed" / "checkpoints"
+  assert (folder / "step_00000004").is_dir()
+
+
 @PAGE.shows(CLUSTER.text)
 def test_the_run_of_the_page_names_the_servers_of_the_page(block):
   (command,) = block.commands

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,8 @@ class Client:
 
   Attributes:
     graph: graph in which to build the client's programs.
+    take_turn: returns a context manager for the call of a program, which waits
+      until the devices that other clients use too may run it.
   """
 
   def __init__(self, session: tf.Session):
@@ -32,6 +35,9 @@ class Client:
     # TensorFlow frees a program's executors with the program's callable.
     self._callables: weakref.WeakKeyDictionary[Program, Callable[..., Any]] = (
       weakref.WeakKeyDictionary()
+    )
+    self.take_turn: Callable[[Program], AbstractContextManager[None]] = (
+      lambda _: nullcontext()
     )
     self._lock = threading.Lock()
     # Calls that have not ended, in the order in which they were made.
@@ -100,7 +106,8 @@ class Client:
       try:
         for each in earlier:
           each.result()  # raises the error of a call that has failed
-        future.set_result(call(*values, **more))
+        with self.take_turn(program):
+          future.set_result(call(*values, **more))
       except BaseException as error:
         future.set_exception(error)
       finally:

@@ -5,6 +5,7 @@
 Pod i is TensorFlow's job "pod_<i>", with one task per server.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -26,10 +27,13 @@ from palm_mtf.runtime.addresses import resolve
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.heartbeat import PodLostError
 from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.client.turns import TurnTaker
+from palm_mtf.runtime.manager.client import Stream
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import Program
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import (
+  NUM_PEERS,
   NoAnswerError,
   ServerInfo,
   claim_server,
@@ -40,6 +44,7 @@ _POD = re.compile(r"/job:(pod_\d+)/")
 # session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
+_NUM_CLAIMS = 32  # at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +58,18 @@ class Cluster:
   # TPUs.
   tpu_jobs: Sequence[str | None] = ()
   servers: Sequence[Process] = ()  # () if this process has the devices
+  # {TensorFlow's name of a device: "host:port/number"}, for the manager.
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  stream: Stream | None = None  # for turns; None without a manager
 
   @contextlib.contextmanager
   def client(self) -> Iterator[Client]:
     """Opens a client of the devices; closes it within a time limit."""
     client = Client(tf.Session(self.target, tf.Graph(), self.config))
-    secs = _CLOSE_SECS
+    secs, turns = _CLOSE_SECS, None
+    if self.stream:
+      turns = TurnTaker(self.stream, self.names)
+      client.take_turn = turns.take
     try:
       with client.graph.as_default():
         for job in self.tpu_jobs:
@@ -70,6 +81,8 @@ class Cluster:
       raise
     finally:
       client.close(secs)
+      if turns:
+        turns.close()
 
 
 def connect(
@@ -77,6 +90,7 @@ def connect(
   mesh: DeviceMesh,
   places: Sequence[Sequence[Place]],
   infos: Mapping[str, ServerInfo],
+  stream: Stream | None = None,
 ) -> Cluster:
   """Returns the cluster of a run.
 
@@ -85,6 +99,7 @@ def connect(
     mesh: devices of each pod.
     places: each pod's devices on servers; empty if this process has all pods.
     infos: info of each server, by the server's address.
+    stream: manager's stream of turns; None without a manager.
 
   Raises:
     UserError: another client uses a server, or TPUs are missing.
@@ -110,7 +125,7 @@ def connect(
   client_address = f"{ip}:{target.rpartition(':')[2]}"
   job.tasks[0] = client_address
   if pods.pods == "cluster":  # other clients may know these servers
-    _claim_servers(places, client_address, pods.pod_timeout_secs)
+    claim_servers(places, client_address, pods.pod_timeout_secs)
   devices, servers = [], []
   for pod, devices_of_pod in enumerate(places):
     tasks = list(dict.fromkeys(place.address for place in devices_of_pod))
@@ -135,16 +150,26 @@ def connect(
   native = operations() and all(x.has_native for x in infos.values())
   threads = next(iter(infos.values())).num_threads if native else 0
   cpus = CpuGpuDevices(client, devices, native_threads=threads)
-  return Cluster(cpus, config, target, servers=servers)
+  names = {
+    name: f"{place.address}/{place.device}"
+    for pod in zip(devices, places, strict=True)
+    for name, place in zip(*pod, strict=True)
+  }
+  return Cluster(
+    cpus, config, target, servers=servers, names=names, stream=stream
+  )
 
 
-def _claim_servers(
+def claim_servers(
   places: Sequence[Sequence[Place]], client: str, secs: float
 ) -> None:
   """Takes all servers for this client; raises UserError if one is in use."""
   addresses = list(dict.fromkeys(x.address for pod in places for x in pod))
-  for address in addresses:
-    peers = [x for x in addresses if x != address]
+  num_peers = min(NUM_PEERS, len(addresses) - 1)
+  ring = addresses + addresses[:num_peers]
+
+  def claim(position: int) -> None:
+    address, *peers = ring[position : position + 1 + num_peers]
     # Ignore a server that does not answer here: the heartbeat reports it.
     with contextlib.suppress(NoAnswerError):
       if other := claim_server(address, client, peers, secs):
@@ -153,6 +178,10 @@ def _claim_servers(
           "whose run would end; wait for that run, stop it, or name other "
           "servers."
         )
+
+  claim(0)  # of two clients of the same servers, only one gets further
+  with concurrent.futures.ThreadPoolExecutor(_NUM_CLAIMS) as threads:
+    list(threads.map(claim, range(1, len(addresses))))
 
 
 @functools.cache

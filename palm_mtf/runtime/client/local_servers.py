@@ -18,7 +18,9 @@ from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+from palm_mtf.runtime.client.managed_places import ManagedPlaces
 from palm_mtf.runtime.client.places import Place, cluster_places
+from palm_mtf.runtime.manager.client import Stream
 from palm_mtf.runtime.server.process import ServerSettings
 
 _START_SECS = 120.0
@@ -65,12 +67,15 @@ class PodServers:
     # Start the servers now, so that they import TensorFlow, which takes
     # seconds, at the same time as the client.
     self._pods, self._mesh, self._modules = pods, mesh, modules
+    self._managed = ManagedPlaces(pods) if pods.is_managed else None
     self._start()
 
   def __enter__(self) -> "PodServers":
     return self
 
   def __exit__(self, *unused: object) -> None:
+    if self._managed:
+      self._managed.close()
     for server in self._servers:
       server.process.stdin.close()  # tells each server to end, without waiting
     for server in self._servers:
@@ -78,11 +83,13 @@ class PodServers:
 
   def remove(self, pod: int) -> PodsConfig:
     """Removes a pod and renumbers the later pods; returns the new settings."""
-    pods = self._pods
+    pods, islands = self._pods, self._pods.islands
+    if self._managed:
+      self._managed.avoid(pod)
+    else:
+      islands = [x for i, x in enumerate(islands) if i != pod]
     self._pods = dataclasses.replace(
-      pods,
-      num_pods=pods.num_pods - 1,
-      islands=[x for i, x in enumerate(pods.islands) if i != pod],
+      pods, num_pods=pods.num_pods - 1, islands=islands
     )
     # Restart all servers, because with fewer servers each gets more cores.
     for server in self._servers:
@@ -91,7 +98,9 @@ class PodServers:
     return self._pods
 
   def restart(self, pod: int) -> None:
-    """Replaces a pod's server by a new process if it is on this machine."""
+    """Replaces a pod's server by a new process, or by one of the manager's."""
+    if self._managed:
+      self._managed.avoid(pod)
     if self._servers:
       _stop(self._servers[pod])
       self._servers[pod] = _start(self._servers[pod].settings)
@@ -102,6 +111,8 @@ class PodServers:
     Raises:
       UserError: a server has ended, or does not start.
     """
+    if self._managed:
+      return self._managed.bind(self._pods, self._mesh)
     if self._pods.pods == "cluster":
       return cluster_places(self._pods, self._mesh)
     end = time.monotonic() + _START_SECS
@@ -111,6 +122,11 @@ class PodServers:
     ]
     numbers = range(self._mesh.num_devices)
     return [[Place(address, i) for i in numbers] for address in addresses]
+
+  @property
+  def stream(self) -> Stream | None:
+    """The manager's stream of turns; None without a manager."""
+    return self._managed.stream if self._managed else None
 
   def name(self, pod: int, address: str) -> str:
     """Returns the name of a pod's server for messages."""

@@ -3,13 +3,14 @@
 """Starts a TensorFlow server in this process, and probes other servers.
 
 A client may reach two servers that do not reach each other. Then a training
-step never ends. Each server therefore probes the other servers of its run and
-publishes a list of the silent ones, which the client's heartbeat reads.
+step never ends. Each server therefore probes other servers of its run and
+publishes a list of the silent ones, which the client's heartbeat reads. A
+server probes a few servers all the time, and the rest in turn, so that the
+number of probes grows only linearly with the number of servers.
 """
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import threading
 import time
@@ -17,20 +18,20 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
-from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.compiled_code import check_xla_flags
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.kernels import kernels_here
 from palm_mtf.machine.processors import kernel_flags
 from palm_mtf.native.operations import operations, operations_built_with
-from palm_mtf.runtime.addresses import ANY_ADDRESS
+from palm_mtf.runtime.addresses import ANY_ADDRESS, explain_start_error
 from palm_mtf.runtime.host_functions import HOST_FUNCTIONS, host_function
 from palm_mtf.runtime.processes import function_token
 from palm_mtf.runtime.server.restricted_port import restricted_port
 from palm_mtf.runtime.server_info import (
   CLAIM,
   INFO,
+  NUM_PEERS,
   SILENT,
   Claim,
   NoAnswerError,
@@ -38,6 +39,7 @@ from palm_mtf.runtime.server_info import (
   assign_text,
   parse_claim,
   read_incarnation,
+  read_next_peer,
   read_text,
 )
 
@@ -88,18 +90,7 @@ def start_server(
         {"unnamed": [f"{host}:{port}"]}, config=config, start=False
       )
   except (OSError, tf.errors.OpError) as error:
-    if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
-      why = (
-        "this system does not let a server be restricted to one address and, "
-        f"on loopback, one user ({error.strerror}), and it would listen to "
-        "all; use pods in process, or another system."
-      )
-    else:
-      why = (
-        "another process has just begun to listen there; give another port, "
-        "or 0 for any."
-      )
-    raise UserError(f"{host}:{listen[1]}: {why}") from None
+    raise explain_start_error(f"{host}:{listen[1]}", error) from None
   server.start()
   _publish_info(server, num_devices, num_threads)
   return server
@@ -137,32 +128,45 @@ def watch_links(server: tf.distribute.Server) -> None:
 
 def _probe_peers(target: str) -> None:
   """Probes the other servers of the client's run; publishes the silent ones."""
-  last, probes = None, {}
+  last: Claim | None = None
+  probes: list[_Probe] = []
   silent: list[str] = []
   for claim in _follow_claims(target, silent):
     if claim != last:
-      for probe in probes.values():
+      for probe in probes:
         probe.end.set()
-      probes = {x: _Probe(x, claim.link_secs) for x in claim.peers}
+      probes = [_Probe(x, claim.link_secs) for x in claim.peers]
+      if len(claim.peers) == NUM_PEERS:  # there may be more servers
+        walk = _Probe(claim.peers[-1], claim.link_secs, is_walk=True)
+        probes.append(walk)
       last = claim
     before = set(silent)
-    silent[:] = [x for x, probe in probes.items() if probe.is_silent]
+    silent[:] = {probe.address for probe in probes if probe.is_silent}
     for address in set(silent) - before:
       _logger.warning(f"the server {address} does not answer this one")
 
 
 class _Probe:
-  """A thread that probes one server repeatedly.
+  """A thread that probes a server repeatedly.
 
   Attributes:
+    address: "host:port" of the server.
     is_silent: whether the server has not answered for `secs` seconds.
     end: event that ends the thread.
   """
 
-  def __init__(self, address: str, secs: float):
-    self.is_silent = False
+  def __init__(self, address: str, secs: float, is_walk: bool = False):
+    """Starts the thread.
+
+    Args:
+      address: "host:port" of the server.
+      secs: time in seconds after which a server counts as silent.
+      is_walk: whether to probe the next server of the ring (`Claim.peers`)
+        after each answer.
+    """
+    self.address, self.is_silent = address, False
     self.end = threading.Event()
-    self._address, self._secs = address, secs
+    self._secs, self._is_walk = secs, is_walk
     threading.Thread(target=self._run, daemon=True).start()
 
   def _run(self) -> None:
@@ -170,7 +174,9 @@ class _Probe:
     heard, num_failed = time.monotonic(), 0
     while not self.end.wait(timeout / 4):
       try:
-        read_incarnation(self._address, timeout)
+        read_incarnation(self.address, timeout)
+        if self._is_walk:
+          self.address = read_next_peer(self.address, timeout)
         heard, num_failed = time.monotonic(), 0
       except NoAnswerError:
         num_failed += 1

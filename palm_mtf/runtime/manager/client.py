@@ -1,0 +1,245 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How commands, servers and owners of slices talk to the manager."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import ssl
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import grpc
+
+from palm_mtf import __version__
+from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
+from palm_mtf.runtime.addresses import resolve, split_address
+from palm_mtf.runtime.manager.slices import Places, Wish
+
+_logger = logging.getLogger(__name__)
+
+SERVICE, TURNS = "palm_mtf.Manager", "turns"
+# A manager refuses requests of another protocol. Raise the number whenever a
+# method of `Manager` or a dataclass of slices.py changes.
+PROTOCOL = 1
+# A proxy of the environment must not get requests to the manager.
+CHANNEL_OPTIONS = (
+  ("grpc.enable_http_proxy", 0),
+  ("grpc.max_reconnect_backoff_ms", 1000),
+  ("grpc.max_receive_message_length", 2**26),
+)
+_SECS = 10.0  # timeout of a request
+# The name in the certificate. It proves nothing: the certificate itself does.
+_TLS_NAME = (("grpc.ssl_target_name_override", "pods"),)
+
+
+# Takes the client's messages, and returns the manager's.
+Stream = Callable[[Iterable[bytes]], Iterator[bytes]]
+
+
+class NoManagerError(UserError):
+  """Nothing answers at the address of the manager."""
+
+
+class ManagerClient:
+  """Sends requests to a manager; a context manager, which closes the client."""
+
+  def __init__(self, setting: str, address: str, tls: str = ""):
+    """Opens a channel.
+
+    Args:
+      setting: name of the flag or macro that has `address`, for errors.
+      address: "host:port" of the manager.
+      tls: PREFIX of the manager's key and certificate (`read_tls`), or "".
+
+    Raises:
+      UserError: the address or the key cannot be used.
+    """
+    host, _ = split_address(setting, address)
+    resolve(setting, host)
+    self._name = f'{setting} = "{address}"'
+    if tls:
+      key, certificate = read_tls(tls)
+      both = grpc.ssl_channel_credentials(certificate, key, certificate)
+      options = CHANNEL_OPTIONS + _TLS_NAME
+      self._channel = grpc.secure_channel(address, both, options)
+    else:
+      self._channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
+    self._ended = threading.Event()
+    self._threads: list[threading.Thread] = []
+    self._places: dict[str, Places] = {}  # of each owner of this process
+
+  def __enter__(self) -> "ManagerClient":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Ends all beats, and releases all slices that were allocated."""
+    self._ended.set()
+    for thread in self._threads:
+      thread.join()
+    while self._places:
+      owner, _ = self._places.popitem()
+      # If no manager answers, it will notice that the owner is silent.
+      with contextlib.suppress(UserError):
+        self.call("release", owner=owner)
+    self._channel.close()
+
+  def allocate(
+    self, owner: str, wish: Wish, avoid: Collection[str] = ()
+  ) -> Places:
+    """Binds an owner's slices, or those that cannot stay where they are.
+
+    The owner has its slices until this client is closed, or is silent for 30
+    seconds. See `Manager.allocate`.
+
+    Args:
+      owner: name of the owner, of letters, digits, ".", "-" and "_".
+      wish: slices that the owner wants.
+      avoid: addresses of servers that the owner has lost.
+
+    Returns:
+      The devices of each slice, in the order of its mesh.
+
+    Raises:
+      UserError: no island can hold a slice, or no manager answers.
+    """
+    try:
+      found = self.call(
+        "allocate",
+        owner=owner,
+        wish=dataclasses.asdict(wish),
+        avoid=sorted(avoid),
+      )
+    except NoManagerError:
+      # A manager that is restarted still has the slices.
+      if owner not in self._places:
+        raise
+      return self._places[owner]
+    if owner not in self._places:
+      self.send_beats(owner, lambda: _warn_of_release(owner))
+    self._places[owner] = [[(x, i) for x, i in places] for places in found]
+    return self._places[owner]
+
+  def send_beats(self, name: str, take_unknown: Callable[[], None]) -> None:
+    """Starts a thread that says that a server or an owner lives.
+
+    Args:
+      name: address of the server, or name of the owner.
+      take_unknown: function to call if the manager does not know the name. A
+        UserError that it raises is logged.
+    """
+
+    def run() -> None:
+      pause_secs, before = 1.0, ""
+      while not self._ended.wait(pause_secs):
+        problem = ""
+        try:
+          answer = self.call("beat", name=name)
+          pause_secs = answer["pause_secs"]
+          if not answer["is_known"]:
+            take_unknown()
+        except UserError as error:
+          problem = str(error)
+        if problem and problem != before:
+          _logger.warning(problem)
+        before = problem
+
+    self._threads.append(threading.Thread(target=run, daemon=True))
+    self._threads[-1].start()
+
+  def open_turns(self, owner: str, weight: float) -> Stream:
+    """Returns the call of a stream of turns (runtime/manager/turns.py).
+
+    The manager's messages end with a NoManagerError if the manager ends.
+
+    Args:
+      owner: name of the owner.
+      weight: the owner's share or priority, as the manager's policy says.
+    """
+    call = self._channel.stream_stream(f"/{SERVICE}/{TURNS}")
+    metadata = (
+      ("owner", owner),
+      ("weight", str(weight)),
+      ("protocol", str(PROTOCOL)),
+    )
+
+    def stream(requests: Iterable[bytes]) -> Iterator[bytes]:
+      try:
+        yield from call(iter(requests), metadata=metadata)
+      except grpc.RpcError as error:
+        raise self._explain(error) from None
+
+    return stream
+
+  def call(self, method: str, **arguments: Any) -> Any:
+    """Calls a method of `Manager`.
+
+    Args:
+      method: name of the method.
+      **arguments: values that JSON can hold.
+
+    Raises:
+      UserError: the manager refuses the request, or no manager answers.
+    """
+    request = {
+      "protocol": PROTOCOL,
+      "palm_mtf": __version__,
+      "arguments": arguments,
+    }
+    call = self._channel.unary_unary(f"/{SERVICE}/{method}")
+    try:
+      return json.loads(call(json_text(request).encode(), timeout=_SECS))
+    except grpc.RpcError as error:
+      raise self._explain(error) from None
+
+  def _explain(self, error: grpc.RpcError) -> UserError:
+    code = grpc.StatusCode
+    match error.code():
+      case code.INVALID_ARGUMENT:
+        return UserError(error.details())
+      case code.FAILED_PRECONDITION:
+        return UserError(f"{self._name}: {error.details()}.")
+      case code.UNAVAILABLE | code.DEADLINE_EXCEEDED:
+        return NoManagerError(
+          f"{self._name}: no manager answers there; start `palm_mtf pods "
+          "manage`, or give the address that it prints, and its key if it has "
+          "one."
+        )
+    return UserError(
+      f"{self._name}: is no manager of palm_mtf; give the address that "
+      "`palm_mtf pods manage` prints."
+    )
+
+
+def _warn_of_release(owner: str) -> None:
+  raise UserError(
+    f"the manager has released the slices of this process ({owner}); other "
+    "clients may use their devices"
+  )
+
+
+def read_tls(prefix: str) -> tuple[bytes, bytes]:
+  """Reads PREFIX.key and PREFIX.pem, its certificate, signed by itself.
+
+  The manager and its clients have the same two files, and refuse whoever does
+  not have them.
+
+  Raises:
+    UserError: the files are no such pair.
+  """
+  key, certificate = f"{prefix}.key", f"{prefix}.pem"
+  try:
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    with open(key, "rb") as first, open(certificate, "rb") as second:
+      return first.read(), second.read()
+  except OSError as error:  # also ssl.SSLError
+    raise UserError(
+      f"{key} and {certificate} are no key with its certificate "
+      f"({error.strerror or error}); docs/pods.md shows how to make them."
+    ) from None

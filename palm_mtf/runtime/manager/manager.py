@@ -1,0 +1,222 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The manager: joins what is wanted with what is alive.
+
+Wanted are servers, drains and slices: they are on disk. Alive are servers and
+owners that were heard lately: that is in memory, because a manager that is
+restarted hears them again.
+"""
+
+import dataclasses
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.runtime.manager.slices import (
+  Allocation,
+  Places,
+  Server,
+  Wish,
+  bind,
+  find_kept,
+)
+from palm_mtf.runtime.manager.store import Store
+
+_logger = logging.getLogger(__name__)
+
+# Everyone sends a beat per second. If servers are many, they send beats less
+# often, so that the manager gets at most so many per second.
+_MAX_BEATS_PER_SEC = 500.0
+_LOST_BEATS = 6  # a server is lost after the time of so many beats
+_OWNER_SECS = 30.0  # an owner that is silent for so long loses its slices
+_FORGET_SECS = 600.0  # a server that is silent for so long is removed
+
+
+class Manager:
+  """Answers requests, whose arguments and results are values of JSON."""
+
+  def __init__(
+    self,
+    store: Store,
+    count_devices: Callable[[str], int],
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    """Continues with what `store` holds.
+
+    Args:
+      store: servers and allocations.
+      count_devices: function that asks the TensorFlow server at an address how
+        many devices it has; raises UserError if it gets no answer.
+      clock: function that returns a time in seconds.
+    """
+    self._store, self._count_devices = store, count_devices
+    self._clock, self._lock = clock, threading.RLock()
+    self._heard = dict.fromkeys([*store.servers, *store.allocations], clock())
+
+  def register(self, server: Mapping[str, Any]) -> None:
+    """Adds or replaces a server.
+
+    Args:
+      server: fields of a `Server`.
+
+    Raises:
+      UserError: TensorFlow has fewer devices there, or does not answer.
+    """
+    new = Server(**server)
+    found = self._count_devices(new.address)
+    if found < new.num_devices:
+      raise UserError(
+        f"the server {new.address} registers {new.num_devices} devices, and "
+        f"TensorFlow has {found} there; start it with --devices {found}."
+      )
+    with self._lock:
+      # A drain outlives the server's process.
+      old = self._store.servers.get(new.address, new)
+      self._store.put(dataclasses.replace(new, is_drained=old.is_drained))
+      self._heard[new.address] = self._clock()
+    _logger.info(f"{new.address} has joined island {new.island}")
+
+  def beat(self, name: str) -> dict[str, Any]:
+    """Notes that a server, by its address, or an owner lives.
+
+    Returns:
+      "is_known": whether the manager knows the name. "pause_secs": time until
+      the next beat.
+    """
+    with self._lock:
+      is_known = name in self._store.servers or name in self._store.allocations
+      if is_known:
+        self._heard[name] = self._clock()
+      return {"is_known": is_known, "pause_secs": self._pause_secs()}
+
+  def leave(self, address: str) -> None:
+    """Removes a server that ends."""
+    with self._lock:
+      if server := self._store.servers.get(address):
+        self._store.remove(server)
+        _logger.info(f"{address} has left")
+
+  def allocate(
+    self,
+    owner: str,
+    wish: Mapping[str, Any],
+    avoid: Collection[str] = (),
+    is_trial: bool = False,
+  ) -> Places:
+    """Binds an owner's slices, and returns their devices.
+
+    Slices stay where they are if their servers are alive, not drained and not
+    avoided. Other slices move if there is room. If there is none, nothing
+    moves, because a lost server may come back.
+
+    Args:
+      owner: name of the owner.
+      wish: fields of a `Wish`.
+      avoid: addresses of servers that the owner has lost.
+      is_trial: whether to change nothing.
+
+    Raises:
+      UserError: no island can hold a slice.
+    """
+    new = Wish(**wish)
+    with self._lock:
+      self.reconcile()
+      servers, old = self._store.servers, self._store.allocations.get(owner)
+      states = {x: self._describe(y) for x, y in servers.items()}
+      live = {x for x, state in states.items() if state != "lost"}
+      usable = {x for x, state in states.items() if state == "serving"}
+      others = [x for x in self._store.allocations.values() if x.owner != owner]
+      near = usable - {*avoid}
+      for stay, move in ((near, near), (live, usable)):
+        kept = find_kept(old, new, stay)
+        among = move | {x for x, _ in itertools.chain(*kept.values())}
+        try:
+          places = bind(new, [servers[x] for x in among], others, kept)
+          break
+        except UserError as error:
+          refusal = error
+      else:
+        if not old or old.wish != new:
+          raise refusal
+        places = old.places
+      allocation = Allocation(owner=owner, wish=new, places=places)
+      if not is_trial:
+        self._heard[owner] = self._clock()
+        if allocation != old:
+          self._store.put(allocation)
+          _logger.info(f"{owner} has {', '.join(new.slices)}")
+      return places
+
+  def release(self, owner: str) -> None:
+    """Removes an owner's slices; raises UserError if it has none."""
+    with self._lock:
+      found = _get("owner", owner, self._store.allocations)
+      self._store.remove(found)
+      _logger.info(f"{owner} has no slices any more")
+
+  def drain(self, address: str, is_drained: bool) -> None:
+    """Sets whether new slices avoid a server; UserError if it is unknown."""
+    with self._lock:
+      server = _get("server", address, self._store.servers)
+      self._store.put(dataclasses.replace(server, is_drained=is_drained))
+
+  def list_all(self) -> list[dict[str, Any]]:
+    """Returns an object per server, and then an object per owner."""
+    with self._lock:
+      self.reconcile()
+      owners: dict[str, set[str]] = {}  # of each server
+      for each in self._store.allocations.values():
+        for address, _ in itertools.chain(*each.places):
+          owners.setdefault(address, set()).add(each.owner)
+      return [
+        {
+          **dataclasses.asdict(x),
+          "state": self._describe(x),
+          "owners": sorted(owners.get(x.address, ())),
+        }
+        for x in self._store.servers.values()
+      ] + [dataclasses.asdict(x) for x in self._store.allocations.values()]
+
+  def list_devices(self) -> dict[str, int]:
+    """Returns the memory in bytes of each device, by "address/number"."""
+    with self._lock:
+      return {
+        f"{x.address}/{i}": x.device_bytes
+        for x in self._store.servers.values()
+        for i in range(x.num_devices)
+      }
+
+  def reconcile(self) -> None:
+    """Releases slices of silent owners; removes servers that are long lost."""
+    with self._lock:
+      for owner in [*self._store.allocations]:
+        if self._silent_secs(owner) > _OWNER_SECS:
+          _logger.warning(f"{owner} was silent for {_OWNER_SECS:g} seconds")
+          self.release(owner)
+      for address in [*self._store.servers]:
+        if self._silent_secs(address) > _FORGET_SECS:
+          self.leave(address)
+
+  def _silent_secs(self, name: str) -> float:
+    return self._clock() - self._heard[name]
+
+  def _pause_secs(self) -> float:
+    return max(1.0, len(self._store.servers) / _MAX_BEATS_PER_SEC)
+
+  def _describe(self, server: Server) -> str:
+    if self._silent_secs(server.address) > _LOST_BEATS * self._pause_secs():
+      return "lost"
+    return "drained" if server.is_drained else "serving"
+
+
+def _get(what: str, name: str, known: Mapping[str, Any]) -> Any:
+  if name not in known:
+    raise UserError(
+      f'no {what} "{name}"{did_you_mean(name, known)}; `palm_mtf pods list` '
+      f"prints every {what}."
+    )
+  return known[name]

@@ -1,0 +1,269 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Slices: meshes of logical devices, which are bound to devices of servers.
+
+An owner of slices is a client, such as a training run. The load of a device is
+the number of its owners. A slice lies on one island. It shares devices with
+other owners only if its island has too few free devices. Slices of one owner
+share no server, because a server has one name in a client's session.
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal
+
+from palm_mtf.config.device_mesh import MAX_DEVICES
+from palm_mtf.errors import UserError, check_choice, check_count, shorten
+
+Place = tuple[str, int]  # "host:port" of a server, and the number of a device
+Places = list[list[Place]]  # devices of each slice, in the order of its mesh
+# {address of a server: (load, number) of its devices, lowest load first}
+_Devices = dict[str, list[tuple[int, int]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Server:
+  """A server of `palm_mtf pods serve`.
+
+  Attributes:
+    address: "host:port" where the manager, clients and servers reach it.
+    island: name that servers with a fast network between them share.
+    num_devices: number of its devices.
+    device_bytes: memory in bytes of each device.
+    kind: its versions, threads and CPU. Servers that differ here may compute
+      other bits, so the servers of an owner are of one kind.
+    is_drained: whether new slices avoid it.
+  """
+
+  address: str
+  island: str
+  num_devices: int
+  device_bytes: int
+  kind: Mapping[str, str]
+  is_drained: bool = False
+
+  def __post_init__(self) -> None:
+    check_count("--devices", self.num_devices)
+    check_name("--island", self.island)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wish:
+  """The slices that an owner wants.
+
+  Attributes:
+    slices: shape of each slice, such as "2x4".
+    device_bytes: memory in bytes that each device needs.
+    islands: "any"; "same", all slices on one island; or "apart", each slice on
+      another island.
+    kind: versions that the servers must have; a part of `Server.kind`.
+  """
+
+  slices: Sequence[str]
+  device_bytes: int = 0
+  islands: Literal["any", "same", "apart"] = "any"
+  kind: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    check_count("device_bytes", self.device_bytes, minimum=0)
+    check_choice("islands", self.islands, ["any", "same", "apart"])
+    for shape in self.slices or [""]:
+      if not isinstance(shape, str) or not re.fullmatch(
+        r"[1-9]\d{0,6}(x[1-9]\d{0,6}){0,9}", shape
+      ):
+        raise UserError(
+          f"slice {shorten(shape)}: write its sizes as in "
+          '"4", "2x4" or "2x2x2".'
+        )
+      check_count(f'devices of slice "{shape}"', _size(shape), 1, MAX_DEVICES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Allocation:
+  """The slices that an owner wants, and the devices that it has."""
+
+  owner: str
+  wish: Wish
+  places: Places
+
+  def __post_init__(self) -> None:
+    check_name("owner", self.owner)
+
+
+def check_name(what: str, name: str) -> None:
+  """Raises UserError unless `name` is a short word."""
+  if not re.fullmatch(r"[\w.-]{1,300}", name):
+    raise UserError(
+      f'{what} = {shorten(name)}: give a name of letters, digits, ".", "-" and '
+      '"_".'
+    )
+
+
+def bind(
+  wish: Wish,
+  servers: Iterable[Server],
+  others: Iterable[Allocation],
+  kept: Mapping[int, list[Place]],
+) -> Places:
+  """Returns devices for each slice.
+
+  Args:
+    wish: slices that an owner wants.
+    servers: servers that may be used, those of `kept` among them.
+    others: allocations of other owners.
+    kept: devices of slices that do not move, by the slice's index.
+
+  Raises:
+    UserError: no island can hold a slice. The message has the largest that
+      fits.
+  """
+  loads: collections.Counter[Place] = collections.Counter()
+  used: collections.Counter[Place] = collections.Counter()  # bytes
+  for other in others:
+    for place in itertools.chain(*other.places):
+      loads[place] += 1
+      used[place] += other.wish.device_bytes
+  # {kind, and perhaps island: {island: devices}}. One of these groups has to
+  # hold all slices.
+  groups: dict[object, dict[str, _Devices]] = {}
+  for server in sorted(servers, key=lambda x: x.address):
+    if wish.kind.items() <= server.kind.items():
+      same = server.island if wish.islands == "same" else None
+      key = *sorted(server.kind.items()), same
+      island = groups.setdefault(key, {}).setdefault(server.island, {})
+      island[server.address] = sorted(
+        (loads[server.address, i], i)
+        for i in range(server.num_devices)
+        if used[server.address, i] + wish.device_bytes <= server.device_bytes
+      )
+
+  def find(wish: Wish, kept: Mapping[int, list[Place]]) -> Places | None:
+    found = [_bind_group(wish, kept, x) for x in groups.values()]
+    return min(
+      filter(None, found),
+      key=lambda x: sum(loads[y] for y in itertools.chain(*x)),
+      default=None,
+    )
+
+  if places := find(wish, kept):
+    return places
+  number, shape = len(wish.slices), max(wish.slices, key=_size)
+  what = f'{number} slices "{shape}"' if number > 1 else f'slice "{shape}"'
+  each = " each" if number > 1 else ""
+  memory = f" of {wish.device_bytes:,} bytes" if wish.device_bytes else ""
+  for smaller in _smaller(shape):
+    if find(dataclasses.replace(wish, slices=[smaller] * number), {}):
+      rest = f'the largest that fits is "{smaller}"; ask for that'
+      break
+  else:
+    rest = "no server has such a device; ask for less"
+  raise UserError(
+    f"no island can hold the {what} ({_size(shape):,} devices{each}{memory}): "
+    f"{rest}, or start more servers (`palm_mtf pods serve --manager`)."
+  )
+
+
+def _size(shape: str) -> int:
+  return math.prod(map(int, shape.split("x")))
+
+
+def _smaller(shape: str) -> list[str]:
+  """Returns the shapes whose sizes divide those of `shape`, largest first."""
+  sizes = [int(x) for x in shape.split("x")]
+  divisors = [[y for y in range(x, 0, -1) if x % y == 0] for x in sizes]
+  shapes = ["x".join(map(str, x)) for x in itertools.product(*divisors)]
+  return sorted(shapes, key=_size, reverse=True)
+
+
+def _bind_group(
+  wish: Wish, kept: Mapping[int, list[Place]], group: Mapping[str, _Devices]
+) -> Places | None:
+  """Returns devices of a group for all slices; None if they do not fit.
+
+  Args:
+    wish: slices.
+    kept: devices of slices that do not move, by the slice's index.
+    group: devices of each island.
+  """
+  left = {island: dict(devices) for island, devices in group.items()}
+  sizes = [_size(x) for x in wish.slices]
+  bound: dict[int, list[Place]] = {}
+  # Large slices come first, because an island that can hold a large slice can
+  # hold a small one too.
+  for index in sorted(
+    range(len(sizes)), key=lambda i: (i not in kept, -sizes[i])
+  ):
+    choices = [
+      (load, island, places)
+      for island, devices in left.items()
+      for load, places in _choose(sizes[index], devices, kept.get(index))
+    ]
+    if not choices:
+      return None
+    _, island, bound[index] = min(choices)
+    for address in {x for x, _ in bound[index]}:
+      del left[island][address]
+    if wish.islands == "apart":
+      del left[island]
+  return [bound[i] for i in range(len(sizes))]
+
+
+def _choose(
+  size: int, devices: _Devices, kept: list[Place] | None
+) -> list[tuple[tuple[int, float], list[Place]]]:
+  """Returns the best devices of an island for a slice; [] if it has too few.
+
+  Returns:
+    The highest load of the chosen devices and the mean load of the island; and
+    the devices. They are `kept` if that is given and on the island.
+  """
+  if kept:
+    return [((0, 0.0), kept)] if kept[0][0] in devices else []
+  loads = sorted(load for each in devices.values() for load, _ in each)
+  if len(loads) < size:
+    return []
+  most = loads[size - 1]
+  offers = {x: [i for y, i in devices[x] if y <= most] for x in devices}
+  busy = {x: sum(load for load, _ in devices[x]) for x in devices}
+  # Use few servers: the largest first.
+  order = sorted(offers, key=lambda x: (-len(offers[x]), busy[x]))
+  places: list[Place] = []
+  while missing := size - len(places):
+    address = order[0]
+    if len(offers[address]) >= missing:
+      # The rest fits on one server. Use the least busy one, then the smallest.
+      fits = (x for x in order if len(offers[x]) >= missing)
+      address = min(fits, key=lambda x: (busy[x], len(offers[x])))
+    order.remove(address)
+    places += [(address, i) for i in sorted(offers[address][:missing])]
+  return [((most, sum(loads) / len(loads)), places)]
+
+
+def find_kept(
+  old: Allocation | None, wish: Wish, stay: Collection[str]
+) -> dict[int, list[Place]]:
+  """Returns devices of an owner's slices that need not move.
+
+  Args:
+    old: slices that the owner has.
+    wish: slices that the owner wants now.
+    stay: addresses of servers on which slices may stay.
+
+  Returns:
+    {index of a slice of `wish`: its devices}.
+  """
+  kept: dict[int, list[Place]] = {}
+  if not old or dataclasses.replace(old.wish, slices=wish.slices) != wish:
+    return kept
+  slices = zip(old.wish.slices, old.places, strict=True)
+  for index, (shape, places) in enumerate(slices):
+    if all(address in stay for address, _ in places):
+      same = [i for i, x in enumerate(wish.slices) if x == shape]
+      free = [i for i in same if i not in kept]
+      if free:
+        kept[index if index in free else free[0]] = places
+  return kept

@@ -1,0 +1,150 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of one manager take turns on the devices that they share."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from palm_mtf.errors import UserError
+from palm_mtf.runtime.client.turns import TurnTaker
+from palm_mtf.runtime.manager import service
+from palm_mtf.runtime.manager.client import ManagerClient
+from palm_mtf.runtime.manager.manager import Manager
+from palm_mtf.runtime.program import Program
+
+SECS = 10.0
+DEVICES = {"/cpu:0": "host:1/0", "/cpu:1": "host:1/1"}
+BYTES = 1000  # of each device
+
+
+@pytest.fixture
+def manager(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+    Manager, "list_devices", lambda _: dict.fromkeys(DEVICES.values(), BYTES)
+  )
+
+  @contextlib.contextmanager
+  def started(port=0, policy="fifo"):
+    state = str(tmp_path / "state.sqlite")
+    with service.serve("127.0.0.1", port, state, "", policy) as port:
+      yield f"127.0.0.1:{port}"
+
+  return started
+
+
+@contextlib.contextmanager
+def taker(address, owner, share=1.0):
+  with ManagerClient("MANAGER", address) as client:
+    turns = TurnTaker(client.open_turns(owner, share), DEVICES)
+    try:
+      yield turns
+    finally:
+      turns.close()
+
+
+def start(turns, program, order, name, may_end):
+  """Runs a program in a thread, which notes its start and waits to end."""
+
+  def run():
+    with turns.take(program):
+      order.append(name)
+      assert may_end.wait(SECS)
+
+  thread = threading.Thread(target=run)
+  thread.start()
+  return thread
+
+
+def wait_for(condition):
+  end = time.monotonic() + SECS
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.01)
+
+
+def test_a_bounded_number_of_programs_of_all_clients_runs_at_a_time(manager):
+  order, may_end = [], threading.Event()
+  with (
+    manager() as address,
+    taker(address, "a") as a,
+    taker(address, "b") as b,
+  ):
+    threads = [
+      start(turns, Program(), order, i, may_end)
+      for i, turns in enumerate([a, b, a, b, a, b])
+    ]
+    wait_for(lambda: len(order) == 4)
+    time.sleep(0.2)
+    assert len(order) == 4
+    may_end.set()
+    for thread in threads:
+      thread.join(SECS)
+  assert sorted(order) == [0, 1, 2, 3, 4, 5]
+
+
+def test_programs_on_other_devices_do_not_wait(manager):
+  order, may_end = [], threading.Event()
+  first, second = (Program(devices=frozenset([x])) for x in DEVICES)
+  with manager() as address, taker(address, "a") as a:
+    threads = [start(a, first, order, "first", may_end) for _ in range(5)]
+    wait_for(lambda: len(order) == 4)
+    with a.take(second):
+      assert order == ["first"] * 4
+    may_end.set()
+    for thread in threads:
+      thread.join(SECS)
+
+
+def test_a_program_that_no_device_can_hold_is_refused_in_one_line(manager):
+  big = Program(num_bytes=BYTES + 1)
+  with (
+    manager() as address,
+    taker(address, "a") as a,
+    pytest.raises(UserError) as error,
+    a.take(big),
+  ):
+    pass
+  assert str(error.value) == (
+    "1,001 bytes on device 'host:1/0': its budget is 1,000: use more devices, "
+    "or raise the budget."
+  )
+
+
+def test_a_client_that_ends_gives_its_turns_to_the_others(manager):
+  order, may_end = [], threading.Event()
+  with manager() as address, taker(address, "b") as b:
+    with taker(address, "a") as a:
+      threads = [start(a, Program(), order, "a", may_end) for _ in range(4)]
+      wait_for(lambda: len(order) == 4)
+    # Client a is gone, although its programs have not said that they ended.
+    with b.take(Program()):
+      order.append("b")
+    may_end.set()
+    for thread in threads:
+      thread.join(SECS)
+  assert order == [*"aaaa", "b"]
+
+
+def test_programs_run_while_no_manager_answers_and_take_turns_again(manager):
+  with manager() as address:
+    with taker(address, "a") as a:
+      with a.take(Program()):
+        pass
+      port = int(address.rpartition(":")[2])
+  with taker(address, "a") as a:
+    with a.take(Program()):  # no manager
+      pass
+    order, may_end = [], threading.Event()
+    with manager(port) as again:
+      assert again == address
+      time.sleep(2.5)
+      threads = [start(a, Program(), order, i, may_end) for i in range(5)]
+      wait_for(lambda: len(order) == 4)
+      time.sleep(0.2)
+      assert len(order) == 4
+      may_end.set()
+      for thread in threads:
+        thread.join(SECS)
