@@ -114,6 +114,7 @@ setup(
       "aiohttp>=3.14,<4",
       "hypothesis>=6.100",
       "jax>=0.10,<0.11",
+      "jsonschema>=4.23,<5",
       "mypy>=2.4,<3",
       "openai>=3,<4",
       "optax>=0.2.8,<0.3",

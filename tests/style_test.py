@@ -54,6 +54,7 @@ NOT_MIRRORED = {
   "packaging_test.py",
   "foreign_models/example_test.py",
   "pages_test.py",
+  "pod_examples_test.py",
   "pod_faults_test.py",
   "same_bits_test.py",
   "docs/readme_test.py",
@@ -285,6 +286,7 @@ def _odd_words(path: str, text: str) -> Iterator[str]:
 
 def test_texts_for_people_use_plain_words():
   kinds = (".py", ".md", ".gin", ".h", ".cc", ".toml", "Makefile")
+  kinds += (".sh", ".sbatch", ".service", ".yaml", "Dockerfile")
   globs = ("*", "docs/*", "tests/*", "gin/**/*", "examples/**/*")
   globs += ("palm_mtf/native/*",)
   paths = {str(p.relative_to(ROOT)) for glob in globs for p in ROOT.glob(glob)}

@@ -10,8 +10,9 @@ import subprocess
 import pytest
 
 from palm_mtf.cli.command_table import COMMANDS, split_name
-from tests import processes, runs
+from tests import pod_examples_test, processes, runs
 from tests.doc_pages import Page
+from tests.source_files import ROOT
 
 PAGE = Page("docs/pods.md")
 (CLUSTER,) = (x for x in PAGE.blocks if "pods/cluster.gin" in x.text)
@@ -98,6 +99,30 @@ def test_a_manager_of_the_page_gives_servers_to_its_run(
   assert (folder / "step_00000004").is_dir()
 
 
+@PAGE.shows("sbatch examples", "examples/pods/ssh.sh")
+def test_the_scripts_of_the_page_are_those_of_the_slow_tests(block):
+  (command,) = block.commands
+  name = "sbatch" if command[0] == "sbatch" else "ssh"
+  tested = [x.removeprefix(f"{ROOT}/") for x in pod_examples_test.JOB[name]]
+  hosts = {"host1": "127.0.0.1", "host2": "127.0.0.2"}
+  shown = [hosts.get(word, word) for word in command]
+  assert shown == [word for word in tested if word != "--"]
+
+
+@PAGE.shows("useradd", "git archive")
+def test_the_files_of_the_page_exist_and_show_its_commands(block):
+  """The unit serves one of the addresses that the page's run names."""
+  text = "".join(
+    x.read_text("utf-8") for x in (ROOT / "examples" / "pods").iterdir()
+  )
+  for command in block.text.splitlines():
+    assert f"#   {command}\n" in text
+    for path in re.findall(r"examples/pods/[^ \n]+", command):
+      assert (ROOT / path).is_file()
+    for address in re.findall(r"palm-mtf-pod@(\S+:\d+)", command):
+      assert f'"{address}"' in CLUSTER.text
+
+
 @PAGE.shows(CLUSTER.text)
 def test_the_run_of_the_page_names_the_servers_of_the_page(block):
   (command,) = block.commands
@@ -109,8 +134,8 @@ def test_the_run_of_the_page_names_the_servers_of_the_page(block):
 
 
 def test_calls_of_servers_in_sentences_have_flags_of_the_command():
-  calls = re.findall(r"`(?:srun )?(palm_mtf pods serve [^`]+)`", PAGE.text)
-  assert len(calls) == 3
+  calls = re.findall(r"`(palm_mtf pods serve [^`]+)`", PAGE.text)
+  assert len(calls) == 2
   for call in calls:
     name, flags = split_name(shlex.split(call)[1:])
     given = {x for x in flags if x.startswith("--")}
