@@ -32,6 +32,8 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench layouts", "--steps=0", f"--steps = 0: {AT_LEAST_1}"),
     ("bench layouts", "--stps=3", f"--stps=3: {NO_FLAG}"),
     ("bench layouts", "--gin.NUM_HEADS=6", "heads=6 is not divisible by mesh"),
+    ("bench manager", "--servers=9,few", f"--servers = few: {AT_LEAST_1}"),
+    ("bench manager", "--real=7", "--real = 7: give a multiple of 8."),
     ("bench optimizer", "--rounds=0", f"--rounds = 0: {AT_LEAST_1}"),
     ("bench optimizer", "--steps=3", f"--steps=3: {NO_FLAG}"),
     ("bench optimizer", "--gin.BETA3=1", "unknown macro BETA3"),

@@ -1,0 +1,29 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Joining, beats, slices and claims need linearly many messages."""
+
+import json
+
+import pytest
+
+from tests import processes
+
+
+@pytest.mark.slow  # starts several processes
+def test_messages_per_server_do_not_grow_with_the_number_of_servers():
+  flags = "--servers=8,256", "--real=8", "--json"
+  done = processes.python("-m", "tools.bench", "manager", *flags)
+  assert done.returncode == 0, done.stderr
+  rows = [json.loads(x) for x in done.stdout.splitlines()]
+  few, many, real = (
+    {x["step"]: x["messages"] for x in rows if (x["servers"], x["kind"]) == key}
+    for key in ((8, "simulated"), (256, "simulated"), (8, "real"))
+  )
+  assert few.keys() == many.keys()
+  for step, most in {"register": 1, "beat": 1, "claim": 2}.items():
+    assert few[step] >= 8 * most and many[step] >= 256 * most
+    # An owner sends a beat per second, too.
+    assert many[step] <= 256 * most + 60
+  for step in ("allocate", "release"):
+    assert few[step] <= 2 and many[step] <= 2
+  assert {"start", "allocate", "claim", "first run", "run"} <= real.keys()

@@ -1,0 +1,227 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures a manager of many servers: joining, beats, slices and claims.
+
+  python -m tools.bench manager
+  python -m tools.bench manager --servers 96,1536
+  python -m tools.bench manager --servers '' --real 64
+
+Simulated servers are addresses of one TensorFlow server with four devices: the
+manager counts the devices at each address, and a client claims each address,
+as with different servers. Real servers are TensorFlow servers with one device
+each, eight in a process, and a client runs one program on all of them.
+
+`messages` are requests to the manager and sessions with servers. If a step
+needs the same number per server for any number of servers, its cost is linear.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import dataclasses
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from palm_mtf._tf import tf
+from palm_mtf.commands.pods_serve import join_manager
+from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.errors import UserError
+from palm_mtf.runtime import server_info
+from palm_mtf.runtime.client.connect import claim_servers, connect
+from palm_mtf.runtime.client.heartbeat import Heartbeat
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.manager.client import ManagerClient
+from palm_mtf.runtime.manager.slices import Server, Wish
+from palm_mtf.runtime.program import Program
+from palm_mtf.runtime.server.start import start_server, watch_links
+from tools.bench.command import Flag, count, worker_command
+from tools.bench.pairs import time_call
+
+NUM_DEVICES, NUM_PODS, OF_PROCESS = 4, 8, 8
+SECS = 60.0  # POD_TIMEOUT_SECS
+HEAD = (
+  "servers            step        seconds  per second  messages  per server"
+)
+
+
+def _read_numbers(name: str, text: str) -> list[int]:
+  return [count()(name, x) for x in text.split(",") if x]
+
+
+FLAGS = {
+  "--servers": Flag("96,384,1536", "numbers of simulated ones", _read_numbers),
+  "--real": Flag(0, "number of real ones, a multiple of 8", count(0)),
+}
+
+
+def row(record: dict) -> str:
+  """Returns a line of the table."""
+  number, messages = record["servers"], record["messages"]
+  name = f"{number} {record['kind']}"
+  rate = f"{number / record['seconds']:,.0f}"
+  return (
+    f"{name:<18} {record['step']:<9}{record['seconds']:10.3f}{rate:>12}"
+    f"{messages:>10,}{messages / number:>12.2f}"
+  )
+
+
+class _Messages:
+  """Counts the requests and sessions of this process, while it exists."""
+
+  def __init__(self, stack: contextlib.ExitStack):
+    self.number = 0
+    for owner, name in ((ManagerClient, "call"), (server_info, "_session")):
+      original = getattr(owner, name)
+      setattr(owner, name, self._count(original))
+      stack.callback(setattr, owner, name, original)
+
+  def _count(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any, **keywords: Any) -> Any:
+      self.number += 1
+      return function(*arguments, **keywords)
+
+    return run
+
+  def time(self, work: Callable[[], object], **record: Any) -> dict:
+    """Returns the record with the seconds and messages of `work`."""
+    before = self.number
+    seconds = time_call(work)
+    return {**record, "seconds": seconds, "messages": self.number - before}
+
+
+@contextlib.contextmanager
+def _process(*command: str) -> Iterator[str]:
+  """Runs a command; yields the last word of its first line."""
+  with subprocess.Popen(
+    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+  ) as process:
+    try:
+      yield process.stdout.readline().split()[-1]
+    finally:
+      process.kill()
+
+
+@contextlib.contextmanager
+def _manager() -> Iterator[str]:
+  """Runs a manager; yields its address."""
+  with tempfile.TemporaryDirectory() as folder:
+    flags = "--listen=127.0.0.1:0", f"--state={folder}/state"
+    command = sys.executable, "-m", "palm_mtf", "pods", "manage", *flags
+    with _process(*command) as address:
+      yield address
+
+
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+  """Yields the seconds and messages of each step, for each number."""
+  if chosen.real % OF_PROCESS:
+    raise UserError(f"--real = {chosen.real}: give a multiple of {OF_PROCESS}.")
+  for number in chosen.servers:
+    yield from _measure_simulated(number)
+  if chosen.real:
+    yield from _measure_real(chosen.real)
+
+
+def _measure_simulated(number: int) -> Iterator[dict]:
+  serve = "pods", "serve", f"--devices={NUM_DEVICES}", "--threads=1"
+  with (
+    _manager() as manager,
+    _process(sys.executable, "-m", "palm_mtf", *serve) as server,
+    ManagerClient("--manager", manager) as client,
+    concurrent.futures.ThreadPoolExecutor(32) as threads,
+    contextlib.ExitStack() as stack,
+  ):
+    port = server.partition(":")[2]
+    names = [f"127.1.{i // 250}.{i % 250 + 1}:{port}" for i in range(number)]
+    own = start_server(1, 1).target.removeprefix("grpc://")
+    shape = f"{number // 2}x{NUM_DEVICES}"
+    places: list[list[Place]] = []
+
+    def register(address: str) -> None:
+      fields = Server(
+        address=address,
+        island="main",
+        num_devices=NUM_DEVICES,
+        device_bytes=10**9,
+        kind={"palm_mtf": "1"},
+      )
+      client.call("register", server=dataclasses.asdict(fields))
+
+    def beat(name: str) -> None:
+      assert client.call("beat", name=name)["is_known"]
+
+    def allocate() -> None:
+      for devices in client.allocate("bench", Wish(slices=[shape] * 2)):
+        places.append([Place(*x) for x in devices])
+
+    messages = _Messages(stack)
+    for step, work in {
+      "register": lambda: list(threads.map(register, names)),
+      "beat": lambda: list(threads.map(beat, names)),
+      "allocate": allocate,
+      "claim": lambda: claim_servers(places, own, SECS),
+      "release": lambda: client.call("release", owner="bench"),
+    }.items():
+      yield messages.time(work, kind="simulated", servers=number, step=step)
+    assert {x.address for pod in places for x in pod} == {*names}
+
+
+def _measure_real(number: int) -> Iterator[dict]:
+  pods = {"pods": "cluster", "islands": "auto", "num_pods": NUM_PODS}
+  mesh = DeviceMesh(mesh_shape=f"data:{number // NUM_PODS}", layout="")
+  with contextlib.ExitStack() as stack:
+    manager = stack.enter_context(_manager())
+    messages = _Messages(stack)
+
+    def start() -> None:
+      for _ in range(number // OF_PROCESS):
+        work = worker_command("manager", manager=manager)
+        stack.enter_context(_process(*work))
+
+    def measure(step: str, work: Callable[[], object]) -> dict:
+      return messages.time(work, kind="real", servers=number, step=step)
+
+    yield measure("start", start)
+    settings = PodsConfig(manager=manager, **pods)
+    servers = stack.enter_context(PodServers(settings, mesh))
+    places: list[list[Place]] = []
+    yield measure("allocate", lambda: places.extend(servers.places()))
+    entered: list[Any] = []
+    make = lambda: entered.append(Heartbeat(servers, places, SECS))  # noqa: E731
+    yield measure("ask", make)
+    heartbeat = stack.enter_context(entered[0])
+    join = lambda: entered.append(  # noqa: E731
+      connect(settings, mesh, places, heartbeat.infos)
+    )
+    yield measure("claim", join)
+    client = stack.enter_context(entered[1].client())
+    with client.graph.as_default():
+      ones = []
+      for device in itertools.chain(*entered[1].devices.pods):
+        with tf.device(device):
+          ones.append(tf.random.uniform([]) * 0 + 1)
+      program = Program(outputs=tf.add_n(ones))
+    for step in ("first run", "run"):
+      yield measure(step, lambda: _check(client.call(program), number))
+
+
+def _check(found: float, number: int) -> None:
+  assert found == number
+
+
+def work(manager: str) -> None:
+  """Runs eight servers of a manager; prints a line, and waits for its end."""
+  client = ManagerClient("--manager", manager)
+  for _ in range(OF_PROCESS):
+    server = start_server(1, 1)
+    watch_links(server)
+    join_manager(client, server.target.removeprefix("grpc://"), "main")
+  print("ready", flush=True)
+  sys.stdin.read()
+  os._exit(0)  # a TensorFlow server cannot be stopped otherwise
