@@ -80,12 +80,7 @@ def explain_bind_error(
 
 
 def explain_start_error(address: str, error: Exception) -> UserError:
-  """Returns the error that says why a restricted server cannot start.
-
-  Args:
-    address: "host:port", as given.
-    error: error of `restricted_port`, or of the server that was made in it.
-  """
+  """Returns the error that says why a server in `restricted_port` failed."""
   if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
     why = (
       "this system does not let a server be restricted to one address and, "

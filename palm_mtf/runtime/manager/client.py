@@ -93,15 +93,10 @@ class ManagerClient:
   def allocate(
     self, owner: str, wish: Wish, avoid: Collection[str] = ()
   ) -> Places:
-    """Binds an owner's slices, or those that cannot stay where they are.
+    """Binds an owner's slices, or those that cannot stay (`Manager.allocate`).
 
-    The owner has its slices until this client is closed, or is silent for 30
-    seconds. See `Manager.allocate`.
-
-    Args:
-      owner: name of the owner, of letters, digits, ".", "-" and "_".
-      wish: slices that the owner wants.
-      avoid: addresses of servers that the owner has lost.
+    The owner has its slices until this client is closed or silent for 30
+    seconds.
 
     Returns:
       The devices of each slice, in the order of its mesh.
@@ -110,11 +105,9 @@ class ManagerClient:
       UserError: no island can hold a slice, or no manager answers.
     """
     try:
+      fields = dataclasses.asdict(wish)
       found = self.call(
-        "allocate",
-        owner=owner,
-        wish=dataclasses.asdict(wish),
-        avoid=sorted(avoid),
+        "allocate", owner=owner, wish=fields, avoid=sorted(avoid)
       )
     except NoManagerError:
       # A manager that is restarted still has the slices.
@@ -178,15 +171,7 @@ class ManagerClient:
     return stream
 
   def call(self, method: str, **arguments: Any) -> Any:
-    """Calls a method of `Manager`.
-
-    Args:
-      method: name of the method.
-      **arguments: values that JSON can hold.
-
-    Raises:
-      UserError: the manager refuses the request, or no manager answers.
-    """
+    """Calls a method of `Manager`; raises UserError if it is refused."""
     request = {
       "protocol": PROTOCOL,
       "palm_mtf": __version__,

@@ -18,11 +18,11 @@ from typing import Any
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.runtime.manager.slices import (
   Allocation,
+  Place,
   Places,
   Server,
   Wish,
   bind,
-  find_kept,
 )
 from palm_mtf.runtime.manager.store import Store
 
@@ -45,12 +45,12 @@ class Manager:
     count_devices: Callable[[str], int],
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Continues with what `store` holds.
+    """Continues with the servers and allocations of `store`.
 
     Args:
-      store: servers and allocations.
-      count_devices: function that asks the TensorFlow server at an address how
-        many devices it has; raises UserError if it gets no answer.
+      store: the manager's file.
+      count_devices: function that returns how many devices the TensorFlow
+        server at an address has; raises UserError if it does not answer.
       clock: function that returns a time in seconds.
     """
     self._store, self._count_devices = store, count_devices
@@ -58,10 +58,7 @@ class Manager:
     self._heard = dict.fromkeys([*store.servers, *store.allocations], clock())
 
   def register(self, server: Mapping[str, Any]) -> None:
-    """Adds or replaces a server.
-
-    Args:
-      server: fields of a `Server`.
+    """Adds or replaces a server, given its fields.
 
     Raises:
       UserError: TensorFlow has fewer devices there, or does not answer.
@@ -76,17 +73,13 @@ class Manager:
     with self._lock:
       # A drain outlives the server's process.
       old = self._store.servers.get(new.address, new)
-      self._store.put(dataclasses.replace(new, is_drained=old.is_drained))
+      new = dataclasses.replace(new, is_drained=old.is_drained)
+      self._store.put("servers", new.address, new)
       self._heard[new.address] = self._clock()
     _logger.info(f"{new.address} has joined island {new.island}")
 
   def beat(self, name: str) -> dict[str, Any]:
-    """Notes that a server, by its address, or an owner lives.
-
-    Returns:
-      "is_known": whether the manager knows the name. "pause_secs": time until
-      the next beat.
-    """
+    """Notes that a server, by its address, or an owner lives."""
     with self._lock:
       is_known = name in self._store.servers or name in self._store.allocations
       if is_known:
@@ -96,8 +89,8 @@ class Manager:
   def leave(self, address: str) -> None:
     """Removes a server that ends."""
     with self._lock:
-      if server := self._store.servers.get(address):
-        self._store.remove(server)
+      if address in self._store.servers:
+        self._store.remove("servers", address)
         _logger.info(f"{address} has left")
 
   def allocate(
@@ -109,8 +102,8 @@ class Manager:
   ) -> Places:
     """Binds an owner's slices, and returns their devices.
 
-    Slices stay where they are if their servers are alive, not drained and not
-    avoided. Other slices move if there is room. If there is none, nothing
+    A slice stays where it is if its servers are alive, not drained and not
+    avoided. Otherwise it moves if there is room. If there is none, no slice
     moves, because a lost server may come back.
 
     Args:
@@ -124,15 +117,19 @@ class Manager:
     """
     new = Wish(**wish)
     with self._lock:
-      self.reconcile()
+      self._reconcile()
       servers, old = self._store.servers, self._store.allocations.get(owner)
       states = {x: self._describe(y) for x, y in servers.items()}
       live = {x for x, state in states.items() if state != "lost"}
       usable = {x for x, state in states.items() if state == "serving"}
       others = [x for x in self._store.allocations.values() if x.owner != owner]
+      bound: dict[int, list[Place]] = {}
+      if old and dataclasses.replace(old.wish, slices=new.slices) == new:
+        pairs = zip(old.wish.slices, old.places, new.slices, strict=False)
+        bound = {i: y for i, (x, y, z) in enumerate(pairs) if x == z}
       near = usable - {*avoid}
       for stay, move in ((near, near), (live, usable)):
-        kept = find_kept(old, new, stay)
+        kept = {i: x for i, x in bound.items() if all(y in stay for y, _ in x)}
         among = move | {x for x, _ in itertools.chain(*kept.values())}
         try:
           places = bind(new, [servers[x] for x in among], others, kept)
@@ -140,34 +137,35 @@ class Manager:
         except UserError as error:
           refusal = error
       else:
-        if not old or old.wish != new:
+        if len(bound) < len(new.slices):
           raise refusal
-        places = old.places
+        places = [bound[i] for i in range(len(bound))]
       allocation = Allocation(owner=owner, wish=new, places=places)
       if not is_trial:
         self._heard[owner] = self._clock()
         if allocation != old:
-          self._store.put(allocation)
+          self._store.put("allocations", owner, allocation)
           _logger.info(f"{owner} has {', '.join(new.slices)}")
       return places
 
   def release(self, owner: str) -> None:
     """Removes an owner's slices; raises UserError if it has none."""
     with self._lock:
-      found = _get("owner", owner, self._store.allocations)
-      self._store.remove(found)
+      _get("owner", owner, self._store.allocations)
+      self._store.remove("allocations", owner)
       _logger.info(f"{owner} has no slices any more")
 
   def drain(self, address: str, is_drained: bool) -> None:
     """Sets whether new slices avoid a server; UserError if it is unknown."""
     with self._lock:
       server = _get("server", address, self._store.servers)
-      self._store.put(dataclasses.replace(server, is_drained=is_drained))
+      server = dataclasses.replace(server, is_drained=is_drained)
+      self._store.put("servers", address, server)
 
   def list_all(self) -> list[dict[str, Any]]:
     """Returns an object per server, and then an object per owner."""
     with self._lock:
-      self.reconcile()
+      self._reconcile()
       owners: dict[str, set[str]] = {}  # of each server
       for each in self._store.allocations.values():
         for address, _ in itertools.chain(*each.places):
@@ -190,16 +188,14 @@ class Manager:
         for i in range(x.num_devices)
       }
 
-  def reconcile(self) -> None:
+  def _reconcile(self) -> None:
     """Releases slices of silent owners; removes servers that are long lost."""
-    with self._lock:
-      for owner in [*self._store.allocations]:
-        if self._silent_secs(owner) > _OWNER_SECS:
-          _logger.warning(f"{owner} was silent for {_OWNER_SECS:g} seconds")
-          self.release(owner)
-      for address in [*self._store.servers]:
-        if self._silent_secs(address) > _FORGET_SECS:
-          self.leave(address)
+    for owner in [*self._store.allocations]:
+      if self._silent_secs(owner) > _OWNER_SECS:
+        self.release(owner)
+    for address in [*self._store.servers]:
+      if self._silent_secs(address) > _FORGET_SECS:
+        self.leave(address)
 
   def _silent_secs(self, name: str) -> float:
     return self._clock() - self._heard[name]

@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import functools
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,7 +35,6 @@ _METHODS = (
   "register beat leave allocate release drain list_all".split()  # of Manager
 )
 _NUM_THREADS = 64
-_RECONCILE_SECS = 1.0
 _STOP_SECS = 2.0  # for requests in progress
 _COUNT_SECS = 10.0  # timeout for asking a TensorFlow server for its devices
 # Of TensorFlow's own protocol (worker.proto, device_attributes.proto).
@@ -91,11 +89,6 @@ def serve(
     port = _listen(server, ip, port, tls)
     server.start()
     stack.callback(lambda: server.stop(_STOP_SECS).wait())
-    ended = threading.Event()
-    stack.callback(ended.set)
-    threading.Thread(
-      target=_reconcile, args=[manager, ended], daemon=True
-    ).start()
     yield port
 
 
@@ -115,11 +108,6 @@ def _listen(server: grpc.Server, ip: str, port: int, tls: str) -> int:
       )
   except (OSError, RuntimeError) as error:
     raise explain_start_error(f"{ip}:{port}", error) from None
-
-
-def _reconcile(manager: Manager, ended: threading.Event) -> None:
-  while not ended.wait(_RECONCILE_SECS):
-    manager.reconcile()
 
 
 def _answer(

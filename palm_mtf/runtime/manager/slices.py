@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from palm_mtf.config.device_mesh import MAX_DEVICES
@@ -127,7 +127,7 @@ def bind(
     for place in itertools.chain(*other.places):
       loads[place] += 1
       used[place] += other.wish.device_bytes
-  # {kind, and perhaps island: {island: devices}}. One of these groups has to
+  # {kind, and perhaps island: {island: devices}}: one of these groups has to
   # hold all slices.
   groups: dict[object, dict[str, _Devices]] = {}
   for server in sorted(servers, key=lambda x: x.address):
@@ -155,7 +155,7 @@ def bind(
   what = f'{number} slices "{shape}"' if number > 1 else f'slice "{shape}"'
   each = " each" if number > 1 else ""
   memory = f" of {wish.device_bytes:,} bytes" if wish.device_bytes else ""
-  for smaller in _smaller(shape):
+  for smaller in _divide(shape):
     if find(dataclasses.replace(wish, slices=[smaller] * number), {}):
       rest = f'the largest that fits is "{smaller}"; ask for that'
       break
@@ -171,7 +171,7 @@ def _size(shape: str) -> int:
   return math.prod(map(int, shape.split("x")))
 
 
-def _smaller(shape: str) -> list[str]:
+def _divide(shape: str) -> list[str]:
   """Returns the shapes whose sizes divide those of `shape`, largest first."""
   sizes = [int(x) for x in shape.split("x")]
   divisors = [[y for y in range(x, 0, -1) if x % y == 0] for x in sizes]
@@ -182,13 +182,7 @@ def _smaller(shape: str) -> list[str]:
 def _bind_group(
   wish: Wish, kept: Mapping[int, list[Place]], group: Mapping[str, _Devices]
 ) -> Places | None:
-  """Returns devices of a group for all slices; None if they do not fit.
-
-  Args:
-    wish: slices.
-    kept: devices of slices that do not move, by the slice's index.
-    group: devices of each island.
-  """
+  """Returns devices of all slices, from islands; None if they have too few."""
   left = {island: dict(devices) for island, devices in group.items()}
   sizes = [_size(x) for x in wish.slices]
   bound: dict[int, list[Place]] = {}
@@ -215,11 +209,9 @@ def _bind_group(
 def _choose(
   size: int, devices: _Devices, kept: list[Place] | None
 ) -> list[tuple[tuple[int, float], list[Place]]]:
-  """Returns the best devices of an island for a slice; [] if it has too few.
+  """Returns an island's best devices for a slice; [] if it has too few.
 
-  Returns:
-    The highest load of the chosen devices and the mean load of the island; and
-    the devices. They are `kept` if that is given and on the island.
+  Before the devices stand their highest load, and the island's mean load.
   """
   if kept:
     return [((0, 0.0), kept)] if kept[0][0] in devices else []
@@ -241,29 +233,3 @@ def _choose(
     order.remove(address)
     places += [(address, i) for i in sorted(offers[address][:missing])]
   return [((most, sum(loads) / len(loads)), places)]
-
-
-def find_kept(
-  old: Allocation | None, wish: Wish, stay: Collection[str]
-) -> dict[int, list[Place]]:
-  """Returns devices of an owner's slices that need not move.
-
-  Args:
-    old: slices that the owner has.
-    wish: slices that the owner wants now.
-    stay: addresses of servers on which slices may stay.
-
-  Returns:
-    {index of a slice of `wish`: its devices}.
-  """
-  kept: dict[int, list[Place]] = {}
-  if not old or dataclasses.replace(old.wish, slices=wish.slices) != wish:
-    return kept
-  slices = zip(old.wish.slices, old.places, strict=True)
-  for index, (shape, places) in enumerate(slices):
-    if all(address in stay for address, _ in places):
-      same = [i for i, x in enumerate(wish.slices) if x == shape]
-      free = [i for i in same if i not in kept]
-      if free:
-        kept[index if index in free else free[0]] = places
-  return kept

@@ -53,38 +53,31 @@ class Store:
     self.allocations: dict[str, Allocation] = {}
     for kind, name, text in rows:
       fields = json.loads(text)
-      if kind == "Server":
+      if kind == "servers":
         self.servers[name] = Server(**fields)
       else:
         places = [[(x, i) for x, i in y] for y in fields["places"]]
         fields |= {"wish": Wish(**fields["wish"]), "places": places}
         self.allocations[name] = Allocation(**fields)
 
-  def put(self, item: Server | Allocation) -> None:
-    """Adds a server or an allocation, or replaces the one of its name."""
-    items, row = self._find(item)
-    text = json_text(dataclasses.asdict(item))
+  def put(self, kind: str, name: str, item: Server | Allocation) -> None:
+    """Adds or replaces an item; `kind` is "servers" or "allocations"."""
+    row = kind, name, json_text(dataclasses.asdict(item))
     with self._explain_errors(), self._file:
-      self._file.execute("REPLACE INTO items VALUES (?, ?, ?)", (*row, text))
-    items[row[1]] = item
+      self._file.execute("REPLACE INTO items VALUES (?, ?, ?)", row)
+    getattr(self, kind)[name] = item
 
-  def remove(self, item: Server | Allocation) -> None:
-    """Removes a server or an allocation."""
-    items, row = self._find(item)
+  def remove(self, kind: str, name: str) -> None:
+    """Removes an item; `kind` is "servers" or "allocations"."""
     with self._explain_errors(), self._file:
-      self._file.execute("DELETE FROM items WHERE kind = ? AND name = ?", row)
-    del items[row[1]]
+      self._file.execute(
+        "DELETE FROM items WHERE kind = ? AND name = ?", (kind, name)
+      )
+    del getattr(self, kind)[name]
 
   def close(self) -> None:
     """Lets another manager open the file."""
     self._file.close()
-
-  def _find(
-    self, item: Server | Allocation
-  ) -> tuple[dict[str, Server] | dict[str, Allocation], tuple[str, str]]:
-    if isinstance(item, Server):
-      return self.servers, ("Server", item.address)
-    return self.allocations, ("Allocation", item.owner)
 
   @contextlib.contextmanager
   def _explain_errors(self) -> Iterator[None]:

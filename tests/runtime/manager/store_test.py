@@ -39,8 +39,8 @@ import os, signal
 from tests.runtime.manager.store_test import ALLOCATION, SERVER
 from palm_mtf.runtime.manager.store import Store
 store = Store({path!r})
-store.put(SERVER)
-store.put(ALLOCATION)
+store.put("servers", SERVER.address, SERVER)
+store.put("allocations", "run-1", ALLOCATION)
 os.kill(os.getpid(), signal.SIGKILL)
 """
   assert processes.python("-c", program).returncode == -9
@@ -48,8 +48,8 @@ os.kill(os.getpid(), signal.SIGKILL)
   assert store.servers == {"10.0.0.1:2222": SERVER}
   assert store.allocations == {"run-1": ALLOCATION}
   drained = dataclasses.replace(SERVER, is_drained=True)
-  store.put(drained)
-  store.remove(ALLOCATION)
+  store.put("servers", drained.address, drained)
+  store.remove("allocations", "run-1")
   store.close()
   store = Store(path)
   assert store.servers == {"10.0.0.1:2222": drained}
