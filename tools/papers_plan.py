@@ -34,7 +34,7 @@ class Row:
 
   what: str
   published: float | None
-  predict_step: float | None
+  predicted: float | None
   unit: str = ""
   note: str = ""
 
