@@ -52,7 +52,7 @@ CALLS = [
 OWN_CALLS = [
   shlex.split(
     call.replace("\\\n", " ").replace(
-      " train.py", f" {path.parent.relative_to(ROOT)}/train.py"
+      f" {path.name}", f" {path.relative_to(ROOT)}"
     )
   )
   for folder in ("tools", "examples")

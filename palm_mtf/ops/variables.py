@@ -222,7 +222,8 @@ class Drawn:
     self, name: str, shape: list[int], begin: list[int], sizes: list[int]
   ) -> tf.Tensor:
     """Returns a slice (see tf.slice) of the initial value, float32."""
-    return tf.slice(self.full_value(name, shape), begin, sizes)
+    whole = self.full_value(name, shape)
+    return whole if sizes == shape else tf.slice(whole, begin, sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,3 +1,21 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Processes and hosts: the servers of pods, their addresses and liveness."""
+"""Programs on virtual slices of devices, of this process or of servers."""
+
+import importlib
+from typing import Any
+
+_MODULES = {
+  "connect": "client",
+  "function": "functions",
+  "mesh_function": "functions",
+  "all_sum": "functions",
+}
+
+
+def __getattr__(name: str) -> Any:
+  # These modules need TensorFlow; most users of this package do not.
+  if name not in _MODULES:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  module = importlib.import_module(f"{__name__}.tracer.{_MODULES[name]}")
+  return getattr(module, name)

@@ -26,9 +26,9 @@ class Program:
     operations: operations that a call runs besides.
     reads: names of state that the program reads.
     writes: names of state that the program changes.
-    devices: TensorFlow's names of the devices that the program uses; empty for
-      all devices of its client.
-    num_bytes: bytes that the program needs on each device besides its state.
+    device_bytes: bytes that a call needs for its buffers on each device that it
+      uses, by TensorFlow's name of the device; empty for all devices of the
+      client.
   """
 
   inputs: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)
@@ -36,8 +36,7 @@ class Program:
   operations: Sequence[tf.Operation] = ()
   reads: frozenset[str] = frozenset()
   writes: frozenset[str] = frozenset()
-  devices: frozenset[str] = frozenset()
-  num_bytes: int = 0
+  device_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def conflicts_with(self, other: "Program") -> bool:
     """Returns whether the order of two calls changes their results."""

@@ -86,7 +86,7 @@ class TrainStep:
         operations=[pod.accumulate],
         reads=VARIABLES,
         writes=own,
-        devices=frozenset(devices),
+        device_bytes=dict.fromkeys(devices, 0),
       )
       for pod, features, own, devices in zip(
         program.pods, pods, sums, program.devices.pods, strict=True

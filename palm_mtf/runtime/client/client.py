@@ -6,9 +6,10 @@ All programs of a client are built in one graph, so that they share variables,
 which keep their values from one program to the next.
 """
 
+import _thread
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -56,12 +57,20 @@ class Client:
     closing.start()
     closing.join(secs)
 
-  def run(self, program: Program, *inputs: Inputs, **more: Any) -> Future:
+  def run(
+    self,
+    program: Program,
+    *inputs: Inputs,
+    after: Sequence[Future] = (),
+    **more: Any,
+  ) -> Future:
     """Starts a call of a program in a new thread.
 
     Args:
       program: program that was built in `graph`.
       inputs: values of the program's inputs, by name.
+      after: the call waits for these, and fails with the error of one that
+        fails.
       more: arguments of `call` that are given by name.
 
     Returns:
@@ -70,9 +79,10 @@ class Client:
     Raises:
       UserError: an input is missing, or the program has no such input.
     """
-    run, future = self._prepare(program, *inputs, **more)
-    # A thread that waits for a lost server must not keep this process alive.
-    threading.Thread(target=run, daemon=True).start()
+    run, future = self._prepare(program, *inputs, after=after, **more)
+    # Such a thread does not keep this process alive if it waits for a lost
+    # server. threading.Thread would wait here until the new thread runs.
+    _thread.start_new_thread(run, ())
     return future
 
   def call(self, program: Program, *inputs: Inputs, **more: Any) -> Any:
@@ -91,7 +101,11 @@ class Client:
     return future.result()
 
   def _prepare(
-    self, program: Program, inputs: Inputs = MappingProxyType({}), **more: Any
+    self,
+    program: Program,
+    inputs: Inputs = MappingProxyType({}),
+    after: Sequence[Future] = (),
+    **more: Any,
   ) -> tuple[Callable[[], None], Future]:
     """Returns a function that runs a program, and a future of the outputs."""
     call, values = self._make_callable(program), program.order_inputs(inputs)
@@ -104,7 +118,7 @@ class Client:
 
     def run() -> None:
       try:
-        for each in earlier:
+        for each in (*earlier, *after):
           each.result()  # raises the error of a call that has failed
         with self.take_turn(program):
           future.set_result(call(*values, **more))

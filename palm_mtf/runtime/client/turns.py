@@ -71,8 +71,8 @@ class TurnTaker:
       UserError: the program needs more bytes than its devices may hold.
     """
     number, turn = next(self._numbers), _Turn()
-    names = program.devices or self._devices
-    num_bytes = {self._devices[x]: program.num_bytes for x in names}
+    needed = program.device_bytes or dict.fromkeys(self._devices, 0)
+    num_bytes = {self._devices[name]: n for name, n in needed.items()}
     secs = self._secs.get(program, _FIRST_SECS)
     with self._lock:
       self._turns[number] = turn

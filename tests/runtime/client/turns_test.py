@@ -87,7 +87,7 @@ def test_a_bounded_number_of_programs_of_all_clients_runs_at_a_time(manager):
 
 def test_programs_on_other_devices_do_not_wait(manager):
   order, may_end = [], threading.Event()
-  first, second = (Program(devices=frozenset([x])) for x in DEVICES)
+  first, second = (Program(device_bytes={x: 0}) for x in DEVICES)
   with manager() as address, taker(address, "a") as a:
     threads = [start(a, first, order, "first", may_end) for _ in range(5)]
     wait_for(lambda: len(order) == 4)
@@ -99,7 +99,7 @@ def test_programs_on_other_devices_do_not_wait(manager):
 
 
 def test_a_program_that_no_device_can_hold_is_refused_in_one_line(manager):
-  big = Program(num_bytes=BYTES + 1)
+  big = Program(device_bytes=dict.fromkeys(DEVICES, BYTES + 1))
   with (
     manager() as address,
     taker(address, "a") as a,

@@ -1,0 +1,449 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Clients of traced programs: slices, programs and buffers.
+
+A call of a program returns at once. Its results are buffers, which later calls
+may read before they exist: such a call is sent to its devices while the earlier
+one runs, and waits there.
+"""
+
+import collections
+import contextlib
+import contextvars
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.config import PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.errors import UserError, check_choice
+from palm_mtf.mesh.session import SERVER_ERRORS
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.connect import connect as connect_devices
+from palm_mtf.runtime.client.heartbeat import Heartbeat
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.tracer.functions import Function
+from palm_mtf.runtime.tracer.shards import Sharding, VirtualSlice
+from palm_mtf.runtime.tracer.stores import Tickets
+from palm_mtf.runtime.tracer.trace import (
+  Lowered,
+  Trace,
+  Value,
+  current_trace,
+  fuse,
+  lower,
+  to_array,
+)
+
+# Calls in flight, each with a thread of this process. More were not faster.
+_MAX_CALLS = 16
+# Shards of buffers that nothing uses are removed once there are so many of one
+# sharding, or once they have so many bytes per device.
+_GROUP, _GROUP_BYTES = 16, 2**20
+# Calls wait in servers for a program whose last call took less than this, so
+# that even the last of _MAX_CALLS is not cut off by the limit of the wait.
+_SHORT_SECS = 0.25
+
+# Programs whose blocks run in this thread.
+_RUNNING: contextvars.ContextVar = contextvars.ContextVar("running", default=())
+
+
+class Buffer:
+  """An array on the devices of a slice, which may not exist yet.
+
+  Attributes:
+    handle: number of the buffer, unique per owner.
+    slice: slice whose devices hold the array.
+    owner: the client whose program makes the buffer; the buffer ends with it.
+    shape: shape of the whole array.
+    dtype: dtype of the array.
+    held: which region of the array each device holds.
+  """
+
+  def __init__(
+    self, owner: "RuntimeClient", held: Sharding, source: Lowered, made: Future
+  ):
+    self.owner, self.held, self.handle = owner, held, next(owner.numbers)
+    self.slice, self.shape, self.dtype = held.slice, held.shape, held.dtype
+    # The program that makes the buffer; `made` is done when its call ends.
+    self.source, self.made = source, made
+    self.end = 0.0  # time when the call ended
+    self.is_signal_taken = False  # by a call that reads the buffer
+
+  def __del__(self) -> None:
+    self.owner.dropped.append((self.held, self.handle, self.is_signal_taken))
+
+  def wait(self) -> None:
+    """Waits until the buffer exists; raises the error of its program."""
+    self.owner.check_open()
+    self.made.result()
+
+  def fetch(self) -> np.ndarray:
+    """Returns the whole array; raises the error of the buffer's program."""
+    self.wait()
+    return self.owner.fetch(self)
+
+
+class TracedProgram:
+  """A Python block as a program; call it with arrays and buffers.
+
+  It returns buffers, nested as the block nests its results. The block is traced
+  once per shapes, dtypes and slices of its inputs; with dispatch = "op_by_op"
+  it runs at every call.
+  """
+
+  def __init__(
+    self, owner: "RuntimeClient", block: Callable[..., Any], dispatch: str
+  ):
+    check_choice("dispatch", dispatch, ("chained", "op_by_op", "fused"))
+    self._name = block.__name__
+    self._owner, self._block, self._dispatch = owner, block, dispatch
+    self._traced: dict[tuple, tuple[Lowered, Any, Sequence]] = {}
+
+  def __call__(self, *inputs: Any) -> Any:
+    """Starts the program; raises UserError if it cannot work."""
+    if current_trace() or self._dispatch == "op_by_op":
+      with self._run_once():
+        return self._block(*inputs)
+    self._owner.check_open()
+    given = [self._check(i, x) for i, x in enumerate(inputs)]
+    kinds = tuple(getattr(x, "held", (x.shape, x.dtype)) for x in given)
+    with self._owner.building:
+      if kinds not in self._traced:
+        self._traced[kinds] = self._trace(given)
+    lowered, indices, constants = self._traced[kinds]
+    buffers = self._owner.start(lowered, [*given, *constants])
+    return tf.nest.map_structure(buffers.__getitem__, indices)
+
+  def _check(self, index: int, given: object) -> "Buffer | np.ndarray":
+    if not isinstance(given, Buffer):
+      return to_array(given, f"input {index} of {self._name}")
+    given.owner.check_open()
+    if given.owner is not self._owner:
+      raise UserError(
+        f"input {index} of {self._name} is a buffer of another client; fetch "
+        "it, and pass the array."
+      )
+    return given
+
+  @contextlib.contextmanager
+  def _run_once(self) -> Iterator[None]:
+    running = _RUNNING.get()
+    if self in running:
+      raise UserError(
+        f"{self._name} calls itself, so that its results would be its own "
+        "inputs; a program is a graph without cycles."
+      )
+    token = _RUNNING.set((*running, self))
+    try:
+      yield
+    finally:
+      _RUNNING.reset(token)
+
+  def _trace(self, given: Sequence[Any]) -> tuple[Lowered, Any, Sequence]:
+    trace = Trace(self._name, self._owner)
+    inputs = [
+      Value(trace, x.shape, tf.as_dtype(x.dtype), getattr(x, "held", None))
+      for x in given
+    ]
+    with self._run_once():
+      nested = trace.run(self._block, inputs)
+    nodes, results = trace.nodes, [*dict.fromkeys(tf.nest.flatten(nested))]
+    if self._dispatch == "fused":
+      nodes = [*fuse(nodes, results)]
+    with self._owner.programs.graph.as_default():
+      lowered = lower([*inputs, *trace.constants], nodes, results)
+    self._owner.initialize(lowered.variables)
+    indices = tf.nest.map_structure(results.index, nested)
+    return lowered, indices, [*trace.constants.values()]
+
+
+class RuntimeClient:
+  """Virtual slices and traced programs on the devices of a client.
+
+  Attributes:
+    programs: the client, which may also run other programs, such as training.
+    devices: TensorFlow's names of the devices.
+  """
+
+  def __init__(
+    self,
+    programs: Client,
+    devices: Sequence[str],
+    heartbeat: Heartbeat | None = None,
+  ):
+    self.programs, self.devices = programs, list(devices)
+    self._heartbeat, self._is_open = heartbeat, True
+    self._num_slices = collections.Counter(dict.fromkeys(devices, 0))
+    self.numbers = itertools.count(1)  # for keys and signals
+    self.building = threading.RLock()
+    self._lock = threading.Lock()
+    self._permits = threading.Semaphore(_MAX_CALLS)
+    self._places: dict[str, tuple] = {}  # of variables
+    self._functions: dict[tuple[Function, VirtualSlice], TracedProgram] = {}
+    self._built: dict[object, Program] = {}
+    # Buffers that nothing uses: (sharding, key, whether its signal is taken).
+    self.dropped: collections.deque = collections.deque()
+    self._unused: dict[Sharding, list[list[int]]] = {}
+
+  def slices(self, *shapes: str) -> tuple[VirtualSlice, ...]:
+    """Returns a slice per shape, on devices that have the fewest slices.
+
+    Args:
+      shapes: "4", "2x2" (axes x, y, z), or axes by name, "data:2,model:2".
+
+    Raises:
+      UserError: a slice needs more devices than there are.
+    """
+    made = []
+    for shape in shapes:
+      if re.fullmatch(r"\d+(x\d+){0,2}", str(shape)):
+        sizes = zip("xyz", str(shape).split("x"), strict=False)
+        shape = ",".join(f"{axis}:{size}" for axis, size in sizes)
+      n = DeviceMesh(mesh_shape=shape, layout="").num_devices
+      if n > len(self.devices):
+        raise UserError(
+          f'slice "{shape}" has {n} devices, and the client has '
+          f"{len(self.devices)}; give a slice of at most {len(self.devices)}."
+        )
+      chosen = sorted(self.devices, key=self._num_slices.__getitem__)[:n]
+      self._num_slices.update(chosen)
+      chosen.sort(key=self.devices.index)
+      made.append(VirtualSlice(shape, self, chosen))
+    return tuple(made)
+
+  def program(
+    self, block: Callable[..., Any] | None = None, *, dispatch: str = "chained"
+  ) -> Any:
+    """Decorates a Python block that calls functions on slices.
+
+    Args:
+      block: the block.
+      dispatch: "chained" runs all functions in one call; "op_by_op" makes a
+        call of each; "fused" is "chained" in which XLA compiles consecutive
+        functions of a slice to one, which may change last bits.
+    """
+    if block is None:
+      return lambda block: TracedProgram(self, block, dispatch)
+    return TracedProgram(self, block, dispatch)
+
+  def call(self, function: Function, slice_: VirtualSlice, *inputs: Any) -> Any:
+    """Calls a function on a slice, in a trace or as a program."""
+    if trace := current_trace():
+      return trace.call(function, slice_, inputs)
+    if (function, slice_) not in self._functions:
+      block = lambda *given: self.call(function, slice_, *given)  # noqa: E731
+      block.__name__ = function.name
+      self._functions[function, slice_] = self.program(block)
+    return self._functions[function, slice_](*inputs)
+
+  def close(self) -> None:
+    """Ends the use of all buffers and programs."""
+    self._is_open = False
+
+  def check_open(self) -> None:
+    """Raises UserError if the client is closed."""
+    if not self._is_open:
+      raise UserError(
+        "the client is closed, and its buffers ended with it: connect again, "
+        "and run the programs that make them."
+      )
+
+  def keep_place(self, name: str, *place: Any) -> None:
+    """Raises UserError if a variable has another place already."""
+    if self._places.setdefault(name, place) != place:
+      raise UserError(
+        f'variable "{name}" is on other devices, or in another layout, in an '
+        "earlier function; give it another name, or the same slice and layout."
+      )
+
+  def initialize(self, variables: Sequence[tf.Variable]) -> None:
+    """Gives variables that have no value their initial values."""
+    if variables:
+      with self.programs.graph.as_default():
+        asked = Program(outputs=[x.is_initialized() for x in variables])
+      found = zip(variables, self.programs.call(asked), strict=True)
+      missing = [x.initializer for x, has_value in found if not has_value]
+      self.programs.call(Program(operations=missing, writes=VARIABLES))
+
+  def start(self, lowered: Lowered, inputs: Sequence[Any]) -> list[Buffer]:
+    """Starts a call of a program; returns the buffers that it makes."""
+    self._remove_unused()
+    self._permits.acquire()
+    program, made, begin = lowered.program, Future(), time.monotonic()
+    buffers = [inputs[i] for i in lowered.buffers]
+    outputs = [Buffer(self, x, lowered, made) for x in lowered.outputs]
+    used = [*buffers, *outputs]  # which the call keeps until it ends
+    rows, after, awaited = [], [], []
+    with self._lock:
+      for x in buffers:
+        # A call waits in servers for a short time only, so it must be possible
+        # to repeat it, and to expect the signal soon. Another call waits here.
+        waits = not (x.made.done() or x.is_signal_taken or program.reads)
+        waits &= x.source.secs < _SHORT_SECS
+        (awaited if waits else after).append(x.made)
+        signal = next(self.numbers) if x.is_signal_taken else x.handle
+        x.is_signal_taken = True
+        rows.append([x.handle, signal, not waits])
+    rows += [[x.handle, x.handle, 0] for x in outputs]
+    fed = {
+      name: inputs[i][region].copy()
+      for name, (i, region) in lowered.feeds.items()
+    }
+
+    def run(rows: list, after: list, finish: Callable[[Future], None]) -> None:
+      numbers = np.array([*rows, [0, next(self.numbers), 0]])
+      tickets = {x: numbers for x in program.inputs if x not in fed}
+      call = self.programs.run(program, {**fed, **tickets}, after=after)
+      call.add_done_callback(finish)
+
+    def finish(call: Future) -> None:
+      if isinstance(call.exception(), tf.errors.DeadlineExceededError):
+        # The call has waited in servers for too long: wait here instead. The
+        # signals are new ones, because some may have been given.
+        again = [[key, next(self.numbers), 1] for key, _, _ in rows]
+        run(again, awaited, end)
+      else:
+        end(call)
+
+    def end(call: Future) -> None:
+      now = time.monotonic()
+      lowered.secs = now - max([begin, *(x.end for x in used)])
+      for x in used:
+        x.end = x.end or now
+      used.clear()
+      self._permits.release()
+      self._settle(made, call.exception())
+
+    for each in awaited:
+      each.add_done_callback(
+        lambda x: x.exception() and self._settle(made, x.exception())
+      )
+    run(rows, after, finish if awaited else end)
+    return outputs
+
+  def _settle(self, made: Future, error: BaseException | None) -> None:
+    if isinstance(error, SERVER_ERRORS) and self._heartbeat:
+      try:
+        with self._heartbeat.during("while a program ran"):
+          raise error
+      except (UserError, tf.errors.OpError) as found:
+        error = found
+    with contextlib.suppress(InvalidStateError):  # an input has failed before
+      made.set_exception(error) if error else made.set_result(None)
+
+  def fetch(self, buffer: Buffer) -> np.ndarray:
+    """Returns the array of a buffer that exists."""
+    held = buffer.held
+    with self.building, self.programs.graph.as_default():
+      if held not in self._built:
+        tickets = Tickets([held])
+        # Of devices with equal regions, fetch only from the last one.
+        shards = dict(zip(held.begins, tickets.peek(0), strict=True))
+        self._built[held] = Program(tickets.placeholders, shards)
+    program = self._built[held]
+    rows = np.array([[buffer.handle, 0, 0], [0, 0, 0]])
+    shards = self.programs.call(program, dict.fromkeys(program.inputs, rows))
+    whole = np.empty(held.shape, held.dtype.as_numpy_dtype)
+    for begin, region in zip(held.begins, held.regions, strict=True):
+      whole[region] = shards[begin]
+    return whole
+
+  def _remove_unused(self) -> None:
+    """Removes the shards of buffers that nothing uses."""
+    full = []
+    with self._lock:
+      while self.dropped:
+        held, key, is_awaited = self.dropped.popleft()
+        signal = next(self.numbers) if is_awaited else key
+        rows = self._unused.setdefault(held, [])
+        rows.append([key, signal, 1])
+        if len(rows) >= min(_GROUP, _GROUP_BYTES / (held.shard_bytes + 1)):
+          full.append((held, self._unused.pop(held)))
+    for held, rows in full:
+      while len(rows) <= _GROUP:
+        rows.append([next(self.numbers)] * 2 + [1])
+      program = self._build_removal(held)
+      inputs = dict.fromkeys(program.inputs, np.array(rows))
+      self.programs.run(program, inputs)
+
+  def _build_removal(self, held: Sharding) -> Program:
+    with self.building, self.programs.graph.as_default():
+      if ("removal", held) not in self._built:
+        tickets = Tickets([held] * _GROUP)
+        for row in range(_GROUP):
+          tickets.wait(row)
+        for row in range(_GROUP):
+          # If there is no shard, because a program has failed, store one: then
+          # the removal does not wait.
+          tickets.stage(row, None)
+        removed = [x for row in range(_GROUP) for x in tickets.remove(row)]
+        program = Program(tickets.placeholders, operations=removed)
+        self._built["removal", held] = program
+    return self._built["removal", held]
+
+
+@contextlib.contextmanager
+def connect(
+  servers: Sequence[str] = (),
+  *,
+  local_servers: int = 0,
+  devices: int = 8,
+  client_address: str = "127.0.0.1",
+  timeout_secs: float = 60.0,
+) -> Iterator[RuntimeClient]:
+  """Connects to devices: of this process, or of servers.
+
+  Args:
+    servers: "host:port" of each server of `palm_mtf pods serve`.
+    local_servers: number of server processes to start on this machine instead.
+    devices: virtual devices of this process, or of each server to start.
+    client_address: address of this host where servers reach the client.
+    timeout_secs: a server that is silent for so long is lost.
+
+  Yields:
+    A RuntimeClient, whose buffers end with it.
+
+  Raises:
+    UserError: a server cannot be used.
+  """
+  kind = "local_servers" if local_servers else "in_process"
+  pods = PodsConfig(
+    num_pods=local_servers or 1,
+    pods="cluster" if servers else kind,
+    islands=[servers] if servers else (),
+    client_address=client_address,
+    pod_timeout_secs=timeout_secs,
+  )
+  # To begin with, one device of each of `servers`.
+  mesh = DeviceMesh(mesh_shape=f"x:{len(servers) or devices}", layout="")
+  with contextlib.ExitStack() as stack:
+    started = stack.enter_context(PodServers(pods, mesh))
+    places = started.places()
+    heartbeat = Heartbeat(started, places, timeout_secs)
+    if servers:
+      places = [
+        [
+          Place(x.address, i)
+          for x in places[0]
+          for i in range(heartbeat.infos[x.address].num_devices)
+        ]
+      ]
+    cluster = connect_devices(pods, mesh, places, heartbeat.infos)
+    stack.enter_context(heartbeat)
+    programs = stack.enter_context(cluster.client())
+    with heartbeat.during("at the start"):
+      heartbeat.connect(programs)
+    names = [x for pod in cluster.devices.pods for x in pod]
+    client = RuntimeClient(programs, names, heartbeat if places else None)
+    stack.callback(client.close)
+    yield client

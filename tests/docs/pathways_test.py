@@ -1,0 +1,43 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import re
+
+from tests.doc_pages import Page
+from tests.source_files import ROOT
+
+PAGE = Page("docs/pathways.md")
+
+
+def run_block(block, capsys):
+  """Runs a block of Python; returns what it prints, and what the page says."""
+  exec(compile(block.text, "docs/pathways.md", "exec"), {})
+  (said,) = re.findall(
+    rf"{re.escape(block.text)}```\n\nprints `(.*?)`", PAGE.text, re.DOTALL
+  )
+  return capsys.readouterr().out, f"{said}\n"
+
+
+@PAGE.shows(
+  "import numpy as np\nfrom palm_mtf import runtime",
+  "import palm_mtf, mesh_tensorflow as mtf",
+)
+def test_a_program_prints_what_the_page_says(block, capsys):
+  printed, said = run_block(block, capsys)
+  assert printed == said
+
+
+@PAGE.shows(".venv/bin/python examples/two_slices/run.py")
+def test_the_commands_run_the_example(block):
+  for command in block.commands:
+    assert (ROOT / command[1]).is_file()  # tests/runtime/tracer/example_test.py
+    assert command[2:] in ([], ["--local_servers=2"])
+
+
+MEASURED = [
+  ".venv/bin/python -m tools.bench dispatch",  # flags: docs_test.py
+  "figure  servers",
+]
+
+
+def test_every_block_is_tested():
+  PAGE.assert_every_block_is_tested(*MEASURED)
