@@ -49,7 +49,8 @@ IMPORTS = {
   "runtime/addresses": "errors",
   "runtime/scheduler": "errors",
   "runtime/sockets": "",
-  "runtime/server_info": "__init__ errors json_text machine _tf",
+  "runtime/server_info": "__init__ errors json_text machine _tf "
+  "runtime/processes",
   "runtime/server": "__init__ console json_text machine _tf native "
   "runtime/host_functions runtime/processes runtime/addresses runtime/sockets "
   "runtime/server_info",

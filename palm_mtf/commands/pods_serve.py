@@ -3,7 +3,7 @@
 """`palm_mtf pods serve`: serves this host's devices to clients elsewhere."""
 
 # The server needs no model settings, because a client sends the part of the
-# graph that the server's devices compute. The server has one client at a time.
+# graph that the server's devices compute.
 
 import contextlib
 import dataclasses
@@ -84,10 +84,9 @@ def serve(
   signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
   for name in HOST_MODULES:
     importlib.import_module(name)
-  from palm_mtf.runtime.server.start import start_server, watch_links
+  from palm_mtf.runtime.server.start import start_server
 
   server = start_server(devices, threads, (ip, port))
-  watch_links(server)
   address = f"{ip}:{server.target.rpartition(':')[2]}"
   if client:
     join_manager(client, address, island)

@@ -1,33 +1,24 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Three texts that a client and its servers exchange.
+"""What a server tells its clients, and how clients call its functions.
 
-A server keeps them in TensorFlow variables that sessions share: its versions
-and devices (info), which client uses it (claim), and which other servers of
-that client's run do not answer it (silent peers).
+A server keeps its versions, devices and functions as JSON in a TensorFlow
+variable that sessions share.
 """
 
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.processors import BFLOAT16_FLAGS, bfloat16_flags
+from palm_mtf.runtime.processes import Process
 
-# Names of a server's string variables, which hold JSON: INFO a `ServerInfo`,
-# CLAIM a `Claim` (or "" if no client uses the server), SILENT the silent peers.
-INFO, CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
-SILENT = "palm_mtf_server_silent"
-# A peer counts as silent after this share of POD_TIMEOUT_SECS. In the remaining
-# time the client's heartbeat asks several times which peers are silent.
-_LINK_SHARE = 0.6
-NUM_PEERS = 3  # servers that a server probes all the time
-# Timeout for asking whether the client that claimed a server still runs.
-_CLIENT_SECS = 3.0
+_INFO = "palm_mtf_server_facts"  # name of the variable, a `ServerInfo`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,17 +40,6 @@ class ServerInfo:
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Claim:
-  """Says which client uses a server, so that others do not use that server."""
-
-  client: str  # "host:port" of the client's own server
-  incarnation: int  # random number that the client's server drew at its start
-  # "host:port" of the next NUM_PEERS servers on a ring of the run's servers.
-  peers: Sequence[str]
-  link_secs: float  # time without an answer after which a peer is silent
-
-
 class NoAnswerError(Exception):
   """A server did not answer; the message says why."""
 
@@ -79,77 +59,30 @@ def read_info(address: str, secs: float) -> ServerInfo:
   # threads busy for long, above all the first step, which compiles.
   with _session(address, secs) as session:
     with session.graph.as_default():
-      value = read_text(INFO)
+      value = tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
     return ServerInfo(**json.loads(session.run(value)))
 
 
-def read_silent_peers(address: str, secs: float) -> list[str]:
-  """Asks the server at `address` which servers of its run are silent.
-
-  Returns:
-    "host:port" of each server that does not answer the asked server.
-
-  Raises:
-    NoAnswerError: the asked server does not answer within `secs` seconds.
-  """
-  with _session(address, secs) as session:
-    with session.graph.as_default():
-      values = [read_text(CLAIM), read_text(SILENT)]
-    claim, silent = session.run(values)
-  # Ignore the silent peers of an earlier claim, which was for another run.
-  report = json.loads(silent) if silent else {"claim": None}
-  return report["peers"] if report["claim"] == claim.decode() else []
-
-
-def read_next_peer(address: str, secs: float) -> str:
-  """Returns the next server on the ring of the run of a server.
-
-  Raises:
-    NoAnswerError: the server at `address` does not answer within `secs`
-      seconds.
-  """
-  with _session(address, secs) as session:
-    with session.graph.as_default():
-      claim = parse_claim(session.run(read_text(CLAIM)))
-  return claim.peers[0] if claim and claim.peers else address
-
-
-def claim_server(
-  address: str, client: str, peers: Sequence[str], secs: float
+def call_function(
+  address: str, info: ServerInfo, function: Callable, text: str, secs: float
 ) -> str:
-  """Gives a server to a client, unless another running client holds it.
+  """Calls a host function that takes a text and returns one, in a server.
 
   Args:
     address: "host:port" of the server.
-    client: "host:port" of the client's own server.
-    peers: "host:port" of the servers that the server should probe; see `Claim`.
-    secs: POD_TIMEOUT_SECS, the timeout in seconds.
-
-  Returns:
-    The address of the other client that holds the server; "" if `client` holds
-    the server now.
+    info: info of the server.
+    function: a host function.
+    text: argument of the function.
+    secs: timeout in seconds.
 
   Raises:
-    NoAnswerError: the server or the client's own server does not answer.
+    NoAnswerError: the server does not answer in time.
   """
-  mine = Claim(
-    client=client,
-    incarnation=read_incarnation(client, secs),
-    peers=list(peers),
-    link_secs=secs * _LINK_SHARE,
-  )
   with _session(address, secs) as session:
     with session.graph.as_default():
-      held = read_text(CLAIM)
-      assign = assign_text(CLAIM, json_text(dataclasses.asdict(mine)))
-    other = parse_claim(session.run(held))
-    if other and other.incarnation != mine.incarnation:
-      with contextlib.suppress(NoAnswerError):
-        found = read_incarnation(other.client, _CLIENT_SECS)
-        if found == other.incarnation:
-          return other.client
-    session.run(assign)
-  return ""
+      process = Process("/device:cpu:0", info.functions)
+      (value,) = process.call(function, [text], [tf.string])
+    return session.run(value).decode()
 
 
 def read_incarnation(address: str, secs: float) -> int:
@@ -240,23 +173,15 @@ def _describe_changes(flags: Sequence[str], others: Sequence[str]) -> str:
   )
 
 
-def read_text(name: str) -> tf.Tensor:
-  """Builds an operation that reads one of the server's string variables."""
-  return tf.raw_ops.ReadVariableOp(resource=_handle(name), dtype=tf.string)
+def publish_info(target: str, info: ServerInfo) -> None:
+  """Publishes the info of a server of this process, by TensorFlow's target."""
+  text = json_text(dataclasses.asdict(info))
+  with tf.Graph().as_default(), tf.Session(target) as session:
+    value = tf.convert_to_tensor(text)
+    session.run(tf.raw_ops.AssignVariableOp(resource=_handle(), value=value))
 
 
-def assign_text(name: str, text: str | tf.Tensor) -> tf.Operation:
-  """Builds an operation that sets one of the server's string variables."""
-  value = tf.convert_to_tensor(text)
-  return tf.raw_ops.AssignVariableOp(resource=_handle(name), value=value)
-
-
-def parse_claim(text: bytes) -> Claim | None:
-  """Parses the variable CLAIM; returns None if no client claims the server."""
-  return Claim(**json.loads(text)) if text else None
-
-
-def _handle(name: str) -> tf.Tensor:
+def _handle() -> tf.Tensor:
   return tf.raw_ops.VarHandleOp(
-    dtype=tf.string, shape=[], container="", shared_name=name
+    dtype=tf.string, shape=[], container="", shared_name=_INFO
   )

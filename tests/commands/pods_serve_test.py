@@ -25,10 +25,11 @@ SPLIT = {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data"}
 MESH = MeshLayout(mesh_shape="data:2", layout="batch:data")
 
 
-def serve(devices, threads=1, port=0):
+def serve(devices, threads=1, port=0, variables=None):
   flags = [f"--listen=localhost:{port}", f"--devices={devices}"]
   flags.append(f"--threads={threads}")
-  return processes.start("-m", "palm_mtf", "pods", "serve", *flags, stderr=None)
+  command = ["-m", "palm_mtf", "pods", "serve", *flags]
+  return processes.start(*command, variables=variables, stderr=None)
 
 
 OTHER_VERSION = """

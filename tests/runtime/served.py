@@ -10,15 +10,20 @@ from tests.commands.pods_serve_test import serve
 class Served(contextlib.ExitStack):
   """Servers with one device each; their addresses; ISLANDS with a pod each."""
 
-  def __init__(self, num_servers: int, threads: int = 1):
+  def __init__(
+    self,
+    num_servers: int,
+    threads: int = 1,
+    variables: dict[str, str] | None = None,
+  ):
     super().__init__()
-    self._threads = threads
+    self._threads, self._variables = threads, variables
     self.processes = [self.start() for _ in range(num_servers)]
     self.addresses = [x.stdout.readline().split()[-1] for x in self.processes]
     self.islands = [[address] for address in self.addresses]
 
   def start(self, port=0):
     """Starts another server, at `port`; 0 is any free port."""
-    process = self.enter_context(serve(1, self._threads, port))
+    process = self.enter_context(serve(1, self._threads, port, self._variables))
     self.callback(process.kill)
     return process

@@ -2,21 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connects to the devices of pods, in this process or on TensorFlow servers.
 
-Pod i is TensorFlow's job "pod_<i>", with one task per server.
+Pod i is TensorFlow's job "pod_<i>", with one task per server. The client is a
+job with a name that no other client has.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar
 
 from palm_mtf._tf import tf
 from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, local_devices
 from palm_mtf.mesh.placement import Devices
@@ -31,12 +36,17 @@ from palm_mtf.runtime.client.turns import TurnTaker
 from palm_mtf.runtime.manager.client import Stream
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import Program
+from palm_mtf.runtime.server.clients import (
+  Registration,
+  join_server,
+  leave_server,
+)
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import (
-  NUM_PEERS,
   NoAnswerError,
   ServerInfo,
-  claim_server,
+  call_function,
+  read_incarnation,
 )
 
 _POD = re.compile(r"/job:(pod_\d+)/")
@@ -44,7 +54,53 @@ _POD = re.compile(r"/job:(pod_\d+)/")
 # session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
-_NUM_CLAIMS = 32  # at a time
+_NUM_THREADS = 64  # that call servers at the same time
+
+
+class Membership:
+  """Joins servers, which free the client's memory when it leaves or is gone."""
+
+  # For each server's address, the names of this process's clients that have
+  # ended but got no answer when they left that server.
+  _ended: ClassVar[dict[str, set[str]]] = collections.defaultdict(set)
+
+  def __init__(self, client: Registration, infos: Mapping[str, ServerInfo]):
+    """Takes the client, and the info of each server by its address."""
+    self._client, self._infos = client, infos
+
+  def join(self) -> None:
+    """Joins all servers that answer; the heartbeat reports the others."""
+    self._call_each(self._join)
+
+  def leave(self, secs: float) -> None:
+    """Leaves all servers that answer within `secs` seconds."""
+    self._call_each(functools.partial(self._leave, secs))
+
+  def _call_each(self, function: Callable[[str], None]) -> None:
+    with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
+      list(threads.map(function, self._infos))
+
+  def _join(self, address: str) -> None:
+    ended = self._ended[address]
+    client = dataclasses.replace(self._client, ended=sorted(ended))
+    text = json_text(dataclasses.asdict(client))
+    info, secs = self._infos[address], client.secs
+    with contextlib.suppress(NoAnswerError):
+      while True:
+        try:
+          call_function(address, info, join_server, text, secs)
+          ended.clear()
+          return
+        except NoAnswerError:
+          # A server whose threads all compute for other clients answers later.
+          read_incarnation(address, secs)
+
+  def _leave(self, secs: float, address: str) -> None:
+    info, name = self._infos[address], self._client.name
+    try:
+      call_function(address, info, leave_server, name, secs)
+    except NoAnswerError:
+      self._ended[address].add(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +117,13 @@ class Cluster:
   # {TensorFlow's name of a device: "host:port/number"}, for the manager.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   stream: Stream | None = None  # for turns; None without a manager
+  membership: Membership | None = None  # if other clients use the servers too
 
   @contextlib.contextmanager
   def client(self) -> Iterator[Client]:
     """Opens a client of the devices; closes it within a time limit."""
+    if self.membership:
+      self.membership.join()
     client = Client(tf.Session(self.target, tf.Graph(), self.config))
     secs, turns = _CLOSE_SECS, None
     if self.stream:
@@ -83,6 +142,8 @@ class Cluster:
       client.close(secs)
       if turns:
         turns.close()
+      if self.membership:
+        self.membership.leave(secs)
 
 
 def connect(
@@ -102,7 +163,7 @@ def connect(
     stream: manager's stream of turns; None without a manager.
 
   Raises:
-    UserError: another client uses a server, or TPUs are missing.
+    UserError: TPUs are missing.
   """
   if not places:
     if mesh.tpu:
@@ -111,9 +172,8 @@ def connect(
       local_devices(mesh.num_devices, pods.num_pods),
       session_config(mesh.num_devices, pods.num_pods),
     )
-  # The client runs a server too, in the job "client". The client's session
-  # sends every server the jobs and addresses of all servers, because a server
-  # knows only its own port.
+  # The client runs a server too. The client's session sends every server the
+  # jobs and addresses of all servers, because a server knows only its own port.
   host, _, port = pods.client_address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(ip, int(port or 0)).target
@@ -121,11 +181,11 @@ def connect(
   # Free the variables of a session when the session ends. Otherwise they would
   # stay in the memory of the servers.
   config.isolate_session_state = True
-  job = config.cluster_def.job.add(name="client")
+  # If two clients had the same name, a server would take the second for a new
+  # start of the first, and delete the first client's session.
+  name = f"client_{secrets.token_hex(4)}"
   client_address = f"{ip}:{target.rpartition(':')[2]}"
-  job.tasks[0] = client_address
-  if pods.pods == "cluster":  # other clients may know these servers
-    claim_servers(places, client_address, pods.pod_timeout_secs)
+  config.cluster_def.job.add(name=name).tasks[0] = client_address
   devices, servers = [], []
   for pod, devices_of_pod in enumerate(places):
     tasks = list(dict.fromkeys(place.address for place in devices_of_pod))
@@ -140,48 +200,47 @@ def connect(
         for x in devices_of_pod
       ]
     )
-  client = "/job:client/task:0/device:cpu:0"
+  client = f"/job:{name}/task:0/device:cpu:0"
   if mesh.tpu:
     jobs = [f"pod_{pod}" for pod in range(len(places))]
     cluster = _connect_tpus(mesh, client, config, target, jobs)
-    return dataclasses.replace(cluster, servers=servers)
-  # If one server lacks palm_mtf's C++ operations, no pod uses them, because the
-  # results have to be bit-identical on all pods.
-  native = operations() and all(x.has_native for x in infos.values())
-  threads = next(iter(infos.values())).num_threads if native else 0
-  cpus = CpuGpuDevices(client, devices, native_threads=threads)
-  names = {
+  else:
+    # If one server lacks palm_mtf's C++ operations, no pod uses them, because
+    # the results have to be bit-identical on all pods.
+    native = operations() and all(x.has_native for x in infos.values())
+    threads = next(iter(infos.values())).num_threads if native else 0
+    cpus = CpuGpuDevices(client, devices, native_threads=threads)
+    cluster = Cluster(
+      cpus, config, target, names=_name_devices(devices, places), stream=stream
+    )
+  membership = None
+  if pods.pods == "cluster":  # other clients may know the servers
+    secs = pods.pod_timeout_secs
+    membership = _make_membership(name, client_address, infos, secs)
+  return dataclasses.replace(cluster, servers=servers, membership=membership)
+
+
+def _name_devices(
+  devices: Sequence[Sequence[str]], places: Sequence[Sequence[Place]]
+) -> dict[str, str]:
+  """Returns {TensorFlow's name of a device: "host:port/number"}."""
+  return {
     name: f"{place.address}/{place.device}"
     for pod in zip(devices, places, strict=True)
     for name, place in zip(*pod, strict=True)
   }
-  return Cluster(
-    cpus, config, target, servers=servers, names=names, stream=stream
+
+
+def _make_membership(
+  name: str, address: str, infos: Mapping[str, ServerInfo], secs: float
+) -> Membership:
+  registration = Registration(
+    name=name,
+    address=address,
+    incarnation=read_incarnation(address, secs),
+    secs=secs,
   )
-
-
-def claim_servers(
-  places: Sequence[Sequence[Place]], client: str, secs: float
-) -> None:
-  """Takes all servers for this client; raises UserError if one is in use."""
-  addresses = list(dict.fromkeys(x.address for pod in places for x in pod))
-  num_peers = min(NUM_PEERS, len(addresses) - 1)
-  ring = addresses + addresses[:num_peers]
-
-  def claim(position: int) -> None:
-    address, *peers = ring[position : position + 1 + num_peers]
-    # Ignore a server that does not answer here: the heartbeat reports it.
-    with contextlib.suppress(NoAnswerError):
-      if other := claim_server(address, client, peers, secs):
-        raise UserError(
-          f"ISLANDS: the server {address} works for another client, {other}, "
-          "whose run would end; wait for that run, stop it, or name other "
-          "servers."
-        )
-
-  claim(0)  # of two clients of the same servers, only one gets further
-  with concurrent.futures.ThreadPoolExecutor(_NUM_CLAIMS) as threads:
-    list(threads.map(claim, range(1, len(addresses))))
+  return Membership(registration, infos)
 
 
 @functools.cache

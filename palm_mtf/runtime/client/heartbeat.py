@@ -6,33 +6,42 @@ A server is lost if it has ended, is suspended, cannot be reached or was
 restarted.
 """
 
+import collections
 import concurrent.futures
 import contextlib
+import itertools
+import json
+import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 from palm_mtf.mesh.session import SERVER_ERRORS
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.program import Program
+from palm_mtf.runtime.server.clients import find_silent_peers
 from palm_mtf.runtime.server_info import (
   NoAnswerError,
   NotOursError,
   ServerInfo,
+  call_function,
   difference,
   read_incarnation,
   read_info,
-  read_silent_peers,
 )
 from palm_mtf.runtime.sockets import shut_down_connections
 
+_logger = logging.getLogger(__name__)
+
 _Answer = TypeVar("_Answer")
+_NUM_THREADS = 64  # that call servers at the same time
 # Fractions of POD_TIMEOUT_SECS: the pause between two probes of a server, the
 # timeout for asking the server which of its links are silent, and the timeout
 # of a probe. Two probes have to fail before a server counts as lost, because
@@ -88,6 +97,7 @@ class Heartbeat:
       for pod, devices in enumerate(places)
       for place in devices
     }
+    self._peers = _choose_peers(self._pods)
     # {address of a lost server: why it counts as lost, for messages}
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
@@ -95,7 +105,7 @@ class Heartbeat:
     self._incarnations: dict[str, int] = {}
     self.infos: dict[str, ServerInfo] = {}
     first = None
-    with concurrent.futures.ThreadPoolExecutor() as threads:
+    with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
       asked = {x: threads.submit(self._first_answer, x) for x in self._pods}
     for address, answer in asked.items():
       try:
@@ -178,7 +188,7 @@ class Heartbeat:
     if ended := self._servers.find_ended():
       pod, how = ended
       return next(x for x, of in self._pods.items() if of == pod), how
-    with concurrent.futures.ThreadPoolExecutor() as threads:
+    with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
       list(threads.map(self._probe, self._pods.keys() - self._lost.keys()))
       list(threads.map(self._probe_links, self._pods))
     return next(iter(self._lost.items()), None)
@@ -196,8 +206,8 @@ class Heartbeat:
     pod, task = map(int, named[-1])  # the message names a link's far end last
     address = [x for x, of in self._pods.items() if of == pod][task]
     return address, (
-      "answers, but has broken off (another client has claimed it, or its "
-      "connection to another pod has ended)"
+      "answers, but has broken off (it had no answer from this client for "
+      f"{self._secs:g} seconds, or its connection to another pod has ended)"
     )
 
   def _message(self, address: str, how: str, phase: str) -> str:
@@ -235,9 +245,7 @@ class Heartbeat:
     # Ignore NoAnswerError: a server that computes may answer late. A server
     # that only waits for a silent peer answers in time.
     with contextlib.suppress(NoAnswerError):
-      for far in read_silent_peers(address, self._secs * _LINKS):
-        if far not in self._pods:
-          continue  # a server of an earlier run
+      for far in self._find_silent_peers(address):
         # If the server at the far end is itself lost, report that server.
         if far not in self._lost:
           self._probe(far)
@@ -246,11 +254,30 @@ class Heartbeat:
             f"answers, but its link to {self._name(far)} is silent"
           )
 
+  def _find_silent_peers(self, address: str) -> list[str]:
+    """Asks a server which of its peers do not answer it."""
+    asked = {"peers": self._peers[address], "secs": self._secs}
+    return json.loads(
+      call_function(
+        address,
+        self.infos[address],
+        find_silent_peers,
+        json_text(asked),
+        self._secs * _LINKS,
+      )
+    )
+
   def _first_answer(self, address: str) -> tuple[int, ServerInfo]:
-    # Read the incarnation first: if the server starts again between the reads,
-    # the next probe finds another incarnation.
-    incarnation = self._retry(read_incarnation, address)
-    return incarnation, self._retry(read_info, address)
+    while True:
+      # Read the incarnation first: if the server starts again between the
+      # reads, the next probe finds another incarnation.
+      incarnation = self._retry(read_incarnation, address)
+      try:
+        return incarnation, self._retry(read_info, address)
+      except NotOursError:
+        raise
+      except NoAnswerError:
+        _logger.info(f"{address} is busy with other clients; waiting for it")
 
   def _retry(
     self, read: Callable[[str, float], _Answer], address: str
@@ -271,6 +298,24 @@ class Heartbeat:
             f"has not answered for {self._secs:g} seconds"
           ) from error
       time.sleep(_RETRY_SECS)
+
+
+def _choose_peers(pods: Mapping[str, int]) -> dict[str, list[str]]:
+  """Chooses at most three other servers that each server probes.
+
+  Args:
+    pods: {address of a server: index of its pod}.
+  """
+  # Links between pods come first, because a step uses the links between servers
+  # with the same number in their pods. In a ring in this order, each server
+  # probes both of its neighbors and the next server but one.
+  numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+  order = {x: (next(numbers[pod]), pod) for x, pod in pods.items()}
+  ring = sorted(pods, key=order.__getitem__)
+  return {
+    x: sorted({ring[(i + k) % len(ring)] for k in (1, -1, 2)} - {x})
+    for i, x in enumerate(ring)
+  }
 
 
 def _shut_down(address: str) -> None:

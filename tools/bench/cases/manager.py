@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a manager of many servers: joining, beats, slices and claims.
+"""Measures a manager of many servers: beats, slices and clients that join.
 
   python -m tools.bench manager
   python -m tools.bench manager --servers 96,1536
   python -m tools.bench manager --servers '' --real 64
 
 Simulated servers are addresses of one TensorFlow server with four devices: the
-manager counts the devices at each address, and a client claims each address,
+manager counts the devices at each address, and a client joins each address,
 as with different servers. Real servers are TensorFlow servers with one device
 each, eight in a process, and a client runs one program on all of them.
 
@@ -33,14 +33,16 @@ from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.runtime import server_info
-from palm_mtf.runtime.client.connect import claim_servers, connect
+from palm_mtf.runtime.client.connect import Membership, connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.slices import Server, Wish
 from palm_mtf.runtime.program import Program
-from palm_mtf.runtime.server.start import start_server, watch_links
+from palm_mtf.runtime.server.clients import Registration
+from palm_mtf.runtime.server.start import start_server
+from palm_mtf.runtime.server_info import read_incarnation, read_info
 from tools.bench.command import Flag, count, worker_command
 from tools.bench.pairs import time_call
 
@@ -140,6 +142,14 @@ def _measure_simulated(number: int) -> Iterator[dict]:
     port = server.partition(":")[2]
     names = [f"127.1.{i // 250}.{i % 250 + 1}:{port}" for i in range(number)]
     own = start_server(1, 1).target.removeprefix("grpc://")
+    registration = Registration(
+      name="client_bench",
+      address=own,
+      incarnation=read_incarnation(own, SECS),
+      secs=SECS,
+    )
+    info = read_info(names[0], SECS)
+    membership = Membership(registration, dict.fromkeys(names, info))
     shape = f"{number // 2}x{NUM_DEVICES}"
     places: list[list[Place]] = []
 
@@ -165,7 +175,7 @@ def _measure_simulated(number: int) -> Iterator[dict]:
       "register": lambda: list(threads.map(register, names)),
       "beat": lambda: list(threads.map(beat, names)),
       "allocate": allocate,
-      "claim": lambda: claim_servers(places, own, SECS),
+      "join": lambda: membership.join(),
       "release": lambda: client.call("release", owner="bench"),
     }.items():
       yield messages.time(work, kind="simulated", servers=number, step=step)
@@ -199,8 +209,12 @@ def _measure_real(number: int) -> Iterator[dict]:
     join = lambda: entered.append(  # noqa: E731
       connect(settings, mesh, places, heartbeat.infos)
     )
-    yield measure("claim", join)
-    client = stack.enter_context(entered[1].client())
+    yield measure("connect", join)
+    enter = lambda: entered.append(  # noqa: E731
+      stack.enter_context(entered[1].client())
+    )
+    yield measure("join", enter)
+    client = entered[2]
     with client.graph.as_default():
       ones = []
       for device in itertools.chain(*entered[1].devices.pods):
@@ -220,7 +234,6 @@ def work(manager: str) -> None:
   client = ManagerClient("--manager", manager)
   for _ in range(OF_PROCESS):
     server = start_server(1, 1)
-    watch_links(server)
     join_manager(client, server.target.removeprefix("grpc://"), "main")
   print("ready", flush=True)
   sys.stdin.read()

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Joining, beats, slices and claims need linearly many messages."""
+"""Beats, slices and clients that join need linearly many messages."""
 
 import json
 
@@ -20,10 +20,10 @@ def test_messages_per_server_do_not_grow_with_the_number_of_servers():
     for key in ((8, "simulated"), (256, "simulated"), (8, "real"))
   )
   assert few.keys() == many.keys()
-  for step, most in {"register": 1, "beat": 1, "claim": 2}.items():
+  for step, most in {"register": 1, "beat": 1, "join": 1}.items():
     assert few[step] >= 8 * most and many[step] >= 256 * most
     # An owner sends a beat per second, too.
     assert many[step] <= 256 * most + 60
   for step in ("allocate", "release"):
     assert few[step] <= 2 and many[step] <= 2
-  assert {"start", "allocate", "claim", "first run", "run"} <= real.keys()
+  assert {"start", "allocate", "join", "first run", "run"} <= real.keys()

@@ -1,0 +1,218 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The clients of this process's servers, and links to other servers.
+
+A client joins its servers before it opens a session, and leaves them at its
+end. Each server probes its clients, and frees the memory of a client that has
+left or no longer answers, so that other clients can use the memory.
+
+A client may reach two servers that do not reach each other. Then a training
+step never ends. Therefore the heartbeat of a client asks each server which of
+some other servers do not answer that server.
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.json_text import json_text
+from palm_mtf.machine.host_memory import free_garbage
+from palm_mtf.runtime.host_functions import host_function
+from palm_mtf.runtime.server_info import NoAnswerError, read_incarnation
+from palm_mtf.runtime.sockets import shut_down_connections
+
+_logger = logging.getLogger(__name__)
+
+_PAUSE_SECS = 0.5  # between two looks at the probe of a client
+# The timeout of a probe is the time after which the probed process counts as
+# silent, divided by this number, so that several probes have to fail. A single
+# probe also fails if this process itself is suspended.
+_NUM_PROBES = 3
+# A peer counts as silent after this share of POD_TIMEOUT_SECS. In the remaining
+# time the client's heartbeat asks several times which peers are silent.
+_LINK_SHARE = 0.6
+# A server probes a peer until no client has asked about the peer for this many
+# times POD_TIMEOUT_SECS.
+_LINK_LEASE = 3.0
+_REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
+
+_targets: list[str] = []  # TensorFlow's targets of this process's servers
+_clients: dict[str, "_Client"] = {}  # by name
+_links: dict[tuple[str, float], "_Probe"] = {}  # by address and timeout
+_links_lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Registration:
+  """What a client tells its servers.
+
+  Attributes:
+    name: the client's job in TensorFlow's cluster, which no other client has.
+    address: "host:port" of the client's own server.
+    incarnation: random number that the client's server drew at its start.
+    secs: POD_TIMEOUT_SECS, after which a silent client counts as gone.
+    ended: names of earlier clients of the same process that could not leave.
+  """
+
+  name: str
+  address: str
+  incarnation: int
+  secs: float
+  ended: Sequence[str] = ()
+
+
+def add_server(target: str) -> None:
+  """Adds a server of this process, by TensorFlow's target, "grpc://..."."""
+  _targets.append(target)
+
+
+@host_function
+def join_server(text: bytes) -> bytes:
+  """Begins to watch a client; `text` is a `Registration` as JSON."""
+  client = Registration(**json.loads(text))
+  for name in client.ended:
+    leave_server(name.encode())
+  # A client that missed the answer to this call repeats it.
+  if client.name not in _clients:
+    _clients[client.name] = _Client(client)
+    _clients[client.name].start()
+  return b""
+
+
+@host_function
+def leave_server(name: bytes) -> bytes:
+  """Frees the memory of a client that has closed its session."""
+  if client := _clients.get(name.decode()):
+    client.has_left.set()
+    client.join()
+  return b""
+
+
+@host_function
+def find_silent_peers(text: bytes) -> bytes:
+  """Returns which servers do not answer this one, a list as JSON.
+
+  This server probes `peers` from the first call on until some time after the
+  last call.
+
+  Args:
+    text: JSON of {"peers": addresses of servers, "secs": POD_TIMEOUT_SECS}.
+  """
+  asked = json.loads(text)
+  secs = asked["secs"]
+  with _links_lock:
+    for address in asked["peers"]:
+      link = _links.get((address, secs))
+      if not link or not link.is_alive():
+        link = _links[address, secs] = _Probe(address, _LINK_SHARE * secs)
+        link.start()
+      link.until = time.monotonic() + _LINK_LEASE * secs
+    silent = [x for x in asked["peers"] if _links[x, secs].is_silent]
+  return json_text(silent).encode()
+
+
+class _Probe(threading.Thread):
+  """A thread that probes the server of another process.
+
+  Attributes:
+    until: time at which the thread ends, as in `time.monotonic`.
+    is_silent: whether the server has not answered for `secs` seconds.
+    has_ended: whether the process is known to have ended.
+  """
+
+  def __init__(self, address: str, secs: float, incarnation: int | None = None):
+    """Makes a thread, which is not started.
+
+    Args:
+      address: "host:port" of the server.
+      secs: time after which the server is silent.
+      incarnation: the number that the server drew at its start, if known.
+    """
+    super().__init__(daemon=True)
+    self.until = math.inf
+    self.is_silent = self.has_ended = False
+    self._address, self._secs = address, secs
+    self._incarnation = incarnation
+
+  def run(self) -> None:
+    """Probes the server until `until`."""
+    timeout = self._secs / _NUM_PROBES
+    heard, num_failed = time.monotonic(), 0
+    while time.monotonic() < self.until:
+      try:
+        incarnation = read_incarnation(self._address, timeout)
+        self.has_ended |= self._incarnation not in (None, incarnation)
+        heard, num_failed = time.monotonic(), 0
+      except NoAnswerError:
+        num_failed += 1
+        self.has_ended |= _refuses(self._address)
+      is_late = time.monotonic() - heard >= self._secs and num_failed >= 2
+      if is_late and not self.is_silent:
+        _logger.warning(f"{self._address} does not answer this server")
+      self.is_silent = is_late
+      time.sleep(timeout / 4)
+
+
+def _refuses(address: str) -> bool:
+  """Returns whether no process listens on a port of a host that answers."""
+  host, _, port = address.rpartition(":")
+  try:
+    socket.create_connection((host, int(port)), _REFUSAL_SECS).close()
+  except ConnectionRefusedError:
+    return True
+  except OSError:
+    pass
+  return False
+
+
+class _Client(threading.Thread):
+  """A thread that frees the memory of a client once it has left or is gone.
+
+  Attributes:
+    has_left: an event, which is set when the client leaves.
+  """
+
+  def __init__(self, client: Registration):
+    super().__init__(daemon=True)
+    self.has_left = threading.Event()
+    self._client = client
+
+  def run(self) -> None:
+    """Waits until the client has left or is gone, and frees its memory."""
+    name, address = self._client.name, self._client.address
+    probe = _Probe(address, self._client.secs, self._client.incarnation)
+    probe.start()
+    while not (probe.is_silent or probe.has_ended):
+      if self.has_left.wait(_PAUSE_SECS):
+        break
+    else:
+      _logger.warning(f"{name} at {address} is gone")
+    probe.until = 0.0
+    if probe.is_silent:
+      # A step that waits for a tensor of the client holds the client's memory.
+      # The step fails when the connection is shut down.
+      host, _, port = address.rpartition(":")
+      shut_down_connections(host, int(port))
+    for target in _targets:
+      _delete_sessions(name, target)
+    free_garbage()
+    del _clients[name]
+
+
+def _delete_sessions(name: str, target: str) -> None:
+  """Deletes the sessions that a client has opened on a server."""
+  # TensorFlow deletes the sessions of a client if another process opens a
+  # session under the client's name. This server does so itself.
+  config = tf.ConfigProto(isolate_session_state=True)
+  address = target.removeprefix("grpc://")
+  config.cluster_def.job.add(name=name).tasks[0] = address
+  with tf.Session(target, tf.Graph(), config) as session:
+    with session.graph.as_default():
+      tf.no_op()
+    session._extend_graph()  # begins the session
