@@ -189,23 +189,6 @@ def test_a_run_that_was_asked_to_stop_waits_for_no_pod(cluster):
 
 
 @pytest.mark.slow
-def test_a_client_is_refused_servers_that_work_for_another(cluster, tmp_path):
-  client = cluster.client_in_step_20()
-  cluster.model_dir = tmp_path / "other"
-  other = cluster.client(TRAIN_STEPS=8)
-  line = cluster.end_of(other, "the other client")
-  assert re.match(
-    rf"palm_mtf: ISLANDS: the server {cluster.addresses[0]} works for another "
-    r"client, 127\.0\.0\.1:\d+, whose run would end; ",
-    line,
-  ), line
-  client.terminate()
-  # Its servers still work for it, so that it saves its step.
-  code = 128 + signal.SIGTERM
-  cluster.end_of(client, "the first client", code=code)
-
-
-@pytest.mark.slow
 def test_a_slow_server_is_not_lost(cluster):
   """The server gets a fifth of the CPU time, so it answers late."""
   client = cluster.client(TRAIN_STEPS=60)

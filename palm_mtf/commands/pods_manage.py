@@ -51,10 +51,13 @@ def manage(
       "(--manager_tls), or let a firewall admit only servers and clients"
     )
   # Threads inherit the mask, so that a signal stays pending until sigwait.
-  signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-  with serve(ip, port, state, manager_tls, policy) as port:
-    print(f"managing on {ip}:{port}", flush=True)
-    signal.sigwait(_STOP_SIGNALS)
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+  try:
+    with serve(ip, port, state, manager_tls, policy) as port:
+      print(f"managing on {ip}:{port}", flush=True)
+      signal.sigwait(_STOP_SIGNALS)
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:

@@ -81,15 +81,19 @@ def serve(
     client.call("beat", name="")  # before TensorFlow is imported
   # Block the signals before the server starts threads, which inherit the mask,
   # so that a signal stays pending until this thread calls sigwait.
-  signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
   for name in HOST_MODULES:
     importlib.import_module(name)
   from palm_mtf.runtime.server.start import start_server
 
-  server = start_server(devices, threads, (ip, port))
-  address = f"{ip}:{server.target.rpartition(':')[2]}"
-  if client:
-    join_manager(client, address, island)
+  try:
+    server = start_server(devices, threads, (ip, port))
+    address = f"{ip}:{server.target.rpartition(':')[2]}"
+    if client:
+      join_manager(client, address, island)
+  except UserError:
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    raise
   print(f"serving {devices} devices on {address}", flush=True)
   signal.sigwait(_STOP_SIGNALS)
   if client:

@@ -124,10 +124,6 @@ TESTS = {
     "_tf_test.py",
     "test_too_little_memory_for_tensorflow_is_said_in_one_line",
   ),
-  "ISLANDS": (
-    "pod_faults_test.py",
-    "test_a_client_is_refused_servers_that_work_for_another",
-  ),
   "no island can": (
     "runtime/client/managed_places_test.py",
     "test_pods_that_no_island_can_hold_are_refused_before_a_run",
