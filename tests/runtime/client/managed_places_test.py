@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run gets its servers from a manager, and others when it loses some."""
 
+import dataclasses
 import signal
 import time
 
@@ -14,6 +15,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.managed_places import check_slices
 from palm_mtf.runtime.manager.service import serve
+from palm_mtf.runtime.server.start import start_server
 from tests import runs
 from tests.commands.pods_manage_test import Processes
 from tests.mtf_testing import SINGLE
@@ -53,6 +55,18 @@ def test_a_pod_has_the_devices_of_its_mesh_until_the_run_ends(pods):
       (owner,) = client.call("list_all")[0]["owners"]
       assert owner
     assert client.call("list_all")[0]["owners"] == []
+
+
+def test_a_run_that_shrinks_avoids_the_servers_of_the_lost_pod(pods):
+  with join(pods) as client:
+    other = start_server(2, 1).target.removeprefix("grpc://")
+    join_manager(client, other, "main")
+    both = dataclasses.replace(pods, num_pods=2)
+    with PodServers(both, TWO) as servers:
+      hosts = [places[0].address for places in servers.places()]
+      assert {*hosts} == {tensorflow_address(), other}
+      assert servers.remove(0).islands == "auto"
+      assert servers.places() == [[(hosts[1], 0), (hosts[1], 1)]]
 
 
 def test_pods_that_no_island_can_hold_are_refused_before_a_run(pods):
