@@ -102,10 +102,15 @@ def are_texts(value: object) -> bool:
   )
 
 
+def are_globs(value: object) -> bool:
+  """Returns whether `value` is a glob or a list of globs."""
+  globs = [value] if isinstance(value, str) else value
+  return bool(globs) and are_texts(globs)
+
+
 def check_globs(name: str, value: object) -> None:
   """Raises UserError unless `value` is None, a glob or a list of globs."""
-  globs = [value] if isinstance(value, str) else value
-  if globs is not None and not (globs and are_texts(globs)):
+  if value is not None and not are_globs(value):
     raise UserError(
       f"{name} = {value!r}: give a glob, a list of globs, or None."
     )

@@ -197,28 +197,25 @@ def check_text(value: object, what: str, fix: str) -> str:
   """
   if not isinstance(value, str):
     raise UserError(f"{what} is {short_json(value)}, not a text; {fix}.")
-  if "\0" in value:
-    raise UserError(
-      f"{what} has a NUL, which a text cannot have; leave it out."
-    )
-  try:
-    value.encode()
-  except UnicodeEncodeError as error:
-    half = ascii(value[error.start])[1:-1]
-    raise UserError(
-      f"{what} has half of a surrogate pair, {half}, which is not a character; "
-      "leave it out."
-    ) from None
+  if fault := _find_fault(value):
+    raise UserError(f"{what} has {fault}; leave it out.")
   return value
 
 
 def is_text(value: str) -> bool:
   """Returns whether a text has neither a NUL nor half of a surrogate pair."""
+  return not _find_fault(value)
+
+
+def _find_fault(text: str) -> str:
+  if "\0" in text:
+    return "a NUL, which a text cannot have"
   try:
-    value.encode()
-  except UnicodeEncodeError:
-    return False
-  return "\0" not in value
+    text.encode()
+  except UnicodeEncodeError as error:
+    half = ascii(text[error.start])[1:-1]
+    return f"half of a surrogate pair, {half}, which is not a character"
+  return ""
 
 
 def short_json(value: object) -> str:

@@ -62,7 +62,8 @@ IMPORTS = {
   "runtime/tracer": "errors user_code config _tf ops runtime/program mesh "
   "runtime/client",
   "programs": "errors config _tf ops mesh model optim",
-  "generation/decode": "config machine _tf accounting ops native mesh model",
+  "generation/decode": "config machine _tf accounting ops native "
+  "runtime/program mesh model",
   "rates": "console json_text config machine _tf accounting ops "
   "runtime/program mesh runtime/client programs",
   "model_dir": "errors json_text _tf",
@@ -70,13 +71,13 @@ IMPORTS = {
   "trace": "json_text _tf programs model_dir",
   "data/sources": "errors user_text console json_text user_code config _tf "
   "model_dir",
-  "data/statistics": "console data/sources",
+  "data/statistics": "data/sources",
   "data/worker_pool": "errors console",
-  "data/filters": "errors console json_text user_code config model_dir "
+  "data/filters": "errors json_text user_code config model_dir "
   "data/sources data/statistics data/worker_pool",
   "data/vocabulary": "errors console config model_dir data/sources "
   "data/worker_pool data/filters",
-  "data/tokens": "errors console json_text config model_dir data/sources "
+  "data/tokens": "errors json_text config model_dir data/sources "
   "data/worker_pool data/filters data/vocabulary",
   "data/batches": "errors json_text config runtime/host_functions data/sources "
   "data/filters data/vocabulary data/tokens",
@@ -95,8 +96,8 @@ IMPORTS = {
   "runtime/program mesh runtime/client programs generation/decode "
   "data/vocabulary data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
-  "checkpoints runtime/addresses generation/inference",
-  "evaluation": "errors user_text console json_text user_code config _tf "
+  "data/batches checkpoints runtime/addresses generation/inference",
+  "evaluation": "errors user_text json_text user_code config _tf "
   "model_dir data/sources data/statistics data/filters data/vocabulary "
   "data/batches checkpoints generation/inference",
   "training": "__init__ errors json_text config machine _tf accounting ops "
@@ -127,7 +128,7 @@ PURE = {
 }
 GRAPH = {
   *("_tf", "ops", "native", "mesh", "model", "unitransformer", "optim"),
-  *("programs", "generation/decode"),
+  *("programs", "generation/decode", "runtime/program"),
 }
 
 # {library: the modules that may import it, at the top or inside a function}

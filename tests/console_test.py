@@ -24,7 +24,7 @@ LOGS = """
 import logging, sys
 from palm_mtf.console import configure_logging, progress_bar
 configure_logging()
-logger = logging.getLogger("palm_mtf.data.tokens.cache")
+logger = logging.getLogger("palm_mtf.data.tokens.store")
 """
 
 

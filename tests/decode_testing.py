@@ -14,7 +14,7 @@ from palm_mtf.checkpoints.variables import WeightsCopier
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.generation.decode.generate_program import (
   PromptBatch,
-  build_decode_program,
+  build_decode_programs,
 )
 from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.mesh.session import session_config
@@ -27,7 +27,7 @@ EOD = 11  # models of the tests choose this token at some step
 
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-  """The arrays that `decode` fetched; see DecodeProgram."""
+  """The arrays that `decode` fetched; see DecodePrograms.read."""
 
   tokens: np.ndarray
   is_over: np.ndarray
@@ -74,21 +74,21 @@ def decode(
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     model = build_decode_model(config, mesh, settings.weight_dtype)
-    program = build_decode_program(model, settings, sizes)
+    programs = build_decode_programs(model, settings, sizes)
     load_decode_model(session, model, params)
+    client = Client(session)
     feed = {
-      program.prompts: inputs,
-      program.lengths: [1 + len(each) for each in prompts],
-      program.keys: [[[key, row] for row in range(rows)] for key in keys],
+      "prompts": inputs,
+      "lengths": [1 + len(each) for each in prompts],
+      "keys": [[[key, row] for row in range(rows)] for key in keys],
     }
     for _ in range(num_starts):
-      session.run(program.start, feed)
+      client.call(programs.start, feed)
       for limit in range(1, max_tokens + 1, chunk or max_tokens):
         limit = min(limit + (chunk or max_tokens) - 1, max_tokens)
-        session.run(program.advance, {program.limit: limit})
-    tokens, is_over = session.run([program.tokens, program.is_over])
-    scores = None if program.scores is None else session.run(program.scores)
-  return Decoded(tokens, is_over, scores)
+        client.call(programs.advance, {"limit": limit})
+    found = client.call(programs.read)
+  return Decoded(found["tokens"], found["is_over"], found.get("scores"))
 
 
 def save_checkpoint(

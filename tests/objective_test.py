@@ -49,15 +49,13 @@ def trained(request, corpus, tmp_path_factory):
 
 def validation_batches(model_dir):
   from palm_mtf.cli import gin_files
-  from palm_mtf.data.batches.corpus import load_corpus
+  from palm_mtf.data.batches.corpus import corpus_of_run
   from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 
   files = [str(model_dir / "config.gin")]
   _, config = gin_files.load("train", files, []).build()
   vocabulary = load_vocabulary(str(model_dir), config.data, vocab_size=320)
-  corpus = load_corpus(
-    str(model_dir), config.data, vocabulary, 32, 0, config.model.objective
-  )
+  corpus = corpus_of_run(str(model_dir), config, vocabulary)
   return list(corpus.validation_batches(batch_size=4, num_rows=8))
 
 

@@ -24,7 +24,7 @@ class Command(NamedTuple):
       flags. The entry point takes `model_dir` and `config`, an object of this
       class, whose fields gin's macros set. The command's help and defaults are
       in gin/defaults/<name>.gin, with "_" for a space.
-    leaves_out: fields of `config` that macros do not set.
+    leaves_out: name of the class of a part of `config` that macros do not set.
     has_results: whether the entry point takes `as_json`. If `as_json` is true,
       the entry point prints results as JSON, one object per line.
     keeps_config: whether the entry point takes `config_files`, the method of
@@ -43,7 +43,7 @@ class Command(NamedTuple):
   summary: str
   entry_point: str
   config: str = ""
-  leaves_out: Sequence[str] = ()
+  leaves_out: str = ""
   has_results: bool = False
   keeps_config: bool = False
   starts_runs: bool = False
@@ -55,7 +55,18 @@ class Command(NamedTuple):
 def _flag(
   metavar: str | None, description: str, **keywords: Any
 ) -> dict[str, Any]:
-  return {"metavar": metavar, "help": description, **keywords}
+  default = keywords.get("default")
+  shown = f" (default: {default})" if default else ""
+  return {"metavar": metavar, "help": description + shown, **keywords}
+
+
+def _number(metavar: str, description: str, **keywords: Any) -> dict[str, Any]:
+  return _flag(metavar, description, type=int, **keywords)
+
+
+def _listen(default: str) -> dict[str, Any]:
+  what = "of this host; port 0 selects a free port"
+  return _flag("ADDRESS:PORT", what, default=default)
 
 
 def _switch(description: str, **keywords: Any) -> dict[str, Any]:
@@ -65,31 +76,16 @@ def _switch(description: str, **keywords: Any) -> dict[str, Any]:
 _ALLOW_ANY_ADDRESS = _switch("permit 0.0.0.0, every address of this host")
 
 _SERVE_FLAGS = {
-  "--listen": _flag(
-    "ADDRESS:PORT",
-    "of this host; port 0 selects a free port (default: 127.0.0.1:8000)",
-    default="127.0.0.1:8000",
-  ),
+  "--listen": _listen("127.0.0.1:8000"),
   "--follow": _switch(
     "serve each newer checkpoint as soon as training has written it"
   ),
-  "--slots": _flag(
-    "N",
-    "completions that are computed together (default: 16)",
-    type=int,
-    default=16,
+  "--slots": _number("N", "completions that are computed together", default=16),
+  "--most_waiting": _number(
+    "N", "completions that may wait for a slot; more are refused", default=64
   ),
-  "--most_waiting": _flag(
-    "N",
-    "completions that may wait for a slot; more are refused (default: 64)",
-    type=int,
-    default=64,
-  ),
-  "--most_secs": _flag(
-    "SECS",
-    "that a request may take before its text is cut off (default: 300)",
-    type=int,
-    default=300,
+  "--most_secs": _number(
+    "SECS", "that a request may take before its text is cut off", default=300
   ),
   "--api_key_file": _flag(
     "FILE", "of API keys, one per line; a request must have one of them"
@@ -116,9 +112,7 @@ _INPUT = _flag(
   required=True,
 )
 _TEXT_FIELD = _flag(
-  "FIELD",
-  "the field of a JSON line that is the text (default: text)",
-  default="text",
+  "FIELD", "the field of a JSON line that is the text", default="text"
 )
 _MODEL_DIR = _flag("MODEL_DIR", "of a training run")
 _MANAGER_TLS = _flag(
@@ -138,7 +132,7 @@ COMMANDS = {
     entry_point="palm_mtf.commands.train.train",
     config="Config",
     # Leave decoding settings to the commands that read the run's config.gin.
-    leaves_out=["decode"],
+    leaves_out="DecodeConfig",
     keeps_config=True,
   ),
   "plan": Command(
@@ -160,11 +154,10 @@ COMMANDS = {
         "REMAT, and print the fastest that fit",
         dest="is_search",
       ),
-      "--devices": _flag(
+      "--devices": _number(
         "N",
         "number of devices (default: from MESH_SHAPE and NUM_PODS)",
         dest="num_devices",
-        type=int,
       ),
       "--output": _flag("FILE", "write the fastest layout as a gin file"),
     },
@@ -252,8 +245,8 @@ COMMANDS = {
     flags={
       "--format": _flag(
         None,
-        "hf (default): for Hugging Face transformers; gguf: for "
-        "llama.cpp; saved_model: for TensorFlow; npz: NumPy arrays",
+        "hf: for Hugging Face transformers; gguf: for llama.cpp; "
+        "saved_model: for TensorFlow; npz: NumPy arrays",
         dest="target",
         choices=["hf", "gguf", "saved_model", "npz"],
         default="hf",
@@ -266,7 +259,7 @@ COMMANDS = {
       ),
       "--dtype": _flag(
         None,
-        "of the weights of gguf (default: float32)",
+        "of the weights of gguf",
         choices=["float32", "float16", "q8_0"],
         default="float32",
       ),
@@ -344,11 +337,9 @@ COMMANDS = {
     entry_point="palm_mtf.commands.checkpoints.prune",
     flags={
       "model_dir": _MODEL_DIR,
-      "--keep": _flag(
-        "N", "how many of the newest stay", type=int, required=True
-      ),
-      "--keep_every_steps": _flag(
-        "M", "also keep steps that are multiples of M", type=int
+      "--keep": _number("N", "how many of the newest stay", required=True),
+      "--keep_every_steps": _number(
+        "M", "also keep steps that are multiples of M"
       ),
     },
   ),
@@ -358,8 +349,8 @@ COMMANDS = {
     entry_point="palm_mtf.commands.vocab.vocab",
     flags={
       "--input": _INPUT,
-      "--size": _flag(
-        "N", "number of pieces; PaLM has 256000", type=int, required=True
+      "--size": _number(
+        "N", "number of pieces; PaLM has 256000", required=True
       ),
       "--output": _flag(
         "PREFIX",
@@ -369,12 +360,11 @@ COMMANDS = {
         required=True,
       ),
       "--text_field": _TEXT_FIELD,
-      "--sample_characters": _flag(
+      "--sample_characters": _number(
         "N",
         "characters of the text to learn from, chosen by a hash "
         "(default: 4,096 per piece, from 8 to 67 million, or as many as need "
         "4 GB of memory)",
-        type=int,
       ),
     },
   ),
@@ -394,19 +384,12 @@ COMMANDS = {
     "serve devices of this host to the client of a cluster",
     entry_point="palm_mtf.commands.pods_serve.serve",
     flags={
-      "--listen": _flag(
-        "ADDRESS:PORT",
-        "of this host; port 0 selects a free port (default: 127.0.0.1:0)",
-        default="127.0.0.1:0",
-      ),
-      "--devices": _flag(
-        "N", "virtual CPU devices (default: 1)", type=int, default=1
-      ),
-      "--threads": _flag(
+      "--listen": _listen("127.0.0.1:0"),
+      "--devices": _number("N", "virtual CPU devices", default=1),
+      "--threads": _number(
         "N",
         "that share an operation's work; must be the same in all servers "
         "(default: one per core)",
-        type=int,
       ),
       "--allow_any_address": _ALLOW_ANY_ADDRESS,
       "--manager": _flag(
@@ -415,7 +398,7 @@ COMMANDS = {
       "--manager_tls": _MANAGER_TLS,
       "--island": _flag(
         "NAME",
-        "that servers with a fast network between them share (default: main)",
+        "that servers with a fast network between them share",
         default="main",
       ),
     },
@@ -424,20 +407,14 @@ COMMANDS = {
     "give the devices of many servers to many clients",
     entry_point="palm_mtf.commands.pods_manage.manage",
     flags={
-      "--listen": _flag(
-        "ADDRESS:PORT",
-        "of this host; port 0 selects a free port (default: 127.0.0.1:2200)",
-        default="127.0.0.1:2200",
-      ),
+      "--listen": _listen("127.0.0.1:2200"),
       "--state": _flag(
-        "FILE",
-        "that keeps servers and slices (default: pods.sqlite)",
-        default="pods.sqlite",
+        "FILE", "that keeps servers and slices", default="pods.sqlite"
       ),
       "--policy": _flag(
         "POLICY",
         "order of the programs of all clients: fifo, priority, or shares of "
-        "time, by each client's SHARE (default: fifo)",
+        "time, by each client's SHARE",
         default="fifo",
       ),
       "--manager_tls": _MANAGER_TLS,

@@ -44,6 +44,7 @@ from palm_mtf.machine.cache_folder import (
   read_cached,
   warn_once,
 )
+from palm_mtf.model_dir.atomic_files import check_model_dir
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.user_code import user_code
 
@@ -56,7 +57,6 @@ class Configuration:
 
   Attributes:
     config_class: class in palm_mtf.config; the command takes an object of it.
-    leaves_out: fields of this class that macros do not set.
     imports: imports of the user's modules, in order.
     macros: {name: setting} of every macro that the command uses.
     bindings: settings of parameters of the user's own functions.
@@ -67,7 +67,6 @@ class Configuration:
   """
 
   config_class: type
-  leaves_out: Collection[str]
   imports: tuple[Import, ...]
   macros: Mapping[str, Setting]
   bindings: tuple[Setting, ...]
@@ -97,11 +96,12 @@ class Configuration:
       UserError: if an import, a name or a value in the user's files is wrong.
     """
     values = self._compute_values()
-    return values["MODEL_DIR"], from_macros(
-      self.config_class, values, self.leaves_out
-    )
+    settings = from_macros(self.config_class, values)
+    if self._reads_data:  # all commands but `plan`, which has no MODEL_DIR
+      check_model_dir(values["MODEL_DIR"])
+    return values["MODEL_DIR"], settings
 
-  def config_files(self, **resolve_dtype: object) -> dict[str, str]:
+  def config_files(self, **resolved: object) -> dict[str, str]:
     """Returns {name: text} of the gin files that training writes to MODEL_DIR.
 
     `config.gin` has the values as the user gave them. `operative_config.gin`
@@ -112,7 +112,7 @@ class Configuration:
     """
     operative = self._make_operative()
     macros = dict(operative.macros)
-    for name, value in resolve_dtype.items():
+    for name, value in resolved.items():
       if macros[name].value != value:
         origin = f"{macros[name].value}, {macros[name].origin}"
         macros[name] = Setting(name=name, value=value, origin=origin)
@@ -167,14 +167,16 @@ class Configuration:
     # `_resolve_all` leaves only names of the user's functions and constants.
     return any(names_in([*self._resolve_all().values()]))
 
+  @property
+  def _reads_data(self) -> bool:
+    return issubclass(self.config_class, config.CorpusConfig)
+
   def _compute_values(self) -> dict[str, object]:
     """Returns {macro: value}, after calling the user's functions."""
     values = self._resolve_all()
-    parts = {x.name for x in dataclasses.fields(self.config_class)}
-    reads_data = "data" in parts
-    if self._needs_gin or reads_data:
+    if self._needs_gin or self._reads_data:
       import_modules(self.imports)  # this also registers SeqIO tasks
-    if self._needs_gin or (reads_data and self.bindings):
+    if self._needs_gin or (self._reads_data and self.bindings):
       self._bind()
       computed = self._call_functions(values)
       values |= computed
@@ -227,7 +229,7 @@ class Configuration:
     import gin
 
     computed, macro = {}, gin.get_configurable("gin.macro")
-    fields = {"MODEL_DIR", *macros_of(self.config_class, self.leaves_out)}
+    fields = {"MODEL_DIR", *macros_of(self.config_class)}
     left = [self.macros[name] for name, x in values.items() if any(names_in(x))]
     # Compute last the macros that only refer to other macros. If a function
     # fails, the error then cites the macro that names the function.
@@ -295,9 +297,11 @@ def load(
       chip = given[chip.name].value
   given = read_chip(chip) | given
   config_class = getattr(config, COMMANDS[command].config)
-  leaves_out = COMMANDS[command].leaves_out
-  fields = macros_of(config_class, leaves_out)
-  used = _add_defaults(given, {"MODEL_DIR": MISSING, **fields})
+  fields = {"MODEL_DIR": MISSING, **macros_of(config_class)}
+  if left_out := COMMANDS[command].leaves_out:
+    for name in macros_of(getattr(config, left_out)):
+      del fields[name]
+  used = _add_defaults(given, fields)
   gin_checks.check_required(used)
   every = given | {
     name: setting
@@ -307,7 +311,6 @@ def load(
   used |= gin_checks.find_reached([*used.values(), *foreign], every)
   return Configuration(
     config_class=config_class,
-    leaves_out=leaves_out,
     imports=tuple(
       each
       for each in statements

@@ -306,26 +306,20 @@ def _convert(statement, origin: str) -> list[Statement]:
   if isinstance(statement, config_parser.ImportStatement):
     if statement.module == "__gin__.dynamic_registration":
       return []  # dynamic registration is always on
-    if statement.module.startswith("__gin__") or (
-      statement.bound_name() == "gin"
-    ):
+    name = statement.bound_name()
+    if statement.module.startswith("__gin__") or name == "gin":
       raise UserError(
         f"{origin}: {statement.format()}: the name is gin's own; import it as "
         "another."
       )
-    return [_convert_import(statement, origin)]
+    is_whole = statement.is_from or statement.alias
+    return [
+      Import(
+        statement=statement.format(),
+        name=name,
+        path=statement.module if is_whole else name,
+        module=statement.module,
+        origin=origin,
+      )
+    ]
   return []  # the head of a block, whose bindings follow as separate statements
-
-
-def _convert_import(
-  statement: config_parser.ImportStatement, origin: str
-) -> Import:
-  name = statement.bound_name()
-  is_whole = statement.is_from or statement.alias
-  return Import(
-    statement=statement.format(),
-    name=name,
-    path=statement.module if is_whole else name,
-    module=statement.module,
-    origin=origin,
-  )

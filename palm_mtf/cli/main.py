@@ -13,8 +13,8 @@ command_table.py lists the commands; gin_files.py makes the configuration.
 """
 
 import argparse
-import importlib
 import os
+import pkgutil
 import select
 import shlex
 import sys
@@ -46,16 +46,12 @@ def run_command(run: Callable[[], int]) -> int:
   A UserError is printed to stderr as one line.
   """
   configure_logging()
-  with results_on_stdout():
-    return _run_for_exit_code(run)
-
-
-def _run_for_exit_code(run: Callable[[], int]) -> int:
   try:
-    code = run()
-    # Flush here, because at Python's exit the error of a closed pipe cannot be
-    # caught.
-    sys.stdout.flush()
+    with results_on_stdout():
+      code = run()
+      # Flush here, because at Python's exit the error of a closed pipe cannot
+      # be caught.
+      sys.stdout.flush()
     return code
   except UserError as error:
     # Escape line ends, because the message may quote a text of several lines.
@@ -104,7 +100,7 @@ def _run(arguments: list[str]) -> int:
     return 0
   options = parse_flags(parser, rest)
   _prepare_for_tensorflow()
-  entry_point = _import_function(command.entry_point)
+  entry_point = pkgutil.resolve_name(command.entry_point)
   return entry_point(**{x: getattr(options, x) for x in own}) or 0
 
 
@@ -112,11 +108,6 @@ def _prepare_for_tensorflow() -> None:
   """Changes settings of this process that TensorFlow reads at its import."""
   keep_compiled_code()
   own_process()
-
-
-def _import_function(path: str) -> Callable[..., int | None]:
-  module, _, function = path.rpartition(".")
-  return getattr(importlib.import_module(module), function)
 
 
 def _run_configured(
@@ -135,7 +126,7 @@ def _run_configured(
   for flag, (path, _) in command.standalone.items():
     if getattr(options, flag.removeprefix("--")):
       _prepare_for_tensorflow()
-      _import_function(path)(
+      pkgutil.resolve_name(path)(
         hardware_of=gin_files.hardware_of, as_json=options.as_json
       )
       return
@@ -165,7 +156,7 @@ def _run_configured(
       keywords["load_run"] = gin_files.make_run_loader(
         options.gin_file, bindings
       )
-    entry_point = _import_function(command.entry_point)
+    entry_point = pkgutil.resolve_name(command.entry_point)
     entry_point(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
     # The message names only the macro, so add where the macro was set.

@@ -59,12 +59,7 @@ def convert_to_data(setting: Setting, value: Any) -> Any:
     )
   with user_code(setting.cited):
     try:
-      return _convert(value)
-    except _NoDataError as error:
-      raise UserError(
-        f"{setting.cited}: gives a {error}; return a number, a text, None, or "
-        "a list, tuple or dict of these."
-      ) from None
+      return _convert(value, setting.cited)
     except RecursionError:
       raise UserError(f"{setting.cited}: contains itself.") from None
 
@@ -90,11 +85,7 @@ def check_characters(setting: Setting, value: Any) -> None:
       check_characters(setting, item)
 
 
-class _NoDataError(Exception):
-  """A value is not plain data; the argument names the value's type."""
-
-
-def _convert(value: Any) -> Any:
+def _convert(value: Any, cited: str) -> Any:
   if hasattr(value, "numpy"):  # a tensor of TensorFlow or PyTorch
     value = value.numpy()
   if hasattr(value, "tolist"):  # an array or a number of any library
@@ -102,14 +93,16 @@ def _convert(value: Any) -> Any:
   if value is None or type(value) in (bool, int, float, str):
     return value
   if isinstance(value, os.PathLike):
-    return _convert(os.fspath(value))
+    return _convert(os.fspath(value), cited)
   if isinstance(value, dict):
-    return {_convert(k): _convert(x) for k, x in value.items()}
-  if isinstance(value, tuple):
-    return tuple(map(_convert, value))
-  if isinstance(value, list):
-    return [*map(_convert, value)]
+    return {_convert(k, cited): _convert(x, cited) for k, x in value.items()}
+  if isinstance(value, list | tuple):
+    items = [_convert(each, cited) for each in value]
+    return tuple(items) if isinstance(value, tuple) else items
   for kind in (int, float, str):  # value may be of a subclass, such as IntEnum
     if isinstance(value, kind):
       return kind(value)
-  raise _NoDataError(type(value).__name__)
+  raise UserError(
+    f"{cited}: gives a {type(value).__name__}; return a number, a text, None, "
+    "or a list, tuple or dict of these."
+  )

@@ -146,13 +146,6 @@ def prune(
 ) -> None:
   """Removes all but the newest whole checkpoints; prints what it removed.
 
-  Args:
-    model_dir: MODEL_DIR of a training run.
-    keep: number of newest whole checkpoints to keep.
-    keep_every_steps: also keep checkpoints whose step is a multiple of this
-      number; None to keep no others.
-    as_json: print one JSON object per removed checkpoint.
-
   Raises:
     UserError: if a process is training in the folder, no checkpoint is whole,
       or a checkpoint cannot be read or removed.

@@ -12,30 +12,19 @@ import time
 
 from palm_mtf.config import CorpusConfig
 from palm_mtf.data.filters.filtered_source import open_filtered
-from palm_mtf.data.tokens.cache import cache_stores
-from palm_mtf.data.tokens.store import TokenStore
+from palm_mtf.data.tokens.store import TokenStore, cache_stores
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.atomic_files import check_model_dir
 
 
 def data_cache(
-  *,
-  model_dir: str,
-  config: CorpusConfig,
-  verify: bool = False,
-  as_json: bool = False,
+  *, model_dir: str, config: CorpusConfig, verify: bool, as_json: bool
 ) -> None:
   """Encodes sources that CACHE_DIR lacks; prints the size of each token store.
 
-  Args:
-    model_dir: MODEL_DIR, which holds the vocabulary if VOCABULARY is not set,
-      and the token stores if CACHE_DIR is not set.
-    config: documents, vocabulary and CACHE_DIR.
-    verify: hash each stored shard of tokens; encode damaged shards again.
-    as_json: print one JSON object per source instead of a table.
+  MODEL_DIR holds the vocabulary if VOCABULARY is not set, and the token stores
+  if CACHE_DIR is not set.
   """
-  check_model_dir(model_dir)
   model, data = config.model, config.data
   # If VOCABULARY is None, read MODEL_DIR's vocabulary, or train it if missing.
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)

@@ -19,17 +19,13 @@ from palm_mtf.data.batches.packing import Piece
 from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.atomic_files import check_model_dir
 
 
-def data_inspect(
-  *, model_dir: str, config: Config, as_json: bool = False
-) -> None:
+def data_inspect(*, model_dir: str, config: Config, as_json: bool) -> None:
   """Prints figures and first rows of the batch of each step in INSPECT_STEPS.
 
   If the run's vocabulary or tokens are missing, makes them as training does.
   """
-  check_model_dir(model_dir)
   model, data, run = config.model, config.data, config.run
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = corpus_of_run(model_dir, config, vocabulary)

@@ -11,7 +11,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 
-from palm_mtf.config import CorpusConfig, DataConfig, StatisticsConfig
+from palm_mtf.config import CorpusConfig, StatisticsConfig
 from palm_mtf.data.batches.epochs import EpochLengths, Reading, epochs_of_run
 from palm_mtf.data.batches.objectives import make_objective
 from palm_mtf.data.filters.evaluation_sets import read_all
@@ -27,7 +27,6 @@ from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.atomic_files import check_model_dir
 
 _logger = logging.getLogger(__name__)
 
@@ -35,21 +34,14 @@ _logger = logging.getLogger(__name__)
 def data_statistics(
   *, model_dir: str, config: StatisticsConfig, as_json: bool = False
 ) -> None:
-  """Prints statistics of the training and held-out documents of a run.
-
-  Args:
-    model_dir: MODEL_DIR, which holds the vocabulary if VOCABULARY is not set.
-    config: documents, vocabulary, OVERLAP_FILES (read like TEXT_FILES), and the
-      length of the run, from which the number of epochs is computed.
-    as_json: print one JSON object instead of a table.
-  """
-  check_model_dir(model_dir)
+  """Prints statistics of the training and held-out documents of a run."""
   sources = open_filtered(model_dir, config.data)
   evaluation_sets = {}
   overlap_files = config.inspection.overlap_files
   if overlap_files is not None:
-    examples = _read_examples(overlap_files, config.data)
-    evaluation_sets["OVERLAP_FILES"] = examples
+    examples = evaluation_sets["OVERLAP_FILES"] = Examples()
+    for document in read_all(overlap_files, config.data, "OVERLAP_FILES"):
+      examples.add(document)
   vocabulary = _find_vocabulary(model_dir, config)
   epochs = {}
   if vocabulary is None:
@@ -80,13 +72,6 @@ def data_statistics(
       _format_epochs(config, epochs),
     )
     print("\n".join(itertools.chain(*lines)))
-
-
-def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
-  examples = Examples()
-  for document in read_all(globs, data, "OVERLAP_FILES"):
-    examples.add(document)
-  return examples
 
 
 def _count_epochs(

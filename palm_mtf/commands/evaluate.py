@@ -16,7 +16,7 @@ from palm_mtf.checkpoints.validation_split import (
   warn_of_larger_share,
   warn_of_other_evaluation_text,
 )
-from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
+from palm_mtf.config import Config, mesh_layout
 from palm_mtf.data.batches.batches import split_batch, unigram_entropy
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
@@ -24,7 +24,6 @@ from palm_mtf.evaluation.checkpoint_poller import find_checkpoints
 from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
-from palm_mtf.model_dir.atomic_files import check_model_dir
 
 if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
   from palm_mtf.evaluation.evaluator import TaskOutcome
@@ -32,7 +31,6 @@ if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
 
 def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   """Prints the metrics of EVAL_TASKS or, without tasks, the validation loss."""
-  check_model_dir(model_dir)
   mesh, run = config.mesh_layout, config.run
   mesh_layout.check_layout(
     mesh,
@@ -56,10 +54,11 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   # Import SeqIO and TensorFlow, which takes seconds, only after these checks.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
   from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
+  from palm_mtf.rates.measure import warn_if_slow
 
   tasks = open_eval_tasks(config.evaluation, vocabulary, model.sequence_length)
   log_dtype(model, mesh)
-  _warn_if_slow(model, mesh)
+  warn_if_slow(model, mesh)
   evaluation = TaskEvaluation(model_dir, config, vocabulary, tasks)
   printed = False
   # If EVAL_CHECKPOINTS = "every", an iteration may wait until training has
@@ -92,18 +91,12 @@ def _compute_validation_loss(
     )
   )
   # Import TensorFlow, which takes seconds, only after all checks.
-  from palm_mtf.generation.inference.sessions import LoadedModel, mean_loss
+  from palm_mtf.generation.inference.sessions import compute_mean_loss
+  from palm_mtf.rates.measure import warn_if_slow
 
-  _warn_if_slow(model, mesh)
+  warn_if_slow(model, mesh)
   parts = [x for batch in batches for x in split_batch(batch, num_parts)]
-  with LoadedModel(
-    checkpoint,
-    model,
-    mesh,
-    batch_size=batch_size // num_parts,
-    features=list(parts[0]),
-  ) as loaded:
-    loss = mean_loss(loaded.losses, parts)
+  loss = compute_mean_loss(checkpoint, model, mesh, parts)
   results = {
     "checkpoint": checkpoint.path,
     "step": checkpoint.manifest.step,
@@ -117,13 +110,6 @@ def _compute_validation_loss(
     per_byte = bits_per_token / corpus.validation_bytes_per_token
     results["bits_per_byte"] = per_byte
   return results
-
-
-def _warn_if_slow(model: PalmConfig, mesh: MeshLayout) -> None:
-  from palm_mtf.mesh.session import session_config
-  from palm_mtf.rates.measure import warn_if_slow
-
-  warn_if_slow(model, mesh, session_config(mesh.num_devices))
 
 
 def _print_results(results: dict[str, object], as_json: bool) -> None:

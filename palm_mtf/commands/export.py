@@ -7,35 +7,24 @@ import os
 from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.config import Config
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf import GgufFile
-from palm_mtf.export.huggingface.folder import HuggingFaceFolder
-from palm_mtf.export.npz import NpzFolder
-from palm_mtf.export.saved_model.folder import SavedModelFolder
+from palm_mtf.export.gguf import make_gguf
+from palm_mtf.export.huggingface.folder import make_hf
+from palm_mtf.export.npz import make_npz
+from palm_mtf.export.saved_model.folder import make_saved_model
 from palm_mtf.export.trained_model import TrainedModel
-from palm_mtf.model_dir.atomic_files import check_model_dir, new_path
+from palm_mtf.model_dir.atomic_files import new_path
 
 _FORMATS = {
-  "hf": HuggingFaceFolder,
-  "npz": NpzFolder,
-  "saved_model": SavedModelFolder,
+  "hf": make_hf,
+  "npz": make_npz,
+  "saved_model": make_saved_model,
 }
 
 
 def export(
   *, model_dir: str, config: Config, output: str, target: str, dtype: str
 ) -> None:
-  """Writes a run's newest checkpoint in a format of other software.
-
-  Args:
-    model_dir: MODEL_DIR of a training run.
-    config: every setting.
-    output: path of the file or folder to make; for saved_model, path of the
-      folder in which a folder named after the step is made.
-    target: name of the format, such as "hf".
-    dtype: dtype of the written weights; must be "float32" unless `target` is
-      "gguf".
-  """
-  check_model_dir(model_dir)
+  """Writes a run's newest checkpoint in a format of other software."""
   if target != "gguf" and dtype != "float32":
     raise UserError(
       f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
@@ -44,7 +33,7 @@ def export(
   checkpoint, vocabulary = open_newest(model_dir, config)
   trained = TrainedModel(config, checkpoint, vocabulary)
   if target == "gguf":
-    exported = GgufFile(trained, dtype)
+    exported = make_gguf(trained, dtype)
   else:
     exported = _FORMATS[target](trained)
   output = os.path.abspath(os.path.join(output, exported.subfolder))

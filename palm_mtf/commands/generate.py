@@ -19,7 +19,6 @@ from palm_mtf.generation.inference.prompts import (
 )
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
-from palm_mtf.model_dir.atomic_files import check_model_dir
 from palm_mtf.user_text import split_lines
 
 if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
@@ -35,17 +34,7 @@ def generate(
   interactive: bool = False,
   as_json: bool = False,
 ) -> None:
-  """Prints continuations of prompts.
-
-  Args:
-    model_dir: MODEL_DIR of a training run.
-    config: every setting.
-    prompts: prompts from flags; None if there are none.
-    input_file: path of a file of prompts; None if there is none.
-    interactive: read prompts from stdin, one at a time.
-    as_json: print one JSON object per continuation instead of text for people.
-  """
-  check_model_dir(model_dir)
+  """Prints continuations of prompts."""
   mesh, decode, run = config.mesh_layout, config.decode, config.run
   mesh_layout.check_layout(mesh, config.model)
   model = resolve_dtype(config.model, mesh)

@@ -25,14 +25,7 @@ from palm_mtf.model_dir.paths import ModelDir
 def import_model(
   *, folder: str, output: str, vocabulary_path: str | None
 ) -> None:
-  """Converts a Hugging Face model to a MODEL_DIR with a checkpoint of step 0.
-
-  Args:
-    folder: path of a folder that Hugging Face's `transformers` wrote.
-    output: path of the MODEL_DIR to make.
-    vocabulary_path: path of the SentencePiece model that gives the Hugging Face
-      model's token ids; None for the vocabulary in `folder`.
-  """
+  """Makes a MODEL_DIR, with a checkpoint of step 0, of a Hugging Face model."""
   check_new(output)
   architecture, model, packing = read_config(folder)
   if vocabulary_path is None:

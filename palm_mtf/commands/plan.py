@@ -33,15 +33,13 @@ from palm_mtf.machine.cache_folder import (
 )
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.report.figures import check_can_draw
-from palm_mtf.report.plan_picture import (
-  write_curves_picture,
-  write_plan_picture,
-)
-from palm_mtf.report.plan_text import (
+from palm_mtf.report.plans import (
   format_curves,
   format_plan,
   format_search,
   format_table3,
+  write_curves_picture,
+  write_plan_picture,
 )
 
 
@@ -57,18 +55,6 @@ def plan(
   as_json: bool,
 ) -> None:
   """Prints the plan of a run: the time, memory and cost that it will take.
-
-  Args:
-    model_dir: not used.
-    config: every setting except data settings.
-    plot: path of a picture to write; None for no picture.
-    has_curves: whether to print, instead of the plan, predictions for other
-      values of four macros.
-    is_search: whether to print, instead of the plan, the fastest layouts.
-    num_devices: devices for the search; None for as many as in `config`.
-    output: path of a gin file to write with the fastest layout that the search
-      finds; None for no file.
-    as_json: whether to print JSON objects instead of tables.
 
   Raises:
     UserError: if settings do not fit together, or the plan needs a rate of the
@@ -168,12 +154,6 @@ def print_search(
   as_json: bool,
 ) -> None:
   """Prints the fastest layouts, and writes the fastest layout to `output`.
-
-  Args:
-    config: settings from `check_settings`.
-    num_devices: devices in all pods; None for as many as in `config`.
-    output: path of the gin file; None for no file.
-    as_json: whether to print one JSON object per layout.
 
   Raises:
     UserError: if no TPU slice has this number of devices, or no layout fits

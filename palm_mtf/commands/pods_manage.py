@@ -32,14 +32,6 @@ def manage(
 ) -> None:
   """Prints the address, then manages servers until a signal arrives.
 
-  Args:
-    listen: ADDRESS:PORT; port 0 selects a free port.
-    state: file that keeps servers and slices.
-    policy: order of the programs of all clients: "fifo", "priority" or
-      "shares" (runtime/scheduler.py).
-    manager_tls: PREFIX of the key and certificate of the manager, or "".
-    allow_any_address: permit 0.0.0.0, which means every address of this host.
-
   Raises:
     UserError: this host cannot listen on that address, or another manager uses
       `state`.

@@ -42,15 +42,6 @@ def serve(
 ) -> None:
   """Prints the address, then serves this host's devices until a signal arrives.
 
-  Args:
-    listen: ADDRESS:PORT; port 0 selects a free port.
-    devices: number of virtual CPU devices.
-    threads: number of threads per operation; None for one per core.
-    allow_any_address: permit 0.0.0.0, which means every address of this host.
-    manager: HOST:PORT of the manager where to register, or "".
-    manager_tls: PREFIX of the key and certificate of the manager, or "".
-    island: name that servers with a fast network between them share.
-
   Raises:
     UserError: if this host cannot listen on that address, or the manager does
       not accept the server.

@@ -16,10 +16,6 @@ from palm_mtf.report.runs import read_runs
 def report(*, model_dirs: Sequence[str], output: str | None) -> None:
   """Writes an HTML page about runs, and prints the page's path.
 
-  Args:
-    model_dirs: MODEL_DIRs of the runs.
-    output: path of the page; None for report.html in the first MODEL_DIR.
-
   Raises:
     UserError: if a run cannot be read, the page cannot be written, or
       Matplotlib is not installed.

@@ -18,7 +18,6 @@ from palm_mtf.generation.inference.score_inputs import (
 )
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
-from palm_mtf.model_dir.atomic_files import check_model_dir
 
 _SHOWN_CHARACTERS = 40
 
@@ -31,17 +30,7 @@ def score(
   input_files: Sequence[str] | None = None,
   as_json: bool = False,
 ) -> None:
-  """Prints log-likelihoods, in nats, of documents, targets or answer options.
-
-  Args:
-    model_dir: MODEL_DIR of a training run.
-    config: every setting.
-    texts: documents given by flags; None if there are none.
-    input_files: paths of documents, or of files of targets or options, in the
-      formats of generation/inference/score_inputs.py; None if there are none.
-    as_json: print one JSON object per line instead of a table.
-  """
-  check_model_dir(model_dir)
+  """Prints log-likelihoods, in nats, of documents, targets or options."""
   mesh = config.mesh_layout
   mesh_layout.check_layout(mesh, config.model)
   model = resolve_dtype(config.model, mesh)
@@ -125,13 +114,12 @@ def _compute_log_likelihoods(
   # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.generation.inference.scorer import Example, Scorer
   from palm_mtf.generation.inference.sessions import LoadedDecoder
-  from palm_mtf.mesh.session import session_config
   from palm_mtf.rates.measure import warn_if_slow
 
   # The scorer yields (index of an example, log p) in any order, so collect the
   # pairs in a dict to restore the order of `examples`.
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
-  warn_if_slow(model, mesh, session_config(mesh.num_devices))
+  warn_if_slow(model, mesh)
   with LoadedDecoder(checkpoint, model, mesh) as loaded:
     found = dict(Scorer(loaded, stride, start_id).log_likelihoods(examples))
   return (found[index] for index in range(len(examples)))

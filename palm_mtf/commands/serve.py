@@ -22,23 +22,18 @@ from palm_mtf.accounting.memory import (
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.config import Config, DecodeConfig, PalmConfig, mesh_layout
-from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
 from palm_mtf.generation.inference.prompts import check_room
-from palm_mtf.generation.serving.newer_checkpoint import NewerCheckpoint
 from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.machine.processors import gpu_capabilities
-from palm_mtf.model_dir.atomic_files import check_model_dir
 from palm_mtf.runtime.addresses import split_address
 
 if TYPE_CHECKING:  # the module imports aiohttp, which is optional
   from palm_mtf.generation.serving.access import Access
 
 _FOLLOW_SECS = 2  # pause between two searches for a newer checkpoint
-# Upper bounds of the values of flags.
-_MOST = {"--slots": 10**9, "--most_waiting": 10_000, "--most_secs": 10**6}
 
 
 def serve(
@@ -56,34 +51,17 @@ def serve(
 ) -> None:
   """Prints the address, then serves completions until a signal arrives.
 
-  Args:
-    model_dir: MODEL_DIR of a training run.
-    config: every setting.
-    listen: ADDRESS:PORT; port 0 selects a free port.
-    slots: number of rows in the decoding batch, one per running completion.
-    most_waiting: maximum number of completions per client that wait for a slot.
-    most_secs: maximum time of a request in seconds.
-    allow_any_address: permit 0.0.0.0 and [::], every address of this host.
-    allowed_hosts: values of the HTTP header Host that are accepted besides the
-      server's address.
-    api_key_file: path of a file with API keys; None to accept every request.
-    follow: serve newer checkpoints as training writes them.
-
   Raises:
     UserError: if an argument or setting is invalid.
     StoppedError: if a signal arrived; answers in progress have been sent.
   """
-  for name, value in (
-    ("--slots", slots),
-    ("--most_waiting", most_waiting),
-    ("--most_secs", most_secs),
-  ):
-    check_count(name, value, 1, _MOST[name])
+  check_count("--slots", slots, 1, 10**9)
+  check_count("--most_waiting", most_waiting, 1, 10_000)
+  check_count("--most_secs", most_secs, 1, 10**6)
   _check_installed()
   from palm_mtf.generation.serving import access, listening
 
   keys = access.read_keys(api_key_file) if api_key_file else []
-  check_model_dir(model_dir)
   _check_decode(config.decode)
   mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolve_dtype(config.model, config.mesh_layout)
@@ -95,10 +73,6 @@ def serve(
   _check_slots(slots, model, weight_dtype)
   checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, config.run)
-  newer = None
-  if follow:
-    shapes = parameter_shapes(model)
-    newer = NewerCheckpoint(model_dir, checkpoint, shapes, vocabulary.sha256)
   with listening.listen(
     listen, allow_any_address=allow_any_address, has_keys=bool(keys)
   ) as listener:
@@ -111,11 +85,11 @@ def serve(
     stopped_by = _serve(
       listener,
       access.Access(hosts, keys),
+      model_dir,
       checkpoint,
-      newer,
       config,
       vocabulary,
-      name=os.path.basename(os.path.abspath(model_dir)),
+      follow=follow,
       slots=slots,
       most_waiting=most_waiting,
       most_secs=most_secs,
@@ -167,12 +141,12 @@ def _check_decode(decode: DecodeConfig) -> None:
 def _serve(
   listener: socket.socket,
   access: "Access",
+  model_dir: str,
   checkpoint: Checkpoint,
-  newer: NewerCheckpoint | None,
   config: Config,
   vocabulary: Vocabulary,
   *,
-  name: str,
+  follow: bool,
   slots: int,
   most_waiting: int,
   most_secs: int,
@@ -183,19 +157,22 @@ def _serve(
   from palm_mtf.generation.serving.batcher import Batcher, Counters
   from palm_mtf.generation.serving.listening import make_url
   from palm_mtf.generation.serving.served_model import ServedModel
-  from palm_mtf.generation.serving.served_weights import ServedWeights
+  from palm_mtf.generation.serving.served_weights import (
+    NewerCheckpoint,
+    ServedWeights,
+  )
   from palm_mtf.generation.serving.server import Server
   from palm_mtf.rates.measure import warn_if_slow
 
-  model, mesh, decode = config.model, config.mesh_layout, config.decode
-  session = step_session_config(model, mesh, decode.weight_dtype)
+  model, mesh = config.model, config.mesh_layout
+  session = step_session_config(model, mesh, config.decode.weight_dtype)
   warn_if_slow(model, mesh, session)
+  name = os.path.basename(os.path.abspath(model_dir))
+  newer = NewerCheckpoint(
+    model_dir, checkpoint, parameter_shapes(model), vocabulary.sha256
+  )
   with ServedWeights(
-    model,
-    mesh,
-    decode.weight_dtype,
-    num_tokens=vocabulary.size,
-    num_slots=slots,
+    config, num_tokens=vocabulary.size, num_slots=slots
   ) as weights:
     weights.load(checkpoint)
     counters = Counters()
@@ -205,17 +182,12 @@ def _serve(
     served = ServedModel(
       name=name,
       vocabulary=vocabulary,
-      decode=decode,
-      activation_dtype=model.activation_dtype,
-      sample_tokens=config.run.sample_tokens,
-      seed=config.run.seed,
-      start_id=document_start(config.data.packing, vocabulary.eod_id),
-      sequence_length=model.sequence_length,
+      config=config,
       most_rows=batcher.most_rows,
       most_secs=most_secs,
     )
 
-    def follow() -> None:
+    def load_newer() -> None:
       while True:
         time.sleep(_FOLLOW_SECS)
         found = newer.find()
@@ -230,8 +202,8 @@ def _serve(
       server = Server(served, batcher, counters, access)
       return await server.serve(listener, announce)
 
-    if newer:
-      threading.Thread(target=follow, daemon=True).start()
+    if follow:
+      threading.Thread(target=load_newer, daemon=True).start()
     signal_name = asyncio.run(run())
     if batcher.failure:
       raise batcher.failure

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from palm_mtf.config import ConfigOfSweep
 from palm_mtf.data.filters.filtered_source import open_filtered
-from palm_mtf.data.tokens.cache import cache_stores
+from palm_mtf.data.tokens.store import cache_stores
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
+from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import SweepDir
 from palm_mtf.sweep.results import table_csv, table_text, tabulate
@@ -30,16 +30,13 @@ def sweep(
   Args:
     model_dir: MODEL_DIR of the sweep, which contains the MODEL_DIRs of its
       runs.
-    config: every setting, including SWEEP_RUNS.
     load_run: function from `make_run_loader`, which makes a run's settings.
-    as_json: whether to print one JSON object per run and one for the law.
 
   Raises:
     UserError: if settings are invalid (no run was trained), or a run failed
       (all other runs were trained).
     StoppedError: if a signal arrived; the same command resumes.
   """
-  check_model_dir(model_dir)
   cores_of_runs(config.sweep.sweep_at_once)  # UserError for too few cores
   where = SweepDir(model_dir)
   runs = make_runs(config.sweep, config, where, load_run)

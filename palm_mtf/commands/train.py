@@ -7,17 +7,17 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from palm_mtf.accounting.plan import plan_if_known
 from palm_mtf.checkpoints.writer import quarantine_damaged
 from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
+from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import ModelDir
-from palm_mtf.report.plan_text import format_prediction
+from palm_mtf.report.plans import format_prediction
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.training.host_modules import HOST_MODULES
 from palm_mtf.training.job import Finished, Stopped, TrainJob
@@ -34,17 +34,13 @@ def train(
 ) -> None:
   """Trains up to TRAIN_STEPS, from the newest checkpoint if there is one.
 
-  Args:
-    model_dir: MODEL_DIR, into which the run writes all its files.
-    config: every setting.
-    config_files: function that returns {name: text} of the files to write into
-      `model_dir`. Its keywords are macros, with values that replace "auto".
+  `config_files` returns {name: text} of the files to write into `model_dir`.
+  Its keywords are macros, with values that replace "auto".
 
   Raises:
     UserError: if settings are invalid; nothing has been overwritten.
     StoppedError: if a signal arrived; the last complete step is saved.
   """
-  check_model_dir(model_dir)
   # Lock MODEL_DIR, because two trainers would remove each other's checkpoints.
   with training_lock(model_dir):
     job = prepare(model_dir, config)
@@ -60,7 +56,8 @@ def train(
     # Write the samples before printing, which fails if stdout is closed.
     texts = job.write_samples(outcome.checkpoint)
     _report(outcome.validation_loss, job.unigram_entropy)
-    _print_texts(config.run.prompts, texts)
+    for prompt, text in zip(config.run.prompts, texts, strict=True):
+      print(f"\n--- {prompt!r} continues:\n{prompt}{text}")
     _suggest_commands(model_dir, config.run)
 
 
@@ -107,11 +104,6 @@ def _report(loss: float, entropy: float) -> None:
     print(f"learned          {entropy - loss:.4f} nats/token from context")
   else:
     print("learned          nothing from context yet; train longer")
-
-
-def _print_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
-  for prompt, text in zip(prompts, texts, strict=True):
-    print(f"\n--- {prompt!r} continues:\n{prompt}{text}")
 
 
 def _suggest_commands(model_dir: str, run: RunConfig) -> None:

@@ -44,15 +44,6 @@ def vocab(
 ) -> None:
   """Trains a vocabulary; prints its path, hash and how well it fits the text.
 
-  Args:
-    globs: globs of the text files to train on.
-    size: number of pieces.
-    prefix: path of the two files to write, without ".model" and ".vocab".
-    text_field: name of the field with the text in JSON lines.
-    sample_characters: maximum number of characters to train on; None lets
-      `training_sample` choose the number.
-    as_json: print one JSON object.
-
   Raises:
     UserError: if PREFIX.model exists or cannot be written, or there is too
       little text for `size` pieces.
@@ -92,12 +83,6 @@ def inspect(
   """Prints which pieces a vocabulary has, and how well it fits text files.
 
   Also prints the kinds of text that decode(encode(text)) changes.
-
-  Args:
-    vocabulary: path of a SentencePiece model.
-    globs: globs of text files.
-    text_field: name of the field with the text in JSON lines.
-    as_json: print one JSON object.
   """
   path = os.path.expanduser(vocabulary)
   loaded = Vocabulary(path, setting="--vocabulary")

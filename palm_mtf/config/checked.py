@@ -13,8 +13,15 @@ value is wrong. Fields of other types are not checked here.
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, Union, get_args, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from typing import (
+  Annotated,
+  Literal,
+  TypeGuard,
+  Union,
+  get_args,
+  get_origin,
+)
 
 from palm_mtf.errors import (
   UserError,
@@ -85,6 +92,16 @@ def texts_by_task(example: str) -> _Check:
       )
 
   return check
+
+
+def are_pairs(value: object) -> TypeGuard[Sequence[Sequence[int]]]:
+  """Returns whether `value` is a list or tuple of pairs of whole numbers."""
+  return isinstance(value, (list, tuple)) and all(
+    isinstance(pair, (list, tuple))
+    and len(pair) == 2
+    and all(type(number) is int for number in pair)
+    for pair in value
+  )
 
 
 Count = Annotated[int, whole()]

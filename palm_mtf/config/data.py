@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from palm_mtf.config.checked import Checked, Globs, real, text, texts, whole
 from palm_mtf.errors import (
   UserError,
-  are_texts,
+  are_globs,
   check_count,
   check_no_address,
 )
@@ -172,9 +172,7 @@ class DataConfig(Checked):
         f"TASK = {self.task!r} and TEXT_FILES = {self.text_files!r}: set one "
         "of them, and the other to None."
       )
-    files = self.text_files
-    files = [files] if isinstance(files, str) else files
-    if files is not None and not (files and are_texts(files)):
+    if self.text_files is not None and not are_globs(self.text_files):
       raise UserError(
         f"TEXT_FILES = {self.text_files!r}: give a glob or a list of globs, "
         "such as '\"/any/folder/**/*.txt\"'."

@@ -43,7 +43,11 @@ class DeviceMesh(Checked):
     super().__post_init__()
     sizes = pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
     for position, (axis, size) in enumerate(sizes):
-      _check_size(axis, size)
+      if not re.fullmatch(r"[0-9]{1,9}", size) or int(size) < 1:
+        raise UserError(
+          f'MESH_SHAPE "{axis}:{size}": the size of an axis is a whole number '
+          "of at least 1."
+        )
       if axis in dict(sizes[:position]):
         raise UserError(
           f'MESH_SHAPE "{axis}:{size}": axis "{axis}" already has a size; give '
@@ -68,39 +72,21 @@ class DeviceMesh(Checked):
           f'"{dimension}:{before[dimension]}"; keep one.'
         )
 
-  @property
+  @functools.cached_property  # because a search makes thousands of calls
   def axes(self) -> Mapping[str, int]:
     """{mesh axis: size}, in the order of MESH_SHAPE."""
-    return _sizes(self.mesh_shape)
+    sizes = pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
+    return {axis: int(size) for axis, size in sizes}
 
-  @property
+  @functools.cached_property
   def rules(self) -> Mapping[str, str]:
     """{dimension: mesh axis that splits it}."""
-    return _rules(self.layout)
+    return dict(pairs("LAYOUT", self.layout, "batch:data,heads:model"))
 
   @property
   def num_devices(self) -> int:
     """Number of devices in the mesh of one pod."""
     return math.prod(self.axes.values())
-
-
-@functools.lru_cache(maxsize=256)  # because a search makes thousands of calls
-def _sizes(mesh_shape: str) -> Mapping[str, int]:
-  sizes = pairs("MESH_SHAPE", mesh_shape, "data:2,model:4")
-  return {axis: int(size) for axis, size in sizes}
-
-
-@functools.lru_cache(maxsize=256)
-def _rules(layout: str) -> Mapping[str, str]:
-  return dict(pairs("LAYOUT", layout, "batch:data,heads:model"))
-
-
-def _check_size(axis: str, size: str) -> None:
-  if not re.fullmatch(r"[0-9]{1,9}", size) or int(size) < 1:
-    raise UserError(
-      f'MESH_SHAPE "{axis}:{size}": the size of an axis is a whole number '
-      "of at least 1."
-    )
 
 
 def check_shares(batch_size: int, num_pods: int, num_microbatches: int) -> None:
@@ -130,10 +116,6 @@ def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
   """
   if not isinstance(value, str):
     raise UserError(f'{name} = {value!r}: give a text such as "{example}".')
-  return _split(name, value, example)
-
-
-def _split(name: str, value: str, example: str) -> list[tuple[str, str]]:
   found = []
   for pair in filter(None, re.split(r"[,;\s]+", value)):
     left, separator, right = pair.partition(":")

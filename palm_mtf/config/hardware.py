@@ -3,18 +3,44 @@
 """One chip's rates and memory, from the gin/hardware file that CHIP names."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Annotated
 
-from palm_mtf.errors import UserError
+from palm_mtf.config.checked import Checked, real
+from palm_mtf.errors import UserError, check_real
 
-# The largest values of these macros. For all other rates the limit is
-# _MOST_RATE, so that products of rates do not overflow.
-_MOST = {"CHIP_DEVICES": 1024, "CHIP_LINK_DIMS": 6, "CHIP_LINK_CHIPS": 10**9}
-_MOST_RATE = 1e30
+_MOST_RATE = 1e30  # so that products of rates do not overflow
+
+
+def _above_0(most: float = _MOST_RATE) -> Callable[[str, object], None]:
+  def check(name: str, value: object) -> None:
+    check_real(name, value, 0, most)
+    if not value:
+      raise UserError(f"{name} = {value!r}: give a number above 0.")
+
+  return check
+
+
+def _check_bandwidths(name: str, value: object) -> None:
+  """Raises UserError unless `value` is {dtype: {kind of pass: bytes/s}}."""
+  if not isinstance(value, Mapping) or not all(
+    isinstance(kinds, Mapping)
+    and all(
+      type(x) in (int, float) and 0 < x <= _MOST_RATE for x in kinds.values()
+    )
+    for kinds in value.values()
+  ):
+    raise UserError(
+      f"{name} = {value!r}: give bytes/s by dtype and kind, as in "
+      '{"float32": {"blocks": 5e9}}.'
+    )
+
+
+_Rate = Annotated[float | None, _above_0()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HardwareConfig:
+class HardwareConfig(Checked):
   """One chip's rates; None if a rate is unpublished.
 
   Bandwidths of links and of the network are those of one direction.
@@ -46,67 +72,27 @@ class HardwareConfig:
     chip_hour_cost: price of one chip for one hour, in any currency.
   """
 
-  chip_bfloat16_flops: float | None = None
-  chip_float32_flops: float | None = None
-  chip_efficiency: float = 0.76
-  chip_devices: int = 1
-  chip_memory_bytes: float | None = None
-  chip_memory_bandwidth: float | None = None
-  chip_pass_bandwidths: Mapping[str, Mapping[str, float]] | None = None
-  chip_process_bytes: float | None = None
+  chip_bfloat16_flops: _Rate = None
+  chip_float32_flops: _Rate = None
+  chip_efficiency: Annotated[float, _above_0()] = 0.76
+  chip_devices: Annotated[int, _above_0(1024)] = 1
+  chip_memory_bytes: _Rate = None
+  chip_memory_bandwidth: _Rate = None
+  chip_pass_bandwidths: Annotated[
+    Mapping[str, Mapping[str, float]] | None, _check_bandwidths
+  ] = None
+  chip_process_bytes: _Rate = None
   chip_fused_attention: bool = False
-  chip_link_bandwidth: float | None = None
-  chip_link_dims: int = 0
-  chip_link_chips: int | None = None
-  chip_dcn_bandwidth: float | None = None
-  chip_watts: float | None = None
-  chip_hour_cost: float | None = None
+  chip_link_bandwidth: _Rate = None
+  chip_link_dims: Annotated[int, real(0, 6)] = 0
+  chip_link_chips: Annotated[int | None, _above_0(10**9)] = None
+  chip_dcn_bandwidth: _Rate = None
+  chip_watts: Annotated[float | None, real(0, _MOST_RATE)] = None
+  chip_hour_cost: Annotated[float | None, real(0, _MOST_RATE)] = None
 
   def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      name, value = field.name.upper(), getattr(self, field.name)
-      if value is None and field.default is None:
-        continue
-      if isinstance(field.default, bool):
-        if not isinstance(value, bool):
-          raise UserError(f"{name} = {value!r}: give True or False.")
-        continue
-      if name == "CHIP_PASS_BANDWIDTHS":
-        _check_bandwidths(name, value)
-        continue
-      is_number = type(value) in (int, float)
-      most = _MOST.get(name, _MOST_RATE)
-      if not is_number or not 0 <= value <= most:
-        raise UserError(
-          f"{name} = {value!r}: give a number from 0 to {most:g}."
-        )
-      may_be_0 = name in ("CHIP_LINK_DIMS", "CHIP_WATTS", "CHIP_HOUR_COST")
-      if not value and not may_be_0:
-        raise UserError(f"{name} = {value!r}: give a number above 0.")
+    super().__post_init__()
     if self.chip_efficiency > 1:
       raise UserError(
         f"CHIP_EFFICIENCY = {self.chip_efficiency!r}: a share, at most 1."
       )
-
-
-def _check_bandwidths(name: str, value: object) -> None:
-  """Raises UserError unless `value` is {dtype: {kind of pass: bytes/s}}."""
-  dtypes: Iterable[object] = (
-    value.values() if isinstance(value, Mapping) else [value]
-  )
-  rates = [
-    rate
-    for kinds in dtypes
-    for rate in (kinds.values() if isinstance(kinds, Mapping) else [None])
-  ]
-  are_rates = all(
-    isinstance(x, (int, float))
-    and not isinstance(x, bool)
-    and 0 < x <= _MOST_RATE
-    for x in rates
-  )
-  if not are_rates:
-    raise UserError(
-      f"{name} = {value!r}: give bytes/s by dtype and kind, as in "
-      '{"float32": {"blocks": 5e9}}.'
-    )

@@ -3,7 +3,7 @@
 """Every field of a configuration is a gin macro: `num_layers` is NUM_LAYERS."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -13,17 +13,13 @@ MISSING = dataclasses.MISSING
 _T = TypeVar("_T")
 
 
-def macros_of(
-  config_class: type, leaves_out: Collection[str] = ()
-) -> dict[str, object]:
+def macros_of(config_class: type) -> dict[str, object]:
   """Returns {macro: default, or MISSING if there is none} of a configuration.
 
-  Args:
-    config_class: dataclass whose fields are values or further dataclasses.
-    leaves_out: names of fields whose macros are not returned.
+  `config_class` is a dataclass whose fields are values or further dataclasses.
   """
   found: dict[str, object] = {}
-  for field in _fields(config_class, leaves_out):
+  for field in dataclasses.fields(config_class):
     part = _part_of(field)
     of_part: dict[str, object] = (
       macros_of(part) if part else {field.name.upper(): field.default}
@@ -36,29 +32,21 @@ def macros_of(
   return found
 
 
-def from_macros(
-  config_class: type[_T],
-  values: Mapping[str, object],
-  leaves_out: Collection[str] = (),
-) -> _T:
-  """Makes a configuration from the values of its macros.
+def from_macros(config_class: type[_T], values: Mapping[str, object]) -> _T:
+  """Makes a configuration from {macro: value}.
 
-  Args:
-    config_class: dataclass whose fields are values or further dataclasses.
-    values: {macro: value}, with every macro that `macros_of` returns.
-    leaves_out: names of fields that keep their defaults.
+  Fields whose macros have no value keep their defaults.
 
   Raises:
     UserError: if a value fails the checks of its dataclass.
   """
-  return config_class(
-    **{
-      field.name: from_macros(part, values)
-      if (part := _part_of(field))
-      else values[field.name.upper()]
-      for field in _fields(config_class, leaves_out)
-    }
-  )
+  settings: dict[str, object] = {}
+  for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
+    if part := _part_of(field):
+      settings[field.name] = from_macros(part, values)
+    elif field.name.upper() in values:
+      settings[field.name] = values[field.name.upper()]
+  return config_class(**settings)
 
 
 def values_of(config: "DataclassInstance") -> dict[str, object]:
@@ -76,13 +64,3 @@ def _part_of(field: dataclasses.Field[Any]) -> type | None:
   if isinstance(kind, type) and dataclasses.is_dataclass(kind):
     return kind
   return None
-
-
-def _fields(
-  config_class: type, leaves_out: Collection[str]
-) -> Iterator[dataclasses.Field[Any]]:
-  return (
-    field
-    for field in dataclasses.fields(config_class)
-    if field.name not in leaves_out
-  )

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from palm_mtf.config.checked import Checked, whole
+from palm_mtf.config.macros import values_of
 from palm_mtf.errors import UserError
 
 # Layers are limited, because each layer has its own nodes in the graph. Sizes
@@ -94,6 +95,6 @@ class PalmConfig(Checked):
 
     ACTIVATION_DTYPE is omitted, because a checkpoint fits either dtype.
     """
-    fields = dataclasses.asdict(self)
-    del fields["activation_dtype"]
-    return {name.upper(): value for name, value in fields.items()}
+    macros = values_of(self)
+    del macros["ACTIVATION_DTYPE"]
+    return macros

@@ -13,9 +13,16 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeGuard
+from typing import Annotated, Literal
 
-from palm_mtf.config.checked import Checked, Count, text, texts, whole
+from palm_mtf.config.checked import (
+  Checked,
+  Count,
+  are_pairs,
+  text,
+  texts,
+  whole,
+)
 from palm_mtf.config.palm import Size
 from palm_mtf.errors import UserError, check_count
 
@@ -73,20 +80,11 @@ class BatchSizes:
     return bisect.bisect_right(self._starts, step) - 1
 
 
-def _are_pairs(value: object) -> TypeGuard[Sequence[Sequence[int]]]:
-  return isinstance(value, (list, tuple)) and all(
-    isinstance(pair, (list, tuple))
-    and len(pair) == 2
-    and all(type(number) is int for number in pair)
-    for pair in value
-  )
-
-
 def _parse_pairs(value: object) -> list[list[int]]:
   if isinstance(value, int):
     check_count("GLOBAL_BATCH_SIZE", value, maximum=MAX_BATCH_SIZE)
     return [[0, value]]
-  if _are_pairs(value) and value:
+  if are_pairs(value) and value:
     starts = [start for start, _ in value]
     rising = all(a < b for a, b in itertools.pairwise(starts))
     if starts[0] == 0 and rising and all(size > 0 for _, size in value):
@@ -169,9 +167,7 @@ class RunConfig(Checked):
 
   def _check_keep_every_steps(self) -> None:
     every, steps = self.keep_every_steps, self.checkpoint_steps
-    if every is None:
-      return
-    if every % steps:
+    if every and every % steps:
       raise UserError(
         f"KEEP_EVERY_STEPS = {every}: there is a checkpoint every "
         f"CHECKPOINT_STEPS = {steps} steps; give a multiple of that, such as "

@@ -16,7 +16,7 @@ from palm_mtf.config.checked import (
   texts_by_task,
   whole,
 )
-from palm_mtf.errors import UserError, check_choice
+from palm_mtf.errors import UserError, are_texts, check_choice
 
 NEWEST, EVERY = "newest", "every"
 DRAWN, FIRST = "drawn", "first"
@@ -146,13 +146,10 @@ class TaskEvalConfig(Checked):
     groups = self.category_groups
     if groups is not None and not (
       isinstance(groups, Mapping)
-      and all(isinstance(each, Mapping) for each in groups.values())
       and all(
-        isinstance(names, (list, tuple))
-        and names
-        and all(isinstance(name, str) for name in names)
+        isinstance(each, Mapping)
+        and all(names and are_texts(names) for names in each.values())
         for each in groups.values()
-        for names in each.values()
       )
     ):
       raise UserError(

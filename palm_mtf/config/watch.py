@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from palm_mtf.config.checked import Checked, Count, real
+from palm_mtf.config.checked import Checked, Count, are_pairs, real
 from palm_mtf.config.run import MAX_STEPS, BatchSizes
 from palm_mtf.errors import UserError, check_count
 
@@ -40,7 +40,7 @@ class Skips:
       UserError: if the value is not a list of pairs [first, last] of whole
         numbers with first <= last, or a number is too large.
     """
-    if not isinstance(ranges, (list, tuple)) or not all(map(_is_range, ranges)):
+    if not are_pairs(ranges) or not all(0 <= a <= b for a, b in ranges):
       raise UserError(
         f"SKIP_STEPS = {ranges!r}: give pairs of the first and the last batch "
         "to leave out, such as [[1000, 1299]], or [] for none."
@@ -85,15 +85,6 @@ class Skips:
     """
     first_row = self.rows(sizes.rows_before(step), sizes)
     return sizes.step_of_row(first_row)
-
-
-def _is_range(value: object) -> bool:
-  return (
-    isinstance(value, (list, tuple))
-    and len(value) == 2
-    and all(type(number) is int for number in value)
-    and 0 <= value[0] <= value[1]
-  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

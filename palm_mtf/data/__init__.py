@@ -12,9 +12,9 @@ Its parts, in the order in which documents pass through them:
   batches/        packs documents into rows; mixes, shuffles and batches rows
   worker_pool.py  runs worker processes for batches of documents
 
-  data = DataConfig(text_files="text/*.txt", ...)
-  vocabulary = load_vocabulary(model_dir, data, vocab_size=4096)
-  corpus = load_corpus(model_dir, data, vocabulary, sequence_length, seed)
+  config = Config(data=DataConfig(text_files="text/*.txt", ...), ...)
+  vocabulary = load_vocabulary(model_dir, config.data, vocab_size=4096)
+  corpus = corpus_of_run(model_dir, config, vocabulary)
   batches = corpus.batches(BatchSizes(16))
   batches.batch(step)["inputs"]  # [batch, length]
 """

@@ -31,8 +31,9 @@ _BATCHES_BEFORE_PROCESSES = 16
 
 
 def num_cores() -> int:
-  """Returns the number of cores that this process may use."""
-  return len(os.sched_getaffinity(0))
+  """Returns the number of cores that this process may use; 1 in a worker."""
+  is_worker = multiprocessing.parent_process() is not None
+  return 1 if is_worker else len(os.sched_getaffinity(0))
 
 
 def gather(
@@ -64,7 +65,6 @@ class WorkerPool:
   def __init__(
     self,
     work: Callable[[Any], Any],
-    start_work: Callable[[], Callable[[Any], Any]],
     *,
     when_killed: str,
     num_processes: int | None = None,
@@ -72,16 +72,14 @@ class WorkerPool:
     """Prepares a pool.
 
     Args:
-      work: function that maps a batch to its result in the calling process.
-      start_work: function that each worker calls once to make its own `work`.
+      work: function that maps a batch to its result; it is pickled.
       when_killed: message of the error if a worker process is killed.
       num_processes: number of workers; one per core by default, 0 for none.
     """
-    self._work, self._start_work = work, start_work
-    self._when_killed = when_killed
-    if num_processes is None:
-      num_processes = num_cores()
-    self._num_processes = num_processes
+    self._work, self._when_killed = work, when_killed
+    self._num_processes = (
+      num_cores() if num_processes is None else num_processes
+    )
     self._num_batches = 0
     self._stack = contextlib.ExitStack()
     self._threads: futures.Executor | None = None
@@ -136,7 +134,7 @@ class WorkerPool:
       here, there = context.Pipe()
       with there:
         process = context.Process(
-          target=_serve_batches, args=(there, self._start_work), daemon=True
+          target=_serve_batches, args=(there, self._work), daemon=True
         )
         process.start()
       self._stack.callback(process.join)
@@ -160,13 +158,10 @@ class WorkerPool:
     return result
 
 
-def _serve_batches(
-  client: Connection, start_work: Callable[[], Callable[[Any], Any]]
-) -> None:
+def _serve_batches(client: Connection, work: Callable[[Any], Any]) -> None:
   """Answers each batch with its result until the client closes the pipe."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends only the client
   configure_logging()
-  work = start_work()
   # The pipe may close between two messages (EOFError) or within one (OSError).
   with contextlib.suppress(EOFError, OSError):
     while True:

@@ -16,7 +16,6 @@ from palm_mtf.config import Config
 from palm_mtf.config.macros import values_of
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.seqio_tasks import EvalTask
 from palm_mtf.generation.inference.generator import Generator
 from palm_mtf.generation.inference.scorer import Example, Scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
@@ -44,9 +43,11 @@ class CheckpointModel:
       config.decode.weight_dtype,
     )
     self._stack = contextlib.ExitStack()
-    # The keys are start ids: ids of the token that precedes each text.
-    self._generators: dict[int, Generator] = {}
-    self._scorers: dict[int, Scorer] = {}
+    # Functions from a start id, the id of the token that precedes each text.
+    self.get_generator = functools.cache(self._make_generator)
+    self.get_scorer = functools.cache(
+      lambda start_id: Scorer(self._loaded, start_id=start_id)
+    )
 
   def __enter__(self) -> "CheckpointModel":
     return self
@@ -58,42 +59,34 @@ class CheckpointModel:
   def _loaded(self) -> LoadedDecoder:
     return self._stack.enter_context(self._load())
 
-  def get_generator(self, start_id: int) -> Generator:
-    """Returns the generator that puts token `start_id` before each prompt."""
-    if start_id not in self._generators:
-      self._generators[start_id] = Generator(
-        self._loaded,
-        self.vocabulary,
-        self.config.decode,
-        sample_tokens=self.config.run.sample_tokens,
-        seed=self.config.run.seed,
-        start_id=start_id,
-      )
-    return self._generators[start_id]
-
-  def get_scorer(self, start_id: int) -> Scorer:
-    """Returns the scorer that puts token `start_id` before each example."""
-    if start_id not in self._scorers:
-      self._scorers[start_id] = Scorer(self._loaded, start_id=start_id)
-    return self._scorers[start_id]
+  def _make_generator(self, start_id: int) -> Generator:
+    return Generator(
+      self._loaded,
+      self.vocabulary,
+      self.config.decode,
+      sample_tokens=self.config.run.sample_tokens,
+      seed=self.config.run.seed,
+      start_id=start_id,
+    )
 
 
 class TaskAnswers:
-  """A model's answers to a task's examples; implements seqio_tasks.Answers.
+  """A model's answers to a task's examples, in the examples' order.
 
   Each method computes only the answers that `journal` lacks. Token `start_id`
-  precedes each example.
+  precedes each example. `inputs` and `targets` are token ids, [examples].
   """
 
   def __init__(
     self,
-    task: EvalTask,
+    inputs: Sequence[list[int]],
+    targets: Sequence[list[int]],
     model: CheckpointModel,
     journal: "AnswerJournal",
     start_id: int,
   ):
-    self._start_id = start_id
-    self._task, self._model, self._journal = task, model, journal
+    self._inputs, self._targets, self._start_id = inputs, targets, start_id
+    self._model, self._journal = model, journal
     self._cut: set[int] = set()  # indices of examples with truncated inputs
 
   @property
@@ -106,9 +99,8 @@ class TaskAnswers:
     # output fit into SEQUENCE_LENGTH.
     config = self._model.config
     room = config.model.sequence_length - config.run.sample_tokens
-    inputs = self._task.inputs
-    self._cut |= {n for n, ids in enumerate(inputs) if len(ids) > room}
-    return [ids[-room:] for ids in inputs]
+    self._cut |= {n for n, ids in enumerate(self._inputs) if len(ids) > room}
+    return [ids[-room:] for ids in self._inputs]
 
   def predictions(self) -> list[list[str]]:
     """Returns continuations of each example's inputs, [examples][samples]."""
@@ -127,8 +119,7 @@ class TaskAnswers:
 
   def scores(self) -> list[float]:
     """Returns log p of each example's targets given its inputs, in nats."""
-    pairs = zip(self._task.inputs, self._task.targets, strict=True)
-    examples = [Example(*pair) for pair in pairs]
+    examples = [*map(Example, self._inputs, self._targets)]
     # Count the examples whose inputs the scorer truncates.
     length = self._model.config.model.sequence_length
     self._cut |= {
@@ -167,15 +158,6 @@ class TaskAnswers:
     return [known[number] for number in range(len(known))]
 
 
-def _is_answer(value: object) -> bool:
-  """Returns whether a value has the form [kind, index, answer]."""
-  return (
-    isinstance(value, list)
-    and [*map(type, value[:2])] == [str, int]
-    and len(value) == 3
-  )
-
-
 class AnswerJournal:
   """A JSON lines file of a model's answers; a context manager.
 
@@ -208,13 +190,15 @@ class AnswerJournal:
     if header != json.loads(json_text(depends_on)):
       answers = []
     for answer in answers:
-      if not _is_answer(answer):
-        raise UserError(
-          f"{path}: {json_text(answer)[:40]} is not an answer; remove the line."
-        )
-      kind, number, value = answer
-      if value is not None:  # null is a NaN or infinite score: recompute
-        self._known.setdefault(kind, {})[number] = value
+      match answer:
+        case [str(kind), int(number), value]:
+          if value is not None:  # null is a NaN or infinite score: recompute
+            self._known.setdefault(kind, {})[number] = value
+        case _:
+          raise UserError(
+            f"{path}: {json_text(answer)[:40]} is not an answer; remove the "
+            "line."
+          )
     write_json_lines(path, [depends_on, *answers])  # drops a truncated line
     self._lines = JsonLinesWriter(path)
 

@@ -59,14 +59,11 @@ def find_checkpoints(
       )
     try:
       found.append(read_and_hold(folders[step]))
-    except RemovedCheckpointError:
-      raise UserError(
-        f"EVAL_CHECKPOINTS: {folders[step]} was just removed; leave {step} out."
-      ) from None
     except DamagedCheckpointError as error:
+      is_removed = isinstance(error, RemovedCheckpointError)
+      why = "was just removed" if is_removed else f"is damaged: {error}"
       raise UserError(
-        f"EVAL_CHECKPOINTS: {folders[step]} is damaged: {error}; leave "
-        f"{step} out."
+        f"EVAL_CHECKPOINTS: {folders[step]} {why}; leave {step} out."
       ) from None
     check_same_model(found[-1], shapes)
   return iter(found)

@@ -9,7 +9,6 @@ contaminated, all its options are. Examples of fewer than 8 words are clean. The
 results are in MODEL_DIR/eval/contamination/my_task-validation-<hash>.json.
 """
 
-import hashlib
 import logging
 import os
 import urllib.parse
@@ -18,14 +17,16 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from palm_mtf.config import Config
-from palm_mtf.console import progress_bar
+from palm_mtf.data.filters.decide import MeasuringPool
 from palm_mtf.data.filters.filtered_source import open_filtered
-from palm_mtf.data.filters.measure import (
-  Measurer,
-  gather_documents,
-  measuring_pool,
+from palm_mtf.data.sources.document import (
+  TRAIN,
+  Document,
+  Source,
+  hash_parts,
+  num_repeats,
+  read_with_progress,
 )
-from palm_mtf.data.sources.document import TRAIN, Document, Source, num_repeats
 from palm_mtf.data.sources.files import FileDigests, writable_folder
 from palm_mtf.data.statistics.contamination import ContainedExamples
 from palm_mtf.errors import UserError
@@ -62,7 +63,8 @@ def find_clean_examples(
   for task in tasks:
     # The file's name depends only on the training text and the task's examples,
     # so that the file is found even if other settings change.
-    key = _hash(_VERSION, text, [each.digest(16) for each in task.texts])
+    examples = [each.digest() for each in task.texts]
+    key = hash_parts((_VERSION, text, examples), num_bytes=8)
     name = urllib.parse.quote(f"{task.name}-{task.split}-{key}.json", safe="")
     paths[task] = os.path.join(folders.contamination, name)
     found[task] = _read(paths[task])
@@ -89,10 +91,9 @@ def _search(
   """Returns {task: indices of its contaminated examples}."""
   examples = ContainedExamples(text for task in tasks for text in task.texts)
   found = np.zeros(len(examples.table), bool)
-  measurer = Measurer(duplicates=False, near=False, table=examples.table)
-  with measuring_pool(measurer) as pool:
+  with MeasuringPool(None, examples) as pool:
     for source in sources:
-      for measures in pool.map(gather_documents(_read_training_texts(source))):
+      for measures in pool.measure(_read_training_texts(source)):
         for ngrams in measures.ngrams:
           found[ngrams] = True
   contained = examples.contained(found)
@@ -110,16 +111,14 @@ def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
 
 
 def _read_training_texts(source: Source) -> Iterable[Document]:
-  with progress_bar(f"Comparing {source.name}", source.num_bytes) as advance:
-    for split, document in source.documents():
-      advance(document.num_bytes)
-      if not isinstance(document.text, str):
-        raise UserError(
-          f"CLEAN_SUBSET = True: {source.name} makes token ids, which cannot "
-          "be compared with the text of examples; set it to False."
-        )
-      if split == TRAIN and num_repeats(document):
-        yield document
+  for split, document in read_with_progress(source, "Comparing"):
+    if not isinstance(document.text, str):
+      raise UserError(
+        f"CLEAN_SUBSET = True: {source.name} makes token ids, which cannot be "
+        "compared with the text of examples; set it to False."
+      )
+    if split == TRAIN and num_repeats(document):
+      yield document
 
 
 def _read(path: str) -> list[int] | None:
@@ -127,7 +126,3 @@ def _read(path: str) -> list[int] | None:
     return read_sealed(path, _SEAL)[0]["contaminated"]
   except (OSError, ValueError):
     return None  # missing or damaged: search again
-
-
-def _hash(*parts: object) -> str:
-  return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import logging
 import os
+import pathlib
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 
@@ -86,6 +87,7 @@ class TaskEvaluation:
     self._model_dir = ModelDir(model_dir)
     self._config, self._vocabulary = config, vocabulary
     self._tasks = tasks
+    self._start_id = document_start(config.data.packing, vocabulary.eod_id)
     self._clean: dict[str, list[int]] = {}
     if config.evaluation.clean_subset:
       self._clean = find_clean_examples(model_dir, config, self._tasks)
@@ -96,9 +98,7 @@ class TaskEvaluation:
     }
 
   def evaluate(
-    self,
-    checkpoint: Checkpoint,
-    answered: Callable[[], None] = lambda: None,
+    self, checkpoint: Checkpoint, answered: Callable[[], None] = lambda: None
   ) -> Iterator[TaskOutcome]:
     """Writes the files of each task, and then yields the task's outcome.
 
@@ -113,7 +113,8 @@ class TaskEvaluation:
         # Quote the file's name, because a split may be "validation[:10%]".
         name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
         path = os.path.join(self._model_dir.evaluation(step), name)
-        start_id = self._choose_start_id(task)
+        # As in training, token 0 precedes text from the middle of a document.
+        start_id = 0 if task.within_document else self._start_id
         depends_on = {
           "checkpoint": checkpoint.blake2b,
           "examples": task.fingerprint,
@@ -122,7 +123,9 @@ class TaskEvaluation:
         }
         journal = AnswerJournal(f"{path}.answers.jsonl", depends_on, answered)
         with journal:
-          answers = TaskAnswers(task, model, journal, start_id)
+          answers = TaskAnswers(
+            task.inputs, task.targets, model, journal, start_id
+          )
           clean = self._clean.get(task.name)
           result = task.evaluate(step, answers, clean)
         outcome = TaskOutcome(
@@ -140,12 +143,6 @@ class TaskEvaluation:
         self._write(path, task, outcome, result)
         yield outcome
 
-  def _choose_start_id(self, task: EvalTask) -> int:
-    # As in training, token 0 precedes text from the middle of a document.
-    if task.within_document:
-      return 0
-    return document_start(self._config.data.packing, self._vocabulary.eod_id)
-
   def _write(
     self, path: str, task: EvalTask, outcome: TaskOutcome, result: TaskResult
   ) -> None:
@@ -160,7 +157,8 @@ class TaskEvaluation:
     with user_code(f"EVAL_TASKS: what {task.name}'s postprocessor returns"):
       write_json_lines(f"{path}.jsonl", result.records, _to_json)
     content = json_text(dataclasses.asdict(outcome), indent=1).encode()
-    if _read(f"{path}.json") == content:
+    file = pathlib.Path(f"{path}.json")
+    if file.exists() and file.read_bytes() == content:
       return  # TensorBoard has these numbers already
     write_atomically(f"{path}.json", content)
     self._events.write(outcome.step, outcome.numbers)
@@ -168,13 +166,6 @@ class TaskEvaluation:
   @functools.cached_property
   def _events(self) -> EventsWriter:
     return EventsWriter(self._model_dir.evaluations)
-
-
-def _read(path: str) -> bytes:
-  if not os.path.exists(path):
-    return b""
-  with open(path, "rb") as file:
-    return file.read()
 
 
 def _to_json(value: object) -> object:

@@ -22,18 +22,13 @@ import heapq
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from palm_mtf.config.task_eval import FIRST, FewShotConfig
 from palm_mtf.data.sources.seqio_steps import apply_steps
 from palm_mtf.data.sources.seqio_task import import_seqio
 from palm_mtf.errors import UserError
-from palm_mtf.user_text import (
-  check_text,
-  format_of,
-  read_json_lines,
-  read_text,
-)
+from palm_mtf.user_text import check_text, format_of, read_json_lines, read_text
 
 _logger = logging.getLogger(__name__)
 
@@ -43,15 +38,12 @@ SEPARATOR = "\n\n"
 _POOL = 1000
 
 
-class Exemplars(Protocol):
+class Exemplars(NamedTuple):
   """The exemplars of one task, for all of its questions."""
 
-  @property
-  def text(self) -> str:
-    """Text to put unchanged before every question, or "" for none."""
-
-  def choose(self, key: str, group: str) -> list[str]:
-    """Returns exemplars for a question, given its `key_of` and `group_of`."""
+  # Returns exemplars for a question, given its `key_of` and `group_of`.
+  choose: Callable[[str, str], list[str]]
+  text: str = ""  # text to put unchanged before every question
 
 
 class _Exemplar(NamedTuple):
@@ -66,8 +58,6 @@ class SplitExemplars:
   `to_text` holds the task's preprocessors before `tokenize`, which make the
   texts `inputs` and `targets`.
   """
-
-  text = ""
 
   def __init__(
     self, task: Any, to_text: Sequence[Callable], config: FewShotConfig
@@ -133,7 +123,6 @@ class SplitExemplars:
       self._task,
       self._to_text,
       split=self._split,
-      sequence_length=None,
       seqio=import_seqio(self._task.name, "few_shot_task"),
       where=f"exemplars of {self._task.name}",
     )
@@ -198,63 +187,36 @@ def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
   """
   what, needed = f"{_MACRO} = {path!r}", "write the exemplars"
   if format_of(path) != ".jsonl":
-    return _Text(read_text(path, what, needed), path)
-  lines = read_json_lines(path, what, _FORM, needed=needed)
-  exemplars = [_parse_exemplar(fields, where) for _, where, fields in lines]
-  return _Lines(exemplars, path, num_shots)
-
-
-class _Text:
-  """The exemplars in a text file, whose whole text precedes every question."""
-
-  def __init__(self, text: str, path: str):
-    self.text = text
+    text = read_text(path, what, needed)
     if not text.endswith(SEPARATOR if SEPARATOR in text else "\n"):
       _logger.warning(
         f"{_MACRO}: {path} does not end in an empty line, and the question "
         "follows its last character: end it as your protocol does"
       )
+    return Exemplars(lambda key, group: [], text)
+  lines = read_json_lines(path, what, _FORM, needed=needed)
+  exemplars = [_parse_exemplar(fields, where) for _, where, fields in lines]
 
-  def choose(self, key: str, group: str) -> list[str]:
-    """Returns no exemplars, because `text` contains all exemplars."""
-    del key, group
-    return []
-
-
-class _Lines:
-  """Exemplars in JSON lines, as (group, text); group None is for all groups."""
-
-  text = ""
-
-  def __init__(
-    self,
-    exemplars: list[tuple[str | None, str]],
-    path: str,
-    num_shots: int | None,
-  ):
-    self._exemplars, self._path = exemplars, path
-    self._num_shots = num_shots
-
-  def choose(self, key: str, group: str) -> list[str]:
-    """Returns the first exemplars that are for the group or for all groups."""
+  def choose(key: str, group: str) -> list[str]:
     del key
-    found = [text for of, text in self._exemplars if of in (None, group)]
+    found = [text for of, text in exemplars if of in (None, group)]
     where = f" of group {group!r}" if group else ""
     if not found:
+      raise UserError(f"{_MACRO}: {path} has no exemplar{where}; write some.")
+    if len(found) < (num_shots or 0):
       raise UserError(
-        f"{_MACRO}: {self._path} has no exemplar{where}; write some."
+        f"{_MACRO}: NUM_SHOTS = {num_shots}, but {path} has only {len(found)} "
+        f"exemplars{where}; give a smaller number."
       )
-    if len(found) < (self._num_shots or 0):
-      raise UserError(
-        f"{_MACRO}: NUM_SHOTS = {self._num_shots}, but {self._path} has only "
-        f"{len(found)} exemplars{where}; give a smaller number."
-      )
-    return found[: self._num_shots]
+    return found[:num_shots]
+
+  return Exemplars(choose)
 
 
 def _parse_exemplar(
   fields: Mapping[str, object], where: str
 ) -> tuple[str | None, str]:
+  """Returns (group, text) of an exemplar; group None is for all groups."""
   if not {"inputs", "targets"} <= {*fields} <= {"inputs", "targets", "group"}:
     raise UserError(f"{where} has the fields {sorted(fields)}; {_FORM}.")
   for name, text in fields.items():

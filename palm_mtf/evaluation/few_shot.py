@@ -100,7 +100,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
   if path:
     exemplars = read_exemplars(path, config.num_shots)
   else:
-    exemplars = SplitExemplars(task, to_text, config)
+    exemplars = Exemplars(SplitExemplars(task, to_text, config).choose)
   add = []
   if config.num_shots or path or header:
     # Add exemplars as texts, before `tokenize`, so that any vocabulary works.

@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes SeqIO's evaluator for a task, with the vocabulary of a run."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -48,7 +47,10 @@ def make_evaluator(
     parameter = inspect.signature(step).parameters.get("sequence_length")
     if parameter and parameter.default is inspect.Parameter.empty:
       lengths = dict.fromkeys(task.output_features, sequence_length)
-  with _register(_replace_vocabulary(task, vocabulary)) as name:
+  # seqio.Evaluator finds only registered tasks.
+  name = f"palm_mtf_evaluates:{task.name}"
+  seqio.TaskRegistry.add_provider(name, _replace_vocabulary(task, vocabulary))
+  try:
     return seqio.Evaluator(
       name,
       _Unconverted(),
@@ -59,15 +61,6 @@ def make_evaluator(
       log_dir=".",
       async_compute_metrics=False,
     )
-
-
-@contextlib.contextmanager
-def _register(task: seqio.Task) -> Iterator[str]:
-  """Registers a task while the body runs, so that seqio.Evaluator finds it."""
-  name = f"palm_mtf_evaluates:{task.name}"
-  seqio.TaskRegistry.add_provider(name, task)
-  try:
-    yield name
   finally:
     seqio.TaskRegistry.remove(name)
 
@@ -169,8 +162,9 @@ def name_errors(task: seqio.Task, where: str) -> seqio.Task:
       for step in task.preprocessors
     ],
   }
-  if task.postprocessor:
-    changes["postprocess_fn"] = _wrap_postprocessor(task.postprocessor, where)
+  if function := task.postprocessor:
+    name = f"{where}: postprocessor {function_name(function)}"
+    changes["postprocess_fn"] = user_code(name)(function)
   return task.replace(**changes)
 
 
@@ -204,8 +198,6 @@ def _simplify(
     return value
   if value is None:
     return math.nan
-  if isinstance(value, tf.Tensor):
-    value = value.numpy()
   item = value
   if hasattr(value, "__array__"):
     array = np.asarray(value)
@@ -232,18 +224,9 @@ def _wrap_metric(function: Callable, where: str) -> Callable:
   where = f"{where}: metric function {function_name(function)}"
 
   # SeqIO passes values by parameter name, so `wraps` must preserve the names.
+  @user_code(where)
   @functools.wraps(function)
   def metric(*arguments: Any, **keywords: Any) -> Mapping[str, Any]:
-    with user_code(where):
-      return simplify_metrics(function(*arguments, **keywords), where)
+    return simplify_metrics(function(*arguments, **keywords), where)
 
   return metric
-
-
-def _wrap_postprocessor(function: Callable, where: str) -> Callable:
-  @functools.wraps(function)
-  def postprocess(*arguments: Any, **keywords: Any) -> Any:
-    with user_code(f"{where}: postprocessor {function_name(function)}"):
-      return function(*arguments, **keywords)
-
-  return postprocess

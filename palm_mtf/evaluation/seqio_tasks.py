@@ -4,7 +4,7 @@
 
 Inputs and targets are ids of the run's vocabulary, as in training. If the task
 appends an EOS, targets end in the id of [eod], which is scored too. The task's
-postprocessor and metric functions compute metrics from `Answers`.
+postprocessor and metric functions compute metrics from `TaskAnswers`.
 """
 
 import functools
@@ -20,7 +20,7 @@ from collections.abc import (
   Mapping,
   Sequence,
 )
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from palm_mtf.data.sources.seqio_steps import tokenizes
 from palm_mtf.data.sources.seqio_task import check_ids, find_provider
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.evaluation.answers import TaskAnswers
 from palm_mtf.evaluation.few_shot import (
   adds_exemplars,
   apply_protocol,
@@ -51,19 +52,6 @@ _logger = logging.getLogger(__name__)
 
 _Output = seqio.metrics.ModelOutputType
 _PREDICTS = {_Output.PREDICTION, _Output.PREDICTION_WITH_AUX}
-
-
-class Answers(Protocol):
-  """Answers of a model to the examples of a task, in the examples' order."""
-
-  def predictions(self) -> list[list[str]]:
-    """Returns continuations of each example's inputs, [examples][samples]."""
-
-  def scores(self) -> list[float]:
-    """Returns log p of each example's targets given its inputs, in nats."""
-
-  def prediction_scores(self) -> list[list[float]]:
-    """Returns log p of each prediction given its example's inputs, in nats."""
 
 
 class TaskResult(NamedTuple):
@@ -189,8 +177,8 @@ class EvalTask:
     self._categories = [category_of(example) for example in self._examples]
     if config.eval_examples is None:
       check_groups(self.name, self._groups, self._categories)
-    if self._outputs & _PREDICTS and not all(map(len, self.inputs)):
-      number = [*map(bool, map(len, self.inputs))].index(False)
+    if self._outputs & _PREDICTS and not all(self.inputs):
+      number = [*map(bool, self.inputs)].index(False)
       raise UserError(
         f"{self._what}: example {number:,} has no inputs; there has to be a "
         "text to continue."
@@ -221,7 +209,13 @@ class EvalTask:
     """
     task, steps = self, self._task.preprocessors
     if any(map(adds_exemplars, steps)):
-      task = self._replace_steps(itertools.filterfalse(adds_exemplars, steps))
+      others = itertools.filterfalse(adds_exemplars, steps)
+      task = EvalTask(
+        self._task.replace(preprocessors=[*others]),
+        self._config,
+        self._vocabulary,
+        self._sequence_length,
+      )
     return [
       Document("")
       if example.get("unconditional", False)
@@ -240,16 +234,8 @@ class EvalTask:
       for number, example in enumerate(self._examples)
     ]
 
-  def _replace_steps(self, steps: Iterable[Callable]) -> "EvalTask":
-    return EvalTask(
-      self._task.replace(preprocessors=[*steps]),
-      self._config,
-      self._vocabulary,
-      self._sequence_length,
-    )
-
   def evaluate(
-    self, step: int, answers: Answers, clean: Sequence[int] | None = None
+    self, step: int, answers: TaskAnswers, clean: Sequence[int] | None = None
   ) -> TaskResult:
     """Computes the task's metrics from a model's answers.
 

@@ -28,13 +28,13 @@ from palm_mtf.export.huggingface.config_json import (
   ROTARY_BASE,
   find_architecture,
 )
-from palm_mtf.export.huggingface.tokenizer import explain_inexact, read_pieces
+from palm_mtf.export.huggingface.folder import explain_inexact, parse_model
 from palm_mtf.export.huggingface.weights import (
   FINAL_NORM,
   find_tensor_shapes,
   make_tensor_reader,
 )
-from palm_mtf.export.trained_model import Reader, TrainedModel
+from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
 Value = bool | int | float | str | list
 Shapes = Mapping[str, tuple[int, ...]]
@@ -62,36 +62,32 @@ _IN_LAYER = {
 _UNUSED = 5
 
 
-class GgufFile:
-  """The export `Format` of a GGUF file with the weights and the tokenizer."""
+def make_gguf(trained: TrainedModel, dtype: str) -> Export:
+  """Makes a GGUF file with the weights and the tokenizer.
 
-  subfolder = ""
+  Most weights have `dtype`; other tensors have float16 or float32.
 
-  def __init__(self, trained: TrainedModel, dtype: str):
-    """Raises UserError if llama.cpp lacks the architecture or the tokenizer.
+  Raises:
+    UserError: if llama.cpp lacks the architecture or the tokenizer.
+  """
+  model, vocabulary = trained.model, trained.vocabulary
+  metadata = make_model_metadata(model, dtype)
+  check_vocabulary(vocabulary)
+  metadata |= make_vocabulary_metadata(
+    vocabulary, start_id=trained.start_id, vocab_size=model.vocab_size
+  )
+  shapes = find_tensor_shapes(model)
 
-    Most weights have `dtype`; other tensors have float16 or float32.
-    """
-    model, vocabulary = trained.model, trained.vocabulary
-    self._model, self._dtype = model, dtype
-    self._metadata = make_model_metadata(model, dtype)
-    check_vocabulary(vocabulary)
-    self._metadata |= make_vocabulary_metadata(
-      vocabulary, start_id=trained.start_id, vocab_size=model.vocab_size
-    )
-    self._shapes = find_tensor_shapes(model)
-    self.num_bytes = sum(
-      _count_bytes(shape, _choose_dtype(shape, dtype))
-      for shape in self._shapes.values()
-    )
-    name = self._metadata["general.architecture"]
-    self.kind = f"a {name} in {dtype}"
-
-  def write(self, path: str, read: Reader) -> None:
-    """Writes the file; see `Format`."""
+  def write(path: str, read: Reader) -> None:
     # Like Cohere, both architectures of llama.cpp rotate neighbouring elements.
-    read = make_tensor_reader(self._model, COHERE, read)
-    write_gguf(path, self._metadata, self._shapes, self._dtype, read)
+    read = make_tensor_reader(model, COHERE, read)
+    write_gguf(path, metadata, shapes, dtype, read)
+
+  return Export(
+    f"a {metadata['general.architecture']} in {dtype}",
+    sum(_count_bytes(x, _choose_dtype(x, dtype)) for x in shapes.values()),
+    write,
+  )
 
 
 def write_gguf(
@@ -248,7 +244,7 @@ def make_vocabulary_metadata(
     start_id: id of the token that the model reads at position 0.
     vocab_size: number of rows of the embedding.
   """
-  pieces = read_pieces(vocabulary)
+  pieces = parse_model(vocabulary).pieces
   missing = range(len(pieces), vocab_size)  # embedding rows without a piece
   return {
     "tokenizer.ggml.model": "llama",

@@ -16,25 +16,16 @@ import numpy as np
 from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.export.huggingface.config_json import NORM_EPSILON, ROTARY_BASE
 from palm_mtf.export.huggingface.tensor_files import VOCABULARY
-from palm_mtf.export.trained_model import Reader, TrainedModel
+from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 from palm_mtf.json_text import json_text
 
 
-class NpzFolder:
-  """The export `Format` of a folder with NumPy arrays and settings."""
+def make_npz(trained: TrainedModel) -> Export:
+  """Makes a folder with NumPy arrays, the settings and the vocabulary."""
+  shapes = parameter_shapes(trained.model)
 
-  kind = "a folder of NumPy arrays"
-  subfolder = ""
-
-  def __init__(self, trained: TrainedModel):
-    self._trained = trained
-    self._shapes = parameter_shapes(trained.model)
-    self.num_bytes = 4 * sum(map(math.prod, self._shapes.values()))
-
-  def write(self, path: str, read: Reader) -> None:
-    """Writes the settings, the vocabulary and the weights; see `Format`."""
+  def write(path: str, read: Reader) -> None:
     os.mkdir(path)
-    trained = self._trained
     described = {
       **trained.model.macros(),
       "PACKING": trained.config.data.packing,
@@ -42,7 +33,7 @@ class NpzFolder:
       "rotary_base": ROTARY_BASE,
       "start_id": trained.start_id,
       "eod_id": trained.vocabulary.eod_id,
-      "step": trained.step,
+      "step": trained.checkpoint.manifest.step,
     }
     with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
       file.write(json_text(described, indent=1))
@@ -51,6 +42,9 @@ class NpzFolder:
     # Do not call np.savez, because np.savez needs all arrays in memory.
     weights = os.path.join(path, "weights.npz")
     with zipfile.ZipFile(weights, "w") as archive:
-      for name in self._shapes:
+      for name in shapes:
         with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
           np.lib.format.write_array(file, read(name), allow_pickle=False)
+
+  num_bytes = 4 * sum(map(math.prod, shapes.values()))
+  return Export("a folder of NumPy arrays", num_bytes, write)

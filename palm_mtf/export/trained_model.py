@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model, and the protocol of export formats."""
+"""A trained model, and what an export format makes of it."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,30 +30,20 @@ class TrainedModel:
     return self.config.model
 
   @property
-  def step(self) -> int:
-    """Number of training steps before the checkpoint."""
-    return self.checkpoint.manifest.step
-
-  @property
   def start_id(self) -> int:
     """Id of the token that the model reads at position 0."""
     return document_start(self.config.data.packing, self.vocabulary.eod_id)
 
 
-class Format(Protocol):
+class Export(NamedTuple):
   """A model in an export format.
 
-  The constructor raises UserError if the format cannot represent the model.
-
-  Attributes:
-    num_bytes: upper bound of the size of the file or folder.
-    kind: noun phrase for messages, such as "a CohereForCausalLM".
-    subfolder: name of the folder to make in --output; "" for --output itself.
+  The function that makes it raises UserError if the format cannot represent the
+  model.
   """
 
-  num_bytes: int
-  kind: str
-  subfolder: str
-
-  def write(self, path: str, read: Reader) -> None:
-    """Makes the file or folder `path` from the parameters that `read` reads."""
+  kind: str  # noun phrase for messages, such as "a CohereForCausalLM"
+  num_bytes: int  # upper bound of the size of the file or folder
+  # Makes a file or folder, given its path, from the parameters.
+  write: Callable[[str, Reader], None]
+  subfolder: str = ""  # folder to make in --output; "" for --output itself

@@ -1,10 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on pods as gin files configure, in gin's own syntax.
-
-Importing this module makes AdafactorConfig, DeviceMesh, PodsConfig, PodTraining
-and train_on_pods gin configurables of the module `palm_mtf.foreign_models`.
-"""
+"""Trains on pods as gin files configure, in gin's own syntax."""
 
 import argparse
 import functools
@@ -17,7 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 import gin
 import numpy as np
 
-from palm_mtf._tf import mtf
 from palm_mtf.cli.gin_checks import find_reached
 from palm_mtf.cli.gin_folder import find_gin_file, gin_folder
 from palm_mtf.cli.gin_statements import (
@@ -33,12 +28,7 @@ from palm_mtf.cli.main import FlagParser, parse_flags, run_command
 from palm_mtf.cli.user_values import import_modules
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.errors import (
-  UserError,
-  check_count,
-  did_you_mean,
-  shorten,
-)
+from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
 from palm_mtf.foreign_models.model_function import ModelFunction
 from palm_mtf.foreign_models.training import PodTraining
 from palm_mtf.user_code import user_code
@@ -78,13 +68,7 @@ for _class in (AdafactorConfig, DeviceMesh, PodsConfig):
 @functools.wraps(PodTraining, updated=())
 def _make_training(*, function: ModelFunction, **settings: Any) -> PodTraining:
   """Makes a PodTraining that reports errors of the user's function."""
-
-  @functools.wraps(function)
-  def call(mesh: mtf.Mesh, features: dict[str, mtf.Tensor]) -> Any:
-    with user_code("PodTraining.function"):
-      return function(mesh, features)
-
-  return PodTraining(call, **settings)
+  return PodTraining(user_code("PodTraining.function")(function), **settings)
 
 
 @gin.configurable(module=_MODULE)
@@ -164,9 +148,8 @@ def _run(gin_files: Sequence[str], arguments: Sequence[str]) -> int:
   )
   bindings = [x for x in arguments if x.startswith("--gin.")]
   flags = parse_flags(parser, [x for x in arguments if x not in bindings])
-  settings = _read_settings(
-    [*gin_files, *flags.gin_file],
-    [x.removeprefix("--gin.") for x in bindings],
+  settings = parse_gin(
+    [*gin_files, *flags.gin_file], [x.removeprefix("--gin.") for x in bindings]
   )
   try:
     with user_code("train_on_pods"):
@@ -178,7 +161,9 @@ def _run(gin_files: Sequence[str], arguments: Sequence[str]) -> int:
   return 0
 
 
-def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
+def parse_gin(
+  gin_files: Iterable[str], bindings: Iterable[str] = ()
+) -> list[Setting]:
   """Reads gin files into gin's configuration, and checks every name in them.
 
   Args:
@@ -186,17 +171,13 @@ def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
       earlier files.
     bindings: "NAME=VALUE" texts, which override all files.
 
+  Returns:
+    The settings, in the order read.
+
   Raises:
     UserError: a file, an import, a name or a value is wrong; the message names
       the line, and the most similar name that exists.
   """
-  _read_settings(gin_files, bindings)
-
-
-def _read_settings(
-  gin_files: Iterable[str], bindings: Iterable[str]
-) -> list[Setting]:
-  """Does what `parse_gin` does; returns the settings in the order read."""
   files = [find_gin_file(x) for x in gin_files]
   statements = [x for file in files for x in read_file(file)]
   import_modules([x for x in statements if isinstance(x, Import)])
@@ -214,24 +195,19 @@ def _read_settings(
 
 
 def _check_names(setting: Setting) -> None:
-  selectors = [
-    x.selector for x in names_in(setting.value) if isinstance(x, Reference)
-  ]
   if setting.selector:
-    selectors.insert(0, setting.selector)
-  for selector in selectors:
-    _find_configurable(setting, selector)
-  if not setting.selector:
-    return
-  wrapped = _find_configurable(setting, setting.selector)
-  parameters = inspect.signature(wrapped).parameters
-  if setting.name not in parameters and not any(
-    x.kind is x.VAR_KEYWORD for x in parameters.values()
-  ):
-    raise UserError(
-      f'{setting.cited}: {setting.selector} has no parameter "{setting.name}"'
-      f"{did_you_mean(setting.name, parameters)}."
-    )
+    wrapped = _find_configurable(setting, setting.selector)
+    parameters = inspect.signature(wrapped).parameters
+    if setting.name not in parameters and not any(
+      x.kind is x.VAR_KEYWORD for x in parameters.values()
+    ):
+      raise UserError(
+        f'{setting.cited}: {setting.selector} has no parameter "{setting.name}"'
+        f"{did_you_mean(setting.name, parameters)}."
+      )
+  for name in names_in(setting.value):
+    if isinstance(name, Reference):
+      _find_configurable(setting, name.selector)
 
 
 def _find_configurable(setting: Setting, selector: str) -> Callable[..., Any]:

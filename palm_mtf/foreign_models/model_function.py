@@ -17,8 +17,7 @@ from palm_mtf.programs.loss_function import LossSums
 # and a weight such as the number of tokens. The loss of a step is then the sum
 # of all sums divided by the sum of all weights.
 ModelFunction = Callable[
-  [mtf.Mesh, dict[str, mtf.Tensor]],
-  mtf.Tensor | tuple[mtf.Tensor, mtf.Tensor],
+  [mtf.Mesh, dict[str, mtf.Tensor]], mtf.Tensor | tuple[mtf.Tensor, mtf.Tensor]
 ]
 
 
@@ -160,25 +159,20 @@ def _check_layout(device_mesh: DeviceMesh, mesh: mtf.Mesh) -> None:
         f"{', '.join(sorted(names))}."
       )
   for shape in shapes:
-    _check_split([each for each in shape if each[0] in rules], device_mesh)
-
-
-def _check_split(
-  dims: Sequence[tuple[str, int]], device_mesh: DeviceMesh
-) -> None:
-  split: dict[str, str] = {}
-  for name, size in dims:
-    axis = device_mesh.rules[name]
-    if size % device_mesh.axes[axis]:
-      raise UserError(
-        f"{name}={size} is not divisible by mesh axis "
-        f"{axis}={device_mesh.axes[axis]} (rule {name}:{axis}). Use a divisor "
-        f"of {size}, or drop the rule."
-      )
-    if axis in split:
-      raise UserError(
-        f'layout rules "{split[axis]}:{axis}" and "{name}:{axis}": a tensor '
-        f'of the model has both dimensions, and axis "{axis}" can split one; '
-        "drop one rule."
-      )
-    split[axis] = name
+    split: dict[str, str] = {}
+    for name, size in shape:
+      if name not in rules:
+        continue
+      axis, parts = rules[name], device_mesh.axes[rules[name]]
+      if size % parts:
+        raise UserError(
+          f"{name}={size} is not divisible by mesh axis {axis}={parts} (rule "
+          f"{name}:{axis}). Use a divisor of {size}, or drop the rule."
+        )
+      if axis in split:
+        raise UserError(
+          f'layout rules "{split[axis]}:{axis}" and "{name}:{axis}": a tensor '
+          f'of the model has both dimensions, and axis "{axis}" can split one; '
+          "drop one rule."
+        )
+      split[axis] = name

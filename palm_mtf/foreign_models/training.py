@@ -3,8 +3,8 @@
 """Trains a model function on pods, from one client."""
 
 import contextlib
-import types
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -76,7 +76,13 @@ class PodTraining:
       ("pods", pods, PodsConfig),
       ("features", features, Mapping),
     ):
-      _check_kind(name, value, kind)
+      if not isinstance(value, kind):
+        right = f"a {kind.__name__}; in a gin file, @{kind.__name__}()"
+        if kind is Mapping:
+          right = (
+            'the features by name, as in {"inputs": ("int32", "length:64")}'
+          )
+        raise UserError(f"PodTraining.{name} = {shorten(value)}: give {right}.")
     _check_optimizer(optimizer)
     check_count("GLOBAL_BATCH_SIZE", global_batch_size)
     check_shares(global_batch_size, pods.num_pods, mesh.num_microbatches)
@@ -87,11 +93,7 @@ class PodTraining:
       )
     parts = pods.num_pods * mesh.num_microbatches
     self._loss_function = ModelLoss(
-      function,
-      features,
-      mesh,
-      num_rows=global_batch_size // parts,
-      seed=seed,
+      function, features, mesh, num_rows=global_batch_size // parts, seed=seed
     )
     self._mesh, self._optimizer, self._pods = mesh, optimizer, pods
     self._batch_size = global_batch_size
@@ -130,13 +132,8 @@ class PodTraining:
       self._stack = stack.pop_all()
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: types.TracebackType | None,
-  ) -> None:
-    self._stack.__exit__(kind, error, traceback)
+  def __exit__(self, *error: Any) -> None:
+    self._stack.__exit__(*error)
 
   def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Trains on a batch, and returns metrics by name.
@@ -211,14 +208,6 @@ class PodTraining:
         )
       checked[name] = rows
     return checked
-
-
-def _check_kind(name: str, value: object, kind: type) -> None:
-  if not isinstance(value, kind):
-    right = f"a {kind.__name__}; in a gin file, @{kind.__name__}()"
-    if kind is Mapping:
-      right = 'the features by name, as in {"inputs": ("int32", "length:64")}'
-    raise UserError(f"PodTraining.{name} = {shorten(value)}: give {right}.")
 
 
 def _check_optimizer(optimizer: AdafactorConfig) -> None:
@@ -322,7 +311,4 @@ def _find_shape(parts: Sequence[Slice]) -> tuple[int, ...]:
 
 
 def _make_indices(part: Slice) -> tuple[slice, ...]:
-  return tuple(
-    slice(begin, begin + size)
-    for begin, size in zip(part.begin, part.sizes, strict=True)
-  )
+  return tuple(map(slice, part.begin, np.add(part.begin, part.sizes)))

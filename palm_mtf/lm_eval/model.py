@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model type `palm_mtf` for lm-evaluation-harness."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -57,12 +58,8 @@ class PalmMtf(LM):
     The `args` of a request are a context and a continuation.
     """
     pairs = [request.args for request in requests]
-    found = [(0.0, False)] * len(pairs)
-    with tqdm(total=len(pairs), disable=disable_tqdm) as bar:
-      for index, score in self._run.scores(pairs):
-        found[index] = (score.log_likelihood, score.is_greedy)
-        bar.update()
-    return found
+    scores = _sort(self._run.scores(pairs), len(pairs), disable_tqdm)
+    return [(score.log_likelihood, score.is_greedy) for score in scores]
 
   def loglikelihood_rolling(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -72,12 +69,8 @@ class PalmMtf(LM):
     The `args` of a request are a document.
     """
     documents = [("", *request.args) for request in requests]
-    found = [0.0] * len(documents)
-    with tqdm(total=len(documents), disable=disable_tqdm) as bar:
-      for index, score in self._run.scores(documents):
-        found[index] = score.log_likelihood
-        bar.update()
-    return found
+    scores = _sort(self._run.scores(documents), len(documents), disable_tqdm)
+    return [score.log_likelihood for score in scores]
 
   def generate_until(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
@@ -87,9 +80,13 @@ class PalmMtf(LM):
     The `args` of a request are a prompt and the prompt's generation_kwargs.
     """
     prompts = [request.args for request in requests]
-    found = [""] * len(prompts)
-    with tqdm(total=len(prompts), disable=disable_tqdm) as bar:
-      for index, text in self._run.continuations(prompts):
-        found[index] = text
-        bar.update()
-    return found
+    texts = self._run.continuations(prompts)
+    return _sort(texts, len(prompts), disable_tqdm)
+
+
+def _sort(
+  answers: Iterable[tuple[int, Any]], count: int, disable_tqdm: bool
+) -> list[Any]:
+  """Returns answers in the order of their indices; shows a progress bar."""
+  found = dict(tqdm(answers, total=count, disable=disable_tqdm))
+  return [found[index] for index in range(count)]

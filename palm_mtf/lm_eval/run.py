@@ -149,24 +149,19 @@ class Run:
     """
     from palm_mtf.generation.inference.scorer import Example, Score
 
-    contexts, others = [], []
-    for pair in pairs:
-      context, continuation = split_pair(*pair)
-      contexts.append(context)
-      others.append(continuation)
+    split = [split_pair(*pair) for pair in pairs]
+    contexts = [context for context, _ in split]
+    others = [continuation for _, continuation in split]
     # After a context, encode the continuation without the space that some
     # vocabularies put before the beginning of a text.
     inputs = self._vocabulary.encode_batch(contexts)
     targets = self._vocabulary.encode_batch(others, [*map(bool, contexts)])
     examples = [*map(Example, inputs, targets)]
-    scored = []
-    for index, example in enumerate(examples):
-      if example.targets:
-        scored.append(index)
-      else:  # an empty continuation has probability 1
-        yield index, Score(0.0, is_greedy=True)
+    scored = [i for i, example in enumerate(examples) if example.targets]
     for place, score in self._scorer.scores([examples[i] for i in scored]):
       yield scored[place], score
+    for index in {*range(len(examples))} - {*scored}:
+      yield index, Score(0.0, is_greedy=True)  # nothing has probability 1
 
   def continuations(
     self, prompts: Sequence[tuple[str, Mapping[str, object]]]

@@ -34,11 +34,6 @@ def native_bfloat16_here() -> str:
   return ", ".join(bfloat16_flags())
 
 
-def fast_dtype_here() -> str:
-  """Returns the dtype that "auto" means here for a run without TPUs."""
-  return "bfloat16" if native_bfloat16_here() else "float32"
-
-
 def resolve_dtype(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> PalmConfig:
@@ -54,12 +49,14 @@ def resolve_dtype(
   return dataclasses.replace(model, activation_dtype=begun_in or fast)
 
 
-def describe_dtype(
+def log_dtype(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
-) -> str:
-  """Returns a log line: the dtype in which a command computes, and why.
+) -> None:
+  """Logs the dtype in which a command computes, and why.
 
-  `model` is a result of `resolve_dtype`, which has the other arguments too.
+  Commands that run a model log this first, because results of different dtypes
+  differ in the third digit. `model` is a result of `resolve_dtype`, which has
+  the other arguments too.
   """
   dtype, native = model.activation_dtype, native_bfloat16(mesh)
   begun = ", as the run began" if begun_in == dtype else ""
@@ -69,18 +66,7 @@ def describe_dtype(
     here = "a GPU without native bfloat16"
   else:
     here = f"no native bfloat16: {cpu_name()}"
-  return f"computing in {dtype}{begun} ({here})"
-
-
-def log_dtype(
-  model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
-) -> None:
-  """Logs `describe_dtype`, which has the same arguments.
-
-  Commands that run a model log this first, because results of different dtypes
-  differ in the third digit.
-  """
-  _logger.info(describe_dtype(model, mesh, begun_in))
+  _logger.info(f"computing in {dtype}{begun} ({here})")
 
 
 def is_slow(model: PalmConfig, mesh: MeshLayout) -> bool:

@@ -68,11 +68,8 @@ def compiled_code_folder() -> str:
   # The CPU is part of the path, because code with instructions that the CPU
   # lacks would crash the process.
   flags = os.environ.get("XLA_FLAGS", "")
-  return cache_path("xla", "sealed", flags, _tensorflow_version())
-
-
-def _tensorflow_version() -> str:
-  return importlib.metadata.version("tensorflow")
+  version = importlib.metadata.version("tensorflow")
+  return cache_path("xla", "sealed", flags, version)
 
 
 class CompiledCode:
@@ -125,11 +122,6 @@ class CompiledCode:
         warn_of(error)
         self._is_lost = True
 
-  def save_until(self, end: threading.Event) -> None:
-    """Saves once per second until `end` is set, because a kill skips atexit."""
-    while not end.wait(_SAVE_SECS):
-      self.save()
-
 
 # The cache of this process; empty until `share_compiled_code` turns it on.
 _shared: list[CompiledCode] = []
@@ -146,7 +138,12 @@ def share_compiled_code(memory: ModuleType) -> None:
   code = CompiledCode(memory, flag.removeprefix(_FLAG))
   _shared.append(code)
   end = threading.Event()
-  saving = threading.Thread(target=code.save_until, args=[end], daemon=True)
+
+  def save_often() -> None:  # because a kill skips atexit
+    while not end.wait(_SAVE_SECS):
+      code.save()
+
+  saving = threading.Thread(target=save_often, daemon=True)
   saving.start()
 
   def finish() -> None:

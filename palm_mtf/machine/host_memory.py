@@ -8,6 +8,8 @@ import os
 import re
 import resource
 
+from palm_mtf.machine.processors import read_or_empty
+
 _MADV_DONTNEED = 4  # of Linux's mman.h
 
 
@@ -29,30 +31,22 @@ def largest_resident_bytes(process: int | str = "self") -> int:
 def memory_bytes() -> tuple[int, int]:
   """Returns the total memory and what this process can still take, in bytes."""
   # In /proc/meminfo, kB means KiB.
-  kibibytes = dict(
-    re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
-  )
+  text = read_or_empty("/proc/meminfo")
+  kibibytes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))
   total = int(kibibytes.get("MemTotal", 0)) * 1024
   available = int(kibibytes.get("MemAvailable", 0)) * 1024
-  limit = _text("/sys/fs/cgroup/memory.max").strip()  # container's limit
+  # The limit of a container.
+  limit = read_or_empty("/sys/fs/cgroup/memory.max").strip()
   if limit.isdigit() and int(limit) < total:
-    used = _text("/sys/fs/cgroup/memory.current").strip()
+    used = read_or_empty("/sys/fs/cgroup/memory.current").strip()
     left = int(limit) - int(used) if used.isdigit() else int(limit)
     total, available = int(limit), min(available, left)
   soft, _ = resource.getrlimit(resource.RLIMIT_AS)
   if soft != resource.RLIM_INFINITY:  # ulimit -v
-    pages = int(_text("/proc/self/statm").split()[0])
+    pages = int(read_or_empty("/proc/self/statm").split()[0])
     left = soft - pages * os.sysconf("SC_PAGE_SIZE")
     available = min(available, left)
   return total, max(0, available)
-
-
-def _text(path: str) -> str:
-  try:
-    with open(path, encoding="utf-8", errors="replace") as file:
-      return file.read()
-  except OSError:
-    return ""
 
 
 def free_garbage() -> None:
@@ -80,11 +74,7 @@ def release_file_pages() -> None:
 
 def _unchanged_files() -> list[tuple[int, int]]:
   """Returns address ranges of file mappings that have no changed page."""
-  try:
-    with open("/proc/self/smaps", encoding="utf-8") as file:
-      text = file.read()
-  except OSError:  # not every kernel has this file
-    return []
+  text = read_or_empty("/proc/self/smaps")  # not every kernel has this file
   # Each mapping has a line "begin-end permissions offset device inode path",
   # then lines "field: value".
   head = r"^(\w+)-(\w+) (\S+) \w+ \S+ (\d+) .*$"

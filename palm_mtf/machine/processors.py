@@ -72,10 +72,7 @@ def bfloat16_flags() -> list[str]:
 
 def _entry(names: str) -> str:
   """Returns the field of CPUINFO with a name in `names` ("a|b"), or ""."""
-  try:
-    text = CPUINFO.read_text(encoding="utf-8", errors="replace")
-  except OSError:
-    return ""
+  text = read_or_empty(CPUINFO)
   match = re.search(rf"^(?:{names})[ \t]*:[ \t]*(.*)$", text, re.MULTILINE)
   return match[1].strip() if match else ""
 
@@ -94,14 +91,15 @@ def visible_cores() -> list[int]:
 
 def core_quota() -> float | None:
   """Returns a container's CPU quota in cores; None if there is no limit."""
-  quota, _, period = _text(CPU_MAX).partition(" ")
-  if not quota:
-    quota, period = _text(CPU_QUOTA), _text(CPU_PERIOD)
+  texts = read_or_empty(CPU_MAX).split() or [
+    read_or_empty(path).strip() for path in (CPU_QUOTA, CPU_PERIOD)
+  ]
   # Without a limit, the quota is "max" (version 2 of control groups) or -1
   # (version 1), or the files are missing.
-  if not quota.isdigit() or not period.isdigit():
+  if not all(map(str.isdigit, texts)):
     return None
-  return int(quota) / int(period)  # both in microseconds
+  quota, period = map(int, texts)
+  return quota / period  # both in microseconds
 
 
 def usable_cores() -> int:
@@ -119,9 +117,10 @@ def thread_count(environment: Mapping[str, str]) -> int:
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
 
-def _text(path: Path) -> str:
+def read_or_empty(path: str | Path) -> str:
+  """Returns the text of a file of the system; "" if it cannot be read."""
   try:
-    return path.read_text(encoding="utf-8").strip()
+    return Path(path).read_text(encoding="utf-8", errors="replace")
   except OSError:
     return ""
 

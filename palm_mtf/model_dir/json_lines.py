@@ -13,18 +13,12 @@ from palm_mtf.model_dir.atomic_files import write_atomically, writing
 
 
 class JsonLinesWriter:
-  """Appends JSON values to a file in an existing folder; a context manager."""
+  """Appends JSON values to a file in an existing folder."""
 
   def __init__(self, path: str):
     # Unbuffered, so that each line is in the file when `write` returns, and
     # `close` does not retry a line for which the disk had no space.
     self._file = open(path, "ab", buffering=0)
-
-  def __enter__(self) -> "JsonLinesWriter":
-    return self
-
-  def __exit__(self, *exception: object) -> None:
-    self.close()
 
   def write(self, value: object) -> None:
     """Appends a JSON value; raises UserError if the disk is full."""

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hashes files, and seals JSON objects: adds a key with the content's hash."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -12,12 +13,13 @@ from palm_mtf.model_dir.foreign_files import read_regular
 
 # Larger files are refused. The manifest of a 10,000-layer model has 20 MB.
 _MAX_BYTES = 2**28
+_BLAKE2B = functools.partial(hashlib.blake2b, digest_size=16)
 
 
 def hash_file(path: str) -> str:
   """Returns the BLAKE2b hash of a file, 128 bits, in hexadecimal."""
   with open(path, "rb") as file:
-    return hashlib.file_digest(file, _blake2b).hexdigest()
+    return hashlib.file_digest(file, _BLAKE2B).hexdigest()
 
 
 def seal(content: Mapping[str, object], key: str) -> dict[str, Any]:
@@ -48,8 +50,4 @@ def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
 def _hash_content(content: Mapping[str, object]) -> str:
   # Keys are sorted, so that their order in the file does not matter.
   text = json.dumps(content, sort_keys=True).encode()
-  return hashlib.blake2b(text, digest_size=16).hexdigest()
-
-
-def _blake2b():
-  return hashlib.blake2b(digest_size=16)
+  return _BLAKE2B(text).hexdigest()

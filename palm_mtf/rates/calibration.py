@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,44 +60,37 @@ _OPTIMIZER = AdafactorConfig(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Probe:
-  """Sizes of a one-layer model that is trained and timed."""
+class Probe(NamedTuple):
+  """A one-layer model that is trained and timed."""
 
-  d_model: int
-  d_ff: int
-  vocab_size: int
-  sequence_length: int
+  model: PalmConfig
   batch_size: int
 
-  def model(self, dtype: str) -> PalmConfig:
+  def model_in(self, dtype: str) -> PalmConfig:
     """Returns the architecture with `dtype` as activation dtype."""
-    return PalmConfig(
-      num_layers=1,
-      d_model=self.d_model,
-      num_heads=self.d_model // 64,
-      d_kv=64,
-      d_ff=self.d_ff,
-      vocab_size=self.vocab_size,
-      sequence_length=self.sequence_length,
-      activation_dtype=dtype,
-    )
+    return dataclasses.replace(self.model, activation_dtype=dtype)
+
+
+def _make_probe(*, batch_size: int, d_model: int, **sizes: int) -> Probe:
+  heads = {"num_heads": d_model // 64, "d_kv": 64}
+  model = PalmConfig(num_layers=1, d_model=d_model, **heads, **sizes)
+  return Probe(model, batch_size)
 
 
 # {kind of pass: probe}. Apart from matrix products, a probe spends most of its
 # time on this kind of pass.
 PROBES = {
-  "blocks": Probe(
-    d_model=512, d_ff=2048, vocab_size=256, sequence_length=128, batch_size=16
+  "blocks": _make_probe(
+    batch_size=16, d_model=512, d_ff=2048, vocab_size=256, sequence_length=128
   ),
-  "attention": Probe(
-    d_model=512, d_ff=512, vocab_size=256, sequence_length=1024, batch_size=2
+  "attention": _make_probe(
+    batch_size=2, d_model=512, d_ff=512, vocab_size=256, sequence_length=1024
   ),
-  "loss": Probe(
-    d_model=256, d_ff=256, vocab_size=16384, sequence_length=128, batch_size=8
+  "loss": _make_probe(
+    batch_size=8, d_model=256, d_ff=256, vocab_size=16384, sequence_length=128
   ),
-  "weights": Probe(
-    d_model=512, d_ff=2048, vocab_size=4096, sequence_length=128, batch_size=1
+  "weights": _make_probe(
+    batch_size=1, d_model=512, d_ff=2048, vocab_size=4096, sequence_length=128
   ),
 }
 _WARM_UP_STEPS, _STEPS = 2, 5
@@ -147,12 +140,12 @@ def _unmeasured_hardware() -> HardwareConfig:
 @contextlib.contextmanager
 def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
   """Yields a function that trains a probe for one step, after warm-up steps."""
-  shape = [probe.batch_size, probe.sequence_length]
-  tokens = np.random.default_rng(0).integers(probe.vocab_size, size=shape)
+  shape = [probe.batch_size, probe.model.sequence_length]
+  tokens = np.random.default_rng(0).integers(probe.model.vocab_size, size=shape)
   config = session_config(1)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     program = build_train_program(
-      probe.model(dtype), _MESH, _OPTIMIZER, batch_size=len(tokens), seed=0
+      probe.model_in(dtype), _MESH, _OPTIMIZER, batch_size=len(tokens), seed=0
     )
     client.call(Program(operations=[program.initialize]))
     update = Program(
@@ -175,7 +168,7 @@ def _process_bytes(probe: Probe) -> int:
   """Returns this process's peak memory without the tensors of a probe."""
   with training_step(probe, "float32"):
     pass
-  model = describe_remat(probe.model("float32"), _unmeasured_hardware())
+  model = describe_remat(probe.model_in("float32"), _unmeasured_hardware())
   tensors = tensor_bytes(
     model, _MESH, PodsConfig(), _OPTIMIZER, probe.batch_size
   )
@@ -193,12 +186,12 @@ def _rates(
         timed[kind] = [machine.time_call(step) for _ in range(_STEPS)]
   traffic, secs = [], []
   for kind, probe in PROBES.items():
-    model = describe_remat(probe.model(dtype), _unmeasured_hardware())
+    model = describe_remat(probe.model_in(dtype), _unmeasured_hardware())
     rows = probe.batch_size
     kept = device_bytes(model, _MESH, _OPTIMIZER)
     of_step = step_traffic(model, _MESH, kept, rows)
     traffic.append([of_step[x] for x in PROBES])
-    flops = device_flops(model, _MESH, rows * probe.sequence_length)
+    flops = device_flops(model, _MESH, rows * probe.model.sequence_length)
     times = [undisturbed_secs(*x, machine.best_secs) for x in timed[kind]]
     secs.append(statistics.median(times) - flops / machine.flops_per_sec)
   solved = solve_secs(np.array(traffic), np.array(secs), 1 / memory_bandwidth)

@@ -100,17 +100,17 @@ def _fastest_secs(call: Callable[[], object]) -> float:
 
 
 def warn_if_slow(
-  model: PalmConfig, mesh: MeshLayout, config: tf.ConfigProto
+  model: PalmConfig, mesh: MeshLayout, config: tf.ConfigProto | None = None
 ) -> None:
   """Warns if a model multiplies in bfloat16 and this machine emulates bfloat16.
 
   `config` is the configuration of later sessions too, because a process keeps
-  the threads of its first session, which may be the session here.
+  the threads of its first session, which may be the session here. None for the
+  configuration that has a thread per core.
   """
   if not is_slow(model, mesh):
     return
-  # This session has the configuration of later sessions, because a process
-  # keeps the threads of its first session.
+  config = config or session_config(mesh.num_devices)
   with tf.Graph().as_default(), Client(tf.Session(config=config)) as client:
     products = []
     for dtype in (tf.bfloat16, tf.float32):

@@ -79,15 +79,11 @@ def choose_panels(runs: Sequence[Run]) -> list[Panel]:
   for field, numbers in values.items():
     # Skip fields of traced steps, which trace files show, and skip constants.
     if field not in known and field[:7] != "traced_" and len(numbers) > 1:
-      quantity, _, _ = field.partition("/")  # such as host_memory_bytes/pod_0
+      quantity, _, part = field.partition("/")  # as in host_memory_bytes/pod_0
       unit = {"secs": "s", "bytes": "B"}.get(quantity.rpartition("_")[2], "")
-      found.append(Panel(_make_title(field), (field,), unit))
+      start = _QUANTITIES.get(quantity)
+      found.append(Panel(f"{start} {part}" if start else field, (field,), unit))
   return found
-
-
-def _make_title(field: str) -> str:
-  quantity, _, part = field.partition("/")
-  return f"{_QUANTITIES[quantity]} {part}" if quantity in _QUANTITIES else field
 
 
 def render_image(runs: Sequence[Run], panel: Panel) -> str:

@@ -179,11 +179,11 @@ def _list_tasks(run: Run) -> _Column:
 
 
 def _list_rewinds(run: Run) -> _Column:
-  column = {}
-  for i, rewind in enumerate(run.rewinds, start=1):
-    text = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in rewind.items())
-    column[f"Rewind {i}"] = text, text
-  return column
+  texts = [
+    ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in rewind.items())
+    for rewind in run.rewinds
+  ]
+  return {f"Rewind {i}": (text, text) for i, text in enumerate(texts, start=1)}
 
 
 def _render_figures(runs: Sequence[Run]) -> Iterator[str]:

@@ -1,10 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the runs of a sweep, each in its own process."""
+"""Trains the runs of a sweep, each in its own process.
 
+python -m palm_mtf.sweep.runner SWEEP_PID CORES GIN_FILE    is such a process
+"""
+
+import ctypes
 import dataclasses
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +26,7 @@ from palm_mtf.sweep.runs import SweepRun
 
 _logger = logging.getLogger(__name__)
 
+_PR_SET_PDEATHSIG = 1
 _POLL_SECS = 0.5
 _LAST_BYTES = 4096  # bytes at the end of a log that are read for its last line
 
@@ -104,7 +110,7 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
   with open(where.log(run.name), "ab") as log:
     process = subprocess.Popen(
       [
-        *(sys.executable, "-m", "palm_mtf.sweep.run_process"),
+        *(sys.executable, "-m", "palm_mtf.sweep.runner"),
         *(str(os.getpid()), numbers, settings),
       ],
       stdin=subprocess.DEVNULL,
@@ -151,3 +157,22 @@ def check_none_failed(failed: Mapping[str, str], where: SweepDir) -> None:
       f"{where.log('NAME')} has what they printed; the same command tries "
       "them again."
     )
+
+
+def main() -> None:
+  """Executes `palm_mtf train --gin_file=GIN_FILE` on CORES, such as "0,1"."""
+  sweep, cores, gin_file = sys.argv[1:]
+  # Set the cores before TensorFlow is imported, because TensorFlow counts them.
+  os.sched_setaffinity(0, map(int, cores.split(",")))
+  # If the sweep's process dies, the kernel kills this process, and the same
+  # sweep command resumes the run. prctl's setting and the cores survive exec.
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != int(sweep):  # the sweep's process is dead already
+    os._exit(1)
+  command = [sys.executable, "-m", "palm_mtf", "train"]
+  os.execv(sys.executable, [*command, f"--gin_file={gin_file}"])
+
+
+if __name__ == "__main__":
+  main()

@@ -84,9 +84,10 @@ def make_runs(
     "VOCABULARY": config.data.vocabulary or where.vocabulary,
     "CACHE_DIR": config.data.cache_dir or where.tokens,
   }
-  _check_held_out(sweep)
+  axes = _check_axes(sweep.sweep_runs)
+  _check_held_out(sweep, [name for axis in axes for name, _ in axis])
   runs = []
-  for entries in itertools.product(*_check_axes(sweep.sweep_runs)):
+  for entries in itertools.product(*axes):
     name = "-".join(entry for entry, _ in entries)
     macros = _join_macros(entries)
     model_dir = where.run(name)
@@ -199,8 +200,7 @@ def _join_macros(
   return found
 
 
-def _check_held_out(sweep: SweepConfig) -> None:
-  names = [name for axis in _check_axes(sweep.sweep_runs) for name, _ in axis]
+def _check_held_out(sweep: SweepConfig, names: Sequence[str]) -> None:
   for name in sweep.sweep_held_out:
     if name not in names:
       raise UserError(

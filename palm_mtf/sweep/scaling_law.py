@@ -92,10 +92,6 @@ class Cost:
     parameters = (ratio * (flops / self.scale) ** law.beta) ** exponent
     return parameters, flops / (self.scale * parameters**self.power)
 
-  def lowest_loss(self, law: Law, flops: float) -> float:
-    """Returns the loss at the optimum, nats per token."""
-    return law.loss(*self.optimum(law, flops))
-
   def power_of_size(self, law: Law) -> float:
     """Returns the exponent a in N ~ C^a, for the optimal N at C FLOPs."""
     return law.beta / (law.alpha + self.power * law.beta)
@@ -278,7 +274,7 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
     "times_the_largest_run": budget / flops.max(),
     "parameters": found.interval(lambda law: cost.optimum(law, budget)[0]),
     "tokens": found.interval(lambda law: cost.optimum(law, budget)[1]),
-    "loss": found.interval(lambda law: cost.lowest_loss(law, budget)),
+    "loss": found.interval(lambda law: law.loss(*cost.optimum(law, budget))),
   }
   return {
     "num_runs": len(runs),

@@ -20,14 +20,12 @@ from palm_mtf.unitransformer.layers import (
 __all__ = ["MultiQueryAttention", "ParallelBlock", "SwiGlu", "sublayer_norm"]
 
 
-def _keep_old_gin_names() -> None:
-  """Lets old gin files still use the module name `palm_mtf.layers`."""
-  registry = gin.config._REGISTRY
-  for name in __all__:
-    # Add only exact names, because a second entry in gin's tree of partial
-    # names would make the bare name ambiguous.
-    for old in (f"palm_mtf.layers.{name}", f"layers.{name}"):
-      registry._selector_map[old] = registry[f"palm_mtf.unitransformer.{name}"]
-
-
-_keep_old_gin_names()
+# Let old gin files still use the module name `palm_mtf.layers`. Add only exact
+# names, because a second entry in gin's tree of partial names would make the
+# bare name ambiguous.
+_registry = gin.config._REGISTRY
+for _name in __all__:
+  for _old in (f"palm_mtf.layers.{_name}", f"layers.{_name}"):
+    _registry._selector_map[_old] = _registry[
+      f"palm_mtf.unitransformer.{_name}"
+    ]

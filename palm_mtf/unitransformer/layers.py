@@ -106,10 +106,7 @@ class _RotaryParams(attention.AttentionParams):
   """The kernels of an attention layer; rotates queries and keys."""
 
   def __init__(
-    self,
-    context: transformer.Context,
-    num_heads: int,
-    d_kv: mtf.Dimension,
+    self, context: transformer.Context, num_heads: int, d_kv: mtf.Dimension
   ):
     d_model = context.model.model_dim
     super().__init__(
@@ -263,10 +260,7 @@ class SwiGlu(transformer.TransformerLayer):
 
 
 def _multiply(
-  context: transformer.Context,
-  x: mtf.Tensor,
-  name: str,
-  output: mtf.Dimension,
+  context: transformer.Context, x: mtf.Tensor, name: str, output: mtf.Dimension
 ) -> mtf.Tensor:
   inputs = x.shape.dims[-1]
   kernel = mtf.get_variable(

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 ENTRY_POINTS = """
 import json, os, sys
+from dataclasses import asdict, is_dataclass
 from palm_mtf.errors import UserError
 
 def {name}(
@@ -42,11 +43,11 @@ def {name}(
     "as_json": as_json,
     "kinds": {{name: type(each).__name__ for name, each in settings.items()}},
     "settings": {{
-      name: vars(each) if hasattr(each, "__dict__") else each
+      name: asdict(each) if is_dataclass(each) else each
       for name, each in settings.items()
     }},
     "modules": sorted(sys.modules),
-  }}, default=vars))
+  }}))
 """
 
 

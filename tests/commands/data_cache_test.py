@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import seqio
 
-from palm_mtf.data.tokens import cache as cache_module
 from palm_mtf.data.tokens import store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import processes, runs
@@ -81,7 +80,7 @@ def test_what_cannot_work_is_one_line(cache, macros, message):
 MEASURED = """
 import functools, sys
 from palm_mtf.cli.main import main
-from palm_mtf.data.tokens import cache, encoder, store
+from palm_mtf.data.tokens import encoder, store
 import rich.progress, sentencepiece, numpy
 
 def most():
@@ -90,7 +89,7 @@ def most():
 
 # With small shards and batches, the part in memory is the same for any text.
 write = functools.partial(store.write_store, shard_bytes=1 << 18)
-cache.write_store = write
+store.write_store = write
 encoder._BATCH_CHARACTERS = 1 << 16
 before = most()
 code = main({arguments!r})
@@ -268,7 +267,7 @@ def test_filtering_that_was_stopped_resumes_to_the_same_store(
   cache_lines, monkeypatch
 ):
   small = functools.partial(store.write_store, shard_bytes=1000)
-  monkeypatch.setattr(cache_module, "write_store", small)
+  monkeypatch.setattr(store, "write_store", small)
   whole, _ = cache_lines("undisturbed", **FILTERS)
   write_shard = store.write_shard
 

@@ -13,12 +13,16 @@ from palm_mtf.commands.data_inspect import describe_step
 from palm_mtf.config import DataConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.batches import Batches, batch_hash
-from palm_mtf.data.batches.corpus import load_corpus
 from palm_mtf.data.batches.objectives import PrefixLM
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import runs
-from tests.data.small_sources import ExampleSource, ListSource, corpus_of
+from tests.data.small_sources import (
+  ExampleSource,
+  ListSource,
+  corpus_of,
+  load_corpus,
+)
 from tests.prefixed_vocabulary import train_prefixed
 
 EMOJI = "\U0001f600"

@@ -4,12 +4,14 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from palm_mtf.data.batches.corpus import Corpus
+from palm_mtf.config import DataConfig
+from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.tokens.array import Shard, TokenArray
 from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
@@ -35,6 +37,23 @@ def repeatable(max_examples: int) -> hypothesis.settings:
     database=None,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
   )
+
+
+def load_corpus(
+  model_dir: str,
+  data: DataConfig,
+  vocabulary: Vocabulary,
+  sequence_length: int,
+  seed: int,
+  objective: str = "causal",
+) -> Corpus:
+  """Returns `corpus_of_run` for the settings that it reads."""
+  config = SimpleNamespace(
+    data=data,
+    model=SimpleNamespace(sequence_length=sequence_length, objective=objective),
+    run=SimpleNamespace(seed=seed),
+  )
+  return corpus_of_run(model_dir, config, vocabulary)
 
 
 def shard(documents: Sequence[Example], *, has_inputs: bool) -> Shard:

@@ -22,13 +22,9 @@ def double(batch: int) -> int:
   return 2 * batch
 
 
-def start() -> object:
-  return double
-
-
 def make(num_processes: int) -> WorkerPool:
   return WorkerPool(
-    double, start, when_killed="was killed.", num_processes=num_processes
+    double, when_killed="was killed.", num_processes=num_processes
   )
 
 
@@ -78,7 +74,7 @@ def test_a_killed_worker_is_an_error(monkeypatch):
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
 
-def killed_while_it_sends() -> object:
+def be_killed_while_sending(batch: int) -> bytes:
   """Kills the process while it sends a result that fills the pipe."""
 
   def written() -> int:
@@ -91,12 +87,9 @@ def killed_while_it_sends() -> object:
       pass
     os.kill(os.getpid(), signal.SIGKILL)
 
-  def work(batch: int) -> bytes:
-    if batch == 3:
-      threading.Thread(target=kill_while_sending).start()
-    return bytes(10**8)
-
-  return work
+  if batch == 3:
+    threading.Thread(target=kill_while_sending).start()
+  return bytes(10**8)
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_result_is_an_error(
@@ -104,7 +97,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_result_is_an_error(
 ):
   monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   workers = WorkerPool(
-    None, killed_while_it_sends, when_killed="was killed.", num_processes=2
+    be_killed_while_sending, when_killed="was killed.", num_processes=2
   )
   with pytest.raises(UserError, match=r"^was killed\.$"), workers:
     for _ in workers.map(range(10)):
@@ -116,16 +109,12 @@ def raise_key_error(batch: int) -> None:
   raise KeyError(batch)
 
 
-def start_raising() -> object:
-  return raise_key_error
-
-
 def test_an_error_of_the_function_is_raised_here_and_says_where_it_was(
   monkeypatch,
 ):
   monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   workers = WorkerPool(
-    raise_key_error, start_raising, when_killed="was killed.", num_processes=1
+    raise_key_error, when_killed="was killed.", num_processes=1
   )
   with pytest.raises(KeyError, match="5") as info, workers:
     next(workers.map([5]))

@@ -113,7 +113,7 @@ TESTS = {
     "test_what_cannot_be_read_just_now_is_not_called_damaged",
   ),
   "...: was changed while": (
-    "data/tokens/cache_test.py",
+    "data/tokens/store_test.py",
     "test_text_that_changes_while_it_is_encoded_gets_no_tokens_of_its_old_name",
   ),
   "has another kind of CPU": (

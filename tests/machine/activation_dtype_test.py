@@ -9,8 +9,8 @@ import pytest
 from palm_mtf.config import MeshLayout
 from palm_mtf.machine import activation_dtype
 from palm_mtf.machine.activation_dtype import (
-  describe_dtype,
   is_slow,
+  log_dtype,
   resolve_dtype,
 )
 from tests.mtf_testing import SINGLE, small_config
@@ -39,6 +39,13 @@ def has(monkeypatch):
   return pretend
 
 
+@pytest.fixture
+def logged(caplog):
+  """Returns a function that returns the last line of the log."""
+  caplog.set_level("INFO", "palm_mtf")
+  return lambda: caplog.messages[-1]
+
+
 @pytest.mark.parametrize(
   ("machine", "mesh", "dtype", "line"),
   [
@@ -50,12 +57,13 @@ def has(monkeypatch):
   ],
 )
 def test_auto_is_what_the_devices_multiply_natively(
-  has, machine, mesh, dtype, line
+  has, logged, machine, mesh, dtype, line
 ):
   has(**machine)
   model = resolve_dtype(AUTO, mesh)
   assert model.activation_dtype == dtype
-  assert describe_dtype(model, mesh) == f"computing in {dtype} ({line})"
+  log_dtype(model, mesh)
+  assert logged() == f"computing in {dtype} ({line})"
   assert not is_slow(model, mesh)
 
 
@@ -67,10 +75,11 @@ def test_a_dtype_that_is_named_stays(has, dtype):
   assert is_slow(model, SINGLE) == (dtype == "bfloat16")
 
 
-def test_a_run_goes_on_in_the_dtype_it_began_with(has):
+def test_a_run_goes_on_in_the_dtype_it_began_with(has, logged):
   has(cpu=["amx_bf16"])
   model = resolve_dtype(AUTO, SINGLE, begun_in="float32")
-  assert describe_dtype(model, SINGLE, "float32") == (
+  log_dtype(model, SINGLE, "float32")
+  assert logged() == (
     "computing in float32, as the run began (native bfloat16: amx_bf16)"
   )
   has()

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of JSON lines, whole and cut short."""
 
+import contextlib
 import json
 
 import pytest
@@ -19,7 +20,7 @@ VALUES = [{"step": 1, "text": "a\u2028b\n"}, [1, 2.5], None]
 def test_what_is_appended_is_on_the_disk_when_write_returns(tmp_path):
   path = str(tmp_path / "x.jsonl")
   for number, value in enumerate(VALUES, 1):
-    with JsonLinesWriter(path) as lines:
+    with contextlib.closing(JsonLinesWriter(path)) as lines:
       lines.write(value)
       assert list(read_json_lines(path, object)) == VALUES[:number]
 
@@ -83,6 +84,6 @@ def test_no_file_has_no_lines(tmp_path):
 def test_a_full_disk_is_named():
   with (
     pytest.raises(UserError, match="no disk space left for /dev/full"),
-    JsonLinesWriter("/dev/full") as lines,
+    contextlib.closing(JsonLinesWriter("/dev/full")) as lines,
   ):
     lines.write(VALUES)

@@ -23,7 +23,7 @@ def traffic_of_probes(dtype):
   """Returns the bytes of each probe by kind, [probes, kinds]."""
   rows = []
   for probe in PROBES.values():
-    model = probe.model(dtype)
+    model = probe.model_in(dtype)
     kept = device_bytes(model, SINGLE, PALM_OPTIMIZER)
     traffic = step_traffic(model, SINGLE, kept, probe.batch_size)
     rows.append([traffic[kind] for kind in PROBES])

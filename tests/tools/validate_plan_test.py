@@ -47,7 +47,8 @@ def calibrated(tmp_path, monkeypatch):
 def test_no_case_is_what_the_calibration_trained(calibrated):
   assert len(TIMED) >= 12 and len(LAYOUTS) >= 3
   shapes = {
-    (x.d_model, x.vocab_size, x.sequence_length) for x in PROBES.values()
+    (x.d_model, x.vocab_size, x.sequence_length)
+    for x in (probe.model for probe in PROBES.values())
   }
   for case in CASES:
     config = make_config(case)

@@ -19,6 +19,7 @@ from palm_mtf.config import (
   PodsConfig,
 )
 from palm_mtf.data.batches.batches import Batches
+from palm_mtf.machine.activation_dtype import native_bfloat16_here
 
 BATCH_SIZE = 8  # sequences in a step of one pod
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
@@ -52,6 +53,11 @@ SIZES = {
   "113M": _sizes(12, 768, 16384),
   "125M": _sizes(12, 768, 32000),
 }
+
+
+def fast_dtype_here() -> str:
+  """Returns the dtype that "auto" means here for a run without TPUs."""
+  return "bfloat16" if native_bfloat16_here() else "float32"
 
 
 def benchmark_config(dtype: str, size: str = "26.6M") -> PalmConfig:

@@ -16,11 +16,7 @@ import numpy as np
 
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
-from palm_mtf.data.batches.mixed_rows import (
-  Mixture,
-  RowSource,
-  list_features,
-)
+from palm_mtf.data.batches.mixed_rows import Mixture, RowSource, list_features
 from palm_mtf.data.batches.packing import FEATURES, Piece, Row
 from palm_mtf.errors import UserError
 

@@ -28,8 +28,7 @@ from palm_mtf.data.batches.packing import JoinedRows, WholeRows
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import Source, hash_parts
 from palm_mtf.data.tokens.array import TokenArray
-from palm_mtf.data.tokens.cache import load_stores
-from palm_mtf.data.tokens.store import TokenStore
+from palm_mtf.data.tokens.store import TokenStore, load_stores
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 
@@ -168,35 +167,16 @@ class Corpus:
 def corpus_of_run(
   model_dir: str, config: Config, vocabulary: Vocabulary
 ) -> Corpus:
-  """Returns the corpus that a run's settings describe; see `load_corpus`."""
-  return load_corpus(
-    model_dir,
-    config.data,
-    vocabulary,
-    config.model.sequence_length,
-    config.run.seed,
-    config.model.objective,
-  )
-
-
-def load_corpus(
-  model_dir: str,
-  data: DataConfig,
-  vocabulary: Vocabulary,
-  sequence_length: int,
-  seed: int,
-  objective: str = "causal",
-) -> Corpus:
   """Returns the corpus of a run; encodes each source that has no token store.
 
-  Tokens that CACHE_DIR lacks are stored in MODEL_DIR. `seed` seeds every
-  shuffle, and `objective` is a key of objectives.OBJECTIVES.
+  Tokens that CACHE_DIR lacks are stored in MODEL_DIR.
 
   Raises:
     UserError: there is no text, a source has no document for training or for
       validation, a SeqIO task's token ids are from another vocabulary, or the
       disk is full.
   """
+  data, sequence_length = config.data, config.model.sequence_length
   sources = open_filtered(model_dir, data, sequence_length)
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
@@ -217,10 +197,10 @@ def load_corpus(
     sources=sources,
     stores=stores,
     packing=data.packing,
-    objective=make_objective(objective, data, vocabulary),
+    objective=make_objective(config.model.objective, data, vocabulary),
     sequence_length=sequence_length,
     eod_id=vocabulary.eod_id,
-    seed=seed,
+    seed=config.run.seed,
   )
 
 

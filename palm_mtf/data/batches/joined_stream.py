@@ -36,7 +36,7 @@ from palm_mtf.data.batches.packing import (
   join_features,
   make_joined_row,
 )
-from palm_mtf.data.batches.shuffle import shuffle
+from palm_mtf.data.batches.shuffle import shuffle, shuffle_epochs
 from palm_mtf.data.tokens.array import TokenArray
 
 _STRIDE = 256  # memory keeps the position of every 256th document
@@ -63,14 +63,13 @@ class DocumentOrder:
     # Cache two epochs, because a block may reach from one epoch into the next.
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
-  def documents(self, first: int, stop: int) -> np.ndarray:
-    """Returns the indices in `tokens` of documents `first` to `stop` - 1."""
-    epochs, places = np.divmod(np.arange(first, stop), self.num_documents)
-    found = np.empty_like(places)
-    for epoch in np.unique(epochs).tolist():
-      inside = epochs == epoch
-      found[inside] = self._shuffle_epoch(places[inside], epoch)
-    return found
+  def documents(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the epochs of documents `first` to `stop` - 1, and their indices.
+
+    The indices count the documents of `tokens`.
+    """
+    numbers = np.arange(first, stop)
+    return shuffle_epochs(numbers, self.num_documents, self._key)
 
   def first_from(self, position: int) -> tuple[int, int]:
     """Finds the first document that begins at or after `position`.
@@ -81,21 +80,19 @@ class DocumentOrder:
     epoch, rest = divmod(position, self.num_tokens)
     # Find the group of 256 documents around the position, then the document.
     sparse = self._sparse(epoch)
-    stretch = int(np.searchsorted(sparse, rest, side="right")) - 1
-    first = stretch * _STRIDE
-    places = np.arange(first, min(first + _STRIDE, self.num_documents))
-    lengths = self._lengths(places, epoch)
+    group = int(np.searchsorted(sparse, rest, side="right")) - 1
+    start = epoch * self.num_documents
+    first = start + group * _STRIDE
+    stop = min(first + _STRIDE, start + self.num_documents)
+    lengths = self._lengths(first, stop)
     # The last of `begins` is where the next group or the next epoch begins.
-    begins = sparse[stretch] + np.concatenate([[0], np.cumsum(lengths)])
+    begins = sparse[group] + np.concatenate([[0], np.cumsum(lengths)])
     found = int(np.searchsorted(begins, rest, side="left"))
-    number = epoch * self.num_documents + first + found
-    return number, epoch * self.num_tokens + int(begins[found])
+    return first + found, epoch * self.num_tokens + int(begins[found])
 
-  def _shuffle_epoch(self, places: np.ndarray, epoch: int) -> np.ndarray:
-    return shuffle(places, self.num_documents, f"{self._key} epoch {epoch}")
-
-  def _lengths(self, places: np.ndarray, epoch: int) -> np.ndarray:
-    begins, ends = self._tokens.extents(self._shuffle_epoch(places, epoch))
+  def _lengths(self, first: int, stop: int) -> np.ndarray:
+    _, documents = self.documents(first, stop)
+    begins, ends = self._tokens.extents(documents)
     return ends - begins
 
   def _sparse_positions(self, epoch: int) -> np.ndarray:
@@ -103,11 +100,11 @@ class DocumentOrder:
     # A document's position is the sum of all lengths before it, so finding it
     # takes a pass over the epoch's lengths. Every 256th position is kept, which
     # takes 3 MB for 10**8 documents.
-    sums = []
-    for first in range(0, self.num_documents, _CHUNK):
-      places = np.arange(first, min(first + _CHUNK, self.num_documents))
-      lengths = self._lengths(places, epoch)
-      sums.append(np.add.reduceat(lengths, np.arange(0, len(places), _STRIDE)))
+    start, sums = epoch * self.num_documents, []
+    stop = start + self.num_documents
+    for first in range(start, stop, _CHUNK):
+      lengths = self._lengths(first, min(first + _CHUNK, stop))
+      sums.append(np.add.reduceat(lengths, np.arange(0, len(lengths), _STRIDE)))
     return np.concatenate([[0], np.cumsum(np.concatenate(sums))[:-1]])
 
 
@@ -220,8 +217,7 @@ class DocumentStream:
     documents, epochs, starts, lengths = np.empty([4, size], np.int64)
     for source, (first, stop) in enumerate(spans):
       order, mine = self._orders[source], sources == source
-      documents[mine] = order.documents(first, stop)
-      epochs[mine] = np.arange(first, stop) // order.num_documents
+      epochs[mine], documents[mine] = order.documents(first, stop)
       begins, ends = self._tokens[source].extents(documents[mine])
       starts[mine], lengths[mine] = begins, ends - begins
     begins = self.start_of(block) + np.concatenate([[0], np.cumsum(lengths)])
@@ -269,11 +265,7 @@ class JoinedStream:
     return [
       [
         Piece(
-          source=self._sources[x.source].name,
-          epoch=x.epoch,
-          document=x.document,
-          begin=x.begin,
-          tokens=x.length,
+          self._sources[x.source].name, x.epoch, x.document, x.begin, x.length
         )
         for x in row
       ]

@@ -30,7 +30,7 @@ from palm_mtf.data.batches.packing import (
   Row,
   WholeRows,
 )
-from palm_mtf.data.batches.shuffle import shuffle
+from palm_mtf.data.batches.shuffle import shuffle, shuffle_epochs
 
 BLOCK_ROWS = 10_000
 
@@ -137,23 +137,17 @@ class MixedRows:
   ) -> Iterator[tuple[RowSource, int, int]]:
     """Yields (source, epoch, index of row in source) for each row number."""
     sources, index = self._mixture.locate(numbers)
-    places = np.empty([len(numbers), 2], np.int64)
+    epochs, rows = np.empty_like(index), np.empty_like(index)
     for s in np.unique(sources):
-      mine = sources == s
-      places[mine] = self._shuffle_rows(self._sources[s], index[mine])
-    for s, (epoch, row) in zip(sources, places.tolist(), strict=True):
+      mine, source = sources == s, self._sources[s]
+      key = f"seed {self._seed} source {source.name}"
+      epochs[mine], rows[mine] = shuffle_epochs(
+        index[mine], source.rows.num_rows, key
+      )
+    for s, epoch, row in zip(
+      sources, epochs.tolist(), rows.tolist(), strict=True
+    ):
       yield self._sources[s], epoch, row
-
-  def _shuffle_rows(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
-    """Returns (epoch, index of row in source) for each row number, [n, 2]."""
-    size = source.rows.num_rows
-    epochs, places = np.divmod(numbers, size)
-    rows = np.empty_like(numbers)
-    for epoch in np.unique(epochs).tolist():
-      inside = epochs == epoch
-      key = f"seed {self._seed} source {source.name} epoch {epoch}"
-      rows[inside] = shuffle(places[inside], size, key)
-    return np.stack([epochs, rows], axis=1)
 
 
 def list_features(sources: Sequence[RowSource]) -> tuple[str, ...]:

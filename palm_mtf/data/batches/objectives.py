@@ -11,7 +11,7 @@ Documents that have inputs and targets keep them under every objective.
 """
 
 import dataclasses
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +28,15 @@ class Example(NamedTuple):
   num_inputs: int
 
 
-class Objective(Protocol):
-  """Makes examples from texts.
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """Makes examples from texts; in this one, "causal", all tokens are targets.
 
   Attributes:
     has_prefix: whether inputs attend to one another in both directions.
   """
 
-  has_prefix: bool
+  has_prefix = False
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
     """Splits texts into pieces, so that each piece's example fits into a row.
@@ -49,9 +50,11 @@ class Objective(Protocol):
       Index of each piece's first token, and the index after its last token,
       [pieces, 2].
     """
+    return _cut_spans(spans, length)
 
   def lengths(self, pieces: np.ndarray) -> np.ndarray:
     """Returns the number of tokens in each piece's example, [pieces], int64."""
+    return pieces[:, 1] - pieces[:, 0]
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
     """Returns the example that is made from a piece.
@@ -60,33 +63,15 @@ class Objective(Protocol):
       tokens: tokens of the piece, [length], int32.
       key: name of the piece, which seeds the example's random numbers.
     """
-
-
-@dataclasses.dataclass(frozen=True)
-class Causal:
-  """Each token is learned from the tokens before it."""
-
-  has_prefix = False
-
-  def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
-    """Cuts each text after every `length` tokens; see `Objective`."""
-    return _cut_spans(spans, length)
-
-  def lengths(self, pieces: np.ndarray) -> np.ndarray:
-    """Returns the lengths of the pieces; see `Objective`."""
-    return pieces[:, 1] - pieces[:, 0]
-
-  def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Returns an example whose tokens are all targets; see `Objective`."""
     del key  # this objective is not random
     return Example(tokens, 0)
 
 
-CAUSAL = Causal()
+CAUSAL = Objective()
 
 
 @dataclasses.dataclass(frozen=True)
-class PrefixLM(Causal):
+class PrefixLM(Objective):
   """The model reads the beginning of a text and learns to predict the rest.
 
   This is the prefix language model of the T5 paper, section 3.2.1.
@@ -103,7 +88,7 @@ class PrefixLM(Causal):
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanCorruptionLM:
+class SpanCorruptionLM(Objective):
   """The model reads a text without some spans, and learns to predict them.
 
   Source: T5 paper, section 3.1.4.
@@ -140,10 +125,8 @@ class SpanCorruptionLM:
   def example(self, tokens: np.ndarray, key: str) -> Example:
     """Replaces spans by sentinels; see `Objective`."""
     length, noise = len(tokens), self.noise
-    num_noise, num_spans = (
-      noise.num_noise_tokens(length),
-      noise.num_spans(length),
-    )
+    num_noise = noise.num_noise_tokens(length)
+    num_spans = noise.num_spans(length)
     # As in T5, kept and removed spans alternate; the first span is kept.
     sizes = np.empty(2 * num_spans, np.int64)
     sizes[::2] = _random_sizes(length - num_noise, num_spans, f"{key} kept")
@@ -160,7 +143,7 @@ class SpanCorruptionLM:
 
 
 OBJECTIVES: dict[str, type[Objective]] = {
-  "causal": Causal,
+  "causal": Objective,
   "prefix_lm": PrefixLM,
   "span_corruption": SpanCorruptionLM,
 }

@@ -18,7 +18,6 @@ each document; "_" is padding.
   packed         targets        a b . c . _    d e f . _ _
                  inputs         0 a b 0 c 0    0 d e f 0 0
                  segments       1 1 1 2 2 0    1 1 1 1 0 0
-                 positions      0 1 2 0 1 0    0 1 2 3 0 0
                  loss_weights   1 1 1 1 1 0    0 0 1 1 0 0
 
   single         targets        a b . _ _ _    c . _ _ _ _    d e f . _ _
@@ -219,21 +218,6 @@ class WholeRows:
       return Example(tokens, targets - start)
     key = f"seed {self._seed} epoch {epoch} token {start}"
     return self._objective.example(tokens, key)
-
-
-def positions(segments: np.ndarray) -> np.ndarray:
-  """Returns the position of each token in its segment, [..., length], int32.
-
-  Args:
-    segments: segment of each token, 0 for padding, [..., length], int32.
-  """
-  # Training does not need positions, because rotary embeddings depend only on
-  # differences of positions, and attention stays in a segment.
-  place = np.arange(segments.shape[-1])
-  begins = np.ones(segments.shape, bool)
-  begins[..., 1:] = segments[..., 1:] != segments[..., :-1]
-  first = np.maximum.accumulate(np.where(begins, place, 0), axis=-1)
-  return np.where(segments > 0, place - first, 0).astype(np.int32)
 
 
 def _shift(targets: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import sys
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -22,13 +22,6 @@ from palm_mtf.data.batches.objectives import from_json, to_json
 from palm_mtf.data.tokens.store import read_store
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.host_functions import host_function
-
-
-class _NamedSource(NamedTuple):
-  """The fields of a Source that `Corpus.batches` reads."""
-
-  name: str
-  rate: float
 
 
 def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
@@ -77,7 +70,8 @@ class _Reader:
   def __init__(self, spec: bytes):
     held = json.loads(spec)
     corpus = Corpus(
-      sources=[_NamedSource(*x) for x in held["sources"]],
+      # `Corpus.batches` reads only these fields of a Source.
+      sources=[SimpleNamespace(name=x, rate=y) for x, y in held["sources"]],
       stores=[read_store(x) for x in held["stores"]],
       packing=held["packing"],
       objective=from_json(held["objective"]),

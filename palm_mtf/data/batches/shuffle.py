@@ -54,6 +54,27 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   return image.astype(np.int64)
 
 
+def shuffle_epochs(
+  numbers: np.ndarray, size: int, key: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Shuffles 0 .. size - 1 in each epoch, differently.
+
+  Args:
+    numbers: places in an endless order of epochs, [n], int64.
+    size: number of elements in an epoch, at least 1.
+    key: seed of all epochs.
+
+  Returns:
+    Two arrays, [n], int64: the epoch of each place, and the element there.
+  """
+  epochs, places = np.divmod(numbers, size)
+  found = np.empty_like(places)
+  for epoch in np.unique(epochs).tolist():
+    inside = epochs == epoch
+    found[inside] = shuffle(places[inside], size, f"{key} epoch {epoch}")
+  return epochs, found
+
+
 def _feistel(
   value: np.ndarray, half_bits: np.uint64, round_keys: np.ndarray
 ) -> np.ndarray:

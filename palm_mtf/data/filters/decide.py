@@ -9,24 +9,32 @@ or duplicates, plus 16 for exact duplicates or 272 for near duplicates. The peak
 is 100 bytes to sort exact duplicates, or up to 1,200 to group near duplicates.
 """
 
+import functools
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from palm_mtf.config.data import NEAR, FilterConfig
-from palm_mtf.console import progress_bar
-from palm_mtf.data.filters.measure import (
-  Measurer,
-  Measures,
-  gather_documents,
-  measuring_pool,
+from palm_mtf.data.sources.document import (
+  VALIDATION,
+  Document,
+  Source,
+  read_with_progress,
 )
-from palm_mtf.data.sources.document import VALIDATION, Document, Source
-from palm_mtf.data.statistics.contamination import ContainedExamples
-from palm_mtf.data.statistics.near_duplicates import NUM_VALUES, group_similar
+from palm_mtf.data.statistics.contamination import (
+  ContainedExamples,
+  find_ngrams,
+)
+from palm_mtf.data.statistics.near_duplicates import (
+  NUM_VALUES,
+  begins_run,
+  group_similar,
+  minhash,
+)
+from palm_mtf.data.worker_pool import WorkerPool, gather
 from palm_mtf.errors import UserError
 
 # A decision is an index into these names; 0 keeps the document.
@@ -41,6 +49,8 @@ REASONS = (
 )
 _CONTAMINATED = REASONS.index("contaminated")
 _EXACT, _NEAR = map(REASONS.index, ("exact_duplicates", "near_duplicates"))
+_BATCH_CHARACTERS = 1 << 18
+_DOCUMENT_CHARACTERS = 256  # added per document, for memory besides the text
 
 
 def decide(
@@ -60,20 +70,16 @@ def decide(
   Raises:
     UserError: a source cannot be read, or a worker process was killed.
   """
-  measurer = Measurer(
-    duplicates=filters.remove_duplicates is not None,
-    near=filters.remove_duplicates == NEAR,
-    table=examples.table if examples else None,
-  )
-  if not measurer.near and not examples:
+  duplicates = filters.remove_duplicates
+  if duplicates != NEAR and not examples:
     num_processes = 0  # hashing a text is faster than sending it to a worker
   columns = [_Columns(filters, examples) for _ in sources]
-  with measuring_pool(measurer, num_processes) as pool:
+  with MeasuringPool(duplicates, examples, num_processes) as pool:
     for source, mine in zip(sources, columns, strict=True):
-      for measures in pool.map(gather_documents(mine.measured(source))):
+      for measures in pool.measure(mine.measured(source)):
         mine.extend(measures)
   decisions = [each.decisions() for each in columns]
-  if filters.remove_duplicates:
+  if duplicates:
     repeats = find_repeats([each.candidates() for each in columns])
     for decided, repeat in zip(decisions, repeats, strict=True):
       decided[decided == 0] = repeat
@@ -88,6 +94,61 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
     "documents_read": len(decisions),
     **dict(zip(removed, counts[1:], strict=True)),
   }
+
+
+class Measures(NamedTuple):
+  """A batch's measures: lists with an entry per document, or [] if unneeded."""
+
+  digests: list[bytes]  # 16 bytes each
+  values: list[bytes]  # MinHash values, uint16
+  ngrams: list[np.ndarray]  # indices of 8-grams in `ContainedExamples.table`
+
+
+class MeasuringPool(WorkerPool):
+  """Measures documents in worker processes."""
+
+  def __init__(
+    self,
+    remove_duplicates: str | None,
+    examples: ContainedExamples | None,
+    num_processes: int | None = None,
+  ):
+    """Prepares workers: one per core by default; 0 for none.
+
+    They compute digests unless REMOVE_DUPLICATES is None, MinHash values if it
+    is "near", and 8-grams if `examples` are given.
+    """
+    table = examples.table if examples else None
+    super().__init__(
+      functools.partial(_measure, remove_duplicates, table),
+      when_killed="a process that compares documents was killed, as happens "
+      "when memory runs out; free some and start again.",
+      num_processes=num_processes,
+    )
+
+  def measure(self, documents: Iterable[Document]) -> Iterator[Measures]:
+    """Yields the measures of documents in batches, in order."""
+
+    def count_characters(document: Document) -> int:
+      return len(document.text) + _DOCUMENT_CHARACTERS
+
+    return self.map(gather(documents, count_characters, _BATCH_CHARACTERS))
+
+
+def _measure(
+  remove_duplicates: str | None,
+  table: np.ndarray | None,
+  batch: Sequence[Document],
+) -> Measures:
+  digests, values, ngrams = [], [], []
+  for document in batch:
+    if remove_duplicates:
+      digests.append(document.digest())
+    if remove_duplicates == NEAR:
+      values.append(minhash(document, digests[-1]).tobytes())
+    if table is not None:
+      ngrams.append(find_ngrams(table, document))
+  return Measures(digests, values, ngrams)
 
 
 class Candidates(NamedTuple):
@@ -116,22 +177,19 @@ class _Columns:
 
   def measured(self, source: Source) -> Iterator[Document]:
     """Filters by quality and size; yields the documents to measure."""
-    with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
-      for split, document in source.documents():
-        num_bytes = document.num_bytes
-        advance(num_bytes)
-        reason = _find_reason(document, num_bytes, self._filters)
-        self._decisions.append(REASONS.index(reason))
-        if self._is_measured and not reason:
-          if self._examples is not None and not isinstance(document.text, str):
-            raise UserError(
-              f"DECONTAMINATE_TASKS: {source.name} makes token ids, which "
-              "cannot be compared with the text of examples; let its steps end "
-              "in `tokenize`, or remove no contaminated documents."
-            )
-          self._weights.append(document.weight)
-          self._held_out.append(split == VALIDATION)
-          yield document
+    for split, document in read_with_progress(source, "Filtering"):
+      reason = _find_reason(document, self._filters)
+      self._decisions.append(REASONS.index(reason))
+      if self._is_measured and not reason:
+        if self._examples is not None and not isinstance(document.text, str):
+          raise UserError(
+            f"DECONTAMINATE_TASKS: {source.name} makes token ids, which cannot "
+            "be compared with the text of examples; let its steps end in "
+            "`tokenize`, or remove no contaminated documents."
+          )
+        self._weights.append(document.weight)
+        self._held_out.append(split == VALIDATION)
+        yield document
 
   def extend(self, measures: Measures) -> None:
     digests, values = measures.digests, measures.values
@@ -169,10 +227,9 @@ class _Columns:
     )
 
 
-def _find_reason(
-  document: Document, num_bytes: int, filters: FilterConfig
-) -> str:
+def _find_reason(document: Document, filters: FilterConfig) -> str:
   """Returns why quality or size removes a document; "" if neither does."""
+  num_bytes = document.num_bytes
   lowest, longest = filters.min_quality, filters.max_document_bytes
   if lowest is not None and document.quality < lowest:
     return "low_quality"
@@ -205,7 +262,7 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   # Sort by text, then in the order of the docstring.
   unread = weights == 0
   order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
-  is_first = _begins_run(digests[order])
+  is_first = begins_run(digests[order])
   repeats = np.full(len(order), _EXACT, np.uint8)
   texts = order[is_first]  # one document per text, sorted by hash
   repeats[texts] = 0
@@ -216,13 +273,6 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
     by_group = np.lexsort(
       (np.arange(len(texts)), source[texts], unread[texts], groups)
     )
-    is_later = ~_begins_run(groups[by_group, np.newaxis])
+    is_later = ~begins_run(groups[by_group, np.newaxis])
     repeats[texts[by_group[is_later]]] = _NEAR
   return np.split(repeats, np.cumsum(counts)[:-1])
-
-
-def _begins_run(rows: np.ndarray) -> np.ndarray:
-  """Returns whether each row differs from the row before, [rows], bool."""
-  begins = np.ones(len(rows), bool)
-  begins[1:] = (rows[1:] != rows[:-1]).any(axis=1)
-  return begins

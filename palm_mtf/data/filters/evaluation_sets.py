@@ -2,10 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The evaluation examples that no document of a run may contain."""
 
-import functools
-import hashlib
-import itertools
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,52 +15,22 @@ from palm_mtf.data.sources.seqio_steps import (
 )
 from palm_mtf.data.sources.seqio_task import find_provider, import_seqio
 from palm_mtf.data.sources.text_files import MACROS, TextFiles
-from palm_mtf.data.statistics.contamination import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.user_code import user_code
 
-_logger = logging.getLogger(__name__)
 _BATCH = 32  # examples per element of the tf.data.Dataset
 
 
-class EvaluationSets:
-  """The evaluation examples in DECONTAMINATE_TASKS and DECONTAMINATE_FILES."""
+def read_evaluation_sets(data: DataConfig) -> Iterator[Document]:
+  """Yields the examples in DECONTAMINATE_TASKS and DECONTAMINATE_FILES.
 
-  def __init__(self, data: DataConfig):
-    self._data = data
-
-  def __bool__(self) -> bool:
-    filters = self._data.filters
-    return bool(filters.decontaminate_tasks or filters.decontaminate_files)
-
-  @functools.cached_property
-  def fingerprint(self) -> str:
-    """A hash of the set of all examples, whatever their order.
-
-    Raises:
-      UserError: a task or a file cannot be read.
-    """
-    digests = sorted({each.digest(16) for each in self._examples()})
-    return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
-
-  def read(self) -> ContainedExamples:
-    """Reads all examples; returns an index of their 8-grams."""
-    found = ContainedExamples(self._examples())
-    _logger.info(
-      f"documents that contain one of {found.num_examples:,} evaluation "
-      f"examples are removed; {found.num_short:,} of fewer than 8 words are "
-      "not looked for"
-    )
-    return found
-
-  def _examples(self) -> Iterator[Document]:
-    filters = self._data.filters
-    tasks = filters.decontaminate_tasks
-    sets = [evaluation_examples(name, "DECONTAMINATE_TASKS") for name in tasks]
-    if filters.decontaminate_files:
-      setting = "DECONTAMINATE_FILES"
-      sets.append(read_all(filters.decontaminate_files, self._data, setting))
-    return itertools.chain(*sets)
+  Raises:
+    UserError: a task or a file cannot be read.
+  """
+  for name in data.filters.decontaminate_tasks:
+    yield from evaluation_examples(name, "DECONTAMINATE_TASKS")
+  if globs := data.filters.decontaminate_files:
+    yield from read_all(globs, data, "DECONTAMINATE_FILES")
 
 
 def read_all(
@@ -121,14 +87,7 @@ def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
     seqio = import_seqio(task.name, setting)
     # Skip `tokenize`, because documents and examples are compared as text.
     to_text, _ = split_at_tokenize(task, seqio)
-    dataset = apply_steps(
-      task,
-      to_text,
-      split=split,
-      sequence_length=None,
-      seqio=seqio,
-      where=where,
-    )
+    dataset = apply_steps(task, to_text, split=split, seqio=seqio, where=where)
     specs = dataset.element_spec
     names = [name for name in ("inputs", "targets") if name in specs]
     if not names or any(kind_of_feature(specs[x]) != "text" for x in names):

@@ -22,10 +22,11 @@ import numpy as np
 from palm_mtf.config import DataConfig
 from palm_mtf.config.data import FilterConfig
 from palm_mtf.data.filters.decide import count_removed, decide
-from palm_mtf.data.filters.evaluation_sets import EvaluationSets
+from palm_mtf.data.filters.evaluation_sets import read_evaluation_sets
 from palm_mtf.data.sources.document import Document, Source, hash_parts
 from palm_mtf.data.sources.files import FileDigests, writable_folder
 from palm_mtf.data.sources.text_files import open_sources
+from palm_mtf.data.statistics.contamination import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
@@ -96,21 +97,21 @@ class _Decisions:
   """The decisions on all documents, made once, when they are first needed."""
 
   def __init__(
-    self,
-    sources: Sequence[Source],
-    data: DataConfig,
-    folders: Sequence[str],
+    self, sources: Sequence[Source], data: DataConfig, folders: Sequence[str]
   ):
     """Reads decisions from any of `folders`; writes new ones to the first."""
     self._sources, self._folders = sources, folders
-    self._filters, self._evaluation_sets = data.filters, EvaluationSets(data)
+    self._data, self._filters = data, data.filters
+    self._has_examples = bool(
+      data.filters.decontaminate_tasks or data.filters.decontaminate_files
+    )
     self._known: list[str] | None = None
 
   def fingerprint(self, number: int, digests: FileDigests | None) -> str:
     """Returns a hash of all that decides what source `number` keeps."""
     # Hash the examples first, so that a wrong task name fails before the slow
     # hashing of all text.
-    examples = self._evaluation_sets and self._evaluation_sets.fingerprint
+    examples = self._examples_fingerprint
     if self._known is None:
       self._known = [each.fingerprint(digests) for each in self._sources]
     # Leave out the names of evaluation tasks and files, because `examples` is a
@@ -129,6 +130,15 @@ class _Decisions:
     return hash_parts(tuple(parts))
 
   @functools.cached_property
+  def _examples_fingerprint(self) -> str:
+    """A hash of the set of evaluation examples; "" if none is looked for."""
+    if not self._has_examples:
+      return ""
+    digests = {each.digest() for each in read_evaluation_sets(self._data)}
+    content = b"".join(sorted(digests))
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+  @functools.cached_property
   def by_source(self) -> list[np.ndarray]:
     """Each source's decisions on its documents, [documents], uint8."""
     with FileDigests(os.path.join(self._folders[0], "digests.json")) as digests:
@@ -138,8 +148,15 @@ class _Decisions:
       found = read_decisions(os.path.join(folder, name))
       if found is not None:
         return found
-    sets = self._evaluation_sets
-    found = decide(self._sources, self._filters, sets.read() if sets else None)
+    examples = None
+    if self._has_examples:
+      examples = ContainedExamples(read_evaluation_sets(self._data))
+      _logger.info(
+        f"documents that contain one of {examples.num_examples:,} evaluation "
+        f"examples are removed; {examples.num_short:,} of fewer than 8 words "
+        "are not looked for"
+      )
+    found = decide(self._sources, self._filters, examples)
     write_decisions(os.path.join(self._folders[0], name), found)
     return found
 

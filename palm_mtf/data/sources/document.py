@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from palm_mtf.console import progress_bar
 from palm_mtf.data.sources.files import FileDigests
 
 Text = str | np.ndarray  # an array holds token ids, [num_tokens]
@@ -27,7 +28,7 @@ class Document(NamedTuple):
   weight: float = 1.0  # mean number of reads per epoch, at least 0
   quality: float | None = None  # the user's score, read from QUALITY_FIELD
 
-  def digest(self, num_bytes: int, purpose: str = "") -> bytes:
+  def digest(self, num_bytes: int = 16, purpose: str = "") -> bytes:
     """Returns a BLAKE2b hash of inputs and text; `purpose` acts as a salt."""
     digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
     digest.update(_bytes(self.text))
@@ -92,6 +93,16 @@ class Source(Protocol):
 
   def report_skipped(self) -> None:
     """Warns if the latest call of `documents` skipped any text."""
+
+
+def read_with_progress(
+  source: Source, action: str
+) -> Iterator[tuple[str, Document]]:
+  """Yields the documents of a source; a bar shows "ACTION NAME" meanwhile."""
+  with progress_bar(f"{action} {source.name}", source.num_bytes) as advance:
+    for split, document in source.documents():
+      yield split, document
+      advance(document.num_bytes)
 
 
 def decode_text(content: bytes) -> str | None:

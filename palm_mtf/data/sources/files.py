@@ -119,18 +119,11 @@ def _exclude_installed(pattern: str, stdlib: str) -> list[str]:
   if start or not rest:
     return [pattern]
   folders = [
-    entry.name
-    for entry in os.scandir(stdlib)
-    if entry.is_dir() and not entry.name.startswith(".")
+    os.path.join(root, glob.escape(x.name), "**", "")
+    for x in os.scandir(stdlib)
+    if x.is_dir() and x.name[0] != "." and x.name not in _NOT_STANDARD_LIBRARY
   ]
-  return [
-    os.path.join(root, rest),
-    *(
-      os.path.join(root, glob.escape(name), "**", rest)
-      for name in folders
-      if name not in _NOT_STANDARD_LIBRARY
-    ),
-  ]
+  return [os.path.join(folder, rest) for folder in (root, *folders)]
 
 
 def _explain_no_match(
@@ -215,8 +208,8 @@ class FileDigests:
   def __init__(self, path: str | None = None):
     """Loads the file `path` if it exists; if `path` is None, writes no file."""
     self._path = path and os.path.abspath(path)
-    # Maps a path to [*_state(file), hash]. Hash a file again only if its state
-    # has changed, because hashing reads only about 1 GB/s.
+    # Maps a path to a file's other fields and hash. Hash a file again only if a
+    # field has changed, because hashing reads only about 1 GB/s.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
 
@@ -247,7 +240,7 @@ class FileDigests:
 
   def _find(self, file: TextFile) -> str | None:
     known = self._known.get(file.path)
-    return known[-1] if known and known[:-1] == _state(file) else None
+    return known[-1] if known and known[:-1] == [*file[1:]] else None
 
   def _read_one(self, file: TextFile) -> str:
     started_ns = time.time_ns()
@@ -256,13 +249,9 @@ class FileDigests:
     except OSError as error:
       raise UserError(f"{file.path}: {error.strerror}.") from None
     if max(file.mtime_ns, file.ctime_ns) < started_ns - _SETTLED_NS:
-      self._known[file.path] = [*_state(file), digest]
+      self._known[file.path] = [*file[1:], digest]
       self._has_new = True
     return digest
-
-
-def _state(file: TextFile) -> list[int]:
-  return [file.num_bytes, file.mtime_ns, file.ctime_ns, file.inode]
 
 
 def _read_known(path: str) -> dict[str, list]:

@@ -27,16 +27,14 @@ def split_at_tokenize(
     if not isinstance(step, seqio.CacheDatasetPlaceholder)
   ]
   kinds = seqio.preprocessors
-  for i, step in enumerate(steps):
-    if _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos):
-      # Split only if all later steps add EOS. After other steps, such as T5's
-      # split_tokens, the ids are no longer those of the text.
-      if all(
-        _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
-        for later in steps[i + 1 :]
-      ):
-        return steps[:i], steps[i:]
-      break
+  first = next((i for i, x in enumerate(steps) if _encodes(x, seqio)), None)
+  # Split only if all later steps add EOS. After other steps, such as T5's
+  # split_tokens, the ids are no longer those of the text.
+  if first is not None and all(
+    _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
+    for later in steps[first + 1 :]
+  ):
+    return steps[:first], steps[first:]
   return steps, []
 
 
@@ -45,18 +43,18 @@ def apply_steps(
   steps: Iterable[Callable],
   *,
   split: str,
-  sequence_length: Mapping[str, int] | None,
   seqio: ModuleType,
   where: str,
+  sequence_length: Mapping[str, int] | None = None,
 ) -> Any:
   """Returns the tf.data.Dataset that `steps` make from a split, in file order.
 
   Args:
     task: a `seqio.Task`.
-    sequence_length: maps a feature to its number of tokens, for steps that
-      truncate token ids.
     seqio: the module, which is imported only when it is needed.
     where: beginning of error messages, which names the task.
+    sequence_length: maps a feature to its number of tokens, for steps that
+      truncate token ids.
   """
   with seqio.map_seed_manager(0):  # random steps get the same seeds every time
     dataset = task.source.get_dataset(split=split, shuffle=False)
@@ -90,15 +88,15 @@ def name_step_errors(step: Callable, where: str) -> Callable:
   where = f"{where}: preprocessor {function_name(step)}"
 
   # `wraps` keeps the names of the parameters, which SeqIO inspects.
+  @user_code(where)
   @functools.wraps(step)
   def named(*arguments: Any, **keywords: Any) -> Any:
-    with user_code(where):
-      dataset = step(*arguments, **keywords)
-      if not hasattr(dataset, "element_spec"):
-        raise UserError(
-          f"{where} returns {type_name(dataset)}; return a tf.data.Dataset."
-        )
-      return dataset
+    dataset = step(*arguments, **keywords)
+    if not hasattr(dataset, "element_spec"):
+      raise UserError(
+        f"{where} returns {type_name(dataset)}; return a tf.data.Dataset."
+      )
+    return dataset
 
   return named
 
@@ -117,11 +115,12 @@ def type_name(value: object) -> str:
 
 def tokenizes(task: Any, seqio: ModuleType) -> bool:
   """Whether any step is SeqIO's `tokenize` or `tokenize_and_append_eos`."""
+  return any(_encodes(step, seqio) for step in task.preprocessors)
+
+
+def _encodes(step: Callable, seqio: ModuleType) -> bool:
   kinds = seqio.preprocessors
-  return any(
-    _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos)
-    for step in task.preprocessors
-  )
+  return _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos)
 
 
 def _is_one_of(step: Callable, *functions: Callable) -> bool:

@@ -16,8 +16,8 @@ import logging
 import math
 import re
 import types
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from palm_mtf.data.sources.document import (
   SPLITS,
@@ -135,14 +135,6 @@ def check_ids(
     )
 
 
-class _Features(NamedTuple):
-  """The features of a task's dataset; all are text, or all are token ids."""
-
-  has_inputs: bool
-  is_text: bool
-  eos_ids: dict[str, int | None]  # by feature, inputs first; None for text
-
-
 class SeqioTask:
   """A Source of the documents of one SeqIO task.
 
@@ -164,7 +156,6 @@ class SeqioTask:
     self.name = task.name
     self.rate = rate
     self._task = task
-    self._share = validation_share
     # Leave out `tokenize` and later steps, which would load the task's
     # vocabulary.
     self._steps, _ = split_at_tokenize(task, import_seqio(task.name))
@@ -181,7 +172,10 @@ class SeqioTask:
         f"TASK: {self.name} has no split {TRAIN!r}, only "
         f"{', '.join(map(repr, splits))}; give a task with one."
       )
-    self._has_validation = VALIDATION in splits
+    has_validation = VALIDATION in splits
+    self._splits = SPLITS if has_validation else (TRAIN,)
+    # Share of documents to hold out; None if the task has a validation split.
+    self._share = None if has_validation else validation_share
     self._num_skipped = 0
 
   @property
@@ -193,8 +187,9 @@ class SeqioTask:
 
   def check_vocabulary(self, sha256: str | None) -> None:
     """Raises UserError if documents are token ids of another vocabulary."""
-    if not self._features.is_text:
-      check_ids(self._task, self._features.eos_ids, sha256)
+    is_text, eos_ids = self._features
+    if not is_text:
+      check_ids(self._task, eos_ids, sha256)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of local files, code, settings and the first documents."""
@@ -208,13 +203,14 @@ class SeqioTask:
         inside = {**vars(source)}
         inside.pop("_split_to_filepattern", None)  # paths, which may change
         parts = [describe_code(type(source)), describe_code(inside)]
-        for split in self._splits():
+        for split in self._splits:
           shards = source.list_shards(split)
           parts += [split, *describe_shards(shards, digests)]
     parts += [describe_code(step) for step in self._steps]
-    if not self._features.is_text:
+    is_text, _ = self._features
+    if not is_text:
       parts.append(repr(self._lengths))
-    parts += [self.name, repr(None if self._has_validation else self._share)]
+    parts += [self.name, repr(self._share)]
     parts += [repr(document.rank) for document in self._first_documents]
     return hash_parts(parts)
 
@@ -228,7 +224,7 @@ class SeqioTask:
     self._num_skipped = 0
     found = False
     has_inputs = self.has_inputs
-    for split in self._splits():
+    for split in self._splits:
       for number, document in enumerate(self._read(split)):
         if not has_inputs:
           if document.inputs is not None and len(document.inputs):
@@ -238,10 +234,10 @@ class SeqioTask:
             )
           document = document._replace(inputs=None)
         found = True
-        if not self._has_validation:
-          yield SPLITS[document.rank < self._share], document
-        else:
+        if self._share is None:
           yield split, document
+        else:
+          yield SPLITS[document.rank < self._share], document
     if not found:
       raise UserError(f"TASK: {self.name} has no document.")
 
@@ -253,16 +249,13 @@ class SeqioTask:
         "UTF-8, or with NUL bytes)."
       )
 
-  def _splits(self) -> tuple[str, ...]:
-    return SPLITS if self._has_validation else (TRAIN,)
-
   @functools.cached_property
   def _first_documents(self) -> list[Document]:
     """The first documents of each split, read twice to detect random steps."""
     first, again = (
       [
         document
-        for split in self._splits()
+        for split in self._splits
         for document in itertools.islice(self._read(split), _FIRST_DOCUMENTS)
       ]
       for _ in range(2)
@@ -276,7 +269,8 @@ class SeqioTask:
     return first
 
   def _make_dataset(self, split: str) -> Any:
-    tf = _import_tensorflow()
+    from palm_mtf._tf import tf
+
     with tf.device("CPU:0"):  # GPUs are for the model
       dataset = apply_steps(
         self._task,
@@ -291,7 +285,8 @@ class SeqioTask:
     return dataset.with_options(options)
 
   @functools.cached_property
-  def _features(self) -> _Features:
+  def _features(self) -> tuple[bool, dict[str, int | None]]:
+    """Whether all features are texts, not ids; {feature: id of EOS}."""
     with user_code(f"TASK: {self.name}"):
       specs = self._make_dataset(TRAIN).element_spec
       if "targets" not in specs:
@@ -313,40 +308,27 @@ class SeqioTask:
         name: None if is_text else outputs[name].vocabulary.eos_id
         for name in names
       }
-    return _Features("inputs" in names, is_text, eos_ids)
+    return is_text, eos_ids
 
   def _read(self, split: str) -> Iterator[Document]:
-    features = self._features
-    for example in self._read_values(split):
-      values = [
-        decode_text(value) if features.is_text else strip_eos(value, eos_id)
-        for value, eos_id in zip(
-          example, features.eos_ids.values(), strict=True
-        )
-      ]
-      if any(value is None for value in values):
-        self._num_skipped += 1
-      elif len(values[-1]):  # targets come last
-        yield Document(values[-1], values[0] if features.has_inputs else None)
-
-  def _read_values(self, split: str) -> Iterator[Sequence[Any]]:
-    """Yields the values of each example, inputs before targets."""
-    names, is_text = [*self._features.eos_ids], self._features.is_text
+    is_text, eos_ids = self._features
     where = f"TASK: {self.name}, split {split!r}"
     with user_code(where):
       dataset = self._make_dataset(split)
-      dataset = dataset.map(lambda e: {n: e[n] for n in names})
+      dataset = dataset.map(lambda e: {name: e[name] for name in eos_ids})
       # Batch texts, because TensorFlow takes 0.1 ms for each value it returns.
       dataset = dataset.batch(_BATCH) if is_text else dataset
-    for example in read_examples(dataset, where):
-      values = [example[name] for name in names]
-      yield from zip(*values, strict=True) if is_text else [values]
-
-
-def _import_tensorflow() -> Any:
-  from palm_mtf._tf import tf
-
-  return tf
+    for batch in read_examples(dataset, where):
+      columns = [batch[name] for name in eos_ids]  # inputs before targets
+      for example in zip(*columns, strict=True) if is_text else [columns]:
+        values = [
+          decode_text(value) if is_text else strip_eos(value, eos_id)
+          for value, eos_id in zip(example, eos_ids.values(), strict=True)
+        ]
+        if any(value is None for value in values):
+          self._num_skipped += 1
+        elif len(values[-1]):  # targets come last
+          yield Document(*reversed(values))
 
 
 def import_seqio(name: str, setting: str = "TASK") -> Any:
@@ -355,8 +337,9 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
   The message begins with `setting` and `name`, the task that needs SeqIO.
   """
   try:
-    _import_tensorflow()  # before seqio, so that no log is printed
-    import seqio
+    # Import TensorFlow before seqio, so that no log is printed.
+    import palm_mtf._tf  # noqa: F401
+    import seqio  # isort: skip
   except ImportError as error:
     raise UserError(
       f"{setting} = {name!r}: SeqIO cannot be imported: {error}; pip install "
@@ -368,8 +351,9 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
 
 def _hash_vocabulary(vocabulary: Any) -> str:
   """Returns the SHA-256 of a vocabulary's model, with its sentinels."""
+  from palm_mtf._tf import tf
+
   path = vocabulary.sentencepiece_model_file
-  tf = _import_tensorflow()
   with user_code(f"TASK: its vocabulary {path}"):
     if vocabulary.extra_ids:
       return hashlib.sha256(vocabulary.sp_model).hexdigest()

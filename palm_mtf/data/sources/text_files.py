@@ -8,7 +8,7 @@ a document.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from palm_mtf import user_text
@@ -200,7 +200,9 @@ class TextFiles:
         elif document.text:
           yield document
       return
-    text = decode_text(read_file(file, self._settings))
+    what = f"{self._settings.files}: {file.path}"
+    text = decode_text(user_text.read_bytes(file.path, what))
+    check_unchanged(file)
     if text is None:
       self._skipped_files.add(file.path)
     elif text:
@@ -223,17 +225,6 @@ class _Skipped:
     return f" ({self.why}, such as {self.first})" if self.count else ""
 
 
-def read_file(file: TextFile, settings: Settings) -> bytes:
-  """Returns the content of a file, decompressed.
-
-  Raises:
-    UserError: the file cannot be read, is damaged, or has changed.
-  """
-  content = user_text.read_bytes(file.path, f"{settings.files}: {file.path}")
-  check_unchanged(file)
-  return content
-
-
 def read_jsonl_texts(
   file: TextFile, fields: Fields, settings: Settings
 ) -> Iterator[tuple[int, Document]]:
@@ -246,50 +237,46 @@ def read_jsonl_texts(
   fix = "a .jsonl file has one JSON object on each line"
   what = f"{settings.files}: {file.path}"
   for number, where, line in user_text.read_json_lines(file.path, what, fix):
-    text = _read_field(
-      line,
-      fields.text,
-      where,
-      settings.text_field,
-      lambda x: isinstance(x, str),
-      "a text",
-      "to the field that holds the text",
-    )
-    weight, quality = 1.0, None
-    if fields.weight is not None:
-      weight = _read_field(
-        line,
-        fields.weight,
-        where,
-        settings.weight_field,
-        lambda x: _is_number(x) and 0 <= x < _MAX_WEIGHT,
-        "a number of at least 0",
-        "to the field that holds the weight, or to None",
-      )
-    if fields.quality is not None:
-      quality = _read_field(
-        line,
-        fields.quality,
-        where,
-        settings.quality_field,
-        _is_number,
-        "a number",
-        "to the field that holds the quality",
-      )
-    yield number, Document(text, weight=float(weight), quality=quality)
+    values = {
+      kind: _read_field(kind, line, name, where, settings)
+      for kind, name in fields._asdict().items()
+      if name is not None
+    }
+    yield number, Document(**values)
   check_unchanged(file)
 
 
+def _is_number(value: object) -> bool:
+  return (
+    isinstance(value, (int, float))
+    and not isinstance(value, bool)
+    and value == value  # False for NaN
+  )
+
+
+# {kind of field: (function that accepts a value, what it accepts, what the
+# setting with the field's name should be)}
+_KINDS = {
+  "text": (
+    lambda x: isinstance(x, str),
+    "a text",
+    "to the field that holds the text",
+  ),
+  "weight": (
+    lambda x: _is_number(x) and 0 <= x < _MAX_WEIGHT,
+    "a number of at least 0",
+    "to the field that holds the weight, or to None",
+  ),
+  "quality": (_is_number, "a number", "to the field that holds the quality"),
+}
+
+
 def _read_field(
-  line: dict[str, object],
-  name: str,
-  where: str,
-  setting: str,
-  is_right: Callable[[Any], bool],
-  wanted: str,
-  fix: str,
+  kind: str, line: dict[str, Any], name: str, where: str, settings: Settings
 ) -> Any:
   """Returns a field's value; raises UserError if it is missing or wrong."""
+  is_right, wanted, fix = _KINDS[kind]
+  setting = getattr(settings, f"{kind}_field")
   if name not in line:
     has = f"has {', '.join(map(repr, line))}" if line else "is empty"
     raise UserError(
@@ -302,11 +289,3 @@ def _read_field(
       f"{wanted}; set {setting} {fix}, or mend the line."
     )
   return line[name]
-
-
-def _is_number(value: object) -> bool:
-  return (
-    isinstance(value, (int, float))
-    and not isinstance(value, bool)
-    and value == value  # False for NaN
-  )

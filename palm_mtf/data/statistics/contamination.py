@@ -54,9 +54,10 @@ class Examples:
     self.count = 0  # number of examples added
     self._max_ngrams = max_ngrams
     self._num_ngrams = 0
-    # A heap of (-rank, number of the example, number of words, n-grams). The
-    # lowest ranks are kept, so that the order of examples has no effect.
-    self._kept: list[tuple[float, int, int, np.ndarray]] = []
+    # A heap of (-rank, number of the example, number of words, hashes of
+    # n-grams). The lowest ranks are kept, so that the order of examples has no
+    # effect.
+    self.kept: list[tuple[float, int, int, np.ndarray]] = []
     self._limit = 2.0  # examples of this rank or above do not fit
 
   def add(self, example: Document) -> None:
@@ -69,20 +70,12 @@ class Examples:
     # example without words has no n-gram, and is never contaminated.
     ngrams = hash_ngrams(words, max(1, min(NGRAM_WORDS, len(words))))
     item = (-example.rank, self.count, len(words), ngrams)
-    heapq.heappush(self._kept, item)
+    heapq.heappush(self.kept, item)
     self._num_ngrams += len(ngrams)
-    while self._num_ngrams > self._max_ngrams and len(self._kept) > 1:
-      rank, _, _, ngrams = heapq.heappop(self._kept)
+    while self._num_ngrams > self._max_ngrams and len(self.kept) > 1:
+      rank, _, _, ngrams = heapq.heappop(self.kept)
       self._num_ngrams -= len(ngrams)
       self._limit = min(self._limit, -rank)
-
-  def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns the number of words and the n-grams of each kept example.
-
-    The numbers are [kept], int64. The n-grams of an example are hashes, uint64.
-    """
-    words = np.array([words for _, _, words, _ in self._kept], np.int64)
-    return words, [ngrams for _, _, _, ngrams in self._kept]
 
 
 class ContaminationSearch:
@@ -94,7 +87,8 @@ class ContaminationSearch:
   def __init__(self, examples: Examples):
     """Takes `examples`, to which no example may be added afterwards."""
     self._num_examples = examples.count
-    self._words, ngrams = examples.kept()
+    self._words = np.array([words for _, _, words, _ in examples.kept], int)
+    ngrams = [ngrams for _, _, _, ngrams in examples.kept]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     # _ngrams: distinct and sorted. _ngrams[_places]: all examples' n-grams.
     self._ngrams, self._places = np.unique(

@@ -33,7 +33,6 @@ _NGRAM_WORDS = 5  # a text of fewer words is one n-gram
 # probability J. Two texts are compared if they share all values of a band.
 _BANDS, _ROWS = 16, 8  # number of bands, and of values per band
 NUM_VALUES = _BANDS * _ROWS
-DIGEST_BYTES = 16
 # Maximum number of comparisons per text and band. Only huge groups have more
 # pairs, and a part of the pairs suffices to merge such a group.
 _NEIGHBORS = 32
@@ -53,7 +52,7 @@ class Group(NamedTuple):
   """Documents with the same text, or texts that are near duplicates."""
 
   size: int  # number of these documents, or of these texts
-  digest: bytes  # hash of one member, whatever the order of the documents
+  digest: bytes  # Document.digest() of one member, in any order of documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Sketches:
 
   def add(self, document: Document, split: str) -> None:
     """Adds a document of `split`."""
-    digest = text_digest(document)
+    digest = document.digest()
     self._digests += digest
     self._values += minhash(document, digest).tobytes()
     self._sizes.append(document.num_bytes)
@@ -105,11 +104,6 @@ class Sketches:
     )
 
 
-def text_digest(document: Document) -> bytes:
-  """Returns the hash of inputs and text that `Group.digest` holds."""
-  return document.digest(DIGEST_BYTES)
-
-
 def find_duplicates(
   sketches: Sequence[Sketches], num_largest: int = 3
 ) -> Duplicates:
@@ -124,8 +118,7 @@ def find_duplicates(
   # depend on the order of documents. Below, texts are numbered in this order.
   order = np.lexsort(digests.T)
   digests, held_out = digests[order], held_out[order]
-  is_first = np.ones(len(order), bool)
-  is_first[1:] = (digests[1:] != digests[:-1]).any(axis=1)
+  is_first = begins_run(digests)
   text = np.cumsum(is_first) - 1
   first = order[is_first]
   digests, text_sizes = digests[is_first], sizes[first]
@@ -162,6 +155,13 @@ def find_duplicates(
   )
 
 
+def begins_run(rows: np.ndarray) -> np.ndarray:
+  """Returns whether each row differs from the row before, [rows], bool."""
+  begins = np.ones(len(rows), bool)
+  begins[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+  return begins
+
+
 def minhash(document: Document, digest: bytes) -> np.ndarray:
   """Returns the MinHash values of a document, [NUM_VALUES], uint16.
 
@@ -169,7 +169,7 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
   """
   words = hash_document(document)
   if not len(words):
-    return np.frombuffer(digest * (2 * NUM_VALUES // DIGEST_BYTES), np.uint16)
+    return np.frombuffer(digest * (2 * NUM_VALUES // len(digest)), np.uint16)
   ngrams = hash_ngrams(words, min(_NGRAM_WORDS, len(words))).astype(np.uint32)
   smallest = np.full(NUM_VALUES, 0xFFFFFFFF, np.uint32)
   for start in range(0, len(ngrams), _NGRAMS_AT_ONCE):

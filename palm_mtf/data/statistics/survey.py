@@ -6,8 +6,13 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from palm_mtf.console import progress_bar
-from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document, Source
+from palm_mtf.data.sources.document import (
+  TRAIN,
+  VALIDATION,
+  Document,
+  Source,
+  read_with_progress,
+)
 from palm_mtf.data.statistics.contamination import (
   Contamination,
   ContaminationSearch,
@@ -17,7 +22,6 @@ from palm_mtf.data.statistics.near_duplicates import (
   Duplicates,
   Sketches,
   find_duplicates,
-  text_digest,
 )
 
 _START_CHARACTERS = 60
@@ -101,19 +105,18 @@ def survey(
   held_out = Examples()
   # First pass: counts, sketches of all documents to find duplicates, and
   # n-grams of held-out documents to find contamination.
-  with _show_bar("Measuring text", sources) as advance:
-    for source, counted, sketch in zip(sources, counts, sketches, strict=True):
-      for split, document, lengths in _read_documents(source, count_tokens):
-        tokens = None if lengths is None else sum(lengths)
-        if split == TRAIN and lengths is not None:
-          note_length(source, document, lengths)
-        counted.add(split, document, tokens)
-        total.add(split, document, tokens)
-        sketch.add(document, split)
-        if split == VALIDATION:
-          held_out.add(document)
-        advance(document.num_bytes)
-      source.report_skipped()
+  for source, counted, sketch in zip(sources, counts, sketches, strict=True):
+    documents = read_with_progress(source, "Measuring")
+    for split, document, lengths in (count_tokens or _count_none)(documents):
+      tokens = None if lengths is None else sum(lengths)
+      if split == TRAIN and lengths is not None:
+        note_length(source, document, lengths)
+      counted.add(split, document, tokens)
+      total.add(split, document, tokens)
+      sketch.add(document, split)
+      if split == VALIDATION:
+        held_out.add(document)
+    source.report_skipped()
   measured = {
     source.name: Measured(counted, find_duplicates([sketch]))
     for source, counted, sketch in zip(sources, counts, sketches, strict=True)
@@ -129,14 +132,11 @@ def survey(
   return Survey(measured, everything, found, starts)
 
 
-def _read_documents(
-  source: Source, count_tokens: CountTokens | None
-) -> Iterator[tuple[str, Document, Lengths | None]]:
-  if count_tokens is not None:
-    yield from count_tokens(source.documents())
-  else:
-    for split, document in source.documents():
-      yield split, document, None
+def _count_none(
+  documents: Iterable[tuple[str, Document]],
+) -> Iterator[tuple[str, Document, None]]:
+  for split, document in documents:
+    yield split, document, None
 
 
 def _search(
@@ -151,22 +151,15 @@ def _search(
     for group in each.duplicates.largest_exact + each.duplicates.largest_near
   }
   starts = {}
-  with _show_bar("Comparing text", sources) as advance:
-    for source in sources:
-      for split, document in source.documents():
-        digest = text_digest(document)
-        if digest in wanted:
-          starts[digest] = _start_of(document)
-        if split == TRAIN:
-          for search in searches:
-            search.add(document)
-        advance(document.num_bytes)
+  for source in sources:
+    for split, document in read_with_progress(source, "Comparing"):
+      digest = document.digest()
+      if digest in wanted:
+        starts[digest] = _start_of(document)
+      if split == TRAIN:
+        for search in searches:
+          search.add(document)
   return starts
-
-
-def _show_bar(description: str, sources: Sequence[Source]):
-  sizes = [source.num_bytes for source in sources]
-  return progress_bar(description, None if None in sizes else sum(sizes))
 
 
 def _start_of(document: Document) -> str:

@@ -3,12 +3,11 @@
 """The tokens of one split: memory-mapped .npy files, read like one array."""
 
 import ctypes
-import itertools
 import math
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -98,8 +97,9 @@ class TokenArray:
     shards = np.searchsorted(self._first_documents, documents, "right") - 1
     # Sort the documents by shard, so that each shard's array is read once.
     order = np.argsort(shards, kind="stable")
-    for number, mine in _find_runs(shards[order]):
-      mine = order[mine]
+    edges = np.flatnonzero(np.diff(shards[order])) + 1
+    for mine in filter(len, np.split(order, edges)):
+      number = shards[mine[0]]
       local = documents[mine] - self._first_documents[number]
       end = self._shards[number].documents[1]
       begins[mine] = np.where(local > 0, end[local - 1], 0)
@@ -120,14 +120,6 @@ class TokenArray:
       begins = np.concatenate([[0], ends[:-1]])
       spans.append(np.stack([begins, targets, ends], axis=1) + start)
     return np.concatenate(spans) if spans else np.empty([0, 3], np.int64)
-
-
-def _find_runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
-  """Yields the value and the slice of every stretch of equal values."""
-  edges = np.flatnonzero(np.diff(values)) + 1
-  for first, stop in itertools.pairwise([0, *edges.tolist(), len(values)]):
-    if first < stop:
-      yield int(values[first]), slice(first, stop)
 
 
 def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:

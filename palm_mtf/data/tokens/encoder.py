@@ -9,7 +9,7 @@ ids of each document's parts.
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -49,27 +49,17 @@ class _Cut(NamedTuple):
   num_text: int  # number of parts of the text
 
 
-class Encoder:
-  """Encodes documents in worker processes that persist between calls.
-
-  Use it as a context manager, so that the processes end.
-  """
+class Encoder(WorkerPool):
+  """Encodes documents in worker processes that persist between calls."""
 
   def __init__(self, vocabulary: Vocabulary, num_processes: int | None = None):
     """Prepares `num_processes` workers: by default one per core; 0 for none."""
-    self._pool = WorkerPool(
-      functools.partial(_encode, vocabulary, num_cores()),
-      functools.partial(_start_worker, vocabulary.path, vocabulary.extra_ids),
+    super().__init__(
+      functools.partial(_encode, vocabulary),
       when_killed="a process that encodes text was killed, as happens when "
       "memory runs out; free some and start again: what is encoded is kept.",
       num_processes=num_processes,
     )
-
-  def __enter__(self) -> "Encoder":
-    return self
-
-  def __exit__(self, *error: object) -> None:
-    self._pool.__exit__(*error)
 
   def encode(
     self, documents: Iterable[tuple[str, Document]]
@@ -83,7 +73,7 @@ class Encoder:
     # documents that wait for the ids of all their parts.
     ids: collections.deque[np.ndarray] = collections.deque()
     waiting: collections.deque[_Cut] = collections.deque()
-    for encoded in self._pool.map(_gather_parts(documents, waiting)):
+    for encoded in self.map(_gather_parts(documents, waiting)):
       ids += encoded
       del encoded  # otherwise it holds ids while the next batch is encoded
       while waiting and waiting[0].num_inputs + waiting[0].num_text <= len(ids):
@@ -101,8 +91,7 @@ class Encoder:
 
 
 def _gather_parts(
-  documents: Iterable[tuple[str, Document]],
-  waiting: collections.deque[_Cut],
+  documents: Iterable[tuple[str, Document]], waiting: collections.deque[_Cut]
 ) -> Iterator[list[_Part]]:
   """Yields batches of parts; appends a `_Cut` per document to `waiting`."""
   batch: list[_Part] = []
@@ -141,15 +130,13 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
   return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
-def _encode(
-  vocabulary: Vocabulary, num_threads: int, batch: list[_Part]
-) -> list[np.ndarray]:
+def _encode(vocabulary: Vocabulary, batch: list[_Part]) -> list[np.ndarray]:
   """Returns the token ids of each part, int32; some parts are already ids."""
   parts = [part for part in batch if isinstance(part.text, str)]
   ids = iter(
     vocabulary.encode_arrays(
       [part.text for part in parts],
-      num_threads,
+      num_cores(),
       [part.is_inside for part in parts],
     )
   )
@@ -157,10 +144,3 @@ def _encode(
     next(ids) if isinstance(part.text, str) else part.text.astype(np.int32)
     for part in batch
   ]
-
-
-def _start_worker(
-  vocabulary_path: str, extra_ids: int
-) -> Callable[[list[_Part]], list[np.ndarray]]:
-  vocabulary = Vocabulary(vocabulary_path, extra_ids=extra_ids)
-  return functools.partial(_encode, vocabulary, 1)

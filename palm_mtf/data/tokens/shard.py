@@ -15,12 +15,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from palm_mtf.data.sources.document import (
-  SPLITS,
-  TRAIN,
-  Document,
-  num_repeats,
-)
+from palm_mtf.data.sources.document import SPLITS, TRAIN, Document, num_repeats
 from palm_mtf.data.tokens.array import Shard, map_array
 from palm_mtf.data.tokens.encoder import EncodedDocument
 from palm_mtf.errors import UserError
@@ -184,30 +179,29 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
     summary = ShardSummary.from_json(read_sealed_json(path))
     for name, expected in summary.blake2b.items():
       path = os.path.join(folder, name)
-      if reads and hash_file(path) != expected:
-        raise DamagedShardError(f"{path}: {_CHANGED}")
-      if not reads and os.path.getsize(path) != _size_of(name, summary, path):
+      if reads:
+        is_whole = hash_file(path) == expected
+      else:
+        is_whole = os.path.getsize(path) == _size_of(name, summary, path)
+      if not is_whole:
         raise DamagedShardError(f"{path}: {_CHANGED}")
   except OSError as error:
     raise _explain_read_error(path, error) from None
   return summary
 
 
-def _size_of(name: str, summary: ShardSummary, path: str) -> int:
-  """Returns the file size in bytes that the header and the counts imply."""
+def _size_of(name: str, summary: ShardSummary, path: str) -> int | None:
+  """Returns the bytes that header and counts imply; None for another header."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):
     shape = (2, counts.num_documents)
-  try:
-    with open(path, "rb") as file:
-      np.lib.format.read_magic(file)
-      found, _, dtype = np.lib.format.read_array_header_1_0(file)
-      if found == shape:
-        return file.tell() + math.prod(shape) * dtype.itemsize
-  except ValueError:
-    pass  # not the header of an array
-  raise DamagedShardError(f"{path}: {_CHANGED}")
+  with contextlib.suppress(ValueError), open(path, "rb") as file:
+    np.lib.format.read_magic(file)
+    found, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if found == shape:
+      return file.tell() + math.prod(shape) * dtype.itemsize
+  return None
 
 
 def write_sealed_json(path: str, content: dict) -> None:

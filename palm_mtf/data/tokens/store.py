@@ -1,6 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of one source on disk: a folder of shards in NumPy's .npy format.
+"""Token stores: the tokens of each source of a run, in CACHE_DIR or MODEL_DIR.
+
+The name of a store has a hash of text, vocabulary and settings, so that a store
+is found again if the text files move, and a changed text gets a new store. A
+store is a folder of shards in NumPy's .npy format:
 
   train-00000.npy            joined documents, each with its [eod]: uint16, or
                              uint32 if the vocabulary has over 65,536 pieces
@@ -9,20 +13,30 @@
   shard-00000.json           counts and hashes of these files
   manifest.json              written last, when the store is complete
 
-cache.py decides which store a run uses; shard.py writes and reads one shard.
+shard.py writes and reads one shard.
 """
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import itertools
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from palm_mtf.console import progress_bar
+from palm_mtf.config import DataConfig
 from palm_mtf.data.filters.filtered_source import FilteredSource
-from palm_mtf.data.sources.document import SPLITS, Document, Source
+from palm_mtf.data.sources.document import (
+  SPLITS,
+  Document,
+  Source,
+  hash_parts,
+  read_with_progress,
+)
+from palm_mtf.data.sources.files import FileDigests, writable_folder
 from palm_mtf.data.tokens.array import TokenArray
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.shard import (
@@ -38,11 +52,14 @@ from palm_mtf.data.tokens.shard import (
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
+from palm_mtf.model_dir.paths import ModelDir
+
+_logger = logging.getLogger(__name__)
 
 # Version of the file format, of the token ids, and of the rule for where shards
 # begin. The name of a store has a hash of the version, so that no run reads or
 # repairs a store of another version.
-FORMAT = 3
+_FORMAT = 3
 
 # Bytes of text in a shard. A run that resumes encodes at most about this much
 # text again.
@@ -101,7 +118,7 @@ def write_store(
   on_disk = functools.partial(writing, folder, needed)
   with (
     Encoder(vocabulary, num_processes) as encoder,
-    progress_bar(f"Encoding {source.name}", source.num_bytes) as advance,
+    contextlib.closing(read_with_progress(source, "Encoding")) as documents,
   ):
     # Write shards into `partial`, which is renamed when the store is complete.
     # Undamaged shards of a stopped writer or a damaged store are kept.
@@ -109,7 +126,6 @@ def write_store(
       if os.path.isdir(folder):
         os.rename(folder, partial)
       os.makedirs(partial, exist_ok=True)
-    documents = _show_progress(source.documents(), advance)
     shards: list[ShardSummary] = []
     for number in itertools.count():
       try:
@@ -136,14 +152,6 @@ def write_store(
     with on_disk():
       os.rename(partial, folder)
       sync(os.path.dirname(os.path.abspath(folder)))
-
-
-def _show_progress(
-  documents: Iterable[tuple[str, Document]], advance: Callable[[int], None]
-) -> Iterator[tuple[str, Document]]:
-  for split, document in documents:
-    advance(document.num_bytes)
-    yield split, document
 
 
 def _take_bytes(
@@ -196,3 +204,140 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
     ).hexdigest(),
     filter_counts=manifest.get("filters"),
   )
+
+
+def load_stores(
+  model_dir: str,
+  data: DataConfig,
+  sources: Sequence[Source],
+  vocabulary: Vocabulary,
+) -> list[TokenStore]:
+  """Returns the token store of each source; encodes sources without a store.
+
+  Raises:
+    UserError: there is no text, or the disk is full.
+  """
+  # Runs share CACHE_DIR, so a run reads tokens there but never writes tokens.
+  own = ModelDir(model_dir).tokens
+  stores, names = [], []
+  for source, name in _name_stores(own, data, sources, vocabulary):
+    shared = data.cache_folder
+    store = shared and _read(os.path.join(shared, name))
+    if store:
+      _logger.info(f"tokens of {source.name} are read from {shared}")
+    elif shared:
+      _logger.warning(
+        f"CACHE_DIR = {shared!r} lacks the tokens of {source.name}: "
+        f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
+      )
+    stores.append(store or _find_or_write(own, name, source, vocabulary))
+    names.append(name)
+  kept = os.listdir(own) if os.path.isdir(own) else []
+  folders = {x for x in kept if os.path.isdir(os.path.join(own, x))}
+  if others := sorted(folders - {*names}):
+    _logger.info(
+      f"{own} also has tokens of other text or settings: {', '.join(others)}; "
+      "remove the folders that no run needs"
+    )
+  return stores
+
+
+def cache_stores(
+  model_dir: str,
+  data: DataConfig,
+  sources: Sequence[Source],
+  vocabulary: Vocabulary,
+  *,
+  verify: bool = False,
+) -> list[tuple[str, TokenStore]]:
+  """Encodes sources that CACHE_DIR lacks; returns each source's (path, store).
+
+  If CACHE_DIR is not set, MODEL_DIR/tokens is the cache. `verify` checks the
+  hashes of files, not only their sizes. Damaged shards are encoded again.
+
+  Raises:
+    UserError: there is no text, or the disk is full.
+  """
+  folder = data.cache_folder or ModelDir(model_dir).tokens
+  return [
+    (
+      os.path.join(folder, name),
+      _find_or_write(folder, name, source, vocabulary, verify),
+    )
+    for source, name in _name_stores(folder, data, sources, vocabulary)
+  ]
+
+
+def _name_stores(
+  own: str, data: DataConfig, sources: Sequence[Source], vocabulary: Vocabulary
+) -> list[tuple[Source, str]]:
+  """Returns (source, name of its store) for each source."""
+  # FileDigests caches the hashes of the text files next to the token stores.
+  keep = writable_folder(data.cache_folder, own)
+  named = []
+  with FileDigests(os.path.join(keep, "digests.json")) as digests:
+    for source in sources:
+      # The source's fingerprint covers the bytes of the text and the settings
+      # that change its documents, but not the paths and times of files.
+      parts = (_FORMAT, source.fingerprint(digests), vocabulary.sha256)
+      name = f"{source.name}-{hash_parts(parts, num_bytes=8)}"
+      named.append((source, name.replace("/", "_")))
+  return named
+
+
+def _find_or_write(
+  folder: str,
+  name: str,
+  source: Source,
+  vocabulary: Vocabulary,
+  verify: bool = False,
+) -> TokenStore:
+  path = os.path.join(folder, name)
+  if store := _read(path, verify):
+    return store
+  with _lock_folder(folder):
+    # Another process may have written the store while this process waited.
+    with contextlib.suppress(DamagedShardError):
+      return read_store(path, verify=verify)
+    write_store(path, source, vocabulary)
+  store = read_store(path)
+  source.report_skipped()
+  train, validation = store.train.counts, store.validation.counts
+  _logger.info(
+    f"encoded {train.num_documents:,} training documents "
+    f"({train.num_tokens:,} tokens) and {validation.num_documents:,} "
+    f"validation documents ({validation.num_tokens:,} tokens) into {path}"
+  )
+  return store
+
+
+def _read(path: str, verify: bool = False) -> TokenStore | None:
+  """Returns a store, or None if it is missing or damaged."""
+  if not os.path.isdir(path):
+    return None
+  try:
+    return read_store(path, verify=verify)
+  except DamagedShardError as error:
+    _logger.warning(f"damaged tokens are encoded again: {error}")
+    return None
+
+
+@contextlib.contextmanager
+def _lock_folder(folder: str) -> Iterator[None]:
+  """Waits until no other process writes into `folder`, and locks it."""
+  with writing(folder, None):
+    os.makedirs(folder, exist_ok=True)
+    # The lock file is open for writing, because NFS refuses an exclusive lock
+    # on a file that is only open for reading. The kernel releases the lock if
+    # this process is killed.
+    path = os.path.join(folder, ".lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+      try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        _logger.info(f"waiting for another process that encodes into {folder}")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+      yield
+    finally:
+      os.close(descriptor)

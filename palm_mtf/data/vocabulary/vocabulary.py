@@ -22,7 +22,7 @@ import hashlib
 import logging
 import os
 import string
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece
@@ -30,9 +30,8 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
 from palm_mtf.config import DataConfig
-from palm_mtf.console import progress_bar
 from palm_mtf.data.filters.filtered_source import open_filtered
-from palm_mtf.data.sources.document import TRAIN, Source
+from palm_mtf.data.sources.document import TRAIN, Source, read_with_progress
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.errors import UserError, did_you_mean
@@ -90,10 +89,9 @@ class Vocabulary:
     # If a text is encoded in parts, this model encodes all parts but the first
     # (see `drop_prefix`). None if `self.model` can encode these parts too.
     self.inside_model = drop_prefix(self.model)
-    self._inside = None
-    if self.inside_model:
-      self._inside = sentencepiece.SentencePieceProcessor()
-      self._inside.LoadFromSerializedProto(self.inside_model)
+    self._inside = self.inside_model and sentencepiece.SentencePieceProcessor(
+      model_proto=self.inside_model
+    )
     self.sha256 = hashlib.sha256(self.model).hexdigest()
     self.size = self._processor.GetPieceSize()  # ids are 0 .. size - 1
     self.unknown_id = self._processor.unk_id()
@@ -132,7 +130,15 @@ class Vocabulary:
 
   def losses(self) -> list[str]:
     """Returns the kinds of text that decode(encode(text)) changes, or []."""
-    return find_losses(lambda text: self.decode(self.encode(text)))
+
+    def round_trip(text: str) -> str:
+      return self.decode(self.encode(text))
+
+    found = [name for name, text in _PROBES.items() if round_trip(text) != text]
+    # Test each character between two letters, so that no rule about the ends of
+    # a text applies.
+    lost = [c for c in _CHARACTERS if c not in round_trip(f"a{c}b")]
+    return [*found, *([f"the characters {' '.join(lost)}"] if lost else [])]
 
   def piece(self, i: int) -> str:
     """Returns the piece of id `i`, with spaces written as U+2581."""
@@ -293,13 +299,11 @@ def load_vocabulary(
 def training_texts(sources: Iterable[Source]) -> Iterator[str]:
   """Yields the inputs and text of training documents, except token ids."""
   for source in sources:
-    with progress_bar(f"Reading {source.name}", source.num_bytes) as advance:
-      for split, document in source.documents():
-        if split == TRAIN:
-          for text in (document.inputs, document.text):
-            if isinstance(text, str):
-              yield text
-        advance(document.num_bytes)
+    for split, document in read_with_progress(source, "Reading"):
+      if split == TRAIN:
+        for text in (document.inputs, document.text):
+          if isinstance(text, str):
+            yield text
 
 
 def add_sentinels(model: bytes, extra_ids: int) -> bytes:
@@ -349,18 +353,6 @@ def drop_prefix(model: bytes) -> bytes | None:
     return None
   spec.add_dummy_prefix = False
   return proto.SerializeToString()
-
-
-def find_losses(round_trip: Callable[[str], str]) -> list[str]:
-  """Returns the kinds of text that `round_trip` changes, [] if it is lossless.
-
-  `round_trip` encodes a text and decodes the ids.
-  """
-  found = [name for name, text in _PROBES.items() if round_trip(text) != text]
-  # Test each character between two letters, so that no rule about the ends of a
-  # text applies.
-  lost = [c for c in _CHARACTERS if c not in round_trip(f"a{c}b")]
-  return [*found, *([f"the characters {' '.join(lost)}"] if lost else [])]
 
 
 def _read_model(path: str, what: str) -> bytes:

@@ -270,10 +270,7 @@ def _parse_model(
 
 
 def _list_compared_keys(
-  config: Mapping[str, object],
-  architecture: str,
-  model: PalmConfig,
-  what: str,
+  config: Mapping[str, object], architecture: str, model: PalmConfig, what: str
 ) -> Iterator[tuple[str, object, object]]:
   """Yields (key, its value, our value) for keys that affect the results."""
   wanted = (

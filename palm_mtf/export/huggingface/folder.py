@@ -1,11 +1,22 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""--format=hf: a folder that Hugging Face transformers loads."""
+"""--format=hf: a folder that Hugging Face transformers loads.
+
+The folder has the vocabulary as a fast tokenizer, if it is of `palm_mtf vocab`.
+Both tokenizers are byte-pair encodings. SentencePiece merges the neighbours
+whose merged piece has the best score; transformers merges the pair that comes
+first in a list. tokenizer.json has spaces instead of SentencePiece's U+2581, so
+that texts need no normalization. A U+2581 in a text becomes three bytes, as in
+vocabulary.py.
+"""
 
 import logging
 import math
 import os
 
+from sentencepiece import sentencepiece_model_pb2
+
+from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
 from palm_mtf.export.huggingface.config_json import (
   find_architecture,
   make_config,
@@ -15,71 +26,175 @@ from palm_mtf.export.huggingface.tensor_files import (
   WEIGHTS,
   write_safetensors,
 )
-from palm_mtf.export.huggingface.tokenizer import (
-  explain_inexact,
-  make_tokenizer_config,
-  make_tokenizer_json,
-)
 from palm_mtf.export.huggingface.weights import (
   find_tensor_shapes,
   make_tensor_reader,
 )
-from palm_mtf.export.trained_model import Reader, TrainedModel
+from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 from palm_mtf.json_text import json_text
 
 _logger = logging.getLogger(__name__)
 
+_NORMAL = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
+_BPE = sentencepiece_model_pb2.TrainerSpec.BPE
 
-class HuggingFaceFolder:
-  """The export `Format` of a folder that transformers loads, in float32."""
 
-  subfolder = ""
+def make_hf(trained: TrainedModel) -> Export:
+  """Makes a folder with safetensors in float32, configuration and tokenizer.
 
-  def __init__(self, trained: TrainedModel):
-    """Raises UserError if no class of transformers computes the model."""
-    self._trained = trained
-    self._architecture = find_architecture(trained.model)
-    self._shapes = find_tensor_shapes(trained.model)
-    self.num_bytes = 4 * sum(map(math.prod, self._shapes.values()))
-    self.kind = f"a {self._architecture}"
+  Raises:
+    UserError: if no class of transformers computes the model.
+  """
+  architecture = find_architecture(trained.model)
+  shapes = find_tensor_shapes(trained.model)
 
-  def write(self, path: str, read: Reader) -> None:
-    """Writes safetensors, configuration and tokenizer; see `Format`."""
+  def write(path: str, read: Reader) -> None:
     os.mkdir(path)
-    for name, content in self._make_json_files().items():
+    for name, content in _make_json_files(trained).items():
       with open(os.path.join(path, name), "w", encoding="utf-8") as file:
         file.write(json_text(content, indent=1))
     with open(os.path.join(path, VOCABULARY), "wb") as file:
-      file.write(self._trained.vocabulary.model)
-    write_safetensors(
-      os.path.join(path, WEIGHTS),
-      self._shapes,
-      make_tensor_reader(self._trained.model, self._architecture, read),
-    )
+      file.write(trained.vocabulary.model)
+    read = make_tensor_reader(trained.model, architecture, read)
+    write_safetensors(os.path.join(path, WEIGHTS), shapes, read)
 
-  def _make_json_files(self) -> dict[str, object]:
-    model, vocabulary = self._trained.model, self._trained.vocabulary
-    start_id = self._trained.start_id
-    described = make_config(
-      model,
-      start_id=start_id,
-      eod_id=vocabulary.eod_id,
-      packing=self._trained.config.data.packing,
+  num_bytes = 4 * sum(map(math.prod, shapes.values()))
+  return Export(f"a {architecture}", num_bytes, write)
+
+
+def _make_json_files(trained: TrainedModel) -> dict[str, object]:
+  """Returns {file name: content}."""
+  model, vocabulary = trained.model, trained.vocabulary
+  start_id = trained.start_id
+  described = make_config(
+    model,
+    start_id=start_id,
+    eod_id=vocabulary.eod_id,
+    packing=trained.config.data.packing,
+  )
+  ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+  files = {
+    "config.json": described,
+    "generation_config.json": {name: described[name] for name in ids},
+  }
+  if reason := explain_inexact(vocabulary):
+    _logger.warning(
+      f"no tokenizer.json is written for {vocabulary.path}: {reason}; encode "
+      f"with SentencePiece and {VOCABULARY}"
     )
-    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    files = {
-      "config.json": described,
-      "generation_config.json": {name: described[name] for name in ids},
-    }
-    if reason := explain_inexact(vocabulary):
-      _logger.warning(
-        f"no tokenizer.json is written for {vocabulary.path}: {reason}; "
-        f"encode with SentencePiece and {VOCABULARY}"
-      )
-      return files
-    return files | {
-      "tokenizer.json": make_tokenizer_json(vocabulary, start_id),
-      "tokenizer_config.json": make_tokenizer_config(
-        vocabulary, start_id=start_id, sequence_length=model.sequence_length
-      ),
-    }
+    return files
+  return files | {
+    "tokenizer.json": make_tokenizer_json(vocabulary, start_id),
+    "tokenizer_config.json": make_tokenizer_config(
+      vocabulary, start_id=start_id, sequence_length=model.sequence_length
+    ),
+  }
+
+
+def explain_inexact(vocabulary: Vocabulary) -> str:
+  """Returns why an exported tokenizer would change ids; "" if it would not."""
+  model = parse_model(vocabulary)
+  normalizer = model.normalizer_spec
+  if model.trainer_spec.model_type != _BPE:
+    return "it is not a byte-pair encoding"
+  if not vocabulary.has_bytes:
+    return "it has no byte pieces"
+  if normalizer.name != "identity" or normalizer.precompiled_charsmap:
+    return f"it normalizes text ({normalizer.name})"
+  if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces:
+    return "it adds or removes spaces"
+  if model.trainer_spec.treat_whitespace_as_suffix:
+    return "its pieces end in spaces"
+  kinds = {each.type for each in model.pieces}
+  if sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED in kinds:
+    return "it has pieces that are never merged"
+  return ""
+
+
+def make_tokenizer_json(
+  vocabulary: Vocabulary, start_id: int
+) -> dict[str, object]:
+  """Returns tokenizer.json, which gives the vocabulary's ids for every text.
+
+  An encoding with special tokens begins with `start_id`. `explain_inexact` must
+  return "" for the vocabulary.
+  """
+  model = parse_model(vocabulary)
+  pieces = [x.piece.replace(SPACE_MARK, " ") for x in model.pieces]
+  scores = {
+    piece: each.score
+    for piece, each in zip(pieces, model.pieces, strict=True)
+    if each.type == _NORMAL
+  }
+  merged = sorted(
+    (x for x in scores if len(x) > 1), key=lambda piece: -scores[piece]
+  )
+  merges = [
+    [piece[:cut], piece[cut:]]
+    for piece in merged
+    for cut in range(1, len(piece))
+    if piece[:cut] in scores and piece[cut:] in scores
+  ]
+  start = pieces[start_id]
+  return {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    # Empty, so that "[eod]" in a text is encoded like any other text.
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": None,
+    "post_processor": {
+      "type": "TemplateProcessing",
+      "single": [
+        {"SpecialToken": {"id": start, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+      ],
+      "pair": [
+        {"SpecialToken": {"id": start, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"Sequence": {"id": "B", "type_id": 0}},
+      ],
+      "special_tokens": {
+        start: {"id": start, "ids": [start_id], "tokens": [start]}
+      },
+    },
+    "decoder": {
+      "type": "Sequence",
+      "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}],
+    },
+    "model": {
+      "type": "BPE",
+      "dropout": None,
+      "unk_token": pieces[model.trainer_spec.unk_id],
+      "continuing_subword_prefix": None,
+      "end_of_word_suffix": None,
+      "fuse_unk": False,
+      "byte_fallback": True,
+      "ignore_merges": False,
+      "vocab": {piece: i for i, piece in enumerate(pieces)},
+      "merges": merges,
+    },
+  }
+
+
+def make_tokenizer_config(
+  vocabulary: Vocabulary, *, start_id: int, sequence_length: int
+) -> dict[str, object]:
+  """Returns tokenizer_config.json for texts that begin with `start_id`."""
+  eod = vocabulary.piece(vocabulary.eod_id)
+  return {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": vocabulary.piece(start_id),
+    "eos_token": eod,
+    "pad_token": eod,
+    # Encode "[eod]" in a text as text, not as the id of [eod].
+    "split_special_tokens": True,
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": sequence_length,
+  }
+
+
+def parse_model(vocabulary: Vocabulary) -> sentencepiece_model_pb2.ModelProto:
+  """Returns a vocabulary's pieces, in the order of ids, and its settings."""
+  return sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model)

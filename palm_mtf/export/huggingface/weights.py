@@ -46,8 +46,7 @@ _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 
 def find_tensor_names(model: PalmConfig) -> dict[str, str]:
   """Returns {our name: name in transformers} of every parameter."""
-  names = {"embedding": _EMBEDDING}
-  names["final_norm/scale"] = FINAL_NORM
+  names = {"embedding": _EMBEDDING, "final_norm/scale": FINAL_NORM}
   for name in parameter_shapes(model):
     layer, part = parse_name(name)
     if layer is not None:

@@ -115,9 +115,7 @@ class Decoder(tf2.Module):
     q = tf2.reshape(q, [batch, length, keys.shape[2], -1, d_kv])
     scores = tf2.einsum("blngk,bmnk->bnglm", q, keys)
     weights = visible_softmax(
-      scores,
-      visible[:, tf2.newaxis, tf2.newaxis],
-      self._model.d_kv**-0.5,
+      scores, visible[:, tf2.newaxis, tf2.newaxis], self._model.d_kv**-0.5
     )
     y = tf2.einsum("bnglm,bmnk->blngk", weights, values)
     y = tf2.reshape(y, [batch, length, heads, d_kv])

@@ -5,35 +5,24 @@
 import math
 
 from palm_mtf.accounting.architecture import parameter_shapes
-from palm_mtf.export.trained_model import Reader, TrainedModel
+from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
 
-class SavedModelFolder:
-  """The export `Format` of a SavedModel, which includes the tokenizer."""
+def make_saved_model(trained: TrainedModel) -> Export:
+  """Makes a SavedModel, which includes the tokenizer."""
+  config = trained.config
 
-  kind = "a SavedModel that computes in float32"
-
-  def __init__(self, trained: TrainedModel):
-    self._trained = trained
-    # TensorFlow Serving serves the subfolder with the largest number.
-    self.subfolder = str(trained.step)
-    shapes = parameter_shapes(trained.model)
-    self.num_bytes = 4 * sum(map(math.prod, shapes.values()))
-
-  def write(self, path: str, read: Reader) -> None:
-    """Writes the graph and the variables; see `Format`."""
+  def write(path: str, read: Reader) -> None:
     from palm_mtf._tf import tf2
-    from palm_mtf.export.saved_model.decoder import Decoder
     from palm_mtf.export.saved_model.text_model import TextModel
     from palm_mtf.model_dir.atomic_files import as_os_errors
 
-    trained, config = self._trained, self._trained.config
     length = trained.model.sequence_length
     # The CPU has the most memory. Servers can run the model on any device.
     with tf2.device("CPU:0"):
       text_model = TextModel(
-        Decoder(trained.model, read),
         trained.model,
+        read,
         trained.vocabulary,
         start_id=trained.start_id,
         stride=config.evaluation.stride or max(length // 2, 1),
@@ -45,3 +34,10 @@ class SavedModelFolder:
       )
       with as_os_errors():
         tf2.saved_model.save(text_model, path, signatures)
+
+  shapes = parameter_shapes(trained.model)
+  num_bytes = 4 * sum(map(math.prod, shapes.values()))
+  # TensorFlow Serving serves the subfolder with the largest number.
+  subfolder = str(trained.checkpoint.manifest.step)
+  kind = "a SavedModel that computes in float32"
+  return Export(kind, num_bytes, write, subfolder)

@@ -7,9 +7,10 @@ import dataclasses
 from palm_mtf._tf import tf2
 from palm_mtf.config import DecodeConfig, PalmConfig
 from palm_mtf.config.decode import MOST_GREEDY
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
 from palm_mtf.export.saved_model.decoder import Decoder
-from palm_mtf.export.saved_model.text_coder import TextCoder
+from palm_mtf.export.trained_model import Reader
+from palm_mtf.machine.process import silent_unless_it_fails
 
 
 class TextModel(tf2.Module):
@@ -21,15 +22,15 @@ class TextModel(tf2.Module):
 
   def __init__(
     self,
-    decoder: Decoder,
     model: PalmConfig,
+    read: Reader,
     vocabulary: Vocabulary,
     *,
     start_id: int,
     stride: int,
   ):
     super().__init__("text_model")
-    self._decoder, self._coder = decoder, TextCoder(vocabulary)
+    self._decoder, self._coder = Decoder(model, read), TextCoder(vocabulary)
     self._length, self._stride = model.sequence_length, stride
     self._num_tokens, self._eod_id = vocabulary.size, vocabulary.eod_id
     self._start_id = start_id
@@ -43,20 +44,19 @@ class TextModel(tf2.Module):
     apply the defaults. In Python, `model.generate` of a loaded SavedModel
     applies the defaults, but `model.signatures["generate"]` does not.
     """
-    # Only defaults that are tensors become the signature's defaults.
-    defaults = [
-      tf2.constant(sample_tokens),
-      tf2.constant(decode.temperature, tf2.float32),
-      tf2.constant(min(decode.top_k or self._num_tokens, self._num_tokens)),
-      tf2.constant(decode.top_p, tf2.float32),
-      tf2.constant(seed),
-    ]
 
     def generate(prompts, max_tokens, temperature, top_k, top_p, seed):
       sampler = Sampler(temperature, top_k, top_p, seed, self._num_tokens)
       return self._generate(prompts, max_tokens, sampler)
 
-    generate.__defaults__ = tuple(defaults)
+    # Only defaults that are tensors become the signature's defaults.
+    generate.__defaults__ = (
+      tf2.constant(sample_tokens),
+      tf2.constant(decode.temperature, tf2.float32),
+      tf2.constant(min(decode.top_k or self._num_tokens, self._num_tokens)),
+      tf2.constant(decode.top_p, tf2.float32),
+      tf2.constant(seed),
+    )
 
     def score(texts):
       return self._score(tf2.fill(tf2.shape(texts), ""), texts)
@@ -66,7 +66,7 @@ class TextModel(tf2.Module):
     given = {
       "generate": (generate, [texts, whole, real, whole, real, whole]),
       "score": (score, [texts]),
-      "score_targets": (self._score_targets, [texts, texts]),
+      "score_targets": (self._score, [texts, texts]),
     }
     found = {
       name: tf2.function(function, input_signature=specs, autograph=False)
@@ -140,9 +140,6 @@ class TextModel(tf2.Module):
       (tf2.constant(1), *first, cache),
     )
     return tokens
-
-  def _score_targets(self, inputs, targets):
-    return self._score(inputs, targets)
 
   def _score(self, inputs, targets):
     # Compute log p of targets given inputs, in the same windows as
@@ -243,3 +240,105 @@ class Sampler:
     )
     at = tf2.searchsorted(upto, number * upto[:, -1:], side="right")
     return tf2.gather(tokens, at[:, 0], batch_dims=1)
+
+
+class TextCoder(tf2.Module):
+  """Encodes and decodes batches of texts, with ids as in vocabulary.py.
+
+  The operations are from tensorflow_text, and hold the SentencePiece model.
+  """
+
+  def __init__(self, vocabulary: Vocabulary):
+    super().__init__("text_coder")
+    # Import late, because the import takes seconds.
+    import tensorflow_text
+
+    def make_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
+      return tensorflow_text.SentencepieceTokenizer(model, tf2.int32)
+
+    with silent_unless_it_fails():
+      self._model = self._inside = make_tokenizer(vocabulary.model)
+      if vocabulary.inside_model:
+        self._inside = make_tokenizer(vocabulary.inside_model)
+    self._has_bytes = vocabulary.has_bytes
+    self._anchor = vocabulary.anchor
+    self._anchor_bytes = len(vocabulary.decode([vocabulary.anchor]).encode())
+    ids = range(vocabulary.size)
+    self._has_text = [
+      bool(vocabulary.is_byte[i] or vocabulary.text_inside(i)) for i in ids
+    ]
+    self._num_spaces = [vocabulary.piece(i).startswith(SPACE_MARK) for i in ids]
+    self._space_mark_ids = vocabulary.encode(SPACE_MARK)
+
+  def encode(self, texts: tf2.Tensor) -> tf2.RaggedTensor:
+    """Encodes texts [batch] to int32 ids [batch, (tokens)] without [eod]."""
+    if not self._has_bytes:
+      return self._model.tokenize(texts)
+    # SentencePiece would encode a U+2581 in a text as a space. So split the
+    # text there, and put the three byte tokens of U+2581 before each segment
+    # except the first.
+    segments = tf2.strings.split(texts, SPACE_MARK)
+    first = segments.row_starts()
+    num_marks = tf2.tensor_scatter_nd_update(
+      tf2.ones_like(segments.flat_values, tf2.int64),
+      first[:, tf2.newaxis],
+      tf2.zeros_like(first),
+    )
+    ids = self._encode_segments(segments.flat_values, num_marks == 0)
+    marks = tf2.RaggedTensor.from_row_lengths(
+      tf2.tile(
+        self._space_mark_ids, [tf2.cast(tf2.reduce_sum(num_marks), tf2.int32)]
+      ),
+      num_marks * len(self._space_mark_ids),
+    )
+    ids = tf2.concat([marks, ids], 1)
+    return segments.with_flat_values(ids).merge_dims(1, 2)
+
+  def _encode_segments(
+    self, segments: tf2.Tensor, is_first: tf2.Tensor
+  ) -> tf2.RaggedTensor:
+    if self._inside is self._model:
+      return self._model.tokenize(segments)
+    # "" has no ids, so each segment gets ids from only one of the tokenizers.
+    return tf2.concat(
+      [
+        self._model.tokenize(tf2.where(is_first, segments, "")),
+        self._inside.tokenize(tf2.where(is_first, "", segments)),
+      ],
+      1,
+    )
+
+  def decode(self, ids: tf2.RaggedTensor) -> tf2.Tensor:
+    """Decodes ids [batch, (tokens)] to texts [batch]."""
+    if self._inside is self._model:
+      return self._model.detokenize(ids)
+    # The vocabulary puts one space before each text. In decoding, SentencePiece
+    # drops only this space, but tensorflow_text's version drops all leading
+    # spaces. So keep all spaces in decoding, and then drop this one space.
+    shown = tf2.ragged.boolean_mask(ids, tf2.gather(self._has_text, ids))
+    spaces = tf2.gather(tf2.cast(self._num_spaces, tf2.int32), shown[:, :1])
+    return _cut_start(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))
+
+  def decode_after(
+    self, before: tf2.RaggedTensor, ids: tf2.RaggedTensor
+  ) -> tf2.Tensor:
+    """Returns the texts [batch] that `ids` add to the texts of `before`.
+
+    Both arguments are [batch, (tokens)]. After a text that is not empty, the
+    added text keeps its first space, as in data/vocabulary/text_reader.py.
+    """
+    return tf2.where(
+      tf2.strings.length(self.decode(before)) > 0,
+      self._decode_inside(ids),
+      self.decode(tf2.concat([before, ids], 1)),
+    )
+
+  def _decode_inside(self, ids: tf2.RaggedTensor) -> tf2.Tensor:
+    anchors = tf2.fill([ids.nrows(), 1], self._anchor)
+    texts = self._model.detokenize(tf2.concat([anchors, ids], 1))
+    return _cut_start(texts, tf2.fill(tf2.shape(texts), self._anchor_bytes))
+
+
+def _cut_start(texts: tf2.Tensor, num_bytes: tf2.Tensor) -> tf2.Tensor:
+  """Returns texts [batch] without their first `num_bytes` [batch] bytes."""
+  return tf2.strings.substr(texts, num_bytes, -tf2.ones_like(num_bytes))

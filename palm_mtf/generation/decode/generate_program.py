@@ -3,10 +3,11 @@
 """Graph that continues texts: a prefill, then a loop of decoding steps."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig
-from palm_mtf.generation.decode.beam_search import BeamSearch
 from palm_mtf.generation.decode.forward import prefill
 from palm_mtf.generation.decode.rows import (
   Cache,
@@ -17,15 +18,21 @@ from palm_mtf.generation.decode.rows import (
   repeat,
   split_rows,
 )
+from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.generation.decode.step import make_step, repeat_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts
 from palm_mtf.ops.variables import make_variable
+from palm_mtf.ops.xla import fused
+from palm_mtf.runtime.program import Program
 
-# `start` prefills the cache. Each `advance` adds tokens, up to a limit or until
-# every row has ended. Variables keep the state in between, so that a caller can
-# show tokens before the text is complete. The NUM_SAMPLES or NUM_BEAMS rows of
-# one prompt are adjacent.
+# Variables keep the state between calls, so that a caller can show tokens
+# before the text is complete. The NUM_SAMPLES or NUM_BEAMS rows of one prompt
+# are adjacent.
+
+# Stands for the log p of a prefix, or the score of a text, that does not exist
+# yet: it is less than every real log p or score.
+_NEVER = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,42 +46,32 @@ class PromptBatch:
   eod_id: int  # token that ends a continuation
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodeProgram:
-  """Continues a batch of prompts; each prompt has a row per sample or beam.
+class DecodePrograms(NamedTuple):
+  """Continue a batch of prompts; each prompt has a row per sample or beam.
 
   Attributes:
-    prompts: placeholder [prompts, prompt_tokens], int32, left-aligned.
-    lengths: placeholder [prompts], int32: number of tokens per prompt.
-    keys: placeholder [prompts, rows, 2], int32: random key of each row.
-    start: operation that prefills the cache with the prompts.
-    limit: placeholder [], int32: number of tokens per row at which `advance`
-      stops.
-    advance: operation that adds tokens, by sampling or beam search.
-    tokens: [prompts, rows, max_tokens], int32: continuations, [eod] after the
-      end. With beam search: the ended texts found so far, best first.
-    num_done: [], int32: number of tokens per row so far.
-    is_over: [prompts, rows], bool: whether the row has ended; with beam search,
-      whether the prompt's search is over.
-    scores: [prompts, rows], float32: beam search scores; None for sampling.
+    start: prefills the cache. Inputs: prompts, [prompts, prompt_tokens] int32,
+      left-aligned; lengths, [prompts] int32, number of tokens per prompt; and
+      keys, [prompts, rows, 2] int32, random key of each row.
+    advance: adds tokens until each row has ended or has `limit` tokens, [].
+    read: returns the state. Outputs:
+      tokens: [prompts, rows, max_tokens], int32: continuations, [eod] after the
+        end. With beam search: the ended texts found so far, best first.
+      num_done: [], int32: number of tokens per row so far.
+      is_over: [prompts, rows], bool: whether the row has ended; with beam
+        search, whether the prompt's search is over.
+      scores: [prompts, rows], float32: only beam search has scores.
   """
 
-  prompts: tf.Tensor
-  lengths: tf.Tensor
-  keys: tf.Tensor
-  start: tf.Operation
-  limit: tf.Tensor
-  advance: tf.Operation
-  tokens: tf.Tensor
-  num_done: tf.Tensor
-  is_over: tf.Tensor
-  scores: tf.Tensor | None
+  start: Program
+  advance: Program
+  read: Program
 
 
-def build_decode_program(
+def build_decode_programs(
   model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
-) -> DecodeProgram:
-  """Builds the program for batches of one size in the current tf.Graph."""
+) -> DecodePrograms:
+  """Builds the programs for batches of one size in the current tf.Graph."""
   prompts = tf.placeholder(
     tf.int32, [sizes.num_prompts, sizes.prompt_tokens], "prompts"
   )
@@ -87,17 +84,20 @@ def build_decode_program(
   start = texts.start(prompts, lengths, keys)
   tokens, is_over, *scores = texts.results()
   by_prompt = [sizes.num_prompts, rows]
-  return DecodeProgram(
-    prompts=prompts,
-    lengths=lengths,
-    keys=keys,
-    start=start,
-    limit=limit,
-    advance=texts.advance(limit),
-    tokens=tf.reshape(tokens, [*by_prompt, sizes.max_tokens]),
-    num_done=texts.place.read_value(),
-    is_over=tf.reshape(is_over, by_prompt),
-    scores=tf.reshape(scores[0], by_prompt) if scores else None,
+  advance = texts.advance(limit)
+  outputs = {
+    "tokens": tf.reshape(tokens, [*by_prompt, sizes.max_tokens]),
+    "num_done": texts.place.read_value(),
+    "is_over": tf.reshape(is_over, by_prompt),
+  }
+  if scores:
+    outputs["scores"] = tf.reshape(scores[0], by_prompt)
+  return DecodePrograms(
+    Program(
+      {"prompts": prompts, "lengths": lengths, "keys": keys}, operations=[start]
+    ),
+    Program({"limit": limit}, operations=[advance]),
+    Program(outputs=outputs),
   )
 
 
@@ -243,22 +243,14 @@ class _Searches(_Continuations):
   # Beam search. The state: whether searches are over; the rows' last tokens;
   # then the other tensors of the state of `BeamSearch`.
 
-  def __init__(
-    self, model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
-  ):
-    super().__init__(model, decode, sizes)
-    self._search = BeamSearch(
-      num_beams=decode.num_beams,
-      length_penalty=decode.length_penalty,
-      max_tokens=sizes.max_tokens,
-      eod_id=sizes.eod_id,
-      num_tokens=sizes.num_tokens,
-    )
+  @property
+  def _search(self) -> "BeamSearch":
+    return BeamSearch(self._decode, self._sizes)
 
   def _first_state(self, prompts, lengths):
     last = tf.gather(prompts, lengths - 1, batch_dims=1)
     is_over, *state = self._search.first_state(prompts.shape[0])
-    return (is_over, repeat(last, self._search.num_beams), *state)
+    return (is_over, repeat(last, self._decode.num_beams), *state)
 
   def _advance(self, limit, place, lengths, keys, state, cache):
     del keys
@@ -290,6 +282,106 @@ class _Searches(_Continuations):
     del last, living, prefixes
     return (
       tf.reshape(tokens, [-1, tokens.shape[-1]]),
-      repeat(is_over, self._search.num_beams),
+      repeat(is_over, self._decode.num_beams),
       tf.reshape(scores, [-1]),
     )
+
+
+@fused
+def _compute_log_probabilities(logits, num_tokens):
+  return tf.nn.log_softmax(mask_logits(logits, num_tokens))
+
+
+def _pick(x, index):
+  return tf.gather(x, index, batch_dims=1)
+
+
+def _put_token(tokens, token, place):
+  # Writes token [prompts, n] into tokens [prompts, n, max_tokens].
+  at = tf.equal(tf.range(tokens.shape[-1]), place)
+  return tf.where_v2(at, token[..., tf.newaxis], tokens)
+
+
+class BeamSearch:
+  """Keeps NUM_BEAMS prefixes to find the text with the best score.
+
+    score = log p(tokens) / ((5 + length) / 6) ** LENGTH_PENALTY
+
+  (Wu et al. 2016, equation 14). [eod] counts in both log p and length.
+
+  Each prompt has a separate search. A living prefix is a continuation that has
+  not ended. The state of the searches is a list of:
+    whether each search is over, [prompts] bool;
+    log p of living prefixes, [prompts, beams] float32;
+    tokens of living prefixes, [prompts, beams, max_tokens] int32;
+    scores of ended texts, [prompts, beams] float32;
+    tokens of ended texts, [prompts, beams, max_tokens] int32.
+  """
+
+  def __init__(self, decode: DecodeConfig, sizes: PromptBatch):
+    self._num_beams, self._penalty = decode.num_beams, decode.length_penalty
+    self._sizes = sizes
+
+  def first_state(self, num_prompts: int) -> list[tf.Tensor]:
+    """Returns the state before the first token."""
+    shape = [num_prompts, self._num_beams]
+    # At first all beams of a prompt are equal, so only the first beam lives.
+    living = tf.where_v2(tf.equal(tf.range(shape[1]), 0), 0.0, _NEVER)
+    tokens = tf.fill([*shape, self._sizes.max_tokens], self._sizes.eod_id)
+    return [
+      tf.fill(shape[:1], False),
+      tf.broadcast_to(living, shape),
+      tokens,
+      tf.fill(shape, _NEVER),
+      tokens,
+    ]
+
+  def advance(
+    self, state: Sequence[tf.Tensor], logits: tf.Tensor, place: tf.Tensor
+  ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    """Adds one token to every living prefix.
+
+    Args:
+      logits: [prompts * beams, vocab], for the new token.
+      place: index of the new token in its text, [] int32.
+
+    Returns:
+      The state after this token; the new token of each living prefix, [prompts
+      * beams] int32; and, for each living prefix, the index of the row of
+      `logits` from which the new token was chosen, [prompts * beams] int32.
+    """
+    is_over, living, tokens, scores, ended = state
+    prompts, beams = living.shape
+    vocab = logits.shape[-1]
+    sizes = self._sizes
+    log_p = _compute_log_probabilities(logits, sizes.num_tokens)
+    log_p = tf.reshape(log_p, [prompts, beams, vocab]) + living[..., tf.newaxis]
+    log_p = tf.reshape(log_p, [prompts, beams * vocab])
+    # Take the 2 * NUM_BEAMS likeliest continuations. At least NUM_BEAMS of
+    # these live, because at most one continuation per prefix ends with [eod].
+    best, index = tf.math.top_k(log_p, min(2 * beams, beams * vocab))
+    parent, token = index // vocab, index % vocab
+    longer = _put_token(_pick(tokens, parent), token, place)
+    ends = tf.equal(token, sizes.eod_id) | tf.equal(place + 1, sizes.max_tokens)
+    ends &= best > _NEVER / 2
+    # Continuations that end now compete with texts that ended earlier.
+    new_scores = tf.where_v2(
+      ends, best / self._compute_divisor(place + 1), _NEVER
+    )
+    new_scores = tf.where_v2(is_over[:, tf.newaxis], _NEVER, new_scores)
+    scores, kept = tf.math.top_k(tf.concat([scores, new_scores], 1), beams)
+    ended = _pick(tf.concat([ended, longer], 1), kept)
+    living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
+    # A search is over when no living prefix can reach the score of the worst
+    # ended text. Log p is negative and only falls, so a prefix scores at most
+    # its present log p divided by the largest divisor, that of `max_tokens`.
+    within_reach = living[:, 0] / self._compute_divisor(sizes.max_tokens)
+    is_over |= scores[:, -1] >= within_reach
+    first_row = tf.range(prompts)[:, tf.newaxis] * beams
+    rows = tf.reshape(_pick(parent, kept) + first_row, [-1])
+    state = [is_over, living, _pick(longer, kept), scores, ended]
+    return state, tf.reshape(_pick(token, kept), [-1]), rows
+
+  def _compute_divisor(self, length):
+    length = tf.cast(length, tf.float32)
+    return ((5.0 + length) / 6.0) ** self._penalty

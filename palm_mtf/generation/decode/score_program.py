@@ -2,49 +2,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph that scores rows: -log p of each token."""
 
-import dataclasses
-
 from palm_mtf._tf import mtf, tf
 from palm_mtf.generation.decode.forward import build_palm, make_prefix_masks
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.placement import lower
 from palm_mtf.model.loss import cross_entropy
+from palm_mtf.runtime.program import Program
 
 NUM_LIKELIEST = 5  # number of likeliest tokens to return per position
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreProgram:
-  """Scores rows of one length.
+def build_score_program(
+  model: DecodeModel, num_rows: int, length: int
+) -> Program:
+  """Builds the program that scores rows of one length, in the current tf.Graph.
 
-  Attributes:
-    inputs: placeholder [rows, length], int32: the token before each target.
-    targets: placeholder [rows, length], int32: tokens to score.
-    num_given: placeholder [rows], int32: the first `num_given` inputs attend to
-      one another in both directions. Ignored if OBJECTIVE is "causal".
+  `forward.build_palm` documents the arguments.
+
+  Inputs:
+    inputs: [rows, length], int32: the token before each target.
+    targets: [rows, length], int32: tokens to score.
+    num_given: [rows], int32: the first `num_given` inputs attend to one another
+      in both directions. Ignored if OBJECTIVE is "causal".
+
+  Outputs:
     token_loss: [rows, length], float32: -log p of each target.
     is_likeliest: [rows, length], bool: whether no token is likelier than the
       target.
     likeliest: [rows, length, k], int32: the k likeliest tokens that could stand
       in place of each target, likeliest first.
     likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
-  """
-
-  inputs: tf.Tensor
-  targets: tf.Tensor
-  num_given: tf.Tensor
-  token_loss: tf.Tensor
-  is_likeliest: tf.Tensor
-  likeliest: tf.Tensor
-  likeliest_loss: tf.Tensor
-
-
-def build_score_program(
-  model: DecodeModel, num_rows: int, length: int
-) -> ScoreProgram:
-  """Builds the program for batches of one shape in the current tf.Graph.
-
-  `forward.build_palm` documents the arguments.
   """
   inputs, targets = (
     tf.placeholder(tf.int32, [num_rows, length], name)
@@ -80,12 +67,12 @@ def build_score_program(
     tf.cast(lowered["logits"][..., :vocab_size], tf.float32),
     min(NUM_LIKELIEST, vocab_size),
   )
-  return ScoreProgram(
-    inputs=inputs,
-    targets=targets,
-    num_given=num_given,
-    token_loss=lowered["token_loss"],
-    is_likeliest=lowered["is_likeliest"],
-    likeliest=likeliest,
-    likeliest_loss=lowered["log_z"][..., tf.newaxis] - top,
+  return Program(
+    {"inputs": inputs, "targets": targets, "num_given": num_given},
+    {
+      "token_loss": lowered["token_loss"],
+      "is_likeliest": lowered["is_likeliest"],
+      "likeliest": likeliest,
+      "likeliest_loss": lowered["log_z"][..., tf.newaxis] - top,
+    },
   )

@@ -9,9 +9,6 @@ i % s. The first slots are thus the first rows of every slice, so that a step
 can leave out the last slots.
 """
 
-import dataclasses
-from typing import NamedTuple
-
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.forward import prefill
 from palm_mtf.generation.decode.rows import (
@@ -29,69 +26,14 @@ from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts
 from palm_mtf.ops.variables import make_variable
-
-
-@dataclasses.dataclass(frozen=True)
-class InsertProgram:
-  """Prefills slots (rows of the cache), at most one per slice of the cache.
-
-  Attributes:
-    prompts: placeholder [slices, prompt_tokens], int32, left-aligned.
-    lengths: placeholder [slices], int32: number of tokens per prompt.
-    rows: placeholder [slices], int32: the row to prefill in each slice; -1
-      leaves the slice unchanged.
-    insert: operation that prefills.
-  """
-
-  prompts: tf.Tensor
-  lengths: tf.Tensor
-  rows: tf.Tensor
-  insert: tf.Operation
-
-
-class LogProbs(NamedTuple):
-  """Log p of tokens under the plain softmax, with no sampling setting applied.
-
-  Attributes:
-    of_chosen: log p of the chosen token, [rows] float32.
-    likeliest: the likeliest tokens, [rows, NUM_LIKELIEST] int32.
-    of_likeliest: log p of `likeliest`, [rows, NUM_LIKELIEST] float32.
-  """
-
-  of_chosen: tf.Tensor
-  likeliest: tf.Tensor
-  of_likeliest: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class StepProgram:
-  """Continues the texts in the first slots by one token or several.
-
-  Attributes:
-    count: placeholder [], int32: number of tokens to choose per text. If log p
-      is computed, `count` is ignored, and the program chooses one token.
-    texts: placeholder [rows, 6], int32, per text: last token; the last token's
-      position, from 0; number of tokens already drawn; random key, two
-      numbers; TOP_K.
-    shares: placeholder [rows, 2], float32, per text: TEMPERATURE and TOP_P.
-    chosen: next tokens, [rows, count] int32.
-    log_probs: log p of the tokens; None if log p is not computed.
-    update: operation that stores the cache; run it whenever you fetch `chosen`.
-  """
-
-  count: tf.Tensor
-  texts: tf.Tensor
-  shares: tf.Tensor
-  chosen: tf.Tensor
-  log_probs: LogProbs | None
-  update: tf.Operation
+from palm_mtf.runtime.program import Program
 
 
 class SlotPrograms:
   """Builds programs in the current tf.Graph; all programs share one cache.
 
   Attributes:
-    initialize: operation that initializes the cache; run it before any program.
+    initialize: initializes the cache; run it before any other program.
   """
 
   def __init__(self, model: DecodeModel, num_slots: int, num_slices: int):
@@ -113,12 +55,19 @@ class SlotPrograms:
       )
       for x in self._prefill(prompts, lengths)
     ]
-    self.initialize = tf.group(
-      [x.initializer for each in self._cache for x in each.tensor_list]
+    self.initialize = Program(
+      operations=[x.initializer for y in self._cache for x in y.tensor_list]
     )
 
-  def insert(self, prompt_tokens: int) -> InsertProgram:
-    """Builds the program for prompts of at most `prompt_tokens` tokens."""
+  def insert(self, prompt_tokens: int) -> Program:
+    """Builds the program that prefills slots, at most one per slice.
+
+    Inputs:
+      prompts: [slices, prompt_tokens], int32, left-aligned.
+      lengths: [slices], int32: number of tokens per prompt.
+      rows: [slices], int32: the row to prefill in each slice; -1 leaves the
+        slice unchanged.
+    """
     shape = [self._num_slices, prompt_tokens]
     prompts = tf.placeholder(tf.int32, shape, "prompts")
     lengths, rows = (
@@ -130,7 +79,10 @@ class SlotPrograms:
       self._impl.slicewise(_replace_row, x, y, at)
       for x, y in zip(read_all(self._impl, self._cache), new, strict=True)
     ]
-    return InsertProgram(prompts, lengths, rows, assign_all(self._cache, after))
+    return Program(
+      {"prompts": prompts, "lengths": lengths, "rows": rows},
+      operations=[assign_all(self._cache, after)],
+    )
 
   def step(
     self,
@@ -140,8 +92,8 @@ class SlotPrograms:
     is_greedy: bool,
     has_limits: bool,
     wants_log_probs: bool,
-  ) -> StepProgram:
-    """Builds the program that continues the texts in the first slots.
+  ) -> Program:
+    """Builds the program that adds one token or several to the first slots.
 
     Args:
       num_rows: number of slots, divisible by `num_slices`. With n = num_rows /
@@ -151,6 +103,19 @@ class SlotPrograms:
       has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over
         the logits.
       wants_log_probs: whether to compute log p, for one token per text.
+
+    Inputs:
+      count: [], int32: number of tokens to choose per text. If log p is
+        computed, `count` is ignored, and the program chooses one token.
+      texts: [rows, 6], int32, per text: last token; the last token's position,
+        from 0; number of tokens already drawn; random key, two numbers; TOP_K.
+      shares: [rows, 2], float32, per text: TEMPERATURE and TOP_P.
+
+    Outputs:
+      The next tokens, [rows, count] int32. If `wants_log_probs`, also log p
+      under the plain softmax, with no sampling setting applied: of the chosen
+      tokens, [rows] float32; the likeliest tokens, [rows, NUM_LIKELIEST] int32;
+      and their log p, [rows, NUM_LIKELIEST] float32.
     """
     # Pack the inputs into few placeholders, because feeding each placeholder
     # takes a twentieth of the time of a small model's step.
@@ -179,17 +144,14 @@ class SlotPrograms:
       eod_id=-1,  # the caller finds the end of each text
       keeps_logits=wants_log_probs,
     )
-    chosen, log_probs = join_rows(self._impl, steps.chosen), None
+    outputs = [join_rows(self._impl, steps.chosen)]
     if wants_log_probs:
       logits = join_rows(self._impl, steps.logits)
-      log_probs = _find_log_probs(logits, chosen[:, 0], num_tokens)
-    return StepProgram(
-      count=count,
-      texts=texts,
-      shares=shares,
-      chosen=chosen,
-      log_probs=log_probs,
-      update=assign_all(self._cache, steps.cache),
+      outputs += _find_log_probs(logits, outputs[0][:, 0], num_tokens)
+    return Program(
+      {"count": count, "texts": texts, "shares": shares},
+      outputs,
+      operations=[assign_all(self._cache, steps.cache)],
     )
 
   def _prefill(self, prompts: tf.Tensor, lengths: LaidOut) -> Cache:
@@ -203,7 +165,7 @@ def _find_log_probs(logits, chosen, num_tokens):
   k = min(NUM_LIKELIEST, num_tokens)
   top, likeliest = tf.math.top_k(mask_logits(log_probs, num_tokens), k)
   of_chosen = tf.gather(log_probs, chosen, batch_dims=1)
-  return LogProbs(of_chosen, likeliest, top)
+  return of_chosen, likeliest, top
 
 
 def _replace_row(cache, new, at):

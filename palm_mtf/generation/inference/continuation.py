@@ -19,7 +19,7 @@ class Continuation:
   text: str  # without [eod] or the stop string
   num_tokens: int  # number of tokens that begin in the text
   ended: str  # "eod", "stop" (a stop string), "length"; "" if unfinished
-  score: float | None = None  # from beam search (decode/beam_search.py)
+  score: float | None = None  # from beam search
 
 
 class ContinuationReader:

@@ -9,9 +9,9 @@ import numpy as np
 from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.decode.generate_program import (
-  DecodeProgram,
+  DecodePrograms,
   PromptBatch,
-  build_decode_program,
+  build_decode_programs,
 )
 from palm_mtf.generation.inference.continuation import (
   Continuation,
@@ -29,29 +29,6 @@ _MOST_ROWS = 64
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
 # The reader of a continuation's tokens, and the continuation so far.
 _Row = tuple[ContinuationReader, Continuation]
-
-
-class _Programs:
-  """The programs that continue a batch of prompts, one after another."""
-
-  def __init__(self, built: DecodeProgram):
-    self.start = Program(
-      inputs={
-        "prompts": built.prompts,
-        "lengths": built.lengths,
-        "keys": built.keys,
-      },
-      operations=[built.start],
-    )
-    self.advance = Program({"limit": built.limit}, operations=[built.advance])
-    outputs = {
-      "tokens": built.tokens,
-      "is_over": built.is_over,
-      "num_done": built.num_done,
-    }
-    if built.scores is not None:
-      outputs["scores"] = built.scores
-    self.read = Program(outputs=outputs)
 
 
 class Generator:
@@ -86,7 +63,7 @@ class Generator:
     self._seed = seed
     self._start_id = start_id
     self._client = loaded.client
-    self._programs: dict[tuple[int, int], _Programs] = {}
+    self._programs: dict[tuple[int, int], DecodePrograms] = {}
 
   @property
   def activation_dtype(self) -> str:
@@ -206,7 +183,7 @@ class Generator:
         rows[-1].append((reader, found))
     return rows
 
-  def _get_programs(self, size: int, prompt_tokens: int) -> "_Programs":
+  def _get_programs(self, size: int, prompt_tokens: int) -> DecodePrograms:
     # The first run of each program compiles the program, so pad prompts to a
     # power of two: few programs then serve all lengths.
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
@@ -219,8 +196,9 @@ class Generator:
         eod_id=self._vocabulary.eod_id,
       )
       with self._client.graph.as_default():
-        built = build_decode_program(self._loaded.model, self._decode, sizes)
-      self._programs[size, room] = _Programs(built)
+        self._programs[size, room] = build_decode_programs(
+          self._loaded.model, self._decode, sizes
+        )
     return self._programs[size, room]
 
   def _make_keys(self, prompt: Sequence[int]) -> np.ndarray:

@@ -11,6 +11,7 @@ SEQUENCE_LENGTH = 4 and STRIDE = 2, each window scores the tokens in brackets:
 """
 
 import collections
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from palm_mtf.generation.decode.score_program import (
-  ScoreProgram,
-  build_score_program,
-)
+from palm_mtf.generation.decode.score_program import build_score_program
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.runtime.program import Program
@@ -115,18 +113,17 @@ class Scorer:
     self._length = loaded.model.config.sequence_length
     self._stride = stride or max(self._length // 2, 1)
     self._build = functools.cache(self._build_program)
-    self._programs: dict[tuple[tuple[int, ...], tuple[str, ...]], Program] = {}
 
   def log_likelihoods(
     self, examples: Sequence[Example]
   ) -> Iterator[tuple[int, float]]:
     """Yields (index of an example, log p of its targets) in any order."""
-    for index, parts in self._score(examples, ["token_loss"]):
+    for index, parts in self._score(examples, "token_loss"):
       yield index, -math.fsum(x for (loss,) in parts for x in loss.tolist())
 
   def scores(self, examples: Sequence[Example]) -> Iterator[tuple[int, Score]]:
     """Yields (index of an example, its score) in any order."""
-    for index, parts in self._score(examples, ["token_loss", "is_likeliest"]):
+    for index, parts in self._score(examples, "token_loss", "is_likeliest"):
       losses, likeliest = (np.concatenate(x) for x in zip(*parts, strict=True))
       score = Score(-math.fsum(losses.tolist()), bool(likeliest.all()))
       yield index, score
@@ -148,7 +145,7 @@ class Scorer:
     losses, likeliest, their_losses = (
       x[0, :count].tolist()
       for x in self._run(
-        ["token_loss", "likeliest", "likeliest_loss"],
+        ("token_loss", "likeliest", "likeliest_loss"),
         *(inputs, targets, np.ones([size], np.int32)),
       )
     )
@@ -160,10 +157,10 @@ class Scorer:
     ]
 
   def _score(
-    self, examples: Sequence[Example], names: Sequence[str]
+    self, examples: Sequence[Example], *names: str
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
     # Yields (index of an example, values per window). The values are those of
-    # the ScoreProgram fields in `names`, at the scored tokens of the window.
+    # the program's outputs in `names`, at the scored tokens of the window.
     rows = collections.defaultdict(list)  # {row length: [(index, window)]}
     missing = []  # number of windows that each example waits for
     for index, (inputs, targets) in enumerate(examples):
@@ -193,7 +190,7 @@ class Scorer:
     rows: Sequence[tuple[int, Window]],
     length: int,
     size: int,
-    names: Sequence[str],
+    names: tuple[str, ...],
   ) -> list[list[np.ndarray]]:
     # Returns, per row, the values that `_score` yields per window.
     inputs, targets = np.zeros([2, size, length], np.int32)
@@ -215,27 +212,21 @@ class Scorer:
       for row, (_, w) in enumerate(rows)
     ]
 
-  def _build_program(self, num_rows: int, length: int) -> ScoreProgram:
+  def _build_program(
+    self, names: tuple[str, ...], num_rows: int, length: int
+  ) -> Program:
     with self._loaded.client.graph.as_default():
-      return build_score_program(self._loaded.model, num_rows, length)
+      program = build_score_program(self._loaded.model, num_rows, length)
+    return dataclasses.replace(
+      program, outputs=[program.outputs[name] for name in names]
+    )
 
   def _run(
     self,
-    names: Sequence[str],
+    names: tuple[str, ...],
     inputs: np.ndarray,
     targets: np.ndarray,
     num_given: np.ndarray,
   ) -> list[np.ndarray]:
-    key = inputs.shape, tuple(names)
-    if key not in self._programs:
-      built = self._build(*inputs.shape)
-      self._programs[key] = Program(
-        inputs={
-          "inputs": built.inputs,
-          "targets": built.targets,
-          "num_given": built.num_given,
-        },
-        outputs=[getattr(built, name) for name in names],
-      )
     rows = {"inputs": inputs, "targets": targets, "num_given": num_given}
-    return self._loaded.client.call(self._programs[key], rows)
+    return self._loaded.client.call(self._build(names, *inputs.shape), rows)

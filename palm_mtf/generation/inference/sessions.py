@@ -17,7 +17,6 @@ from palm_mtf.generation.decode.weights import DecodeModel, build_decode_model
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice
-from palm_mtf.programs.features import REQUIRED_FEATURES
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import VARIABLES, Program
@@ -107,43 +106,6 @@ class LoadedDecoder:
     self.client.close()
 
 
-class LoadedModel:
-  """Model that computes losses; a context manager that closes the session."""
-
-  def __init__(
-    self,
-    checkpoint: Checkpoint,
-    model: PalmConfig,
-    mesh: MeshLayout,
-    *,
-    batch_size: int,
-    features: Sequence[str] = REQUIRED_FEATURES,
-  ):
-    # `features` names the features of every batch.
-    # Memory holds only weights: no gradients and no optimizer slots.
-    with tf.Graph().as_default():
-      program = build_forward_program(
-        model, mesh, batch_size=batch_size, features=features
-      )
-      config = session_config(mesh.num_devices)
-      self._client = Client(tf.Session(config=config))
-    CheckpointReader(self._client).restore([program.slices], checkpoint.prefix)
-    self._loss_and_weight = Program(
-      program.features, [program.loss, program.weight_sum], reads=VARIABLES
-    )
-
-  def __enter__(self) -> "LoadedModel":
-    return self
-
-  def __exit__(self, *unused: object) -> None:
-    self._client.close()
-
-  def losses(self, batch: Batch) -> list[tuple[float, float]]:
-    """Returns a list of one pair: the batch's mean loss and sum of weights."""
-    inputs = {name: batch[name] for name in self._loss_and_weight.inputs}
-    return [self._client.call(self._loss_and_weight, inputs)]
-
-
 def mean_loss(
   losses: Callable[[Batch], Iterable[tuple[float, float]]],
   batches: Iterable[Batch],
@@ -155,3 +117,29 @@ def mean_loss(
   pairs = [pair for batch in batches for pair in losses(batch)]
   values, weights = zip(*pairs, strict=True)
   return float(np.average(values, weights=weights))
+
+
+def compute_mean_loss(
+  checkpoint: Checkpoint,
+  model: PalmConfig,
+  mesh: MeshLayout,
+  batches: Sequence[Batch],
+) -> float:
+  """Returns the `mean_loss` of a checkpoint on batches of one shape."""
+  # Memory holds only weights: no gradients and no optimizer slots.
+  with tf.Graph().as_default():
+    program = build_forward_program(
+      model,
+      mesh,
+      batch_size=len(batches[0]["targets"]),
+      features=list(batches[0]),
+    )
+    client = Client(tf.Session(config=session_config(mesh.num_devices)))
+  with client:
+    CheckpointReader(client).restore([program.slices], checkpoint.prefix)
+    loss_and_weight = Program(
+      program.features, [program.loss, program.weight_sum], reads=VARIABLES
+    )
+    return mean_loss(
+      lambda batch: [client.call(loss_and_weight, batch)], batches
+    )

@@ -5,6 +5,7 @@
 Each text is in a slot, a row of the decoding batch.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ import numpy as np
 from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.generation.decode.slot_program import SlotPrograms
 from palm_mtf.generation.inference.sessions import LoadedDecoder
-from palm_mtf.runtime.program import Program
 
 # A step computes only the first rows, up to the last slot in use. The number of
 # these rows grows by this factor, so that few programs are built.
@@ -78,10 +78,10 @@ class SlotDecoder:
     self.num_slots = -(-num_slots // n) * n
     self.sequence_length = loaded.model.config.sequence_length
     with loaded.client.graph.as_default():
-      self._programs = SlotPrograms(loaded.model, self.num_slots, n)
-    loaded.client.call(Program(operations=[self._programs.initialize]))
-    self._inserts: dict[int, Program] = {}
-    self._steps: dict[tuple[object, ...], Program] = {}
+      programs = SlotPrograms(loaded.model, self.num_slots, n)
+    loaded.client.call(programs.initialize)
+    self._build_insert = functools.cache(programs.insert)
+    self._build_step = functools.cache(programs.step)
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
     """Prefills a slot; the next step reads the prompt's last token again.
@@ -90,24 +90,15 @@ class SlotDecoder:
     """
     # Pad to a power of two, so that few programs serve all lengths.
     room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
-    if room not in self._inserts:
-      with self._loaded.client.graph.as_default():
-        built = self._programs.insert(room)
-      self._inserts[room] = Program(
-        inputs={
-          "prompts": built.prompts,
-          "lengths": built.lengths,
-          "rows": built.rows,
-        },
-        operations=[built.insert],
-      )
+    with self._loaded.client.graph.as_default():
+      program = self._build_insert(room)
     n = self._loaded.num_slices
     prompts = np.zeros([n, room], np.int32)
     prompts[:, : len(ids)] = ids
     rows = np.full([n], -1, np.int32)
     rows[slot % n] = slot // n
     inputs = {"prompts": prompts, "lengths": [len(ids)] * n, "rows": rows}
-    self._loaded.client.call(self._inserts[room], inputs)
+    self._loaded.client.call(program, inputs)
 
   def steps(
     self, texts: Mapping[int, SlotText], count: int, *, wants_log_probs: bool
@@ -139,7 +130,14 @@ class SlotDecoder:
     has_limits = not is_greedy and any(
       x.top_k is not None or x.top_p < 1 for x in texts.values()
     )
-    program = self._build_step(num_rows, is_greedy, has_limits, wants_log_probs)
+    with self._loaded.client.graph.as_default():
+      program = self._build_step(
+        num_rows,
+        self._num_tokens,
+        is_greedy=is_greedy,
+        has_limits=has_limits,
+        wants_log_probs=wants_log_probs,
+      )
     tokens, *log_probs = self._loaded.client.call(
       program, {"count": count, "texts": numbers, "shares": shares}
     )
@@ -165,31 +163,3 @@ class SlotDecoder:
     while rows <= last_slot:
       rows *= _ROWS_GROW_BY
     return min(rows, self.num_slots)
-
-  def _build_step(
-    self,
-    num_rows: int,
-    is_greedy: bool,
-    has_limits: bool,
-    wants_log_probs: bool,
-  ) -> Program:
-    key = (num_rows, is_greedy, has_limits, wants_log_probs)
-    if key not in self._steps:
-      with self._loaded.client.graph.as_default():
-        built = self._programs.step(
-          num_rows,
-          self._num_tokens,
-          is_greedy=is_greedy,
-          has_limits=has_limits,
-          wants_log_probs=wants_log_probs,
-        )
-      self._steps[key] = Program(
-        inputs={
-          "count": built.count,
-          "texts": built.texts,
-          "shares": built.shares,
-        },
-        outputs=[built.chosen, *(built.log_probs or ())],
-        operations=[built.update],
-      )
-    return self._steps[key]

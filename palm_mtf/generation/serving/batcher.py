@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from palm_mtf.generation.inference.slot_decoder import Chosen, SlotText
+from palm_mtf.generation.serving.completion_request import CompletionRequest
 from palm_mtf.generation.serving.served_weights import ServedWeights
 
 
@@ -20,16 +21,13 @@ class Row:
 
   Attributes:
     prompt: token ids, with the start token.
-    max_tokens: maximum number of tokens to choose; 0 to only score the prompt.
+    asked: the request that asks for the row.
     key: random key, [2] int32.
-    temperature, top_k, top_p: see `SlotText`.
-    wants_log_probs: whether to compute log p of the chosen tokens.
-    scores_prompt: whether to compute log p of the prompt's tokens.
-    is_watched: whether `changed` is also called when there are more tokens.
     deadline: value of time.monotonic(), in seconds, at which the row ends.
-    client: name of the client that asked for the row.
-    request: object that identifies the client's request.
-    changed: called, in any thread, when the row has ended, except by `cancel`.
+    client: name of the client that sent the request.
+    changed: called, in any thread, when the row has ended, except by `cancel`;
+      also when there are more tokens, if the request needs these before the
+      end.
     prompt_scores: log p of the prompt's tokens; () until computed.
     chosen: tokens so far, including [eod].
     ended: "" while the row continues; then "eod", "length", "time",
@@ -37,21 +35,20 @@ class Row:
   """
 
   prompt: Sequence[int]
-  max_tokens: int
+  asked: CompletionRequest
   key: np.ndarray
-  temperature: float
-  top_k: int | None
-  top_p: float
-  wants_log_probs: bool
-  scores_prompt: bool
-  is_watched: bool
   deadline: float
   client: str
-  request: object
   changed: Callable[[], None]
   prompt_scores: Sequence[Chosen] = ()
   chosen: list[Chosen] = dataclasses.field(default_factory=list)
   ended: str = ""
+
+  @property
+  def scores_prompt(self) -> bool:
+    """Whether to compute log p of the prompt's tokens."""
+    asked = self.asked
+    return asked.wants_log_probs and asked.echo and len(self.prompt) > 1
 
 
 # Maximum time, in seconds, of one decoder call, which runs several steps. Calls
@@ -79,7 +76,7 @@ class WaitingRows:
   def __init__(self):
     # {client: {request: rows}}. Clients, and the requests of each, are sorted
     # by the time of their last slot or, before the first slot, their arrival.
-    self._rows: dict[str, dict[object, collections.deque[Row]]] = {}
+    self._rows: dict[str, dict[CompletionRequest, collections.deque[Row]]] = {}
 
   def __iter__(self) -> Iterator[Row]:
     for requests in self._rows.values():
@@ -96,13 +93,13 @@ class WaitingRows:
   def add(self, rows: Sequence[Row]) -> None:
     """Adds the rows of one request."""
     requests = self._rows.setdefault(rows[0].client, {})
-    requests[rows[0].request] = collections.deque(rows)
+    requests[rows[0].asked] = collections.deque(rows)
 
   def take(self, in_slots: Iterable[Row]) -> Row:
     """Removes and returns the next row for a slot, given the rows in slots."""
     counts: dict[object, int] = collections.Counter()
     for row in in_slots:
-      counts.update([row.client, row.request])
+      counts.update([row.client, row.asked])
     client = min(self._rows, key=counts.__getitem__)
     requests = self._rows.pop(client)
     request = min(requests, key=counts.__getitem__)
@@ -275,18 +272,17 @@ class Batcher:
       self.failure = error
       self.give_up()
 
-  def _count_rows(self) -> int:
-    return len(self._waiting) + len(self._running)
-
   def _take_turn(self) -> bool:
     # Gives a slot to at most one row, and further tokens to all rows in slots.
     # Returns False if the batcher stops.
     load = row = None
     with self._changed:
       self._remove_ended()
-      while not self._count_rows() and (self._is_stopping or not self._load):
+      while not self._waiting and not self._running:
         if self._is_stopping:
           return False
+        if self._load:
+          break
         self._changed.wait()
       if self._load and not self._running:
         load, self._load = self._load, None
@@ -326,7 +322,7 @@ class Batcher:
     if row.scores_prompt:
       row.prompt_scores = self.engine.score(row.prompt)
     is_owed = row.scores_prompt or any(x.client != row.client for x in others)
-    if row.max_tokens:
+    if row.asked.max_tokens:
       self.engine.decoder.insert(slot, row.prompt)
     else:
       self._end(row, "length")
@@ -335,11 +331,11 @@ class Batcher:
     self._counters.prompt_tokens += len(row.prompt) - 1
 
   def _run_steps(self) -> None:
-    rows = {slot: x for slot, x in self._running.items() if x.max_tokens}
+    rows = {i: x for i, x in self._running.items() if x.asked.max_tokens}
     if not rows:
       return
-    with_log_probs = {i: x for i, x in rows.items() if x.wants_log_probs}
-    plain = {i: x for i, x in rows.items() if not x.wants_log_probs}
+    with_log_probs = {i: x for i, x in rows.items() if x.asked.wants_log_probs}
+    plain = {i: x for i, x in rows.items() if i not in with_log_probs}
     # A decoder call with log p runs only one step. Between two such calls, the
     # other rows get calls of several steps, so that all rows get equal time.
     is_mixed = bool(plain) and bool(with_log_probs)
@@ -372,9 +368,11 @@ class Batcher:
     self._counters.generated_tokens += count
     if ends:
       self._end(row, "eod")
-    elif len(row.chosen) == row.max_tokens:
+    elif len(row.chosen) == row.asked.max_tokens:
       self._end(row, "length")
-    elif row.is_watched:
+    elif row.asked.stream or row.asked.stop:
+      # Wake the event loop for new tokens only if the text is needed before its
+      # end, because waking the loop takes longer than a step of a small model.
       row.changed()
 
   def _count_steps(
@@ -391,7 +389,7 @@ class Batcher:
       secs = min(secs, self._owed_plain_secs)
     # No `plain` row may exceed its max_tokens. The call also writes keys and
     # values of `others`, and must not write past the end of their cache.
-    left = min(x.max_tokens - len(x.chosen) for x in plain.values())
+    left = min(x.asked.max_tokens - len(x.chosen) for x in plain.values())
     length = self.engine.decoder.sequence_length
     room = min(
       (length - _find_position(x) for x in others.values()), default=left
@@ -425,7 +423,7 @@ def _make_slot_text(row: Row) -> SlotText:
     position=_find_position(row),
     place=len(row.chosen),
     key=row.key,
-    temperature=row.temperature,
-    top_k=row.top_k,
-    top_p=row.top_p,
+    temperature=row.asked.temperature,
+    top_k=row.asked.top_k,
+    top_p=row.asked.top_p,
   )

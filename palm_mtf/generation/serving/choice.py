@@ -10,7 +10,6 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.continuation import ContinuationReader
 from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
-from palm_mtf.generation.serving.completion_request import CompletionRequest
 
 # OpenAI's API has only "stop" and "length", so every other end of a text, such
 # as a time limit, is reported as "length".
@@ -34,29 +33,23 @@ class Choice:
   `num_prompt_tokens` entries come before them.
   """
 
-  def __init__(
-    self,
-    index: int,
-    row: Row,
-    request: CompletionRequest,
-    vocabulary: Vocabulary,
-  ):
+  def __init__(self, index: int, row: Row, vocabulary: Vocabulary):
     # `index` is the choice's index in the answer. The batcher's thread appends
     # tokens to `row`.
     self.row = row
-    self._index, self._request = index, request
+    self._index, self._request = index, row.asked
     self._vocabulary = vocabulary
     # Whether the client's token ids begin with the start token, which then
     # counts as part of the prompt.
-    given = request.prompts[index // request.n]
+    given = row.asked.prompts[index // row.asked.n]
     self._gives_start = not isinstance(given, str) and (
       len(given) == len(row.prompt)
     )
     prompt = row.prompt[1:]
     self.num_prompt_tokens = len(prompt) + self._gives_start
-    self._reader = ContinuationReader(vocabulary, request.stop, prompt)
+    self._reader = ContinuationReader(vocabulary, row.asked.stop, prompt)
     self._start = ""
-    if request.echo:
+    if row.asked.echo:
       echoed = TextReader(vocabulary)
       for token in prompt:
         echoed.add(token)
@@ -100,7 +93,7 @@ class Choice:
       "logprobs": None,
       "finish_reason": _FINISH_REASONS.get(ended, "length"),
     }
-    if self._request.logprobs is not None:
+    if self._request.wants_log_probs:
       choice["logprobs"] = self._take_log_probs(len(text), is_over=bool(ended))
     self._shown = len(text)
     return choice
@@ -108,7 +101,7 @@ class Choice:
   def _read_tokens(self) -> None:
     ended = self.row.ended
     new = self.row.chosen[self.num_tokens :]
-    if self._request.logprobs is None:
+    if not self._request.wants_log_probs:
       self._reader.add(each.token for each in new)
       return
     # Once the row has a token, the prompt's scores are complete, because the

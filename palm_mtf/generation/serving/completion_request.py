@@ -30,7 +30,7 @@ _WITHOUT_EFFECT = {
 _IGNORED = ("model", "user")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # by identity
 class CompletionRequest:
   """A request in the form of OpenAI's /v1/completions.
 
@@ -62,6 +62,11 @@ class CompletionRequest:
   echo: bool
   stream: bool
   include_usage: bool
+
+  @property
+  def wants_log_probs(self) -> bool:
+    """Whether the answer lists log-probabilities."""
+    return self.logprobs is not None
 
   @property
   def num_rows(self) -> int:

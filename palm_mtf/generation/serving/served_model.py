@@ -8,7 +8,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from palm_mtf.config import DecodeConfig
+from palm_mtf.config import Config
+from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.continuation import make_sampling_key
@@ -28,26 +29,22 @@ class ServedModel:
   Attributes:
     name: name of the model that clients may give in requests.
     vocabulary: vocabulary of the model.
-    decode: default settings of sampling.
-    activation_dtype: dtype that the model computes in.
-    sample_tokens: default of max_tokens.
-    seed: default of seed.
-    start_id: id of the token that the model reads before every text.
-    sequence_length: maximum number of tokens in a prompt and its completion.
+    config: settings of the run; its DecodeConfig, SAMPLE_TOKENS and SEED are
+      the defaults of requests.
     most_rows: maximum number of a client's running and waiting completions.
     most_secs: maximum time of a request, in seconds.
   """
 
   name: str
   vocabulary: Vocabulary
-  decode: DecodeConfig
-  activation_dtype: str
-  sample_tokens: int
-  seed: int
-  start_id: int
-  sequence_length: int
+  config: Config
   most_rows: int
   most_secs: float
+
+  @property
+  def sequence_length(self) -> int:
+    """Maximum number of tokens in a prompt and its completion."""
+    return self.config.model.sequence_length
 
   @functools.cached_property
   def most_characters(self) -> float:
@@ -69,7 +66,7 @@ class ServedModel:
       "created": created,
       "owned_by": "palm_mtf",
       "step": step,
-      "activation_dtype": self.activation_dtype,
+      "activation_dtype": self.config.model.activation_dtype,
     }
 
   def read(self, body: object) -> CompletionRequest:
@@ -78,8 +75,9 @@ class ServedModel:
     Raises:
       UserError: if a field is wrong or exceeds a limit.
     """
+    run = self.config.run
     asked = read_completion_request(
-      body, self.decode, sample_tokens=self.sample_tokens, seed=self.seed
+      body, self.config.decode, sample_tokens=run.sample_tokens, seed=run.seed
     )
     if asked.num_rows > self.most_rows:
       raise UserError(
@@ -99,16 +97,21 @@ class ServedModel:
       UserError: if a prompt leaves no room for its completion, or an id of the
         prompt is no token of the vocabulary.
     """
-    request = object()
     rows = [
-      self._make_row(asked, prompt, sample, client, request, changed)
+      Row(
+        prompt=prompt,
+        asked=asked,
+        key=make_sampling_key(
+          asked.seed, sample, self.vocabulary.decode(prompt[1:])
+        ),
+        deadline=time.monotonic() + self.most_secs,
+        client=client,
+        changed=changed,
+      )
       for prompt in self._encode(asked)
       for sample in range(asked.n)
     ]
-    return [
-      Choice(index, row, asked, self.vocabulary)
-      for index, row in enumerate(rows)
-    ]
+    return [Choice(i, row, self.vocabulary) for i, row in enumerate(rows)]
 
   def _encode(self, asked: CompletionRequest) -> list[Sequence[int]]:
     texts = [x for x in asked.prompts if isinstance(x, str)]
@@ -121,10 +124,11 @@ class ServedModel:
       )
     # Use one thread, because starting threads takes longer than encoding.
     encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
+    start = document_start(self.config.data.packing, self.vocabulary.eod_id)
     prompts = [
-      [self.start_id, *next(encoded).tolist()]
+      [start, *next(encoded).tolist()]
       if isinstance(x, str)
-      else add_start(x, self.start_id)
+      else add_start(x, start)
       for x in asked.prompts
     ]
     for _, *ids in prompts:
@@ -139,33 +143,3 @@ class ServedModel:
           f"{self.sequence_length:,}: shorten one of them."
         )
     return prompts
-
-  def _make_row(
-    self,
-    asked: CompletionRequest,
-    prompt: Sequence[int],
-    sample: int,
-    client: str,
-    request: object,
-    changed: Callable[[], None],
-  ) -> Row:
-    wants_log_probs = asked.logprobs is not None
-    return Row(
-      prompt=prompt,
-      max_tokens=asked.max_tokens,
-      key=make_sampling_key(
-        asked.seed, sample, self.vocabulary.decode(prompt[1:])
-      ),
-      temperature=asked.temperature,
-      top_k=asked.top_k,
-      top_p=asked.top_p,
-      wants_log_probs=wants_log_probs,
-      scores_prompt=wants_log_probs and asked.echo and len(prompt) > 1,
-      # Wake the event loop for new tokens only if the text is needed before its
-      # end, because waking the loop takes longer than a step of a small model.
-      is_watched=asked.stream or bool(asked.stop),
-      deadline=time.monotonic() + self.most_secs,
-      client=client,
-      request=request,
-      changed=changed,
-    )

@@ -1,21 +1,32 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of the checkpoint that a server serves."""
+"""Weights of the checkpoint that a server serves, and newer checkpoints."""
 
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  DamagedCheckpointError,
+  RemovedCheckpointError,
+  checkpoint_folders,
+  read_and_hold,
+  read_checkpoint,
+)
+from palm_mtf.checkpoints.same_model import check_same_model
+from palm_mtf.config import Config
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.scorer import Scorer
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen, SlotDecoder
 
 _logger = logging.getLogger(__name__)
+
+# (name, size, modification time) of each file in a folder.
+_State = tuple[tuple[str, int, int], ...]
 
 
 class ServedWeights:
@@ -27,21 +38,13 @@ class ServedWeights:
     created: time of the loaded checkpoint, in seconds since 1970.
   """
 
-  def __init__(
-    self,
-    model: PalmConfig,
-    mesh: MeshLayout,
-    weight_dtype: str,
-    *,
-    num_tokens: int,
-    num_slots: int,
-  ):
+  def __init__(self, config: Config, *, num_tokens: int, num_slots: int):
     """Takes the settings that all checkpoints share.
 
     `num_tokens` is the number of pieces in the vocabulary, and `num_slots` the
     maximum number of texts that are decoded together.
     """
-    self._model, self._mesh, self._weight_dtype = model, mesh, weight_dtype
+    self._config = config
     self._num_tokens, self._num_slots = num_tokens, num_slots
     self._checkpoint: Checkpoint | None = None
     self._loaded: LoadedDecoder | None = None
@@ -63,7 +66,11 @@ class ServedWeights:
     """
     self._free()
     self._loaded = LoadedDecoder(
-      checkpoint, self._model, self._mesh, self._weight_dtype, for_steps=True
+      checkpoint,
+      self._config.model,
+      self._config.mesh_layout,
+      self._config.decode.weight_dtype,
+      for_steps=True,
     )
     self._scorer = Scorer(self._loaded)
     try:
@@ -102,3 +109,62 @@ class ServedWeights:
     if self._loaded:
       self._loaded.client.close()
     self._loaded = self._scorer = self.decoder = None
+
+
+class NewerCheckpoint:
+  """Finds the checkpoint that a newly started server would serve."""
+
+  def __init__(
+    self,
+    model_dir: str,
+    served: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    vocabulary_sha256: str,
+  ):
+    """Begins with the checkpoint that is served now.
+
+    Args:
+      model_dir: MODEL_DIR of the run.
+      served: checkpoint that is served now.
+      shapes: {name of a parameter: its shape}, for the whole model.
+      vocabulary_sha256: hash of the run's SentencePiece model.
+    """
+    self._model_dir, self._served = model_dir, served.blake2b
+    self._shapes, self._vocabulary_sha256 = shapes, vocabulary_sha256
+    # {checkpoint that cannot be served: state of its files}. Until the state
+    # changes, the checkpoint is not read again and causes no further warning.
+    self._skipped: dict[str, _State] = {}
+
+  def find(self) -> Checkpoint | None:
+    """Returns the newest complete checkpoint; None if it is already served.
+
+    The checkpoint's files stay open, so that they can be read even after
+    training has removed the checkpoint.
+    """
+    for path in reversed(checkpoint_folders(self._model_dir)):
+      state = _read_state(path)
+      if self._skipped.get(path) == state:
+        continue
+      try:
+        if read_checkpoint(path).blake2b == self._served:
+          return None
+        found = read_and_hold(path)
+        check_same_model(found, self._shapes, self._vocabulary_sha256)
+      except RemovedCheckpointError:
+        return None  # training removed it; the next call finds a newer one
+      except (DamagedCheckpointError, UserError) as error:
+        self._skipped[path] = state
+        _logger.warning(f"{path} is not served: {error}")
+        continue
+      self._served = found.blake2b
+      return found
+    return None
+
+
+def _read_state(path: str) -> _State:
+  try:
+    with os.scandir(path) as entries:
+      found = [(x.name, x.stat()) for x in entries]
+  except OSError:
+    return ()
+  return tuple(sorted((name, x.st_size, x.st_mtime_ns) for name, x in found))

@@ -8,10 +8,14 @@ import pytest
 
 from palm_mtf.config import DataConfig
 from palm_mtf.config.run import BatchSizes
-from palm_mtf.data.batches.corpus import load_corpus
 from palm_mtf.data.sources.document import Document
 from palm_mtf.errors import UserError
-from tests.data.small_sources import ExampleSource, ListSource, corpus_of
+from tests.data.small_sources import (
+  ExampleSource,
+  ListSource,
+  corpus_of,
+  load_corpus,
+)
 from tests.log_lines import without_stamps
 
 

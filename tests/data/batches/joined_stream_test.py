@@ -40,7 +40,7 @@ def test_a_position_is_found_as_by_adding_up_all_lengths_before(
 ):
   tokens = numbered(lengths)
   order = DocumentOrder(tokens, "key")
-  documents = order.documents(0, (epoch + 2) * len(lengths))
+  _, documents = order.documents(0, (epoch + 2) * len(lengths))
   begins = np.cumsum([0, *lengths_of(tokens, documents)])
   inside = data.draw(st.integers(0, sum(lengths) - 1))
   position = epoch * sum(lengths) + inside

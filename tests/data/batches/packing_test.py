@@ -13,12 +13,11 @@ from palm_mtf.data.batches.packing import (
   JoinedRows,
   WholeRows,
   document_start,
-  positions,
 )
 from palm_mtf.data.batches.shuffle import shuffle
 from tests.data.small_sources import EOD, examples, repeatable, token_array
 
-_FEATURES = ("targets", "inputs", "segments", "positions", "loss_weights")
+_FEATURES = ("targets", "inputs", "segments", "loss_weights")
 
 
 def joined(tokens, length, *, masked=False):
@@ -77,13 +76,11 @@ def test_the_example_of_the_docstring_is_what_rows_hold(packing):
   read = [made.read(i) for i in range(count)]
   if packing in ("packed", "single"):
     assert made.num_rows == count
-  assert set(expected) - {"positions"} == set(made.features)
+  assert set(expected) == set(made.features)
   for row in read:
     for name, values in row.items():
       weights = name == "loss_weights"
       assert values.dtype == (np.float32 if weights else np.int32)
-    if "segments" in row:
-      row["positions"] = positions(row["segments"])
   for name, cells in expected.items():
     got = [row[name].tolist() for row in read]
     assert got == [[number(s) for s in row] for row in cells], name
@@ -183,24 +180,6 @@ def test_rows_of_whole_documents_are_as_few_as_they_fill(packed):
   assert rows.num_rows == (4 if packed else 7)
   found = [piece for i in range(rows.num_rows) for piece in rows.pieces(i)]
   assert sorted(found) == [(i, 0, 5) for i in range(7)]
-
-
-@hypothesis.given(
-  st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1)
-)
-@repeatable(200)
-def test_positions_count_from_the_start_of_each_segment(runs):
-  segments, expected = [], []
-  for number_of_run, (segment, length) in enumerate(runs):
-    value = 0 if segment == 0 else number_of_run + 1
-    segments += [value] * length
-    if value == 0:
-      expected += [0] * length
-    else:
-      expected += range(length)
-  found = positions(np.array([segments, segments], np.int32))
-  assert found.tolist() == [expected, expected]
-  assert found.dtype == np.int32
 
 
 @pytest.mark.parametrize(

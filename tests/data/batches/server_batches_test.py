@@ -10,12 +10,12 @@ import pytest
 from palm_mtf.config import DataConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
-from palm_mtf.data.batches.corpus import load_corpus
 from palm_mtf.data.batches.server_batches import (
   batches_spec,
   find_batches,
   read_batch,
 )
+from tests.data.small_sources import load_corpus
 
 SIZES, SKIPS = BatchSizes([[0, 4], [2, 8]]), Skips([[1, 1]])
 

@@ -1,6 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
 import json
 
 import pytest
@@ -10,8 +11,12 @@ seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 from palm_mtf.config import DataConfig  # noqa: E402
 from palm_mtf.config.data import FilterConfig  # noqa: E402
 from palm_mtf.data.filters.evaluation_sets import (  # noqa: E402
-  EvaluationSets,
   evaluation_examples,
+  read_evaluation_sets,
+)
+from palm_mtf.data.filters.filtered_source import (  # noqa: E402
+  FilteredSource,
+  open_filtered,
 )
 from palm_mtf.data.sources.document import Document  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
@@ -103,15 +108,13 @@ def test_an_unknown_task_is_an_error_with_the_nearest_name():
 LONG = "one two three four five six seven eight"
 
 
-def sets(**filters) -> EvaluationSets:
-  return EvaluationSets(
-    DataConfig(
-      text_files="any",
-      text_field="body",
-      vocabulary=None,
-      validation_share=0.2,
-      filters=FilterConfig(**filters),
-    )
+def data_of(**filters) -> DataConfig:
+  return DataConfig(
+    text_files="any",
+    text_field="body",
+    vocabulary=None,
+    validation_share=0.2,
+    filters=FilterConfig(**filters),
   )
 
 
@@ -125,31 +128,44 @@ def add(name, *targets) -> None:
   )
 
 
-def test_examples_come_of_tasks_and_files(tmp_path, capsys):
+def test_examples_come_of_tasks_and_files(tmp_path):
   add("first", LONG, "short")
   path = tmp_path / "a.jsonl"
   path.write_text(json.dumps({"body": f"{LONG} nine"}) + "\n")
-  both = sets(decontaminate_tasks=["first"], decontaminate_files=str(path))
-  assert both
-  found = both.read()
-  assert (found.num_examples, len(found.table)) == (3, 2)
+  both = data_of(decontaminate_tasks=["first"], decontaminate_files=str(path))
+  texts = [each.text for each in read_evaluation_sets(both)]
+  assert texts == [LONG, "short", f"{LONG} nine"]
+
+
+def open_source(tmp_path, name) -> FilteredSource:
+  path = tmp_path / "text.jsonl"
+  path.write_text("".join(json.dumps({"body": x}) + "\n" for x in "abc"))
+  data = data_of(decontaminate_tasks=[name])
+  data = dataclasses.replace(data, text_files=str(path))
+  (source,) = open_filtered(str(tmp_path / "run"), data)
+  return source
+
+
+def test_the_number_of_examples_is_logged(tmp_path, capsys):
+  add("first", LONG, "short")
+  assert open_source(tmp_path, "first").counts["documents_read"] == 3
   assert without_stamps(capsys.readouterr().err) == (
-    "palm_mtf: documents that contain one of 3 evaluation examples are removed;"
+    "palm_mtf: documents that contain one of 2 evaluation examples are removed;"
     " 1 of fewer than 8 words are not looked for\n"
   )
 
 
-def test_the_fingerprint_is_of_the_examples_in_any_order():
+def test_the_fingerprint_is_of_the_examples_in_any_order(tmp_path):
   add("one", "a", "b")
   add("other", "b", "a", "a")
   add("more", "a", "b", "c")
   one, other, more = (
-    sets(decontaminate_tasks=[name]).fingerprint
+    open_source(tmp_path, name).fingerprint()
     for name in ("one", "other", "more")
   )
   assert one == other != more
 
 
 def test_nothing_is_read_by_default():
-  assert not sets()
-  assert not sets(min_document_bytes=1)
+  assert not list(read_evaluation_sets(data_of()))
+  assert not list(read_evaluation_sets(data_of(min_document_bytes=1)))

@@ -19,10 +19,10 @@ from palm_mtf.data.sources.text_files import (
   Fields,
   Settings,
   TextFiles,
-  read_file,
   read_jsonl_texts,
 )
 from palm_mtf.errors import UserError
+from palm_mtf.user_text import read_bytes
 from tests.data.processes import peak_memory
 from tests.data.small_sources import repeatable
 from tests.log_lines import without_stamps
@@ -289,7 +289,7 @@ def test_any_text_is_read_from_json_lines(tmp_path, suffix, texts):
 @on_disk
 def test_a_file_is_read_byte_for_byte(tmp_path, suffix, content):
   file = write(tmp_path, b"1" + content, suffix, "a.txt")
-  assert read_file(file, MACROS) == b"1" + content
+  assert read_bytes(file.path, file.path) == b"1" + content
 
 
 def test_blank_lines_count_but_hold_no_document(tmp_path):
@@ -417,7 +417,7 @@ def test_a_file_that_is_cut_short_is_named_with_the_last_line(tmp_path, suffix):
 def test_a_file_that_is_not_compressed_as_named_is_damaged(tmp_path, suffix):
   file = write(tmp_path, b"text", name=f"a.txt{suffix}")
   with pytest.raises(UserError, match=f"damaged .* the {suffix} file again"):
-    read_file(file, MACROS)
+    read_bytes(file.path, file.path)
 
 
 def test_a_damaged_checksum_is_found(tmp_path):
@@ -425,7 +425,7 @@ def test_a_damaged_checksum_is_found(tmp_path):
   content[-8:-4] = b"\0\0\0\0"
   file = write(tmp_path, content, name="a.txt.gz")
   with pytest.raises(UserError, match="damaged or cut short: CRC check"):
-    read_file(file, MACROS)
+    read_bytes(file.path, file.path)
 
 
 @each_compression
@@ -434,7 +434,7 @@ def test_a_file_that_vanishes_is_named(tmp_path, suffix):
   os.unlink(file.path)
   assert error(file) == ": No such file or directory; give a text file."
   with pytest.raises(UserError, match=f"{suffix}: No such file or directory"):
-    read_file(file, MACROS)
+    read_bytes(file.path, file.path)
 
 
 @each_compression

@@ -14,7 +14,6 @@ from palm_mtf.data.statistics.near_duplicates import (
   Duplicates,
   Sketches,
   find_duplicates,
-  text_digest,
 )
 
 
@@ -74,7 +73,7 @@ def test_exact_copies_are_those_that_a_count_of_texts_finds(texts):
     (count - 1) * len(text.encode()) for text, count in counts.items()
   )
   assert {(x.size, x.digest) for x in found.largest_exact} == {
-    (count, text_digest(Document(text)))
+    (count, Document(text).digest())
     for text, count in counts.items()
     if count > 1
   }
@@ -106,7 +105,7 @@ def test_groups_are_those_of_the_exact_similarity_of_all_pairs(seed):
   sizes = [[len(text) for text in group] for group in expected]
   assert found.near_bytes == sum(sum(each) - max(each) for each in sizes)
   digests = {
-    text_digest(Document(text)): i
+    Document(text).digest(): i
     for i, group in enumerate(expected)
     for text in group
   }

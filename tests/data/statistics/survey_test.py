@@ -4,7 +4,6 @@ import numpy as np
 
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.contamination import Examples
-from palm_mtf.data.statistics.near_duplicates import text_digest
 from palm_mtf.data.statistics.survey import TextCounts, survey
 from palm_mtf.data.tokens.encoder import Encoder
 from tests.data.processes import peak_memory
@@ -68,7 +67,7 @@ def test_duplicates_among_sources_count_in_all_of_them_only(code):
   ] == [0, 0]
   assert result.total.duplicates.exact_documents == 1
   (group,) = result.total.duplicates.largest_exact
-  assert group.digest == text_digest(Document(code[0]))
+  assert group.digest == Document(code[0]).digest()
   assert result.starts == {group.digest: code[0][:60]}
 
 

@@ -1,6 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The loop in the graph gives the same as recomputing every prefix."""
+"""The loop in the graph gives the same as recomputing every prefix.
+
+A beam search that is wide enough finds the best of all texts.
+"""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -8,8 +13,9 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.decode.generate_program import (
+  BeamSearch,
   PromptBatch,
-  build_decode_program,
+  build_decode_programs,
 )
 from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 from palm_mtf.generation.decode.slot_program import SlotPrograms
@@ -153,7 +159,7 @@ def test_xla_compiles_nothing_that_c_computes(settings, weight_dtype):
   )
   with tf.Graph().as_default() as graph:
     model = build_decode_model(CONFIG, SINGLE, weight_dtype)
-    build_decode_program(model, settings, sizes)
+    build_decode_programs(model, settings, sizes)
     slots = SlotPrograms(model, num_slots=2, num_slices=1)
     slots.insert(4)
     for wants in (False, True):
@@ -218,3 +224,101 @@ def test_beams_have_the_scores_of_full_recomputation_and_beat_greedy(
     mesh=mesh_layout("all over data and model"),
   )
   np.testing.assert_array_equal(split.tokens, result.tokens)
+
+
+# The model of the next tests is a table: log p of a token after each token.
+TOKENS, END, LENGTH = 4, 1, 4
+TABLES = 3
+
+
+def tables(seed):
+  """Returns per prompt: logits [previous token, token], first logits."""
+  rng = np.random.default_rng(seed)
+  scaled = 2 * rng.normal(size=[TABLES, TOKENS + 1, TOKENS])
+  return scaled.astype(np.float32)
+
+
+def log_softmax(x):
+  x = x.astype(np.float64)
+  return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def run_search(tables, num_beams, length_penalty):
+  """Returns tokens [prompts, beams, max_tokens] and scores [prompts, beams]."""
+  decode = DecodeConfig(num_beams=num_beams, length_penalty=length_penalty)
+  sizes = PromptBatch(
+    num_prompts=TABLES,
+    prompt_tokens=1,
+    max_tokens=LENGTH,
+    num_tokens=TOKENS,
+    eod_id=END,
+  )
+  search = BeamSearch(decode, sizes)
+  with tf.Graph().as_default(), tf.Session() as session:
+    state = search.first_state(TABLES)
+    last = tf.fill([TABLES * num_beams], TOKENS)
+    prompt = tf.repeat(tf.range(TABLES), num_beams)
+    for place in range(LENGTH):
+      logits = tf.gather_nd(tables, tf.stack([prompt, last], -1))
+      state, last, _ = search.advance(state, logits, tf.constant(place))
+    *_, scores, tokens = session.run(state)
+  return tokens, scores
+
+
+def score(table, text, length_penalty):
+  log_p = log_softmax(table)
+  total = sum(log_p[a, b] for a, b in itertools.pairwise([TOKENS, *text]))
+  return total / ((5 + len(text)) / 6) ** length_penalty
+
+
+def all_texts():
+  """Yields every text that ends with [eod] or has LENGTH."""
+  for length in range(1, LENGTH + 1):
+    for text in itertools.product(range(TOKENS), repeat=length):
+      if END not in text[:-1] and (text[-1] == END or length == LENGTH):
+        yield text
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_wide_search_finds_the_best_of_all_texts_in_order(
+  seed, length_penalty
+):
+  models = tables(seed)
+  width = 3 ** (LENGTH - 1)  # the number of prefixes
+  tokens, scores = run_search(models, width, length_penalty)
+  for prompt, table in enumerate(models):
+    ranked = sorted(
+      all_texts(), key=lambda t: score(table, t, length_penalty), reverse=True
+    )
+    for row in range(5):
+      expected = [*ranked[row], *[END] * (LENGTH - len(ranked[row]))]
+      assert tokens[prompt, row].tolist() == expected
+      assert scores[prompt, row] == pytest.approx(
+        score(table, ranked[row], length_penalty), rel=1e-5
+      )
+
+
+def beam_search(table, num_beams, length_penalty):
+  """Runs a beam search in plain Python; returns its best texts."""
+  living, ended = [()], []
+  for length in range(1, LENGTH + 1):
+    longer = [(*text, token) for text in living for token in range(TOKENS)]
+    longer.sort(key=lambda text: score(table, text, 0.0), reverse=True)
+    longer = longer[: 2 * num_beams]
+    is_end = [t[-1] == END or length == LENGTH for t in longer]
+    ended += [t for t, end in zip(longer, is_end, strict=True) if end]
+    living = [t for t, end in zip(longer, is_end, strict=True) if not end]
+    living = living[:num_beams]
+  ended.sort(key=lambda text: score(table, text, length_penalty), reverse=True)
+  return ended[:num_beams]
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 3])
+def test_a_narrow_search_keeps_the_beams_that_it_should(num_beams):
+  models = tables(seed=2)
+  tokens, _ = run_search(models, num_beams, 0.6)
+  for prompt, table in enumerate(models):
+    for row, text in enumerate(beam_search(table, num_beams, 0.6)):
+      expected = [*text, *[END] * (LENGTH - len(text))]
+      assert tokens[prompt, row].tolist() == expected

@@ -28,10 +28,8 @@ def nats(config, params, batch, mesh=SINGLE):
     model = build_decode_model(config, mesh, "activation")
     program = build_score_program(model, rows, length)
     load_decode_model(session, model, params)
-    return session.run(
-      program.token_loss,
-      {program.inputs: batch["inputs"], program.targets: batch["targets"]},
-    )
+    feed = {program.inputs[x]: batch[x] for x in ("inputs", "targets")}
+    return session.run(program.outputs["token_loss"], feed)
 
 
 def expected(config, params, batch):
@@ -91,9 +89,8 @@ def test_likeliest_tokens_and_their_log_p_are_the_oracles(layout):
     model = build_decode_model(config, mesh, "activation")
     program = build_score_program(model, *batch["inputs"].shape)
     load_decode_model(session, model, params)
-    fetches = [program.likeliest, program.likeliest_loss]
-    feed = {program.inputs: batch["inputs"]}
-    feed[program.targets] = batch["targets"]
+    fetches = [program.outputs[x] for x in ("likeliest", "likeliest_loss")]
+    feed = {program.inputs[x]: batch[x] for x in ("inputs", "targets")}
     likeliest, loss = session.run(fetches, feed)
   logits = oracle.forward(config, params, batch["inputs"])
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

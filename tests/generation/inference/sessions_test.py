@@ -8,9 +8,8 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.generation.inference.sessions import (
-  LoadedModel,
+  compute_mean_loss,
   load_weights,
-  mean_loss,
 )
 from palm_mtf.mesh.session import session_config
 from palm_mtf.runtime.client.client import Client
@@ -73,14 +72,8 @@ def test_mean_loss_is_the_total_of_all_batches_over_their_weight(
   params = oracle.random_parameters(config, seed=1)
   batches = [random_documents(config, batch_size=2, seed=s) for s in (2, 3)]
   batches[0]["loss_weights"][:, 1:] = 0
-  with LoadedModel(
-    save_checkpoint(config, params, tmp_path),
-    config,
-    SINGLE,
-    batch_size=2,
-    features=list(batches[0]),
-  ) as loaded:
-    mean = mean_loss(loaded.losses, batches)
+  checkpoint = save_checkpoint(config, params, tmp_path)
+  mean = compute_mean_loss(checkpoint, config, SINGLE, batches)
   both = {
     name: np.concatenate([batch[name] for batch in batches])
     for name in batches[0]

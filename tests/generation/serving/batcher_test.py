@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 
+from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import (
   Batcher,
@@ -18,6 +19,9 @@ from palm_mtf.generation.serving.batcher import (
   FullError,
   Row,
   WaitingRows,
+)
+from palm_mtf.generation.serving.completion_request import (
+  read_completion_request,
 )
 from tests.generation.serving.live_server import Weights
 
@@ -102,22 +106,19 @@ class Run:
     tells=False,
     client="client",
   ):
-    row = Row(
+    asked = {"prompt": [*prompt], "max_tokens": max_tokens, "echo": scores}
+    if scores or tells:
+      asked["logprobs"] = 1
+    return Row(
       prompt=[0, *prompt],
-      max_tokens=max_tokens,
+      asked=read_completion_request(
+        asked, DecodeConfig(temperature=0.0), sample_tokens=1, seed=0
+      ),
       key=np.zeros([2], np.int32),
-      temperature=0.0,
-      top_k=None,
-      top_p=1.0,
-      wants_log_probs=tells,
-      scores_prompt=scores,
-      is_watched=False,
       deadline=self.decoder.clock + secs,
       client=client,
-      request=object(),
       changed=lambda: None,
     )
-    return row
 
   def end(self):
     self.batcher.stop()
@@ -314,7 +315,7 @@ def test_rows_of_many_clients_are_bounded_too(run):
   with pytest.raises(FullError):
     for client in range(100):
       run.batcher.submit([run.row(1, client=f"{client}") for _ in range(most)])
-  assert 4 * most <= run.batcher._count_rows() <= 8 * most
+  assert 4 * most <= len(run.batcher._waiting) <= 8 * most
   run.thread.start()
   run.end()
 
@@ -431,7 +432,7 @@ def test_a_stop_loads_no_new_weights_if_no_row_waits(run):
 @dataclasses.dataclass(eq=False)
 class Waiting:
   client: str
-  request: str
+  asked: str
   ended: str = ""
 
 
@@ -451,7 +452,7 @@ def served(rows, num_slots, length=1):
   in_slots, order = [], []
   while len(rows):
     row = rows.take(in_slots)
-    order.append(row.request)
+    order.append(row.asked)
     in_slots.append(row)
     if len(in_slots) == num_slots:
       in_slots.pop(0)
@@ -478,8 +479,8 @@ def test_a_free_slot_goes_to_the_client_with_the_fewest_slots():
   in_slots = [Waiting("a", "0") for _ in range(3)]
   for expected in "222":
     in_slots.append(rows.take(in_slots))
-    assert in_slots[-1].request == expected
-  assert {rows.take(in_slots).request, rows.take(in_slots).request} == {
+    assert in_slots[-1].asked == expected
+  assert {rows.take(in_slots).asked, rows.take(in_slots).asked} == {
     "1",
     "2",
   }
@@ -489,7 +490,7 @@ def test_a_new_client_comes_after_waiting_clients_but_before_their_next_turn():
   rows = waiting(("a", "1", 3), ("b", "2", 3))
   first = rows.take([])
   rows.add([Waiting("c", "3")])
-  assert first.request + served(rows, 1) == "1213212"
+  assert first.asked + served(rows, 1) == "1213212"
 
 
 def test_ended_rows_leave_and_are_not_counted():

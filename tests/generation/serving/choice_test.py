@@ -37,21 +37,14 @@ def begin(vocabulary, prompt="one", **body):
     prompt=[0, *vocabulary.encode(prompt)]
     if isinstance(prompt, str)
     else add_start(prompt, 0),
-    max_tokens=99,
+    asked=asked,
     key=np.zeros([2], np.int32),
-    temperature=0.0,
-    top_k=None,
-    top_p=1.0,
-    wants_log_probs=True,
-    scores_prompt=False,
-    is_watched=False,
     deadline=time.monotonic() + 60,
     client="client",
-    request=object(),
     changed=lambda: None,
   )
   row.prompt_scores = scored(row.prompt[1:]) if asked.echo else []
-  return row, Choice(0, row, asked, vocabulary)
+  return row, Choice(0, row, vocabulary)
 
 
 def scored(ids):

@@ -11,7 +11,8 @@ import tempfile
 import threading
 import time
 
-from palm_mtf.config import DecodeConfig
+from palm_mtf.cli.gin_files import load
+from palm_mtf.config import Config
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.slot_decoder import Chosen
@@ -29,6 +30,17 @@ def small_vocabulary() -> Vocabulary:
     path = f"{folder}/vocabulary.model"
     train_vocabulary(["one two three four\n" * 20], 290, path=path)
     return Vocabulary(path)
+
+
+@functools.cache
+def small_config() -> Config:
+  """Returns settings with a sequence length of 32."""
+  macros = [
+    *('MODEL_DIR="unused"', 'ACTIVATION_DTYPE="float32"', "SEED=0"),
+    *('PACKING="packed"', "SEQUENCE_LENGTH=32", "SAMPLE_TOKENS=5"),
+  ]
+  _, config = load("serve", ["recipes/quickstart.gin"], macros).build()
+  return config
 
 
 class Repeating:
@@ -83,12 +95,7 @@ async def serving(access=None, decoder=None, **model):
   served = ServedModel(
     name="m",
     vocabulary=small_vocabulary(),
-    decode=DecodeConfig(),
-    activation_dtype="float32",
-    sample_tokens=5,
-    seed=0,
-    start_id=0,
-    sequence_length=32,
+    config=small_config(),
     **given,
   )
   listening = socket.create_server(("127.0.0.1", 0))

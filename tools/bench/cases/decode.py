@@ -26,7 +26,6 @@ import time
 from collections.abc import Iterator
 
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
-from palm_mtf.machine.activation_dtype import fast_dtype_here
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs, peers
 from tools.bench.command import Flag, choices, count, worker_command
@@ -70,7 +69,7 @@ class Task:
 
   def config(self, dtype: str) -> PalmConfig:
     """Returns the architecture; int8 and int4 use the fast activation dtype."""
-    dtype = fast_dtype_here() if dtype in _QUANTIZED else dtype
+    dtype = models.fast_dtype_here() if dtype in _QUANTIZED else dtype
     model = models.benchmark_config(dtype, self.size)
     d_ff = model.d_ff
     if self.attention == "multi_head":
@@ -100,13 +99,13 @@ FLAGS = {
 
 @contextlib.contextmanager
 def decoding(task: Task, dtype: str) -> Iterator[tuple]:
-  """Yields a session, a program with random weights, and feeds for `start`."""
+  """Yields a client, programs with random weights, and inputs of `start`."""
   import numpy as np
 
   from palm_mtf._tf import tf
   from palm_mtf.generation.decode.generate_program import (
     PromptBatch,
-    build_decode_program,
+    build_decode_programs,
   )
   from palm_mtf.generation.decode.weights import build_decode_model
   from palm_mtf.generation.inference.sessions import (
@@ -129,9 +128,12 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
   session_config = step_session_config(config, mesh, weight_dtype)
   with tf.Graph().as_default(), tf.Session(config=session_config) as session:
     model = build_decode_model(config, mesh, weight_dtype)
-    program = build_decode_program(model, DecodeConfig(temperature=0.0), sizes)
+    client = Client(session)
+    programs = build_decode_programs(
+      model, DecodeConfig(temperature=0.0), sizes
+    )
     load_weights(
-      Client(session),
+      client,
       model,
       lambda slices: session.run(
         [
@@ -142,35 +144,35 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
       ),
     )
     yield (
-      session,
-      program,
+      client,
+      programs,
       {
-        program.prompts: np.random.default_rng(0).integers(
+        "prompts": np.random.default_rng(0).integers(
           sizes.num_tokens, size=[task.batch_size, task.prompt_tokens]
         ),
-        program.lengths: [task.prompt_tokens] * task.batch_size,
-        program.keys: np.zeros([task.batch_size, 1, 2]),
+        "lengths": [task.prompt_tokens] * task.batch_size,
+        "keys": np.zeros([task.batch_size, 1, 2]),
       },
     )
 
 
-def choose_first_tokens(session, program, feed) -> None:
+def choose_first_tokens(client, programs, inputs) -> None:
   """Reads the prompts and chooses the first new token of each."""
-  session.run(program.start, feed)
-  session.run(program.advance, {program.limit: 1})
+  client.call(programs.start, inputs)
+  client.call(programs.advance, {"limit": 1})
 
 
 def work(dtype: str, **task: object) -> None:
   """Takes turns: a continuation of all prompts each."""
   own_process()  # as commands do
   task = Task(**task)
-  with decoding(task, dtype) as (session, program, feed):
-    to_the_end = {program.limit: task.sequence_length - task.prompt_tokens}
+  with decoding(task, dtype) as (client, programs, inputs):
+    to_the_end = {"limit": task.sequence_length - task.prompt_tokens}
 
     def turn() -> dict[str, float]:
-      choose_first_tokens(session, program, feed)
+      choose_first_tokens(client, programs, inputs)
       start = time.perf_counter()
-      session.run(program.advance, to_the_end)
+      client.call(programs.advance, to_the_end)
       return {"secs": time.perf_counter() - start}
 
     turn()  # compiles

@@ -32,10 +32,10 @@ FLAGS = {
 
 def _read_prompts(task: decode.Task, dtype: str) -> None:
   """Takes turns: one prompt each, up to the first new token."""
-  with decode.decoding(task, dtype) as (session, program, feed):
+  with decode.decoding(task, dtype) as (client, programs, inputs):
 
     def turn() -> dict[str, float]:
-      decode.choose_first_tokens(session, program, feed)
+      decode.choose_first_tokens(client, programs, inputs)
       return {}
 
     turn()  # compiles

@@ -50,8 +50,8 @@ def measure_loss(
   with LoadedDecoder(checkpoint, config, mesh, weight_dtype) as loaded:
     with loaded.client.graph.as_default():
       built = build_score_program(loaded.model, *batches[0]["inputs"].shape)
-    inputs = {"inputs": built.inputs, "targets": built.targets}
-    score = Program(inputs, built.token_loss)
+    inputs = {name: built.inputs[name] for name in ("inputs", "targets")}
+    score = Program(inputs, built.outputs["token_loss"])
 
     def losses(batch: Batch) -> Iterator[tuple[float, float]]:
       rows = {name: batch[name] for name in score.inputs}

@@ -21,7 +21,6 @@ from collections.abc import Iterator
 
 from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError
-from palm_mtf.machine.activation_dtype import fast_dtype_here
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs, peers
 from tools.bench.command import Flag, worker_command
@@ -35,7 +34,7 @@ FLAGS = {
   **peers.peer_flags("train"),
   "--sequence_length": Flag(256, f"a divisor of {TOKENS}, or more than that"),
   "--dtype": Flag(
-    fast_dtype_here(), "of all programs", ["bfloat16", "float32"]
+    models.fast_dtype_here(), "of all programs", ["bfloat16", "float32"]
   ),
 }
 

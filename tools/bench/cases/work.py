@@ -32,10 +32,9 @@ from pathlib import Path
 import numpy as np
 
 from palm_mtf.errors import UserError
-from palm_mtf.machine.activation_dtype import fast_dtype_here
 from tools.bench.cases.train import train
 from tools.bench.command import Flag, worker_command
-from tools.bench.models import SIZES, benchmark_config
+from tools.bench.models import SIZES, benchmark_config, fast_dtype_here
 from tools.bench.pairs import Ratio, race, ratio
 
 BATCH_SIZE, NUM_LAYERS = 8, 6  # bases of the ratios

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.export.huggingface.tokenizer import (
+from palm_mtf.export.huggingface.folder import (
   explain_inexact,
   make_tokenizer_json,
 )

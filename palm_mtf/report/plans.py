@@ -1,9 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Formats plans, searches and what-if curves as text."""
+"""Shows plans, searches and what-if curves as text and as pictures."""
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from palm_mtf.model_dir.atomic_files import write_atomically
 
 _GIB, _GB = 2**30, 1e9
 _DAY = 86_400
@@ -14,11 +17,15 @@ Curves = Mapping[str, Sequence[Mapping[str, Any]]]
 
 def format_plan(plan: Mapping[str, Any]) -> str:
   """Returns a plan, from `plan_of` in accounting/plan.py, as a table."""
+  parameters = plan["parameters"]
+  parameters = parameters | {"total": sum(parameters.values())}
+  memory = plan["device_bytes"].items()
+  cache = f"{plan['cache_bytes_per_token'] / 1024:>18.1f} KiB"
   sections = (
-    ("parameters", _list_parameters(plan["parameters"])),
+    ("parameters", [(k, f"{count:>22,}") for k, count in parameters.items()]),
     ("FLOPs per token", _list_flops(plan["flops_per_token"])),
-    ("memory per device", _list_memory(plan)),
-    ("decoding", _list_decoding(plan)),
+    ("memory per device", [(k, f"{x / _GIB:>18.3f} GiB") for k, x in memory]),
+    ("decoding", [("keys and values per token", cache)]),
     ("moved per device and step", _list_moved(plan)),
     (f"step of {plan['batch_size']:,} sequences", _list_step(plan)),
     ("run, without evaluations", _list_run(plan["run"])),
@@ -89,12 +96,6 @@ def format_duration(secs: float) -> str:
   return f"{secs:.1f} seconds"
 
 
-def _list_parameters(groups: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-  for name, count in groups.items():
-    yield name, f"{count:>22,}"
-  yield "total", f"{sum(groups.values()):>22,}"
-
-
 def _list_flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   for term, forward in flops["forward"].items():
     again = flops["recomputed"].get(term, 0)
@@ -103,16 +104,6 @@ def _list_flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   repeated = sum(flops["recomputed"].values())
   yield "model", f"{flops['model']:>22,}"
   yield "hardware", f"{flops['model'] + repeated:>22,}"
-
-
-def _list_memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-  for name, num_bytes in plan["device_bytes"].items():
-    yield name, f"{num_bytes / _GIB:>18.3f} GiB"
-
-
-def _list_decoding(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-  kib = plan["cache_bytes_per_token"] / 1024
-  yield "keys and values per token", f"{kib:>18.1f} KiB"
 
 
 def _list_moved(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -197,3 +188,53 @@ def format_curves(curves: Curves) -> str:
       for each in points
     ]
   return "\n".join(lines)
+
+
+def write_plan_picture(plan: Mapping[str, Any], path: str) -> None:
+  """Writes a PNG with two bars: memory per device and step time, by part."""
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(9, 4), layout="constrained")
+  memory, time = figure.subplots(2, 1)
+  in_gib = {k: v / 2**30 for k, v in plan["device_bytes"].items()}
+  _draw_bar(memory, in_gib, "memory per device (GiB)")
+  memory.axvline(plan["memory_bytes"] / 2**30, color="0.4", linestyle="dashed")
+  _draw_bar(time, plan["parts"], "step, one part after another (s)")
+  _write_png(figure, path)
+
+
+def _draw_bar(axes: Any, parts: Mapping[str, float], title: str) -> None:
+  left = 0.0
+  for name, width in parts.items():
+    axes.barh(0, width, left=left, label=f"{name} {width:.3g}")
+    left += width
+  axes.set_title(title, loc="left", fontsize="medium")
+  axes.set_yticks([])
+  axes.spines[:].set_visible(False)
+  axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def write_curves_picture(curves: Curves, path: str) -> None:
+  """Writes a PNG that plots step time and MFU against each setting."""
+  from matplotlib import ticker
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(9, 2.5 * len(curves)), layout="constrained")
+  rows = figure.subplots(len(curves), 2, squeeze=False)
+  for (macro, points), axes in zip(curves.items(), rows, strict=True):
+    for each, name in zip(axes, ("step_secs", "mfu"), strict=True):
+      xs, ys = ([x[key] for x in points] for key in ("value", name))
+      each.plot(xs, ys, marker="o", markersize=4)
+      each.set_xscale("log", base=2)
+      each.set_xlabel(macro)
+      each.set_ylabel({"step_secs": "s/step", "mfu": "MFU"}[name])
+      each.set_ylim(0, 1.1 * max(ys))
+      each.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+      each.grid(alpha=0.3)
+  _write_png(figure, path)
+
+
+def _write_png(figure: Any, path: str) -> None:
+  file = io.BytesIO()
+  figure.savefig(file, format="png", dpi=160)
+  write_atomically(path, file.getvalue())

@@ -4,7 +4,7 @@
 
 import pytest
 
-from palm_mtf.report.plan_text import format_duration, format_verdict
+from palm_mtf.report.plans import format_duration, format_verdict
 
 
 @pytest.mark.parametrize(
