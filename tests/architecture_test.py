@@ -61,7 +61,7 @@ IMPORTS = {
   "runtime/server_info runtime/server runtime/manager",
   "runtime/tracer": "errors user_code config _tf ops runtime/program mesh "
   "runtime/client",
-  "programs": "errors config _tf ops mesh model optim",
+  "programs": "errors config _tf accounting ops mesh model optim",
   "generation/decode": "config machine _tf accounting ops native "
   "runtime/program mesh model",
   "rates": "console json_text config machine _tf accounting ops "

@@ -373,7 +373,7 @@ def train(
   with (
     tf.Graph().as_default(),
     tf.Session(
-      config=session_config(mesh.num_devices, pods.num_pods)
+      config=session_config(mesh.pod_devices, pods.num_pods)
     ) as session,
   ):
     program = build_train_program(

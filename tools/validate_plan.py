@@ -281,7 +281,7 @@ def work(config: PlanConfig) -> None:
       devices=cluster.devices,
     )
     calls = [[program.update, *program.metrics.values()]]
-    calls += [[pod.accumulate for pod in program.pods]] * (
+    calls += [[pod.stages[0].forward for pod in program.pods]] * (
       program.num_microbatches - 1
     )
     moved = sum(

@@ -93,13 +93,19 @@ def parameter_slices(
 
 @functools.lru_cache(maxsize=16)  # because a search makes thousands of calls
 def distinct_slices(
-  config: PalmConfig, mesh: MeshLayout
+  config: PalmConfig, mesh: MeshLayout, stage: int = 0
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns `distinct_parameters` with a device's slice for each shape."""
+  """Returns `distinct_parameters` with a device's slice for each shape.
+
+  Only stage 0 has parameters outside the layers.
+  """
   one_layer = dataclasses.replace(config, num_layers=1)
+  slices = parameter_slices(one_layer, mesh).items()
+  outside = {x for x, _ in slices if parse_name(x).layer is None}
   return [
-    (name, each, 1 if parse_name(name).layer is None else config.num_layers)
-    for name, each in parameter_slices(one_layer, mesh).items()
+    (name, each, 1 if name in outside else config.num_layers)
+    for name, each in slices
+    if not (stage and name in outside)
   ]
 
 
@@ -118,10 +124,13 @@ def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 
 
 def device_bytes(
-  config: PalmConfig, mesh: MeshLayout, optimizer: AdafactorConfig
+  config: PalmConfig,
+  mesh: MeshLayout,
+  optimizer: AdafactorConfig,
+  stage: int = 0,
 ) -> DeviceBytes:
   """Returns the bytes of weights, optimizer slots and gradients per device."""
-  slices = distinct_slices(config, mesh)
+  slices = distinct_slices(config, mesh, stage)
   state = optimizer_state(optimizer)
   return DeviceBytes(
     weights=sum(4 * each.size * n for _, each, n in slices),
@@ -217,8 +226,30 @@ def loss_bytes(
   return device_tokens(config, mesh, pod_batch_size) * of_token
 
 
-def working_bytes(
+def stream_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
+) -> int:
+  """Returns the bytes of a microbatch's residual stream between two blocks."""
+  tokens = device_tokens(config, mesh, pod_batch_size)
+  width = DTYPE_BYTES[config.activation_dtype]
+  return tokens * widths(config, mesh).residual * width
+
+
+def waiting_bytes(
+  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int, stage: int
+) -> int:
+  """Returns the bytes of what a stage has computed and not yet used or sent."""
+  stream = 2 * stream_bytes(config, mesh, pod_batch_size)
+  if stage:
+    return stream
+  # The head's gradients of the embedding, for at most one microbatch per stage.
+  sizes = {name: x.size for name, x, _ in distinct_slices(config, mesh)}
+  of_microbatch = summed_bytes("embedding", config, mesh) * sizes["embedding"]
+  return stream + min(mesh.stages, mesh.num_microbatches) * of_microbatch
+
+
+def working_bytes(
+  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int, stage: int = 0
 ) -> int:
   """Returns the peak bytes of activations in addition to `kept_bytes`."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
@@ -233,19 +264,25 @@ def working_bytes(
     of_token += w.block_scores
   tokens = device_tokens(config, mesh, pod_batch_size)
   of_block = round(tokens * of_token * width)
-  return max(of_block, loss_bytes(config, mesh, pod_batch_size))
+  if stage:
+    return of_block
+  of_loss = loss_bytes(config, mesh, pod_batch_size)
+  # The head runs at the same time as the passes of stage 0.
+  return of_block + of_loss if mesh.stages > 1 else max(of_block, of_loss)
 
 
-def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
+def weight_copy_bytes(
+  config: PalmConfig, mesh: MeshLayout, stage: int = 0
+) -> int:
   """Returns the bytes of cast, gathered and joined copies of weights.
 
-  Copies of one layer and of the embedding count, and so do full gradients
-  before their reduce-scatter.
+  Copies of one layer and, on stage 0, of the embedding count, and so do full
+  gradients before their reduce-scatter.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
   total = 0
-  for name, each, _ in distinct_slices(config, mesh):
+  for name, each, _ in distinct_slices(config, mesh, stage):
     parameter = parse_name(name)
     if parameter.is_scale:
       continue
@@ -257,14 +294,14 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
 
 
 def exchange_bytes(
-  config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
+  config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, stage: int = 0
 ) -> int:
   """Returns the bytes of gradients from other pods, and of sums over pods."""
   if pods.num_pods == 1:
     return 0
   width = DTYPE_BYTES[pods.dcn_dtype]
   total = 0
-  for _, each, count in distinct_slices(config, mesh):
+  for _, each, count in distinct_slices(config, mesh, stage):
     part = -(-each.size // each.num_replicas)
     of_others = part * width * (pods.num_pods - 1)
     total += count * (of_others + each.size * _FLOAT32)

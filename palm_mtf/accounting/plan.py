@@ -28,9 +28,11 @@ from palm_mtf.accounting.memory import (
   device_bytes,
   exchange_bytes,
   kept_bytes,
+  waiting_bytes,
   weight_copy_bytes,
   working_bytes,
 )
+from palm_mtf.accounting.pipeline import num_kept
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
 from palm_mtf.config import (
   AdafactorConfig,
@@ -52,14 +54,20 @@ _FACTORS = tuple(2.0**n for n in range(-6, 4))  # `curves` plans macro * factor
 AnyConfig = Config | PlanConfig
 
 
-def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
-  """Returns {part of the memory, such as "weights": a device's peak bytes}."""
+def memory_parts(
+  config: AnyConfig, batch_size: int, stage: int = 0
+) -> dict[str, int]:
+  """Returns {part of the memory, such as "weights": a device's peak bytes}.
+
+  The device is in `stage`; stage 0 needs the most memory.
+  """
   tensors = tensor_bytes(
     describe_remat(config.model, config.hardware),
     config.mesh_layout,
     config.pods,
     config.optimizer,
     batch_size,
+    stage,
   )
   process = _process_bytes(config)
   return {**({"process": process} if process else {}), **tensors}
@@ -71,21 +79,29 @@ def tensor_bytes(
   pods: PodsConfig,
   optimizer: AdafactorConfig,
   batch_size: int,
+  stage: int = 0,
 ) -> dict[str, int]:
-  """Returns `memory_parts` without the memory of the process."""
-  rows = batch_size // pods.num_pods
-  kept = device_bytes(model, mesh, optimizer)
-  # The update reads the gradients of the whole step (`kept.gradients`), while
-  # accumulators of equal size hold the sums of all but the last microbatch.
-  sums = kept.gradients if mesh.num_microbatches > 1 else 0
+  """Returns `memory_parts` of a stage without the memory of the process."""
+  rows, more, microbatches = batch_size // pods.num_pods, {}, 1
+  share = model.num_layers // mesh.stages
+  model = dataclasses.replace(model, num_layers=share)
+  kept = device_bytes(model, mesh, optimizer, stage)
+  if mesh.stages > 1:
+    microbatches = num_kept(stage, mesh)
+    more["waiting"] = waiting_bytes(model, mesh, rows, stage)
+  elif mesh.num_microbatches > 1:
+    # The update reads the gradients of the whole step (`kept.gradients`), while
+    # accumulators of equal size hold the sums of all but the last microbatch.
+    more["microbatch sums"] = kept.gradients
   return {
     **dataclasses.asdict(kept),
-    **({"microbatch sums": sums} if sums else {}),
-    "activations": kept_bytes(model, mesh, rows),
-    "weight copies": weight_copy_bytes(model, mesh),
+    **more,
+    "activations": microbatches * kept_bytes(model, mesh, rows),
+    "weight copies": weight_copy_bytes(model, mesh, stage),
     # Gradients of other pods arrive only after all activations are freed.
     "buffers": max(
-      working_bytes(model, mesh, rows), exchange_bytes(model, mesh, pods)
+      working_bytes(model, mesh, rows, stage),
+      exchange_bytes(model, mesh, pods, stage),
     ),
   }
 
@@ -93,8 +109,8 @@ def tensor_bytes(
 def _process_bytes(config: AnyConfig) -> int:
   """Returns a device's share of what its process holds besides tensors."""
   pods, num_devices = config.pods, config.mesh_layout.num_devices
-  if pods.pods == "in_process":  # one process has all pods
-    num_devices *= pods.num_pods
+  if pods.pods == "in_process":  # one process has all stages of all pods
+    num_devices *= pods.num_pods * config.mesh_layout.stages
   return round((config.hardware.chip_process_bytes or 0) / num_devices)
 
 
@@ -189,6 +205,10 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
       "model": train_flops_per_token(config.model),
     },
     "device_bytes": memory,
+    "stage_bytes": [
+      sum(memory_parts(config, batch_size, stage).values())
+      for stage in range(config.mesh_layout.stages)
+    ],
     "memory_bytes": available,
     "cache_bytes_per_token": cache_bytes_per_token(config.model),
     "fits": does_fit,
@@ -215,7 +235,7 @@ def rates_of(
   config: AnyConfig, batch_size: int, secs: float
 ) -> dict[str, float]:
   """Returns tokens per second, MFU and HFU if a step takes `secs` seconds."""
-  num_devices = config.pods.num_pods * config.mesh_layout.num_devices
+  num_devices = config.pods.num_pods * config.mesh_layout.pod_devices
   hardware = config.hardware
   if config.run.chip != MEASURED:
     peak = peak_of_devices(config.run.chip, hardware, num_devices)
@@ -244,6 +264,7 @@ def _parts(step: StepTime) -> dict[str, float]:
     "products": step.products,
     "passes": step.passes,
     "collectives": sum(step.collectives.values()),
+    **({"bubble": step.bubble} if step.bubble else {}),
     "exchange": step.exchange,
     "update": step.update,
   }
@@ -296,7 +317,7 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
   run, rates = config.run, device_rates(config)
   secs = run_secs(config)
   rows = run.batch_sizes.rows_before(run.train_steps)
-  num_devices = config.pods.num_pods * config.mesh_layout.num_devices
+  num_devices = config.pods.num_pods * config.mesh_layout.pod_devices
   chip_secs = secs * num_devices
   watts, cost = rates.chip_watts, rates.chip_hour_cost
   return {

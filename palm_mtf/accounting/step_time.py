@@ -5,11 +5,16 @@
 products      matrix products, at CHIP_EFFICIENCY of the peak
 passes        other reads and writes of activations and weights, at the
               bandwidth of memory
-collectives   collectives within a pod, one after another, without overlap with
+collectives   collectives within a pod and, between stages, sends of activations
+              and their gradients, one after another, without overlap with
               computation
 update        the optimizer, at the bandwidth of memory
+bubble        time in which the slowest stage waits for the other stages
 exchange      exchange of gradients between pods, except for the part that the
-              backward pass of the last microbatch hides (never on TPUs)
+              backward pass of the last microbatch hides (never on TPUs or in
+              stages)
+
+In stages, the other parts are those of the first stage, which is the slowest.
 """
 
 import dataclasses
@@ -29,10 +34,12 @@ from palm_mtf.accounting.memory import (
   PASSES,
   activation_traffic,
   device_bytes,
+  stream_bytes,
   update_traffic,
   weight_traffic,
 )
-from palm_mtf.config import Config, HardwareConfig, PlanConfig
+from palm_mtf.accounting.pipeline import pipeline_secs
+from palm_mtf.config import Config, HardwareConfig, PalmConfig, PlanConfig
 from palm_mtf.errors import UserError
 
 Collective = tuple[str, tuple[str, ...]]  # kind and mesh axes
@@ -48,14 +55,16 @@ class StepTime:
   update: float
   exchange: float  # not hidden by computation
   hidden_exchange: float  # hidden by the backward pass
-  # Bytes that collectives move, summed over all devices of a pod.
+  # Bytes that collectives move, summed over all devices of a mesh.
   moved: Mapping[Collective, int]
+  bubble: float = 0.0
 
   @property
   def total(self) -> float:
     """Seconds of the step."""
     of_pod = self.products + self.passes + self.update
-    return of_pod + sum(self.collectives.values()) + self.exchange
+    of_pod += sum(self.collectives.values()) + self.bubble
+    return of_pod + self.exchange
 
 
 def device_rates(config: Config | PlanConfig) -> HardwareConfig:
@@ -66,7 +75,7 @@ def device_rates(config: Config | PlanConfig) -> HardwareConfig:
   """
   sharers = config.hardware.chip_devices
   if config.run.chip == MEASURED:  # all devices share this machine
-    sharers = config.pods.num_pods * config.mesh_layout.num_devices
+    sharers = config.pods.num_pods * config.mesh_layout.pod_devices
   rates = share_chip(config.hardware, sharers)
   _check_known(config, rates)
   return rates
@@ -82,9 +91,9 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
   is_float32 = config.model.activation_dtype == "float32"
   needed = ["chip_memory_bandwidth", "chip_memory_bytes"]
   needed.append("chip_float32_flops" if is_float32 else "chip_bfloat16_flops")
-  if mesh.num_devices > 1:
+  if mesh.pod_devices > 1:
     needed.append("chip_link_bandwidth")
-  chips = mesh.num_devices / config.hardware.chip_devices
+  chips = mesh.pod_devices / config.hardware.chip_devices
   is_beyond_links = chips > (rates.chip_link_chips or chips)
   if config.pods.num_pods > 1 or is_beyond_links:
     needed.append("chip_dcn_bandwidth")
@@ -109,7 +118,29 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
   mesh, pods = config.mesh_layout, config.pods
   model = describe_remat(config.model, config.hardware)
   rates = device_rates(config)
-  pod_batch_size = batch_size // pods.num_pods
+  if mesh.stages > 1:
+    return _predict_stages(config, model, batch_size)
+  alone = _predict_mesh(config, model, batch_size)
+  if pods.num_pods == 1:
+    return alone
+  link = pod_link(config, rates)
+  # The program of a TPU pod outputs all gradients only when the program ends
+  # (mesh/tpu/lowering.py), so no computation hides the exchange.
+  is_tpu = bool(mesh.tpu or rates.chip_link_dims)
+  exposed = -alone.total + step_secs(
+    model, mesh, pods, alone.total, link, overlaps=not is_tpu
+  )
+  sending = sum(exchange_secs(model, mesh, pods, link))
+  hidden = max(0.0, sending - exposed)
+  return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
+
+
+def _predict_mesh(
+  config: Config | PlanConfig, model: PalmConfig, batch_size: int
+) -> StepTime:
+  """Returns the time of a step of one pod without other pods and stages."""
+  mesh, rates = config.mesh_layout, device_rates(config)
+  pod_batch_size = batch_size // config.pods.num_pods
   peak = (
     rates.chip_float32_flops
     if model.activation_dtype == "float32"
@@ -125,9 +156,9 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
     mesh,
     config.optimizer,
     pod_batch_size=pod_batch_size,
-    num_pods=pods.num_pods,
+    num_pods=config.pods.num_pods,
   )
-  alone = StepTime(
+  return StepTime(
     products=flops / (peak * rates.chip_efficiency),
     passes=sum(passes[kind] / bandwidths[kind] for kind in passes),
     collectives={
@@ -141,18 +172,44 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
     hidden_exchange=0.0,
     moved=moved,
   )
-  if pods.num_pods == 1:
-    return alone
-  link = pod_link(config, rates)
-  # The program of a TPU pod outputs all gradients only when the program ends
-  # (mesh/tpu/lowering.py), so no computation hides the exchange.
-  is_tpu = bool(mesh.tpu or rates.chip_link_dims)
-  exposed = -alone.total + step_secs(
-    model, mesh, pods, alone.total, link, overlaps=not is_tpu
+
+
+def _predict_stages(
+  config: Config | PlanConfig, model: PalmConfig, batch_size: int
+) -> StepTime:
+  """Returns the time of a step in stages: the parts of the slowest stage."""
+  mesh, pods, rates = config.mesh_layout, config.pods, device_rates(config)
+
+  def predict(num_layers: int) -> StepTime:
+    layers = dataclasses.replace(model, num_layers=num_layers)
+    return _predict_mesh(config, layers, batch_size)
+
+  # The first stage is the slowest, because it has the logits too. Other stages
+  # differ from it by what does not depend on the number of layers.
+  num_layers = model.num_layers // mesh.stages
+  first, one, two = predict(num_layers), predict(1), predict(2)
+  other = num_layers * (two.total - two.update - one.total + one.update)
+  # In each microbatch, a stage receives activations and gradients.
+  rows, send = batch_size // pods.num_pods, ("send", ("stages",))
+  sent = 2 * mesh.num_microbatches * stream_bytes(model, mesh, rows)
+  chips = mesh.pod_devices / config.hardware.chip_devices
+  is_beyond_links = chips > (rates.chip_link_chips or chips)
+  name = "chip_dcn_bandwidth" if is_beyond_links else "chip_link_bandwidth"
+  secs = sent / getattr(rates, name)
+  slowest = first.total - first.update + secs
+  stages = [slowest, *[other + secs] * (mesh.stages - 1)]
+  exchange = 0.0
+  if pods.num_pods > 1:  # begins after the last microbatch
+    link = pod_link(config, rates)
+    embedding, others = exchange_secs(model, mesh, pods, link)
+    exchange = embedding + others / mesh.stages
+  return dataclasses.replace(
+    first,
+    collectives={**first.collectives, send: secs},
+    moved={**first.moved, send: sent * mesh.num_devices},
+    bubble=pipeline_secs(stages, mesh.num_microbatches) - slowest,
+    exchange=exchange,
   )
-  sending = sum(exchange_secs(model, mesh, pods, link))
-  hidden = max(0.0, sending - exposed)
-  return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
 
 
 def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:

@@ -159,7 +159,7 @@ def print_search(
     UserError: if no TPU slice has this number of devices, or no layout fits
       into memory.
   """
-  given = config.pods.num_pods * config.mesh_layout.num_devices
+  given = config.pods.num_pods * config.mesh_layout.pod_devices
   num_devices = given if num_devices is None else num_devices
   check_count("--devices", num_devices, maximum=MAX_DEVICES)
   result = search(config, num_devices)
@@ -193,6 +193,7 @@ def _make_record(found: Found, best: Found) -> dict[str, object]:
       "LAYOUT": mesh.layout,
       "NUM_MICROBATCHES": mesh.num_microbatches,
       "STEPS_PER_LOOP": mesh.steps_per_loop,
+      "STAGES": mesh.stages,
       "REMAT": config.model.remat,
     },
     "step_secs": found.step.total,

@@ -35,9 +35,11 @@ class DeviceMesh(Checked):
   layout: str
   num_microbatches: Annotated[int, whole(maximum=MAX_BATCH_SIZE)] = 1
 
-  # Only PaLM runs on TPUs, so these two are settings only in `MeshLayout`.
+  # Only PaLM runs on TPUs and in stages, so these are settings only in
+  # `MeshLayout`.
   tpu = ""
   steps_per_loop = 1
+  stages, stage_order = 1, "1f1b"
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -85,8 +87,13 @@ class DeviceMesh(Checked):
 
   @property
   def num_devices(self) -> int:
-    """Number of devices in the mesh of one pod."""
+    """Number of devices in a mesh: in one stage of a pod."""
     return math.prod(self.axes.values())
+
+  @property
+  def pod_devices(self) -> int:
+    """Number of devices in all stages of a pod."""
+    return self.stages * self.num_devices
 
 
 def check_shares(batch_size: int, num_pods: int, num_microbatches: int) -> None:

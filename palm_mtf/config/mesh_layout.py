@@ -10,6 +10,8 @@ Layouts change speed and memory, never results.
   LAYOUT = "batch:data,heads:model,d_ff:model"   batch in 2, heads and d_ff in 4
   NUM_MICROBATCHES = 4                           a quarter of the batch at once
   STEPS_PER_LOOP = 100                           on TPUs, 100 steps per call
+  STAGES = 4                                     4 meshes, each with a quarter
+                                                 of the layers
 
 d_model has two more names, because rules may split it only outside of layers.
 `d_model_stored` is the d_model of stored weights, optimizer slots and
@@ -80,11 +82,19 @@ class MeshLayout(DeviceMesh):
     steps_per_loop: maximum number of steps in one call of a TPU program. A call
       ends earlier if, for example, a checkpoint is due. Signals and the
       watchdog wait for the end of a call.
+    stages: number of stages of a pod (a pipeline). Each stage is a mesh with an
+      equal share of the layers, in their order; stage 0 also has the embedding
+      and the loss. While a stage computes one microbatch, the other stages
+      compute other microbatches.
+    stage_order: order of a stage's forward and backward passes, "1f1b" or
+      "gpipe" (accounting/pipeline.py).
   """
 
   gradient_dtype: Literal["activation", "float32"] = "activation"
   tpu: str = ""
   steps_per_loop: Count = 1
+  stages: Count = 1
+  stage_order: Literal["1f1b", "gpipe"] = "1f1b"
 
   def __post_init__(self) -> None:
     for axis, size in pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4"):
@@ -117,6 +127,11 @@ class MeshLayout(DeviceMesh):
           "several steps in a call; set STEPS_PER_LOOP = 1."
         )
       return
+    if self.stages > 1:
+      raise UserError(
+        f'STAGES = {self.stages} and TPU = "{self.tpu}": only CPUs and GPUs '
+        "run stages; set STAGES = 1."
+      )
     where = tpu_slice(self.tpu)
     if where.num_devices != self.num_devices:
       chips = " x ".join(map(str, where.chips))
@@ -164,6 +179,11 @@ def check_layout(
     raise UserError(
       f"STEPS_PER_LOOP = {layout.steps_per_loop} and NUM_PODS = {num_pods}: "
       "pods exchange gradients after each step; set STEPS_PER_LOOP = 1."
+    )
+  if config.num_layers % layout.stages:
+    raise UserError(
+      f"NUM_LAYERS = {config.num_layers} is not divisible by STAGES = "
+      f"{layout.stages}; use a divisor of {config.num_layers}."
     )
   parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
   for size in batch_sizes:

@@ -8,7 +8,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.ops.variables import adopt_variables
-from palm_mtf.programs.features import Feature
+from palm_mtf.programs.features import Feature, Stage
 from palm_mtf.programs.loss_function import LossSums
 
 # Makes a model on a mesh. The second argument holds rows of a batch by feature
@@ -56,21 +56,16 @@ class ModelLoss:
       for name, given in features.items()
     }
 
-  def build_sums(
-    self,
-    mesh: mtf.Mesh,
-    batch: Mapping[str, mtf.Tensor],
-    dropout_state: tf.Tensor,
-  ) -> LossSums:
+  def build_sums(self, stages: Sequence[Stage]) -> LossSums:
     """Makes the variables and the loss; see `LossFunction`.
 
     Raises:
       UserError: the function returns no loss, or a variable or a layout rule
         does not fit.
     """
-    del dropout_state  # a model function has its own dropout
+    (stage,), mesh = stages, stages[0].mesh
     with adopt_variables(mesh, self._seed):
-      returned = self._function(mesh, dict(batch))
+      returned = self._function(mesh, dict(stage.batch))
     loss, weight = self._split_loss(returned)
     _check_variables([x for x in mesh.graph.all_variables if x.mesh is mesh])
     _check_layout(self._device_mesh, mesh)

@@ -84,6 +84,11 @@ class PodTraining:
           )
         raise UserError(f"PodTraining.{name} = {shorten(value)}: give {right}.")
     _check_optimizer(optimizer)
+    if mesh.stages > 1:
+      raise UserError(
+        f"STAGES = {mesh.stages}: a model function has one mesh per pod; set "
+        "STAGES = 1."
+      )
     check_count("GLOBAL_BATCH_SIZE", global_batch_size)
     check_shares(global_batch_size, pods.num_pods, mesh.num_microbatches)
     if pods.on_pod_failure != "stop":

@@ -49,9 +49,13 @@ class CpuGpuLowering(mtf.Lowering):
     self.tensors, self.operations, self.variables = {}, {}, {}
     self._counters = []
     for operation in self.graph.operations:
-      cpu = self.mesh_impl(operation).cpu
-      with tf.name_scope(operation.name), tf.device(cpu):
-        operation.lower(self)
+      self.lower_operation(operation)
+
+  def lower_operation(self, operation: mtf.Operation) -> None:
+    """Lowers an operation, whose inputs have been lowered."""
+    cpu = self.mesh_impl(operation).cpu
+    with tf.name_scope(operation.name), tf.device(cpu):
+      operation.lower(self)
 
   def call(
     self,
@@ -311,9 +315,13 @@ class CpuGpuDevices:
   pods: Sequence[Sequence[str]]
   native_threads: int = 0
 
-  def placement(self, mesh: DeviceMesh, pod: int) -> CpuGpuPlacement:
-    """Returns the placement of a pod."""
-    return CpuGpuPlacement(mesh, self.pods[pod], self.native_threads)
+  def placement(
+    self, mesh: DeviceMesh, pod: int, stage: int = 0
+  ) -> CpuGpuPlacement:
+    """Returns the placement of a stage of a pod."""
+    first = stage * mesh.num_devices
+    devices = self.pods[pod][first : first + mesh.num_devices]
+    return CpuGpuPlacement(mesh, devices, self.native_threads)
 
 
 def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:

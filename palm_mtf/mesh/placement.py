@@ -40,14 +40,16 @@ class Devices(Protocol):
 
   Attributes:
     client: CPU of the client process, which feeds and fetches tensors.
-    pods: devices of each pod, in the order of the pod's mesh.
+    pods: devices of each pod: stage after stage, each in the order of the mesh.
   """
 
   client: str
   pods: Sequence[Sequence[str]]
 
-  def placement(self, mesh: DeviceMesh, pod: int) -> "Placement":
-    """Returns the placement of a pod."""
+  def placement(
+    self, mesh: DeviceMesh, pod: int, stage: int = 0
+  ) -> "Placement":
+    """Returns the placement of a stage of a pod."""
 
 
 class Placement(Protocol):

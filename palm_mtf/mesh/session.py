@@ -25,7 +25,7 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
   """Returns a configuration with virtual CPU devices.
 
   Args:
-    num_devices: devices in the mesh of a pod.
+    num_devices: devices of a pod.
     num_pods: pods in this process.
 
   Raises:

@@ -14,7 +14,7 @@ weights.py stores the weights and multiplies by them. There are no biases.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from palm_mtf._tf import mtf
 from palm_mtf.accounting.architecture import layer_name
@@ -75,8 +75,7 @@ class Palm:
     Returns:
       [batch, length, vocab], LOGITS_DTYPE.
     """
-    x = self.hidden(inputs, segments, prefix)
-    return without_padding(self._weights.unembed(x), self._config.vocab_size)
+    return self.unembed(self.hidden(inputs, segments, prefix))
 
   def hidden(
     self,
@@ -97,22 +96,52 @@ class Palm:
     Returns:
       [batch, length, d_model], activation dtype.
     """
-    config = self._config
+    layers = range(self._config.num_layers)
+    x = self.embed(inputs)
+    x = self.run_blocks(x, layers, segments, prefix, keys_and_values)
+    return self.last_norm(x)
+
+  def embed(self, inputs: mtf.Tensor) -> mtf.Tensor:
+    """Returns the input of the first block; for `inputs` see `logits`."""
     x = self._drop(self._weights.embed(inputs), 0)
-    x = to_residual(x, self._dims)
+    return to_residual(x, self._dims)
+
+  def run_blocks(
+    self,
+    x: mtf.Tensor,
+    layers: Iterable[int],
+    segments: mtf.Tensor | None = None,
+    prefix: mtf.Tensor | None = None,
+    keys_and_values: KeysAndValues | None = None,
+  ) -> mtf.Tensor:
+    """Returns the output of the last of `layers`; x is the input of the first.
+
+    Both are [batch, length, d_model_residual], activation dtype. For the other
+    arguments see `hidden`.
+    """
     attend = functools.partial(
       self._attend,
       segments=segments,
       prefix=prefix,
       keys_and_values=keys_and_values,
     )
-    for layer in range(config.num_layers):
+    for layer in layers:
       block = functools.partial(self._block, layer=layer, attend=attend)
-      x = recomputed(block, [x]) if config.remat == "layer" else block(x)
+      is_recomputed = self._config.remat == "layer"
+      x = recomputed(block, [x]) if is_recomputed else block(x)
+    return x
+
+  def last_norm(self, x: mtf.Tensor) -> mtf.Tensor:
+    """Normalizes the output of the last block; returns `hidden`."""
     # The last norm's scale includes the factor 1/sqrt(d_model) of the logits,
     # because the norm multiplies in float32. Scaling bfloat16 logits would
     # round the logits a second time.
     return self._norm(x, "final_norm", factor=self._dims.d_model.size**-0.5)
+
+  def unembed(self, hidden: mtf.Tensor) -> mtf.Tensor:
+    """Returns the logits; see `logits`."""
+    logits = self._weights.unembed(hidden)
+    return without_padding(logits, self._config.vocab_size)
 
   def _block(
     self, x: mtf.Tensor, *, layer: int, attend: Callable[..., mtf.Tensor]

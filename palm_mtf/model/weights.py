@@ -14,6 +14,7 @@ from palm_mtf.accounting.architecture import (
   parameter_shapes,
   parse_name,
 )
+from palm_mtf.accounting.pipeline import stage_of
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import embed
@@ -88,12 +89,16 @@ def logits_dtype(config: PalmConfig) -> tf.DType:
 
 
 def palm_variables(
-  mesh: mtf.Mesh, config: PalmConfig, dims: Dims, seed: int | None = None
+  stages: Sequence[mtf.Mesh],
+  config: PalmConfig,
+  dims: Dims,
+  seed: int | None = None,
 ) -> dict[str, mtf.Tensor]:
   """Makes a variable for every parameter.
 
   Args:
-    mesh: mesh of one pod.
+    stages: mesh of each stage of one pod; one mesh for all layers if there are
+      no stages.
     config: the architecture.
     dims: dimensions of the architecture.
     seed: seed of the initial weights; None for zeros, if a checkpoint replaces
@@ -110,7 +115,7 @@ def palm_variables(
     stored = [dims.d_model_stored if x == dims.d_model else x for x in shape]
     parameter = parse_name(name)
     variables[name] = sliced_variable(
-      mesh,
+      stages[stage_of(parameter.layer, config, len(stages))],
       name,
       mtf.Shape(stored),
       initializer=_initializer(parameter, config, dim_names, seed),
@@ -155,8 +160,9 @@ def positions_of(
 class TrainedWeights:
   """Weights in float32 variables, cast to the activation dtype when read.
 
-  The arguments are those of `palm_variables`, and the dtype in which devices
-  add up gradients of kernels and of the embedding (None: activation dtype).
+  The arguments are the mesh, those of `palm_variables`, the dtype in which
+  devices add up gradients of kernels and of the embedding (None: activation
+  dtype), and the variables of all stages; None makes them on the mesh.
   """
 
   def __init__(
@@ -166,10 +172,11 @@ class TrainedWeights:
     dims: Dims,
     seed: int | None = None,
     gradient_dtype: tf.DType | None = None,
+    variables: Mapping[str, mtf.Tensor] | None = None,
   ):
     self.mesh = mesh
     self._dims = dims
-    self._variables = palm_variables(mesh, config, dims, seed)
+    self._variables = variables or palm_variables([mesh], config, dims, seed)
     self._logits_dtype = logits_dtype(config)
     self._gradient_dtype = gradient_dtype
 

@@ -15,8 +15,9 @@ This is Adam with a learning rate relative to the variable's root mean square
 """
 
 import collections
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
@@ -103,13 +104,13 @@ class _Parameter:
     gradient: mtf.Tensor,
     center: float,
   ):
-    # `slots` maps the names of optimizer slots to variables; `scalars` are the
-    # clip factor and 1 - beta2. p decays towards `center`, and RMS(p) means
+    # `slots` maps the names of optimizer slots to variables; `scalars` are
+    # those of the variable's mesh. p decays towards `center`, and RMS(p) means
     # RMS(p - center).
     self.name = variable.name
     self.center = center
     self.size = math.prod(variable.sizes)
-    self._mesh_impl = mesh_impl = lowering.mesh_impl(variable)
+    self.mesh_impl = mesh_impl = lowering.mesh_impl(variable)
     self._dims = variable.shape.dims
     self._variables = {
       name: lowering.variables[x].laid_out_tensor
@@ -122,7 +123,9 @@ class _Parameter:
     }
     self._p = values.pop("")
     self._g = lowering.tensors[gradient]
-    self._clip, self._decay = (lowering.tensors[x] for x in scalars)
+    self._clip, self._rate, self._decay, self._is_finite = (
+      lowering.tensors[x] for x in scalars
+    )
     # u is computed from v or, if v is factored, from the next row means and
     # column means.
     self._moment, self._next_means = tuple(values.values()), ()
@@ -140,33 +143,40 @@ class _Parameter:
 
   def parameter_squares(self):
     # Returns the sum of (p - center)^2, a LaidOutTensor [] float32.
-    squares = self._mesh_impl.slicewise(_sum_of_squares, self._p, self.center)
+    squares = self.mesh_impl.slicewise(_sum_of_squares, self._p, self.center)
     return self._all_reduce(squares)
 
   def update_squares(self):
     # Returns the sum of u^2, a LaidOutTensor [] float32.
     operands = self._g, self._clip, self._decay, *self._moment
-    return self._all_reduce(self._mesh_impl.slicewise(self._squares, *operands))
+    return self._all_reduce(self.mesh_impl.slicewise(self._squares, *operands))
 
-  def assign(self, scalars, is_finite) -> list[tf.Operation]:
-    # Returns operations that assign each slice of p and of its slots. `scalars`
-    # is the result of `AdafactorUpdate._scalars`.
-    slots, mesh_impl = self._variables, self._mesh_impl
+  def assign(self, make_scalars, *arguments) -> list[tf.Operation]:
+    # Returns operations that assign each slice of p and of its slots.
+    # `make_scalars` is `AdafactorUpdate._scalars`, and `arguments` are its last
+    # arguments.
+    slots, mesh_impl = self._variables, self.mesh_impl
+    scalars = mesh_impl.slicewise(
+      make_scalars,
+      *(self._clip, self._decay, self._rate),
+      *arguments,
+      self.center,
+    )
     whole = [x for x in ("", "momentum", "second_moment") if x in slots]
     operations = mesh_impl.update_if_finite(
       self._step,
       [slots[name] for name in whole],
       [self._g, scalars, *self._factors],
-      is_finite,
+      self._is_finite,
     )
     means = [slots[name] for name in slots if name not in whole]
     for slot, value in zip(means, self._next_means, strict=True):
-      operations += mesh_impl.assign_if_finite(slot, value, is_finite)
+      operations += mesh_impl.assign_if_finite(slot, value, self._is_finite)
     return operations
 
   def _all_reduce(self, x):
-    axes = split_axes(self._mesh_impl, self._dims)
-    return self._mesh_impl.allreduce(x, axes, "SUM")
+    axes = split_axes(self.mesh_impl, self._dims)
+    return self.mesh_impl.allreduce(x, axes, "SUM")
 
 
 class AdafactorUpdate(mtf.Operation):
@@ -180,8 +190,7 @@ class AdafactorUpdate(mtf.Operation):
     self,
     variables: Sequence[mtf.Variable],
     gradients: Sequence[mtf.Tensor],
-    scalars: Sequence[mtf.Tensor],
-    is_finite: mtf.Tensor,
+    scalars: Mapping[mtf.Mesh, Sequence[mtf.Tensor]],
     config: AdafactorConfig,
   ):
     # Makes the optimizer slots; for the arguments see `adafactor_updates`.
@@ -202,10 +211,11 @@ class AdafactorUpdate(mtf.Operation):
       for variable in variables
     ]
     super().__init__(
-      [*gradients, *scalars, is_finite], name=f"{variables[0].name}/update"
+      [*gradients, *itertools.chain(*scalars.values())],
+      name=f"{variables[0].name}/update",
     )
-    self._variables = list(variables)
-    self._config = config
+    self._variables, self._gradients = list(variables), list(gradients)
+    self._scalars_of, self._config = scalars, config
     measured = [(of, x) for of in ("parameter", "update") for x in variables]
     self._outputs = [
       mtf.Tensor(self, mtf.Shape([]), tf.float32, index=i)
@@ -218,19 +228,18 @@ class AdafactorUpdate(mtf.Operation):
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to the assignments of all slices, as one operation."""
-    config, mesh_impl = self._config, lowering.mesh_impl(self)
-    *gradients, clip, learning_rate, one_minus_beta2, is_finite = self.inputs
+    config = self._config
     parameters = [
       _Parameter(
         lowering,
         variable,
         slots,
-        (clip, one_minus_beta2),
+        self._scalars_of[variable.mesh],
         gradient,
         center_of(variable.name, config.norm_scale),
       )
       for variable, slots, gradient in zip(
-        self._variables, self._slots, gradients, strict=True
+        self._variables, self._slots, self._gradients, strict=True
       )
     ]
     count = float(sum(parameter.size for parameter in parameters))
@@ -239,21 +248,21 @@ class AdafactorUpdate(mtf.Operation):
     u_squares = [each.update_squares() for each in parameters]
     for output, x in zip(self.outputs, [*p_squares, *u_squares], strict=True):
       lowering.set_tensor_lowering(output, x)
-    p_square, u_square = (
-      mesh_impl.slicewise(lambda *parts: total(parts) / count, *sums)
-      for sums in (p_squares, u_squares)
-    )
+    # Each stage adds up all sums itself, in one order.
+    means = {
+      impl: [
+        impl.slicewise(lambda *parts: total(parts) / count, *sums)
+        for sums in (p_squares, u_squares)
+      ]
+      for impl in {x.mesh_impl: None for x in parameters}
+    }
     operations = []
     for parameter in parameters:
-      scalars = mesh_impl.slicewise(
+      operations += parameter.assign(
         self._scalars,
-        *(lowering.tensors[x] for x in (clip, one_minus_beta2, learning_rate)),
-        p_square,
-        u_square,
+        *means[parameter.mesh_impl],
         is_decayed(parameter.name, config.weight_decay_on),
-        parameter.center,
       )
-      operations += parameter.assign(scalars, lowering.tensors[is_finite])
     lowering.operations[self] = tf.group(operations)
 
   def _scalars(
@@ -287,8 +296,7 @@ class AdafactorUpdate(mtf.Operation):
 def adafactor_updates(
   variables: Sequence[mtf.Variable],
   gradients: Sequence[mtf.Tensor],
-  scalars: Sequence[mtf.Tensor],
-  is_finite: mtf.Tensor,
+  scalars: Mapping[mtf.Mesh, Sequence[mtf.Tensor]],
   config: AdafactorConfig,
 ) -> list[AdafactorUpdate]:
   """Returns the operations that update all variables and moments in place.
@@ -296,9 +304,9 @@ def adafactor_updates(
   Args:
     variables: the trained variables.
     gradients: gradient of each variable, in its shape, any float dtype.
-    scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
-    is_finite: whether the step's losses and gradient norm are finite, [] bool;
-      if false, nothing is updated.
+    scalars: for each mesh with variables: clip factor, learning rate and
+      1 - beta2, [] float32 each; and whether the step's losses and gradient
+      norm are finite, [] bool. If this is false, nothing is updated.
     config: settings; schedules, GRADIENT_CLIP and Z_LOSS are unused.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
@@ -307,7 +315,6 @@ def adafactor_updates(
       [variables[i] for i in group],
       [gradients[i] for i in group],
       scalars,
-      is_finite,
       config,
     )
     for group in groups

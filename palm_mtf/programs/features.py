@@ -45,6 +45,22 @@ class Feature(NamedTuple):
   shape: mtf.Shape  # rows first
 
 
+class Stage(NamedTuple):
+  """A stage of a pod, and what it reads in each microbatch."""
+
+  mesh: mtf.Mesh
+  placement: Placement
+  features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
+  copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
+  numbers: dict[str, tf.Tensor]  # from `PodBuilder.build_numbers`
+  batch: dict[str, mtf.Tensor]  # the rows, on the mesh
+  # [3] int32: number of steps done before; index of the microbatch's first row
+  # in the batch of all pods; and 1 to apply dropout, else 0. None if DROPOUT is
+  # 0.
+  dropout_state: mtf.Tensor | None
+  imports: list[mtf.Operation]  # operations that import tensors into the mesh
+
+
 def find_palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
   """Returns the dtypes and shapes of PaLM's features, [batch, length] each.
 

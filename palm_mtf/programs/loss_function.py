@@ -15,6 +15,7 @@ from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
+from palm_mtf.mesh.stages import send
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import (
@@ -24,8 +25,8 @@ from palm_mtf.model.loss import (
   weighted_sum,
 )
 from palm_mtf.model.palm import Palm
-from palm_mtf.model.weights import TrainedWeights
-from palm_mtf.programs.features import Feature, find_palm_features
+from palm_mtf.model.weights import TrainedWeights, palm_variables
+from palm_mtf.programs.features import Feature, Stage, find_palm_features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,20 +62,13 @@ class LossFunction(Protocol):
 
   features: Mapping[str, Feature]
 
-  def build_sums(
-    self,
-    mesh: mtf.Mesh,
-    batch: Mapping[str, mtf.Tensor],
-    dropout_state: tf.Tensor,
-  ) -> LossSums:
-    """Makes the model's variables on a mesh; returns the loss of a microbatch.
+  def build_sums(self, stages: Sequence[Stage]) -> LossSums:
+    """Makes the model's variables of a pod; returns the loss of a microbatch.
 
     Args:
-      mesh: mesh of one pod.
-      batch: features of the microbatch, by name, on the mesh.
-      dropout_state: [3] int32: number of steps done before; index of the
-        microbatch's first row in the batch of all pods; and 1 to apply dropout,
-        else 0.
+      stages: inputs of each stage and then of the head (last norm, logits and
+        loss), which is on the mesh of the first stage. If there are no stages,
+        the only item is for the whole model.
     """
 
 
@@ -109,34 +103,30 @@ class PalmLoss:
     self._is_float32 = mesh_layout.gradient_dtype == "float32"
     self.features = find_palm_features(feature_names, self._dims)
 
-  def build_sums(
-    self,
-    mesh: mtf.Mesh,
-    batch: Mapping[str, mtf.Tensor],
-    dropout_state: tf.Tensor,
-  ) -> LossSums:
+  def build_sums(self, stages: Sequence[Stage]) -> LossSums:
     """Makes the variables; returns the sums (see `LossFunction`)."""
-    config, dims, dropout = self._config, self._dims, None
-    if self._optimizer.dropout:
-      shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
-      state = mtf.import_tf_tensor(mesh, dropout_state, shape)
-      dropout = Dropout(self._optimizer.dropout, self._seed, state)
-    weights = TrainedWeights(
-      mesh,
-      config,
-      dims,
-      self._seed,
-      gradient_dtype=tf.float32 if self._is_float32 else None,
-    )
-    logits = Palm(config, dims, weights, dropout).logits(
-      batch["inputs"], batch.get("segments"), batch.get("prefix")
-    )
+    config, head = self._config, stages[-1]
+    stages = stages[:-1] or stages
+    meshes = [x.mesh for x in stages]
+    variables = palm_variables(meshes, config, self._dims, self._seed)
+    models = [self._build_model(x, variables) for x in stages]
+    x = models[0].embed(stages[0].batch["inputs"])
+    share = config.num_layers // len(stages)
+    for i, (stage, model) in enumerate(zip(stages, models, strict=True)):
+      x = model.run_blocks(
+        send(x, stage.mesh),
+        range(i * share, (i + 1) * share),
+        stage.batch.get("segments"),
+        stage.batch.get("prefix"),
+      )
+    x = models[0].last_norm(send(x, head.mesh))
+    logits = models[0].unembed(x)
     # Compute the gradient of the logits in the dtype of the activations, by
     # which the gradient is multiplied.
     token_loss, log_z = cross_entropy(
-      logits, batch["targets"], tf.as_dtype(config.activation_dtype)
+      logits, head.batch["targets"], tf.as_dtype(config.activation_dtype)
     )
-    loss_weights = batch.get("loss_weights")
+    loss_weights = head.batch.get("loss_weights")
     z_loss = self._optimizer.z_loss * mtf.square(log_z)
     return LossSums(
       {
@@ -145,3 +135,21 @@ class PalmLoss:
       },
       weight_sum(token_loss, loss_weights),
     )
+
+  def _build_model(
+    self, stage: Stage, variables: Mapping[str, mtf.Tensor]
+  ) -> Palm:
+    """Returns the model on a stage, which runs only the stage's layers."""
+    dropout = None
+    if stage.dropout_state is not None:
+      rate = self._optimizer.dropout
+      dropout = Dropout(rate, self._seed, stage.dropout_state)
+    weights = TrainedWeights(
+      stage.mesh,
+      self._config,
+      self._dims,
+      gradient_dtype=tf.float32 if self._is_float32 else None,
+      variables=variables,
+    )
+    with tf.device(stage.placement.cpu):
+      return Palm(self._config, self._dims, weights, dropout)

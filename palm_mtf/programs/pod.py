@@ -13,6 +13,10 @@ of only one microbatch, and a gradient is sent to other pods while the backward
 pass still computes the gradients of earlier layers. The client runs a pod's
 microbatches one after the other, because a while loop in the program would hold
 the batch of the whole step on the devices.
+
+In stages (a pipeline) all microbatches add to the accumulators, and exchange
+and update are a call that reads them, because the last microbatch is several
+calls (mesh/stages.py).
 """
 
 import dataclasses
@@ -23,6 +27,7 @@ from palm_mtf.config import AdafactorConfig
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.exchange import Exchange, OwnPart
 from palm_mtf.mesh.placement import Placement
+from palm_mtf.mesh.stages import send
 from palm_mtf.model.loss import divisor
 from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.ops.xla import fused
@@ -36,6 +41,7 @@ from palm_mtf.optim.clip import (
 )
 from palm_mtf.programs.features import (
   ReadFeatures,
+  Stage,
   import_features,
   make_placeholders,
 )
@@ -77,85 +83,113 @@ def _add(total, value):
 
 
 class Accumulate(mtf.Operation):
-  """Adds its input to a variable; runs on all microbatches but the last."""
+  """Adds its input to a variable.
 
-  def __init__(self, name: str, value: mtf.Tensor, is_first: tf.Tensor):
+  Runs on all microbatches; without stages, on all but the last.
+  """
+
+  def __init__(
+    self, name: str, value: mtf.Tensor, is_first: tf.Tensor, dtype: tf.DType
+  ):
     """Makes the variable, which no checkpoint holds.
 
     Args:
       name: name of the variable, which no other variable has.
       value: term to add, any float dtype.
       is_first: [], bool; if true, `value` replaces the sum.
+      dtype: dtype of the sum.
     """
     self.sum_name = name
     self.accumulator = sliced_variable(
-      value.mesh, name, value.shape, initializer=Fill(0.0), trainable=False
+      value.mesh,
+      name,
+      value.shape,
+      initializer=Fill(0.0),
+      stored_dtype=dtype,
+      activation_dtype=dtype,
+      trainable=False,
     ).operation
     super().__init__([value], name=f"{name}/add")
     self._is_first = is_first
+    self.open_axes: list[int] = []  # over which parts of the sum are added
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one in-place addition per slice."""
-    sums, part, _ = _lay_out(lowering, self.accumulator, self.inputs[0])
+    sums = lowering.variables[self.accumulator].laid_out_tensor
+    part, self.open_axes = _lay_out(lowering, self.inputs[0])
     added = lowering.mesh_impl(self).add(sums, part, self._is_first)
     lowering.operations[self] = tf.group(added)
 
 
 class AccumulatedSum(mtf.Operation):
-  """Outputs the sum of `Accumulate` plus the last microbatch's value."""
+  """Outputs the sum of `Accumulate`; without stages, plus the last value."""
 
-  def __init__(self, accumulate: Accumulate):
-    super().__init__(accumulate.inputs, name=f"{accumulate.sum_name}/read")
-    self._accumulator = accumulate.accumulator
+  def __init__(self, accumulate: Accumulate, has_stages: bool):
     (value,) = accumulate.inputs
-    self._outputs = [mtf.Tensor(self, value.shape, tf.float32)]
+    super().__init__(
+      [] if has_stages else [value],
+      accumulate.mesh,
+      name=f"{accumulate.sum_name}/read",
+    )
+    self._accumulate = accumulate
+    dtype = accumulate.accumulator.slice_dtype
+    self._outputs = [mtf.Tensor(self, value.shape, dtype)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to an addition per slice; keeps the input's pending all-reduce."""
+    """Lowers to one operation per slice; keeps a pending all-reduce."""
     mesh_impl = lowering.mesh_impl(self)
-    sums, part, open_axes = _lay_out(
-      lowering, self._accumulator, self.inputs[0]
-    )
-    so_far = mesh_impl.slicewise(tf.convert_to_tensor, sums)
-    total = mesh_impl.slicewise(_add, so_far, part)
-    if open_axes:  # all-reduce, over the axes with a pending sum
-      total = mtf.LazyAllreduceSum(mesh_impl, total, open_axes)
+    sums = lowering.variables[self._accumulate.accumulator].laid_out_tensor
+    total = mesh_impl.slicewise(tf.convert_to_tensor, sums)
+    for value in self.inputs:
+      part, _ = _lay_out(lowering, value)
+      total = mesh_impl.slicewise(_add, total, part)
+    # If a sum is over a split dimension, each device accumulates its own part.
+    # The parts are all-reduced when the sum is read, once per step.
+    if self._accumulate.open_axes:
+      total = mtf.LazyAllreduceSum(mesh_impl, total, self._accumulate.open_axes)
     lowering.set_tensor_lowering(self.outputs[0], total)
 
 
 def _lay_out(
-  lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
-) -> tuple[object, object, list[int]]:
-  """Returns accumulator slices, value slices, and axes to all-reduce over."""
-  # If a sum is over a split dimension, each device accumulates its own part.
-  # The parts are all-reduced when the sum is read, once per step.
-  sums = lowering.variables[accumulator].laid_out_tensor
+  lowering: mtf.Lowering, value: mtf.Tensor
+) -> tuple[object, list[int]]:
+  """Returns the slices of a value, and the axes to all-reduce them over."""
   laid_out = lowering.tensors[value]
   if isinstance(laid_out, mtf.LazyAllreduceSum):
-    return sums, laid_out.laid_out_input, laid_out.mesh_axes
-  return sums, laid_out.to_laid_out_tensor(), []
+    return laid_out.laid_out_input, laid_out.mesh_axes
+  return laid_out.to_laid_out_tensor(), []
 
 
 def accumulate_sums(
-  sums: Sums, variables: Sequence[mtf.Variable], is_first: tf.Tensor
+  sums: Sums,
+  variables: Sequence[mtf.Variable],
+  stages: Sequence[Stage],
+  num_microbatches: int,
 ) -> tuple[Sums, list[Accumulate]]:
   """Accumulates the sums of a step's microbatches.
 
-  `is_first`, [] bool, says whether this microbatch is the first of its step.
-
   Returns:
-    The sums over the step, for the session.run of the step's last microbatch;
-    and the operations to run on each earlier microbatch.
+    The sums over the step, and the operations to run on each microbatch. In
+    stages, the sums are for a call after the step's last microbatch. Without
+    stages, the sums are for the call of the last microbatch, and the operations
+    are for each earlier microbatch.
   """
   terms = sums.losses.terms
   values = {f"{name}_sum": value for name, value in terms.items()}
   values["weight_sum"] = sums.losses.weight
   for variable, gradient in zip(variables, sums.gradients, strict=True):
     values[f"{variable.name}/gradient_sum"] = gradient
+  is_first = {x.mesh: x.numbers["is_first"] for x in stages}
+  # The gradient of a whole batch keeps its dtype.
+  dtype = tf.float32 if num_microbatches > 1 else None
   accumulations = [
-    Accumulate(name, value, is_first) for name, value in values.items()
+    Accumulate(name, x, is_first[x.mesh], dtype or x.dtype)
+    for name, x in values.items()
   ]
-  totals = iter([AccumulatedSum(x).outputs[0] for x in accumulations])
+  has_stages = len(stages) > 1
+  totals = iter(
+    [AccumulatedSum(x, has_stages).outputs[0] for x in accumulations]
+  )
   losses = LossSums({name: next(totals) for name in terms}, next(totals))
   return Sums(losses, list(totals)), accumulations
 
@@ -192,15 +226,11 @@ class Gradients:
   """The gradients of one pod, before they are summed over all pods."""
 
   pod: int
-  mesh: mtf.Mesh
-  placement: Placement
-  features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
-  copies: list[dict[str, tf.Tensor]]  # of `features`, on the pod's other hosts
-  numbers: dict[str, tf.Tensor]  # from `PodBuilder.build_numbers`
+  stages: list[Stage]  # as in `LossFunction.build_sums`
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained variables
-  sums: Sums  # of the step, read with the last microbatch
-  accumulations: list[Accumulate]  # run with each earlier microbatch
+  sums: Sums  # of the step; see `accumulate_sums`
+  accumulations: list[Accumulate]  # see `accumulate_sums`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,43 +290,63 @@ class PodBuilder:
       self.batches = tf.placeholder(tf.string, [], "batches")
 
   def build_gradients(
-    self, pod: int, placement: Placement, read: ReadFeatures | None
+    self, pod: int, placements: Sequence[Placement], read: ReadFeatures | None
   ) -> Gradients:
     """Builds forward and backward pass of a pod.
 
-    `read` builds the operations by which servers read features; None if the
-    client feeds all features.
+    Args:
+      pod: index of the pod.
+      placements: placement of each stage; of the pod if it has no stages.
+      read: builds the operations by which servers read features; None if the
+        client feeds all features.
     """
-    mesh = mtf.Mesh(self._graph, f"pod_{pod}")
-    # Place the placeholders in the pod's process, so that the client sends each
-    # pod only its rows.
+    places = [
+      (mtf.Mesh(self._graph, f"pod_{pod}/stage_{i}"), x)
+      for i, x in enumerate(placements)
+    ]
+    if len(places) > 1:
+      places.append(places[0])  # for the head
+    stages = [self._build_stage(pod, *x, read) for x in places]
+    meshes = {x.mesh for x in stages}
+    with tf.device(placements[0].cpu):
+      losses = self._loss_function.build_sums(stages)
+      variables = [
+        v for v in self._graph.trainable_variables if v.mesh in meshes
+      ]
+      sums = sum_microbatch(losses, variables)
+      accumulations = []
+      if self._num_microbatches > 1 or len(stages) > 1:
+        sums, accumulations = accumulate_sums(
+          sums, variables, stages, self._num_microbatches
+        )
+    return Gradients(pod, stages, losses, variables, sums, accumulations)
+
+  def _build_stage(
+    self,
+    pod: int,
+    mesh: mtf.Mesh,
+    placement: Placement,
+    read: ReadFeatures | None,
+  ) -> Stage:
+    """Imports features and numbers; for `read` see `build_gradients`."""
+    num_before = len(self._graph.operations)
+    # Place the placeholders in the stage's process, so that the client sends
+    # each pod only its rows.
     with tf.device(placement.cpu):
       by_cpu = self._make_placeholders(pod, placement, read)
       first, *copies = by_cpu.values()
       features = self._loss_function.features
       batch = import_features(mesh, placement, by_cpu, features)
       numbers = self.build_numbers(pod, self.step, self.microbatch)
-      losses = self._loss_function.build_sums(
-        mesh, batch, numbers["dropout_state"]
-      )
-      variables = [v for v in self._graph.trainable_variables if v.mesh is mesh]
-      sums = sum_microbatch(losses, variables)
-      accumulations = []
-      if self._num_microbatches > 1:
-        sums, accumulations = accumulate_sums(
-          sums, variables, numbers["is_first"]
+      dropout_state = None
+      if self._optimizer.dropout:
+        shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
+        dropout_state = mtf.import_tf_tensor(
+          mesh, numbers["dropout_state"], shape
         )
-    return Gradients(
-      pod,
-      mesh,
-      placement,
-      first,
-      copies,
-      numbers,
-      losses,
-      variables,
-      sums,
-      accumulations,
+    imports = self._graph.operations[num_before:]
+    return Stage(
+      mesh, placement, first, copies, numbers, batch, dropout_state, imports
     )
 
   def _make_placeholders(
@@ -338,10 +388,11 @@ class PodBuilder:
 
   def build_update(self, gradients: Gradients, sums: Sums) -> Update:
     """Builds the update of a pod from the sums over all pods."""
-    optimizer, numbers = self._optimizer, gradients.numbers
-    with tf.device(gradients.placement.cpu):
+    optimizer, stage = self._optimizer, gradients.stages[0]
+    mesh, numbers = stage.mesh, stage.numbers
+    with tf.device(stage.placement.cpu):
       weight = divisor(sums.losses.weight)
-      squares = sums_of_squares(sums.gradients)
+      squares = [send(x, mesh) for x in sums_of_squares(sums.gradients)]
       # Sums over the step become means over the step's tokens.
       losses = {name: x / weight for name, x in sums.losses.terms.items()}
       losses["grad_norm"] = global_norm(squares) / weight
@@ -351,10 +402,14 @@ class PodBuilder:
       clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
       scalars = [
         clip / weight,
-        mtf.import_tf_tensor(gradients.mesh, numbers["learning_rate"]),
-        mtf.import_tf_tensor(gradients.mesh, numbers["one_minus_beta2"]),
+        mtf.import_tf_tensor(mesh, numbers["learning_rate"]),
+        mtf.import_tf_tensor(mesh, numbers["one_minus_beta2"]),
+        is_finite,
       ]
       operations = adafactor_updates(
-        gradients.variables, sums.gradients, scalars, is_finite, optimizer
+        gradients.variables,
+        sums.gradients,
+        {x.mesh: [send(y, x.mesh) for y in scalars] for x in gradients.stages},
+        optimizer,
       )
     return Update(operations, weight, squares, losses, is_finite)

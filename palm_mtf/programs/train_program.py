@@ -11,38 +11,55 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.accounting.pipeline import FORWARD, Pass, stage_passes
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering
 from palm_mtf.mesh.slices import Slice
+from palm_mtf.mesh.stages import StagesLowering, find_parts
 from palm_mtf.mesh.tpu.lowering import TpuLowering
 from palm_mtf.optim.adafactor import rms_by_kind
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
   ReadFeatures,
   ServerFeatures,
+  Stage,
 )
 from palm_mtf.programs.loss_function import LossFunction, PalmLoss
 from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 
 
 @dataclasses.dataclass(frozen=True)
+class StageProgram:
+  """What a stage of a pod, or its head, computes for a microbatch."""
+
+  inputs: Stage
+  # The forward pass, which keeps what the backward pass reads. `forward` of the
+  # head, or of a pod without stages, includes the backward pass.
+  forward: tf.Operation
+  backward: tf.Operation | None
+  evaluate: tf.Operation  # a forward pass that keeps nothing
+
+
+@dataclasses.dataclass(frozen=True)
 class PodProgram:
   """One pod's part of a training step."""
 
-  # Placeholders of the pod's rows of a microbatch, by name, in the order of the
-  # argument `features` of `build_train_program`.
-  features: dict[str, tf.Tensor]
-  copies: list[dict[str, tf.Tensor]]  # of `features`, on the pod's other hosts
-  # Mean loss of these rows, for PaLM in nats per token, [] float32. Fetching
-  # only `loss` runs only the forward pass. A mean over several fetches weights
-  # each loss by its `weight_sum`, [] float32.
+  # The stages in the order of their layers, and then the head. If there are no
+  # stages, the only item is the whole pod.
+  stages: list[StageProgram]
+  # Mean loss of a microbatch's rows, for PaLM in nats per token, [] float32.
+  # Fetching only `loss` runs only the forward pass (in stages, the head's). A
+  # mean over several fetches weights each loss by its `weight_sum`, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor
   slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
-  # Adds these rows' losses and gradients to the accumulators of the step.
-  accumulate: tf.Operation
+
+  @property
+  def features(self) -> dict[str, tf.Tensor]:
+    """Placeholders of the rows that the first stage reads."""
+    return self.stages[0].inputs.features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +94,9 @@ class LoopProgram:
 class TrainProgram:
   """One training step of all pods.
 
-  Feed `step`, `microbatch` and each pod's features. Run each pod's `accumulate`
-  with each microbatch but the last; then run `update` and `metrics` in one call
-  with the last microbatch.
+  Feed `step`, `microbatch` and each stage's features. Run each pod's `passes`;
+  then run `update` and `metrics` in one call, which without stages computes the
+  last microbatch too.
   """
 
   # The first rows of a batch go to the first pod, and so on; the first rows of
@@ -110,6 +127,8 @@ class TrainProgram:
   # string; None if the client feeds all features.
   batches: tf.Tensor | None
   loop: LoopProgram | None  # if STEPS_PER_LOOP is above 1
+  # For each stage of a pod, its passes before `update`, in their order.
+  passes: list[list[Pass]]
 
   @property
   def slices(self) -> dict[str, list[Slice]]:
@@ -185,7 +204,7 @@ def build_program(
     read: builds the operations by which servers read features; None if the
       client feeds all features.
   """
-  devices = devices or local_devices(mesh_layout.num_devices, pods.num_pods)
+  devices = devices or local_devices(mesh_layout.pod_devices, pods.num_pods)
   builder = PodBuilder(
     loss_function,
     optimizer,
@@ -194,8 +213,13 @@ def build_program(
     client=devices.client,
     num_pods=pods.num_pods,
   )
+  num_stages = mesh_layout.stages
   built = [
-    builder.build_gradients(pod, devices.placement(mesh_layout, pod), read)
+    builder.build_gradients(
+      pod,
+      [devices.placement(mesh_layout, pod, i) for i in range(num_stages)],
+      read,
+    )
     for pod in range(len(devices.pods))
   ]
   sums = exchange_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
@@ -206,9 +230,9 @@ def build_program(
     {"loss": x.losses.mean_loss, "weight_sum": x.losses.weight} for x in built
   ]
   # The lines above build Mesh TensorFlow operations, those below lower them.
-  lowering = built[0].placement.lower({x.mesh: x.placement for x in built})
+  lowering = _lower(built)
   losses = [lowering.call(x)[0] for x in mean_losses]
-  accumulate = [lowering.call({}, pod.accumulations)[1] for pod in built]
+  stages = [_build_stages(pod, lowering) for pod in built]
   step = _lower_step(built[0], updates, lowering)
   loop = None
   if mesh_layout.steps_per_loop > 1:  # on TPUs, as config/mesh_layout.py checks
@@ -216,15 +240,13 @@ def build_program(
   return TrainProgram(
     pods=[
       PodProgram(
-        features=pod.features,
-        copies=pod.copies,
         **loss,
-        slices=_drop_accumulators(pod, x),
-        accumulate=done,
+        slices=_drop_accumulators(
+          pod, lowering.slices[pod.pod * num_stages :][:num_stages]
+        ),
+        stages=each,
       )
-      for pod, loss, x, done in zip(
-        built, losses, lowering.slices, accumulate, strict=True
-      )
+      for pod, loss, each in zip(built, losses, stages, strict=True)
     ],
     batch_size=batch_size,
     step=builder.step,
@@ -235,16 +257,74 @@ def build_program(
     devices=devices,
     batches=builder.batches if read else None,
     loop=loop,
+    passes=_list_passes(mesh_layout),
     **step,
   )
 
 
+def _lower(pods: Sequence[Gradients]) -> Lowering:
+  """Lowers the graph of all pods; cuts it into parts if there are stages."""
+  stages = [stage for pod in pods for stage in pod.stages]
+  placements = {x.mesh: x.placement for x in stages}
+  if len(stages) == len(pods):
+    return stages[0].placement.lower(placements)
+  first = {}
+  for pod in pods:
+    for i, stage in enumerate(pod.stages):
+      first |= dict.fromkeys(stage.imports, _number_part(pod, i))
+    # The head is the first part with sums. It also adds sums of constants, such
+    # as the number of tokens.
+    first |= dict.fromkeys(pod.accumulations, _number_part(pod, i))
+  return StagesLowering(
+    placements, find_parts(stages[0].mesh.graph.operations, first)
+  )
+
+
+def _number_part(pod: Gradients, index: int) -> int:
+  """Returns the number of a part of a pod's graph, which no other part has.
+
+  With S stages a pod has 2 S + 1 parts: forward passes of the stages, the head,
+  and backward passes of the stages, the last stage first.
+  """
+  return pod.pod * (2 * len(pod.stages) - 1) + index
+
+
+def _build_stages(pod: Gradients, lowering: Lowering) -> list[StageProgram]:
+  if not isinstance(lowering, StagesLowering):
+    _, done = lowering.call({}, pod.accumulations)
+    return [StageProgram(pod.stages[0], done, None, tf.no_op())]
+  head = len(pod.stages) - 1
+  made = []
+  for i, stage in enumerate(pod.stages):
+    forward, backward = _number_part(pod, i), _number_part(pod, 2 * head - i)
+    made.append(
+      StageProgram(
+        stage,
+        lowering.run_part(forward, pod.accumulations),
+        lowering.run_part(backward, pod.accumulations) if i < head else None,
+        lowering.run_part(forward, last=_number_part(pod, head)),
+      )
+    )
+  return made
+
+
+def _list_passes(mesh: DeviceMesh) -> list[list[Pass]]:
+  if mesh.stages == 1:  # the last microbatch runs with the update
+    return [[(FORWARD, i) for i in range(mesh.num_microbatches - 1)]]
+  return stage_passes(mesh)
+
+
 def _drop_accumulators(
-  pod: Gradients, slices: Mapping[str, list[Slice]]
+  pod: Gradients, stages: Sequence[Mapping[str, list[Slice]]]
 ) -> dict[str, list[Slice]]:
-  """Returns the slices without those of accumulators, which are not saved."""
+  """Returns a pod's slices without accumulators, which are not saved."""
   sums = {each.sum_name for each in pod.accumulations}
-  return {key: x for key, x in slices.items() if sums.isdisjoint(x[0].names)}
+  return {
+    key: x
+    for slices in stages
+    for key, x in slices.items()
+    if sums.isdisjoint(x[0].names)
+  }
 
 
 def _lower_step(
@@ -255,7 +335,8 @@ def _lower_step(
   # All pods compute the same numbers, so fetch only the first pod's.
   update = updates[0]
   values, done = lowering.call(update.fetched, operations)
-  with tf.device(pod.placement.cpu):
+  stage = pod.stages[0]
+  with tf.device(stage.placement.cpu):
     squares = tf.stack(
       [values[f"squares/{i}"] for i in range(len(update.squares))]
     )
@@ -265,7 +346,7 @@ def _lower_step(
       "update": tf.group(done, check),
       "is_finite": is_finite,
       "losses": {name: values[name] for name in update.losses},
-      "metrics": _make_metrics(update, values, pod.numbers["learning_rate"]),
+      "metrics": _make_metrics(update, values, stage.numbers["learning_rate"]),
       "gradient_squares": squares / tf.square(values["weight"]),
     }
 
@@ -295,13 +376,13 @@ def _lower_loop(
   Call `_lower_step` first: a loop uses only variables that an earlier
   computation has used.
   """
-  num_microbatches = mesh_layout.num_microbatches
+  (stage,), num_microbatches = pod.stages, mesh_layout.num_microbatches
   num_rounds = mesh_layout.steps_per_loop * num_microbatches
-  with tf.device(pod.placement.cpu):
+  with tf.device(stage.placement.cpu):
     num_steps = tf.placeholder(tf.int32, [], "num_steps")
     features = {
       name: tf.placeholder(x.dtype, [num_rounds, *x.shape])
-      for name, x in pod.features.items()
+      for name, x in stage.features.items()
     }
     by_round = []
     for number in range(num_rounds):
@@ -310,10 +391,11 @@ def _lower_loop(
         builder.build_numbers(pod.pod, builder.step + i, tf.constant(j))
       )
     numbers = {
-      name: tf.stack([each[name] for each in by_round]) for name in pod.numbers
+      name: tf.stack([each[name] for each in by_round])
+      for name in stage.numbers
     }
-  rounds = {x.name: features[name] for name, x in pod.features.items()}
-  rounds |= {x.name: numbers[name] for name, x in pod.numbers.items()}
+  rounds = {x.name: features[name] for name, x in stage.features.items()}
+  rounds |= {x.name: numbers[name] for name, x in stage.numbers.items()}
   num_done, found = lowering.loop(
     update.fetched,
     update.operations,
@@ -322,7 +404,7 @@ def _lower_loop(
     rounds_per_step=num_microbatches,
     num_steps=num_steps,
   )
-  with tf.device(pod.placement.cpu):
+  with tf.device(stage.placement.cpu):
     # Read the learning rate of a step at the step's last microbatch.
     last = slice(num_microbatches - 1, None, num_microbatches)
     return LoopProgram(

@@ -39,7 +39,7 @@ _TOKENS, _COMPARISONS = 1024, 5
 def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
   """Returns the FLOP/s at which the MFU of a run on `num_hosts` is 100%."""
   num_pods = config.pods.num_pods
-  num_devices = num_pods * config.mesh_layout.num_devices
+  num_devices = num_pods * config.mesh_layout.pod_devices
   if config.run.chip != MEASURED:
     return peak_of_devices(config.run.chip, config.hardware, num_devices)
   dtype = tf.as_dtype(config.model.activation_dtype)

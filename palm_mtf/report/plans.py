@@ -19,12 +19,11 @@ def format_plan(plan: Mapping[str, Any]) -> str:
   """Returns a plan, from `plan_of` in accounting/plan.py, as a table."""
   parameters = plan["parameters"]
   parameters = parameters | {"total": sum(parameters.values())}
-  memory = plan["device_bytes"].items()
   cache = f"{plan['cache_bytes_per_token'] / 1024:>18.1f} KiB"
   sections = (
     ("parameters", [(k, f"{count:>22,}") for k, count in parameters.items()]),
     ("FLOPs per token", _list_flops(plan["flops_per_token"])),
-    ("memory per device", [(k, f"{x / _GIB:>18.3f} GiB") for k, x in memory]),
+    ("memory per device", _list_memory(plan)),
     ("decoding", [("keys and values per token", cache)]),
     ("moved per device and step", _list_moved(plan)),
     (f"step of {plan['batch_size']:,} sequences", _list_step(plan)),
@@ -104,6 +103,14 @@ def _list_flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   repeated = sum(flops["recomputed"].values())
   yield "model", f"{flops['model']:>22,}"
   yield "hardware", f"{flops['model'] + repeated:>22,}"
+
+
+def _list_memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  for name, num_bytes in plan["device_bytes"].items():
+    yield name, f"{num_bytes / _GIB:>18.3f} GiB"
+  if len(plan["stage_bytes"]) > 1:  # the rows above are the largest stage's
+    for stage, num_bytes in enumerate(plan["stage_bytes"]):
+      yield f"stage {stage}, in all", f"{num_bytes / _GIB:>18.3f} GiB"
 
 
 def _list_moved(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

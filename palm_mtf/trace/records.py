@@ -169,6 +169,7 @@ def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
 def _find_forward(program: TrainProgram) -> set[str]:
   """Returns names of operations on which losses or sums over pods depend."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
+  todo += [x.evaluate for pod in program.pods for x in pod.stages]
   todo += [
     x for x in program.step.graph.get_operations() if _EXCHANGE.match(x.name)
   ]

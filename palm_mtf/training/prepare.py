@@ -21,6 +21,7 @@ from palm_mtf.accounting.optimizer_state import (
   check_same_slots,
   optimizer_state,
 )
+from palm_mtf.accounting.pipeline import bubble
 from palm_mtf.checkpoints.initial_weights import (
   NamedWeights,
   check_same_vocabulary,
@@ -141,8 +142,14 @@ def _check_devices(config: Config) -> None:
   sizes = run.batch_sizes.sizes
   mesh_layout.check_layout(mesh, config.model, *sizes, num_pods=pods.num_pods)
   check_chip(run.chip, config.hardware)
+  if mesh.num_microbatches < mesh.stages:
+    _logger.warning(
+      f"NUM_MICROBATCHES = {mesh.num_microbatches} and STAGES = {mesh.stages}: "
+      "not all stages compute at the same time; use more microbatches (a stage "
+      f"idles for {bubble(mesh):.0%} of a step)"
+    )
   if not mesh.tpu:
-    check_xla_flags(mesh.num_devices * pods.num_pods)
+    check_xla_flags(mesh.pod_devices * pods.num_pods)
   if mesh.tpu:
     check_pods(tpu_slice(mesh.tpu), pods)
   if pods.is_managed:

@@ -2,18 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the training steps of a session, microbatch by microbatch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.data.batches.batches import Batch, split_batch
+from palm_mtf.accounting.pipeline import BACKWARD, FORWARD, HEAD, Pass
+from palm_mtf.data.batches.batches import Batch
 from palm_mtf.mesh.session import ONE_BY_ONE
-from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.programs.train_program import (
+  PodProgram,
+  StageProgram,
+  TrainProgram,
+)
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import VARIABLES, Program
-
-_TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
 
 
 class NonFiniteStepError(Exception):
@@ -43,61 +47,39 @@ class TrainStep:
       program: training program.
     """
     self._client, self.program = client, program
-    self._num_pods = len(program.pods)
-    self._num_microbatches = program.num_microbatches
-    numbers = {"step": program.step, "microbatch": program.microbatch}
-    # For each pod: {name of an input: (feature, placeholder)}, with an input
-    # for each server of the pod.
-    self._features = [
-      {
-        f"pod_{i}/copy_{k}/{feature}": (feature, placeholder)
-        for k, copy in enumerate((pod.features, *pod.copies))
-        for feature, placeholder in copy.items()
-      }
-      for i, pod in enumerate(program.pods)
-    ]
-    pods = [
-      {name: x for name, (_, x) in each.items()} for each in self._features
-    ]
-    every = {name: x for features in pods for name, x in features.items()}
-    # If servers read the rows of a step, only the method `losses` feeds rows.
-    servers_read = program.batches is not None
-    if servers_read:
-      numbers["batches"] = program.batches
-    fed = {**({} if servers_read else every), **numbers}
-    # Each pod's sums over microbatches are separate state, so that pods do
-    # not wait for each other.
-    sums = [frozenset([f"sums of pod {i}"]) for i in range(self._num_pods)]
-    all_sums = frozenset().union(*sums)
-    # Runs the last microbatch of all pods, the exchange of gradients and the
-    # update.
+    # {name of an input: (pod, feature)}, with an input for each server of a
+    # stage.
+    self._rows: dict[str, tuple[int, str]] = {}
+    # For each stage of each pod, the program of each kind of pass.
+    self._passes: list[dict[str, Program]] = []
+    # For each pod, the programs of a validation loss. The last returns it.
+    self._evaluations: list[list[Program]] = []
+    for i, pod in enumerate(program.pods):
+      self._add_pod(i, pod)
+    all_state = frozenset().union(
+      *(x.writes for each in self._passes for x in each.values())
+    )
+    # Without stages, the update's call computes the last microbatch too.
+    has_stages = len(program.pods[0].stages) > 1
+    fed = self._find_inputs(
+      {} if has_stages else {i: x.stages[0] for i, x in enumerate(program.pods)}
+    )
+    # Stages wait for each other, so all of their calls have one turn.
+    self._turn = Program() if has_stages else None
+    # Runs the exchange of gradients and the update.
     self._update = Program(
       inputs=fed,
       outputs=program.metrics,
       operations=[program.update],
-      reads=all_sums,
+      reads=all_state,
       writes=VARIABLES,
     )
-    # Earlier microbatches are separate calls for each pod, so that no pod waits
-    # for another pod.
-    self._accumulate = [
-      Program(
-        inputs={**({} if servers_read else features), **numbers},
-        operations=[pod.accumulate],
-        reads=VARIABLES,
-        writes=own,
-        device_bytes=dict.fromkeys(devices, 0),
-      )
-      for pod, features, own, devices in zip(
-        program.pods, pods, sums, program.devices.pods, strict=True
-      )
-    ]
     self._is_first = True
     # Computes losses and gradients like `_update`, but updates nothing.
     self._measure = Program(
       inputs=fed,
       outputs=[program.losses, program.gradient_squares, program.is_finite],
-      reads=VARIABLES | all_sums,
+      reads=VARIABLES | all_state,
     )
     if loop := program.loop:
       self._run_loop = Program(
@@ -107,13 +89,31 @@ class TrainStep:
           "num_steps": loop.num_steps,
         },
         outputs=[loop.metrics, loop.num_done, loop.is_finite],
-        writes=VARIABLES | all_sums,
+        writes=VARIABLES | all_state,
       )
-    self._losses_and_weights = Program(
-      inputs=every,
-      outputs=[[pod.loss, pod.weight_sum] for pod in program.pods],
-      reads=VARIABLES,
-    )
+
+  def _add_pod(self, pod: int, built: PodProgram) -> None:
+    devices = dict.fromkeys(self.program.devices.pods[pod], 0)
+
+    def make(stage: int, operation: tf.Operation, inputs, outputs=()):
+      # Each stage has its own state, so that no stage waits for another.
+      state = frozenset([f"stage {stage} of pod {pod}"])
+      return Program(inputs, outputs, [operation], VARIABLES, state, devices)
+
+    self._evaluations.append([])
+    for i, stage in enumerate(built.stages):
+      inputs = self._find_inputs({pod: stage})
+      passes = {FORWARD: make(i, stage.forward, inputs)}
+      if stage.backward is not None:
+        passes[BACKWARD] = make(i, stage.backward, self._find_inputs({}))
+      self._passes.append(passes)
+      is_last = stage is built.stages[-1]
+      loss = [built.loss, built.weight_sum] if is_last else ()
+      rows = self._find_rows(pod, stage)
+      self._evaluations[-1].append(make(i, stage.evaluate, rows, loss))
+    if len(built.stages) > 1:  # the last stage starts the head's passes
+      head = self._passes.pop()
+      self._passes[-1][HEAD] = head[FORWARD]
 
   def run(
     self,
@@ -135,27 +135,36 @@ class TrainStep:
     """
     options = None
     if records is not None:
-      options = _TRACED
-    elif self._is_first and self._num_pods > 1:
+      options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+      if "/job:" not in self.program.devices.client:
+        # In one process, only one call at a time can have a full trace.
+        options.trace_level = tf.RunOptions.SOFTWARE_TRACE
+    elif self._is_first and len(self.program.pods) > 1:
       # With this option, which servers ignore, pods of this process compile one
       # after another, so that later pods reuse the first pod's compiled code.
       options = ONE_BY_ONE
     self._is_first = False
 
-    def more() -> dict[str, object]:
+    def more() -> dict[str, Any]:
       record = None
       if records is not None:
         record = tf.RunMetadata()
         records.append(record)
       return {"options": options, "run_metadata": record}
 
-    last = self._num_microbatches - 1
-    for i in range(last):
-      for pod, accumulate in enumerate(self._accumulate):
-        inputs = self._inputs(batch, step, i, [pod])
-        self._client.run(accumulate, inputs, **more())
+    last = self.program.num_microbatches - 1
+
+    def list_calls(
+      programs: Mapping[str, Program], passes: Sequence[Pass]
+    ) -> Iterator:
+      for kind, i in passes:
+        inputs = self._make_inputs(programs[kind], batch, step, i)
+        yield programs[kind], inputs, more()
+
+    passes = self.program.passes * len(self.program.pods)
+    self._client.call_all(map(list_calls, self._passes, passes), self._turn)
     # In this call pods wait for each other, to exchange gradients.
-    inputs = self._inputs(batch, step, last)
+    inputs = self._make_inputs(self._update, batch, step, last)
     try:
       return _to_floats(self._client.call(self._update, inputs, **more()))
     except tf.errors.InvalidArgumentError:
@@ -194,43 +203,65 @@ class TrainStep:
       for i in range(num_done)
     ]
     if not is_finite:
-      bad = num_done - 1
-      last = self._inputs(batches[bad], step + bad, self._num_microbatches - 1)
-      losses, squares, _ = self._client.call(self._measure, last)
+      bad, last = num_done - 1, self.program.num_microbatches - 1
+      inputs = self._make_inputs(self._measure, batches[bad], step + bad, last)
+      losses, squares, _ = self._client.call(self._measure, inputs)
       raise NonFiniteStepError(step + num_done, _to_floats(losses), squares)
     return done
 
   def losses(self, batch: Batch) -> Iterator[tuple[float, float]]:
     """Yields (mean loss, sum of loss weights) per pod and microbatch."""
-    for i in range(self._num_microbatches):
-      rows = self._rows(batch, i, range(self._num_pods))
-      yield from self._client.call(self._losses_and_weights, rows)
 
-  def _inputs(
-    self,
-    batch: Batch | str,
-    step: int,
-    microbatch: int,
-    pods: Sequence[int] | None = None,
-  ) -> dict[str, object]:
-    """Returns the inputs of a microbatch of some pods (None: of all pods)."""
-    inputs: dict[str, object] = {"step": step, "microbatch": microbatch}
-    if isinstance(batch, str):
-      return {**inputs, "batches": batch}
-    pods = range(self._num_pods) if pods is None else pods
-    return {**inputs, **self._rows(batch, microbatch, pods)}
+    def list_calls(program: Program) -> Iterator:
+      for i in range(self.program.num_microbatches):
+        yield program, self._make_inputs(program, batch, -1, i), {}
 
-  def _rows(
-    self, batch: Batch, microbatch: int, pods: Sequence[int]
-  ) -> dict[str, np.ndarray]:
-    """Returns the inputs that are rows of a microbatch of some pods."""
+    outputs = self._client.call_all(
+      [list_calls(x) for of_pod in self._evaluations for x in of_pod],
+      self._turn,
+    )
+    num_calls = len(self._evaluations[0])
+    for of_microbatch in zip(*outputs[num_calls - 1 :: num_calls], strict=True):
+      yield from of_microbatch
+
+  def _find_rows(self, pod: int, stage: StageProgram) -> dict[str, tf.Tensor]:
+    """Returns the placeholders of a microbatch's rows in a stage, by name."""
     rows = {}
-    shares = split_batch(batch, self._num_pods)
-    for pod in pods:
-      parts = split_batch(shares[pod], self._num_microbatches)
-      for name, (feature, _) in self._features[pod].items():
-        rows[name] = parts[microbatch][feature]
+    inputs = stage.inputs
+    for i, copy in enumerate((inputs.features, *inputs.copies)):
+      for feature, placeholder in copy.items():
+        name = f"pod_{pod}/copy_{i}/{feature}"
+        rows[name], self._rows[name] = placeholder, (pod, feature)
     return rows
+
+  def _find_inputs(
+    self, stages: Mapping[int, StageProgram]
+  ) -> dict[str, tf.Tensor]:
+    """Returns the placeholders of a call in a training step, by name.
+
+    Args:
+      stages: for each pod, the stage whose rows the call reads.
+    """
+    program = self.program
+    inputs = {"step": program.step, "microbatch": program.microbatch}
+    if program.batches is not None:  # servers read the rows
+      return {**inputs, "batches": program.batches}
+    for pod, stage in stages.items():
+      inputs |= self._find_rows(pod, stage)
+    return inputs
+
+  def _make_inputs(
+    self, program: Program, batch: Batch | str, step: int, microbatch: int
+  ) -> dict[str, object]:
+    """Returns the values of a program's inputs, by name."""
+    values = {"step": step, "microbatch": microbatch, "batches": batch}
+    num_parts = len(self.program.pods) * self.program.num_microbatches
+    size = self.program.batch_size // num_parts
+    for name in program.inputs.keys() - values.keys():
+      pod, feature = self._rows[name]
+      first = (pod * self.program.num_microbatches + microbatch) * size
+      values[name] = batch[feature][first : first + size]
+    return {name: values[name] for name in program.inputs}
 
 
 def _to_floats(values: dict[str, np.float32]) -> dict[str, float]:

@@ -132,7 +132,7 @@ def lowered_bytes(config, mesh, optimizer, batch_size, pods):
     )
     moved = traffic([program.update, *program.metrics.values()])
     for _ in range(mesh.num_microbatches - 1):
-      moved += traffic([pod.accumulate for pod in program.pods])
+      moved += traffic([pod.stages[0].forward for pod in program.pods])
   return moved
 
 

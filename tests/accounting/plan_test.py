@@ -218,3 +218,58 @@ def test_a_longer_context_costs_attention_at_the_same_tokens():
 def test_one_pod_has_no_curve_of_the_network():
   one = plan_config("recipes/palm_8b.gin", CHIP="tpu_v3", GLOBAL_BATCH_SIZE=64)
   assert set(curves(one)) == {"GLOBAL_BATCH_SIZE", "SEQUENCE_LENGTH"}
+
+
+def staged(stages, **macros):
+  """PaLM 8B on H100s; a pod has one device per stage."""
+  return plan_config(
+    "recipes/palm_8b.gin",
+    "layouts/single.gin",
+    CHIP="h100_sxm",
+    REMAT="layer",
+    GLOBAL_BATCH_SIZE=64,
+    NUM_MICROBATCHES=16,
+    STAGES=stages,
+    **macros,
+  )
+
+
+def test_stages_divide_what_a_device_keeps():
+  whole = memory_parts(staged(1), 64)
+  stages = [memory_parts(staged(4), 64, stage) for stage in range(4)]
+  for name in ("weights", "slots", "gradients"):
+    assert sum(x[name] for x in stages) == whole[name]
+  embedding = 4 * 256_000 * 4096
+  assert stages[0]["weights"] > stages[1]["weights"] + embedding
+  assert stages[1]["weights"] == stages[3]["weights"]
+  needed = [sum(x.values()) for x in stages]
+  assert needed == sorted(needed, reverse=True)
+
+
+@pytest.mark.parametrize(
+  ("order", "kept"), [("1f1b", [4, 3, 2, 1]), ("gpipe", [16] * 4)]
+)
+def test_a_stage_keeps_the_activations_that_its_order_keeps(order, kept):
+  whole, config = memory_parts(staged(1), 64), staged(4, STAGE_ORDER=order)
+  stages = [memory_parts(config, 64, stage) for stage in range(4)]
+  of_microbatch = whole["activations"] / 4
+  assert [x["activations"] / of_microbatch for x in stages] == kept
+
+
+def test_stages_wait_for_each_other_and_for_what_they_send():
+  config = staged(4)
+  one, four = predict_step(staged(1), 64), predict_step(config, 64)
+  # Stage 0 is the slowest, because it has the logits too.
+  assert one.products / 4 < four.products < one.products / 3
+  slowest = four.products + four.passes + sum(four.collectives.values())
+  assert 3 / 16 * 0.6 < four.bubble / slowest < 3 / 16
+  plan = plan_of(config)
+  assert plan["parts"]["bubble"] == four.bubble
+  assert sum(plan["parts"].values()) == pytest.approx(plan["step_secs"])
+  (send,) = [x for x in plan["moved"] if x["kind"] == "send"]
+  # 16 microbatches of 4 rows, activations and gradients, in bfloat16.
+  assert send["bytes"] == 2 * 16 * 4 * 2048 * 4096 * 2
+  assert plan["stage_bytes"][0] == sum(plan["device_bytes"].values())
+  assert plan["run"]["chip_hours"] == pytest.approx(
+    4 * plan["run"]["secs"] / 3600
+  )

@@ -353,3 +353,22 @@ def test_microbatches_and_pods_that_do_not_divide_any_batch_are_named(
 def test_no_microbatch_is_refused():
   with pytest.raises(UserError, match="NUM_MICROBATCHES = 0: give a whole"):
     MeshLayout(mesh_shape="", layout="", num_microbatches=0)
+
+
+def test_stages_that_do_not_divide_the_layers_are_refused():
+  """And stages of TPUs, whose programs are not cut."""
+  mesh = MeshLayout(mesh_shape="", layout="", stages=2)
+  assert mesh.pod_devices == 2
+  with pytest.raises(UserError) as error:
+    check_layout(mesh, dataclasses.replace(CONFIG, num_layers=3), 8)
+  assert str(error.value) == (
+    "NUM_LAYERS = 3 is not divisible by STAGES = 2; use a divisor of 3."
+  )
+  with pytest.raises(UserError) as error:
+    MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v4-8", stages=2)
+  assert str(error.value) == (
+    'STAGES = 2 and TPU = "v4-8": only CPUs and GPUs run stages; set STAGES = '
+    "1."
+  )
+  with pytest.raises(UserError, match="STAGE_ORDER = '1b1f'"):
+    MeshLayout(mesh_shape="", layout="", stage_order="1b1f")

@@ -15,7 +15,8 @@ from tests.doc_pages import Page
 from tests.source_files import ROOT
 
 PAGE = Page("docs/pods.md")
-(CLUSTER,) = (x for x in PAGE.blocks if "pods/cluster.gin" in x.text)
+(CLUSTER,) = (x for x in PAGE.blocks if "runs/pods" in x.text)
+(STAGES,) = (x for x in PAGE.blocks if "runs/stages" in x.text)
 FEW = {**runs.SETTINGS, "TRAIN_STEPS": 4, "PROMPTS": []}
 
 
@@ -54,10 +55,22 @@ def test_traces_say_where_the_time_went(block, corpus, tmp_path):
 @pytest.mark.slow
 @PAGE.shows("palm_mtf pods serve --listen 10.0.0.1:2222")
 def test_two_servers_of_the_page_train_its_run(block, corpus, tmp_path):
+  _train_on_servers(CLUSTER, block, corpus, tmp_path)
+
+
+@pytest.mark.slow
+@PAGE.shows(STAGES.text)
+def test_two_servers_of_a_pod_train_its_stages(block, corpus, tmp_path):
+  (serve,) = (x for x in PAGE.blocks if "--listen 10.0.0.1:2222\n" in x.text)
+  sizes = {"NUM_LAYERS": 2, "GLOBAL_BATCH_SIZE": 8}
+  _train_on_servers(block, serve, corpus, tmp_path, **sizes)
+
+
+def _train_on_servers(train, serve, corpus, tmp_path, **macros):
   """Two servers on loopback stand for those of two hosts."""
-  (serve,) = block.commands
+  (serve,) = serve.commands
   serve = [x.replace("10.0.0.1:2222", "127.0.0.1:0") for x in serve]
-  (train,) = CLUSTER.commands
+  (train,) = train.commands
   with contextlib.ExitStack() as stack:
     for shown in ("10.0.0.1:2222", "10.0.0.2:2222"):
       server = processes.start("-m", *serve, stderr=None)
@@ -65,8 +78,8 @@ def test_two_servers_of_the_page_train_its_run(block, corpus, tmp_path):
       stack.callback(server.kill)
       address = server.stdout.readline().split()[-1]
       train = [x.replace(shown, address) for x in train]
-    _train(train, corpus, tmp_path, CLIENT_ADDRESS="127.0.0.1")
-  folder = tmp_path / "runs" / "pods" / "checkpoints"
+    _train(train, corpus, tmp_path, CLIENT_ADDRESS="127.0.0.1", **macros)
+  (folder,) = (tmp_path / "runs").glob("*/checkpoints")
   assert (folder / "step_00000004").is_dir()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.foreign_models import (
   AdafactorConfig,
@@ -161,6 +162,10 @@ def test_training_continues_from_loaded_variables_on_another_mesh(one_pod):
     (
       {"pods": PodsConfig(on_pod_failure="shrink")},
       'ON_POD_FAILURE = "shrink": give "stop"',
+    ),
+    (
+      {"mesh": MeshLayout(mesh_shape="", layout="", stages=2)},
+      "STAGES = 2: a model function has one mesh per pod; set STAGES = 1.",
     ),
     (
       {"mesh": DeviceMesh(mesh_shape="data:2", layout="bach:data")},

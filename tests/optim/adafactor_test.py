@@ -151,9 +151,10 @@ def run_steps(optimizer, params, gradients, mesh):
       clip_factor(norm, optimizer.gradient_clip),
       mtf.import_tf_tensor(mtf_mesh, schedule.learning_rate(k, optimizer)),
       mtf.import_tf_tensor(mtf_mesh, schedule.one_minus_beta2(k, optimizer)),
+      all_finite([norm]),
     ]
     updates = adafactor_updates(
-      variables, mtf_gradients, scalars, all_finite([norm]), optimizer
+      variables, mtf_gradients, {mtf_mesh: scalars}, optimizer
     )
     lowered = lower({mtf_mesh: placement(mesh)}, {"norm": norm}, updates)
     session.run(lowered.initialize)

@@ -336,7 +336,7 @@ def test_a_pod_needs_no_other_before_the_last_microbatch():
   client = {program.step.op, program.microbatch.op}
   client |= set(graph_before(client))
   for number, pod in enumerate(program.pods):
-    needed = set(graph_before([pod.accumulate]))
+    needed = set(graph_before([pod.stages[0].forward]))
     assert needed & {x.op for x in pod.features.values()}
     pods = {
       tf.DeviceSpec.from_string(op.device).device_index // 2

@@ -109,7 +109,7 @@ def build_decode_model(
   dims = dataclasses.replace(
     dims, d_model_stored=dims.d_model, d_model_residual=dims.d_model
   )
-  palm_variables(mesh, config, dims)
+  palm_variables([mesh], config, dims)
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   (slices,) = lower({mesh: placement}, {}).slices
   is_packed = _serves_natively(placement, config, weight_dtype)

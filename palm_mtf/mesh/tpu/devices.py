@@ -22,8 +22,11 @@ class TpuDevices:
   # For each pod, where each replica (device of the mesh) is on the TPU's torus.
   assignments: Sequence[tf.tpu.experimental.DeviceAssignment]
 
-  def placement(self, mesh: DeviceMesh, pod: int) -> TpuPlacement:
-    """Returns the placement of a pod."""
+  def placement(
+    self, mesh: DeviceMesh, pod: int, stage: int = 0
+  ) -> TpuPlacement:
+    """Returns the placement of a pod, which has no stages."""
+    del stage
     return TpuPlacement(
       mesh, self.assignments[pod], self.pods[pod], TpuLowering
     )

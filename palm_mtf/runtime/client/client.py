@@ -7,9 +7,10 @@ which keep their values from one program to the next.
 """
 
 import _thread
+import concurrent.futures
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -100,11 +101,48 @@ class Client:
     run()
     return future.result()
 
+  def call_all(
+    self,
+    sequences: Iterable[Iterable[tuple[Program, Inputs, dict[str, Any]]]],
+    turn: Program | None = None,
+  ) -> list[list[Any]]:
+    """Runs sequences of calls at the same time; returns their outputs.
+
+    At once raises an error of any call, because others may wait for that call.
+
+    Args:
+      sequences: for each sequence, the arguments of successive calls: program,
+        inputs, and arguments of `call` that are given by name.
+      turn: program whose turn all calls share, because they wait for each
+        other; None if each call takes a turn.
+    """
+
+    def run(future: Future, calls: Iterable) -> None:
+      try:
+        future.set_result(
+          [self.call(x, y, has_turn=bool(turn), **z) for x, y, z in calls]
+        )
+      except BaseException as error:
+        future.set_exception(error)
+
+    with self.take_turn(turn) if turn else nullcontext():
+      futures = []
+      for calls in sequences:
+        futures.append(Future())
+        _thread.start_new_thread(run, (futures[-1], calls))
+      done, _ = concurrent.futures.wait(
+        futures, return_when=concurrent.futures.FIRST_EXCEPTION
+      )
+      for each in done:
+        each.result()
+      return [x.result() for x in futures]
+
   def _prepare(
     self,
     program: Program,
     inputs: Inputs = MappingProxyType({}),
     after: Sequence[Future] = (),
+    has_turn: bool = False,
     **more: Any,
   ) -> tuple[Callable[[], None], Future]:
     """Returns a function that runs a program, and a future of the outputs."""
@@ -120,7 +158,7 @@ class Client:
       try:
         for each in (*earlier, *after):
           each.result()  # raises the error of a call that has failed
-        with self.take_turn(program):
+        with nullcontext() if has_turn else self.take_turn(program):
           future.set_result(call(*values, **more))
       except BaseException as error:
         future.set_exception(error)

@@ -169,8 +169,8 @@ def connect(
     if mesh.tpu:
       return tpus_here(mesh)
     return Cluster(
-      local_devices(mesh.num_devices, pods.num_pods),
-      session_config(mesh.num_devices, pods.num_pods),
+      local_devices(mesh.pod_devices, pods.num_pods),
+      session_config(mesh.pod_devices, pods.num_pods),
     )
   # The client runs a server too. The client's session sends every server the
   # jobs and addresses of all servers, because a server knows only its own port.

@@ -186,8 +186,7 @@ class Heartbeat:
   def _find_lost(self) -> tuple[str, str] | None:
     """Returns the address of a lost server and why it is lost; or None."""
     if ended := self._servers.find_ended():
-      pod, how = ended
-      return next(x for x, of in self._pods.items() if of == pod), how
+      return ended
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
       list(threads.map(self._probe, self._pods.keys() - self._lost.keys()))
       list(threads.map(self._probe_links, self._pods))
@@ -215,7 +214,7 @@ class Heartbeat:
 
   def _name(self, address: str, whose: str = "'s") -> str:
     pod = self._pods[address]
-    return f"pod {pod}{whose} server {self._servers.name(pod, address)}"
+    return f"pod {pod}{whose} server {self._servers.name(address)}"
 
   def _watch(self, address: str) -> None:
     while not self._end.wait(self._secs * _PAUSE):

@@ -1,6 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Server processes on this machine, one per pod: started, watched, stopped."""
+"""Server processes on this machine: started, watched, stopped.
+
+There is one server per pod; if pods have stages, one per stage.
+"""
 
 import dataclasses
 import json
@@ -32,6 +35,7 @@ _LAST_LINES = 3  # of a server's stderr, shown in messages
 
 @dataclasses.dataclass
 class _Server:
+  pod: int
   settings: ServerSettings
   process: subprocess.Popen
   log: BinaryIO  # the process's stderr
@@ -39,9 +43,10 @@ class _Server:
 
 
 def cores_of_pods(num_pods: int) -> list[list[int]]:
-  """Returns the numbers of each pod's CPU cores.
+  """Returns the numbers of each pod's CPU cores, or of each stage's.
 
-  Pods share cores only if there are fewer cores than pods.
+  Pods share cores only if there are fewer cores than pods. `num_pods` is the
+  number of pods, or of stages in all pods.
   """
   # All pods get equally many cores, because the last bit of a sum depends on
   # the number of threads, and all pods must compute the same bits. Cores that
@@ -57,7 +62,7 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 class PodServers:
   """Starts and stops the server processes; a context manager.
 
-  There are such processes only if PODS = "local_servers": one per pod.
+  There are such processes only if PODS = "local_servers".
   """
 
   def __init__(
@@ -98,12 +103,13 @@ class PodServers:
     return self._pods
 
   def restart(self, pod: int) -> None:
-    """Replaces a pod's server by a new process, or by one of the manager's."""
+    """Replaces a pod's servers by new processes or others of the manager."""
     if self._managed:
       self._managed.avoid(pod)
-    if self._servers:
-      _stop(self._servers[pod])
-      self._servers[pod] = _start(self._servers[pod].settings)
+    for i, server in enumerate(self._servers):
+      if server.pod == pod:
+        _stop(server)
+        self._servers[i] = _start(pod, server.settings)
 
   def places(self) -> list[list[Place]]:
     """Returns the devices of each pod once all servers have started.
@@ -116,36 +122,37 @@ class PodServers:
     if self._pods.pods == "cluster":
       return cluster_places(self._pods, self._mesh)
     end = time.monotonic() + _START_SECS
-    addresses = [
-      self._address(pod, end - time.monotonic())
-      for pod in range(len(self._servers))
-    ]
-    numbers = range(self._mesh.num_devices)
-    return [[Place(address, i) for i in numbers] for address in addresses]
+    places: dict[int, list[Place]] = {}
+    for server in self._servers:
+      address = _read_address(server, end - time.monotonic())
+      of_pod = places.setdefault(server.pod, [])
+      of_pod += [Place(address, i) for i in range(self._mesh.num_devices)]
+    return [*places.values()]
 
   @property
   def stream(self) -> Stream | None:
     """The manager's stream of turns; None without a manager."""
     return self._managed.stream if self._managed else None
 
-  def name(self, pod: int, address: str) -> str:
-    """Returns the name of a pod's server for messages."""
-    if not self._servers:
-      return address
-    return f"{address} (process {self._servers[pod].process.pid})"
+  def name(self, address: str) -> str:
+    """Returns the name of the server at an address for messages."""
+    for server in self._servers:
+      if server.address == address:
+        return f"{address} (process {server.process.pid})"
+    return address
 
-  def find_ended(self) -> tuple[int, str] | None:
+  def find_ended(self) -> tuple[str, str] | None:
     """Waits up to 2 seconds for a server to end.
 
     Returns:
-      The index of the server's pod, and text on how the server ended; None if
-      no server ended.
+      The server's address, and text on how the server ended; None if no server
+      ended.
     """
     end = time.monotonic() + _DEATH_SECS
     while self._servers and time.monotonic() < end:
-      for pod, server in enumerate(self._servers):
+      for server in self._servers:
         if server.process.poll() is not None:
-          return pod, self._describe_end(pod)
+          return server.address, _describe_end(server)
       time.sleep(_DEATH_SECS / 100)
     return None
 
@@ -153,45 +160,47 @@ class PodServers:
     self._servers: list[_Server] = []
     if self._pods.pods != "local_servers":
       return
-    for cores in cores_of_pods(self._pods.num_pods):
+    stages = self._mesh.stages
+    for i, cores in enumerate(cores_of_pods(stages * self._pods.num_pods)):
       settings = ServerSettings(
         client=os.getpid(),
         num_devices=self._mesh.num_devices,
         modules=self._modules,
         cores=cores,
       )
-      self._servers.append(_start(settings))
+      self._servers.append(_start(i // stages, settings))
 
-  def _address(self, pod: int, secs: float) -> str:
-    server = self._servers[pod]
-    if server.address:
-      return server.address
-    process = server.process
-    ready, _, _ = select.select([process.stdout], [], [], max(0.0, secs))
-    if not ready:
-      raise UserError(
-        f"pod {pod}: its server (process {process.pid}) has not started in "
-        f"{_START_SECS:.0f} seconds."
-      )
-    if line := process.stdout.readline():
-      server.address = json.loads(line)["address"]
-      return server.address
-    process.wait()  # stdout has ended without an address
+
+def _read_address(server: _Server, secs: float) -> str:
+  """Waits up to `secs` seconds until a server has printed its address."""
+  if server.address:
+    return server.address
+  process = server.process
+  ready, _, _ = select.select([process.stdout], [], [], max(0.0, secs))
+  if not ready:
     raise UserError(
-      f"pod {pod}: its server (process {process.pid}) "
-      f"{self._describe_end(pod)}, at its start."
+      f"pod {server.pod}: its server (process {process.pid}) has not started "
+      f"in {_START_SECS:.0f} seconds."
     )
+  if line := process.stdout.readline():
+    server.address = json.loads(line)["address"]
+    return server.address
+  process.wait()  # stdout has ended without an address
+  raise UserError(
+    f"pod {server.pod}: its server (process {process.pid}) "
+    f"{_describe_end(server)}, at its start."
+  )
 
-  def _describe_end(self, pod: int) -> str:
-    server = self._servers[pod]
-    code = server.process.returncode
-    how = f"exited with {code}"
-    if code < 0:
-      how = f"was killed by {signal.Signals(-code).name}"
-    server.log.seek(0)
-    lines = server.log.read().decode(errors="replace").splitlines()
-    last = " / ".join(lines[-_LAST_LINES:]) if code > 0 else ""
-    return f"{how}{last and f' ({last})'}"
+
+def _describe_end(server: _Server) -> str:
+  code = server.process.returncode
+  how = f"exited with {code}"
+  if code < 0:
+    how = f"was killed by {signal.Signals(-code).name}"
+  server.log.seek(0)
+  lines = server.log.read().decode(errors="replace").splitlines()
+  last = " / ".join(lines[-_LAST_LINES:]) if code > 0 else ""
+  return f"{how}{last and f' ({last})'}"
 
 
 def _stop(server: _Server) -> None:
@@ -205,7 +214,7 @@ def _stop(server: _Server) -> None:
   server.log.close()
 
 
-def _start(settings: ServerSettings) -> _Server:
+def _start(pod: int, settings: ServerSettings) -> _Server:
   log = tempfile.TemporaryFile()
   # The server imports the same modules as the client, from the same folders.
   path = os.pathsep.join(folder for folder in sys.path if folder)
@@ -219,4 +228,4 @@ def _start(settings: ServerSettings) -> _Server:
   line = json_text(dataclasses.asdict(settings)) + "\n"
   process.stdin.write(line.encode())
   process.stdin.flush()
-  return _Server(settings, process, log)
+  return _Server(pod, settings, process, log)

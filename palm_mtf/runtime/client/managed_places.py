@@ -44,7 +44,11 @@ class ManagedPlaces:
     """
     found = self._client.allocate(self._owner, _wish(pods, mesh), self._lost)
     host, _, _ = pods.client_address.partition(":")
-    places = [[Place(*each) for each in devices] for devices in found]
+    # A pod has the slices of its stages, one after another.
+    places = [
+      [Place(*x) for devices in found[i : i + mesh.stages] for x in devices]
+      for i in range(0, len(found), mesh.stages)
+    ]
     self._places = resolve_places(places, host)
     return self._places
 
@@ -63,7 +67,7 @@ def check_slices(pods: PodsConfig, mesh: DeviceMesh) -> None:
 def _wish(pods: PodsConfig, mesh: DeviceMesh) -> Wish:
   shape = "x".join(map(str, mesh.axes.values())) or "1"
   return Wish(
-    slices=[shape] * pods.num_pods,
+    slices=[shape] * (pods.num_pods * mesh.stages),
     kind={
       "palm_mtf": __version__,
       "tensorflow": importlib.metadata.version("tensorflow"),

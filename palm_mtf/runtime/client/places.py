@@ -4,6 +4,10 @@
 
 ISLANDS = [["a:2222/0-1", "b:2222/0-1"],   pod 0
            ["c:2222/0-1", "d:2222/0-1"]]   pod 1
+
+The devices of a pod are in the order of its stages, and within a stage in the
+order of the mesh: with STAGES = 2 and two devices in the mesh, server a has
+stage 0 of pod 0, and server b has stage 1.
 """
 
 import collections
@@ -29,7 +33,7 @@ class Place(NamedTuple):
 
 
 def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns each pod's devices in mesh order, with the IP addresses of servers.
+  """Returns each pod's devices in order, with the IP addresses of servers.
 
   Raises:
     UserError: ISLANDS or CLIENT_ADDRESS cannot be used.
@@ -39,7 +43,7 @@ def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
 
 
 def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns the devices of each pod, in mesh order, with hosts as ISLANDS has.
+  """Returns the devices of each pod, in order, with hosts as ISLANDS has.
 
   Raises:
     UserError: ISLANDS does not fit NUM_PODS or `mesh`, or names a device twice.
@@ -58,18 +62,23 @@ def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
 
 def _places(pod: int, entries: Sequence[str], mesh: DeviceMesh) -> list[Place]:
   matches = [_parse_entry(pod, entry) for entry in entries]
-  needed = " x ".join(map(str, mesh.axes.values())) or "1"
-  if len(mesh.axes) > 1:
-    needed += f" = {mesh.num_devices}"
+  has, total = f'MESH_SHAPE = "{mesh.mesh_shape}"', mesh.pod_devices
+  factors = [*mesh.axes.values()]
+  if mesh.stages > 1:
+    factors = [mesh.stages, *factors]
+    has += f", STAGES = {mesh.stages}"
+  needed = " x ".join(map(str, factors)) or "1"
+  if len(factors) > 1:
+    needed += f" = {total}"
   # A server without device numbers gets an equal share of the mesh. The last
   # mesh axis varies fastest: in "data:2,model:2" on two servers, devices that
   # differ only on the model axis are on the same server.
-  share, left = divmod(mesh.num_devices, max(1, len(entries)))
+  share, left = divmod(total, max(1, len(entries)))
   if left and not all(match[2] for match in matches):
     raise UserError(
-      f"ISLANDS: pod {pod} needs {needed} devices (MESH_SHAPE = "
-      f'"{mesh.mesh_shape}"), which {len(entries)} servers cannot share '
-      'equally; name the devices of each server, as in "host:2222/0-1".'
+      f"ISLANDS: pod {pod} needs {needed} devices ({has}), which "
+      f"{len(entries)} servers cannot share equally; name the devices of each "
+      'server, as in "host:2222/0-1".'
     )
   given = [
     list(_parse_numbers(match[2]) if match[2] else range(share))
@@ -80,12 +89,12 @@ def _places(pod: int, entries: Sequence[str], mesh: DeviceMesh) -> list[Place]:
     for match, devices in zip(matches, given, strict=True)
     for device in devices
   ]
-  if len(places) != mesh.num_devices:
+  if len(places) != total:
     terms = " + ".join(str(len(devices)) for devices in given) or "0"
-    total = f" = {len(places)}" if len(given) > 1 else ""
+    terms += f" = {len(places)}" if len(given) > 1 else ""
     raise UserError(
-      f"ISLANDS: pod {pod} has {terms}{total} devices and needs {needed} "
-      f'(MESH_SHAPE = "{mesh.mesh_shape}"); give as many as the mesh has.'
+      f"ISLANDS: pod {pod} has {terms} devices and needs {needed} ({has}); "
+      "give as many as the pod needs."
     )
   return places
 

@@ -121,7 +121,7 @@ class Run:
     *others, last = self._feed(batch, step)
     for feed in others:
       for pod in program.pods:
-        self.session.run(self._here(pod.accumulate), feed)
+        self.session.run(self._here(pod.stages[0].forward), feed)
     metrics = {name: self._here(x) for name, x in program.metrics.items()}
     done = self._here(program.update)
     return self.session.run([metrics, done], last)[0]
@@ -364,7 +364,7 @@ def test_a_step_moves_the_bytes_of_the_closed_form(
   _, program = build(config, mesh, num_pods, features=("inputs", "targets"))
   actual = traffic([program.update, *program.metrics.values()])
   for _ in range(num_microbatches - 1):
-    actual += traffic([pod.accumulate for pod in program.pods])
+    actual += traffic([pod.stages[0].forward for pod in program.pods])
   assert actual == expected
 
 
@@ -383,7 +383,9 @@ def test_every_operation_of_a_step_is_a_device_s_or_has_its_place():
 def placed_types(program):
   """Counts operations by type; each is a device's, or has its place."""
   fetches = [program.update, program.initialize, *program.metrics.values()]
-  fetches += [x for pod in program.pods for x in (pod.accumulate, pod.loss)]
+  fetches += [
+    x for pod in program.pods for x in (pod.stages[0].forward, pod.loss)
+  ]
   jobs = ["client", *(f"pod_{i}" for i in range(len(program.pods)))]
   types = collections.Counter()
   for op in needed(fetches):

@@ -141,3 +141,29 @@ def test_a_call_fails_with_the_error_of_the_call_that_it_waits_for(client):
       future.result(SECS)
   # A call that is made later does not wait for the failed call.
   assert client.call(Program(outputs=tf.constant(2), reads=A)) == 2
+
+
+def test_sequences_run_at_the_same_time_each_in_its_order(client):
+  gates = [Gate(0), Gate(1)]
+  x = tf.placeholder(tf.int32, [])
+  double = Program({"x": x}, 2 * x)
+
+  def calls(gate):
+    yield gate.program, {}, {}
+    yield from ((double, {"x": i}, {}) for i in range(3))
+    gates[0].may_end.set()  # the first sequence ends last
+
+  gates[1].may_end.set()
+  outputs = client.call_all(calls(x) for x in gates)
+  assert outputs == [[1, 0, 2, 4], [1, 0, 2, 4]]
+  assert all(gate.begun.is_set() for gate in gates)
+
+
+def test_an_error_of_a_sequence_is_raised_while_another_waits_for_it(client):
+  queue = tf.FIFOQueue(1, [tf.int32])
+  waits = Program(outputs=queue.dequeue())
+  bad = Program(
+    outputs=tf.debugging.check_numerics(tf.constant(np.nan), "bad number")
+  )
+  with pytest.raises(tf.errors.InvalidArgumentError, match="bad number"):
+    client.call_all([[(waits, {}, {})], [(bad, {}, {})]])

@@ -31,7 +31,7 @@ def test_devices_are_in_mesh_order_and_shared_equally_where_unnamed():
     (
       [["a:1"], ["b:1/0-1", "c:1/0"]],
       "ISLANDS: pod 1 has 2 + 1 = 3 devices and needs 2 x 2 = 4 (MESH_SHAPE = "
-      '"data:2,model:2"); give as many as the mesh has.',
+      '"data:2,model:2"); give as many as the pod needs.',
     ),
     (
       [["a:1", "b:1", "c:1"]],
@@ -91,4 +91,21 @@ def test_a_name_that_is_loopback_here_alone_is_refused():
   assert message_of(resolve_places, places[1:], "localhost") == (
     'CLIENT_ADDRESS = "localhost" is 127.0.0.1, which "192.0.2.1:5" cannot '
     "reach; give an address of this host that all servers reach."
+  )
+
+
+def test_a_pods_servers_have_its_stages_one_after_another():
+  mesh = MeshLayout(mesh_shape="data:2", layout="batch:data", stages=2)
+
+  def places(*islands):
+    pods = PodsConfig(num_pods=len(islands), pods="cluster", islands=islands)
+    return places_of_pods(pods, mesh)
+
+  assert places(["a:1", "b:2"], ["c:3/4-7"]) == [
+    [Place("a:1", 0), Place("a:1", 1), Place("b:2", 0), Place("b:2", 1)],
+    [Place("c:3", 4), Place("c:3", 5), Place("c:3", 6), Place("c:3", 7)],
+  ]
+  assert message_of(places, ["a:1/0", "b:2/0"]) == (
+    "ISLANDS: pod 0 has 1 + 1 = 2 devices and needs 2 x 2 = 4 (MESH_SHAPE = "
+    '"data:2", STAGES = 2); give as many as the pod needs.'
   )

@@ -83,7 +83,7 @@ def work(
     # microbatches but the last add their gradients in a separate program.
     moved = traffic([program.update, *program.metrics.values()])
     for _ in range(mesh.num_microbatches - 1):
-      moved += traffic([pod.accumulate for pod in program.pods])
+      moved += traffic([pod.stages[0].forward for pod in program.pods])
     run = TrainStep(Client(session), program).run
     times = [
       time_call(run, batch, step) for step in range(WARM_UP_STEPS + num_steps)

@@ -1,0 +1,68 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Order of the passes in a pipeline of stages, and what the order costs.
+
+Stage s computes the layers s L/S to (s + 1) L/S - 1 (L layers, S stages). A
+microbatch goes forward through all stages, then to the head on stage 0 (last
+norm, logits, loss and their gradients), then backward through all stages. A
+stage makes its passes in a fixed order:
+
+gpipe    all forward passes, then all backward passes (Huang et al. 2019)
+1f1b     a backward pass as soon as there is one (Narayanan et al. 2019)
+
+A stage is idle for S - 1 of M + S - 1 microbatches in both orders. They differ
+in how many microbatches' activations a stage keeps. docs/pods.md has a picture.
+"""
+
+from collections.abc import Sequence
+
+from palm_mtf.config import PalmConfig
+from palm_mtf.config.device_mesh import DeviceMesh
+
+FORWARD, HEAD, BACKWARD = "forward", "head", "backward"
+
+Pass = tuple[str, int]  # FORWARD, HEAD or BACKWARD; the microbatch
+
+
+def stage_passes(mesh: DeviceMesh) -> list[list[Pass]]:
+  """Returns the passes of a step for each stage, in their order.
+
+  The last stage starts the head, because its next backward pass waits for it.
+  """
+  stages = []
+  for stage in range(mesh.stages):
+    ahead = num_kept(stage, mesh)
+    passes = [(FORWARD, i) for i in range(ahead)]
+    for i in range(mesh.num_microbatches):
+      if stage == mesh.stages - 1:
+        passes.append((HEAD, i))
+      passes.append((BACKWARD, i))
+      if ahead + i < mesh.num_microbatches:
+        passes.append((FORWARD, ahead + i))
+    stages.append(passes)
+  return stages
+
+
+def num_kept(stage: int, mesh: DeviceMesh) -> int:
+  """Returns the number of microbatches whose activations a stage keeps."""
+  if mesh.stage_order == "gpipe":
+    return mesh.num_microbatches
+  return min(mesh.stages - stage, mesh.num_microbatches)
+
+
+def bubble(mesh: DeviceMesh) -> float:
+  """Returns the share of a step's time in which a stage is idle."""
+  return (mesh.stages - 1) / (mesh.num_microbatches + mesh.stages - 1)
+
+
+def pipeline_secs(secs: Sequence[float], num_microbatches: int) -> float:
+  """Returns the time of a step; stages take `secs` for all microbatches."""
+  # One microbatch goes through all stages; the others follow at the pace of the
+  # slowest stage. For equal stages, the share of the bubble is `bubble`.
+  rest = (num_microbatches - 1) * max(secs)
+  return (sum(secs) + rest) / num_microbatches
+
+
+def stage_of(layer: int | None, config: PalmConfig, num_stages: int) -> int:
+  """Returns the stage of a layer, or of the parameters outside the layers."""
+  return 0 if layer is None else layer * num_stages // config.num_layers

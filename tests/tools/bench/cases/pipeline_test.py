@@ -1,0 +1,45 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Stages are compared with whole models, and keep what the forms say."""
+
+import dataclasses
+import json
+
+import pytest
+
+from palm_mtf.config import MeshLayout
+from tools.bench.cases import pipeline
+from tools.bench.pairs import Turn
+
+
+def test_efficiency_is_that_of_half_of_twice_the_work():
+  secs = {"stages": [4, 2.5, 8], "apart": [4, 4, 8]}
+  mesh = MeshLayout(mesh_shape="", layout="", stages=2, num_microbatches=4)
+  record = pipeline.summarize(
+    {kind: [Turn(x, 0.0, {}) for x in each] for kind, each in secs.items()},
+    mesh,
+  )
+  assert record["efficiency"] == record["formula"] == 0.8
+  assert record["median_efficiency"] == 0.5
+  assert (record["stages_secs"], record["apart_secs"]) == (2.5, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["in_process", "local_servers"])
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+def test_stages_keep_the_activations_of_the_closed_forms(
+  run_bench, monkeypatch, order, place
+):
+  """Peak bytes in the queues of each stage, sampled after each pass."""
+  whole = pipeline.small_head()
+  small = dataclasses.replace(whole, num_layers=2, d_model=64, d_ff=128)
+  monkeypatch.setattr(pipeline, "small_head", lambda: small)
+  flags = [f"--orders={order}", f"--places={place}", "--microbatches=1,4"]
+  code, out, _ = run_bench("pipeline", *flags, "--rounds=1", "--json")
+  assert code == 0
+  records = [json.loads(line) for line in out.splitlines()]
+  assert [x["num_microbatches"] for x in records] == [1, 4]
+  for record in records:
+    assert record["kept_bytes"] == record["expected_bytes"]
+  first, second = records[1]["kept_bytes"]
+  assert first > second * (1.9 if order == "1f1b" else 0.9)
