@@ -22,6 +22,7 @@ with lean_import() if is_owned() else contextlib.nullcontext():
   from tensorflow.compiler.tf2xla.ops import gen_xla_ops
   from tensorflow.compiler.xla import xla_data_pb2
   from tensorflow.core.framework import attr_value_pb2
+  from tensorflow.core.protobuf import config_pb2
   from tensorflow.python.eager import context
   from tensorflow.python.eager.polymorphic_function import atomic_function
   from tensorflow.python.framework import kernels, ops
@@ -44,6 +45,7 @@ eager_mode = context.eager_mode
 __all__ = [
   "atomic_function",
   "attr_value_pb2",
+  "config_pb2",
   "control_flow_util",
   "eager_mode",
   "gen_xla_ops",

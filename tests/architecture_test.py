@@ -58,9 +58,9 @@ IMPORTS = {
   "runtime/scheduler runtime/server",
   "runtime/client": "__init__ errors json_text config machine _tf native mesh "
   "runtime/program runtime/processes runtime/addresses runtime/sockets "
-  "runtime/server_info runtime/server runtime/manager",
-  "runtime/tracer": "errors user_code config _tf ops runtime/program mesh "
-  "runtime/client",
+  "runtime/scheduler runtime/server_info runtime/server runtime/manager",
+  "runtime/tracer": "errors user_code config machine _tf ops runtime/program "
+  "mesh runtime/client",
   "programs": "errors config _tf accounting ops mesh model optim",
   "generation/decode": "config machine _tf accounting ops native "
   "runtime/program mesh model",

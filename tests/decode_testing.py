@@ -53,42 +53,83 @@ def decode(
   number of tokens per call, and `num_tokens` the number of pieces of the
   vocabulary. The decoding is repeated `num_starts` times.
   """
-  keys = range(len(prompts)) if keys is None else keys
-  rows = settings.rows_per_prompt
-  inputs = np.zeros(
-    [len(prompts), 1 + max(len(each) for each in prompts)], np.int32
-  )
-  # The padding after a prompt must not matter.
-  inputs[:, 1:] = config.vocab_size - 1
-  for row, prompt in enumerate(prompts):
-    inputs[row, 1 : 1 + len(prompt)] = prompt
-  sizes = PromptBatch(
-    num_prompts=len(prompts),
-    prompt_tokens=inputs.shape[1],
-    max_tokens=max_tokens,
-    num_tokens=num_tokens or config.vocab_size,
-    eod_id=EOD,
-  )
   with (
     tf.Graph().as_default(),
-    tf.Session(config=session_config(mesh.num_devices)) as session,
+    Client(tf.Session(config=session_config(mesh.num_devices))) as client,
   ):
-    model = build_decode_model(config, mesh, settings.weight_dtype)
-    programs = build_decode_programs(model, settings, sizes)
-    load_decode_model(session, model, params)
-    client = Client(session)
-    feed = {
+    decoder = Decoder(
+      client,
+      config,
+      params,
+      prompts,
+      settings,
+      max_tokens,
+      keys=keys,
+      mesh=mesh,
+      num_tokens=num_tokens,
+    )
+    for _ in range(num_starts):
+      decoder.start()
+      for limit in range(1, max_tokens + 1, chunk or max_tokens):
+        decoder.advance(min(limit + (chunk or max_tokens) - 1, max_tokens))
+    return decoder.read()
+
+
+class Decoder:
+  """Continues prompts on a client; see `decode` for the arguments."""
+
+  def __init__(
+    self,
+    client: Client,
+    config: PalmConfig,
+    params: Mapping[str, np.ndarray],
+    prompts: Sequence[Sequence[int]],
+    settings: DecodeConfig,
+    max_tokens: int,
+    *,
+    keys: Sequence[int] | None = None,
+    mesh: MeshLayout = SINGLE,
+    num_tokens: int | None = None,
+  ):
+    inputs = np.zeros(
+      [len(prompts), 1 + max(len(each) for each in prompts)], np.int32
+    )
+    # The padding after a prompt must not matter.
+    inputs[:, 1:] = config.vocab_size - 1
+    for row, prompt in enumerate(prompts):
+      inputs[row, 1 : 1 + len(prompt)] = prompt
+    sizes = PromptBatch(
+      num_prompts=len(prompts),
+      prompt_tokens=inputs.shape[1],
+      max_tokens=max_tokens,
+      num_tokens=num_tokens or config.vocab_size,
+      eod_id=EOD,
+    )
+    self._client = client
+    with client.graph.as_default():
+      model = build_decode_model(config, mesh, settings.weight_dtype)
+      self._programs = build_decode_programs(model, settings, sizes)
+    load_decode_model(client._session, model, params)
+    keys = range(len(prompts)) if keys is None else keys
+    rows = range(settings.rows_per_prompt)
+    self._inputs = {
       "prompts": inputs,
       "lengths": [1 + len(each) for each in prompts],
-      "keys": [[[key, row] for row in range(rows)] for key in keys],
+      "keys": [[[key, row] for row in rows] for key in keys],
     }
-    for _ in range(num_starts):
-      client.call(programs.start, feed)
-      for limit in range(1, max_tokens + 1, chunk or max_tokens):
-        limit = min(limit + (chunk or max_tokens) - 1, max_tokens)
-        client.call(programs.advance, {"limit": limit})
-    found = client.call(programs.read)
-  return Decoded(found["tokens"], found["is_over"], found.get("scores"))
+
+  def start(self) -> None:
+    """Reads the prompts."""
+    self._client.call(self._programs.start, self._inputs)
+
+  def advance(self, limit: int) -> None:
+    """Makes tokens until there are `limit` per row."""
+    self._client.call(self._programs.advance, {"limit": limit})
+
+  def read(self) -> Decoded:
+    """Returns the continuations."""
+    found = self._client.call(self._programs.read)
+    return Decoded(found["tokens"], found["is_over"], found.get("scores"))
 
 
 def save_checkpoint(

@@ -53,6 +53,7 @@ NOT_MIRRORED = {
   "oracle_test.py",
   "packaging_test.py",
   "foreign_models/example_test.py",
+  "runtime/tracer/budgets_test.py",
   "runtime/tracer/example_test.py",
   "pages_test.py",
   "pod_examples_test.py",

@@ -14,7 +14,6 @@ import signal
 
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.machine.compiled_code import save_compiled_code
-from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.runtime.addresses import (
   ANY_ADDRESS,
   is_loopback,
@@ -100,12 +99,11 @@ def join_manager(client: ManagerClient, address: str, island: str) -> None:
   from palm_mtf.runtime.server_info import read_info
 
   info = read_info(address, _INFO_SECS)
-  _, available = memory_bytes()
   server = Server(
     address=address,
     island=island,
     num_devices=info.num_devices,
-    device_bytes=available // info.num_devices,
+    device_bytes=info.device_bytes,
     kind={
       "palm_mtf": info.palm_mtf,
       "tensorflow": info.tensorflow,

@@ -26,9 +26,9 @@ class Program:
     operations: operations that a call runs besides.
     reads: names of state that the program reads.
     writes: names of state that the program changes.
-    device_bytes: bytes that a call needs for its buffers on each device that it
-      uses, by TensorFlow's name of the device; empty for all devices of the
-      client.
+    device_bytes: for each device that a call uses, by TensorFlow's name of the
+      device, the bytes of the buffers that the call makes there. The client
+      frees them (`Client.free`). Empty for all devices of the client.
   """
 
   inputs: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)

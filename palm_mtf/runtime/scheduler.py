@@ -45,6 +45,7 @@ class Ticket:
   order: tuple[float, int]  # rank by the policy, then number of the submission
   state: str = "waiting"  # then "running", then "ended"
   num_overtakes: int = 0  # by later programs, while this program lacked bytes
+  num_freed: int = -1  # calls of `free` before the last `explain_wait`
 
 
 class GangScheduler:
@@ -71,6 +72,7 @@ class GangScheduler:
     self._num_running: Counts = Counter()
     self._used: Counts = Counter()  # bytes of running programs and buffers
     self._kept: Counts = Counter()  # bytes of buffers
+    self._num_freed = 0  # calls of `free`
     self._virtual_times: Tags = defaultdict(float)  # tag of the last start
     # By tenant and device: bytes of buffers; finish tag of the last program.
     self._kept_by: dict[str, Counts] = defaultdict(Counter)
@@ -153,7 +155,7 @@ class GangScheduler:
       self._num_running.subtract(ticket.num_bytes.keys())
       self._full -= ticket.num_bytes.keys()
       self._used.subtract(ticket.num_bytes)
-      self._add_kept(ticket.tenant, kept or {})
+      self.keep(ticket.tenant, kept or {})
     else:
       self._waiting.remove(ticket)
       secs = 0.0
@@ -163,6 +165,23 @@ class GangScheduler:
       for device in ticket.num_bytes:
         self._finish_tags[ticket.tenant][device] += excess
 
+  def explain_wait(self, ticket: Ticket) -> str:
+    """Returns why a program waits, if only buffers keep it from its start.
+
+    Returns "" for other programs, and also if bytes were freed since the last
+    call for this program.
+    """
+    before, ticket.num_freed = ticket.num_freed, self._num_freed
+    if ticket.state == "waiting" and before == self._num_freed:
+      for device, needed in ticket.num_bytes.items():
+        budget, kept = self.budgets[device], self._kept[device]
+        if needed > budget - kept:
+          return (
+            f"{needed:,} bytes on device {device!r}: buffers keep {kept:,} of "
+            f"its budget of {budget:,}, and none was freed for long; free some."
+          )
+    return ""
+
   def free(self, tenant: str, num_bytes: Bytes) -> None:
     """Gives back bytes, by device, that a tenant's programs kept.
 
@@ -171,7 +190,8 @@ class GangScheduler:
     """
     rule = "the client keeps {}: free each buffer once"
     _check_bytes(num_bytes, self._kept_by[tenant], rule)
-    self._add_kept(tenant, {x: -given for x, given in num_bytes.items()})
+    self._num_freed += 1
+    self.keep(tenant, {x: -given for x, given in num_bytes.items()})
 
   def remove(self, tenant: str) -> None:
     """Ends a tenant's programs, also those that run, and frees its bytes."""
@@ -217,7 +237,8 @@ class GangScheduler:
       now = max(self._virtual_times[device], ticket.order[0])
       self._virtual_times[device] = now
 
-  def _add_kept(self, tenant: str, num_bytes: Bytes) -> None:
+  def keep(self, tenant: str, num_bytes: Bytes) -> None:
+    """Adds the bytes of buffers, by device, that a tenant keeps."""
     for counter in (self._used, self._kept, self._kept_by[tenant]):
       counter.update(num_bytes)
 

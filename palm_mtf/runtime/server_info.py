@@ -29,6 +29,7 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # per operation
+  device_bytes: int = 0  # memory for each device, in bytes
   # {name of a function: token with which sessions call the function}; see
   # runtime/processes.py.
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -2,6 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import re
 
+import numpy as np
+import pytest
+
+from palm_mtf import runtime
+from palm_mtf.errors import UserError
 from tests.doc_pages import Page
 from tests.source_files import ROOT
 
@@ -31,6 +36,16 @@ def test_the_commands_run_the_example(block):
   for command in block.commands:
     assert (ROOT / command[1]).is_file()  # tests/runtime/tracer/example_test.py
     assert command[2:] in ([], ["--local_servers=2"])
+
+
+@PAGE.shows("104 bytes on device")
+def test_what_never_fits_is_refused(block):
+  with runtime.connect(devices=1, budget=100) as client:
+    (slice_,) = client.slices("1")
+    made = runtime.function(lambda x: x + 1).on(slice_)(np.zeros(13))
+    with pytest.raises(UserError) as error:
+      made.wait()
+    assert f"{error.value}\n" == block.text
 
 
 MEASURED = [

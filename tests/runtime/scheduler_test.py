@@ -477,6 +477,24 @@ def test_whatever_fits_a_budget_runs_and_budgets_are_never_exceeded(
       assert sum(device in x.num_bytes for x in running) <= 4
 
 
+def test_a_wait_for_buffers_that_nobody_frees_is_explained():
+  scheduler = GangScheduler("fifo", {"pod0": 100})
+  scheduler.keep("a", {"pod0": 60})
+  large = scheduler.submit("a", _on("pod0", num_bytes=50))
+  small = scheduler.submit("b", _on("pod0", num_bytes=10))
+  assert scheduler.start() == [small]
+  assert not scheduler.explain_wait(large)  # bytes may be freed meanwhile
+  scheduler.free("a", {"pod0": 5})
+  assert not scheduler.explain_wait(large)
+  assert scheduler.explain_wait(large) == (
+    "50 bytes on device 'pod0': buffers keep 55 of its budget of 100, and none "
+    "was freed for long; free some."
+  )
+  scheduler.free("a", {"pod0": 5})
+  assert not scheduler.explain_wait(large)
+  assert scheduler.start() == [large]
+
+
 # Clients that leave.
 
 

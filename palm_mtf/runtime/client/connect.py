@@ -32,7 +32,7 @@ from palm_mtf.runtime.addresses import resolve
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.heartbeat import PodLostError
 from palm_mtf.runtime.client.places import Place
-from palm_mtf.runtime.client.turns import TurnTaker
+from palm_mtf.runtime.client.turns import ManagedTurns
 from palm_mtf.runtime.manager.client import Stream
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import Program
@@ -127,8 +127,8 @@ class Cluster:
     client = Client(tf.Session(self.target, tf.Graph(), self.config))
     secs, turns = _CLOSE_SECS, None
     if self.stream:
-      turns = TurnTaker(self.stream, self.names)
-      client.take_turn = turns.take
+      turns = ManagedTurns(self.stream, self.names)
+      client.take_turn, client.free = turns.take, turns.free
     try:
       with client.graph.as_default():
         for job in self.tpu_jobs:

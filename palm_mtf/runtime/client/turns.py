@@ -1,9 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a client takes turns: it asks the manager before each program.
+"""How a client takes turns: it asks a scheduler before each program.
 
 runtime/manager/turns.py has the messages. While no manager answers, programs
-run without turns: the devices stay the client's, only shares are not kept.
+run without turns: the devices stay the client's, but nobody keeps shares and
+budgets.
 """
 
 import contextlib
@@ -14,18 +15,25 @@ import queue
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.manager.client import Stream
+from palm_mtf.runtime.manager.turns import Turns
 from palm_mtf.runtime.program import Program
+from palm_mtf.runtime.scheduler import GangScheduler
 
 _logger = logging.getLogger(__name__)
 
 _FIRST_SECS = 0.01  # estimate for a program that has not run yet
+_MAX_IN_FLIGHT = 16  # programs on a device, without a manager
 _RETRY_SECS = 1.0  # between attempts to reach a manager
+# A program fails if nobody frees a buffer for so long while it waits only for
+# the bytes that buffers keep.
+_FULL_SECS = 60.0
 
 
 class _Turn:
@@ -39,21 +47,88 @@ class _Turn:
 class TurnTaker:
   """Takes a turn for each program of a client."""
 
-  def __init__(self, stream: Stream, devices: Mapping[str, str]):
-    """Opens the stream to the manager.
-
-    Args:
-      stream: gRPC's call of the manager's stream.
-      devices: {TensorFlow's name of a device: the manager's name of it}.
-    """
-    self._stream, self._devices = stream, devices
-    self._numbers = itertools.count()
+  def __init__(self, devices: Mapping[str, str]):
+    """Takes {TensorFlow's name of a device: the scheduler's name of it}."""
+    self._devices, self._numbers = devices, itertools.count()
     self._lock = threading.Lock()
-    self._requests: queue.SimpleQueue[bytes | None] | None = None
     self._turns: dict[int, _Turn] = {}  # that programs wait for
     self._secs: weakref.WeakKeyDictionary[Program, float] = (
       weakref.WeakKeyDictionary()
     )
+
+  @contextlib.contextmanager
+  def take(self, program: Program) -> Iterator[None]:
+    """Waits for the program's turn; the body runs the program.
+
+    Raises:
+      UserError: the program needs more bytes than its devices may hold, or
+        waits too long for buffers to be freed.
+    """
+    number, turn = next(self._numbers), _Turn()
+    num_bytes = self._name(
+      program.device_bytes or dict.fromkeys(self._devices, 0)
+    )
+    secs = self._secs.get(program, _FIRST_SECS)
+    with self._lock:
+      self._turns[number] = turn
+    self._send({"submit": number, "num_bytes": num_bytes, "secs": secs})
+    while not turn.begun.wait(_FULL_SECS):
+      self._send({"check": number})
+    with self._lock:
+      del self._turns[number]
+    if turn.refusal:
+      raise UserError(turn.refusal)
+    start, kept = time.monotonic(), {}
+    try:
+      yield
+      kept = num_bytes
+    finally:
+      secs = self._secs[program] = time.monotonic() - start
+      self._send({"finish": number, "secs": secs, "kept": kept})
+
+  def free(self, num_bytes: Mapping[str, int]) -> None:
+    """Gives back bytes, by device, of buffers that programs made."""
+    self._send({"free": self._name(num_bytes)})
+
+  def _name(self, num_bytes: Mapping[str, int]) -> dict[str, int]:
+    return {self._devices[name]: n for name, n in num_bytes.items()}
+
+  def _send(self, message: Mapping[str, Any]) -> None:
+    """Sends a message to the scheduler."""
+    raise NotImplementedError
+
+  def _take_answer(self, answer: Mapping[str, Any]) -> None:
+    with self._lock:
+      turn = self._turns.get(answer.get("start", answer.get("refuse")))
+    if turn:
+      turn.refusal = answer.get("why", "")
+      turn.begun.set()
+
+
+class OwnTurns(TurnTaker):
+  """Turns on devices that no manager shares out."""
+
+  def __init__(self, budgets: Mapping[str, int]):
+    """Takes {TensorFlow's name of a device: bytes that buffers may have}."""
+    super().__init__({x: x for x in budgets})
+    scheduler = GangScheduler("fifo", budgets, _MAX_IN_FLIGHT)
+    self._client = Turns(scheduler, dict).add_client(
+      "client", 1.0, self._take_answer
+    )
+
+  def _send(self, message: Mapping[str, Any]) -> None:
+    self._client(message)
+
+
+class ManagedTurns(TurnTaker):
+  """Turns that a manager gives."""
+
+  def __init__(self, stream: Stream, devices: Mapping[str, str]):
+    """Opens gRPC's stream to the manager, whose names of devices are given."""
+    super().__init__(devices)
+    self._stream = stream
+    self._requests: queue.SimpleQueue[bytes | None] | None = None
+    self._kept: Counter[str] = Counter()  # bytes of buffers, by device
     self._ended = threading.Event()
     self._open()
     threading.Thread(target=self._read, daemon=True).start()
@@ -63,35 +138,11 @@ class TurnTaker:
     self._ended.set()
     self._end_turns()
 
-  @contextlib.contextmanager
-  def take(self, program: Program) -> Iterator[None]:
-    """Waits for the program's turn; the body runs the program.
-
-    Raises:
-      UserError: the program needs more bytes than its devices may hold.
-    """
-    number, turn = next(self._numbers), _Turn()
-    needed = program.device_bytes or dict.fromkeys(self._devices, 0)
-    num_bytes = {self._devices[name]: n for name, n in needed.items()}
-    secs = self._secs.get(program, _FIRST_SECS)
-    with self._lock:
-      self._turns[number] = turn
-    self._send({"submit": number, "num_bytes": num_bytes, "secs": secs})
-    turn.begun.wait()
-    with self._lock:
-      del self._turns[number]
-    if turn.refusal:
-      raise UserError(turn.refusal)
-    start = time.monotonic()
-    try:
-      yield
-    finally:
-      secs = self._secs[program] = time.monotonic() - start
-      self._send({"finish": number, "secs": secs, "kept": {}})
-
   def _send(self, message: Mapping[str, Any]) -> None:
     """Sends a message; if no manager answers, ends all waiting."""
     with self._lock:
+      self._kept.update(message.get("kept", {}))
+      self._kept.subtract(message.get("free", {}))
       if self._requests:
         self._requests.put(json_text(message).encode())
         return
@@ -100,6 +151,8 @@ class TurnTaker:
   def _open(self) -> None:
     with self._lock:
       self._requests = queue.SimpleQueue()
+      # A manager that was restarted does not know the client's buffers.
+      self._requests.put(json_text({"keep": self._kept}).encode())
       # gRPC asks for the next request until it gets None.
       self._answers = self._stream(iter(self._requests.get, None))
 
@@ -129,10 +182,3 @@ class TurnTaker:
       if self._ended.wait(_RETRY_SECS):
         return
       self._open()
-
-  def _take_answer(self, answer: Mapping[str, Any]) -> None:
-    with self._lock:
-      turn = self._turns.get(answer.get("start", answer.get("refuse")))
-    if turn:
-      turn.refusal = answer.get("why", "")
-      turn.begun.set()

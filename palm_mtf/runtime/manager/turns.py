@@ -5,10 +5,14 @@
 A client opens a stream and submits programs. The manager answers when each of
 them may start; the client says when it has ended. Messages are JSON objects:
 
-  client   {"submit": number, "num_bytes": {device: bytes}, "secs": estimate}
+  client   {"keep": {device: bytes}} of the buffers that the client has already
+           {"submit": number, "num_bytes": {device: bytes}, "secs": estimate}
+           {"check": number}, which is refused if it waits only for buffers
            {"finish": number, "secs": measured, "kept": {device: bytes}}
            {"free": {device: bytes}}
   manager  {"start": number} or {"refuse": number, "why": text}
+
+A client without a manager has the same scheduler in its own process.
 
 One scheduler serves the devices of all islands, because the programs of a run
 with pods on several islands need one order across all of them.
@@ -27,6 +31,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.scheduler import GangScheduler, Ticket
 
+Answer = Callable[[Mapping[str, Any]], None]
+
 
 class Turns:
   """Gives turns to the programs of all clients, in one order."""
@@ -44,8 +50,8 @@ class Turns:
     """
     self._scheduler, self._list_devices = scheduler, list_devices
     self._lock = threading.Lock()
-    # The number that the client gave to each program, and the client's answers.
-    self._tickets: dict[Ticket, tuple[int, queue.SimpleQueue]] = {}
+    # The number that the client gave to each program, and who gets the answer.
+    self._tickets: dict[Ticket, tuple[int, Answer]] = {}
 
   def serve(
     self, tenant: str, weight: float, requests: Iterable[bytes]
@@ -59,55 +65,71 @@ class Turns:
     """
     with self._lock:
       self._scheduler.budgets.update(self._list_devices())
-    answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[Mapping | None] = queue.SimpleQueue()
+    take = self.add_client(tenant, weight, answers.put)
 
     def read() -> None:
-      numbers: dict[int, Ticket] = {}
-      # gRPC raises an error if the client is gone.
-      with contextlib.suppress(grpc.RpcError):
+      # gRPC raises an error if the client is gone. A client that frees what it
+      # does not keep loses its stream.
+      with contextlib.suppress(grpc.RpcError, UserError):
         for request in requests:
-          self._take(tenant, weight, json.loads(request), numbers, answers)
+          take(json.loads(request))
       answers.put(None)
 
     threading.Thread(target=read, daemon=True).start()
     try:
       while (answer := answers.get()) is not None:
-        yield answer
+        yield json_text(answer).encode()
     finally:
       with self._lock:
         self._scheduler.remove(tenant)
         self._start()
 
-  def _take(
-    self,
-    tenant: str,
-    weight: float,
-    request: Mapping[str, Any],
-    numbers: dict[int, Ticket],
-    answers: queue.SimpleQueue,
-  ) -> None:
-    """Takes one message of a client."""
-    with self._lock:
-      match request:
-        case {"submit": number, "num_bytes": num_bytes, "secs": secs}:
-          try:
-            ticket = self._scheduler.submit(tenant, num_bytes, secs, weight)
-          except UserError as error:
-            refusal = {"refuse": number, "why": str(error)}
-            answers.put(json_text(refusal).encode())
-            return
-          numbers[number] = ticket
-          self._tickets[ticket] = number, answers
-        case {"finish": number, "secs": secs, "kept": kept}:
-          ticket = numbers.pop(number)
-          self._tickets.pop(ticket, None)
-          self._scheduler.finish(ticket, secs, kept)
-        case {"free": num_bytes}:
-          self._scheduler.free(tenant, num_bytes)
-      self._start()
+  def add_client(
+    self, tenant: str, weight: float, answer: Answer
+  ) -> Callable[[Mapping[str, Any]], None]:
+    """Returns a function that takes the messages of a client.
+
+    Args:
+      tenant: name of the client, unique.
+      weight: the client's share or priority, as the scheduler's policy says.
+      answer: takes the answers.
+    """
+    numbers: dict[int, Ticket] = {}
+
+    def take(message: Mapping[str, Any]) -> None:
+      with self._lock:
+        match message:
+          case {"submit": number, "num_bytes": num_bytes, "secs": secs}:
+            try:
+              ticket = self._scheduler.submit(tenant, num_bytes, secs, weight)
+            except UserError as error:
+              answer({"refuse": number, "why": str(error)})
+              return
+            numbers[number] = ticket
+            self._tickets[ticket] = number, answer
+          case {"check": number}:
+            if why := self._scheduler.explain_wait(numbers[number]):
+              ticket = numbers.pop(number)
+              del self._tickets[ticket]
+              self._scheduler.finish(ticket)
+              answer({"refuse": number, "why": why})
+          case {"finish": number, "secs": secs, "kept": kept}:
+            if ticket := numbers.pop(number, None):
+              self._tickets.pop(ticket, None)
+              self._scheduler.finish(ticket, secs, kept)
+            else:  # a program that began before the manager was restarted
+              self._scheduler.keep(tenant, kept)
+          case {"keep": num_bytes}:
+            self._scheduler.keep(tenant, num_bytes)
+          case {"free": num_bytes}:
+            self._scheduler.free(tenant, num_bytes)
+        self._start()
+
+    return take
 
   def _start(self) -> None:
     for ticket in self._scheduler.start():
       if ticket in self._tickets:
-        number, answers = self._tickets[ticket]
-        answers.put(json_text({"start": number}).encode())
+        number, answer = self._tickets[ticket]
+        answer({"start": number})

@@ -7,7 +7,7 @@ import contextlib
 from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.machine.compiled_code import check_xla_flags
-from palm_mtf.machine.host_memory import resident_bytes
+from palm_mtf.machine.host_memory import memory_bytes, resident_bytes
 from palm_mtf.machine.kernels import kernels_here
 from palm_mtf.machine.processors import kernel_flags
 from palm_mtf.native.operations import operations, operations_built_with
@@ -65,11 +65,13 @@ def start_server(
 
 
 def _describe(num_devices: int, num_threads: int) -> ServerInfo:
+  _, available = memory_bytes()
   return ServerInfo(
     palm_mtf=__version__,
     tensorflow=tf.__version__,
     num_devices=num_devices,
     num_threads=num_threads,
+    device_bytes=available // num_devices,
     functions={x: function_token(y) for x, y in HOST_FUNCTIONS.items()},
     has_native=operations() is not None,
     cpu_flags=kernel_flags(),

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import contextvars
 import itertools
+import queue
 import re
 import threading
 import time
@@ -23,17 +24,19 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.errors import UserError, check_choice
+from palm_mtf.errors import UserError, check_choice, check_count
+from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.mesh.session import SERVER_ERRORS
-from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.client import Call, Client
 from palm_mtf.runtime.client.connect import connect as connect_devices
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.client.turns import OwnTurns
 from palm_mtf.runtime.program import VARIABLES, Program
 from palm_mtf.runtime.tracer.functions import Function
 from palm_mtf.runtime.tracer.shards import Sharding, VirtualSlice
-from palm_mtf.runtime.tracer.stores import Tickets
+from palm_mtf.runtime.tracer.stores import Tickets, build_removal
 from palm_mtf.runtime.tracer.trace import (
   Lowered,
   Trace,
@@ -44,14 +47,15 @@ from palm_mtf.runtime.tracer.trace import (
   to_array,
 )
 
-# Calls in flight, each with a thread of this process. More were not faster.
-_MAX_CALLS = 16
-# Shards of buffers that nothing uses are removed once there are so many of one
-# sharding, or once they have so many bytes per device.
-_GROUP, _GROUP_BYTES = 16, 2**20
+# Calls that have not ended, each with a thread of this process.
+_MAX_CALLS = 256
+# Buffers that nothing uses are removed once there are so many, or once no other
+# followed within so many seconds.
+_GROUP, _GROUP_SECS = 16, 0.01
 # Calls wait in servers for a program whose last call took less than this, so
-# that even the last of _MAX_CALLS is not cut off by the limit of the wait.
+# that even the last call in flight is not cut off by the limit of the wait.
 _SHORT_SECS = 0.25
+_CLOSE_SECS = 2.0
 
 # Programs whose blocks run in this thread.
 _RUNNING: contextvars.ContextVar = contextvars.ContextVar("running", default=())
@@ -76,11 +80,21 @@ class Buffer:
     self.slice, self.shape, self.dtype = held.slice, held.shape, held.dtype
     # The program that makes the buffer; `made` is done when its call ends.
     self.source, self.made = source, made
+    self.begun: Future = Future()  # is done when its call begins
     self.end = 0.0  # time when the call ended
     self.is_signal_taken = False  # by a call that reads the buffer
 
   def __del__(self) -> None:
-    self.owner.dropped.append((self.held, self.handle, self.is_signal_taken))
+    # This may run in any thread, in the middle of anything, so take no lock.
+    self.owner.dropped.put((self.held, self.take_signal(), self.made))
+
+  def take_signal(self) -> list[int]:
+    """Returns the key of the buffer, and the signal that a call waits for.
+
+    Only the first call waits. The others get the number of a new signal.
+    """
+    is_taken, self.is_signal_taken = self.is_signal_taken, True
+    return [self.handle, next(self.owner.numbers) if is_taken else self.handle]
 
   def wait(self) -> None:
     """Waits until the buffer exists; raises the error of its program."""
@@ -117,7 +131,7 @@ class TracedProgram:
     self._owner.check_open()
     given = [self._check(i, x) for i, x in enumerate(inputs)]
     kinds = tuple(getattr(x, "held", (x.shape, x.dtype)) for x in given)
-    with self._owner.building:
+    with self._owner.programs.building:
       if kinds not in self._traced:
         self._traced[kinds] = self._trace(given)
     lowered, indices, constants = self._traced[kinds]
@@ -162,6 +176,9 @@ class TracedProgram:
       nodes = [*fuse(nodes, results)]
     with self._owner.programs.graph.as_default():
       lowered = lower([*inputs, *trace.constants], nodes, results)
+      # Not in the thread that removes, because others may build there.
+      for x in {*lowered.outputs} - self._owner.removals.keys():
+        self._owner.removals[x] = build_removal(x)
     self._owner.initialize(lowered.variables)
     indices = tf.nest.map_structure(results.index, nested)
     return lowered, indices, [*trace.constants.values()]
@@ -185,15 +202,16 @@ class RuntimeClient:
     self._heartbeat, self._is_open = heartbeat, True
     self._num_slices = collections.Counter(dict.fromkeys(devices, 0))
     self.numbers = itertools.count(1)  # for keys and signals
-    self.building = threading.RLock()
     self._lock = threading.Lock()
     self._permits = threading.Semaphore(_MAX_CALLS)
     self._places: dict[str, tuple] = {}  # of variables
     self._functions: dict[tuple[Function, VirtualSlice], TracedProgram] = {}
-    self._built: dict[object, Program] = {}
-    # Buffers that nothing uses: (sharding, key, whether its signal is taken).
-    self.dropped: collections.deque = collections.deque()
-    self._unused: dict[Sharding, list[list[int]]] = {}
+    self._fetches: dict[Sharding, Program] = {}
+    self.removals: dict[Sharding, Program] = {}
+    # Buffers that nothing uses; None at the end.
+    self.dropped: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+    self._remover = threading.Thread(target=self._remove_dropped, daemon=True)
+    self._remover.start()
 
   def slices(self, *shapes: str) -> tuple[VirtualSlice, ...]:
     """Returns a slice per shape, on devices that have the fewest slices.
@@ -249,6 +267,8 @@ class RuntimeClient:
   def close(self) -> None:
     """Ends the use of all buffers and programs."""
     self._is_open = False
+    self.dropped.put(None)
+    self._remover.join(_CLOSE_SECS)  # it waits for a lost server
 
   def check_open(self) -> None:
     """Raises UserError if the client is closed."""
@@ -277,58 +297,59 @@ class RuntimeClient:
 
   def start(self, lowered: Lowered, inputs: Sequence[Any]) -> list[Buffer]:
     """Starts a call of a program; returns the buffers that it makes."""
-    self._remove_unused()
     self._permits.acquire()
-    program, made, begin = lowered.program, Future(), time.monotonic()
+    program, made, asked = lowered.program, Future(), time.monotonic()
     buffers = [inputs[i] for i in lowered.buffers]
     outputs = [Buffer(self, x, lowered, made) for x in lowered.outputs]
     used = [*buffers, *outputs]  # which the call keeps until it ends
-    rows, after, awaited = [], [], []
+    rows, before, awaited = [], [], []
     with self._lock:
       for x in buffers:
         # A call waits in servers for a short time only, so it must be possible
         # to repeat it, and to expect the signal soon. Another call waits here.
         waits = not (x.made.done() or x.is_signal_taken or program.reads)
         waits &= x.source.secs < _SHORT_SECS
-        (awaited if waits else after).append(x.made)
-        signal = next(self.numbers) if x.is_signal_taken else x.handle
-        x.is_signal_taken = True
-        rows.append([x.handle, signal, not waits])
-    rows += [[x.handle, x.handle, 0] for x in outputs]
+        before.append(x.begun if waits else x.made)
+        awaited += [x.made] * waits
+        rows.append(x.take_signal())
+    rows += [[x.handle, x.handle] for x in outputs]
     fed = {
       name: inputs[i][region].copy()
       for name, (i, region) in lowered.feeds.items()
     }
 
-    def run(rows: list, after: list, finish: Callable[[Future], None]) -> None:
-      numbers = np.array([*rows, [0, next(self.numbers), 0]])
+    def run(rows: list, after: list, end: Callable[[Future], None]) -> Call:
+      numbers = np.array([*rows, [0, next(self.numbers)]])
       tickets = {x: numbers for x in program.inputs if x not in fed}
       call = self.programs.run(program, {**fed, **tickets}, after=after)
-      call.add_done_callback(finish)
+      call.add_done_callback(end)
+      return call
 
-    def finish(call: Future) -> None:
+    def end_or_repeat(call: Future) -> None:
       if isinstance(call.exception(), tf.errors.DeadlineExceededError):
         # The call has waited in servers for too long: wait here instead. The
         # signals are new ones, because some may have been given.
-        again = [[key, next(self.numbers), 1] for key, _, _ in rows]
+        again = [[key, next(self.numbers)] for key, _ in rows]
         run(again, awaited, end)
       else:
         end(call)
 
     def end(call: Future) -> None:
       now = time.monotonic()
-      lowered.secs = now - max([begin, *(x.end for x in used)])
+      lowered.secs = now - max([asked, *(x.end for x in used)])
       for x in used:
         x.end = x.end or now
+      self._settle(made, call.exception())
       used.clear()
       self._permits.release()
-      self._settle(made, call.exception())
 
     for each in awaited:
       each.add_done_callback(
         lambda x: x.exception() and self._settle(made, x.exception())
       )
-    run(rows, after, finish if awaited else end)
+    call = run(rows, before, end_or_repeat if awaited else end)
+    for x in outputs:
+      x.begun = call.begun
     return outputs
 
   def _settle(self, made: Future, error: BaseException | None) -> None:
@@ -344,52 +365,47 @@ class RuntimeClient:
   def fetch(self, buffer: Buffer) -> np.ndarray:
     """Returns the array of a buffer that exists."""
     held = buffer.held
-    with self.building, self.programs.graph.as_default():
-      if held not in self._built:
+    with self.programs.building, self.programs.graph.as_default():
+      if held not in self._fetches:
         tickets = Tickets([held])
         # Of devices with equal regions, fetch only from the last one.
         shards = dict(zip(held.begins, tickets.peek(0), strict=True))
-        self._built[held] = Program(tickets.placeholders, shards)
-    program = self._built[held]
-    rows = np.array([[buffer.handle, 0, 0], [0, 0, 0]])
-    shards = self.programs.call(program, dict.fromkeys(program.inputs, rows))
+        self._fetches[held] = Program(
+          tickets.placeholders, shards, device_bytes=held.count_bytes(0)
+        )
+    rows = [[buffer.handle, 0], [0, 0]]
+    shards = self._call(self._fetches[held], rows)
     whole = np.empty(held.shape, held.dtype.as_numpy_dtype)
     for begin, region in zip(held.begins, held.regions, strict=True):
       whole[region] = shards[begin]
     return whole
 
-  def _remove_unused(self) -> None:
-    """Removes the shards of buffers that nothing uses."""
-    full = []
-    with self._lock:
-      while self.dropped:
-        held, key, is_awaited = self.dropped.popleft()
-        signal = next(self.numbers) if is_awaited else key
-        rows = self._unused.setdefault(held, [])
-        rows.append([key, signal, 1])
-        if len(rows) >= min(_GROUP, _GROUP_BYTES / (held.shard_bytes + 1)):
-          full.append((held, self._unused.pop(held)))
-    for held, rows in full:
-      while len(rows) <= _GROUP:
-        rows.append([next(self.numbers)] * 2 + [1])
-      program = self._build_removal(held)
-      inputs = dict.fromkeys(program.inputs, np.array(rows))
-      self.programs.run(program, inputs)
+  def _remove_dropped(self) -> None:
+    """Removes the shards of buffers that nothing uses, until `close`."""
+    group: list[tuple | None] = [()]
+    while group[-1] is not None:
+      group = [self.dropped.get()]
+      with contextlib.suppress(queue.Empty):
+        while group[-1] and len(group) < _GROUP:
+          group.append(self.dropped.get(timeout=_GROUP_SECS))
+      unused = collections.defaultdict(list)
+      for held, *rest in filter(None, group):
+        unused[held].append(rest)
+      for held, some in unused.items():
+        self._remove(held, some)
 
-  def _build_removal(self, held: Sharding) -> Program:
-    with self.building, self.programs.graph.as_default():
-      if ("removal", held) not in self._built:
-        tickets = Tickets([held] * _GROUP)
-        for row in range(_GROUP):
-          tickets.wait(row)
-        for row in range(_GROUP):
-          # If there is no shard, because a program has failed, store one: then
-          # the removal does not wait.
-          tickets.stage(row, None)
-        removed = [x for row in range(_GROUP) for x in tickets.remove(row)]
-        program = Program(tickets.placeholders, operations=removed)
-        self._built["removal", held] = program
-    return self._built["removal", held]
+  def _remove(self, held: Sharding, group: Sequence[tuple]) -> None:
+    """Removes the shards of buffers, and frees their bytes."""
+    rows = [row for row, _ in group]
+    with contextlib.suppress(UserError, tf.errors.OpError):  # a lost server
+      self._call(self.removals[held], rows)
+      num_kept = sum(not made.exception() for _, made in group)
+      self.programs.free(held.count_bytes(num_kept))
+
+  def _call(self, program: Program, rows: Sequence) -> Any:
+    return self.programs.call(
+      program, dict.fromkeys(program.inputs, np.array(rows))
+    )
 
 
 @contextlib.contextmanager
@@ -397,7 +413,10 @@ def connect(
   servers: Sequence[str] = (),
   *,
   local_servers: int = 0,
+  manager: str = "",
   devices: int = 8,
+  budget: int = 0,
+  share: float = 1.0,
   client_address: str = "127.0.0.1",
   timeout_secs: float = 60.0,
 ) -> Iterator[RuntimeClient]:
@@ -406,7 +425,12 @@ def connect(
   Args:
     servers: "host:port" of each server of `palm_mtf pods serve`.
     local_servers: number of server processes to start on this machine instead.
-    devices: virtual devices of this process, or of each server to start.
+    manager: "host:port" of `palm_mtf pods manage`, which chooses servers.
+    devices: devices of this process, of each server to start, or that the
+      manager chooses.
+    budget: bytes of buffers that a device may hold, unless a manager decides; 0
+      for the memory that is free now.
+    share: the client's share of the devices' time (`pods manage --policy`).
     client_address: address of this host where servers reach the client.
     timeout_secs: a server that is silent for so long is lost.
 
@@ -416,11 +440,14 @@ def connect(
   Raises:
     UserError: a server cannot be used.
   """
+  check_count("budget", budget, minimum=0)
   kind = "local_servers" if local_servers else "in_process"
   pods = PodsConfig(
     num_pods=local_servers or 1,
-    pods="cluster" if servers else kind,
-    islands=[servers] if servers else (),
+    pods="cluster" if servers or manager else kind,
+    islands="auto" if manager else [servers] if servers else (),
+    manager=manager,
+    share=share,
     client_address=client_address,
     pod_timeout_secs=timeout_secs,
   )
@@ -438,12 +465,22 @@ def connect(
           for i in range(heartbeat.infos[x.address].num_devices)
         ]
       ]
-    cluster = connect_devices(pods, mesh, places, heartbeat.infos)
+    cluster = connect_devices(
+      pods, mesh, places, heartbeat.infos, started.stream
+    )
+    names = [x for pod in cluster.devices.pods for x in pod]
     stack.enter_context(heartbeat)
     programs = stack.enter_context(cluster.client())
+    if not manager:
+      _, available = memory_bytes()
+      budgets = dict.fromkeys(names, budget or available // len(names))
+      if servers and not budget:
+        infos = [heartbeat.infos[x.address] for x in places[0]]
+        budgets = {x: y.device_bytes for x, y in zip(names, infos, strict=True)}
+      turns = OwnTurns(budgets)
+      programs.take_turn, programs.free = turns.take, turns.free
     with heartbeat.during("at the start"):
       heartbeat.connect(programs)
-    names = [x for pod in cluster.devices.pods for x in pod]
     client = RuntimeClient(programs, names, heartbeat if places else None)
     stack.callback(client.close)
     yield client

@@ -51,6 +51,10 @@ class Sharding:
     """Bytes of a shard."""
     return math.prod(self.sizes) * self.dtype.size
 
+  def count_bytes(self, num_arrays: int) -> dict[str, int]:
+    """Returns the bytes of the shards of equal arrays, by device."""
+    return dict.fromkeys(self.slice.devices, num_arrays * self.shard_bytes)
+
   @property
   def regions(self) -> list[tuple[slice, ...]]:
     """Indices of each device's region."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from palm_mtf._tf import tf
 from palm_mtf.mesh.slices import cpu_of_process
+from palm_mtf.runtime.program import Program
 from palm_mtf.runtime.tracer.shards import Sharding, Shards
 
 # A call that waits for longer fails with DeadlineExceededError, so that servers
@@ -23,11 +24,11 @@ WAIT_SECS = 5.0
 class Tickets:
   """Operations on the buffers of a call, which rows of numbers describe.
 
-  A row has the key of a buffer, the number of its signal, and 1 if the call
-  need not wait for the signal, else 0. The last row has a number of the call.
+  A row has the key of a buffer and the number of its signal. If both are equal,
+  the call waits for the signal. The last row has a number of the call.
 
   Attributes:
-    placeholders: placeholder of the rows, [buffers + 1, 3] int64, by the CPU of
+    placeholders: placeholder of the rows, [buffers + 1, 2] int64, by the CPU of
       each process.
   """
 
@@ -43,8 +44,9 @@ class Tickets:
     """Takes a buffer's signal in each process, before `peek` and `stage`."""
     for cpu in self._find_cpus([row]):
       with tf.device(cpu):
-        _, signal, can_start = self._read_row(cpu, row)
+        key, signal = self._read_row(cpu, row)
         # Unbatch waits unless its index has the signal.
+        can_start = tf.cast(tf.not_equal(key, signal), tf.int32)
         index = tf.fill([can_start, 1], tf.ones([], tf.int64))
         wait = _unbatch([0], index * [[signal, 0, 1]], signal)
       self._waits[cpu].append(wait)
@@ -60,12 +62,13 @@ class Tickets:
         given.append(_unbatch([0] * len(every), index, signals[-1]))
     return given
 
-  def stage(self, row: int, shards: Shards | None) -> None:
-    """Stores shards, or empty tensors, unless their key is in the store."""
-    for i, (device, store) in enumerate(self._find_stores(row)):
+  def stage(self, row: int, shards: Shards) -> None:
+    """Stores shards, after `wait`, unless their key is in the store."""
+    for shard, (device, store) in zip(
+      shards, self._find_stores(row), strict=True
+    ):
       cpu = cpu_of_process(device)
       with tf.device(device), tf.control_dependencies(self._waits[cpu]):
-        shard = shards[i] if shards else tf.zeros([0], self._held[row].dtype)
         staged = tf.raw_ops.MapStage(values=[shard], **store)
       self._staged[cpu].append(staged)
 
@@ -80,23 +83,12 @@ class Tickets:
       shards.append(shard)
     return shards
 
-  def remove(self, row: int) -> list[tf.Operation]:
-    """Removes the shards of a buffer, after `stage`."""
-    removed = []
-    for device, store in self._find_stores(row):
-      staged = self._staged[cpu_of_process(device)]
-      with tf.device(device), tf.control_dependencies(staged):
-        removed.append(tf.raw_ops.MapUnstage(**store)[0].op)
-    return removed
-
   def _find_stores(self, row: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each device, and which entry of its store has the shard."""
     held = self._held[row]
     for device in held.slice.devices:
-      key, _, _ = self._read_row(cpu_of_process(device), row)
-      name = f"buffers_{held.dtype.name}"
-      store = {"dtypes": [held.dtype], "shared_name": name}
-      yield device, {"key": key, "indices": [0], **store}
+      key, _ = self._read_row(cpu_of_process(device), row)
+      yield device, _store(held, key)
 
   def _find_cpus(self, rows: Iterable[int]) -> list[str]:
     devices = (x for row in rows for x in self._held[row].slice.devices)
@@ -105,11 +97,54 @@ class Tickets:
   def _read_row(self, cpu: str, row: int) -> list[tf.Tensor]:
     with tf.device(cpu), tf.control_dependencies(None):
       if cpu not in self.placeholders:
-        shape = [len(self._held) + 1, 3]
+        shape = [len(self._held) + 1, 2]
         self.placeholders[cpu] = tf.placeholder(tf.int64, shape)
       if (cpu, row) not in self._rows:
         self._rows[cpu, row] = tf.unstack(self.placeholders[cpu][row])
     return self._rows[cpu, row]
+
+
+def build_removal(held: Sharding) -> Program:
+  """Builds a program that removes buffers, which rows of numbers describe.
+
+  A row has the key of a buffer and the number of its signal. If there is no
+  shard or signal, because a program has failed, the program does not wait.
+  """
+  rows: dict[str, tf.Tensor] = {}  # by the CPU of each process
+  removed = []
+  for device in held.slice.devices:
+    cpu = cpu_of_process(device)
+    has_signals = cpu not in rows
+    if has_signals:
+      with tf.device(cpu):
+        rows[cpu] = tf.placeholder(tf.int64, [None, 2])
+
+    def remove(i, rows=rows[cpu], has_signals=has_signals):
+      key, signal = tf.unstack(rows[i])
+      done = []
+      if has_signals:
+        done.append(_unbatch([0], [[signal, 0, 1]], signal))
+      empty, store = tf.zeros([0], held.dtype), _store(held, key)
+      with tf.control_dependencies(
+        [tf.raw_ops.MapStage(values=[empty], **store)]
+      ):
+        done.append(tf.raw_ops.MapUnstage(**store)[0].op)
+      with tf.control_dependencies(done):
+        return i + 1
+
+    with tf.device(device):
+      number = tf.shape(rows[cpu])[0]
+      end = tf.while_loop(lambda i, n=number: i < n, remove, [0])
+    removed.append(end.op)
+  none = dict.fromkeys(held.slice.devices, 0)
+  return Program(rows, operations=removed, device_bytes=none)
+
+
+def _store(held: Sharding, key: tf.Tensor) -> dict[str, Any]:
+  """Returns the arguments of operations on a shard in the store of a device."""
+  name = f"buffers_{held.dtype.name}"
+  dtypes = [held.dtype]
+  return {"key": key, "indices": [0], "dtypes": dtypes, "shared_name": name}
 
 
 def _unbatch(data: object, index: object, number: tf.Tensor) -> tf.Operation:

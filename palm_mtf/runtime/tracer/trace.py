@@ -241,9 +241,10 @@ def lower(
     variables += built.variables
   for row, x in enumerate(results, len(buffers)):
     tickets.stage(row, shards[x])
-  num_bytes: collections.Counter[str] = collections.Counter()
-  for x in held:
-    num_bytes.update(dict.fromkeys(x.slice.devices, x.shard_bytes))
+  used = (x.slice.devices for x in (*held, *nodes))
+  num_bytes = collections.Counter(dict.fromkeys(itertools.chain(*used), 0))
+  for x in outputs:
+    num_bytes.update(x.count_bytes(1))
   program = Program(
     inputs={**fed, **tickets.placeholders},
     operations=tickets.signal(range(len(buffers), len(held))),

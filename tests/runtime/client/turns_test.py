@@ -9,7 +9,7 @@ import time
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.runtime.client.turns import TurnTaker
+from palm_mtf.runtime.client.turns import ManagedTurns
 from palm_mtf.runtime.manager import service
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.manager import Manager
@@ -38,7 +38,7 @@ def manager(tmp_path, monkeypatch):
 @contextlib.contextmanager
 def taker(address, owner, share=1.0):
   with ManagerClient("MANAGER", address) as client:
-    turns = TurnTaker(client.open_turns(owner, share), DEVICES)
+    turns = ManagedTurns(client.open_turns(owner, share), DEVICES)
     try:
       yield turns
     finally:
@@ -147,4 +147,31 @@ def test_programs_run_while_no_manager_answers_and_take_turns_again(manager):
       assert len(order) == 4
       may_end.set()
       for thread in threads:
+        thread.join(SECS)
+
+
+def test_a_restarted_manager_knows_the_buffers_of_its_clients(manager):
+  kept, large = (
+    Program(device_bytes=dict.fromkeys(DEVICES, n)) for n in (600, 500)
+  )
+  with contextlib.ExitStack() as first:
+    address = first.enter_context(manager())
+    with taker(address, "a") as a:
+      with a.take(kept):  # its client keeps the buffers
+        pass
+      with a.take(Program()):  # runs while the manager is restarted
+        first.close()
+        again = manager(int(address.rpartition(":")[2]))
+        stack = contextlib.ExitStack()
+        stack.enter_context(again)
+        time.sleep(2.5)
+      with stack:
+        order, may_end = [], threading.Event()
+        thread = start(a, large, order, "large", may_end)
+        with a.take(Program()):
+          time.sleep(0.2)
+          assert not order
+        a.free(kept.device_bytes)
+        wait_for(lambda: order == ["large"])
+        may_end.set()
         thread.join(SECS)

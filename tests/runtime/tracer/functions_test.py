@@ -8,7 +8,7 @@ import pytest
 
 from palm_mtf import runtime
 from palm_mtf._tf import tf
-from palm_mtf.config import AdafactorConfig, PodsConfig
+from palm_mtf.config import AdafactorConfig, DecodeConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.foreign_models.model_function import ModelLoss
@@ -16,6 +16,11 @@ from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.program import VARIABLES, Program
 from palm_mtf.training.step import TrainStep
+from tests import oracle
+from tests.decode_testing import Decoder, decode
+from tests.mtf_testing import small_config
+
+GREEDY = DecodeConfig(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +159,8 @@ def loss(mesh, features):
   )
 
 
-def test_a_training_step_and_a_program_share_a_client_and_its_variables(
-  client, slices
-):
-  """The program evaluates between the steps, on the trained weights."""
-  x = np.float32(np.random.default_rng(0).standard_normal((4, 8)))
+def build_step(client, slice_):
+  """Returns a training step of `loss` on a slice."""
   mesh = DeviceMesh(mesh_shape="x:2", layout="batch:x")
   with client.programs.graph.as_default():
     program = build_program(
@@ -175,21 +177,40 @@ def test_a_training_step_and_a_program_share_a_client_and_its_variables(
       ),
       batch_size=4,
       pods=PodsConfig(),
-      devices=CpuGpuDevices(client.devices[0], [slices[2].devices]),
+      devices=CpuGpuDevices(client.devices[0], [slice_.devices]),
     )
     step = TrainStep(client.programs, program)
     client.programs.call(
       Program(operations=[program.initialize], writes=VARIABLES)
     )
+  return step
+
+
+def test_training_evaluation_and_decoding_run_next_to_traced_programs(
+  client, slices
+):
+  """The evaluation reads the trained weights, between the steps."""
+  x = np.float32(np.random.default_rng(0).standard_normal((4, 8)))
+  step = build_step(client, slices[2])
   evaluate = runtime.mesh_function(
     lambda mesh, x: loss(mesh, {"x": x}), dims=["batch d"], layout="batch:x"
   )
-  trained, evaluated = [], []
+  config, prompt = small_config(), [1, 2, 3]
+  params = oracle.random_parameters(config, seed=3)
+  decoder = Decoder(client.programs, config, params, [prompt], GREEDY, 3)
+  count = runtime.function(lambda n: n + 1)
+  counted, trained, evaluated = np.zeros(4), [], []
+  decoder.start()
   for i in range(3):
+    counted = count.on(slices[4])(counted)
     evaluated.append(evaluate.on(slices[2])(x))
     trained.append(step.run({"x": x}, i)["loss"])
+    decoder.advance(i + 1)
+  assert counted.fetch().tolist() == [3] * 4
   assert trained[2] < trained[0]
   assert [x.fetch() for x in evaluated] == pytest.approx(trained, rel=1e-6)
+  apart = decode(config, params, [prompt], GREEDY, max_tokens=3)
+  assert decoder.read().tokens.tolist() == apart.tokens.tolist()
 
 
 def test_a_function_is_found_by_its_name(slices):

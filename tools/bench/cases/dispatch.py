@@ -16,48 +16,82 @@ python -m tools.bench dispatch --servers 2 --figures 5 --rounds 40 --json
 #      that XLA compiles on CPUs.
 #   6  operations of growing size, op_by_op against chained. The break-even is
 #      the time of the smallest operation for which op_by_op reaches 90% of the
-#      rate of chained, interpolated.
+#      rate of chained, interpolated. Larger operations are not measured.
 #   7  a chain of programs on one server after another: parallel dispatch sends
 #      all programs at once, sequential dispatch sends each after the one before
 #      has ended.
 #
-# Kinds take turns within a round; numbers are medians over rounds.
+# Kinds take turns within a round. A turn repeats a chain for a while. Turns
+# count unless other processes took more than a tenth of the cores meanwhile; if
+# fewer than _MIN_TURNS count, all do, and the number is called disturbed.
+# Numbers are medians over turns.
 
 import argparse
 import math
+import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tools.bench.command import Flag, choices, measure_apart, numbers
-from tools.bench.pairs import time_call
+from tools.bench.pairs import OTHERS_SHARE, Turn, measure_turn, time_call
 
-WARM_UP_ROUNDS = 3
 FLAGS = {
   "--servers": Flag("1,2,4,8", "numbers of servers", numbers("1,2,4")),
   "--figures": Flag("5,6,7", "of the paper", choices(["5", "6", "7"])),
   "--length": Flag(128, "operations in a chain"),
   "--rounds": Flag(20, "timed rounds"),
+  "--picture": Flag(None, "draw the table into this PNG file"),
 }
 HEAD = "figure  servers  kind                            ms per operation"
 _SIDE = 128  # of the matrices that an operation of figure 6 multiplies
-_PRODUCTS = (1, 4, 16, 64, 256)  # per operation
+_PRODUCTS = (1, 4, 16, 64, 256, 1024)  # per operation
 _OPERATIONS = 8  # per chain of figure 6
 _ENOUGH = 0.9  # of the rate of chained
+_TURN_SECS, _MIN_TURNS = 0.3, 5
 
 
 def _take_turns(
   kinds: Mapping[str, Callable[[], object]], rounds: int
-) -> dict[str, float]:
-  """Returns the median seconds of a call, by kind."""
-  secs: dict[str, list[float]] = {kind: [] for kind in kinds}
-  for number in range(WARM_UP_ROUNDS + rounds):
-    for kind, call in kinds.items():
-      found = time_call(call)
-      if number >= WARM_UP_ROUNDS:
-        secs[kind].append(found)
-  return {kind: statistics.median(x) for kind, x in secs.items()}
+) -> dict[str, dict]:
+  """Returns, by kind, the seconds of a call and whether it was disturbed."""
+  repeats, turns = {}, {kind: [] for kind in kinds}
+  for kind, call in kinds.items():
+    warm = [time_call(call) for _ in range(5)]
+    repeats[kind] = max(1, round(_TURN_SECS / min(warm)))
+
+  def take(kind: str) -> dict[str, float]:
+    begin = time.perf_counter()
+    for _ in range(repeats[kind]):
+      kinds[kind]()
+    return {"secs": time.perf_counter() - begin}
+
+  for _ in range(rounds):
+    for kind in kinds:
+      turn = measure_turn(os.getpid(), lambda kind=kind: take(kind))
+      turns[kind].append(turn)
+  return {
+    kind: _summarize(found, repeats[kind]) for kind, found in turns.items()
+  }
+
+
+def _summarize(turns: Sequence[Turn], repeats: int) -> dict:
+  quiet = [x for x in turns if x.others <= OTHERS_SHARE]
+  is_disturbed = len(quiet) < _MIN_TURNS
+  secs = [x.secs / repeats for x in (turns if is_disturbed else quiet)]
+  return {
+    "secs": statistics.median(secs),
+    "turns": len(secs),
+    "is_disturbed": is_disturbed,
+  }
+
+
+def _record(figure: int, servers: int, kind: str, found: dict, n: int) -> dict:
+  """Returns the record of a kind whose calls have `n` operations."""
+  record = {"figure": figure, "servers": servers, "kind": kind}
+  return {**record, **found, "secs": found["secs"] / n}
 
 
 def _chain(client, function, slice_, length: int, dispatch: str):
@@ -88,8 +122,8 @@ def _measure_rates(client, servers: int, length: int, rounds: int) -> list:
     )
   }
   return [
-    {"figure": 5, "servers": servers, "kind": kind, "secs": secs / length}
-    for kind, secs in _take_turns(kinds, rounds).items()
+    _record(5, servers, kind, found, length)
+    for kind, found in _take_turns(kinds, rounds).items()
   ]
 
 
@@ -109,30 +143,73 @@ def _measure_sizes(client, servers: int, rounds: int) -> list:
       return runtime.all_sum(x) + y[0, :1]
 
     function = runtime.function(work)
-    secs = _take_turns(
+    found = _take_turns(
       {
         dispatch: _chain(client, function, slice_, _OPERATIONS, dispatch)
         for dispatch in ("op_by_op", "chained")
       },
       rounds,
     )
-    name = f"{products} products"
+    chained, op_by_op = (found[x]["secs"] for x in ("chained", "op_by_op"))
+    ratios.append((chained / _OPERATIONS, chained / op_by_op))
     records += [
-      {
-        "figure": 6,
-        "servers": servers,
-        "kind": f"{name}, {kind}",
-        "secs": x / _OPERATIONS,
-      }
-      for kind, x in secs.items()
+      _record(6, servers, f"{products} products, {kind}", x, _OPERATIONS)
+      for kind, x in found.items()
     ]
-    op_secs = secs["chained"] / _OPERATIONS
-    ratios.append((op_secs, secs["chained"] / secs["op_by_op"]))
-  found = find_break_even(ratios)
-  return [
-    *records,
-    {"figure": 6, "servers": servers, "kind": "break-even", "secs": found},
-  ]
+    records[-1]["ratio"] = ratios[-1][1]
+    if ratios[-1][1] >= _ENOUGH:
+      break
+  found = {"secs": find_break_even(ratios)}
+  records.append(
+    {"figure": 6, "servers": servers, "kind": "break-even"} | found
+  )
+  return records
+
+
+def finish(records: Sequence[dict], chosen: argparse.Namespace) -> None:
+  """Draws the picture."""
+  if chosen.picture:
+    draw(records, chosen.picture)
+
+
+def draw(records: Sequence[dict], path: str) -> None:
+  """Draws a panel per figure of the paper."""
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(10.8, 3.4), layout="constrained")
+  rates, sizes, stages = figure.subplots(1, 3)
+  servers = sorted({x["servers"] for x in records})
+  for axes, number, per_sec in (
+    (rates, 5, "operations"),
+    (stages, 7, "programs"),
+  ):
+    own = [x for x in records if x["figure"] == number]
+    for kind in dict.fromkeys(x["kind"] for x in own):
+      secs = {x["servers"]: x["secs"] for x in own if x["kind"] == kind}
+      axes.plot([*secs], [1 / x for x in secs.values()], "o-", label=kind)
+    axes.set(xscale="log", yscale="log", ylabel=f"{per_sec} per second")
+    axes.set(xlabel="servers")
+    axes.set_xticks(servers, servers)
+    axes.minorticks_off()
+  for number in servers:
+    own = [x for x in records if x["servers"] == number and "ratio" in x]
+    sizes.plot(
+      [1e3 * x["secs"] for x in own],
+      [x["ratio"] for x in own],
+      "o-",
+      label=f"{number} server{'s' if number > 1 else ''}",
+    )
+  sizes.axhline(_ENOUGH, color="0.6", linestyle=":")
+  sizes.set(xscale="log", ylim=(0, 1.1), xlabel="ms per operation, chained")
+  sizes.set_ylabel("rate of op_by_op / rate of chained")
+  titles = ("rate by dispatch", "break-even size", "dispatch of a chain")
+  for axes, number, title in zip(
+    (rates, sizes, stages), (5, 6, 7), titles, strict=True
+  ):
+    axes.set_title(f"Figure {number}: {title}", fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+  figure.savefig(path, dpi=120)
 
 
 def find_break_even(ratios: list[tuple[float, float]]) -> float | None:
@@ -169,8 +246,8 @@ def _measure_stages(client, servers: int, rounds: int) -> list:
 
   kinds = {"parallel": lambda: run(True), "sequential": lambda: run(False)}
   return [
-    {"figure": 7, "servers": servers, "kind": kind, "secs": secs / servers}
-    for kind, secs in _take_turns(kinds, rounds).items()
+    _record(7, servers, kind, found, servers)
+    for kind, found in _take_turns(kinds, rounds).items()
   ]
 
 
@@ -205,6 +282,8 @@ def row(record: dict) -> str:
   """Returns a line of the table."""
   secs = record["secs"]
   number = "not reached" if secs is None else f"{1e3 * secs:10.4f}"
+  disturbed = " (disturbed)" if record.get("is_disturbed") else ""
   return (
     f"{record['figure']:<8}{record['servers']:<9}{record['kind']:<32}{number}"
+    f"{disturbed}"
   )

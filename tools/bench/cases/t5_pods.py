@@ -20,7 +20,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from palm_mtf import foreign_models  # isort: skip, makes Mesh TensorFlow importable
@@ -34,6 +34,7 @@ from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.program import VARIABLES, Program
 from palm_mtf.training.step import TrainStep
 from tools.bench.command import Flag, worker_command
 from tools.bench.pairs import race, ratio
@@ -57,53 +58,57 @@ DEVICES = ("/device:cpu:0", "/device:cpu:1")
 FLAGS = {"--steps": Flag(100, "timed steps of each program")}
 
 
-def _step(
-  session: tf.Session, pods: list[list[str]]
-) -> Callable[[dict, int], dict[str, float]]:
-  """Returns a function that takes a training step on pods of these devices."""
-  is_split = len(pods[0]) > 1
-  mesh = foreign_models.DeviceMesh(
-    mesh_shape="data:2" if is_split else "",
-    layout="batch:data" if is_split else "",
-  )
-  loss_function = ModelLoss(
-    gin.get_configurable("t5_loss"),
-    dict.fromkeys(("inputs", "targets"), ("int32", f"length:{LENGTH}")),
-    mesh,
-    num_rows=BATCH_SIZE // len(pods),
-    seed=0,
-  )
-  program = build_program(
-    loss_function,
-    mesh,
-    gin.get_configurable("AdafactorConfig")(),
-    batch_size=BATCH_SIZE,
-    pods=foreign_models.PodsConfig(num_pods=len(pods)),
-    devices=CpuGpuDevices(DEVICES[0], pods),
-  )
-  session.run(program.initialize)
-  return TrainStep(Client(session), program).run
-
-
-def work(name: str) -> None:
-  """Takes turns: one training step each."""
+def build_step(client: Client, pods: list[list[str]]) -> TrainStep:
+  """Returns a training step on pods of these devices, with initial values."""
   sys.path.append(EXAMPLE)  # train.gin imports the example's module
   foreign_models.parse_gin(
     [os.path.join(EXAMPLE, "train.gin")],
     [f"{name}={size}" for name, size in SIZES.items()],
   )
+  is_split = len(pods[0]) > 1
+  mesh = foreign_models.DeviceMesh(
+    mesh_shape="data:2" if is_split else "",
+    layout="batch:data" if is_split else "",
+  )
+  with client.graph.as_default():
+    loss_function = ModelLoss(
+      gin.get_configurable("t5_loss"),
+      dict.fromkeys(("inputs", "targets"), ("int32", f"length:{LENGTH}")),
+      mesh,
+      num_rows=BATCH_SIZE // len(pods),
+      seed=0,
+    )
+    program = build_program(
+      loss_function,
+      mesh,
+      gin.get_configurable("AdafactorConfig")(),
+      batch_size=BATCH_SIZE,
+      pods=foreign_models.PodsConfig(num_pods=len(pods)),
+      devices=CpuGpuDevices(DEVICES[0], pods),
+    )
+  client.call(Program(operations=[program.initialize], writes=VARIABLES))
+  return TrainStep(client, program)
+
+
+def make_batch() -> dict[str, np.ndarray]:
+  """Returns a batch of random tokens."""
   rng = np.random.default_rng(0)
   tokens = rng.integers(1, VOCAB_SIZE, (BATCH_SIZE, LENGTH), np.int32)
-  batch = {"inputs": tokens, "targets": tokens}
+  return {"inputs": tokens, "targets": tokens}
+
+
+def work(name: str) -> None:
+  """Takes turns: one training step each."""
+  batch = make_batch()
   pods = [list(DEVICES)] if name == PROGRAMS[0] else [[x] for x in DEVICES]
   config = session_config(1, len(DEVICES))
-  with tf.Graph().as_default(), tf.Session(config=config) as session:
-    step, number = _step(session, pods), 0
+  with Client(tf.Session(graph=tf.Graph(), config=config)) as client:
+    step, number = build_step(client, pods), 0
 
     def turn() -> dict[str, float]:
       nonlocal number
       number += 1
-      return {"loss": step(batch, number - 1)["loss"]}
+      return {"loss": step.run(batch, number - 1)["loss"]}
 
     for _ in range(3):  # compiles and fills caches
       turn()
