@@ -6,11 +6,12 @@
 
 In each round a small run trains to its end while faults happen: it is killed,
 stopped, paused and read, its disk is full, slow or unreadable, its clock jumps,
-and links between pods are cut. Its checkpoints, metrics and samples must have
-the bits of a run without faults. Every second round has two pods in servers;
-the second server is reached through a link that can be cut. Prints how often
-each fault was made. The exit code is 1 if a bit differs, or if a process ended
-in a way that its faults do not allow.
+links between pods are cut, servers join and leave, their manager is killed, and
+so are other clients. Its checkpoints, metrics and samples must have the bits of
+a run without faults. Rounds take turns: one pod in the trainer's process, two
+pods in servers that the run names, and two in servers of a manager. Prints how
+often each fault was made. The exit code is 1 if a bit differs, or if a process
+ended in a way that its faults do not allow.
 """
 
 # Only processes that this process has started are killed. If no small disk can
@@ -24,6 +25,7 @@ import errno
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -37,8 +39,8 @@ from pathlib import Path
 from palm_mtf.errors import UserError
 from tests import processes, runs
 from tests.checkpoint_files import steps_of
-from tests.relay import Relay
 from tools.bench.command import one_line_errors
+from tools.chaos_pods import POD_TIMEOUT_SECS, QUIET, ListedPods, ManagedPods
 from tools.disturbed import CLOCK_JUMP, SLOW_DISK
 
 SETTINGS = {
@@ -49,13 +51,11 @@ SETTINGS = {
   "KEEP_CHECKPOINTS": 3,
   "SAMPLE_STEPS": 50,
 }
-POD_TIMEOUT_SECS = 4.0
 ANSWER_SECS = 300  # limit for the end of every process
 KILL, STOP, PAUSE, FULL = "kill", "stop", "pause", "full disk"
 UNREADABLE, READER = "unreadable file", "reader"
-SERVER, LINK = "killed server", "cut link"
+Pods = ListedPods | ManagedPods
 FAULTS = [KILL, STOP, PAUSE, FULL]
-POD_FAULTS = [SERVER, LINK]
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 READERS = [
   ["checkpoints", "list", "{}"],
@@ -64,10 +64,9 @@ READERS = [
   ["evaluate", "--model_dir", "{}"],
   ["generate", "--model_dir", "{}", "--prompt", "one two"],
 ]
-
-
-# Only errors in the log of TensorFlow.
-QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+# Python ignores an interrupt, with a traceback, in the callback of a weak
+# reference, which may run when nothing handles the signal any more.
+_IGNORED = re.compile(r"Exception ignored in(.*\n)+?KeyboardInterrupt")
 _DISK = "size=64m"
 _CHUNK_BYTES = 4096
 # linux/prctl.h and linux/capability.h.
@@ -152,50 +151,6 @@ def unreadable(folder: Path, rng: random.Random) -> Iterator[bool]:
       path.chmod(mode)
 
 
-class Servers:
-  """Servers of two pods; the second is reached through a link."""
-
-  def __init__(self, folder: Path, stack: contextlib.ExitStack):
-    self._log = stack.enter_context(open(folder / "servers.txt", "a"))
-    self._stack = stack
-    self._processes: list[subprocess.Popen | None] = [None, None]
-    self._link: Relay | None = None
-
-  def islands(self) -> list[list[str]]:
-    """Starts both servers again; returns ISLANDS."""
-    addresses = []
-    for number, process in enumerate(self._processes):
-      if process:  # it may still belong to a client that has ended
-        self._end(process)
-      flags = ["--listen=127.0.0.1:0", "--devices=1", "--threads=1"]
-      process = processes.start(
-        *("-m", "palm_mtf", "pods", "serve", *flags),
-        variables=QUIET,
-        stderr=self._log,
-      )
-      self._stack.callback(self._end, process)
-      self._processes[number] = process
-      addresses.append(process.stdout.readline().split()[-1])
-    if self._link:
-      self._link.close()
-    self._link = Relay(addresses[1])
-    self._stack.callback(self._link.close)
-    return [[addresses[0]], [self._link.address]]
-
-  @staticmethod
-  def _end(process: subprocess.Popen) -> None:
-    process.kill()
-    process.wait()
-
-  def kill(self, number: int) -> None:
-    """Kills one server."""
-    self._processes[number].kill()
-
-  def cut(self, rng: random.Random) -> None:
-    """Cuts the link, or makes it silent, within the next 50,000 bytes."""
-    self._link.fail_after(rng.randrange(50_000), closes=rng.random() < 0.5)
-
-
 class Round:
   """One MODEL_DIR, trained to its end under faults."""
 
@@ -203,20 +158,20 @@ class Round:
     self.model_dir, self.counts = disk / "run", collections.Counter()
     self._corpus, self._disk, self._logs, self._rng = corpus, disk, logs, rng
 
-  def train(self, servers: Servers | None, until: float) -> None:
+  def train(self, pods: Pods | None, until: float) -> None:
     """Starts the trainer until it has trained to its end.
 
     Args:
-      servers: servers of two pods; None for one pod in the trainer's process.
+      pods: two pods in servers; None for one pod in the trainer's process.
       until: time, by time.monotonic, after which there are no more faults.
 
     Raises:
       WrongEndError: if a process ended in a way that is not allowed.
     """
-    while not self._train_once(servers, time.monotonic() < until):
+    while not self._train_once(pods, time.monotonic() < until):
       pass
 
-  def _train_once(self, servers: Servers | None, disturbed: bool) -> bool:
+  def _train_once(self, pods: Pods | None, disturbed: bool) -> bool:
     """Starts the trainer once; returns whether it trained to its end."""
     rng, made = self._rng, []
     kinds = [x for x in (SLOW_DISK, CLOCK_JUMP) if disturbed and chance(rng, 4)]
@@ -225,26 +180,30 @@ class Round:
       if disturbed and chance(rng, 6):
         hidden = unreadable(self.model_dir, rng)
         made += [UNREADABLE] * stack.enter_context(hidden)
-      trainer = self._start(kinds, servers)
+      trainer = self._start(kinds, pods)
       stack.callback(trainer.kill)
       if disturbed and chance(rng, 3):
         made.append(READER)
         stack.enter_context(self._reading())
       while disturbed and self._wait_for_a_moment(trainer):
-        fault = rng.choice(FAULTS + (POD_FAULTS if servers else []))
-        made.append(fault)
-        self._make_fault(fault, trainer, servers)
-        if fault != PAUSE:
+        of_pods = pods.faults if pods else {}
+        made.append(fault := rng.choice([*FAULTS, *of_pods]))
+        if fault in of_pods:
+          of_pods[fault](rng)
+        else:
+          self._make_fault(fault, trainer)
+        if fault != PAUSE and not (fault in of_pods and pods.end_no_run):
           break
       self.counts.update(["start", *made])
-      code = self._check_end(trainer, "trainer.txt", made)
+      # A server takes a client that is paused for long for one that is gone.
+      may_fail = pods and not {PAUSE, *pods.faults}.isdisjoint(made)
+      code = self._check_end(trainer, "trainer.txt", made, may_fail)
     return code == 0
 
-  def _start(self, kinds: list[str], servers: Servers | None):
+  def _start(self, kinds: list[str], pods: Pods | None):
     macros = dict(SETTINGS)
-    if servers:
-      macros |= {"NUM_PODS": 2, "PODS": "cluster"}
-      macros |= {"ISLANDS": servers.islands()}
+    if pods:
+      macros |= {"NUM_PODS": 2, "PODS": "cluster", **pods.prepare()}
       macros |= {"POD_TIMEOUT_SECS": POD_TIMEOUT_SECS}
     flags = runs.arguments("train", self._corpus, self.model_dir, **macros)
     disturbed = [",".join(kinds), str(self._rng.randrange(2**31))]
@@ -280,14 +239,19 @@ class Round:
     if chance(self._rng, 4):  # possibly while the trainer starts
       wait = self._rng.uniform(0, 8)
     else:
-      while trainer.poll() is None and b": step " not in log.read_bytes():
+      end = time.monotonic() + ANSWER_SECS
+      while (
+        trainer.poll() is None
+        and b": step " not in log.read_bytes()
+        and time.monotonic() < end
+      ):
         time.sleep(0.01)
       wait = self._rng.uniform(0, 1.5)
     with contextlib.suppress(subprocess.TimeoutExpired):
       trainer.wait(wait)
     return trainer.poll() is None
 
-  def _make_fault(self, fault: str, trainer, servers: Servers | None) -> None:
+  def _make_fault(self, fault: str, trainer: subprocess.Popen) -> None:
     rng = self._rng
     if fault == KILL:
       trainer.kill()
@@ -297,28 +261,38 @@ class Round:
       trainer.send_signal(signal.SIGSTOP)
       time.sleep(rng.uniform(0, 6))
       trainer.send_signal(signal.SIGCONT)
-    elif fault == FULL:
+    else:
       with full_disk(self._disk, trainer, rng):
         with contextlib.suppress(subprocess.TimeoutExpired):
           trainer.wait(20)
-    elif fault == SERVER:
-      servers.kill(rng.randrange(2))
-    else:
-      servers.cut(rng)
 
-  def _check_end(self, process: subprocess.Popen, log: str, made: list[str]):
-    """Returns a process's exit code after a check against its faults."""
+  def _check_end(
+    self,
+    process: subprocess.Popen,
+    log: str,
+    made: list[str],
+    may_fail: bool = False,
+  ) -> int:
+    """Returns a process's exit code after a check against its faults.
+
+    Args:
+      process: process to wait for.
+      log: name of the file with its output.
+      made: faults.
+      may_fail: whether other faults allow an error.
+    """
     with contextlib.suppress(subprocess.TimeoutExpired):
       process.wait(ANSWER_SECS)
     code, text = process.poll(), (self._logs / log).read_text(errors="replace")
     allowed = {0}
-    if {FULL, UNREADABLE, SERVER, LINK, READER} & {*made}:
+    if may_fail or {FULL, UNREADABLE, READER} & {*made}:
       allowed.add(2)
     if KILL in made:
       allowed.add(-signal.SIGKILL)
     if STOP in made:  # by its own signal handler, or before it has one
       allowed |= {128 + each for each in SIGNALS} | {-each for each in SIGNALS}
-    wrong = [x for x in ("Traceback", "DAMAGED", "damaged") if x in text]
+    rest = _IGNORED.sub("", text) if STOP in made else text
+    wrong = [x for x in ("Traceback", "DAMAGED", "damaged") if x in rest]
     if code not in allowed or wrong:
       raise WrongEndError(f"{log}: exit code {code} after {made}:\n{text}")
     return code
@@ -398,20 +372,21 @@ def run_rounds(
     process = runs.start("train", corpus, calm.model_dir, **flags)
     runs.finish(process)
   while counts["round"] < 1 or time.monotonic() < until:
-    pods = counts["round"] % 2
+    where = (None, ListedPods, ManagedPods)[counts["round"] % 3]
+    calm = folder / f"calm{int(bool(where))}" / "run"
     disk = folder / f"round{counts['round']}"
     with contextlib.ExitStack() as stack:
       counts["small disk"] += stack.enter_context(small_disk(disk))
       current = Round(corpus, disk, folder, rng)
-      servers = Servers(folder, stack) if pods else None
+      pods = where(stack, folder, corpus) if where else None
       try:
-        current.train(servers, until)
-        calm = folder / f"calm{pods}" / "run"
+        current.train(pods, until)
         check_same(calm, current.model_dir, files=not pods)
       except WrongEndError as error:
         kept = tempfile.mkdtemp(prefix="palm_mtf_chaos_failed_")
-        shutil.copytree(current.model_dir, f"{kept}/run")
-        shutil.copytree(folder / f"calm{pods}" / "run", f"{kept}/calm")
+        if current.model_dir.exists():
+          shutil.copytree(current.model_dir, f"{kept}/run")
+        shutil.copytree(calm, f"{kept}/calm")
         raise WrongEndError(f"{error}\nthe runs: {kept}") from None
       finally:
         counts.update(current.counts)

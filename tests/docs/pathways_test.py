@@ -51,6 +51,8 @@ def test_what_never_fits_is_refused(block):
 MEASURED = [
   ".venv/bin/python -m tools.bench dispatch",  # flags: docs_test.py
   "figure  servers",
+  ".venv/bin/python -m tools.bench tenants",
+  "ms     clients",
 ]
 
 

@@ -9,6 +9,7 @@ The client's session calls `find_batches` and `read_batch` on a server
 import functools
 import json
 import os
+import secrets
 import sys
 from types import SimpleNamespace
 
@@ -22,6 +23,10 @@ from palm_mtf.data.batches.objectives import from_json, to_json
 from palm_mtf.data.tokens.store import read_store
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.host_functions import host_function
+
+# Distinguishes the readers of clients that train on the same batches, because a
+# reader reads ahead for one client.
+_CLIENT = secrets.token_hex(8)
 
 
 def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
@@ -38,6 +43,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
       "fingerprint": corpus.fingerprint,
       "sizes": sizes.pairs,
       "skips": skips.ranges,
+      "client": _CLIENT,
     }
   )
 
@@ -97,6 +103,6 @@ class _Reader:
     return tuple(batch[name] for name in self._batches.features)
 
 
-# Keep the readers of two specs, because a client's previous training loop may
-# still ask for batches of an earlier spec.
-_open_reader = functools.lru_cache(maxsize=2)(_Reader)
+# Keep two readers for each of 16 clients, because a client's previous training
+# loop may still ask for batches of an earlier spec.
+_open_reader = functools.lru_cache(maxsize=32)(_Reader)

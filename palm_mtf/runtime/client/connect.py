@@ -57,16 +57,21 @@ _CLOSE_LOST_SECS = 1.0
 _NUM_THREADS = 64  # that call servers at the same time
 
 
+@dataclasses.dataclass(frozen=True)
 class Membership:
-  """Joins servers, which free the client's memory when it leaves or is gone."""
+  """Joins servers, which free the client's memory when it leaves or is gone.
+
+  Attributes:
+    client: what the servers are told.
+    infos: info of each server, by its address.
+  """
+
+  client: Registration
+  infos: Mapping[str, ServerInfo]
 
   # For each server's address, the names of this process's clients that have
   # ended but got no answer when they left that server.
   _ended: ClassVar[dict[str, set[str]]] = collections.defaultdict(set)
-
-  def __init__(self, client: Registration, infos: Mapping[str, ServerInfo]):
-    """Takes the client, and the info of each server by its address."""
-    self._client, self._infos = client, infos
 
   def join(self) -> None:
     """Joins all servers that answer; the heartbeat reports the others."""
@@ -78,13 +83,13 @@ class Membership:
 
   def _call_each(self, function: Callable[[str], None]) -> None:
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
-      list(threads.map(function, self._infos))
+      list(threads.map(function, self.infos))
 
   def _join(self, address: str) -> None:
     ended = self._ended[address]
-    client = dataclasses.replace(self._client, ended=sorted(ended))
+    client = dataclasses.replace(self.client, ended=sorted(ended))
     text = json_text(dataclasses.asdict(client))
-    info, secs = self._infos[address], client.secs
+    info, secs = self.infos[address], client.secs
     with contextlib.suppress(NoAnswerError):
       while True:
         try:
@@ -96,7 +101,7 @@ class Membership:
           read_incarnation(address, secs)
 
   def _leave(self, secs: float, address: str) -> None:
-    info, name = self._infos[address], self._client.name
+    info, name = self.infos[address], self.client.name
     try:
       call_function(address, info, leave_server, name, secs)
     except NoAnswerError:

@@ -33,8 +33,7 @@ class PodRecovery:
     self, servers: PodServers, model: PalmConfig, batch_sizes: Sequence[int]
   ):
     # Kept to check that model and batch sizes work with fewer pods.
-    self._servers, self._model = servers, model
-    self._batch_sizes = batch_sizes
+    self._servers, self._model, self._batch_sizes = servers, model, batch_sizes
     self._step, self._num_losses = -1, 0
     self._had_all_pods = False
 
@@ -54,7 +53,13 @@ class PodRecovery:
     self._had_all_pods = self._had_all_pods or not lost.is_missing
     policy = pods.on_pod_failure
     if not self._had_all_pods and policy != "wait":
-      raise UserError(f"{lost}; {_advise_start(pods)}.") from None
+      advice = "run the same command to start it again"
+      if pods.pods == "cluster":
+        advice = (
+          "start it with `palm_mtf pods serve`, or correct ISLANDS; "
+          'ON_POD_FAILURE = "wait" would wait for it'
+        )
+      raise UserError(f"{lost}; {advice}.") from None
     if policy == "stop":
       raise UserError(f"{lost}; run the same command to resume.") from None
     _logger.warning(f"{lost}; ON_POD_FAILURE = {policy!r}")
@@ -101,9 +106,8 @@ class PodRecovery:
       try:
         # Ask every server once. A UserError that is no PodLostError says that a
         # server cannot be used, and ends the run.
-        Heartbeat(
-          self._servers, self._servers.places(), pods.pod_timeout_secs
-        ).check_links()
+        places, secs = self._servers.places(), pods.pod_timeout_secs
+        Heartbeat(self._servers, places, secs).check_links()
         return
       except PodLostError as error:
         lost = error  # may name another pod
@@ -113,12 +117,3 @@ class PodRecovery:
           "(POD_WAIT_SECS); run the same command to resume."
         ) from None
       time.sleep(_PAUSE_SECS)
-
-
-def _advise_start(pods: PodsConfig) -> str:
-  if pods.pods == "cluster":
-    return (
-      "start it with `palm_mtf pods serve`, or correct ISLANDS; "
-      'ON_POD_FAILURE = "wait" would wait for it'
-    )
-  return "run the same command to start it again"

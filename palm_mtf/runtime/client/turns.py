@@ -30,6 +30,9 @@ _logger = logging.getLogger(__name__)
 
 _FIRST_SECS = 0.01  # estimate for a program that has not run yet
 _MAX_IN_FLIGHT = 16  # programs on a device, without a manager
+# Share of the last run in the estimate for the next one. A client is charged by
+# estimates, so that one slow run does not keep it from its share for long.
+_LAST_SHARE = 0.2
 _RETRY_SECS = 1.0  # between attempts to reach a manager
 # A program fails if nobody frees a buffer for so long while it waits only for
 # the bytes that buffers keep.
@@ -83,7 +86,9 @@ class TurnTaker:
       yield
       kept = num_bytes
     finally:
-      secs = self._secs[program] = time.monotonic() - start
+      secs = time.monotonic() - start
+      mean = self._secs.get(program, secs)
+      secs = self._secs[program] = mean + _LAST_SHARE * (secs - mean)
       self._send({"finish": number, "secs": secs, "kept": kept})
 
   def free(self, num_bytes: Mapping[str, int]) -> None:
@@ -171,13 +176,16 @@ class ManagedTurns(TurnTaker):
 
   def _read(self) -> None:
     """Reads the manager's answers, until the taker is closed."""
+    is_told = False  # that no manager answers
     while True:
       try:
         for answer in self._answers:
+          is_told = False
           self._take_answer(json.loads(answer))
       except UserError as error:
-        if not self._ended.is_set():
+        if not (is_told or self._ended.is_set()):
           _logger.warning(f"programs run without turns: {error}")
+        is_told = True
       self._end_turns()
       if self._ended.wait(_RETRY_SECS):
         return

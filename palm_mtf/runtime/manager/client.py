@@ -93,26 +93,19 @@ class ManagerClient:
   def allocate(
     self, owner: str, wish: Wish, avoid: Collection[str] = ()
   ) -> Places:
-    """Binds an owner's slices, or those that cannot stay (`Manager.allocate`).
+    """Returns the devices of an owner's slices (`Manager.allocate`).
 
     The owner has its slices until this client is closed or silent for 30
-    seconds.
-
-    Returns:
-      The devices of each slice, in the order of its mesh.
-
-    Raises:
-      UserError: no island can hold a slice, or no manager answers.
+    seconds. Raises UserError if no island can hold a slice, or no manager
+    answers.
     """
+    arguments = {"wish": dataclasses.asdict(wish), "avoid": sorted(avoid)}
     try:
-      fields = dataclasses.asdict(wish)
-      found = self.call(
-        "allocate", owner=owner, wish=fields, avoid=sorted(avoid)
-      )
+      found = self.call("allocate", owner=owner, **arguments)
     except NoManagerError:
-      # A manager that is restarted still has the slices.
       if owner not in self._places:
         raise
+      # A manager that is restarted still has the slices.
       return self._places[owner]
     if owner not in self._places:
       self.send_beats(owner, lambda: _warn_of_release(owner))
@@ -129,9 +122,9 @@ class ManagerClient:
     """
 
     def run() -> None:
-      pause_secs, before = 1.0, ""
+      pause_secs, problem = 1.0, ""
       while not self._ended.wait(pause_secs):
-        problem = ""
+        before, problem = problem, ""
         try:
           answer = self.call("beat", name=name)
           pause_secs = answer["pause_secs"]
@@ -139,9 +132,8 @@ class ManagerClient:
             take_unknown()
         except UserError as error:
           problem = str(error)
-        if problem and problem != before:
+        if problem not in ("", before):
           _logger.warning(problem)
-        before = problem
 
     self._threads.append(threading.Thread(target=run, daemon=True))
     self._threads[-1].start()
@@ -150,17 +142,10 @@ class ManagerClient:
     """Returns the call of a stream of turns (runtime/manager/turns.py).
 
     The manager's messages end with a NoManagerError if the manager ends.
-
-    Args:
-      owner: name of the owner.
-      weight: the owner's share or priority, as the manager's policy says.
+    `weight` is the owner's share or priority, as the manager's policy says.
     """
     call = self._channel.stream_stream(f"/{SERVICE}/{TURNS}")
-    metadata = (
-      ("owner", owner),
-      ("weight", str(weight)),
-      ("protocol", str(PROTOCOL)),
-    )
+    metadata = [*_versions(), ("owner", owner), ("weight", str(weight))]
 
     def stream(requests: Iterable[bytes]) -> Iterator[bytes]:
       try:
@@ -172,14 +157,10 @@ class ManagerClient:
 
   def call(self, method: str, **arguments: Any) -> Any:
     """Calls a method of `Manager`; raises UserError if it is refused."""
-    request = {
-      "protocol": PROTOCOL,
-      "palm_mtf": __version__,
-      "arguments": arguments,
-    }
     call = self._channel.unary_unary(f"/{SERVICE}/{method}")
+    request = json_text(arguments).encode()
     try:
-      return json.loads(call(json_text(request).encode(), timeout=_SECS))
+      return json.loads(call(request, _SECS, _versions()))
     except grpc.RpcError as error:
       raise self._explain(error) from None
 
@@ -200,6 +181,10 @@ class ManagerClient:
       f"{self._name}: is no manager of palm_mtf; give the address that "
       "`palm_mtf pods manage` prints."
     )
+
+
+def _versions() -> list[tuple[str, str]]:
+  return [("protocol", str(PROTOCOL)), ("palm_mtf", __version__)]
 
 
 def _warn_of_release(owner: str) -> None:

@@ -82,10 +82,9 @@ def serve(
     server.add_generic_rpc_handlers(
       [grpc.method_handlers_generic_handler(SERVICE, handlers)]
     )
-    healthy = health.HealthServicer()
+    healthy = health.HealthServicer()  # which serves "" from the beginning
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    for name in ("", SERVICE):
-      healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+    healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     port = _listen(server, ip, port, tls)
     server.start()
     stack.callback(lambda: server.stop(_STOP_SECS).wait())
@@ -114,18 +113,11 @@ def _answer(
   method: Callable[..., Any], request: bytes, context: grpc.ServicerContext
 ) -> bytes:
   """Returns the answer to a request, or ends the call with a one-line error."""
-  code = grpc.StatusCode.INVALID_ARGUMENT
+  _check_versions(context)
   try:
-    found = json.loads(request)
-    if found["protocol"] == PROTOCOL:
-      return json_text(method(**found["arguments"])).encode()
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    why = (
-      f"the manager is of palm_mtf {__version__} and you have palm_mtf "
-      f"{found['palm_mtf']}, whose requests differ; use one version"
-    )
+    return json_text(method(**json.loads(request))).encode()
   except UserError as error:
-    why = str(error)
+    code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
   except (ValueError, TypeError, LookupError, AttributeError):
     code, why = grpc.StatusCode.INTERNAL, "no request of palm_mtf"
   context.abort(code, why)
@@ -135,14 +127,21 @@ def _answer(
 def _serve_turns(
   turns: Turns, requests: Iterator[bytes], context: grpc.ServicerContext
 ) -> Iterator[bytes]:
-  """Answers a client's stream of turns; ends it if the client differs."""
-  found = dict(context.invocation_metadata())
-  if found.get("protocol") != str(PROTOCOL):
+  """Answers a client's stream of turns."""
+  about = _check_versions(context)
+  yield from turns.serve(about["owner"], float(about["weight"]), requests)
+
+
+def _check_versions(context: grpc.ServicerContext) -> dict[str, str]:
+  """Ends a call of another protocol; returns what the client says of itself."""
+  about = dict(context.invocation_metadata())
+  if about.get("protocol") != str(PROTOCOL):
     context.abort(
       grpc.StatusCode.FAILED_PRECONDITION,
-      f"the manager is of palm_mtf {__version__}; use one version",
+      f"the manager is of palm_mtf {__version__} and you have palm_mtf "
+      f"{about.get('palm_mtf')}, whose requests differ; use one version",
     )
-  yield from turns.serve(found["owner"], float(found["weight"]), requests)
+  return about
 
 
 def count_devices(address: str) -> int:

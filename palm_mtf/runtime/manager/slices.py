@@ -72,13 +72,9 @@ class Wish:
     check_count("device_bytes", self.device_bytes, minimum=0)
     check_choice("islands", self.islands, ["any", "same", "apart"])
     for shape in self.slices or [""]:
-      if not isinstance(shape, str) or not re.fullmatch(
-        r"[1-9]\d{0,6}(x[1-9]\d{0,6}){0,9}", shape
-      ):
-        raise UserError(
-          f"slice {shorten(shape)}: write its sizes as in "
-          '"4", "2x4" or "2x2x2".'
-        )
+      if not re.fullmatch(r"[1-9]\d{0,6}(x[1-9]\d{0,6}){0,9}", str(shape)):
+        example = 'write its sizes as in "4", "2x4" or "2x2x2"'
+        raise UserError(f"slice {shorten(shape)}: {example}.")
       check_count(f'devices of slice "{shape}"', _size(shape), 1, MAX_DEVICES)
 
 
@@ -140,28 +136,25 @@ def bind(
         for i in range(server.num_devices)
         if used[server.address, i] + wish.device_bytes <= server.device_bytes
       )
+  found = [_bind_group(wish, kept, x) for x in groups.values()]
+  if bound := [x for x in found if x]:
+    return min(bound, key=lambda x: sum(loads[y] for y in itertools.chain(*x)))
+  raise _refuse(wish, groups.values())
 
-  def find(wish: Wish, kept: Mapping[int, list[Place]]) -> Places | None:
-    found = [_bind_group(wish, kept, x) for x in groups.values()]
-    return min(
-      filter(None, found),
-      key=lambda x: sum(loads[y] for y in itertools.chain(*x)),
-      default=None,
-    )
 
-  if places := find(wish, kept):
-    return places
+def _refuse(wish: Wish, groups: Iterable[Mapping[str, _Devices]]) -> UserError:
+  """Returns the error that names the largest slices that fit."""
   number, shape = len(wish.slices), max(wish.slices, key=_size)
   what = f'{number} slices "{shape}"' if number > 1 else f'slice "{shape}"'
   each = " each" if number > 1 else ""
   memory = f" of {wish.device_bytes:,} bytes" if wish.device_bytes else ""
+  rest = "no server has such a device; ask for less"
   for smaller in _divide(shape):
-    if find(dataclasses.replace(wish, slices=[smaller] * number), {}):
+    less = dataclasses.replace(wish, slices=[smaller] * number)
+    if any(_bind_group(less, {}, x) for x in groups):
       rest = f'the largest that fits is "{smaller}"; ask for that'
       break
-  else:
-    rest = "no server has such a device; ask for less"
-  raise UserError(
+  return UserError(
     f"no island can hold the {what} ({_size(shape):,} devices{each}{memory}): "
     f"{rest}, or start more servers (`palm_mtf pods serve --manager`)."
   )
@@ -185,51 +178,48 @@ def _bind_group(
   """Returns devices of all slices, from islands; None if they have too few."""
   left = {island: dict(devices) for island, devices in group.items()}
   sizes = [_size(x) for x in wish.slices]
-  bound: dict[int, list[Place]] = {}
+  bound = dict(kept)
   # Large slices come first, because an island that can hold a large slice can
   # hold a small one too.
-  for index in sorted(
-    range(len(sizes)), key=lambda i: (i not in kept, -sizes[i])
-  ):
-    choices = [
-      (load, island, places)
-      for island, devices in left.items()
-      for load, places in _choose(sizes[index], devices, kept.get(index))
-    ]
-    if not choices:
+  for i in sorted(range(len(sizes)), key=lambda i: (i not in kept, -sizes[i])):
+    if i in kept:
+      islands = [x for x in left if kept[i][0][0] in left[x]]
+    else:
+      choices = {x: _choose(sizes[i], left[x]) for x in left}
+      islands = sorted((x for x in left if choices[x]), key=choices.get)
+      bound[i] = choices[islands[0]][-1] if islands else []
+    if not islands:
       return None
-    _, island, bound[index] = min(choices)
-    for address in {x for x, _ in bound[index]}:
-      del left[island][address]
+    for address in {x for x, _ in bound[i]}:
+      del left[islands[0]][address]
     if wish.islands == "apart":
-      del left[island]
+      del left[islands[0]]
   return [bound[i] for i in range(len(sizes))]
 
 
 def _choose(
-  size: int, devices: _Devices, kept: list[Place] | None
-) -> list[tuple[tuple[int, float], list[Place]]]:
-  """Returns an island's best devices for a slice; [] if it has too few.
+  size: int, devices: _Devices
+) -> tuple[int, float, list[Place]] | None:
+  """Returns an island's best devices for a slice; None if it has too few.
 
   Before the devices stand their highest load, and the island's mean load.
   """
-  if kept:
-    return [((0, 0.0), kept)] if kept[0][0] in devices else []
   loads = sorted(load for each in devices.values() for load, _ in each)
   if len(loads) < size:
-    return []
+    return None
   most = loads[size - 1]
   offers = {x: [i for y, i in devices[x] if y <= most] for x in devices}
   busy = {x: sum(load for load, _ in devices[x]) for x in devices}
-  # Use few servers: the largest first.
-  order = sorted(offers, key=lambda x: (-len(offers[x]), busy[x]))
   places: list[Place] = []
   while missing := size - len(places):
-    address = order[0]
-    if len(offers[address]) >= missing:
-      # The rest fits on one server. Use the least busy one, then the smallest.
-      fits = (x for x in order if len(offers[x]) >= missing)
-      address = min(fits, key=lambda x: (busy[x], len(offers[x])))
-    order.remove(address)
-    places += [(address, i) for i in sorted(offers[address][:missing])]
-  return [((most, sum(loads) / len(loads)), places)]
+    # Use few servers: the largest first. If the rest fits on one server, use
+    # the least busy one, then the smallest.
+    fits = [x for x in offers if len(offers[x]) >= missing]
+    address = min(
+      fits or offers,
+      key=lambda x: (
+        (busy[x], len(offers[x])) if fits else (-len(offers[x]), busy[x])
+      ),
+    )
+    places += [(address, i) for i in sorted(offers.pop(address)[:missing])]
+  return most, sum(loads) / len(loads), places

@@ -29,7 +29,6 @@ from palm_mtf.runtime.sockets import shut_down_connections
 
 _logger = logging.getLogger(__name__)
 
-_PAUSE_SECS = 0.5  # between two looks at the probe of a client
 # The timeout of a probe is the time after which the probed process counts as
 # silent, divided by this number, so that several probes have to fail. A single
 # probe also fails if this process itself is suspended.
@@ -43,7 +42,7 @@ _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
 _targets: list[str] = []  # TensorFlow's targets of this process's servers
-_clients: dict[str, "_Client"] = {}  # by name
+_clients: dict[str, "_Probe"] = {}  # by name
 _links: dict[tuple[str, float], "_Probe"] = {}  # by address and timeout
 _links_lock = threading.Lock()
 
@@ -80,7 +79,7 @@ def join_server(text: bytes) -> bytes:
     leave_server(name.encode())
   # A client that missed the answer to this call repeats it.
   if client.name not in _clients:
-    _clients[client.name] = _Client(client)
+    _clients[client.name] = _Probe(client.address, client.secs, client)
     _clients[client.name].start()
   return b""
 
@@ -88,9 +87,9 @@ def join_server(text: bytes) -> bytes:
 @host_function
 def leave_server(name: bytes) -> bytes:
   """Frees the memory of a client that has closed its session."""
-  if client := _clients.get(name.decode()):
-    client.has_left.set()
-    client.join()
+  if probe := _clients.get(name.decode()):
+    probe.until = 0.0
+    _free_memory(name.decode())
   return b""
 
 
@@ -120,43 +119,61 @@ def find_silent_peers(text: bytes) -> bytes:
 class _Probe(threading.Thread):
   """A thread that probes the server of another process.
 
+  The probe of a client frees the client's memory once the client is gone.
+
   Attributes:
     until: time at which the thread ends, as in `time.monotonic`.
     is_silent: whether the server has not answered for `secs` seconds.
-    has_ended: whether the process is known to have ended.
   """
 
-  def __init__(self, address: str, secs: float, incarnation: int | None = None):
+  def __init__(
+    self, address: str, secs: float, client: Registration | None = None
+  ):
     """Makes a thread, which is not started.
 
     Args:
       address: "host:port" of the server.
       secs: time after which the server is silent.
-      incarnation: the number that the server drew at its start, if known.
+      client: the client whose server this is, if it is the server of one.
     """
     super().__init__(daemon=True)
-    self.until = math.inf
-    self.is_silent = self.has_ended = False
-    self._address, self._secs = address, secs
-    self._incarnation = incarnation
+    self.until, self.is_silent = math.inf, False
+    self._address, self._secs, self._client = address, secs, client
 
   def run(self) -> None:
-    """Probes the server until `until`."""
+    """Probes the server until `until`, or until the client is gone."""
     timeout = self._secs / _NUM_PROBES
     heard, num_failed = time.monotonic(), 0
     while time.monotonic() < self.until:
+      # Look at a client's port first, because a session with a process that
+      # has ended waits for its whole timeout.
+      has_ended = bool(self._client) and _refuses(self._address)
       try:
-        incarnation = read_incarnation(self._address, timeout)
-        self.has_ended |= self._incarnation not in (None, incarnation)
-        heard, num_failed = time.monotonic(), 0
+        if not has_ended:
+          found = read_incarnation(self._address, timeout)
+          has_ended = bool(self._client) and found != self._client.incarnation
+          heard, num_failed = time.monotonic(), 0
       except NoAnswerError:
         num_failed += 1
-        self.has_ended |= _refuses(self._address)
       is_late = time.monotonic() - heard >= self._secs and num_failed >= 2
       if is_late and not self.is_silent:
         _logger.warning(f"{self._address} does not answer this server")
       self.is_silent = is_late
+      if self._client and (is_late or has_ended):
+        self._collect(self._client.name)
+        return
       time.sleep(timeout / 4)
+
+  def _collect(self, name: str) -> None:
+    """Frees the memory of a client that is gone, unless it has just left."""
+    if self.until:
+      _logger.warning(f"{name} at {self._address} is gone")
+      if self.is_silent:
+        # A step that waits for a tensor of the client holds the client's
+        # memory. The step fails when the connection is shut down.
+        host, _, port = self._address.rpartition(":")
+        shut_down_connections(host, int(port))
+      _free_memory(name)
 
 
 def _refuses(address: str) -> bool:
@@ -171,38 +188,12 @@ def _refuses(address: str) -> bool:
   return False
 
 
-class _Client(threading.Thread):
-  """A thread that frees the memory of a client once it has left or is gone.
-
-  Attributes:
-    has_left: an event, which is set when the client leaves.
-  """
-
-  def __init__(self, client: Registration):
-    super().__init__(daemon=True)
-    self.has_left = threading.Event()
-    self._client = client
-
-  def run(self) -> None:
-    """Waits until the client has left or is gone, and frees its memory."""
-    name, address = self._client.name, self._client.address
-    probe = _Probe(address, self._client.secs, self._client.incarnation)
-    probe.start()
-    while not (probe.is_silent or probe.has_ended):
-      if self.has_left.wait(_PAUSE_SECS):
-        break
-    else:
-      _logger.warning(f"{name} at {address} is gone")
-    probe.until = 0.0
-    if probe.is_silent:
-      # A step that waits for a tensor of the client holds the client's memory.
-      # The step fails when the connection is shut down.
-      host, _, port = address.rpartition(":")
-      shut_down_connections(host, int(port))
-    for target in _targets:
-      _delete_sessions(name, target)
-    free_garbage()
-    del _clients[name]
+def _free_memory(name: str) -> None:
+  """Frees the memory of a client, and forgets the client."""
+  for target in _targets:
+    _delete_sessions(name, target)
+  free_garbage()
+  _clients.pop(name, None)
 
 
 def _delete_sessions(name: str, target: str) -> None:

@@ -42,8 +42,9 @@ def start_server(
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
-    # Use at least two threads, because an operation that waits for another pod
-    # blocks one. Add one more that writes checkpoints meanwhile.
+    # A transfer between servers blocks no thread. A host function does, such as
+    # one that writes a checkpoint. More threads take more memory, because more
+    # operations hold their results at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
   # Any job name works, because a client's session later gives the server

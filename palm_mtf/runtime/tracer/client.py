@@ -413,8 +413,9 @@ def connect(
   servers: Sequence[str] = (),
   *,
   local_servers: int = 0,
-  manager: str = "",
   devices: int = 8,
+  manager: str = "",
+  manager_tls: str = "",
   budget: int = 0,
   share: float = 1.0,
   client_address: str = "127.0.0.1",
@@ -425,9 +426,10 @@ def connect(
   Args:
     servers: "host:port" of each server of `palm_mtf pods serve`.
     local_servers: number of server processes to start on this machine instead.
-    manager: "host:port" of `palm_mtf pods manage`, which chooses servers.
     devices: devices of this process, of each server to start, or that the
       manager chooses.
+    manager: "host:port" of `palm_mtf pods manage`, which chooses servers.
+    manager_tls: PREFIX of the manager's key and certificate, or "".
     budget: bytes of buffers that a device may hold, unless a manager decides; 0
       for the memory that is free now.
     share: the client's share of the devices' time (`pods manage --policy`).
@@ -447,6 +449,7 @@ def connect(
     pods="cluster" if servers or manager else kind,
     islands="auto" if manager else [servers] if servers else (),
     manager=manager,
+    manager_tls=manager_tls,
     share=share,
     client_address=client_address,
     pod_timeout_secs=timeout_secs,

@@ -6,8 +6,10 @@ import dataclasses
 import signal
 import time
 
+import numpy as np
 import pytest
 
+from palm_mtf import runtime
 from palm_mtf.commands.pods_serve import join_manager
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
@@ -54,6 +56,17 @@ def test_a_pod_has_the_devices_of_its_mesh_until_the_run_ends(pods):
       assert servers.places() == [[(address, 0), (address, 1)]]
       (owner,) = client.call("list_all")[0]["owners"]
       assert owner
+    assert client.call("list_all")[0]["owners"] == []
+
+
+def test_traced_programs_run_on_devices_that_the_manager_gives(pods):
+  with join(pods) as client:
+    with runtime.connect(manager=pods.manager, devices=2, share=2.0) as traced:
+      (slice_,) = traced.slices("2")
+      total = runtime.function(lambda x: runtime.all_sum(x)).on(slice_)
+      found = total(np.arange(4.0)).fetch()
+      np.testing.assert_array_equal(found, [2, 4, 2, 4])
+      assert len(client.call("list_all")[0]["owners"]) == 1
     assert client.call("list_all")[0]["owners"] == []
 
 

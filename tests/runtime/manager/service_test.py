@@ -100,13 +100,15 @@ def test_another_version_of_requests_is_refused_by_both_versions(
   )
 
 
-@pytest.mark.parametrize("request_", [b"", b"[]", b"\xff", b'{"protocol": 1}'])
+@pytest.mark.parametrize("request_", [b"", b"[]", b"\xff", b'{"nome": "a"}'])
 def test_what_is_no_request_is_refused_and_the_manager_goes_on_answering(
   request_, port
 ):
   with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
     with pytest.raises(grpc.RpcError) as error:
-      channel.unary_unary("/palm_mtf.Manager/beat")(request_, timeout=10)
+      channel.unary_unary("/palm_mtf.Manager/beat")(
+        request_, 10, [("protocol", str(client_module.PROTOCOL))]
+      )
   assert error.value.code() == grpc.StatusCode.INTERNAL
   assert error.value.details() == "no request of palm_mtf"
   with connect(port) as client:

@@ -7,9 +7,10 @@
   python -m tools.bench manager --servers '' --real 64
 
 Simulated servers are addresses of one TensorFlow server with four devices: the
-manager counts the devices at each address, and a client joins each address,
-as with different servers. Real servers are TensorFlow servers with one device
-each, eight in a process, and a client runs one program on all of them.
+manager counts the devices at each address, and a client joins each address, as
+with different servers. Real servers are processes with one device each. They
+are forks of one process, and share what it has imported. A client runs a
+program on all of them, and then `palm_mtf train` runs two steps on two of them.
 
 `messages` are requests to the manager and sessions with servers. If a step
 needs the same number per server for any number of servers, its cost is linear.
@@ -19,12 +20,14 @@ import argparse
 import concurrent.futures
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from palm_mtf._tf import tf
@@ -43,10 +46,11 @@ from palm_mtf.runtime.program import Program
 from palm_mtf.runtime.server.clients import Registration
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_incarnation, read_info
+from palm_mtf.training.host_modules import HOST_MODULES
 from tools.bench.command import Flag, count, worker_command
 from tools.bench.pairs import time_call
 
-NUM_DEVICES, NUM_PODS, OF_PROCESS = 4, 8, 8
+NUM_DEVICES, NUM_PODS = 4, 8
 SECS = 60.0  # POD_TIMEOUT_SECS
 HEAD = (
   "servers            step        seconds  per second  messages  per server"
@@ -122,8 +126,8 @@ def _manager() -> Iterator[str]:
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields the seconds and messages of each step, for each number."""
-  if chosen.real % OF_PROCESS:
-    raise UserError(f"--real = {chosen.real}: give a multiple of {OF_PROCESS}.")
+  if chosen.real % NUM_PODS:
+    raise UserError(f"--real = {chosen.real}: give a multiple of {NUM_PODS}.")
   for number in chosen.servers:
     yield from _measure_simulated(number)
   if chosen.real:
@@ -190,9 +194,8 @@ def _measure_real(number: int) -> Iterator[dict]:
     messages = _Messages(stack)
 
     def start() -> None:
-      for _ in range(number // OF_PROCESS):
-        work = worker_command("manager", manager=manager)
-        stack.enter_context(_process(*work))
+      work = worker_command("manager", manager=manager, number=number)
+      stack.enter_context(_process(*work))
 
     def measure(step: str, work: Callable[[], object]) -> dict:
       return messages.time(work, kind="real", servers=number, step=step)
@@ -223,18 +226,48 @@ def _measure_real(number: int) -> Iterator[dict]:
       program = Program(outputs=tf.add_n(ones))
     for step in ("first run", "run"):
       yield measure(step, lambda: _check(client.call(program), number))
+    yield measure("train", lambda: _train(manager))
 
 
 def _check(found: float, number: int) -> None:
   assert found == number
 
 
-def work(manager: str) -> None:
-  """Runs eight servers of a manager; prints a line, and waits for its end."""
-  client = ManagerClient("--manager", manager)
-  for _ in range(OF_PROCESS):
-    server = start_server(1, 1)
-    join_manager(client, server.target.removeprefix("grpc://"), "main")
-  print("ready", flush=True)
+def _train(manager: str) -> None:
+  with tempfile.TemporaryDirectory() as folder:
+    macros = {
+      "MODEL_DIR": folder,
+      "TEXT_FILES": str(Path(os.__file__).parent / "*.py"),
+      "MANAGER": manager,
+      "TRAIN_STEPS": 2,
+    }
+    files = "recipes/quickstart.gin", "pods/managed.gin"
+    subprocess.run(
+      [
+        *(sys.executable, "-m", "palm_mtf", "train"),
+        *(f"--gin_file={x}" for x in files),
+        *(f"--gin.{name}={value!r}" for name, value in macros.items()),
+      ],
+      check=True,
+      stdout=subprocess.DEVNULL,
+    )
+
+
+def work(manager: str, number: int) -> None:
+  """Runs servers of a manager, each in a process; prints when all run."""
+  for name in HOST_MODULES:
+    importlib.import_module(name)
+  ready, report = os.pipe()
+  for _ in range(number):
+    if not os.fork():
+      server = start_server(1, 1)
+      client = ManagerClient("--manager", manager)
+      join_manager(client, server.target.removeprefix("grpc://"), "main")
+      os.write(report, b".")
+      break
+  else:
+    for _ in range(number):
+      os.read(ready, 1)
+    print("ready", flush=True)
   sys.stdin.read()
   os._exit(0)  # a TensorFlow server cannot be stopped otherwise

@@ -1,0 +1,350 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures clients that share servers: throughput and shares of device time.
+
+  python -m tools.bench tenants --picture docs/pictures/tenants.png
+  python -m tools.bench tenants --clients '' --weights 1:2:4:8
+
+Each client is a process that runs traced programs on servers of a manager with
+--policy shares, and keeps eight programs submitted. A program computes on both
+servers and then adds up one number of each.
+
+Throughput: programs per second of all clients, `scheduled` by the manager and
+`unscheduled`, in turns. Shares: the programs that each client ran in five
+seconds, next to what its weight promises.
+"""
+
+# Figures 8 and 9 of Barham et al. 2022. All processes are on one machine, and
+# its clock tells when a program ended, on a server or for a client.
+
+import argparse
+import collections
+import contextlib
+import functools
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.bench.command import Flag, numbers, worker_command
+
+NUM_SERVERS = 2
+NUM_SUBMITTED = 8  # programs that a client keeps submitted
+# Clients start at the same time, and are all busy after the second time.
+_START_SECS, _WARM_UP_SECS = 0.2, 0.5
+_SIDE = 96  # of a product, which takes less than 0.1 ms
+_TRIAL = 200  # products of the program with which the others are compared
+_TRACE_SECS = 0.6  # of the picture
+HEAD = "ms     clients  what                  programs per second   ratio"
+
+
+def _read_counts(name: str, text: str) -> list[int]:
+  return numbers("1,4,8,16")(name, text) if text else []
+
+
+def _read_weights(name: str, text: str) -> list[list[int]]:
+  return [
+    numbers("1,2,4,8")(name, x.replace(":", ",")) for x in text.split(",") if x
+  ]
+
+
+FLAGS = {
+  "--clients": Flag("1,4,8,16", "numbers of clients", _read_counts),
+  "--ms": Flag("2,20", "lengths of a program", numbers("2,20", float)),
+  "--weights": Flag("1:1:1:1,1:2:4:8", "of clients", _read_weights),
+  "--share_ms": Flag(5, "length of a program for the shares"),
+  "--secs": Flag(5, "seconds of a measurement"),
+  "--rounds": Flag(3, "turns of each kind"),
+  "--picture": Flag(None, "draw into this PNG file"),
+}
+
+
+class _Process:
+  """A process that answers lines, and ends with the `with` block."""
+
+  def __init__(self, stack: contextlib.ExitStack, *command: str):
+    self._process = subprocess.Popen(
+      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    stack.callback(self._process.wait)
+    stack.callback(self._process.kill)
+
+  def read(self) -> str:
+    """Returns the next line; raises RuntimeError if there is none."""
+    line = self._process.stdout.readline()
+    if not line:
+      raise RuntimeError(f"{self._process.args} has ended")
+    return line
+
+  def write(self, line: str) -> None:
+    """Sends a line."""
+    self._process.stdin.write(line + "\n")
+    self._process.stdin.flush()
+
+
+def _start_pods(stack: contextlib.ExitStack) -> dict[str, Any]:
+  """Starts a manager and its servers; returns their addresses."""
+  folder = stack.enter_context(tempfile.TemporaryDirectory())
+  pods = sys.executable, "-m", "palm_mtf", "pods"
+  flags = f"--state={folder}/state", "--policy=shares"
+  manager = _Process(stack, *pods, "manage", "--listen=127.0.0.1:0", *flags)
+  address = manager.read().split()[-1]
+  flags = "--listen=127.0.0.1:0", "--threads=1", f"--manager={address}"
+  serve = *pods, "serve", *flags
+  servers = [_Process(stack, *serve) for _ in range(NUM_SERVERS)]
+  addresses = [x.read().split()[-1] for x in servers]
+  return {"manager": address, "servers": addresses}
+
+
+class _Clients:
+  """Client processes, one per share."""
+
+  def __init__(self, stack: contextlib.ExitStack, shares: Sequence[float]):
+    pods = _start_pods(stack)
+    self._clients = [
+      _Process(stack, *worker_command("tenants", **pods, share=x))
+      for x in shares
+    ]
+    for client in self._clients:
+      client.read()
+    (ended,) = self.run([0], _TRIAL, 2.0, is_scheduled=False)
+    self.products_per_ms = _TRIAL * len(ended) / 2.0 / 1000
+
+  def run(
+    self,
+    chosen: Sequence[int],
+    products: int,
+    secs: float,
+    is_scheduled: bool = True,
+    is_traced: bool = False,
+  ) -> list[list[tuple[float, float]]]:
+    """Lets clients run programs at the same time.
+
+    Args:
+      chosen: indices of the clients.
+      products: length of a program.
+      secs: seconds for which all clients are busy.
+      is_scheduled: whether clients ask the manager for turns.
+      is_traced: whether to ask a server when each program began and ended.
+
+    Returns:
+      For each client, begin and end of the programs that ended within `secs`,
+      in seconds since all clients were busy. Only traced programs have a begin.
+    """
+    for i in chosen:
+      self._clients[i].write(json.dumps({"products": products}))
+    for i in chosen:
+      self._clients[i].read()
+    start = time.time() + _START_SECS
+    first = start + _WARM_UP_SECS
+    order = {
+      "is_scheduled": is_scheduled,
+      "is_traced": is_traced,
+      "start": start,
+      "end": first + secs + _WARM_UP_SECS,
+    }
+    for i in chosen:
+      self._clients[i].write(json.dumps(order))
+    found = [json.loads(self._clients[i].read()) for i in chosen]
+    return [
+      [(x - first, y - first) for x, y in spans if first <= y < first + secs]
+      for spans in found
+    ]
+
+
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+  """Yields the records of throughput, and then those of shares."""
+  shares = [1] * max([0, *chosen.clients])
+  groups = []
+  for weights in chosen.weights:
+    # Clients with equal weights measure throughput, too.
+    begin = 0 if {*weights} == {1} else len(shares)
+    shares[begin:begin] = [] if begin < len(shares) else weights
+    groups.append(range(begin, begin + len(weights)))
+  with contextlib.ExitStack() as stack:
+    clients = _Clients(stack, shares)
+    for ms in chosen.ms:
+      for number in chosen.clients:
+        yield from _measure_throughput(clients, ms, number, chosen)
+    for weights, group in zip(chosen.weights, groups, strict=True):
+      yield from _measure_shares(clients, weights, group, chosen)
+
+
+def _measure_throughput(
+  clients: _Clients, ms: float, number: int, chosen: argparse.Namespace
+) -> Iterator[dict]:
+  products = round(ms * clients.products_per_ms)
+  rates: dict[bool, list[float]] = {True: [], False: []}
+  for _ in range(chosen.rounds):
+    for is_scheduled, rate in rates.items():
+      found = clients.run(range(number), products, chosen.secs, is_scheduled)
+      rate.append(sum(map(len, found)) / chosen.secs)
+  ratio = statistics.median(
+    x / y for x, y in zip(rates[True], rates[False], strict=True)
+  )
+  for is_scheduled, found in rates.items():
+    yield {
+      "figure": 8,
+      "ms": ms,
+      "clients": number,
+      "kind": "scheduled" if is_scheduled else "unscheduled",
+      "programs_per_sec": statistics.median(found),
+      "ratio": ratio if is_scheduled else 1.0,
+    }
+
+
+def _measure_shares(
+  clients: _Clients,
+  weights: Sequence[int],
+  group: Sequence[int],
+  chosen: argparse.Namespace,
+) -> Iterator[dict]:
+  products = round(chosen.share_ms * clients.products_per_ms)
+  spans = clients.run(group, products, chosen.secs, is_traced=True)
+  total = sum(map(len, spans))
+  for weight, own in zip(weights, spans, strict=True):
+    yield {
+      "figure": 9,
+      "ms": chosen.share_ms,
+      "clients": len(weights),
+      "kind": f"{weight} of {':'.join(map(str, weights))}",
+      "programs_per_sec": len(own) / chosen.secs,
+      "ratio": len(own) / total / (weight / sum(weights)),
+      "spans": [x for x in own if x[1] < _TRACE_SECS],
+    }
+
+
+def row(record: dict) -> str:
+  """Returns a line of the table.
+
+  The ratio of a throughput is to the unscheduled throughput, and the ratio of a
+  share is to what the weight promises.
+  """
+  return (
+    f"{record['ms']:<7g}{record['clients']:<9}{record['kind']:<22}"
+    f"{record['programs_per_sec']:19.1f}{record['ratio']:8.3f}"
+  )
+
+
+def finish(records: Sequence[dict], chosen: argparse.Namespace) -> None:
+  """Draws the picture."""
+  if chosen.picture:
+    draw(records, chosen.picture)
+
+
+def draw(records: Sequence[dict], path: str) -> None:
+  """Draws throughput by number of clients, and below who ran when."""
+  from matplotlib.figure import Figure
+
+  throughput = [x for x in records if x["figure"] == 8]
+  lengths = list(dict.fromkeys(x["ms"] for x in throughput))
+  groups = collections.defaultdict(list)
+  for each in records:
+    if each["figure"] == 9:
+      groups[each["kind"].partition(" of ")[2]].append(each)
+  height = 3.2 + 1.3 * len(groups)
+  figure = Figure(figsize=(9.2, height), layout="constrained")
+  above, below = figure.subfigures(2, height_ratios=[3.2, 1.3 * len(groups)])
+  for axes, ms in zip(
+    above.subplots(1, len(lengths), squeeze=False)[0], lengths, strict=True
+  ):
+    for kind, style in (("unscheduled", "C7s--"), ("scheduled", "C0o-")):
+      own = [x for x in throughput if (x["ms"], x["kind"]) == (ms, kind)]
+      x, y = ([z[key] for z in own] for key in ("clients", "programs_per_sec"))
+      axes.plot(x, y, style, label=kind)
+    axes.set(title=f"programs of {ms:g} ms", xlabel="clients")
+    axes.set_xticks(x)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("programs per second")
+    axes.legend(frameon=False, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+  all_axes = below.subplots(len(groups), 1, squeeze=False, sharex=True)[:, 0]
+  for axes, (weights, own) in zip(all_axes, groups.items(), strict=True):
+    ends = sorted(
+      (end, i) for i, client in enumerate(own) for _, end in client["spans"]
+    )
+    for (begin, _), (end, i) in itertools.pairwise(ends):
+      axes.barh(0, end - begin, left=begin, height=1, color=f"C{i}")
+    axes.set(title=f"weights {weights}", yticks=[], ylim=(-0.5, 0.5))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+  all_axes[-1].set_xlabel("seconds; a color per client")
+  # Replaced in one step, so that a reader never sees half a picture.
+  partial = Path(path).with_suffix(".partial.png")
+  figure.savefig(partial, dpi=120)
+  os.replace(partial, path)
+
+
+def _compute(products: int, x: Any) -> Any:
+  """Computes products; returns when each device began and ended."""
+  from palm_mtf import runtime
+  from palm_mtf._tf import tf
+
+  begin = tf.timestamp()
+  with tf.control_dependencies([begin]):
+    matrix = tf.fill([_SIDE, _SIDE], tf.reduce_sum(x) / _SIDE)
+  _, y = tf.while_loop(
+    lambda i, _: i < products,
+    lambda i, y: (i + 1, tf.linalg.matmul(y, y)),
+    [0, matrix],
+    parallel_iterations=1,
+  )
+  total = runtime.all_sum(y[:1, 0])
+  with tf.control_dependencies([total]):
+    return tf.stack([[begin, tf.timestamp()]])
+
+
+def work(manager: str, servers: list[str], share: float) -> None:
+  """Runs programs as lines of stdin say; prints what `_Clients.run` returns."""
+  from palm_mtf import runtime
+
+  with (
+    runtime.connect(manager=manager, devices=NUM_SERVERS, share=share) as one,
+    runtime.connect(servers) as other,
+  ):
+    slices = {
+      is_scheduled: client.slices(str(NUM_SERVERS))[0]
+      for is_scheduled, client in ((True, one), (False, other))
+    }
+    ones = np.ones(NUM_SERVERS, np.float32)
+    print("ready", flush=True)
+    for line in sys.stdin:
+      order = json.loads(line)
+      if "products" in order:
+        compute = _make_function(order["products"])
+        for each in slices.values():
+          compute.on(each)(ones).wait()
+        print("built", flush=True)
+        continue
+      submit = compute.on(slices[order["is_scheduled"]])
+      time.sleep(max(0.0, order["start"] - time.time()))
+      submitted: collections.deque = collections.deque()
+      ended = []
+      while time.time() < order["end"]:
+        while len(submitted) < NUM_SUBMITTED:
+          submitted.append(submit(ones))
+        submitted[0].wait()
+        ended.append((submitted.popleft(), time.time()))
+      for buffer in submitted:
+        buffer.wait()
+      spans = (
+        [x.fetch()[0].tolist() for x, _ in ended]
+        if order["is_traced"]
+        else [[end, end] for _, end in ended]
+      )
+      print(json.dumps(spans), flush=True)
+
+
+@functools.cache
+def _make_function(products: int) -> Any:
+  from palm_mtf import runtime
+
+  return runtime.function(functools.partial(_compute, products), "compute")
