@@ -166,6 +166,7 @@ print(len(Unitransformer().layer_stack.layers))
 """
 
 
+@pytest.mark.slow
 def test_plain_gin_includes_files_of_the_installed_package(installed, tmp_path):
   found = _python(installed, "-c", PLAIN_GIN + LAYERS, folder=tmp_path)
   assert found.split() == ["64", str(installed / "palm_mtf" / "gin"), "64"]

@@ -60,6 +60,7 @@ NOT_MIRRORED = {
   "pod_faults_test.py",
   "same_bits_test.py",
   "several_clients_test.py",
+  "staged_runs_test.py",
   "docs/readme_test.py",
   "docs_test.py",
   "t5_test.py",

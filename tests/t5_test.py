@@ -152,6 +152,7 @@ def test_t5_evaluates_answers_with_its_own_metrics(
   assert found == pytest.approx(expected, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_ids_of_t5s_preprocessors_are_the_same_when_read_again(vocabulary):
   """T5's span corruption uses SeqIO's seeds, so that runs can resume."""
   import t5.data.preprocessors as t5_steps

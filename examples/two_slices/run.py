@@ -41,7 +41,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--local_servers", type=int, default=0)
   servers = parser.parse_args().local_servers
-  with runtime.connect(local_servers=servers, devices=2) as client:
+  with runtime.connect(servers, devices=2) as client:
     first, second = client.slices("2", "2")
     hidden = runtime.mesh_function(
       encode, dims=["batch pixels"], layout="batch:x"

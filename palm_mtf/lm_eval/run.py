@@ -160,8 +160,9 @@ class Run:
     scored = [i for i, example in enumerate(examples) if example.targets]
     for place, score in self._scorer.scores([examples[i] for i in scored]):
       yield scored[place], score
+    # An empty continuation has probability 1.
     for index in {*range(len(examples))} - {*scored}:
-      yield index, Score(0.0, is_greedy=True)  # nothing has probability 1
+      yield index, Score(0.0, is_greedy=True)
 
   def continuations(
     self, prompts: Sequence[tuple[str, Mapping[str, object]]]

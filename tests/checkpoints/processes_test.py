@@ -62,6 +62,7 @@ def elements(part) -> tuple[slice, ...]:
   return tuple(slice(begin, begin + size) for begin, size in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["PaLM's 2D", "fully sharded"])
 def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
   pods, devices = pods_on_hosts(layout)

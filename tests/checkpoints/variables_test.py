@@ -136,6 +136,7 @@ def test_first_weights_and_checkpoints_are_the_same_bits_under_every_layout(
   assert single["embedding"].std() > 0.5
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_slots_of_other_forms_in_their_dtypes(tmp_path):
   optimizer = dataclasses.replace(
     PALM_OPTIMIZER, second_moment="factored", momentum_dtype="bfloat16"

@@ -34,6 +34,7 @@ def _run_doctor(*flags: str, **environment: str) -> subprocess.CompletedProcess:
   )
 
 
+@pytest.mark.slow
 def test_the_report_agrees_with_this_environment():
   result = _run_doctor("--json")
   report = json.loads(result.stdout)

@@ -39,6 +39,8 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
     "layout": "",
     "gradient_dtype": "activation",
     "num_microbatches": 1,
+    "stages": 1,
+    "stage_order": "1f1b",
     "steps_per_loop": 1,
     "tpu": "",
   }

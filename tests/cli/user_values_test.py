@@ -411,6 +411,7 @@ def test_a_module_of_the_user_imports_tensorflow_without_its_notices(
   assert "\nNUM_LAYERS = @mine.layers()" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "statement",
   [

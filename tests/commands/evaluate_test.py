@@ -102,6 +102,7 @@ def test_training_evaluates_on_its_way_what_evaluate_finds(finished, evaluate):
   assert metrics[4] != metrics[8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_an_evaluation_that_was_cut_off_is_made_by_the_resumed_run(
   finished, corpus, tmp_path, step

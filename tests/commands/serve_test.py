@@ -317,6 +317,7 @@ def test_who_goes_away_before_a_whole_answer_leaves_the_slot_too(long_server):
   assert found["palm_mtf_generated_tokens_total"] < 900
 
 
+@pytest.mark.slow
 def test_a_newer_checkpoint_is_followed_and_drops_no_request(
   finished, tmp_path
 ):

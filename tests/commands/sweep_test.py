@@ -155,6 +155,7 @@ def children_of(pid):
     return [int(x) for x in file.read().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("number", "code"),
   [

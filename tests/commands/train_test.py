@@ -69,6 +69,7 @@ def sampled(corpus, tmp_path_factory):
   return model_dir
 
 
+@pytest.mark.slow
 def test_samples_on_the_way_are_kept_and_change_no_bit(finished, sampled):
   lines = (sampled / "samples.jsonl").read_text().splitlines()
   assert [json.loads(line)["step"] for line in lines] == [3, 6, 9, 12]
@@ -79,6 +80,7 @@ def test_samples_on_the_way_are_kept_and_change_no_bit(finished, sampled):
   runs.assert_same_tensors(finished, sampled, 12)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_it_sampled_samples_that_step(
   corpus, sampled, tmp_path
 ):
@@ -205,6 +207,7 @@ def test_a_flipped_bit_is_named_and_the_steps_since_are_trained_again(
   assert again.items() >= once.items(), "bit for bit, manifests too"
 
 
+@pytest.mark.slow
 def test_a_finished_run_trains_no_more_and_reports_what_evaluate_finds(
   corpus, finished, palm_mtf
 ):
@@ -254,6 +257,7 @@ def test_loss_above_the_unigram_entropy_is_not_called_learning(
   assert "learned          nothing from context yet; train longer" in out
 
 
+@pytest.mark.slow
 def test_learns_from_context_what_no_unigram_model_can(
   corpus, tmp_path, capsys
 ):

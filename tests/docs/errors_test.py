@@ -38,6 +38,9 @@ COMMANDS = {
     *("train", *RECIPE, "--gin.MESH_SHAPE='data:1,model:3'"),
     "--gin.LAYOUT='batch:data,d_ff:model'",
   ],
+  "NUM_LAYERS = ... is not divisible by STAGES = ...": [
+    *("train", *RECIPE, "--gin.STAGES=7"),
+  ],
   "CHIP = ...": ["plan", *RECIPE, "--gin.CHIP='a1000'"],
   "... = None: not known for CHIP": [
     *("plan", *RECIPE, "--gin.CHIP='tpu_v3'", "--gin.NUM_PODS=2"),

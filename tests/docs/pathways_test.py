@@ -48,11 +48,14 @@ def test_what_never_fits_is_refused(block):
     assert f"{error.value}\n" == block.text
 
 
-MEASURED = [
-  ".venv/bin/python -m tools.bench dispatch",  # flags: docs_test.py
-  "figure  servers",
+MEASURED = [  # flags: docs_test.py
+  ".venv/bin/python -m tools.bench dispatch",
+  ".venv/bin/python -m tools.bench runtime",
+  "what    result",
   ".venv/bin/python -m tools.bench tenants",
   "ms     clients",
+  ".venv/bin/python -m tools.bench pipeline",
+  "place          order",
 ]
 
 

@@ -237,6 +237,7 @@ def test_each_address_means_the_same_server_on_both_hosts(block):
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
     "DCN_DTYPE   bandwidth",
+    "time -->",  # a picture
     ".venv/bin/python -m tools.bench pods",  # flags: docs_test.py
     "microbatches    joined",
   )

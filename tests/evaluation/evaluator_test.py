@@ -327,6 +327,7 @@ def test_no_answer_reads_a_setting_that_answers_are_kept_without(evaluate):
   assert found.keys() == {"options", "open"}
 
 
+@pytest.mark.slow
 def test_another_prompt_needs_new_answers_another_pattern_does_not(
   evaluate, tmp_path
 ):

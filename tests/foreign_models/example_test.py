@@ -47,6 +47,7 @@ def main(monkeypatch, tmp_path):
   gin.clear_config()
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_two_pods(main, tmp_path, capsys):
   file = tmp_path / "t5.npz"
   assert main("--gin.TRAIN_STEPS=2", f"--gin.SAVE_PATH='{file}'") == 0

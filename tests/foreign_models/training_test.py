@@ -124,6 +124,7 @@ def test_steps_equal_adafactor_on_mesh_tensorflows_own_gradients(
     assert relative_error(after[name], value) < 1e-3, name
 
 
+@pytest.mark.slow
 def test_training_continues_from_loaded_variables_on_another_mesh(one_pod):
   before, after, _ = one_pod
   with training(TWO_DEVICES) as each:

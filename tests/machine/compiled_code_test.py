@@ -228,6 +228,7 @@ with tf.Session() as session:
 """
 
 
+@pytest.mark.slow
 def test_a_process_keeps_what_it_has_compiled_when_it_ends(caches):
   run = processes.python("-c", _COMPILES)
   assert (run.stdout, run.returncode) == ("42\n", 0), run.stderr

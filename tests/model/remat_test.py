@@ -58,6 +58,7 @@ def test_recomputing_changes_no_bit(block, attention, monkeypatch):
     assert_same_bits(again, kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "layout",
   [

@@ -82,6 +82,7 @@ def lanes(written):
   return found
 
 
+@pytest.mark.slow
 def test_a_traced_run_ends_with_the_bits_of_one_that_is_not(
   corpus, in_process, tmp_path
 ):
@@ -112,6 +113,7 @@ def test_gradients_cross_by_name_with_the_bytes_of_the_closed_form(
     }
 
 
+@pytest.mark.slow
 def test_transfers_between_servers_take_time_and_come_after_their_cause(
   in_servers,
 ):
@@ -126,6 +128,7 @@ def test_transfers_between_servers_take_time_and_come_after_their_cause(
   assert figures["traced_gbits_per_sec"] == pytest.approx(rate)
 
 
+@pytest.mark.slow
 def test_each_pod_s_phases_come_in_their_order(in_servers):
   written = read(in_servers, 4)
   assert written["otherData"]["last_call"] > 0
@@ -151,6 +154,7 @@ def test_each_device_of_a_pod_is_in_the_trace(corpus, tmp_path):
   assert line["traced_dcn_bytes"] == line["dcn_bytes"]
 
 
+@pytest.mark.slow
 def test_a_line_is_said_of_each_step(in_servers):
   for step in (2, 4):
     path = in_servers / "traces" / f"step_{step:08d}.json"

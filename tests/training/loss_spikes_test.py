@@ -184,6 +184,7 @@ def check_same_run(one, other, step):
   assert a.parent["checkpoint"] == b.parent["checkpoint"]
 
 
+@pytest.mark.slow
 def test_a_spike_is_gone_after_a_rewind_even_if_a_signal_comes_in_its_step(
   corpus, tmp_path, bad_batches, capsys, monkeypatch
 ):

@@ -27,6 +27,7 @@ from tools.bench.cases.memory import (
 )
 
 
+@pytest.mark.slow
 def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   corpus, tmp_path
 ):

@@ -134,6 +134,7 @@ def trained(config, params, batch, layout):
   return Run(build, params, layout, num_steps=12).values
 
 
+@pytest.mark.slow
 def test_training_on_a_mesh_that_splits_batch_and_model_equals_one_device():
   config = small_config(num_layers=1)
   params = oracle.random_parameters(config, seed=5)
@@ -226,6 +227,7 @@ def sampling(config, prompts):
   return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["one device", "all over data and model"])
 def test_greedy_tokens_with_cached_keys_equal_our_decoders(layout):
   config = small_config()

@@ -49,7 +49,7 @@ REASONS = (
 )
 _CONTAMINATED = REASONS.index("contaminated")
 _EXACT, _NEAR = map(REASONS.index, ("exact_duplicates", "near_duplicates"))
-_BATCH_CHARACTERS = 1 << 18
+_BATCH_CHARACTERS = 1 << 18  # enough to be worth sending to a worker
 _DOCUMENT_CHARACTERS = 256  # added per document, for memory besides the text
 
 

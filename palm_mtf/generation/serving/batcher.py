@@ -272,17 +272,18 @@ class Batcher:
       self.failure = error
       self.give_up()
 
+  def _count_rows(self) -> int:
+    return len(self._waiting) + len(self._running)
+
   def _take_turn(self) -> bool:
     # Gives a slot to at most one row, and further tokens to all rows in slots.
     # Returns False if the batcher stops.
     load = row = None
     with self._changed:
       self._remove_ended()
-      while not self._waiting and not self._running:
+      while not self._count_rows() and (self._is_stopping or not self._load):
         if self._is_stopping:
           return False
-        if self._load:
-          break
         self._changed.wait()
       if self._load and not self._running:
         load, self._load = self._load, None

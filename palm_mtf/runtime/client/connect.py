@@ -62,7 +62,7 @@ class Membership:
   """Joins servers, which free the client's memory when it leaves or is gone.
 
   Attributes:
-    client: what the servers are told.
+    client: what this client says of itself to its servers.
     infos: info of each server, by its address.
   """
 

@@ -12,10 +12,11 @@ import itertools
 import json
 import logging
 import queue
+import statistics
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,10 +30,10 @@ from palm_mtf.runtime.scheduler import GangScheduler
 _logger = logging.getLogger(__name__)
 
 _FIRST_SECS = 0.01  # estimate for a program that has not run yet
+# A client is charged the median time of so many last runs of a program, so that
+# one slow run does not keep the client from its share.
+_NUM_RUNS = 9
 _MAX_IN_FLIGHT = 16  # programs on a device, without a manager
-# Share of the last run in the estimate for the next one. A client is charged by
-# estimates, so that one slow run does not keep it from its share for long.
-_LAST_SHARE = 0.2
 _RETRY_SECS = 1.0  # between attempts to reach a manager
 # A program fails if nobody frees a buffer for so long while it waits only for
 # the bytes that buffers keep.
@@ -55,7 +56,9 @@ class TurnTaker:
     self._devices, self._numbers = devices, itertools.count()
     self._lock = threading.Lock()
     self._turns: dict[int, _Turn] = {}  # that programs wait for
-    self._secs: weakref.WeakKeyDictionary[Program, float] = (
+    # Seconds of the last runs, without the first run, which prepares a program
+    # in the servers while its devices run other programs.
+    self._secs: weakref.WeakKeyDictionary[Program, deque[float]] = (
       weakref.WeakKeyDictionary()
     )
 
@@ -71,7 +74,8 @@ class TurnTaker:
     num_bytes = self._name(
       program.device_bytes or dict.fromkeys(self._devices, 0)
     )
-    secs = self._secs.get(program, _FIRST_SECS)
+    runs = self._secs.get(program)
+    secs = statistics.median_low(runs) if runs else _FIRST_SECS
     with self._lock:
       self._turns[number] = turn
     self._send({"submit": number, "num_bytes": num_bytes, "secs": secs})
@@ -86,9 +90,11 @@ class TurnTaker:
       yield
       kept = num_bytes
     finally:
-      secs = time.monotonic() - start
-      mean = self._secs.get(program, secs)
-      secs = self._secs[program] = mean + _LAST_SHARE * (secs - mean)
+      if runs is None:
+        self._secs[program] = deque(maxlen=_NUM_RUNS)
+      else:
+        runs.append(time.monotonic() - start)
+        secs = statistics.median_low(runs)
       self._send({"finish": number, "secs": secs, "kept": kept})
 
   def free(self, num_bytes: Mapping[str, int]) -> None:

@@ -109,9 +109,9 @@ class Turns:
             numbers[number] = ticket
             self._tickets[ticket] = number, answer
           case {"check": number}:
-            if why := self._scheduler.explain_wait(numbers[number]):
-              ticket = numbers.pop(number)
-              del self._tickets[ticket]
+            ticket = numbers.get(number)
+            if ticket and (why := self._scheduler.explain_wait(ticket)):
+              del numbers[number], self._tickets[ticket]
               self._scheduler.finish(ticket)
               answer({"refuse": number, "why": why})
           case {"finish": number, "secs": secs, "kept": kept}:

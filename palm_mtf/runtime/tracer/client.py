@@ -34,6 +34,7 @@ from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.client.turns import OwnTurns
 from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.server_info import ServerInfo
 from palm_mtf.runtime.tracer.functions import Function
 from palm_mtf.runtime.tracer.shards import Sharding, VirtualSlice
 from palm_mtf.runtime.tracer.stores import Tickets, build_removal
@@ -311,7 +312,8 @@ class RuntimeClient:
         waits &= x.source.secs < _SHORT_SECS
         before.append(x.begun if waits else x.made)
         awaited += [x.made] * waits
-        rows.append(x.take_signal())
+        key, signal = x.take_signal()
+        rows.append([key, signal if waits else -signal])
     rows += [[x.handle, x.handle] for x in outputs]
     fed = {
       name: inputs[i][region].copy()
@@ -329,7 +331,7 @@ class RuntimeClient:
       if isinstance(call.exception(), tf.errors.DeadlineExceededError):
         # The call has waited in servers for too long: wait here instead. The
         # signals are new ones, because some may have been given.
-        again = [[key, next(self.numbers)] for key, _ in rows]
+        again = [[key, -next(self.numbers)] for key, _ in rows]
         run(again, awaited, end)
       else:
         end(call)
@@ -410,9 +412,8 @@ class RuntimeClient:
 
 @contextlib.contextmanager
 def connect(
-  servers: Sequence[str] = (),
+  servers: Sequence[str] | int = (),
   *,
-  local_servers: int = 0,
   devices: int = 8,
   manager: str = "",
   manager_tls: str = "",
@@ -424,8 +425,8 @@ def connect(
   """Connects to devices: of this process, or of servers.
 
   Args:
-    servers: "host:port" of each server of `palm_mtf pods serve`.
-    local_servers: number of server processes to start on this machine instead.
+    servers: "host:port" of each server of `palm_mtf pods serve`; or how many
+      server processes to start on this machine.
     devices: devices of this process, of each server to start, or that the
       manager chooses.
     manager: "host:port" of `palm_mtf pods manage`, which chooses servers.
@@ -443,24 +444,28 @@ def connect(
     UserError: a server cannot be used.
   """
   check_count("budget", budget, minimum=0)
-  kind = "local_servers" if local_servers else "in_process"
+  num_local, addresses = 0, servers
+  if isinstance(servers, int):
+    num_local, addresses = servers, ()
+    check_count("servers", num_local, minimum=0)
+  kind = "local_servers" if num_local else "in_process"
   pods = PodsConfig(
-    num_pods=local_servers or 1,
-    pods="cluster" if servers or manager else kind,
-    islands="auto" if manager else [servers] if servers else (),
+    num_pods=num_local or 1,
+    pods="cluster" if addresses or manager else kind,
+    islands="auto" if manager else [addresses] if addresses else (),
     manager=manager,
     manager_tls=manager_tls,
     share=share,
     client_address=client_address,
     pod_timeout_secs=timeout_secs,
   )
-  # To begin with, one device of each of `servers`.
-  mesh = DeviceMesh(mesh_shape=f"x:{len(servers) or devices}", layout="")
+  # To begin with, one device of each address.
+  mesh = DeviceMesh(mesh_shape=f"x:{len(addresses) or devices}", layout="")
   with contextlib.ExitStack() as stack:
     started = stack.enter_context(PodServers(pods, mesh))
     places = started.places()
     heartbeat = Heartbeat(started, places, timeout_secs)
-    if servers:
+    if addresses:
       places = [
         [
           Place(x.address, i)
@@ -475,15 +480,28 @@ def connect(
     stack.enter_context(heartbeat)
     programs = stack.enter_context(cluster.client())
     if not manager:
-      _, available = memory_bytes()
-      budgets = dict.fromkeys(names, budget or available // len(names))
-      if servers and not budget:
-        infos = [heartbeat.infos[x.address] for x in places[0]]
-        budgets = {x: y.device_bytes for x, y in zip(names, infos, strict=True)}
-      turns = OwnTurns(budgets)
-      programs.take_turn, programs.free = turns.take, turns.free
+      infos = (
+        [heartbeat.infos[x.address] for x in places[0]] if addresses else []
+      )
+      _limit_bytes(programs, names, infos, budget)
     with heartbeat.during("at the start"):
       heartbeat.connect(programs)
     client = RuntimeClient(programs, names, heartbeat if places else None)
     stack.callback(client.close)
     yield client
+
+
+def _limit_bytes(
+  client: Client, names: Sequence[str], infos: Sequence[ServerInfo], budget: int
+) -> None:
+  """Makes programs wait for bytes on their devices; `budget` as in `connect`.
+
+  `infos` has the server of each device; it is empty if there are no servers
+  that were running before.
+  """
+  _, available = memory_bytes()
+  budgets = dict.fromkeys(names, budget or available // len(names))
+  if infos and not budget:
+    budgets = {x: y.device_bytes for x, y in zip(names, infos, strict=True)}
+  turns = OwnTurns(budgets)
+  client.take_turn, client.free = turns.take, turns.free

@@ -24,8 +24,9 @@ WAIT_SECS = 5.0
 class Tickets:
   """Operations on the buffers of a call, which rows of numbers describe.
 
-  A row has the key of a buffer and the number of its signal. If both are equal,
-  the call waits for the signal. The last row has a number of the call.
+  A row has the key of a buffer and the number of its signal, which is negative
+  if the call need not wait for the signal. The last row has a number of the
+  call.
 
   Attributes:
     placeholders: placeholder of the rows, [buffers + 1, 2] int64, by the CPU of
@@ -44,9 +45,10 @@ class Tickets:
     """Takes a buffer's signal in each process, before `peek` and `stage`."""
     for cpu in self._find_cpus([row]):
       with tf.device(cpu):
-        key, signal = self._read_row(cpu, row)
+        _, signal = self._read_row(cpu, row)
         # Unbatch waits unless its index has the signal.
-        can_start = tf.cast(tf.not_equal(key, signal), tf.int32)
+        can_start = tf.cast(signal < 0, tf.int32)
+        signal = tf.abs(signal)
         index = tf.fill([can_start, 1], tf.ones([], tf.int64))
         wait = _unbatch([0], index * [[signal, 0, 1]], signal)
       self._waits[cpu].append(wait)
@@ -57,7 +59,7 @@ class Tickets:
     for cpu in self._find_cpus(rows):
       every = [*rows, len(self._held)]
       with tf.device(cpu), tf.control_dependencies(self._staged[cpu]):
-        signals = [self._read_row(cpu, x)[1] for x in every]
+        signals = [tf.abs(self._read_row(cpu, x)[1]) for x in every]
         index = [[x, i, i + 1] for i, x in enumerate(signals)]
         given.append(_unbatch([0] * len(every), index, signals[-1]))
     return given

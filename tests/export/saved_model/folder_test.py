@@ -153,6 +153,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_version(
   assert not served.exists()
 
 
+@pytest.mark.slow
 def test_another_step_becomes_another_version_and_the_same_one_is_refused(
   folder, finished, tmp_path, capsys
 ):

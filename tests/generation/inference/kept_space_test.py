@@ -86,6 +86,7 @@ def test_a_stop_string_sees_the_space(generate):
   assert found["ended"] == "stop"
 
 
+@pytest.mark.slow
 def test_a_saved_model_keeps_the_space(counting, tmp_path):
   served = tmp_path / "served"
   flags = ["--model_dir", str(counting), "--format=saved_model"]

@@ -95,6 +95,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
   checkpoint,
 ):

@@ -315,7 +315,7 @@ def test_rows_of_many_clients_are_bounded_too(run):
   with pytest.raises(FullError):
     for client in range(100):
       run.batcher.submit([run.row(1, client=f"{client}") for _ in range(most)])
-  assert 4 * most <= len(run.batcher._waiting) <= 8 * most
+  assert 4 * most <= run.batcher._count_rows() <= 8 * most
   run.thread.start()
   run.end()
 

@@ -128,6 +128,7 @@ def test_a_client_that_ends_gives_its_turns_to_the_others(manager):
   assert order == [*"aaaa", "b"]
 
 
+@pytest.mark.slow
 def test_programs_run_while_no_manager_answers_and_take_turns_again(manager):
   with manager() as address:
     with taker(address, "a") as a:
@@ -150,6 +151,7 @@ def test_programs_run_while_no_manager_answers_and_take_turns_again(manager):
         thread.join(SECS)
 
 
+@pytest.mark.slow
 def test_a_restarted_manager_knows_the_buffers_of_its_clients(manager):
   kept, large = (
     Program(device_bytes=dict.fromkeys(DEVICES, n)) for n in (600, 500)

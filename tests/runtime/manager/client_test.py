@@ -114,6 +114,7 @@ def test_an_owner_keeps_its_slices_while_the_manager_is_away(tmp_path):
       assert not is_listed(port, "run")
 
 
+@pytest.mark.slow
 def test_an_owner_whose_slices_are_released_is_warned_once(tmp_path, caplog):
   with serve("127.0.0.1", 0, str(tmp_path / "state"), "") as port:
     with connect(port) as client, connect(port) as other:

@@ -137,6 +137,7 @@ def apart(*command, as_user=("--user", "--map-root-user")):
   return [*unshare, *command]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "num_tens", [1, pytest.param(10, marks=pytest.mark.slow)]
 )
@@ -286,6 +287,7 @@ def test_a_uid_that_stands_for_other_users_too_admits_nobody():
   )
 
 
+@pytest.mark.slow
 @as_root
 def test_the_servers_of_a_run_answer_its_user_and_no_other():
   """Otherwise another user could read files through any of the servers."""

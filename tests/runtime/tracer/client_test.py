@@ -174,6 +174,7 @@ def test_a_program_that_waits_for_long_runs_in_the_end(client, monkeypatch):
   assert not y.made.done()
   gate.open.set()
   assert (y.fetch().tolist(), z.fetch().tolist()) == ([3], [6])
+  assert add_one.on(a)(y).fetch().tolist() == [4]  # of a call that was repeated
 
 
 def test_an_array_may_be_changed_after_the_call(client):
@@ -201,7 +202,7 @@ def test_buffers_that_nothing_holds_leave_the_devices(client):
     assert reference() is None
   kept = add_one.on(a)(x)
   end = time.monotonic() + SECS
-  while stored(client, a) != [n + 1 for n in before]:
+  while max(stored(client, a)) > max(before) + 1:
     assert time.monotonic() < end, stored(client, a)
     time.sleep(0.01)
   assert kept.fetch().sum() == 2**19
@@ -210,12 +211,13 @@ def test_buffers_that_nothing_holds_leave_the_devices(client):
 def test_small_buffers_leave_soon(client):
   (a,) = client.slices("2")
   x = add_one.on(a)(np.zeros(2, np.float32))
+  x.wait()
   before = stored(client, a)
   for _ in range(100):
     x = add_one.on(a)(x)
   assert x.fetch().tolist() == [101, 101]
   end = time.monotonic() + SECS
-  while stored(client, a) != before:
+  while max(stored(client, a)) > max(before):
     assert time.monotonic() < end, stored(client, a)
     time.sleep(0.01)
 

@@ -179,20 +179,21 @@ def draw(records: Sequence[dict], path: str) -> None:
   figure = Figure(figsize=(10.8, 3.4), layout="constrained")
   rates, sizes, stages = figure.subplots(1, 3)
   servers = sorted({x["servers"] for x in records})
-  for axes, number, per_sec in (
-    (rates, 5, "operations"),
-    (stages, 7, "programs"),
+  for axes, number, of, scale in (
+    (rates, 5, "operations", "log"),
+    (stages, 7, "programs", "linear"),
   ):
     own = [x for x in records if x["figure"] == number]
     for kind in dict.fromkeys(x["kind"] for x in own):
       secs = {x["servers"]: x["secs"] for x in own if x["kind"] == kind}
       axes.plot([*secs], [1 / x for x in secs.values()], "o-", label=kind)
-    axes.set(xscale="log", yscale="log", ylabel=f"{per_sec} per second")
-    axes.set(xlabel="servers")
+    axes.set(xscale="log", yscale=scale, xlabel="servers")
+    axes.set(ylabel=f"{of} per second", ylim=(0 if number == 7 else None, None))
     axes.set_xticks(servers, servers)
     axes.minorticks_off()
-  for number in servers:
-    own = [x for x in records if x["servers"] == number and "ratio" in x]
+  measured = [x for x in records if "ratio" in x]
+  for number in sorted({x["servers"] for x in measured}):
+    own = [x for x in measured if x["servers"] == number]
     sizes.plot(
       [1e3 * x["secs"] for x in own],
       [x["ratio"] for x in own],
@@ -256,7 +257,7 @@ def work(servers: int, figures: list[str], length: int, rounds: int) -> list:
   from palm_mtf import runtime
 
   records = []
-  with runtime.connect(local_servers=servers, devices=1) as client:
+  with runtime.connect(servers, devices=1) as client:
     if "5" in figures:
       records += _measure_rates(client, servers, length, rounds)
     if "6" in figures:

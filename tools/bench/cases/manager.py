@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import importlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -237,7 +238,9 @@ def _train(manager: str) -> None:
   with tempfile.TemporaryDirectory() as folder:
     macros = {
       "MODEL_DIR": folder,
-      "TEXT_FILES": str(Path(os.__file__).parent / "*.py"),
+      "TEXT_FILES": str(Path(json.__file__).parent / "*.py"),
+      "VOCAB_SIZE": 400,
+      "VALIDATION_SHARE": 0.3,
       "MANAGER": manager,
       "TRAIN_STEPS": 2,
     }

@@ -42,7 +42,6 @@ from palm_mtf.accounting.pipeline import bubble, num_kept
 from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
 from tools.bench.command import Flag, choices, numbers
 from tools.bench.models import (
-  BATCH_SIZE,
   PALM_OPTIMIZER,
   benchmark_config,
   pod_cluster,
@@ -51,6 +50,7 @@ from tools.bench.models import (
 from tools.bench.pairs import Turn, measure_turn, time_call
 
 NUM_STAGES = 2
+NUM_ROWS = 32  # sequences in a microbatch
 WARM_UP_ROUNDS = 1  # not timed: compiles
 # Tokens/s of the Pathways paper, Table 2: a model of 3B on 128 cores.
 PAPER_SPMD = 125.7e3
@@ -61,7 +61,7 @@ SPMD = MeshLayout(
 )
 ORDERS, PLACES = ["1f1b", "gpipe"], ["local_servers", "in_process"]
 PLACE_NAMES = {"local_servers": "two servers", "in_process": "one process"}
-TIMELINE = 8  # microbatches of the step whose passes are drawn
+TIMELINE = 8  # draw the passes of a step with about so many microbatches
 HEAD = (
   "place          order  M    stages     apart  tokens/s  of SPMD  "
   "efficiency  formula  kept by stage"
@@ -93,7 +93,7 @@ def _build(client, config: PalmConfig, mesh: MeshLayout, devices):
       config,
       mesh,
       PALM_OPTIMIZER,
-      batch_size=BATCH_SIZE * mesh.num_microbatches,
+      batch_size=NUM_ROWS * mesh.num_microbatches,
       seed=0,
       devices=devices,
     )
@@ -106,7 +106,7 @@ def take_steps(
 ) -> tuple[dict[str, list[Turn]], dict[str, list]]:
   """Returns the turns of each kind of step, and facts of further steps."""
   (names,) = cluster.devices.pods
-  rows = random_tokens(config, BATCH_SIZE * mesh.num_microbatches)
+  rows = random_tokens(config, NUM_ROWS * mesh.num_microbatches)
   tokens = rows.astype(np.int32)
   batch = {"inputs": tokens, "targets": tokens}
   # Programs of one client share variables, and so wait for each other.
@@ -242,7 +242,7 @@ def _queued_bytes(graph, names: Sequence[str], num_tokens: int) -> list:
     readers = {device(y.device) for y in take.outputs[0].consumers()}
     # The head's gradients of the embedding are not activations. An activation
     # has a first dimension of rows or of tokens.
-    is_activation = x.shape.rank and x.shape[0] in (BATCH_SIZE, num_tokens)
+    is_activation = x.shape.rank and x.shape[0] in (NUM_ROWS, num_tokens)
     if readers == {device(put.device)} and is_activation:
       with tf.device(put.device):
         size = tf.cast(tf.raw_ops.QueueSizeV2(handle=queue), tf.int64)
@@ -258,9 +258,9 @@ def expected_bytes(config: PalmConfig, mesh: MeshLayout) -> list[int]:
   whole = kept_bytes(
     dataclasses.replace(config, remat="attention"),
     mesh,
-    BATCH_SIZE * mesh.num_microbatches,
+    NUM_ROWS * mesh.num_microbatches,
   )
-  tokens = 4 * BATCH_SIZE * config.sequence_length  # ids, for the embedding
+  tokens = 4 * NUM_ROWS * config.sequence_length  # ids, for the embedding
   return [
     num_kept(i, mesh) * (whole // NUM_STAGES + (0 if i else tokens))
     for i in range(NUM_STAGES)
@@ -304,7 +304,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
       for mesh in meshes:
         turns, facts = take_steps(cluster, config, mesh, chosen.rounds)
         record = summarize(turns, mesh)
-        tokens = BATCH_SIZE * mesh.num_microbatches * config.sequence_length
+        tokens = NUM_ROWS * mesh.num_microbatches * config.sequence_length
         yield {
           "place": place,
           "order": mesh.stage_order,
@@ -343,18 +343,17 @@ def draw(records: Sequence[dict], path: str) -> None:
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(11, 6.4), layout="constrained")
-  (efficiency, speed), timelines = figure.subplots(2, 2)
+  above, below = figure.subfigures(2, 1)
+  efficiency, speed = above.subplots(1, 2)
+  places = list(dict.fromkeys(x["place"] for x in records))
   _draw_efficiency(efficiency, records)
-  _draw_speed(speed, records)
-  for axes, place in zip(timelines, PLACES[::-1], strict=True):
-    own = [
-      x
-      for x in records
-      if (x["place"], x["order"], x["num_microbatches"])
-      == (place, ORDERS[0], TIMELINE)
-    ]
-    if own:
-      _draw_passes(axes, own[0]["passes"], PLACE_NAMES[place])
+  _draw_speed(speed, [x for x in records if x["place"] == places[-1]])
+  timelines = below.subplots(1, len(places), squeeze=False)[0]
+  for axes, place in zip(timelines, places, strict=True):
+    own = [x for x in records if x["place"] == place]
+    _draw_passes(
+      axes, min(own, key=lambda x: abs(x["num_microbatches"] - TIMELINE))
+    )
   for axes in figure.axes:
     axes.spines[["top", "right"]].set_visible(False)
   # Replaced in one step, so that a reader never sees half a picture.
@@ -388,19 +387,20 @@ def _draw_speed(axes, records: Sequence[dict]) -> None:
     bars[f"paper\nS={stages}\nM={number}"] = tokens / PAPER_SPMD
   bars["ours\nSPMD"] = 1.0
   for x in records:
-    if (x["place"], x["order"]) == (PLACES[1], ORDERS[0]):
+    if x["order"] == ORDERS[0]:
       number = x["num_microbatches"]
       bars[f"ours\nS={NUM_STAGES}\nM={number}"] = x["of_spmd"]
   colors = ["0.6" if name.startswith("paper") else "C0" for name in bars]
   axes.bar(list(bars), list(bars.values()), color=colors)
   axes.axhline(1, color="0.3", linewidth=0.7)
   axes.tick_params(axis="x", labelsize=7)
-  axes.set_title("tokens/s of the SPMD layout, one island (Table 2)")
+  where = PLACE_NAMES[records[0]["place"]]
+  axes.set_title(f"tokens/s by those of SPMD (Table 2); ours: {where}")
 
 
-def _draw_passes(axes, passes: Sequence[dict], place: str) -> None:
+def _draw_passes(axes, record: dict) -> None:
   colors = {"forward": "C0", "backward": "C1", "head": "C2"}
-  for x in passes:
+  for x in record["passes"]:
     # The head is on stage 0, next to the stage's passes.
     bottom, height = (0.45, 0.25) if x["kind"] == "head" else (-0.4, 0.8)
     axes.broken_barh(
@@ -412,6 +412,8 @@ def _draw_passes(axes, passes: Sequence[dict], place: str) -> None:
     )
   handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
   axes.legend(handles.values(), handles, frameon=False, ncols=3)
-  axes.set(xlabel="seconds", title=f"a step with M = {TIMELINE}, {place}")
+  place, number = PLACE_NAMES[record["place"]], record["num_microbatches"]
+  title = f"a step with M = {number}, {place}, {record['order']}"
+  axes.set(xlabel="seconds", title=title)
   axes.set_yticks([0, 1], ["stage 0", "stage 1"])
   axes.set_ylim(2.1, -0.6)

@@ -128,7 +128,7 @@ def row(record: dict) -> str:
   if record["what"] == "calls":
     client, bare = (1e6 * record[f"{x}_secs"] for x in ("client", "callable"))
     return (
-      f"calls   {client:.0f} µs by Client.call, {bare:.0f} µs by a callable: "
+      f"calls   {client:.0f} us by Client.call, {bare:.0f} us by a callable: "
       f"{record['share_of_step']:.2%} of a step of {_STEP_SECS} s"
     )
   same = "the same" if record["are_losses_equal"] else "other"

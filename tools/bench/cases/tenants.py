@@ -15,34 +15,44 @@ seconds, next to what its weight promises.
 """
 
 # Figures 8 and 9 of Barham et al. 2022. All processes are on one machine, and
-# its clock tells when a program ended, on a server or for a client.
+# its clock tells when a program ended, on a server or for a client. They are
+# forks of this process, which has imported TensorFlow and started nothing.
 
 import argparse
 import collections
 import contextlib
 import functools
 import itertools
-import json
+import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tools.bench.command import Flag, numbers, worker_command
+from palm_mtf import runtime
+from palm_mtf._tf import tf
+from palm_mtf.commands.pods_serve import join_manager
+from palm_mtf.errors import UserError
+from palm_mtf.runtime.manager import service
+from palm_mtf.runtime.manager.client import ManagerClient
+from palm_mtf.runtime.server.start import start_server
+from tools.bench.command import Flag, numbers
 
 NUM_SERVERS = 2
 NUM_SUBMITTED = 8  # programs that a client keeps submitted
 # Clients start at the same time, and are all busy after the second time.
 _START_SECS, _WARM_UP_SECS = 0.2, 0.5
 _SIDE = 96  # of a product, which takes less than 0.1 ms
-_TRIAL = 200  # products of the program with which the others are compared
+# Products of the program with which the others are compared: so many that a call
+# takes much longer than its dispatch.
+_TRIAL = 10_000
 _TRACE_SECS = 0.6  # of the picture
 HEAD = "ms     clients  what                  programs per second   ratio"
 
@@ -59,7 +69,7 @@ def _read_weights(name: str, text: str) -> list[list[int]]:
 
 FLAGS = {
   "--clients": Flag("1,4,8,16", "numbers of clients", _read_counts),
-  "--ms": Flag("2,20", "lengths of a program", numbers("2,20", float)),
+  "--ms": Flag("20", "lengths of a program", numbers("2,20", float)),
   "--weights": Flag("1:1:1:1,1:2:4:8", "of clients", _read_weights),
   "--share_ms": Flag(5, "length of a program for the shares"),
   "--secs": Flag(5, "seconds of a measurement"),
@@ -68,41 +78,40 @@ FLAGS = {
 }
 
 
-class _Process:
-  """A process that answers lines, and ends with the `with` block."""
-
-  def __init__(self, stack: contextlib.ExitStack, *command: str):
-    self._process = subprocess.Popen(
-      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    stack.callback(self._process.wait)
-    stack.callback(self._process.kill)
-
-  def read(self) -> str:
-    """Returns the next line; raises RuntimeError if there is none."""
-    line = self._process.stdout.readline()
-    if not line:
-      raise RuntimeError(f"{self._process.args} has ended")
-    return line
-
-  def write(self, line: str) -> None:
-    """Sends a line."""
-    self._process.stdin.write(line + "\n")
-    self._process.stdin.flush()
+_FORKS = multiprocessing.get_context("fork")
 
 
-def _start_pods(stack: contextlib.ExitStack) -> dict[str, Any]:
-  """Starts a manager and its servers; returns their addresses."""
+def _start(
+  stack: contextlib.ExitStack, function: Callable[..., None], *arguments: Any
+) -> Connection:
+  """Runs `function(connection, *arguments)` in a fork of this process."""
+  near, far = _FORKS.Pipe()
+  process = _FORKS.Process(target=function, args=(far, *arguments))
+  process.start()
+  stack.callback(process.join)
+  stack.callback(process.kill)
+  return near
+
+
+def _start_pods(stack: contextlib.ExitStack) -> tuple[str, list[str]]:
+  """Starts a manager and servers; returns their addresses."""
   folder = stack.enter_context(tempfile.TemporaryDirectory())
-  pods = sys.executable, "-m", "palm_mtf", "pods"
-  flags = f"--state={folder}/state", "--policy=shares"
-  manager = _Process(stack, *pods, "manage", "--listen=127.0.0.1:0", *flags)
-  address = manager.read().split()[-1]
-  flags = "--listen=127.0.0.1:0", "--threads=1", f"--manager={address}"
-  serve = *pods, "serve", *flags
-  servers = [_Process(stack, *serve) for _ in range(NUM_SERVERS)]
-  addresses = [x.read().split()[-1] for x in servers]
-  return {"manager": address, "servers": addresses}
+  manager = _start(stack, _manage, f"{folder}/state").recv()
+  servers = [_start(stack, _serve, manager) for _ in range(NUM_SERVERS)]
+  return manager, [x.recv() for x in servers]
+
+
+def _manage(connection: Connection, state: str) -> None:
+  with service.serve("127.0.0.1", 0, state, "", "shares") as port:
+    connection.send(f"127.0.0.1:{port}")
+    threading.Event().wait()
+
+
+def _serve(connection: Connection, manager: str) -> None:
+  address = start_server(1, 1).target.removeprefix("grpc://")
+  join_manager(ManagerClient("--manager", manager), address, "main")
+  connection.send(address)
+  threading.Event().wait()
 
 
 class _Clients:
@@ -110,12 +119,7 @@ class _Clients:
 
   def __init__(self, stack: contextlib.ExitStack, shares: Sequence[float]):
     pods = _start_pods(stack)
-    self._clients = [
-      _Process(stack, *worker_command("tenants", **pods, share=x))
-      for x in shares
-    ]
-    for client in self._clients:
-      client.read()
+    self._clients = [_start(stack, _run_client, *pods, x) for x in shares]
     (ended,) = self.run([0], _TRIAL, 2.0, is_scheduled=False)
     self.products_per_ms = _TRIAL * len(ended) / 2.0 / 1000
 
@@ -141,9 +145,9 @@ class _Clients:
       in seconds since all clients were busy. Only traced programs have a begin.
     """
     for i in chosen:
-      self._clients[i].write(json.dumps({"products": products}))
+      self._clients[i].send({"products": products})
     for i in chosen:
-      self._clients[i].read()
+      self._clients[i].recv()  # when it has built the program
     start = time.time() + _START_SECS
     first = start + _WARM_UP_SECS
     order = {
@@ -153,8 +157,8 @@ class _Clients:
       "end": first + secs + _WARM_UP_SECS,
     }
     for i in chosen:
-      self._clients[i].write(json.dumps(order))
-    found = [json.loads(self._clients[i].read()) for i in chosen]
+      self._clients[i].send(order)
+    found = [self._clients[i].recv() for i in chosen]
     return [
       [(x - first, y - first) for x, y in spans if first <= y < first + secs]
       for spans in found
@@ -163,6 +167,8 @@ class _Clients:
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields the records of throughput, and then those of shares."""
+  if chosen.picture and not (chosen.clients and chosen.weights):
+    raise UserError("--picture: needs --clients and --weights; give them, too.")
   shares = [1] * max([0, *chosen.clients])
   groups = []
   for weights in chosen.weights:
@@ -265,7 +271,7 @@ def draw(records: Sequence[dict], path: str) -> None:
     axes.set_xticks(x)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("programs per second")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
   all_axes = below.subplots(len(groups), 1, squeeze=False, sharex=True)[:, 0]
   for axes, (weights, own) in zip(all_axes, groups.items(), strict=True):
@@ -273,21 +279,21 @@ def draw(records: Sequence[dict], path: str) -> None:
       (end, i) for i, client in enumerate(own) for _, end in client["spans"]
     )
     for (begin, _), (end, i) in itertools.pairwise(ends):
-      axes.barh(0, end - begin, left=begin, height=1, color=f"C{i}")
-    axes.set(title=f"weights {weights}", yticks=[], ylim=(-0.5, 0.5))
-    axes.spines[["top", "right", "left"]].set_visible(False)
-  all_axes[-1].set_xlabel("seconds; a color per client")
+      axes.barh(i, end - begin, left=begin, height=0.9, color=f"C{i}")
+    axes.set_yticks(range(len(own)), weights.split(":"))
+    axes.set(ylim=(len(own) - 0.5, -0.5), ylabel="client's weight")
+    axes.spines[["top", "right"]].set_visible(False)
+  all_axes[-1].set_xlabel(
+    "seconds; from the end of a program to the end of the next"
+  )
   # Replaced in one step, so that a reader never sees half a picture.
   partial = Path(path).with_suffix(".partial.png")
   figure.savefig(partial, dpi=120)
   os.replace(partial, path)
 
 
-def _compute(products: int, x: Any) -> Any:
+def _compute(products: int, x: tf.Tensor) -> tf.Tensor:
   """Computes products; returns when each device began and ended."""
-  from palm_mtf import runtime
-  from palm_mtf._tf import tf
-
   begin = tf.timestamp()
   with tf.control_dependencies([begin]):
     matrix = tf.fill([_SIDE, _SIDE], tf.reduce_sum(x) / _SIDE)
@@ -302,10 +308,15 @@ def _compute(products: int, x: Any) -> Any:
     return tf.stack([[begin, tf.timestamp()]])
 
 
-def work(manager: str, servers: list[str], share: float) -> None:
-  """Runs programs as lines of stdin say; prints what `_Clients.run` returns."""
-  from palm_mtf import runtime
+@functools.cache
+def _make_function(products: int) -> Any:
+  return runtime.function(functools.partial(_compute, products), "compute")
 
+
+def _run_client(
+  connection: Connection, manager: str, servers: list[str], share: float
+) -> None:
+  """Runs programs as messages say; answers with begin and end of each."""
   with (
     runtime.connect(manager=manager, devices=NUM_SERVERS, share=share) as one,
     runtime.connect(servers) as other,
@@ -315,14 +326,13 @@ def work(manager: str, servers: list[str], share: float) -> None:
       for is_scheduled, client in ((True, one), (False, other))
     }
     ones = np.ones(NUM_SERVERS, np.float32)
-    print("ready", flush=True)
-    for line in sys.stdin:
-      order = json.loads(line)
+    while True:
+      order = connection.recv()
       if "products" in order:
         compute = _make_function(order["products"])
         for each in slices.values():
           compute.on(each)(ones).wait()
-        print("built", flush=True)
+        connection.send("built")
         continue
       submit = compute.on(slices[order["is_scheduled"]])
       time.sleep(max(0.0, order["start"] - time.time()))
@@ -335,16 +345,8 @@ def work(manager: str, servers: list[str], share: float) -> None:
         ended.append((submitted.popleft(), time.time()))
       for buffer in submitted:
         buffer.wait()
-      spans = (
+      connection.send(
         [x.fetch()[0].tolist() for x, _ in ended]
         if order["is_traced"]
         else [[end, end] for _, end in ended]
       )
-      print(json.dumps(spans), flush=True)
-
-
-@functools.cache
-def _make_function(products: int) -> Any:
-  from palm_mtf import runtime
-
-  return runtime.function(functools.partial(_compute, products), "compute")
