@@ -115,6 +115,34 @@ def measure_turn(pid: int, take: Callable[[], dict[str, float]]) -> Turn:
   return Turn(secs, max(0.0, others) / secs / os.cpu_count(), values)
 
 
+def take_turns(
+  kinds: Mapping[str, Callable[[int], object]],
+  num_warm_up: int,
+  num_rounds: int,
+  title: str,
+) -> dict[str, list[Turn]]:
+  """Lets kinds of steps of this process take turns; returns their turns.
+
+  Args:
+    kinds: for each kind, a function that runs the step of a given number.
+    num_warm_up: rounds before the timed rounds.
+    num_rounds: timed rounds, in each of which every kind runs a step.
+    title: beginning of the line that reports a round on stderr.
+  """
+  turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
+  # From step 1 on, because the moments of step 0 are 0.
+  for number in range(1, 1 + num_warm_up + num_rounds):
+    for kind, run in kinds.items():
+      turn = measure_turn(
+        os.getpid(),
+        lambda run=run, number=number: {"secs": time_call(run, number)},
+      )
+      turns[kind].append(turn)
+    secs = "  ".join(f"{kind} {x[-1].secs:.3f} s" for kind, x in turns.items())
+    print(f"{title}: {secs}", file=sys.stderr)
+  return {kind: x[num_warm_up:] for kind, x in turns.items()}
+
+
 def processor_secs(pid: int) -> dict[int, float]:
   """Returns processor seconds of a process and of its children, by pid.
 

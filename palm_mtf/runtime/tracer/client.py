@@ -496,8 +496,8 @@ def _limit_bytes(
 ) -> None:
   """Makes programs wait for bytes on their devices; `budget` as in `connect`.
 
-  `infos` has the server of each device; it is empty if there are no servers
-  that were running before.
+  `infos` has the server of each device; it is empty if this process or servers
+  that the client starts have the devices.
   """
   _, available = memory_bytes()
   budgets = dict.fromkeys(names, budget or available // len(names))

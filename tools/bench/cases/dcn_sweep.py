@@ -31,6 +31,7 @@ from pathlib import Path
 from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
 from palm_mtf.config import PodsConfig
 from palm_mtf.errors import check_real
+from palm_mtf.report.plans import write_png
 from palm_mtf.runtime.client.local_servers import cores_of_pods
 from tools.bench.command import Flag, choices, numbers, train_config
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
@@ -265,7 +266,4 @@ def draw(records: Sequence[dict], path: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
   all_axes[0].set_ylabel("seconds per step")
   all_axes[-1].legend(frameon=False, title="marks measured, lines predicted")
-  # Replaced in one step, so that a reader never sees half a picture.
-  partial = Path(path).with_suffix(".partial.png")
-  figure.savefig(partial, dpi=120)
-  os.replace(partial, path)
+  write_png(figure, path, dpi=120)

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from palm_mtf.report.plans import write_png
 from tools.bench.command import Flag, choices, measure_apart, numbers
 from tools.bench.pairs import OTHERS_SHARE, Turn, measure_turn, time_call
 
@@ -210,7 +211,7 @@ def draw(records: Sequence[dict], path: str) -> None:
     axes.set_title(f"Figure {number}: {title}", fontsize=10)
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-  figure.savefig(path, dpi=120)
+  write_png(figure, path, dpi=120)
 
 
 def find_break_even(ratios: list[tuple[float, float]]) -> float | None:

@@ -29,17 +29,15 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import math
-import os
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from palm_mtf.accounting.memory import kept_bytes
 from palm_mtf.accounting.pipeline import bubble, num_kept
 from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.report.plans import write_png
 from tools.bench.command import Flag, choices, numbers
 from tools.bench.models import (
   PALM_OPTIMIZER,
@@ -47,7 +45,7 @@ from tools.bench.models import (
   pod_cluster,
   random_tokens,
 )
-from tools.bench.pairs import Turn, measure_turn, time_call
+from tools.bench.pairs import Turn, take_turns
 
 NUM_STAGES = 2
 NUM_ROWS = 32  # sequences in a microbatch
@@ -132,22 +130,13 @@ def take_steps(
         threads.map(lambda step: step.run(batch, number), each)
       ),
     }
-    turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
-    for number in range(WARM_UP_ROUNDS + rounds):
-      for kind, run in kinds.items():
-        # From step 1 on, because the moments of step 0 are 0.
-        turn = measure_turn(
-          os.getpid(),
-          lambda run=run, number=number: {"secs": time_call(run, 1 + number)},
-        )
-        turns[kind].append(turn)
-      secs = "  ".join(f"{x} {y[-1].secs:.3f} s" for x, y in turns.items())
-      print(f"{mesh.num_microbatches} microbatches: {secs}", file=sys.stderr)
+    title = f"{mesh.num_microbatches} microbatches"
+    turns = take_turns(kinds, WARM_UP_ROUNDS, rounds, title)
     facts = {
       "passes": trace_passes(client, stages, batch),
       "kept_bytes": peak_bytes(client, stages, batch, names),
     }
-  return {kind: x[WARM_UP_ROUNDS:] for kind, x in turns.items()}, facts
+  return turns, facts
 
 
 @contextlib.contextmanager
@@ -356,10 +345,7 @@ def draw(records: Sequence[dict], path: str) -> None:
     )
   for axes in figure.axes:
     axes.spines[["top", "right"]].set_visible(False)
-  # Replaced in one step, so that a reader never sees half a picture.
-  partial = Path(path).with_suffix(".partial.png")
-  figure.savefig(partial, dpi=120)
-  os.replace(partial, path)
+  write_png(figure, path, dpi=120)
 
 
 def _draw_efficiency(axes, records: Sequence[dict]) -> None:

@@ -21,9 +21,7 @@ python -m tools.bench pods --microbatches 1,4 --dcn_dtype float32 --json
 import argparse
 import concurrent.futures
 import dataclasses
-import os
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -40,10 +38,9 @@ from tools.bench.models import (
 from tools.bench.pairs import (
   Turn,
   describe_ratio,
-  measure_turn,
   ratio,
   ratio_fields,
-  time_call,
+  take_turns,
 )
 
 NUM_PODS = 2
@@ -111,20 +108,8 @@ def take_steps(
       "apart": apart,
       "single": lambda number: each[0](part, number),
     }
-    turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
-    for number in range(WARM_UP_ROUNDS + rounds):
-      for kind, run in kinds.items():
-        # From step 1 on, because the moments of step 0 are 0.
-        turn = measure_turn(
-          os.getpid(),
-          lambda run=run, number=number: {"secs": time_call(run, 1 + number)},
-        )
-        turns[kind].append(turn)
-      secs = "  ".join(
-        f"{kind} {x[-1].secs:.3f} s" for kind, x in turns.items()
-      )
-      print(f"{mesh.num_microbatches} microbatches: {secs}", file=sys.stderr)
-    return {kind: x[WARM_UP_ROUNDS:] for kind, x in turns.items()}
+    title = f"{mesh.num_microbatches} microbatches"
+    return take_turns(kinds, WARM_UP_ROUNDS, rounds, title)
 
 
 def summarize(turns: Mapping[str, Sequence[Turn]]) -> dict[str, object]:

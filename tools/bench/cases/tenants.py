@@ -24,14 +24,12 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
-import os
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +38,7 @@ from palm_mtf import runtime
 from palm_mtf._tf import tf
 from palm_mtf.commands.pods_serve import join_manager
 from palm_mtf.errors import UserError
+from palm_mtf.report.plans import write_png
 from palm_mtf.runtime.manager import service
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.server.start import start_server
@@ -286,10 +285,7 @@ def draw(records: Sequence[dict], path: str) -> None:
   all_axes[-1].set_xlabel(
     "seconds; from the end of a program to the end of the next"
   )
-  # Replaced in one step, so that a reader never sees half a picture.
-  partial = Path(path).with_suffix(".partial.png")
-  figure.savefig(partial, dpi=120)
-  os.replace(partial, path)
+  write_png(figure, path, dpi=120)
 
 
 def _compute(products: int, x: tf.Tensor) -> tf.Tensor:

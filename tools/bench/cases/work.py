@@ -27,11 +27,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from palm_mtf.errors import UserError
+from palm_mtf.report.plans import write_png
 from tools.bench.cases.train import train
 from tools.bench.command import Flag, worker_command
 from tools.bench.models import SIZES, benchmark_config, fast_dtype_here
@@ -214,10 +214,7 @@ def draw(records: Sequence[Mapping[str, object]], path: str) -> None:
     axes.set(title=title, ylabel=unit, xlabel="parameters")
   for axes in panels.flat:
     axes.spines[["top", "right"]].set_visible(False)
-  # Replaced in one step, so that a reader never sees half a picture.
-  partial = Path(path).with_suffix(".partial.png")
-  figure.savefig(partial, dpi=120)
-  os.replace(partial, path)
+  write_png(figure, path, dpi=120)
 
 
 def finish(records: Sequence[Mapping], chosen: argparse.Namespace) -> str:
