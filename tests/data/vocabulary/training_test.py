@@ -331,8 +331,9 @@ train_sentencepiece(words, {"vocab_size": 90000}, on_progress=lambda n: None)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_no_trainer_outlives_a_caller_that_is_killed(number):
+@contextlib.contextmanager
+def training():
+  """Yields a process that trains, and the pid of its child process."""
   with processes.start("-c", PROGRAM, start_new_session=True) as process:
     try:
       assert process.stdout.readline() == "begins\n"
@@ -340,15 +341,21 @@ def test_no_trainer_outlives_a_caller_that_is_killed(number):
       while not (child := open(listed).read().strip()):
         time.sleep(0.01)
       time.sleep(0.3)
-      process.send_signal(number)
-      process.communicate(timeout=20)
-      end = time.monotonic() + 20
-      while is_alive(child) and time.monotonic() < end:
-        time.sleep(0.01)
-      assert not is_alive(child)
+      yield process, child
     finally:
-      with contextlib.suppress(ProcessLookupError):
+      with contextlib.suppress(ProcessLookupError):  # both have ended
         os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_trainer_outlives_a_caller_that_is_killed(number):
+  with training() as (process, child):
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    end = time.monotonic() + 20
+    while is_alive(child) and time.monotonic() < end:
+      time.sleep(0.01)
+    assert not is_alive(child)
 
 
 def is_alive(pid):
@@ -361,18 +368,9 @@ def is_alive(pid):
 
 
 def test_an_interrupt_ends_both_processes_at_once():
-  with processes.start("-c", PROGRAM, start_new_session=True) as process:
-    try:
-      assert process.stdout.readline() == "begins\n"
-      listed = f"/proc/{process.pid}/task/{process.pid}/children"
-      while not (child := open(listed).read().strip()):
-        time.sleep(0.01)
-      time.sleep(0.3)
-      process.send_signal(signal.SIGINT)
-      # The training would take minutes; on a busy machine an end takes seconds.
-      _, errors = process.communicate(timeout=20)
-    finally:
-      with contextlib.suppress(ProcessLookupError):  # both have ended
-        os.killpg(process.pid, signal.SIGKILL)
+  with training() as (process, child):
+    process.send_signal(signal.SIGINT)
+    # The training would take minutes; on a busy machine an end takes seconds.
+    _, errors = process.communicate(timeout=20)
   assert "KeyboardInterrupt" in errors
   assert not os.path.exists(f"/proc/{child}")
