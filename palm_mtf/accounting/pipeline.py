@@ -3,9 +3,10 @@
 """Order of the passes in a pipeline of stages, and what the order costs.
 
 Stage s computes the layers s L/S to (s + 1) L/S - 1 (L layers, S stages). A
-microbatch goes forward through all stages, then to the head on stage 0 (last
-norm, logits, loss and their gradients), then backward through all stages. A
-stage makes its passes in a fixed order:
+microbatch goes forward through all stages, then to the head (last norm, logits,
+loss and their gradients), then backward through all stages. In this order the
+head is one more stage, on the devices of stage 0. A stage makes its passes in a
+fixed order:
 
 gpipe    all forward passes, then all backward passes (Huang et al. 2019)
 1f1b     a backward pass as soon as there is one (Narayanan et al. 2019)
@@ -25,29 +26,25 @@ Pass = tuple[str, int]  # FORWARD, HEAD or BACKWARD; the microbatch
 
 
 def stage_passes(mesh: DeviceMesh) -> list[list[Pass]]:
-  """Returns the passes of a step for each stage, in their order.
-
-  The last stage starts the head, because its next backward pass waits for it.
-  """
+  """Returns the passes of each stage in their order, and those of the head."""
   stages = []
   for stage in range(mesh.stages):
     ahead = num_kept(stage, mesh)
     passes = [(FORWARD, i) for i in range(ahead)]
     for i in range(mesh.num_microbatches):
-      if stage == mesh.stages - 1:
-        passes.append((HEAD, i))
       passes.append((BACKWARD, i))
       if ahead + i < mesh.num_microbatches:
         passes.append((FORWARD, ahead + i))
     stages.append(passes)
-  return stages
+  return [*stages, [(HEAD, i) for i in range(mesh.num_microbatches)]]
 
 
 def num_kept(stage: int, mesh: DeviceMesh) -> int:
   """Returns the number of microbatches whose activations a stage keeps."""
   if mesh.stage_order == "gpipe":
     return mesh.num_microbatches
-  return min(mesh.stages - stage, mesh.num_microbatches)
+  # The last stage keeps two, so that it computes while it waits for the head.
+  return min(mesh.stages + 1 - stage, mesh.num_microbatches)
 
 
 def bubble(mesh: DeviceMesh) -> float:

@@ -50,7 +50,7 @@ class TrainStep:
     # {name of an input: (pod, feature)}, with an input for each server of a
     # stage.
     self._rows: dict[str, tuple[int, str]] = {}
-    # For each stage of each pod, the program of each kind of pass.
+    # For each stage and head of each pod, the program of each kind of pass.
     self._passes: list[dict[str, Program]] = []
     # For each pod, the programs of a validation loss. The last returns it.
     self._evaluations: list[list[Program]] = []
@@ -103,7 +103,8 @@ class TrainStep:
     self._evaluations.append([])
     for i, stage in enumerate(built.stages):
       inputs = self._find_inputs({pod: stage})
-      passes = {FORWARD: make(i, stage.forward, inputs)}
+      is_head = i == len(built.stages) - 1 > 0
+      passes = {HEAD if is_head else FORWARD: make(i, stage.forward, inputs)}
       if stage.backward is not None:
         passes[BACKWARD] = make(i, stage.backward, self._find_inputs({}))
       self._passes.append(passes)
@@ -111,9 +112,6 @@ class TrainStep:
       loss = [built.loss, built.weight_sum] if is_last else ()
       rows = self._find_rows(pod, stage)
       self._evaluations[-1].append(make(i, stage.evaluate, rows, loss))
-    if len(built.stages) > 1:  # the last stage starts the head's passes
-      head = self._passes.pop()
-      self._passes[-1][HEAD] = head[FORWARD]
 
   def run(
     self,
