@@ -227,7 +227,7 @@ def _admit_new(port: int, known: set[str]) -> None:
   Adds this process's sockets to `known`, by the names "socket:[INODE]".
   """
   numbers = socket_numbers()
-  known &= numbers.keys()
+  known.intersection_update(numbers)  # `&=` would make a new set
   # Read the table of users after the list of sockets, so that the table has all
   # sockets of the list.
   uids = functools.cache(_uids)

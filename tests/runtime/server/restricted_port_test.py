@@ -16,10 +16,12 @@ from palm_mtf.config.pods import PodsConfig
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.server import start
 from palm_mtf.runtime.server.restricted_port import (
+  _admit_new,
   admit_own_user,
   restrict_to_admitted,
   restricted_port,
 )
+from palm_mtf.runtime.sockets import socket_numbers
 from tests import processes, runs
 from tests.mtf_testing import SINGLE
 from tests.runtime.intrusion import (
@@ -252,6 +254,13 @@ def test_the_own_user_is_heard(listener):
     pid = speak(port, ip=ip)
     assert heard(listener) == b"hello"
     assert exit_code(pid) == 0
+
+
+def test_a_connection_is_checked_only_once(listener):
+  """A server with many connections is not busy with checks all the time."""
+  known = set()
+  _admit_new(listener.getsockname()[1], known)
+  assert known == {*socket_numbers()}
 
 
 @as_root
