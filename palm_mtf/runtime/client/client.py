@@ -112,7 +112,8 @@ class Client:
     Args:
       program: program that was built in `graph`.
       inputs: values of the program's inputs, by name.
-      more: `options` and `run_metadata`, as in `tf.Session.run`.
+      more: `options` and `run_metadata`, as in `tf.Session.run`; and
+        `has_turn`, true if the program takes no turn.
 
     Raises:
       UserError: an input is missing, or the program has no such input.

@@ -18,12 +18,10 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from palm_mtf.errors import UserError
-from palm_mtf.json_text import json_text
 from palm_mtf.runtime.manager.client import Stream
-from palm_mtf.runtime.manager.turns import Turns
+from palm_mtf.runtime.manager.turns import Message, Turns, join_messages
 from palm_mtf.runtime.program import Program
 from palm_mtf.runtime.scheduler import GangScheduler
 
@@ -104,11 +102,11 @@ class TurnTaker:
   def _name(self, num_bytes: Mapping[str, int]) -> dict[str, int]:
     return {self._devices[name]: n for name, n in num_bytes.items()}
 
-  def _send(self, message: Mapping[str, Any]) -> None:
+  def _send(self, message: Message) -> None:
     """Sends a message to the scheduler."""
     raise NotImplementedError
 
-  def _take_answer(self, answer: Mapping[str, Any]) -> None:
+  def _take_answer(self, answer: Message) -> None:
     with self._lock:
       turn = self._turns.get(answer.get("start", answer.get("refuse")))
     if turn:
@@ -127,8 +125,8 @@ class OwnTurns(TurnTaker):
       "client", 1.0, self._take_answer
     )
 
-  def _send(self, message: Mapping[str, Any]) -> None:
-    self._client(message)
+  def _send(self, message: Message) -> None:
+    self._client([message])
 
 
 class ManagedTurns(TurnTaker):
@@ -138,7 +136,7 @@ class ManagedTurns(TurnTaker):
     """Opens gRPC's stream to the manager, whose names of devices are given."""
     super().__init__(devices)
     self._stream = stream
-    self._requests: queue.SimpleQueue[bytes | None] | None = None
+    self._requests: queue.SimpleQueue[Message | None] | None = None
     self._kept: Counter[str] = Counter()  # bytes of buffers, by device
     self._ended = threading.Event()
     self._open()
@@ -149,13 +147,13 @@ class ManagedTurns(TurnTaker):
     self._ended.set()
     self._end_turns()
 
-  def _send(self, message: Mapping[str, Any]) -> None:
+  def _send(self, message: Message) -> None:
     """Sends a message; if no manager answers, ends all waiting."""
     with self._lock:
       self._kept.update(message.get("kept", {}))
       self._kept.subtract(message.get("free", {}))
       if self._requests:
-        self._requests.put(json_text(message).encode())
+        self._requests.put(message)
         return
     self._begin_turns()
 
@@ -163,9 +161,8 @@ class ManagedTurns(TurnTaker):
     with self._lock:
       self._requests = queue.SimpleQueue()
       # A manager that was restarted does not know the client's buffers.
-      self._requests.put(json_text({"keep": self._kept}).encode())
-      # gRPC asks for the next request until it gets None.
-      self._answers = self._stream(iter(self._requests.get, None))
+      self._requests.put({"keep": dict(self._kept)})
+      self._answers = self._stream(join_messages(self._requests))
 
   def _end_turns(self) -> None:
     """Ends the stream, and lets all programs that wait run."""
@@ -185,9 +182,10 @@ class ManagedTurns(TurnTaker):
     is_told = False  # that no manager answers
     while True:
       try:
-        for answer in self._answers:
+        for answers in self._answers:
           is_told = False
-          self._take_answer(json.loads(answer))
+          for answer in json.loads(answers):
+            self._take_answer(answer)
       except UserError as error:
         if not (is_told or self._ended.is_set()):
           _logger.warning(f"programs run without turns: {error}")

@@ -52,7 +52,7 @@ from palm_mtf.runtime.tracer.trace import (
 _MAX_CALLS = 256
 # Buffers that nothing uses are removed once there are so many, or once no other
 # followed within so many seconds.
-_GROUP, _GROUP_SECS = 16, 0.01
+_GROUP, _GROUP_SECS = 16, 0.1
 # Calls wait in servers for a program whose last call took less than this, so
 # that even the last call in flight is not cut off by the limit of the wait.
 _SHORT_SECS = 0.25
@@ -372,9 +372,7 @@ class RuntimeClient:
         tickets = Tickets([held])
         # Of devices with equal regions, fetch only from the last one.
         shards = dict(zip(held.begins, tickets.peek(0), strict=True))
-        self._fetches[held] = Program(
-          tickets.placeholders, shards, device_bytes=held.count_bytes(0)
-        )
+        self._fetches[held] = Program(tickets.placeholders, shards)
     rows = [[buffer.handle, 0], [0, 0]]
     shards = self._call(self._fetches[held], rows)
     whole = np.empty(held.shape, held.dtype.as_numpy_dtype)
@@ -405,9 +403,9 @@ class RuntimeClient:
       self.programs.free(held.count_bytes(num_kept))
 
   def _call(self, program: Program, rows: Sequence) -> Any:
-    return self.programs.call(
-      program, dict.fromkeys(program.inputs, np.array(rows))
-    )
+    # It computes nothing, so that it needs no turn.
+    inputs = dict.fromkeys(program.inputs, np.array(rows))
+    return self.programs.call(program, inputs, has_turn=True)
 
 
 @contextlib.contextmanager

@@ -138,8 +138,7 @@ def build_removal(held: Sharding) -> Program:
       number = tf.shape(rows[cpu])[0]
       end = tf.while_loop(lambda i, n=number: i < n, remove, [0])
     removed.append(end.op)
-  none = dict.fromkeys(held.slice.devices, 0)
-  return Program(rows, operations=removed, device_bytes=none)
+  return Program(rows, operations=removed)
 
 
 def _store(held: Sharding, key: tf.Tensor) -> dict[str, Any]:
