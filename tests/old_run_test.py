@@ -28,6 +28,7 @@ def old_run(tmp_path, monkeypatch):
   return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_it_resumes_from_its_own_config_and_writes_one_of_macros(
   old_run, capsys
 ):

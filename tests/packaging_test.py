@@ -214,6 +214,7 @@ def test_a_project_of_ones_own_trains_evaluates_generates_and_exports(
   assert (exported / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_the_installed_tasks_are_a_part_of_the_package(installed, tmp_path):
   program = f"""import importlib.util as u
 for name in {[path.stem for path in TASKS]}:

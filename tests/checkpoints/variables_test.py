@@ -27,6 +27,7 @@ from tests.mtf_testing import (
 from tests.runtime.served import Served
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
   tmp_path,
 ):

@@ -177,6 +177,7 @@ def tall(depth):
 """
 
 
+@pytest.mark.slow
 def test_a_users_own_function_is_registered_by_its_import(palm_mtf, tmp_path):
   (tmp_path / "my_models.py").write_text(MY_MODELS)
   (tmp_path / "mine.gin").write_text(MINE)

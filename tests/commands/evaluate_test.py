@@ -293,6 +293,7 @@ def texts(tmp_path):
   return texts
 
 
+@pytest.mark.slow
 def test_a_corpus_is_filtered_trained_on_and_evaluated(
   texts, tmp_path, palm_mtf, capsys
 ):

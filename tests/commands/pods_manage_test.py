@@ -126,6 +126,7 @@ def test_a_released_owner_has_no_devices(pods, served, palm_mtf, fails):
     assert [x["owners"] for x in pods.list_all()] == [[]]
 
 
+@pytest.mark.slow
 def test_a_killed_manager_that_is_started_again_has_lost_nothing(pods, served):
   with ManagerClient("MANAGER", pods.address) as client:
     wish = Wish(slices=["2"])

@@ -95,6 +95,7 @@ def refusal(*islands):
   return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_client_that_was_stopped_while_it_asked_asks_again(
   servers, monkeypatch
 ):

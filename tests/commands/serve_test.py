@@ -302,6 +302,7 @@ def test_who_goes_away_leaves_the_slot_to_who_waits(long_server):
   assert found['palm_mtf_requests_total{code="499"}'] == 1
 
 
+@pytest.mark.slow
 def test_who_goes_away_before_a_whole_answer_leaves_the_slot_too(long_server):
   _, server = long_server
   host, port = server.split(":")
@@ -383,6 +384,7 @@ def test_a_stop_signal_lets_answers_end(long_server):
   assert "Traceback" not in error, error
 
 
+@pytest.mark.slow
 def test_a_second_signal_gives_up_what_is_under_way(long_server):
   process, server = long_server
   with request_under_way(server, **LONG) as events:

@@ -186,6 +186,7 @@ def test_metrics_after_the_checkpoint_of_a_killed_run_are_written_again(
   ]
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_named_and_the_steps_since_are_trained_again(
   corpus, finished, tmp_path, capsys
 ):

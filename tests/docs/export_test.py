@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 
+import pytest
 import tensorflow as tf
 
 from palm_mtf.cli.main import main
@@ -14,6 +15,7 @@ from tests.doc_pages import Page
 PAGE = Page("docs/export.md")
 
 
+@pytest.mark.slow
 @PAGE.shows("palm_mtf export --model_dir runs/quickstart --format=saved_model")
 def test_a_saved_model_is_called_as_the_page_shows(block, quickstart, capsys):
   (command,) = block.commands

@@ -34,6 +34,7 @@ def test_json_has_the_numbers_as_one_object(block, printed):
   assert json.loads(printed(command))
 
 
+@pytest.mark.slow
 @PAGE.shows("palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --search")
 def test_the_layout_that_a_search_writes_trains_after_the_recipe(
   block, printed, tmp_path

@@ -57,6 +57,7 @@ def test_checkpoints_are_listed_compared_and_pruned(block, trained, capsys):
   assert len([*folder.glob("step_????????")]) == 1  # --keep 1
 
 
+@pytest.mark.slow
 @PAGE.shows("palm_mtf train --gin_file=recipes/finetune.gin")
 def test_another_run_begins_from_the_weights_of_the_first(block, trained):
   (trained / "texts").mkdir()

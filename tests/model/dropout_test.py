@@ -125,6 +125,7 @@ def one_step(mesh=SINGLE, **changes):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "layout",
   [

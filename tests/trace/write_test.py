@@ -175,6 +175,7 @@ def test_a_traced_step_has_a_line_of_metrics_and_is_not_in_the_means(
   assert lines[4]["traced_hidden_secs"] == 0, "memory is handed over"
 
 
+@pytest.mark.slow
 def test_one_pod_has_a_trace_without_transfers_and_resumes_without_another(
   corpus, tmp_path, capsys
 ):

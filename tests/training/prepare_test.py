@@ -3,6 +3,7 @@
 """Whole runs that start from another run's checkpoint."""
 
 import numpy as np
+import pytest
 
 from palm_mtf.checkpoints.manifest import newest_whole
 from tests import runs
@@ -33,6 +34,7 @@ def test_xla_flags_that_fail_later_are_refused_before_data_is_made(
   assert not (tmp_path / "tokens").exists()
 
 
+@pytest.mark.slow
 def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
   corpus, finished, tmp_path, capsys
 ):
@@ -59,6 +61,7 @@ def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
   assert "INIT_CHECKPOINT is not read" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_with_the_optimizer_has_the_bits_of_one_run(
   corpus, finished, tmp_path, capsys
 ):

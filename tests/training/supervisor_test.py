@@ -140,7 +140,14 @@ def test_no_object_is_left_of_samples_evaluations_and_rewinds(
     assert all(later[kind] <= earlier[kind] for kind in earlier), counts
 
 
-@pytest.mark.parametrize("packing", ["joined_masked", "packed", "single"])
+@pytest.mark.parametrize(
+  "packing",
+  [
+    pytest.param("joined_masked", marks=pytest.mark.slow),
+    "packed",
+    pytest.param("single", marks=pytest.mark.slow),
+  ],
+)
 def test_trains_resumes_and_evaluates_with_every_packing(
   corpus, tmp_path, packing, capsys
 ):

@@ -69,6 +69,7 @@ def test_only_a_step_that_takes_too_long_ends_the_process(body, code):
   assert ("no step was done for" in error) == bool(code)
 
 
+@pytest.mark.slow
 def test_time_in_which_the_process_was_stopped_does_not_count():
   body = "print('on', flush=True); time.sleep(0.6)"
   process = processes.start("-c", WATCHES.format(body=body))

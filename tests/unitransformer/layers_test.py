@@ -248,6 +248,7 @@ def test_greedy_tokens_with_cached_keys_equal_our_decoders(layout):
     assert list(row[len(prompt) :][:end]) == expected[:end]
 
 
+@pytest.mark.slow
 def test_each_device_of_a_tpu_program_decodes_the_tokens_of_one_cpu():
   config = small_config(num_layers=1, sequence_length=5)
   params = parameters(config, seed=1)

@@ -131,6 +131,7 @@ def test_bfloat16_differs_only_by_its_rounding():
   assert error < 1.5 * np.abs(full - exact[:, PROMPT - 1 :]).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "layout",
   [

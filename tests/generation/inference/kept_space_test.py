@@ -63,6 +63,7 @@ def generate(counting, capsys):
   return run
 
 
+@pytest.mark.slow
 def test_generate_its_stream_and_beams_keep_the_space(generate):
   flags = ["--json", f"--prompt={PROMPT}"]
   first, _ = map(json.loads, generate(*flags, "--prompt=7").splitlines())

@@ -155,6 +155,7 @@ def test_targets_are_greedy_if_the_oracle_finds_nothing_likelier(
   )
 
 
+@pytest.mark.slow
 def test_layouts_do_not_change_scores(scorer, checkpoint):
   mesh = mesh_layout("all over data and model")
   with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:

@@ -38,6 +38,7 @@ def log_probs(weights):
   return [x.log_prob for x in (*weights.score(prompt), chosen)]
 
 
+@pytest.mark.slow
 def test_replaced_weights_are_the_newer_checkpoints(
   weights, finished, tmp_path, caplog
 ):

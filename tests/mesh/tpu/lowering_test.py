@@ -319,6 +319,7 @@ def test_what_is_not_finite_or_not_the_same_is_named_in_a_stack():
   assert np.flatnonzero(first != second).tolist() == [at]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_raises_and_changes_nothing():
   config = tiny_config(num_layers=2)
   run = run_of(config, mesh_of(ALL))

@@ -53,6 +53,7 @@ def test_servers_train_the_bits_that_this_process_would_and_leave_no_file(
   assert not list((tmp_path / "temporary").iterdir())
 
 
+@pytest.mark.slow
 def test_servers_hear_loopback_alone_and_are_stopped():
   with PodServers(LOCAL_SERVERS, SINGLE) as servers:
     addresses = [place.address for (place,) in servers.places()]

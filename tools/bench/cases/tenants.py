@@ -48,10 +48,10 @@ NUM_SERVERS = 2
 NUM_SUBMITTED = 8  # programs that a client keeps submitted
 # Clients start at the same time, and are all busy after the second time.
 _START_SECS, _WARM_UP_SECS = 0.2, 0.5
-_SIDE = 96  # of a product, which takes less than 0.1 ms
+_SIDE = 256  # of a product, which takes about 0.4 ms
 # Products of the program that is timed to choose the lengths of the others: so
 # many that it takes much longer than its dispatch.
-_TRIAL = 10_000
+_TRIAL = 2000
 _TRACE_SECS = 0.6  # of the picture
 HEAD = "ms     clients  what                  programs per second   ratio"
 
