@@ -27,6 +27,9 @@ from collections.abc import Hashable, Mapping
 from palm_mtf import errors
 
 POLICIES = ("fifo", "priority", "shares")
+# Programs that run on a device at the same time. More hide delays; fewer follow
+# weights more closely.
+MAX_IN_FLIGHT = 8
 MAX_OVERTAKES = 16  # a few times the programs in flight
 
 Bytes = Mapping[Hashable, int]  # {device: number of bytes}
@@ -59,8 +62,9 @@ class GangScheduler:
     budgets: {device: bytes for programs and buffers}; devices may be added.
   """
 
-  def __init__(self, policy: str, budgets: Bytes, max_in_flight: int = 4):
-    # More programs in flight hide delays; fewer follow weights more closely.
+  def __init__(
+    self, policy: str, budgets: Bytes, max_in_flight: int = MAX_IN_FLIGHT
+  ):
     errors.check_choice("policy", policy, POLICIES)
     errors.check_count("max_in_flight", max_in_flight)
     self.budgets = dict(budgets)

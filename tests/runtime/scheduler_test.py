@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from palm_mtf.errors import UserError
 from palm_mtf.runtime.scheduler import (
+  MAX_IN_FLIGHT,
   MAX_OVERTAKES,
   POLICIES,
   GangScheduler,
@@ -41,10 +42,7 @@ def _on(*devices: str, num_bytes: int = 0) -> dict[str, int]:
 
 @dataclasses.dataclass
 class _Client:
-  """A tenant that always has five programs that wait or run.
-
-  Five is one more than the programs in flight, so that one program waits.
-  """
+  """A tenant that always has one program more than may be in flight."""
 
   name: str
   secs: float = 0.003
@@ -92,7 +90,7 @@ class _Island:
 
   def _submit(self) -> None:
     for name, client in self.clients.items():
-      while not client.is_idle and self._num_live[name] < 5:
+      while not client.is_idle and self._num_live[name] <= MAX_IN_FLIGHT:
         client.submit(self.scheduler)
         self._num_live[name] += 1
 
@@ -218,14 +216,14 @@ def test_a_program_waits_for_an_earlier_gang_that_waits_for_another_device():
   assert scheduler.start() == [later]
 
 
-def test_four_programs_are_in_flight_on_a_device():
+def test_eight_programs_are_in_flight_on_a_device():
   scheduler = _scheduler()
-  tickets = [scheduler.submit("a", _on(*PODS)) for _ in range(6)]
+  tickets = [scheduler.submit("a", _on(*PODS)) for _ in range(10)]
   other = scheduler.submit("b", _on("pod0"))
-  assert scheduler.start() == tickets[:4]
+  assert scheduler.start() == tickets[:8]
   assert not scheduler.start()
   scheduler.finish(tickets[2])
-  assert scheduler.start() == [tickets[4]]
+  assert scheduler.start() == [tickets[8]]
   assert other.state == "waiting"
 
 
@@ -298,7 +296,7 @@ def test_10_000_programs_in_random_orders_never_deadlock_with_it(policy):
 
 
 def _run_in_queues(rng: random.Random, *, is_in_order: bool) -> bool:
-  """Returns whether random gangs, four in flight on each device, all run."""
+  """Returns whether random gangs, eight in flight on each device, all run."""
   scheduler = _scheduler(rng.choice(POLICIES), range(4))
   queues = [[] for _ in range(4)]
   for _ in range(20):
@@ -363,7 +361,7 @@ def test_a_tenant_that_returns_gets_its_share_but_no_credit():
   island.run(1.0)
   clients[0].is_idle = True
   idle = island.run(2.0)
-  assert idle["a"] < 6 * 0.003
+  assert idle["a"] < (MAX_IN_FLIGHT + 2) * 0.003  # what it had submitted
   clients[0].is_idle = False
   _assert_shares(island.run(1.0), [1, 1, 1, 1])
 
@@ -425,7 +423,7 @@ def test_a_large_program_is_overtaken_a_bounded_number_of_times():
       break
     scheduler.finish(running.popleft())
   assert large.state == "running"
-  assert MAX_OVERTAKES <= large.num_overtakes < MAX_OVERTAKES + 4
+  assert MAX_OVERTAKES <= large.num_overtakes < MAX_OVERTAKES + MAX_IN_FLIGHT
 
 
 def test_nobody_waits_for_a_program_that_waits_for_buffers():
@@ -474,7 +472,7 @@ def test_whatever_fits_a_budget_runs_and_budgets_are_never_exceeded(
     for device in devices:
       every = [x.num_bytes for x in running] + [kept for _, kept in buffers]
       assert sum(x.get(device, 0) for x in every) <= 100
-      assert sum(device in x.num_bytes for x in running) <= 4
+      assert sum(device in x.num_bytes for x in running) <= MAX_IN_FLIGHT
 
 
 def test_a_wait_for_buffers_that_nobody_frees_is_explained():
