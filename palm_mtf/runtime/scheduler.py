@@ -15,8 +15,11 @@ The policy orders the programs that wait:
     al. 1996) with several programs in flight (Jin et al. 2004).
 
 A program waits while an earlier program waits for one of its devices. But it
-overtakes an earlier program that waits only for bytes. After MAX_OVERTAKES, its
-devices run empty until it fits, unless buffers hold the bytes that it lacks.
+overtakes an earlier program of another tenant that waits only for bytes. After
+MAX_OVERTAKES, its devices run empty until it fits, unless buffers hold the
+bytes that it lacks. A tenant's programs do not overtake each other: otherwise
+results of later programs could take the bytes that an earlier one needs, while
+the later ones keep their inputs and wait for bytes, too.
 """
 
 import bisect
@@ -116,14 +119,19 @@ class GangScheduler:
     """Starts all programs that may start, and returns them in their order."""
     started: list[Ticket] = []
     short: list[Ticket] = []  # programs that wait only for bytes
+    # By tenant, the devices of its programs in `short`.
+    short_on: dict[str, set[Hashable]] = defaultdict(set)
     blocked = set(self._full)  # devices on which later programs wait
     for ticket in self._waiting:
       if len(blocked) == len(self.budgets):
         break
       if not blocked.isdisjoint(ticket.num_bytes) or self._must_fit(ticket):
         blocked.update(ticket.num_bytes)
-      elif self._lacks_bytes(ticket, self._used):
+      elif self._lacks_bytes(ticket, self._used) or not (
+        short_on[ticket.tenant].isdisjoint(ticket.num_bytes)
+      ):
         short.append(ticket)
+        short_on[ticket.tenant].update(ticket.num_bytes)
       else:
         self._run(ticket)
         started.append(ticket)

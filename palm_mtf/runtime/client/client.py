@@ -11,9 +11,9 @@ import concurrent.futures
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -44,8 +44,9 @@ class Client:
     graph: graph in which to build the client's programs.
     building: lock of threads that add operations to the graph while others run
       programs.
-    take_turn: returns a context manager for the call of a program, which waits
-      until the program may use its devices.
+    take_turn: asks for the turn of a program at once. Returns a context manager
+      for the call, which waits until the program may use its devices, and then
+      for the futures that are given.
     free: takes {device: bytes} of buffers that the client no longer keeps.
   """
 
@@ -56,9 +57,9 @@ class Client:
     self._callables: weakref.WeakKeyDictionary[Program, Callable[..., Any]] = (
       weakref.WeakKeyDictionary()
     )
-    self.take_turn: Callable[[Program], AbstractContextManager[None]] = (
-      lambda _: nullcontext()
-    )
+    self.take_turn: Callable[
+      [Program, Iterable[Future]], AbstractContextManager[None]
+    ] = _start_after
     self.free: Callable[[Mapping[str, int]], None] = lambda _: None
     self.building = threading.RLock()
     self._lock = threading.Lock()
@@ -146,7 +147,7 @@ class Client:
       except BaseException as error:
         future.set_exception(error)
 
-    with self.take_turn(turn) if turn else nullcontext():
+    with self.take_turn(turn, ()) if turn else nullcontext():
       futures = []
       for calls in sequences:
         futures.append(Future())
@@ -177,12 +178,15 @@ class Client:
         x for x, other in self._calls.items() if program.conflicts_with(other)
       ]
       self._calls[future] = program
+    take = _start_after if has_turn else self.take_turn
+    # Turns have the order of calls, unless programs share state.
+    turn = None if earlier else take(program, after)
 
     def run() -> None:
       try:
-        for each in (*earlier, *after):
+        for each in earlier:
           each.result()  # raises the error of a call that has failed
-        with nullcontext() if has_turn else self.take_turn(program):
+        with turn or take(program, after):
           future.begun.set_result(None)
           found = call(*values, **more)
         future.set_result(found)
@@ -223,6 +227,14 @@ class Client:
       return tf.nest.pack_sequence_as(outputs, found)
 
     return call
+
+
+@contextmanager
+def _start_after(unused: Program, after: Iterable[Future]) -> Iterator[None]:
+  """Waits for futures; raises the error of a future that has failed."""
+  for each in after:
+    each.result()
+  yield
 
 
 def _convert(placeholder: tf.Tensor, value: object) -> np.ndarray:

@@ -17,7 +17,9 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 
 from palm_mtf.errors import UserError
 from palm_mtf.runtime.manager.client import Stream
@@ -60,40 +62,53 @@ class TurnTaker:
       weakref.WeakKeyDictionary()
     )
 
-  @contextlib.contextmanager
-  def take(self, program: Program) -> Iterator[None]:
-    """Waits for the program's turn; the body runs the program.
+  def take(
+    self, program: Program, after: Iterable[Future] = ()
+  ) -> AbstractContextManager[None]:
+    """Asks for a program's turn; returns a context manager for its call.
 
-    Raises:
-      UserError: the program needs more bytes than its devices may hold, or
-        waits too long for buffers to be freed.
+    The context manager waits for the turn, and then for `after`: programs that
+    asked before, so that they need not wait for this one. It raises the error
+    of one that fails, and UserError if the program needs more bytes than its
+    devices may hold, or waits too long for buffers to be freed.
     """
     number, turn = next(self._numbers), _Turn()
     num_bytes = self._name(
       program.device_bytes or dict.fromkeys(self._devices, 0)
     )
-    runs = self._secs.get(program)
-    secs = statistics.median_low(runs) if runs else _FIRST_SECS
     with self._lock:
       self._turns[number] = turn
+    secs = self._estimate(program)
     self._send({"submit": number, "num_bytes": num_bytes, "secs": secs})
-    while not turn.begun.wait(_FULL_SECS):
-      self._send({"check": number})
-    with self._lock:
-      del self._turns[number]
-    if turn.refusal:
-      raise UserError(turn.refusal)
-    start, kept = time.monotonic(), {}
-    try:
-      yield
-      kept = num_bytes
-    finally:
-      if runs is None:
-        self._secs[program] = deque(maxlen=_NUM_RUNS)
-      else:
-        runs.append(time.monotonic() - start)
-        secs = statistics.median_low(runs)
-      self._send({"finish": number, "secs": secs, "kept": kept})
+
+    @contextlib.contextmanager
+    def wait() -> Iterator[None]:
+      while not turn.begun.wait(_FULL_SECS):
+        self._send({"check": number})
+      with self._lock:
+        del self._turns[number]
+      if turn.refusal:
+        raise UserError(turn.refusal)
+      start, kept = time.monotonic(), {}
+      try:
+        for each in after:
+          each.result()
+        start = time.monotonic()
+        yield
+        kept = num_bytes
+      finally:
+        if program in self._secs:
+          self._secs[program].append(time.monotonic() - start)
+        else:
+          self._secs[program] = deque(maxlen=_NUM_RUNS)
+        secs = self._estimate(program)
+        self._send({"finish": number, "secs": secs, "kept": kept})
+
+    return wait()
+
+  def _estimate(self, program: Program) -> float:
+    runs = self._secs.get(program)
+    return statistics.median_low(runs) if runs else _FIRST_SECS
 
   def free(self, num_bytes: Mapping[str, int]) -> None:
     """Gives back bytes, by device, of buffers that programs made."""

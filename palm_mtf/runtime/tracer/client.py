@@ -51,8 +51,8 @@ from palm_mtf.runtime.tracer.trace import (
 # Calls that have not ended, each with a thread of this process.
 _MAX_CALLS = 256
 # Buffers that nothing uses are removed once there are so many, or once no other
-# followed within so many seconds.
-_GROUP, _GROUP_SECS = 16, 0.1
+# followed within so many seconds. A removal takes one to two milliseconds.
+_GROUP, _GROUP_SECS = 16, 0.03
 # Calls wait in servers for a program whose last call took less than this, so
 # that even the last call in flight is not cut off by the limit of the wait.
 _SHORT_SECS = 0.25

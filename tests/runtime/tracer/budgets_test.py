@@ -41,16 +41,20 @@ def test_a_program_that_does_not_fit_waits_while_others_continue():
     kept = add_one.on(a)(rows(60))
     kept.wait()
     large = add_one.on(a)(rows(80))
+    for _ in range(3):
+      assert add_one.on(b)(rows(40)).fetch().tolist() == [1] * 10
     reader = add_one.on(b)(large)  # waits for a program that has not begun
-    for slice_ in (a, b):
-      for _ in range(3):
-        assert add_one.on(slice_)(rows(40)).fetch().tolist() == [1] * 10
-    assert not has_begun(large)
-    assert not has_begun(reader)
+    # It fits. But programs of a client get bytes in the order of their calls.
+    later = add_one.on(a)(rows(40))
+    time.sleep(0.2)
+    assert not any(map(has_begun, (large, reader, later)))
     del kept
     gc.collect()
     large.made.result(SECS)
     assert reader.fetch().tolist() == [2] * 20
+    del large, reader
+    gc.collect()
+    assert later.fetch().tolist() == [1] * 10
 
 
 def test_a_gang_gets_the_bytes_of_all_its_devices_at_once():
@@ -155,12 +159,12 @@ def test_random_programs_all_run_within_the_budget(seed):
         del live[rng.randrange(len(live))]
       if rng.random() < 0.2:
         with removing:
-          assert max(client.programs.call(read_stored)) <= budget
+          assert max(client.programs.call(read_stored, has_turn=True)) <= budget
     live.clear()
     for made in ended:
       made.result(SECS)
     end = time.monotonic() + SECS
-    while any(client.programs.call(read_stored)):
+    while any(client.programs.call(read_stored, has_turn=True)):
       assert time.monotonic() < end
       time.sleep(0.05)
 
@@ -196,10 +200,10 @@ def test_a_client_that_is_killed_gives_its_bytes_to_the_others(
     assert owner.stdout.readline() == "keeps\n"
     with runtime.connect(manager=address, devices=1) as client:
       (a,) = client.slices("1")
-      large, small = (add_one.on(a)(rows(x)) for x in (80, 40))
-      assert small.fetch().tolist() == [1] * 10
-      assert not large.begun.done()
-      del small
+      assert add_one.on(a)(rows(40)).fetch().tolist() == [1] * 10
+      large = add_one.on(a)(rows(80))
+      time.sleep(0.2)
+      assert not has_begun(large)
       owner.kill()
       owner.wait()
       large.made.result(SECS)
