@@ -60,7 +60,7 @@ IMPORTS = {
   "runtime/program runtime/processes runtime/addresses runtime/sockets "
   "runtime/scheduler runtime/server_info runtime/server runtime/manager",
   "runtime/tracer": "errors user_code config machine _tf ops runtime/program "
-  "mesh runtime/client runtime/server_info",
+  "mesh runtime/client",
   "programs": "errors config _tf accounting ops mesh model optim",
   "generation/decode": "config machine _tf accounting ops native "
   "runtime/program mesh model",

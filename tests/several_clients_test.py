@@ -125,7 +125,7 @@ def test_a_run_an_evaluation_and_traced_programs_share_a_managers_servers(
       evaluation = processes.start(
         *("-m", "palm_mtf", "evaluate", "--json", "--model_dir", run)
       )
-      with runtime.connect(manager=pods.address, devices=2) as client:
+      with runtime.connect_managed(pods.address, ["2"]) as client:
         (slice_,) = client.slices("2")
         total = runtime.function(lambda x: runtime.all_sum(x)).on(slice_)
         listed = pods.list_all()

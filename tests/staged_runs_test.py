@@ -64,17 +64,18 @@ def test_a_client_that_is_killed_leaves_servers_to_the_next_client(
 
 
 @pytest.mark.slow
-def test_a_manager_gives_each_stage_a_server(corpus, whole, tmp_path):
+def test_a_manager_gives_each_stage_an_island(corpus, whole, tmp_path):
   with Processes(tmp_path) as pods:
-    for _ in range(4):
-      pods.serve()
-    staged = {"STAGES": 4, "PODS": "cluster", "ISLANDS": "auto"}
+    for island in ("a", "a", "b", "c", "d"):
+      pods.serve(f"--island={island}")
+    staged = {"STAGES": 4, "PODS": "cluster", "ISLANDS": "apart"}
     staged["MANAGER"] = pods.address
     with train(corpus, tmp_path / "staged", **staged) as process:
       wait_until((tmp_path / "staged/metrics.jsonl").exists, process)
-      owners = [len(x["owners"]) for x in pods.list_all() if "owners" in x]
+      *servers, owner = pods.list_all()
       runs.finish(process)
-    assert owners == [1] * 4
+    assert [x["island"] for x in servers if x["owners"]] == [*"abcd"]
+    assert owner["wish"]["device_bytes"] > 10**5  # of the plan
   assert_same_runs(tmp_path / "staged", whole)
 
 

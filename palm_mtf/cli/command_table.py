@@ -428,7 +428,7 @@ COMMANDS = {
     flags=_TO_MANAGER,
   ),
   "pods drain": Command(
-    "let new clients avoid a server",
+    "let clients avoid a server, and runs leave it",
     has_results=True,
     entry_point="palm_mtf.commands.pods_manage.drain",
     flags={

@@ -69,7 +69,9 @@ def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:
     cells = (f"{x:{width}}" for x, width in zip(row, widths, strict=True))
     print("  ".join(cells).rstrip())
   for each in (x for x in found if "owner" in x):
-    print(f"{each['owner']} has {', '.join(each['wish']['slices'])}")
+    wish = each["wish"]
+    slices, gigabytes = ", ".join(wish["slices"]), wish["device_bytes"] / 1e9
+    print(f"{each['owner']} has {slices} ({gigabytes:.1f} GB per device)")
 
 
 def drain(

@@ -23,6 +23,8 @@ from palm_mtf.errors import UserError, check_choice
 # The client sends each pod its batches and starts its steps, so many pods could
 # overload the client. Tests use up to this number.
 MAX_PODS = 8
+# On which islands a manager chooses servers.
+MANAGED_ISLANDS = ("auto", "same", "apart")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +37,14 @@ class PodsConfig(Checked):
       "local_servers", processes that the client starts; or "cluster", servers
       that `palm_mtf pods serve` has started.
     islands: for PODS = "cluster", a list of servers per pod
-      (runtime/client/places.py), or "auto" for servers that MANAGER chooses.
-    manager: "host:port" of `palm_mtf pods manage`, for ISLANDS = "auto".
+      (runtime/client/places.py). If MANAGER chooses the servers of pods and
+      stages: "auto", on any islands; "same", all on one island; or "apart",
+      each pod and each stage on another island.
+    manager: "host:port" of `palm_mtf pods manage`, if it chooses the servers.
     manager_tls: PREFIX of PREFIX.key and PREFIX.pem, the key and certificate of
       the manager and its clients; "" for none.
+    device_bytes: memory in bytes that the manager reserves for this client on
+      each device; None for what `palm_mtf plan` computes for the run.
     share: this client's share of the time of devices that it shares with other
       clients, if the manager's --policy is "shares"; its priority if that is
       "priority".
@@ -61,6 +67,7 @@ class PodsConfig(Checked):
   islands: Sequence[Sequence[str]] | str = ()
   manager: str = ""
   manager_tls: str = ""
+  device_bytes: Annotated[int, whole(0)] | None = None
   share: Annotated[float, real(0.001, 1000)] = 1.0
   client_address: str = "127.0.0.1"
   dcn_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -83,7 +90,7 @@ class PodsConfig(Checked):
         'as in [["host-a:2222"], ["host-b:2222"]].'
       )
     if isinstance(self.islands, str):
-      check_choice("ISLANDS", self.islands, ["auto"])
+      check_choice("ISLANDS", self.islands, MANAGED_ISLANDS)
     if bool(self.manager) != self.is_managed:
       raise UserError(
         f'MANAGER = "{self.manager}", ISLANDS = {self.islands!r} and PODS = '
@@ -94,4 +101,4 @@ class PodsConfig(Checked):
   @property
   def is_managed(self) -> bool:
     """Whether a manager chooses the servers of the pods."""
-    return self.pods == "cluster" and self.islands == "auto"
+    return self.pods == "cluster" and isinstance(self.islands, str)

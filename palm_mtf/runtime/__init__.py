@@ -7,6 +7,7 @@ from typing import Any
 
 _MODULES = {
   "connect": "client",
+  "connect_managed": "client",
   "function": "functions",
   "mesh_function": "functions",
   "all_sum": "functions",

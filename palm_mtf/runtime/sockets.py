@@ -8,14 +8,14 @@ import socket
 from collections.abc import Collection, Iterator
 
 
-def shut_down_connections(host: str, port: int) -> None:
-  """Shuts down all connections of this process to an IPv4 address and port."""
+def shut_down_connections(address: str) -> None:
+  """Shuts down all connections of this process to "IPv4 address:port"."""
   # A call to a server whose process is stopped (SIGSTOP) never returns,
   # whatever the session's timeout, unless the call's connection ends.
   for connection in _sockets():
-    with contextlib.suppress(OSError, IndexError, TypeError):
-      peer = connection.getpeername()
-      if (peer[0].removeprefix("::ffff:"), peer[1]) == (host, port):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+      ip, port, *_ = connection.getpeername()
+      if f"{ip.removeprefix('::ffff:')}:{port}" == address:
         connection.shutdown(socket.SHUT_RDWR)
 
 

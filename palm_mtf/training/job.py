@@ -106,6 +106,14 @@ class Stopped:
 
 
 @dataclasses.dataclass(frozen=True)
+class Moved:
+  """The manager has other servers for the run, such as after a drain."""
+
+  checkpoint: Checkpoint | None  # of the step that has just ended
+  rewinds: Sequence[Rewind] = ()  # the checkpoint has all
+
+
+@dataclasses.dataclass(frozen=True)
 class Spike:
   """The loss has spiked, and training rewinds."""
 

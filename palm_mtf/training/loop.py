@@ -26,6 +26,7 @@ from palm_mtf.model_dir.samples import has_samples
 from palm_mtf.trace.write import write_trace
 from palm_mtf.training.job import (
   Finished,
+  Moved,
   Spike,
   Stopped,
   TrainJob,
@@ -43,7 +44,7 @@ _CALLS_AHEAD = 2  # calls whose batches are prefetched
 # timed steps, whichever comes first.
 _STEPS_TO_PREDICT, _SECS_TO_PREDICT = 3, 10.0
 
-Event = Finished | Stopped | Spike
+Event = Finished | Moved | Stopped | Spike
 
 
 class Records(NamedTuple):
@@ -111,6 +112,7 @@ class TrainLoop:
     spikes: SpikePolicy,
     records: Records,
     peak: float,
+    must_move: Callable[[], bool],
   ):
     """Prepares the steps after `job.step`.
 
@@ -120,9 +122,10 @@ class TrainLoop:
       spikes: detects loss spikes, and knows which batches to skip.
       records: writers of metrics and checkpoints, progress and watchdog.
       peak: peak FLOP/s of all devices together, for MFU.
+      must_move: returns whether the run has to continue on other servers.
     """
     self._job, self._config, self._session = job, job.config, session
-    self._spikes, self._peak = spikes, peak
+    self._spikes, self._peak, self._must_move = spikes, peak, must_move
     self._during = session.during
     self._metrics, self._progress, self._writer, self._watchdog = records
     self._step_clock, self._data_clock = Clock(), Clock()
@@ -181,6 +184,10 @@ class TrainLoop:
       while self._step < self._config.run.train_steps and not stop.signal_name:
         with self._during("while a checkpoint was written"):
           self._writer.check()
+        # Moving from a step that is saved repeats no step.
+        if self._step == self._writer.step and self._must_move():
+          _logger.info(f"step {self._step}  moving to other servers")
+          return Moved(self._wait_for_writer())
         for metrics in self._run_steps():
           self._step += 1
           # A call may run several steps; a rewind undoes steps after the spike.

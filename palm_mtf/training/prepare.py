@@ -22,6 +22,7 @@ from palm_mtf.accounting.optimizer_state import (
   optimizer_state,
 )
 from palm_mtf.accounting.pipeline import bubble
+from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.checkpoints.initial_weights import (
   NamedWeights,
   check_same_vocabulary,
@@ -81,7 +82,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   _check_devices(config)
   shapes = parameter_shapes(config.model)
   newest = _find_newest(model_dir, config)
-  config = _resolve_dtype(config, newest)
+  config = _reserve_memory(_resolve_dtype(config, newest))
   _warn_of_short_ramp(config.run)
   model, data, run = config.model, config.data, config.run
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
@@ -152,9 +153,7 @@ def _check_devices(config: Config) -> None:
     check_xla_flags(mesh.pod_devices * pods.num_pods)
   if mesh.tpu:
     check_pods(tpu_slice(mesh.tpu), pods)
-  if pods.is_managed:
-    check_slices(pods, mesh)
-  elif pods.pods == "cluster":
+  if pods.pods == "cluster" and not pods.is_managed:
     cluster_places(pods, mesh)
   if pods.pods == "cluster":
     check_client(pods.client_address)
@@ -197,6 +196,23 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
   model = resolve_dtype(config.model, config.mesh_layout, begun_in)
   log_dtype(model, config.mesh_layout, begun_in)
   return dataclasses.replace(config, model=model)
+
+
+def _reserve_memory(config: Config) -> Config:
+  """Sets DEVICE_BYTES for a manager, and asks it for such devices.
+
+  Raises:
+    UserError: no island can hold the run's slices, or no manager answers.
+  """
+  pods = config.pods
+  if not pods.is_managed:
+    return config
+  if pods.device_bytes is None:
+    parts = memory_parts(config, config.run.batch_sizes.largest)
+    parts.pop("process", 0)  # whose memory a server has already
+    pods = dataclasses.replace(pods, device_bytes=sum(parts.values()))
+  check_slices(pods, config.mesh_layout)
+  return dataclasses.replace(config, pods=pods)
 
 
 def _read_validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:

@@ -5,7 +5,8 @@
 An event ends each loop, and decides what is made again for the next loop:
 
   Spike                    metrics, progress, checkpoint writer, watchdog
-  PodLostError             also the session and connections, to remaining pods
+  Moved                    also the session and connections, to other servers
+  PodLostError             the same, to remaining pods
   DamagedCheckpointError   the same, from an older checkpoint
   Finished, Stopped        nothing: the run ends
 """
@@ -37,6 +38,7 @@ from palm_mtf.runtime.client.recovery import PodRecovery
 from palm_mtf.runtime.server_info import check_bfloat16
 from palm_mtf.training.job import (
   Finished,
+  Moved,
   Spike,
   Stopped,
   TrainJob,
@@ -55,6 +57,7 @@ class _Pods(NamedTuple):
   kernels: Mapping[str, str]
   # One object for all loops, so that a signal between two loops is not lost.
   stop: StopRequest
+  must_move: Callable[[], bool]  # whether to continue on other servers
 
 
 class _Scope(contextlib.ExitStack):
@@ -65,9 +68,10 @@ class _Scope(contextlib.ExitStack):
   def open(self, manager: contextlib.AbstractContextManager) -> None:
     self.value = self.enter_context(manager)
 
-  def close(self, error: Exception | None = None) -> None:
-    """Leaves the context manager, if one is open, because of `error` if any."""
+  def close(self, event: object = None) -> None:
+    """Leaves the context manager, if one is open, because of an event."""
     self.value = None
+    error = event if isinstance(event, Exception) else None
     self.__exit__(type(error) if error else None, error, None)
 
 
@@ -91,23 +95,20 @@ def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
         event = _run_loop(job, pods.value, session, records)
       except (PodLostError, DamagedCheckpointError) as error:
         event = error
+      if isinstance(event, Finished | Stopped):
+        return event
+      records.close()
+      if not isinstance(event, Spike):
+        session.close(event)
+        pods.close()
       match event:
-        case Finished() | Stopped():
-          return event
-        case Spike():
-          records.close()
+        case Spike() | Moved():
           job = dataclasses.replace(
             job, checkpoint=event.checkpoint, rewinds=event.rewinds
           )
         case PodLostError():
-          records.close()
-          session.close(event)
-          pods.close()
           job = _continue_without_lost_pod(job, event, recovery)
         case DamagedCheckpointError():
-          records.close()
-          session.close()
-          pods.close()
           # A server found the damage when it read this checkpoint.
           warn_of_damage(job.checkpoint.path, event)
           newest = newest_whole(job.model_dir)
@@ -135,7 +136,9 @@ def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
     kernels = [x.kernels for x in heartbeat.infos.values()]
     kernels = kernels or [kernels_here(operations_built_with())]
     with StopRequest() as stop:
-      yield _Pods(cluster, heartbeat, peak, kernels_of(kernels), stop)
+      yield _Pods(
+        cluster, heartbeat, peak, kernels_of(kernels), stop, servers.must_move
+      )
 
 
 @contextlib.contextmanager
@@ -169,7 +172,9 @@ def _run_loop(
       newest = lambda: records.value.writer.wait()  # noqa: E731
       session.open(_open_session(job, pods, newest))
     session.value.set_variables(job)
-    loop = TrainLoop(job, session.value, spikes, records.value, pods.peak)
+    loop = TrainLoop(
+      job, session.value, spikes, records.value, pods.peak, pods.must_move
+    )
     return loop.run(pods.stop)
   except PodLostError as lost:
     if not pods.stop.signal_name:

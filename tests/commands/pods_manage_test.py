@@ -77,7 +77,7 @@ def to(pods):
 
 def test_a_list_has_servers_and_owners(pods, served, palm_mtf):
   with ManagerClient("MANAGER", pods.address) as client:
-    client.allocate("run-1", Wish(slices=["1x2"]))
+    client.allocate("run-1", Wish(slices=["1x2"], device_bytes=10**8))
     code, out, _ = palm_mtf("pods", "list", to(pods))
     assert code == 0
     head, row, owner = out.splitlines()
@@ -85,7 +85,7 @@ def test_a_list_has_servers_and_owners(pods, served, palm_mtf):
     found = row.split()
     assert (*found[:3], *found[4:]) == (served, "east", "2", "serving", "run-1")
     assert float(found[3]) > 0.1
-    assert owner == "run-1 has 1x2"
+    assert owner == "run-1 has 1x2 (0.1 GB per device)"
     _, out, _ = palm_mtf("pods", "list", to(pods), "--json")
     server, owner = map(json.loads, out.splitlines())
     assert server["address"] == served and server["owners"] == ["run-1"]

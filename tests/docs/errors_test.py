@@ -127,7 +127,7 @@ TESTS = {
     "_tf_test.py",
     "test_too_little_memory_for_tensorflow_is_said_in_one_line",
   ),
-  "no island can": (
+  "no ... can hold": (
     "runtime/client/managed_places_test.py",
     "test_pods_that_no_island_can_hold_are_refused_before_a_run",
   ),

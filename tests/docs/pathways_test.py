@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from palm_mtf import runtime
+from palm_mtf.commands.pods_serve import join_manager
 from palm_mtf.errors import UserError
+from palm_mtf.runtime.manager.client import ManagerClient
+from palm_mtf.runtime.manager.service import serve
+from palm_mtf.runtime.server.start import start_server
 from tests.doc_pages import Page
 from tests.source_files import ROOT
 
@@ -29,6 +33,20 @@ def run_block(block, capsys):
 def test_a_program_prints_what_the_page_says(block, capsys):
   printed, said = run_block(block, capsys)
   assert printed == said
+
+
+@PAGE.shows("from palm_mtf import runtime\n\nwith runtime.connect_managed(")
+def test_a_manager_binds_the_slices(block, tmp_path):
+  with (
+    serve("127.0.0.1", 0, str(tmp_path / "state"), "") as port,
+    ManagerClient("MANAGER", f"127.0.0.1:{port}") as client,
+  ):
+    for num_devices, island in ((4, "east"), (2, "west")):
+      address = start_server(num_devices, 1).target.removeprefix("grpc://")
+      join_manager(client, address, island)
+    found = {}
+    exec(block.text.replace("127.0.0.1:2200", f"127.0.0.1:{port}"), found)
+    assert [len(found[x].devices) for x in "ab"] == [4, 2]
 
 
 @PAGE.shows(".venv/bin/python examples/two_slices/run.py")

@@ -36,6 +36,6 @@ def test_a_connection_that_is_shut_down_ends_and_no_other_does(listener):
   near = socket.create_connection(("127.0.0.1", port), timeout=5)
   other = socket.create_connection(("127.0.0.2", port), timeout=5)
   with near, other:
-    shut_down_connections("127.0.0.1", port)
+    shut_down_connections(f"127.0.0.1:{port}")
     assert near.recv(1) == b""
     other.sendall(b"x")

@@ -247,6 +247,26 @@ def test_a_stopped_run_repeats_a_rewind(corpus, tmp_path, bad_batches, capsys):
   check_same_run(once, stopped, 150)
 
 
+@pytest.mark.slow
+def test_a_rewind_in_stages_has_the_bits_of_one_mesh(
+  corpus, tmp_path, bad_batches, capsys
+):
+  settings = {**SETTINGS, "NUM_LAYERS": 2, "NUM_MICROBATCHES": 2}
+  whole, staged = tmp_path / "whole", tmp_path / "staged"
+  for folder, stages in ((whole, 1), (staged, 2)):
+    here = {"STAGES": stages, "TRAIN_STEPS": 150}
+    assert runs.run("train", corpus, folder, **settings, **here) == 0
+    assert capsys.readouterr().err.count("loss spike at step") == 1
+  runs.assert_same_tensors(whole, staged, 150)
+  found, expected = (
+    [runs.without_times(x) for x in runs.read_metrics(y)]
+    for y in (staged, whole)
+  )
+  assert found == expected
+  rewinds = (whole / "rewinds.jsonl").read_text()
+  assert (staged / "rewinds.jsonl").read_text() == rewinds
+
+
 def test_skip_steps_skips_batches_and_inspect_shows_it(
   corpus, tmp_path, capsys
 ):

@@ -44,6 +44,32 @@ def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   runs.assert_same_tensors(once, stopped, 5)
 
 
+@pytest.mark.slow
+def test_a_batch_ramp_in_stages_has_the_bits_of_one_mesh(corpus, tmp_path):
+  """With dropout and validation; one run in stages is stopped and resumed."""
+  settings = {"GLOBAL_BATCH_SIZE": [[0, 2], [3, 8], [5, 4]], "LOG_STEPS": 1}
+  settings |= {"NUM_LAYERS": 2, "NUM_MICROBATCHES": 2, "DROPOUT": 0.1}
+  settings |= {"EVAL_STEPS": 2, "PROMPTS": []}
+  whole, staged, stopped = (
+    tmp_path / x for x in ("whole", "staged", "stopped")
+  )
+  for folder, stages, steps in (
+    (whole, 1, 7),
+    (staged, 2, 7),
+    (stopped, 2, 5),
+    (stopped, 2, 7),
+  ):
+    here = {"STAGES": stages, "TRAIN_STEPS": steps}
+    assert runs.run("train", corpus, folder, **settings, **here) == 0
+    if steps == 7:
+      runs.assert_same_tensors(whole, folder, steps)
+  found, expected = (
+    [runs.without_times(x) for x in runs.read_metrics(y)]
+    for y in (staged, whole)
+  )
+  assert found == expected
+
+
 def test_a_new_batch_size_reads_and_writes_no_checkpoint(
   corpus, tmp_path, monkeypatch
 ):

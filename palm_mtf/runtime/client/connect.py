@@ -191,7 +191,7 @@ def connect(
   name = f"client_{secrets.token_hex(4)}"
   client_address = f"{ip}:{target.rpartition(':')[2]}"
   config.cluster_def.job.add(name=name).tasks[0] = client_address
-  devices, servers = [], []
+  devices, names, servers = [], {}, []
   for pod, devices_of_pod in enumerate(places):
     tasks = list(dict.fromkeys(place.address for place in devices_of_pod))
     job = config.cluster_def.job.add(name=f"pod_{pod}")
@@ -199,12 +199,12 @@ def connect(
       job.tasks[task] = address
       cpu = f"/job:pod_{pod}/task:{task}/device:cpu:0"
       servers.append(Process(cpu, infos[address].functions))
-    devices.append(
-      [
-        f"/job:pod_{pod}/task:{tasks.index(x.address)}/device:cpu:{x.device}"
-        for x in devices_of_pod
-      ]
-    )
+    of_pod = {
+      f"/job:pod_{pod}/task:{tasks.index(x.address)}/device:cpu:{x.device}": x
+      for x in devices_of_pod
+    }
+    devices.append([*of_pod])
+    names |= {x: f"{y.address}/{y.device}" for x, y in of_pod.items()}
   client = f"/job:{name}/task:0/device:cpu:0"
   if mesh.tpu:
     jobs = [f"pod_{pod}" for pod in range(len(places))]
@@ -215,37 +215,18 @@ def connect(
     native = operations() and all(x.has_native for x in infos.values())
     threads = next(iter(infos.values())).num_threads if native else 0
     cpus = CpuGpuDevices(client, devices, native_threads=threads)
-    cluster = Cluster(
-      cpus, config, target, names=_name_devices(devices, places), stream=stream
-    )
+    cluster = Cluster(cpus, config, target, names=names, stream=stream)
   membership = None
   if pods.pods == "cluster":  # other clients may know the servers
     secs = pods.pod_timeout_secs
-    membership = _make_membership(name, client_address, infos, secs)
+    registration = Registration(
+      name=name,
+      address=client_address,
+      incarnation=read_incarnation(client_address, secs),
+      secs=secs,
+    )
+    membership = Membership(registration, infos)
   return dataclasses.replace(cluster, servers=servers, membership=membership)
-
-
-def _name_devices(
-  devices: Sequence[Sequence[str]], places: Sequence[Sequence[Place]]
-) -> dict[str, str]:
-  """Returns {TensorFlow's name of a device: "host:port/number"}."""
-  return {
-    name: f"{place.address}/{place.device}"
-    for pod in zip(devices, places, strict=True)
-    for name, place in zip(*pod, strict=True)
-  }
-
-
-def _make_membership(
-  name: str, address: str, infos: Mapping[str, ServerInfo], secs: float
-) -> Membership:
-  registration = Registration(
-    name=name,
-    address=address,
-    incarnation=read_incarnation(address, secs),
-    secs=secs,
-  )
-  return Membership(registration, infos)
 
 
 @functools.cache

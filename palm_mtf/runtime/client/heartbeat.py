@@ -143,7 +143,7 @@ class Heartbeat:
     for address, thread in self._threads.items():
       thread.join(_SHUT_DOWN_SECS)
       while thread.is_alive() and time.monotonic() < end:
-        _shut_down(address)  # ends a probe that waits for an answer
+        shut_down_connections(address)  # ends a probe that waits for an answer
         thread.join(_SHUT_DOWN_SECS)
 
   def check_links(self) -> None:
@@ -224,7 +224,7 @@ class Heartbeat:
       # down. Repeat this, because the kernel accepts new connections even for a
       # suspended server.
       while address in self._lost:
-        _shut_down(address)
+        shut_down_connections(address)
         if self._end.wait(_SHUT_DOWN_SECS):
           return
 
@@ -241,10 +241,13 @@ class Heartbeat:
     """Marks a server as lost if its link to another server is silent."""
     if address in self._lost:
       return
+    asked = json_text({"peers": self._peers[address], "secs": self._secs})
+    info, secs = self.infos[address], self._secs * _LINKS
     # Ignore NoAnswerError: a server that computes may answer late. A server
     # that only waits for a silent peer answers in time.
     with contextlib.suppress(NoAnswerError):
-      for far in self._find_silent_peers(address):
+      silent = call_function(address, info, find_silent_peers, asked, secs)
+      for far in json.loads(silent):
         # If the server at the far end is itself lost, report that server.
         if far not in self._lost:
           self._probe(far)
@@ -252,19 +255,6 @@ class Heartbeat:
           self._lost[address] = (
             f"answers, but its link to {self._name(far)} is silent"
           )
-
-  def _find_silent_peers(self, address: str) -> list[str]:
-    """Asks a server which of its peers do not answer it."""
-    asked = {"peers": self._peers[address], "secs": self._secs}
-    return json.loads(
-      call_function(
-        address,
-        self.infos[address],
-        find_silent_peers,
-        json_text(asked),
-        self._secs * _LINKS,
-      )
-    )
 
   def _first_answer(self, address: str) -> tuple[int, ServerInfo]:
     while True:
@@ -315,8 +305,3 @@ def _choose_peers(pods: Mapping[str, int]) -> dict[str, list[str]]:
     x: sorted({ring[(i + k) % len(ring)] for k in (1, -1, 2)} - {x})
     for i, x in enumerate(ring)
   }
-
-
-def _shut_down(address: str) -> None:
-  host, _, port = address.rpartition(":")
-  shut_down_connections(host, int(port))

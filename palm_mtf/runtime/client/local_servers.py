@@ -21,7 +21,7 @@ from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.runtime.client.managed_places import ManagedPlaces
+from palm_mtf.runtime.client.managed_places import ManagedPlaces, pod_slices
 from palm_mtf.runtime.client.places import Place, cluster_places
 from palm_mtf.runtime.manager.client import Stream
 from palm_mtf.runtime.server.process import ServerSettings
@@ -63,6 +63,9 @@ class PodServers:
   """Starts and stops the server processes; a context manager.
 
   There are such processes only if PODS = "local_servers".
+
+  Attributes:
+    managed: slices that a manager gives; None without a manager.
   """
 
   def __init__(
@@ -72,15 +75,15 @@ class PodServers:
     # Start the servers now, so that they import TensorFlow, which takes
     # seconds, at the same time as the client.
     self._pods, self._mesh, self._modules = pods, mesh, modules
-    self._managed = ManagedPlaces(pods) if pods.is_managed else None
+    self.managed = ManagedPlaces(pods) if pods.is_managed else None
     self._start()
 
   def __enter__(self) -> "PodServers":
     return self
 
   def __exit__(self, *unused: object) -> None:
-    if self._managed:
-      self._managed.close()
+    if self.managed:
+      self.managed.close()
     for server in self._servers:
       server.process.stdin.close()  # tells each server to end, without waiting
     for server in self._servers:
@@ -89,8 +92,8 @@ class PodServers:
   def remove(self, pod: int) -> PodsConfig:
     """Removes a pod and renumbers the later pods; returns the new settings."""
     pods, islands = self._pods, self._pods.islands
-    if self._managed:
-      self._managed.avoid(pod)
+    if self.managed:
+      self.managed.avoid(pod)
     else:
       islands = [x for i, x in enumerate(islands) if i != pod]
     self._pods = dataclasses.replace(
@@ -104,8 +107,8 @@ class PodServers:
 
   def restart(self, pod: int) -> None:
     """Replaces a pod's servers by new processes or others of the manager."""
-    if self._managed:
-      self._managed.avoid(pod)
+    if self.managed:
+      self.managed.avoid(pod)
     for i, server in enumerate(self._servers):
       if server.pod == pod:
         _stop(server)
@@ -117,8 +120,9 @@ class PodServers:
     Raises:
       UserError: a server has ended, or does not start.
     """
-    if self._managed:
-      return self._managed.bind(self._pods, self._mesh)
+    if self.managed:
+      shapes = pod_slices(self._pods, self._mesh)
+      return self.managed.bind(shapes, self._mesh.stages)
     if self._pods.pods == "cluster":
       return cluster_places(self._pods, self._mesh)
     end = time.monotonic() + _START_SECS
@@ -132,7 +136,11 @@ class PodServers:
   @property
   def stream(self) -> Stream | None:
     """The manager's stream of turns; None without a manager."""
-    return self._managed.stream if self._managed else None
+    return self.managed.stream if self.managed else None
+
+  def must_move(self) -> bool:
+    """Returns whether `places` would now be others, as after a drain."""
+    return bool(self.managed) and self.managed.must_move()
 
   def name(self, address: str) -> str:
     """Returns the name of the server at an address for messages."""

@@ -38,8 +38,7 @@ def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   Raises:
     UserError: ISLANDS or CLIENT_ADDRESS cannot be used.
   """
-  client, _, _ = pods.client_address.partition(":")
-  return resolve_places(places_of_pods(pods, mesh), client)
+  return resolve_places(places_of_pods(pods, mesh), pods.client_address)
 
 
 def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
@@ -136,11 +135,9 @@ def _check_distinct(pods: Sequence[Sequence[Place]]) -> None:
 
 
 def resolve_places(
-  pods: Sequence[Sequence[Place]], client: str
+  pods: Sequence[Sequence[Place]], client_address: str
 ) -> list[list[Place]]:
   """Returns the places with host names replaced by IPv4 addresses.
-
-  `client` is the host of CLIENT_ADDRESS.
 
   Raises:
     UserError: a name has no address, or an address that other hosts cannot
@@ -152,6 +149,7 @@ def resolve_places(
   for address in {place.address for places in pods for place in places}:
     host, _, port = address.rpartition(":")
     ips[address] = resolve("ISLANDS", host), port
+  client, _, _ = client_address.partition(":")
   client_ip = resolve("CLIENT_ADDRESS", client)
   near = sorted(x for x, (ip, _) in ips.items() if is_loopback(ip))
   far = sorted(x for x, (ip, _) in ips.items() if not is_loopback(ip))

@@ -91,26 +91,32 @@ class ManagerClient:
     self._channel.close()
 
   def allocate(
-    self, owner: str, wish: Wish, avoid: Collection[str] = ()
+    self,
+    owner: str,
+    wish: Wish,
+    avoid: Collection[str] = (),
+    is_trial: bool = False,
   ) -> Places:
     """Returns the devices of an owner's slices (`Manager.allocate`).
 
-    The owner has its slices until this client is closed or silent for 30
-    seconds. Raises UserError if no island can hold a slice, or no manager
-    answers.
+    Unless it is a trial, the owner has its slices until this client is closed
+    or silent for 30 seconds. Raises UserError if no island can hold a slice, or
+    no manager answers.
     """
     arguments = {"wish": dataclasses.asdict(wish), "avoid": sorted(avoid)}
     try:
-      found = self.call("allocate", owner=owner, **arguments)
+      found = self.call("allocate", owner=owner, is_trial=is_trial, **arguments)
     except NoManagerError:
       if owner not in self._places:
         raise
       # A manager that is restarted still has the slices.
       return self._places[owner]
-    if owner not in self._places:
-      self.send_beats(owner, lambda: _warn_of_release(owner))
-    self._places[owner] = [[(x, i) for x, i in places] for places in found]
-    return self._places[owner]
+    places = [[(x, i) for x, i in each] for each in found]
+    if not is_trial:
+      if owner not in self._places:
+        self.send_beats(owner, lambda: _warn_of_release(owner))
+      self._places[owner] = places
+    return places
 
   def send_beats(self, name: str, take_unknown: Callable[[], None]) -> None:
     """Starts a thread that says that a server or an owner lives.

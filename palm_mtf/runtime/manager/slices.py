@@ -8,15 +8,16 @@ other owners only if its island has too few free devices. Slices of one owner
 share no server, because a server has one name in a client's session.
 """
 
+import bisect
 import collections
 import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from palm_mtf.config.device_mesh import MAX_DEVICES
+from palm_mtf.config.pods import MANAGED_ISLANDS
 from palm_mtf.errors import UserError, check_choice, check_count, shorten
 
 Place = tuple[str, int]  # "host:port" of a server, and the number of a device
@@ -58,19 +59,19 @@ class Wish:
   Attributes:
     slices: shape of each slice, such as "2x4".
     device_bytes: memory in bytes that each device needs.
-    islands: "any"; "same", all slices on one island; or "apart", each slice on
-      another island.
+    islands: "auto", on any islands; "same", all slices on one island; or
+      "apart", each slice on another island.
     kind: versions that the servers must have; a part of `Server.kind`.
   """
 
   slices: Sequence[str]
   device_bytes: int = 0
-  islands: Literal["any", "same", "apart"] = "any"
+  islands: str = "auto"
   kind: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     check_count("device_bytes", self.device_bytes, minimum=0)
-    check_choice("islands", self.islands, ["any", "same", "apart"])
+    check_choice("islands", self.islands, MANAGED_ISLANDS)
     for shape in self.slices or [""]:
       if not re.fullmatch(r"[1-9]\d{0,6}(x[1-9]\d{0,6}){0,9}", str(shape)):
         example = 'write its sizes as in "4", "2x4" or "2x2x2"'
@@ -142,21 +143,38 @@ def bind(
   raise _refuse(wish, groups.values())
 
 
-def _refuse(wish: Wish, groups: Iterable[Mapping[str, _Devices]]) -> UserError:
+def _refuse(
+  wish: Wish, groups: Collection[Mapping[str, _Devices]]
+) -> UserError:
   """Returns the error that names the largest slices that fit."""
-  number, shape = len(wish.slices), max(wish.slices, key=_size)
-  what = f'{number} slices "{shape}"' if number > 1 else f'slice "{shape}"'
-  each = " each" if number > 1 else ""
+
+  def fits(slices: Sequence[str]) -> bool:
+    less = dataclasses.replace(wish, slices=slices)
+    return any(_bind_group(less, {}, x) for x in groups)
+
+  number, shapes = len(wish.slices), [*dict.fromkeys(wish.slices)]
+  names = " and ".join(f'"{x}"' for x in shapes)
+  sizes = " and ".join(f"{_size(x):,}" for x in shapes)
+  slices, each = (f"{number} slices", " each") if number > 1 else ("slice", "")
   memory = f" of {wish.device_bytes:,} bytes" if wish.device_bytes else ""
-  rest = "no server has such a device; ask for less"
-  for smaller in _divide(shape):
-    less = dataclasses.replace(wish, slices=[smaller] * number)
-    if any(_bind_group(less, {}, x) for x in groups):
-      rest = f'the largest that fits is "{smaller}"; ask for that'
-      break
+  where = f"{number} islands" if wish.islands == "apart" else "island"
+  most = bisect.bisect_left(
+    range(number), True, key=lambda n: not fits(["1"] * (n + 1))
+  )
+  rest = f"there is room for {most:,}; ask for that"
+  if not most:
+    rest = "no server has such a device; ask for less"
+  elif most == number:
+    smaller = next(
+      x
+      for x in _divide(max(shapes, key=_size))
+      if fits([min(x, y, key=_size) for y in wish.slices])
+    )
+    rest = f'the largest that fits is "{smaller}"; ask for that'
   return UserError(
-    f"no island can hold the {what} ({_size(shape):,} devices{each}{memory}): "
-    f"{rest}, or start more servers (`palm_mtf pods serve --manager`)."
+    f"no {where} can hold the {slices} {names} ({sizes} devices{each}"
+    f"{memory}): {rest}, or start more servers (`palm_mtf pods serve "
+    "--manager`)."
   )
 
 

@@ -171,8 +171,7 @@ class _Probe(threading.Thread):
       if self.is_silent:
         # A step that waits for a tensor of the client holds the client's
         # memory. The step fails when the connection is shut down.
-        host, _, port = self._address.rpartition(":")
-        shut_down_connections(host, int(port))
+        shut_down_connections(self._address)
       _free_memory(name)
 
 

@@ -28,13 +28,13 @@ from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.mesh.session import SERVER_ERRORS
 from palm_mtf.runtime.client.client import Call, Client
+from palm_mtf.runtime.client.connect import Cluster
 from palm_mtf.runtime.client.connect import connect as connect_devices
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.client.turns import OwnTurns
 from palm_mtf.runtime.program import VARIABLES, Program
-from palm_mtf.runtime.server_info import ServerInfo
 from palm_mtf.runtime.tracer.functions import Function
 from palm_mtf.runtime.tracer.shards import Sharding, VirtualSlice
 from palm_mtf.runtime.tracer.stores import Tickets, build_removal
@@ -196,12 +196,14 @@ class RuntimeClient:
   def __init__(
     self,
     programs: Client,
-    devices: Sequence[str],
-    heartbeat: Heartbeat | None = None,
+    groups: Sequence[Sequence[str]],
+    heartbeat: Heartbeat,
   ):
-    self.programs, self.devices = programs, list(devices)
+    # A slice lies in one of `groups`, which have the names of devices.
+    self.programs, self._groups = programs, sorted(groups, key=len)
+    self.devices = [x for group in groups for x in group]
     self._heartbeat, self._is_open = heartbeat, True
-    self._num_slices = collections.Counter(dict.fromkeys(devices, 0))
+    self._num_slices = collections.Counter(dict.fromkeys(self.devices, 0))
     self.numbers = itertools.count(1)  # for keys and signals
     self._lock = threading.Lock()
     self._permits = threading.Semaphore(_MAX_CALLS)
@@ -221,7 +223,8 @@ class RuntimeClient:
       shapes: "4", "2x2" (axes x, y, z), or axes by name, "data:2,model:2".
 
     Raises:
-      UserError: a slice needs more devices than there are.
+      UserError: a slice needs more devices than there are, or, with a
+        manager, than one of the client's slices there has.
     """
     made = []
     for shape in shapes:
@@ -229,12 +232,15 @@ class RuntimeClient:
         sizes = zip("xyz", str(shape).split("x"), strict=False)
         shape = ",".join(f"{axis}:{size}" for axis, size in sizes)
       n = DeviceMesh(mesh_shape=shape, layout="").num_devices
-      if n > len(self.devices):
+      most, load = len(self._groups[-1]), self._num_slices.__getitem__
+      if n > most:
         raise UserError(
-          f'slice "{shape}" has {n} devices, and the client has '
-          f"{len(self.devices)}; give a slice of at most {len(self.devices)}."
+          f'slice "{shape}" has {n} devices, and the client has room for '
+          f"{most}; give a slice of at most {most}."
         )
-      chosen = sorted(self.devices, key=self._num_slices.__getitem__)[:n]
+      fits = [sorted(x, key=load)[:n] for x in self._groups if len(x) >= n]
+      # Of groups with equally few slices, the smallest has room for fewer.
+      chosen = min(fits, key=lambda x: sum(map(load, x)))
       self._num_slices.update(chosen)
       chosen.sort(key=self.devices.index)
       made.append(VirtualSlice(shape, self, chosen))
@@ -355,7 +361,7 @@ class RuntimeClient:
     return outputs
 
   def _settle(self, made: Future, error: BaseException | None) -> None:
-    if isinstance(error, SERVER_ERRORS) and self._heartbeat:
+    if isinstance(error, SERVER_ERRORS):
       try:
         with self._heartbeat.during("while a program ran"):
           raise error
@@ -413,10 +419,7 @@ def connect(
   servers: Sequence[str] | int = (),
   *,
   devices: int = 8,
-  manager: str = "",
-  manager_tls: str = "",
   budget: int = 0,
-  share: float = 1.0,
   client_address: str = "127.0.0.1",
   timeout_secs: float = 60.0,
 ) -> Iterator[RuntimeClient]:
@@ -425,13 +428,9 @@ def connect(
   Args:
     servers: "host:port" of each server of `palm_mtf pods serve`; or how many
       server processes to start on this machine.
-    devices: devices of this process, of each server to start, or that the
-      manager chooses.
-    manager: "host:port" of `palm_mtf pods manage`, which chooses servers.
-    manager_tls: PREFIX of the manager's key and certificate, or "".
-    budget: bytes of buffers that a device may hold, unless a manager decides; 0
-      for the memory that is free now.
-    share: the client's share of the devices' time (`pods manage --policy`).
+    devices: devices of this process, or of each server to start.
+    budget: bytes of buffers that a device may hold; 0 for the memory that is
+      free now.
     client_address: address of this host where servers reach the client.
     timeout_secs: a server that is silent for so long is lost.
 
@@ -449,57 +448,96 @@ def connect(
   kind = "local_servers" if num_local else "in_process"
   pods = PodsConfig(
     num_pods=num_local or 1,
-    pods="cluster" if addresses or manager else kind,
-    islands="auto" if manager else [addresses] if addresses else (),
-    manager=manager,
-    manager_tls=manager_tls,
-    share=share,
+    pods="cluster" if addresses else kind,
+    islands=[addresses] if addresses else (),
     client_address=client_address,
     pod_timeout_secs=timeout_secs,
   )
   # To begin with, one device of each address.
   mesh = DeviceMesh(mesh_shape=f"x:{len(addresses) or devices}", layout="")
-  with contextlib.ExitStack() as stack:
-    started = stack.enter_context(PodServers(pods, mesh))
+  with PodServers(pods, mesh) as started:
     places = started.places()
     heartbeat = Heartbeat(started, places, timeout_secs)
+    infos = heartbeat.infos
     if addresses:
-      places = [
-        [
-          Place(x.address, i)
-          for x in places[0]
-          for i in range(heartbeat.infos[x.address].num_devices)
-        ]
-      ]
+      of_each = {x.address: infos[x.address].num_devices for x in places[0]}
+      places = [[Place(x, i) for x, n in of_each.items() for i in range(n)]]
+    cluster = connect_devices(pods, mesh, places, infos)
+    names = [x for pod in cluster.devices.pods for x in pod]
+    _, available = memory_bytes()
+    budgets = dict.fromkeys(names, budget or available // len(names))
+    if addresses and not budget:
+      pairs = zip(names, places[0], strict=True)
+      budgets = {x: infos[y.address].device_bytes for x, y in pairs}
+    turns = OwnTurns(budgets)
+    with _open_client(cluster, [names], heartbeat) as client:
+      client.programs.take_turn, client.programs.free = turns.take, turns.free
+      yield client
+
+
+@contextlib.contextmanager
+def connect_managed(
+  manager: str,
+  slices: Sequence[str],
+  *,
+  device_bytes: int = 0,
+  islands: str = "auto",
+  share: float = 1.0,
+  manager_tls: str = "",
+  client_address: str = "127.0.0.1",
+  timeout_secs: float = 60.0,
+) -> Iterator[RuntimeClient]:
+  """Connects to slices that a manager binds to servers.
+
+  Args:
+    manager: "host:port" of `palm_mtf pods manage`.
+    slices: shape of each slice, such as "2x2". The client's virtual slices lie
+      on their devices.
+    device_bytes: memory in bytes that each device needs.
+    islands: "auto", on any islands; "same", all slices on one island; or
+      "apart", each slice on another island.
+    share: the client's share of the devices' time (`pods manage --policy`).
+    manager_tls: PREFIX of the manager's key and certificate, or "".
+    client_address: address of this host where servers reach the client.
+    timeout_secs: a server that is silent for so long is lost.
+
+  Yields:
+    A RuntimeClient, whose buffers and slices end with it.
+
+  Raises:
+    UserError: no island can hold a slice, or a server cannot be used.
+  """
+  pods = PodsConfig(
+    pods="cluster",
+    islands=islands,
+    manager=manager,
+    manager_tls=manager_tls,
+    device_bytes=device_bytes,
+    share=share,
+    client_address=client_address,
+    pod_timeout_secs=timeout_secs,
+  )
+  mesh = DeviceMesh(mesh_shape="", layout="")
+  with PodServers(pods, mesh) as started:
+    places = started.managed.bind(slices)
+    heartbeat = Heartbeat(started, places, timeout_secs)
     cluster = connect_devices(
       pods, mesh, places, heartbeat.infos, started.stream
     )
-    names = [x for pod in cluster.devices.pods for x in pod]
-    stack.enter_context(heartbeat)
-    programs = stack.enter_context(cluster.client())
-    if not manager:
-      infos = (
-        [heartbeat.infos[x.address] for x in places[0]] if addresses else []
-      )
-      _limit_bytes(programs, names, infos, budget)
+    with _open_client(cluster, cluster.devices.pods, heartbeat) as client:
+      yield client
+
+
+@contextlib.contextmanager
+def _open_client(
+  cluster: Cluster, slices: Sequence[Sequence[str]], heartbeat: Heartbeat
+) -> Iterator[RuntimeClient]:
+  """Opens a client whose virtual slices lie on the devices of `slices`."""
+  with heartbeat, cluster.client() as programs:
     with heartbeat.during("at the start"):
       heartbeat.connect(programs)
-    client = RuntimeClient(programs, names, heartbeat if places else None)
-    stack.callback(client.close)
-    yield client
-
-
-def _limit_bytes(
-  client: Client, names: Sequence[str], infos: Sequence[ServerInfo], budget: int
-) -> None:
-  """Makes programs wait for bytes on their devices; `budget` as in `connect`.
-
-  `infos` has the server of each device; it is empty if this process or servers
-  that the client starts have the devices.
-  """
-  _, available = memory_bytes()
-  budgets = dict.fromkeys(names, budget or available // len(names))
-  if infos and not budget:
-    budgets = {x: y.device_bytes for x, y in zip(names, infos, strict=True)}
-  turns = OwnTurns(budgets)
-  client.take_turn, client.free = turns.take, turns.free
+    client = RuntimeClient(programs, slices, heartbeat)
+    try:
+      yield client
+    finally:
+      client.close()

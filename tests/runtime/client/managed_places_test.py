@@ -3,6 +3,9 @@
 """A run gets its servers from a manager, and others when it loses some."""
 
 import dataclasses
+import functools
+import json
+import re
 import signal
 import time
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 from palm_mtf import runtime
+from palm_mtf.cli.main import main
 from palm_mtf.commands.pods_serve import join_manager
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
@@ -17,10 +21,12 @@ from palm_mtf.errors import UserError
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.managed_places import check_slices
 from palm_mtf.runtime.manager.service import serve
+from palm_mtf.runtime.server import start
 from palm_mtf.runtime.server.start import start_server
 from tests import runs
 from tests.commands.pods_manage_test import Processes
 from tests.mtf_testing import SINGLE
+from tests.processes import wait_until
 from tests.runtime.client.recovery_test import resumed_step, train
 from tests.runtime.manager.service_test import (
   connect,
@@ -59,15 +65,37 @@ def test_a_pod_has_the_devices_of_its_mesh_until_the_run_ends(pods):
     assert client.call("list_all")[0]["owners"] == []
 
 
-def test_traced_programs_run_on_devices_that_the_manager_gives(pods):
+def test_a_client_has_slices_of_several_shapes_on_islands_as_it_asks(pods):
+  total = runtime.function(lambda x: runtime.all_sum(x))
   with join(pods) as client:
-    with runtime.connect(manager=pods.manager, devices=2, share=2.0) as traced:
-      (slice_,) = traced.slices("2")
-      total = runtime.function(lambda x: runtime.all_sum(x)).on(slice_)
-      found = total(np.arange(4.0)).fetch()
-      np.testing.assert_array_equal(found, [2, 4, 2, 4])
-      assert len(client.call("list_all")[0]["owners"]) == 1
+    other = start_server(1, 1).target.removeprefix("grpc://")
+    join_manager(client, other, "east")
+    asked = functools.partial(runtime.connect_managed, pods.manager, ["2", "1"])
+    with asked(islands="apart", device_bytes=10**6, share=2.0) as traced:
+      allocation = client.call("list_all")[-1]
+      assert allocation["wish"]["device_bytes"] == 10**6
+      assert allocation["places"][1] == [[other, 0]]
+      b, a = traced.slices("1", "2")
+      assert [*a.devices, *b.devices] == traced.devices
+      found = total.on(b)(total.on(a)(np.arange(4.0)))
+      np.testing.assert_array_equal(found.fetch(), [2, 4, 2, 4])
+      with pytest.raises(UserError) as error:
+        traced.slices("1x3")
+      assert str(error.value) == (
+        'slice "x:1,y:3" has 3 devices, and the client has room for 2; give a '
+        "slice of at most 2."
+      )
     assert client.call("list_all")[0]["owners"] == []
+    for arguments, message in (
+      ({"islands": "same"}, "no island can hold"),
+      ({"device_bytes": 10**15}, "no server has such a device"),
+      ({"islands": "apar"}, "ISLANDS = 'apar' (did you mean \"apart\"?)"),
+    ):
+      with (
+        pytest.raises(UserError, match=re.escape(message)),
+        asked(**arguments),
+      ):
+        pass
 
 
 def test_a_run_that_shrinks_avoids_the_servers_of_the_lost_pod(pods):
@@ -93,6 +121,30 @@ def test_pods_that_no_island_can_hold_are_refused_before_a_run(pods):
   )
 
 
+def test_a_run_asks_for_the_memory_of_its_plan_before_it_reads_data(
+  pods, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(start, "memory_bytes", lambda: (10**6, 2 * 10**5))
+  address = start.start_server(2, 1).target.removeprefix("grpc://")
+  with connect(pods.manager.partition(":")[2]) as client:
+    join_manager(client, address, "main")
+    settings = {"PODS": "cluster", "MANAGER": pods.manager, "ISLANDS": "same"}
+    settings |= {"NUM_LAYERS": 4, "STAGES": 2, "NUM_MICROBATCHES": 2}
+    assert (
+      main([*runs.arguments("plan", None, tmp_path, **settings), "--json"]) == 0
+    )
+    planned = json.loads(capsys.readouterr().out)["device_bytes"]
+    needed = sum(planned.values())
+    for macros, rest in (
+      ({}, f"each of {needed:,} bytes): no server has such a device"),
+      ({"DEVICE_BYTES": 0}, "each): there is room for 1; ask for that"),
+    ):
+      assert runs.run("train", None, tmp_path, **settings, **macros) == 2
+      assert (
+        f'palm_mtf: no island can hold the 2 slices "1" (1 devices {rest}'
+      ) in capsys.readouterr().err
+
+
 def test_a_server_of_another_version_is_no_place_for_a_run(pods):
   with connect(pods.manager.partition(":")[2]) as client:
     register(client, tensorflow_address(), 2)
@@ -105,7 +157,8 @@ def test_a_server_of_another_version_is_no_place_for_a_run(pods):
   [
     (
       {"pods": "cluster", "islands": "atuo"},
-      "ISLANDS = 'atuo' (did you mean \"auto\"?): choose one of 'auto'.",
+      "ISLANDS = 'atuo' (did you mean \"auto\"?): choose one of 'auto', "
+      "'same', 'apart'.",
     ),
     (
       {"pods": "cluster", "islands": "auto"},
@@ -151,6 +204,31 @@ def test_a_run_that_loses_a_server_continues_on_another_with_the_same_bits(
     assert [x["owners"] for x in pods.list_all() if "owners" in x] == 3 * [[]]
     train(corpus, undisturbed, **managed)
   runs.assert_same_tensors(lost, undisturbed, 60)
+
+
+@pytest.mark.slow
+def test_a_run_leaves_a_drained_server_at_a_checkpoint_with_the_same_bits(
+  corpus, tmp_path
+):
+  moved, undisturbed = tmp_path / "moved", tmp_path / "undisturbed"
+  with Processes(tmp_path) as pods:
+    for _ in range(3):
+      pods.serve()
+
+    def used():
+      return {x["address"] for x in pods.list_all() if x.get("owners")}
+
+    def drain_one(client):
+      first, _ = sorted(used())
+      with connect(pods.address.partition(":")[2]) as manager:
+        manager.call("drain", address=first, is_drained=True)
+      wait_until(lambda: len(used() - {first}) == len(used()) == 2, client)
+
+    managed = {"PODS": "cluster", "ISLANDS": "auto", "MANAGER": pods.address}
+    error = train(corpus, moved, drain_one, **managed)
+  assert error.count("moving to other servers") == 1
+  train(corpus, undisturbed, PODS="in_process")
+  runs.assert_same_tensors(moved, undisturbed, 60)
 
 
 @pytest.mark.slow

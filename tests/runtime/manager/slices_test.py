@@ -74,7 +74,7 @@ def wishes(draw):
   return Wish(
     slices=draw(st.lists(SHAPES, min_size=1, max_size=3)),
     device_bytes=draw(st.integers(0, 3)) * GB,
-    islands=draw(st.sampled_from(["any", "same", "apart"])),
+    islands=draw(st.sampled_from(["auto", "same", "apart"])),
   )
 
 
@@ -94,7 +94,7 @@ def test_slices_have_their_devices_on_islands_as_wished(cluster, wish):
   islands = [{by_address[x].island for x in y} for y in hosts]
   assert all(len(x) == 1 for x in islands)
   number = len(set.union(*islands))
-  if wish.islands != "any":
+  if wish.islands != "auto":
     assert number == (1 if wish.islands == "same" else len(found))
   assert len({str(by_address[x].kind) for y in hosts for x in y}) == 1
   used = collections.Counter()
@@ -207,6 +207,24 @@ def test_a_slice_uses_few_servers():
       "--manager`).",
     ),
     (
+      {"slices": ["6", "2"]},
+      'no island can hold the 2 slices "6" and "2" (6 and 2 devices each): the '
+      'largest that fits is "3"; ask for that, or start more servers '
+      "(`palm_mtf pods serve --manager`).",
+    ),
+    (
+      {"slices": ["1", "2", "1"], "islands": "same"},
+      'no island can hold the 3 slices "1" and "2" (1 and 2 devices '
+      "each): there is room for 2; ask for that, or start more servers "
+      "(`palm_mtf pods serve --manager`).",
+    ),
+    (
+      {"slices": ["1", "1", "1"], "islands": "apart"},
+      'no 3 islands can hold the 3 slices "1" (1 devices each): there is room '
+      "for 2; ask for that, or start more servers (`palm_mtf pods serve "
+      "--manager`).",
+    ),
+    (
       {"slices": ["2"], "device_bytes": 9 * GB},
       'no island can hold the slice "2" (2 devices of 9,000,000,000 bytes): no '
       "server has such a device; ask for less, or start more servers "
@@ -249,8 +267,8 @@ def test_what_no_island_can_hold_is_refused_with_the_largest_that_fits(
     ),
     (
       {"slices": ["2"], "islands": "sam"},
-      "islands = 'sam' (did you mean \"same\"?): choose one of 'any', 'same', "
-      "'apart'.",
+      "islands = 'sam' (did you mean \"same\"?): choose one of 'auto', "
+      "'same', 'apart'.",
     ),
     (
       {"slices": ["2"], "device_bytes": -1},

@@ -174,7 +174,7 @@ import signal, sys
 import numpy as np
 from palm_mtf import runtime
 
-with runtime.connect(manager=sys.argv[1], devices=1) as client:
+with runtime.connect_managed(sys.argv[1], ["1"]) as client:
   (a,) = client.slices("1")
   add_one = runtime.function(lambda x: x + 1)
   kept = add_one.on(a)(np.zeros(15, np.float32))
@@ -198,7 +198,7 @@ def test_a_client_that_is_killed_gives_its_bytes_to_the_others(
     join_manager(join, server.target.removeprefix("grpc://"), "main")
     owner = processes.start("-c", OWNER, address, stderr=None)
     assert owner.stdout.readline() == "keeps\n"
-    with runtime.connect(manager=address, devices=1) as client:
+    with runtime.connect_managed(address, ["1"]) as client:
       (a,) = client.slices("1")
       assert add_one.on(a)(rows(40)).fetch().tolist() == [1] * 10
       large = add_one.on(a)(rows(80))

@@ -273,8 +273,8 @@ def test_slices_are_on_devices_with_the_fewest_slices():
   [
     (
       "2x4",
-      'slice "x:2,y:4" has 8 devices, and the client has 4; give a slice of at '
-      "most 4.",
+      'slice "x:2,y:4" has 8 devices, and the client has room for 4; give a '
+      "slice of at most 4.",
     ),
     ("two", 'MESH_SHAPE = "two": "two" is not a pair; write "data:2,model:4".'),
   ],

@@ -314,7 +314,7 @@ def _run_client(
 ) -> None:
   """Runs programs as messages say; answers with begin and end of each."""
   with (
-    runtime.connect(manager=manager, devices=NUM_SERVERS, share=share) as one,
+    runtime.connect_managed(manager, [str(NUM_SERVERS)], share=share) as one,
     runtime.connect(servers) as other,
   ):
     slices = {
