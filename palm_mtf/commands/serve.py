@@ -59,7 +59,7 @@ def serve(
   check_count("--most_waiting", most_waiting, 1, 10_000)
   check_count("--most_secs", most_secs, 1, 10**6)
   _check_installed()
-  from palm_mtf.generation.serving import access, listening
+  from palm_mtf.generation.serving import access
 
   keys = access.read_keys(api_key_file) if api_key_file else []
   _check_decode(config.decode)
@@ -73,12 +73,12 @@ def serve(
   _check_slots(slots, model, weight_dtype)
   checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, config.run)
-  with listening.listen(
+  with access.listen(
     listen, allow_any_address=allow_any_address, has_keys=bool(keys)
   ) as listener:
     hosts = access.find_allowed_hosts(
       split_address("--listen", listen)[0],
-      is_loopback=listening.is_on_loopback(listener),
+      is_loopback=access.is_on_loopback(listener),
       allowed=allowed_hosts,
     )
     log_dtype(model, config.mesh_layout)
@@ -154,8 +154,8 @@ def _serve(
   """Runs the server; returns the name of the signal that stopped it."""
   # Import TensorFlow, which takes seconds, only after all checks.
   from palm_mtf.generation.inference.sessions import step_session_config
+  from palm_mtf.generation.serving.access import make_url
   from palm_mtf.generation.serving.batcher import Batcher, Counters
-  from palm_mtf.generation.serving.listening import make_url
   from palm_mtf.generation.serving.served_model import ServedModel
   from palm_mtf.generation.serving.served_weights import (
     NewerCheckpoint,

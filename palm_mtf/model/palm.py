@@ -23,9 +23,9 @@ from palm_mtf.model.attention import self_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.layers import norm, rotary_tables, without_padding
-from palm_mtf.model.remat import recomputed
 from palm_mtf.model.sharding import from_residual, to_residual
 from palm_mtf.model.weights import GATES, QKV, Weights
+from palm_mtf.ops.recompute import recomputed
 
 KeysAndValues = list[tuple[mtf.Tensor, mtf.Tensor]]
 

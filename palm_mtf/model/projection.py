@@ -210,7 +210,7 @@ class _Projection(mtf.Operation):
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
     num_angles = len(self.angles)
     gradients = grad_ys[: self.num_read]
-    # The kernels are read from self.inputs, because remat.py copies this
+    # The kernels are read from self.inputs, because `recomputed` copies this
     # operation with other inputs, but with the same self.kernels.
     x, *kernels = (
       recompute(each, gradients[0])

@@ -6,11 +6,17 @@ The outputs of norms, rotary embedding and SwiGLU, and kernels that were cast,
 gathered and concatenated, are not kept, because recomputing these tensors costs
 little compared with the matrix products. The operation of such a tensor x has a
 method recompute(x, signal), which computes x again once `signal` is computed.
+
+REMAT recomputes more:
+
+attention  attention weights from q and k (model/attention.py), but no product
+           with a parameter (PaLM 8B and 62B; PaLM Appendix B, Table 22)
+layer      the whole block from the residual stream (PaLM 540B)
 """
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from palm_mtf._tf import mtf
 
@@ -61,3 +67,33 @@ def recompute(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
   if _is_kept.get():
     return x
   return getattr(x.operation, "recompute", delay)(x, signal)
+
+
+# Of all activations, only attention weights grow with length ** 2. If REMAT is
+# "layer", Table 22 of the PaLM paper counts 75% of the products with parameters
+# as recomputed. Here 65% are, because no gradient reads the last product of a
+# branch, and TensorFlow omits operations that nothing reads.
+
+
+def recomputed(
+  fn: Callable[..., mtf.Tensor], inputs: Sequence[mtf.Tensor]
+) -> mtf.Tensor:
+  """Returns fn(*inputs); only `inputs` are kept for the backward pass.
+
+  Args:
+    fn: returns one tensor; may also read variables and other tensors.
+    inputs: tensors of any shapes.
+  """
+
+  def gradient(all_inputs, forward_operations, outputs, output_grads, **unused):
+    (dy,) = output_grads
+    # The second run of fn begins once the gradient dy is computed. Both runs
+    # have the same operations and inputs, so the results have the same bits.
+    mapping = {x: recompute(x, dy) for x in all_inputs}
+    xs = [mapping[x] for x in all_inputs]
+    operations, mapping = dy.graph.clone_operations(forward_operations, mapping)
+    ys = [mapping[y] for y in outputs]
+    with keep_all():
+      return mtf.gradients(ys, xs, grad_ys=[dy], operations=operations)
+
+  return mtf.custom_gradient(fn, gradient, list(inputs))

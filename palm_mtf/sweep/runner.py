@@ -21,8 +21,7 @@ from palm_mtf.machine.processors import usable_cores, visible_cores
 from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.paths import SweepDir
-from palm_mtf.sweep.results import has_finished, mark_finished, tabulate
-from palm_mtf.sweep.runs import SweepRun
+from palm_mtf.sweep.runs import SweepRun, has_finished, mark_finished, tabulate
 
 _logger = logging.getLogger(__name__)
 

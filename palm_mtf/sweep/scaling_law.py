@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
-from palm_mtf.sweep.results import FINISHED, Row
+from palm_mtf.sweep.runs import FINISHED, Row
 
 _HUBER_DELTA = 1e-3
 _EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # the fit tries all pairs of these

@@ -3,6 +3,6 @@
 """TRACE_STEPS: a timeline of a step's operations and transfers between pods.
 
 records   TensorFlow's records of a step -> operations and transfers
-overlap   transfer time that computation hides, and exposed transfer time
-write     the file for chrome://tracing and Perfetto, and the line on stderr
+write     the file for chrome://tracing and Perfetto, the transfer time that
+          computation hides, and the line on stderr
 """

@@ -12,8 +12,7 @@ import pytest
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.gin_files import make_run_loader
 from palm_mtf.model_dir.paths import SweepDir
-from palm_mtf.sweep.results import table_text
-from palm_mtf.sweep.runs import make_runs
+from palm_mtf.sweep.runs import make_runs, table_text
 from palm_mtf.sweep.scaling_law import law_record, law_text
 from tests.doc_pages import Page
 

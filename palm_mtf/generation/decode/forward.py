@@ -7,15 +7,16 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import Cache, LaidOut
-from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.generation.decode.weights import DecodeModel, Products
 from palm_mtf.mesh.placement import lower
 from palm_mtf.model.layers import embed
+from palm_mtf.model.loss import cross_entropy
 from palm_mtf.model.palm import KeysAndValues, Palm
 from palm_mtf.model.projection import JoinedColumns
 from palm_mtf.model.weights import GATES, logits_dtype, positions_of
 from palm_mtf.ops.slicewise import native_threads
+from palm_mtf.runtime.program import Program
 
 # Each forward pass is a separate Mesh TensorFlow graph, lowered into the
 # program's TensorFlow graph. Kernels enter the mesh graph, and keys and values
@@ -230,3 +231,72 @@ def prefill(
     return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])
 
   return [impl.slicewise(store, x) for x in laid_out]
+
+
+NUM_LIKELIEST = 5  # number of likeliest tokens to return per position
+
+
+def build_score_program(
+  model: DecodeModel, num_rows: int, length: int
+) -> Program:
+  """Builds the program that scores rows of one length, in the current tf.Graph.
+
+  `forward.build_palm` documents the arguments.
+
+  Inputs:
+    inputs: [rows, length], int32: the token before each target.
+    targets: [rows, length], int32: tokens to score.
+    num_given: [rows], int32: the first `num_given` inputs attend to one another
+      in both directions. Ignored if OBJECTIVE is "causal".
+
+  Outputs:
+    token_loss: [rows, length], float32: -log p of each target.
+    is_likeliest: [rows, length], bool: whether no token is likelier than the
+      target.
+    likeliest: [rows, length, k], int32: the k likeliest tokens that could stand
+      in place of each target, likeliest first.
+    likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
+  """
+  inputs, targets = (
+    tf.placeholder(tf.int32, [num_rows, length], name)
+    for name in ("inputs", "targets")
+  )
+  num_given = tf.placeholder(tf.int32, [num_rows], "num_given")
+  # Scoring uses decoding's weights, so that a process that scores and continues
+  # texts holds only one copy of the weights.
+  mesh, shape, palm = build_palm(model, num_rows, length)
+  masks = [None, None]
+  if model.config.has_prefix:
+    prefix = tf.sequence_mask(num_given, length, tf.int32)
+    masks = make_prefix_masks(mtf.import_tf_tensor(mesh, prefix, shape))
+  logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape), *masks)
+  wanted = mtf.import_tf_tensor(mesh, targets, shape)
+  token_loss, log_z = cross_entropy(logits, wanted)
+  # Summing `logits * is_target` over the vocabulary gives the target's logit.
+  vocab = logits.shape.dims[-1]
+  is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
+  is_likeliest = mtf.greater_equal(
+    mtf.reduce_sum(logits * is_target, reduced_dim=vocab),
+    mtf.reduce_max(logits, reduced_dim=vocab),
+  )
+  exported = {
+    "token_loss": token_loss,
+    "is_likeliest": is_likeliest,
+    "log_z": log_z,
+    "logits": logits,
+  }
+  lowered = lower({mesh: model.placement}, exported).tensors
+  vocab_size = model.config.vocab_size  # without its padding
+  top, likeliest = tf.math.top_k(
+    tf.cast(lowered["logits"][..., :vocab_size], tf.float32),
+    min(NUM_LIKELIEST, vocab_size),
+  )
+  return Program(
+    {"inputs": inputs, "targets": targets, "num_given": num_given},
+    {
+      "token_loss": lowered["token_loss"],
+      "is_likeliest": lowered["is_likeliest"],
+      "likeliest": likeliest,
+      "likeliest_loss": lowered["log_z"][..., tf.newaxis] - top,
+    },
+  )

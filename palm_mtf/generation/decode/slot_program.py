@@ -10,7 +10,7 @@ can leave out the last slots.
 """
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.forward import prefill
+from palm_mtf.generation.decode.forward import NUM_LIKELIEST, prefill
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -21,7 +21,6 @@ from palm_mtf.generation.decode.rows import (
   split_rows,
 )
 from palm_mtf.generation.decode.sampling import mask_logits
-from palm_mtf.generation.decode.score_program import NUM_LIKELIEST
 from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts

@@ -16,10 +16,9 @@ from typing import Protocol
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.architecture import layer_name
-from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import Cache, LaidOut
 from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
-from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.generation.decode.weights import DecodeModel, Products
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import (

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from palm_mtf.generation.decode.score_program import build_score_program
+from palm_mtf.generation.decode.forward import build_score_program
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.runtime.program import Program

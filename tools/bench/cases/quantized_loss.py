@@ -42,7 +42,7 @@ def measure_loss(
   """
   import numpy as np
 
-  from palm_mtf.generation.decode.score_program import build_score_program
+  from palm_mtf.generation.decode.forward import build_score_program
   from palm_mtf.generation.inference.sessions import LoadedDecoder, mean_loss
   from palm_mtf.runtime.program import Program
 

@@ -5,7 +5,7 @@
 import json
 
 from palm_mtf.model_dir.paths import SweepDir
-from palm_mtf.sweep.results import tabulate
+from palm_mtf.sweep.runs import tabulate
 from tests.sweep.laws import sweep_run
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.score_program import build_score_program
+from palm_mtf.generation.decode.forward import build_score_program
 from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.mesh.session import session_config
 from tests import oracle
