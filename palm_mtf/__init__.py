@@ -5,7 +5,7 @@
 import os
 import sys
 
-from palm_mtf._renamed import RenamedFinder
+from palm_mtf._old_names import MeshTensorFlowFinder, RenamedFinder
 
 __version__ = "0.2.0"
 
@@ -19,17 +19,4 @@ def gin_path() -> str:
   return os.path.join(os.path.dirname(os.path.abspath(__file__)), "gin")
 
 
-class _MeshTensorFlowFinder:
-  """Adds old names to TensorFlow just before `mesh_tensorflow` is imported."""
-
-  @classmethod
-  def find_spec(cls, name: str, *unused: object) -> None:
-    """Returns None, so that Python asks the next finder for the package."""
-    if name == "mesh_tensorflow":
-      sys.meta_path.remove(cls)
-      from palm_mtf._old_names import put_back
-
-      put_back()
-
-
-sys.meta_path[:0] = [_MeshTensorFlowFinder, RenamedFinder]
+sys.meta_path[:0] = [MeshTensorFlowFinder, RenamedFinder]

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Restores names of TensorFlow 1 that Mesh TensorFlow needs.
+"""Keeps old names working: of palm_mtf's modules, and of TensorFlow 1.
 
-Mesh TensorFlow 0.1.21 was written for TensorFlow 1. On TensorFlow 2.16 and
-later its import needs these names:
+Old names of palm_mtf's modules work until 0.3. Mesh TensorFlow 0.1.21 was
+written for TensorFlow 1. On TensorFlow 2.16 and later its import needs:
 
 * `tensorflow.compat.v1.estimator` (removed in 2.16) with two hook classes that
   still exist in `tf.train`, also as `tensorflow.estimator`;
@@ -11,20 +11,75 @@ later its import needs these names:
 * `tensorflow.python.tpu.tpu_config` and `tpu_estimator`, which
   `mesh_tensorflow.transformer` imports but which we never use.
 
-Names that TensorFlow still has are not changed. After `import palm_mtf`, an
-import of Mesh TensorFlow first calls `put_back`.
+Names that TensorFlow still has are not changed.
 """
 
 import importlib
+import importlib.machinery
 import sys
 import types
+import warnings
+
+_NEW_NAMES = {
+  "palm_mtf.layers": "palm_mtf.unitransformer",
+  "palm_mtf.pods": "palm_mtf.foreign_models",
+}
+
+
+class RenamedFinder:
+  """Finds a renamed package, and the modules in it, by their old names.
+
+  The first import of each old name warns. The old and the new name give the
+  same module object, so the module's classes and registrations exist only once.
+  """
+
+  @classmethod
+  def find_spec(
+    cls, name: str, *unused: object
+  ) -> importlib.machinery.ModuleSpec | None:
+    """Returns a spec for an old name; None for any other name."""
+    for old, new in _NEW_NAMES.items():
+      if f"{name}.".startswith(f"{old}."):
+        loader = _NewNameLoader(new + name.removeprefix(old))
+        return importlib.machinery.ModuleSpec(name, loader)
+    return None
+
+
+class _NewNameLoader:
+  def __init__(self, new_name: str):
+    self._new_name = new_name
+
+  def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+    """Lets Python make an empty module."""
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    old_name = module.__name__
+    warnings.warn(
+      f"{old_name} is now {self._new_name}; import it by this name, because "
+      "the old name goes in 0.3",
+      DeprecationWarning,
+      stacklevel=2,
+    )
+    # `import` returns the entry in sys.modules, so replace the empty module.
+    sys.modules[old_name] = importlib.import_module(self._new_name)
+
+
+class MeshTensorFlowFinder:
+  """Adds old names to TensorFlow just before `mesh_tensorflow` is imported."""
+
+  @classmethod
+  def find_spec(cls, name: str, *unused: object) -> None:
+    """Returns None, so that Python asks the next finder for the package."""
+    if name == "mesh_tensorflow":
+      sys.meta_path.remove(cls)
+      _put_back()
 
 
 class _ModeKeys:
   TRAIN, EVAL, PREDICT = "train", "eval", "infer"
 
 
-def put_back() -> None:
+def _put_back() -> None:
   """Imports TensorFlow, and adds the old names that it lacks."""
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf

@@ -64,7 +64,7 @@ before = state()
 import mesh_tensorflow as mtf
 assert state() == before and finder not in sys.meta_path
 assert not [x for x in sys.modules if x.startswith("palm_mtf.") and x not in
-            ("palm_mtf._old_names", "palm_mtf._renamed")]
+            ("palm_mtf._old_names",)]
 import tensorflow.compat.v1 as tf
 with tf.Graph().as_default():
   graph = mtf.Graph()

@@ -26,8 +26,7 @@ WINGS = {"data", "export", "generation", "runtime"}
 # imports only itself and rows above its row.
 IMPORTS = {
   "_old_names": "",
-  "_renamed": "",
-  "__init__": "_old_names _renamed",
+  "__init__": "_old_names",
   "errors": "",
   "user_text": "errors",
   "console": "errors",
@@ -123,7 +122,7 @@ IMPORTS = {
   "__main__": "cli",
 }
 PURE = {
-  *("__init__", "_old_names", "_renamed", "accounting", "config", "errors"),
+  *("__init__", "_old_names", "accounting", "config", "errors"),
   *("json_text", "machine", "runtime/scheduler"),
 }
 GRAPH = {
@@ -200,7 +199,7 @@ HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
 # Files in the root of palm_mtf.
 ROOT_FILES = {
-  *("__init__", "__main__", "_old_names", "_renamed", "_tf", "console"),
+  *("__init__", "__main__", "_old_names", "_tf", "console"),
   *("errors", "json_text", "user_code", "user_text"),
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from palm_mtf.cli.main import main
+from palm_mtf.commands.score import read_items
 from palm_mtf.data.filters.filtered_source import (
   read_decisions,
   write_decisions,
@@ -33,7 +34,6 @@ from palm_mtf.errors import UserError
 from palm_mtf.evaluation.answers import AnswerJournal
 from palm_mtf.evaluation.exemplars import read_exemplars
 from palm_mtf.generation.inference.prompts import read_prompts
-from palm_mtf.generation.inference.score_inputs import read_items
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.model_dir.samples import write_samples
 from palm_mtf.model_dir.sealed import seal

@@ -23,11 +23,11 @@ import pytest
 from palm_mtf.cli.gin_files import make_run_loader
 from palm_mtf.cli.gin_folder import find_gin_file
 from palm_mtf.cli.gin_statements import read_file as read_gin
+from palm_mtf.commands.score import read_items
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.exemplars import read_exemplars
 from palm_mtf.generation.inference.prompts import read_prompts
-from palm_mtf.generation.inference.score_inputs import read_items
 from palm_mtf.user_text import compression_of, format_of
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}

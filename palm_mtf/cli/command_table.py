@@ -267,7 +267,7 @@ COMMANDS = {
   ),
   "import": Command(
     "turn a model of Hugging Face transformers into a checkpoint",
-    entry_point="palm_mtf.commands.import_model.import_model",
+    entry_point="palm_mtf.commands.export.import_model",
     flags={
       "folder": _flag("FOLDER", "with config.json and model.safetensors"),
       "--output": _flag(

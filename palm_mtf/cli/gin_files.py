@@ -20,6 +20,11 @@ from pathlib import Path
 from palm_mtf import config
 from palm_mtf.cli import gin_checks
 from palm_mtf.cli.command_table import COMMANDS
+from palm_mtf.cli.gin_checks import (
+  check_characters,
+  convert_to_data,
+  import_modules,
+)
 from palm_mtf.cli.gin_folder import defaults_file, find_gin_file, gin_folder
 from palm_mtf.cli.gin_statements import (
   Import,
@@ -30,11 +35,6 @@ from palm_mtf.cli.gin_statements import (
   read_command_line,
   read_file,
   read_statements,
-)
-from palm_mtf.cli.user_values import (
-  check_characters,
-  convert_to_data,
-  import_modules,
 )
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
 from palm_mtf.errors import UserError

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from palm_mtf.config import CorpusConfig, StatisticsConfig
 from palm_mtf.data.batches.epochs import EpochLengths, Reading, epochs_of_run
 from palm_mtf.data.batches.objectives import make_objective
-from palm_mtf.data.filters.evaluation_sets import read_all
 from palm_mtf.data.filters.filtered_source import (
   FilteredSource,
   open_filtered,
+  read_all,
 )
 from palm_mtf.data.sources.document import Source
 from palm_mtf.data.statistics.contamination import Contamination, Examples

@@ -1,18 +1,30 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf export`: writes the newest checkpoint for other software."""
+"""`palm_mtf export` and `import`: models for, and of, other software."""
 
+import math
 import os
 
+from palm_mtf import __version__
+from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.accounting.optimizer_state import NO_MOMENTS
+from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
 from palm_mtf.checkpoints.same_model import open_newest
-from palm_mtf.config import Config
+from palm_mtf.config import Config, PalmConfig
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf import make_gguf
+from palm_mtf.export.huggingface.config_json import read_config
 from palm_mtf.export.huggingface.folder import make_hf
+from palm_mtf.export.huggingface.tensor_files import VOCABULARY, TensorFiles
+from palm_mtf.export.huggingface.weights import check_tensors, import_parameters
 from palm_mtf.export.npz import make_npz
 from palm_mtf.export.saved_model.folder import make_saved_model
 from palm_mtf.export.trained_model import TrainedModel
-from palm_mtf.model_dir.atomic_files import new_path
+from palm_mtf.json_text import json_text
+from palm_mtf.machine.host_memory import memory_bytes
+from palm_mtf.model_dir.atomic_files import new_folder, new_path
+from palm_mtf.model_dir.paths import ModelDir
 
 _FORMATS = {
   "hf": make_hf,
@@ -51,3 +63,81 @@ def check_new(path: str) -> None:
   """Raises UserError if `path`, the value of --output, already exists."""
   if os.path.lexists(path):
     raise UserError(f"--output = {path!r}: exists; give another path.")
+
+
+def import_model(
+  *, folder: str, output: str, vocabulary_path: str | None
+) -> None:
+  """Makes a MODEL_DIR, with a checkpoint of step 0, of a Hugging Face model."""
+  check_new(output)
+  architecture, model, packing = read_config(folder)
+  if vocabulary_path is None:
+    vocabulary_path = os.path.join(folder, VOCABULARY)
+    if not os.path.exists(vocabulary_path):
+      raise UserError(
+        f"{folder}: has no {VOCABULARY}, as exports of palm_mtf have; give "
+        "--vocabulary PATH, the SentencePiece model of its ids."
+      )
+  vocabulary = Vocabulary(vocabulary_path, setting="--vocabulary")
+  vocabulary.check_size(model.vocab_size)
+  files = TensorFiles(folder)
+  num_bytes = _check_memory(files, folder)
+  check_tensors(files, model, folder)
+  parameters = import_parameters(model, architecture, files.read)
+  from palm_mtf.checkpoints.variables import write_arrays
+
+  output = os.path.abspath(output)
+  with new_folder(output, num_bytes, make_way=check_new) as partial:
+    paths = ModelDir(partial)
+    checkpoint = paths.checkpoint(0)
+    os.makedirs(checkpoint)
+    write_arrays(os.path.join(checkpoint, WEIGHTS), parameters)
+    write_manifest(checkpoint, _make_manifest(model, vocabulary))
+    with open(paths.vocabulary, "wb") as file:
+      file.write(vocabulary.model)
+    with open(paths.config, "w", encoding="utf-8") as file:
+      file.write(_format_gin(model, packing))
+  print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")
+
+
+def _check_memory(files: TensorFiles, folder: str) -> int:
+  """Returns the bytes of all tensors in float32, which must fit in memory."""
+  # Check before reading, because a small sparse file can claim huge shapes.
+  needed = 4 * sum(map(math.prod, files.shapes.values()))
+  memory, _ = memory_bytes()  # at most the container's limit
+  if needed > memory:
+    raise UserError(
+      f"{folder}: its weights need {needed:,} bytes in float32, and this "
+      f"machine has {memory:,} of memory; use a larger machine."
+    )
+  return needed
+
+
+def _make_manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:
+  return Manifest(
+    shapes=parameter_shapes(model),
+    vocabulary_sha256=vocabulary.sha256,
+    data={},
+    settings={**model.macros(), "SECOND_MOMENT": NO_MOMENTS},
+    versions={"palm_mtf": __version__},
+  )
+
+
+def _format_gin(model: PalmConfig, packing: str) -> str:
+  """Returns the text of config.gin, a finetuning recipe for `model`."""
+  settings = {
+    **model.macros(),
+    "ACTIVATION_DTYPE": model.activation_dtype,
+    "PACKING": packing,
+  }
+  lines = [
+    'include "recipes/finetune.gin"',
+    # The user has to set TASK or TEXT_FILES. Until then, the error that no file
+    # matches TEXT_FILES shows this text.
+    "TASK = None",
+    'TEXT_FILES = "set TEXT_FILES or TASK"',
+    "VOCABULARY = None",  # None stands for MODEL_DIR/vocabulary.model
+    # gin accepts strings and numbers in JSON's notation.
+    *(f"{name} = {json_text(value)}" for name, value in settings.items()),
+  ]
+  return "\n".join(lines) + "\n"

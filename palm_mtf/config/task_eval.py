@@ -92,7 +92,7 @@ class TaskEvalConfig(Checked):
     task_eval_steps: training steps between evaluations on the tasks, each with
       a checkpoint; None for no evaluations during training.
     clean_subset: whether metrics are also computed over the examples that the
-      run's training text does not contain (evaluation/clean_subset.py).
+      run's training text does not contain (evaluation/evaluator.py).
     stride: if `score` splits a long text into overlapping rows, the number of
       tokens between the starts of two rows; None means half of sequence_length.
   """

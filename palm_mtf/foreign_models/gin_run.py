@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import gin
 import numpy as np
 
-from palm_mtf.cli.gin_checks import find_reached
+from palm_mtf.cli.gin_checks import find_reached, import_modules
 from palm_mtf.cli.gin_folder import find_gin_file, gin_folder
 from palm_mtf.cli.gin_statements import (
   Import,
@@ -25,7 +25,6 @@ from palm_mtf.cli.gin_statements import (
   read_file,
 )
 from palm_mtf.cli.main import FlagParser, parse_flags, run_command
-from palm_mtf.cli.user_values import import_modules
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten

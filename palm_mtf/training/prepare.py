@@ -37,8 +37,10 @@ from palm_mtf.checkpoints.manifest import (
   read_checkpoint,
   read_whole,
 )
-from palm_mtf.checkpoints.same_model import check_same_model
-from palm_mtf.checkpoints.validation_split import warn_of_other_split
+from palm_mtf.checkpoints.same_model import (
+  check_same_model,
+  warn_of_other_split,
+)
 from palm_mtf.checkpoints.writer import check_space
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.config.macros import values_of

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The config.gin of a stranger's run is read as data."""
 
+import sys
+
 import pytest
 
 from palm_mtf.cli import gin_checks
 from palm_mtf.cli.gin_files import load
 from palm_mtf.cli.gin_statements import read_file
+from palm_mtf.cli.main import main
 from palm_mtf.errors import UserError
+from tests import processes
 
 
 def check(tmp_path, *lines):
@@ -98,7 +102,7 @@ def test_whatever_could_run_code_is_refused_by_its_line(tmp_path, lines, bad):
   with pytest.raises(UserError) as info:
     check(tmp_path, "SEED = 3", *lines)
   assert str(info.value) == (
-    f"{tmp_path}/config.gin:{1 + len(lines)}: {bad}: runs or permits code from "
+    f"config.gin:{1 + len(lines)}: {bad}: runs or permits code from "
     "the author of this run; if you trust the author, add --trust_config."
   )
 
@@ -127,3 +131,430 @@ def test_a_run_is_checked_before_its_modules_and_files_of_the_user_are_not(
     "generate", ["mine.gin"], [directory], model_dir=str(tmp_path)
   ).build()[1]
   assert (settings.model.d_ff, settings.run.seed) == (64, 5)
+
+
+RECIPE = "recipes/quickstart.gin"
+FUNCTIONS = """
+import enum
+import pathlib
+import sys
+
+import gin
+import numpy as np
+
+gin.constant("own.SIZE", 3)
+gin.constant("own.PLACE", object())
+
+
+class Kind(enum.IntEnum):
+  SMALL = 2
+
+
+class Plan:
+  def __init__(self, layers=1):
+    self.layers = layers
+
+
+class UnreadableError(Exception):
+  def __str__(self):
+    raise ValueError
+
+
+class Unreadable:
+  def __repr__(self):
+    raise UnreadableError
+
+
+@gin.configurable
+def needs(size=gin.REQUIRED):
+  return size
+
+
+def layers_of(plan=None):
+  return plan.layers
+
+
+def numpy_number():
+  return np.int64(3)
+
+
+def array():
+  return np.array([[0, 8], [10, 16]])
+
+
+def path():
+  return pathlib.Path("texts") / "*.txt"
+
+
+def kind():
+  return Kind.SMALL
+
+
+def group():
+  raise ExceptionGroup("several", [ValueError("a"), KeyError("b")])
+
+
+def unreadable_error():
+  raise UnreadableError  # whose message raises
+
+
+def interrupted():
+  raise KeyboardInterrupt
+
+
+def lines():
+  raise ValueError("first\\n  second")
+
+
+def leave():
+  sys.exit("no such size")
+
+
+def deeper(inner=None):
+  return inner
+
+
+def itself():
+  value = []
+  value.append(value)
+  return value
+
+
+def text():
+  return "many"
+
+
+def chip():
+  return "v100"
+
+
+def not_a_number():
+  return np.float32("nan")
+
+
+def a_set():
+  return {1}
+
+
+def unreadable():
+  return Unreadable()
+
+
+def chatter():
+  print("chatter")
+  return 3
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own(tmp_path_factory):
+  """The module `own`, made only once, because gin keeps its registrations."""
+  folder = tmp_path_factory.mktemp("own")
+  (folder / "own.py").write_text(FUNCTIONS)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(folder)
+    yield folder / "own.py"
+  sys.modules.pop("own", None)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+def configure(here, *lines):
+  """Returns the recipe's configuration with the lines of mine.gin."""
+  text = "\n".join([f"include '{RECIPE}'", "import own", *lines])
+  (here / "mine.gin").write_text(text)
+  return load("train", ["mine.gin"], ["MODEL_DIR='run'"])
+
+
+def refusal(here, *lines):
+  configuration = configure(here, *lines)
+  with pytest.raises(UserError) as error:
+    configuration.build()
+  # The command adds where the macro was set.
+  message = configuration.add_location(str(error.value))
+  assert "\n" not in message
+  return message
+
+
+def line_of(own, text):
+  """Returns the number of the line in own.py that has the text."""
+  lines = own.read_text().splitlines()
+  (number,) = [i for i, line in enumerate(lines, 1) if text in line]
+  return number
+
+
+@pytest.mark.parametrize(
+  ("macro", "function", "read"),
+  [
+    ("NUM_LAYERS", "numpy_number", 3),
+    ("NUM_LAYERS", "kind", 2),
+    ("GLOBAL_BATCH_SIZE", "array", [[0, 8], [10, 16]]),
+    ("TEXT_FILES", "path", "texts/*.txt"),
+  ],
+)
+def test_numbers_arrays_and_paths_of_libraries_are_taken(
+  here, macro, function, read
+):
+  configuration = configure(here, f"{macro} = @own.{function}()")
+  value = configuration._compute_values()[macro]
+  assert (value, type(value)) == (read, type(read))
+  configuration.build()
+
+
+@pytest.mark.parametrize(
+  ("lines", "layers"),
+  [
+    (["NUM_LAYERS = %own.SIZE"], 3),
+    (["NUM_LAYERS = @own.SIZE/constant()"], 3),
+    (["MY/macro.value = 4", "NUM_LAYERS = @MY/gin.macro()"], 4),
+    (
+      [
+        "one/singleton.constructor = @own.Plan",
+        "own.Plan.layers = 5",
+        "own.layers_of.plan = @one/singleton()",
+        "NUM_LAYERS = @own.layers_of()",
+      ],
+      5,
+    ),
+    (["own.needs.size = 6", "NUM_LAYERS = @own.needs()"], 6),
+  ],
+)
+def test_gins_own_functions_are_taken_with_and_without_their_module(
+  here, lines, layers
+):
+  _, config = configure(here, *lines).build()
+  assert config.model.num_layers == layers
+
+
+def test_a_chip_has_its_rates_however_its_name_is_given(here):
+  _, plain = configure(here, 'CHIP = "v100"').build()
+  assert plain.hardware.chip_memory_bytes
+  for lines in (
+    ["CHIP = @own.chip()"],
+    ["CHIP = %MINE", 'MINE = "v100"'],
+    ["CHIP = %MINE", "MINE = @own.chip()"],
+  ):
+    _, config = configure(here, *lines).build()
+    assert config.hardware == plain.hardware
+
+
+def test_what_a_function_prints_is_no_result(here, capsys):
+  _, config = configure(here, "NUM_LAYERS = @own.chatter()").build()
+  assert config.model.num_layers == 3
+  assert capsys.readouterr() == ("", "chatter\n")
+
+
+@pytest.mark.parametrize(
+  ("value", "message", "line"),
+  [
+    (
+      "@own.layers_of()",
+      "AttributeError: 'NoneType' object has no attribute 'layers'",
+      "return plan.layers",
+    ),
+    (
+      "@own.group()",
+      "ExceptionGroup: several (2 sub-exceptions)",
+      "raise ExceptionGroup",
+    ),
+    ("@own.unreadable_error()", "UnreadableError", "raise UnreadableError  #"),
+    ("@own.lines()", "ValueError: first second", "raise ValueError("),
+    ("@own.leave()", "SystemExit: no such size", "sys.exit("),
+  ],
+)
+def test_an_exception_is_one_line_with_macro_function_and_their_places(
+  here, own, value, message, line
+):
+  place = f"{own}:{line_of(own, line)}, in {value[5:-2]}"
+  assert refusal(here, "SEED = 1", f"NUM_LAYERS = {value}") == (
+    f"NUM_LAYERS = {value} (mine.gin:4): {message} ({place})"
+  )
+
+
+@pytest.mark.parametrize(
+  ("lines", "message"),
+  [
+    (
+      ["NUM_LAYERS = @own.needs()"],
+      "RuntimeError: Required bindings for `needs` not provided in config: "
+      "['size']",
+    ),
+    (["NUM_LAYERS = @own.nothing()"], "has no attribute nothing"),
+    (["NUM_LAYERS = %own.NOTHING"], "NOTHING"),
+    (["own.needs.length = 3"], "doesn't have a parameter named 'length'"),
+    (
+      ["own.deeper.inner = @own.deeper()", "NUM_LAYERS = @own.deeper()"],
+      "RecursionError: maximum recursion depth exceeded",
+    ),
+    (
+      ["one/singleton.constructor = 3", "NUM_LAYERS = @one/gin.singleton()"],
+      "The constructor for singleton 'one' is not callable",
+    ),
+  ],
+)
+def test_what_gin_cannot_compute_is_one_line_with_the_setting(
+  here, lines, message
+):
+  said = refusal(here, *lines)
+  assert said.startswith(f"{lines[-1]} (mine.gin:{2 + len(lines)}): ")
+  assert message in said
+
+
+def test_the_macro_whose_function_fails_is_named_not_one_that_refers_to_it(
+  here,
+):
+  said = refusal(here, "D_MODEL = %MINE", "MINE = @own.leave()")
+  assert said.startswith("MINE = @own.leave() (mine.gin:4): SystemExit: ")
+
+
+@pytest.mark.parametrize(
+  ("macro", "value", "message"),
+  [
+    (
+      "NUM_LAYERS",
+      "@own.layers_of",
+      "is the function or class itself; write @own.layers_of() to call it.",
+    ),
+    (
+      "NUM_LAYERS",
+      "@own.Plan()",
+      "gives a Plan; return a number, a text, None, or a list, tuple or dict "
+      "of these.",
+    ),
+    ("LAYOUT", "@own.unreadable()", "gives a Unreadable; return a number, "),
+    ("PROMPTS", "[@own.a_set()]", "gives a set; return a number, a text, "),
+    ("PROMPTS", "@own.itself()", "contains itself."),
+    ("NUM_LAYERS", "%own.PLACE", "gives a object; return a number, a text, "),
+  ],
+)
+def test_a_value_that_is_no_data_is_refused_with_its_type(
+  here, macro, value, message
+):
+  said = refusal(here, f"{macro} = {value}")
+  assert said.startswith(f"{macro} = {value} (mine.gin:3): {message}")
+
+
+@pytest.mark.parametrize(
+  ("function", "value"), [("text", "'many'"), ("not_a_number", "nan")]
+)
+def test_data_of_the_wrong_kind_is_refused_as_if_it_were_written_there(
+  here, function, value
+):
+  assert refusal(here, f"NUM_LAYERS = @own.{function}()") == (
+    f"NUM_LAYERS = {value}: give a whole number of at least 1. (NUM_LAYERS is "
+    "set in mine.gin:3)"
+  )
+
+
+@pytest.mark.parametrize("text", [r"a\0b", r"\ud800"])
+def test_a_text_that_is_neither_path_nor_utf_8_is_refused(here, text):
+  said = refusal(here, f'CACHE_DIR = "{text}"')
+  assert "has a character that neither a path nor a text" in said
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "message"),
+  [
+    (
+      "raises",
+      "raise KeyError('x')",
+      "KeyError: 'x' (raises.py:1, in <module>)",
+    ),
+    ("cut", "x = (", "SyntaxError: '(' was never closed (cut.py, line 1)"),
+    (
+      "leaves",
+      "import sys\nsys.exit(3)",
+      "SystemExit: 3 (leaves.py:2, in <module>)",
+    ),
+    ("lacks", "import no_such", "No module named 'no_such'; is it installed?"),
+  ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(
+  here, monkeypatch, name, text, message
+):
+  (here / f"{name}.py").write_text(text)
+  monkeypatch.syspath_prepend(here)
+  said = refusal(here, f"import {name}")
+  assert said == f"mine.gin:3: import {name}: {message}"
+
+
+def test_an_interruption_is_no_fault_of_the_function(here):
+  configuration = configure(here, "NUM_LAYERS = @own.interrupted()")
+  with pytest.raises(KeyboardInterrupt):
+    configuration.build()
+
+
+def test_print_config_computes_values_and_prints_how_they_are_set(here, capsys):
+  configure(here, "NUM_LAYERS = @own.chatter()")
+  flags = ["--gin_file=mine.gin", "--gin.MODEL_DIR='run'", "--print_config"]
+  assert main(["train", *flags]) == 0
+  out, err = capsys.readouterr()
+  assert "\nNUM_LAYERS = @own.chatter()  # mine.gin:3\n" in out
+  assert (err, "chatter\n" in out) == ("chatter\n", False)
+  configure(here, "NUM_LAYERS = @own.leave()")
+  assert main(["train", *flags]) == 2
+  out, err = capsys.readouterr()
+  assert (out, err.count("\n")) == ("", 1)
+
+
+MODULE = """
+import sys
+
+import tensorflow as tf
+
+
+def layers():
+  # As any program finds it, and as our own modules import it.
+  assert tf is sys.modules["tensorflow"]
+  assert tf.__spec__.loader.__class__.__name__ == "SourceFileLoader"
+  assert "keras" not in sys.modules
+  return int(tf.constant(3))
+"""
+
+
+def test_a_module_of_the_user_imports_tensorflow_without_its_notices(
+  tmp_path, monkeypatch
+):
+  monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "mine.py").write_text(MODULE)
+  (tmp_path / "mine.gin").write_text(
+    "include 'recipes/quickstart.gin'\nimport mine\nNUM_LAYERS = @mine.layers()"
+  )
+  done = processes.python(
+    *("-m", "palm_mtf", "train", "--gin_file=mine.gin"),
+    *("--gin.MODEL_DIR='run'", "--print_config"),
+  )
+  assert (done.returncode, done.stderr) == (0, "")
+  assert "\nNUM_LAYERS = @mine.layers()" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "statement",
+  [
+    "from palm_mtf.tasks import corpus",
+    "import palm_mtf.unitransformer",
+    pytest.param("import mesh_tensorflow", marks=pytest.mark.slow),
+    pytest.param("import seqio", marks=pytest.mark.slow),
+  ],
+)
+def test_modules_that_import_tensorflow_print_no_notices(
+  statement, tmp_path, monkeypatch
+):
+  monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "mine.py").write_text(f"{statement}\ndef layers():\n  return 3\n")
+  (tmp_path / "mine.gin").write_text(
+    "include 'recipes/quickstart.gin'\nimport mine\nNUM_LAYERS = @mine.layers()"
+  )
+  done = processes.python(
+    *("-m", "palm_mtf", "train", "--gin_file=mine.gin"),
+    *("--gin.MODEL_DIR='run'", "--print_config"),
+  )
+  assert done.returncode == 0, done.stderr
+  assert "oneDNN" not in done.stderr

@@ -15,7 +15,7 @@ pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 import tensorflow as tf
 
-from palm_mtf.data.filters.evaluation_sets import evaluation_examples
+from palm_mtf.data.filters.filtered_source import evaluation_examples
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import fewshot, records

@@ -5,6 +5,7 @@
 Filtering reads all text, so a file stores the decisions on all documents. The
 file begins with a hash of the rest, which is compressed: a JSON line with the
 number of documents per source, then a byte per document (index into REASONS).
+A filter may remove documents that contain an example of an evaluation set.
 """
 
 import dataclasses
@@ -16,26 +17,35 @@ import logging
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from palm_mtf.config import DataConfig
 from palm_mtf.config.data import FilterConfig
 from palm_mtf.data.filters.decide import count_removed, decide
-from palm_mtf.data.filters.evaluation_sets import read_evaluation_sets
-from palm_mtf.data.sources.document import Document, Source, hash_parts
+from palm_mtf.data.sources.document import TRAIN, Document, Source, hash_parts
 from palm_mtf.data.sources.files import FileDigests, writable_folder
-from palm_mtf.data.sources.text_files import open_sources
+from palm_mtf.data.sources.seqio_steps import (
+  apply_steps,
+  kind_of_feature,
+  read_examples,
+  split_at_tokenize,
+)
+from palm_mtf.data.sources.seqio_task import find_provider, import_seqio
+from palm_mtf.data.sources.text_files import MACROS, TextFiles, open_sources
 from palm_mtf.data.statistics.contamination import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.paths import ModelDir
+from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
 
 _VERSION = 1  # add 1 if a filter changes, so that old files are ignored
 _HASH_BYTES = 16
+_BATCH = 32  # evaluation examples per element of the tf.data.Dataset
 
 
 def open_filtered(
@@ -224,3 +234,87 @@ class FilteredSource:
 def _list_counts(counts: dict[str, int]) -> str:
   found = {name: count for name, count in counts.items() if count}
   return ", ".join(f"{n:,} {x.replace('_', ' ')}" for x, n in found.items())
+
+
+def read_evaluation_sets(data: DataConfig) -> Iterator[Document]:
+  """Yields the examples in DECONTAMINATE_TASKS and DECONTAMINATE_FILES.
+
+  Raises:
+    UserError: a task or a file cannot be read.
+  """
+  for name in data.filters.decontaminate_tasks:
+    yield from evaluation_examples(name, "DECONTAMINATE_TASKS")
+  if globs := data.filters.decontaminate_files:
+    yield from read_all(globs, data, "DECONTAMINATE_FILES")
+
+
+def read_all(
+  globs: str | Sequence[str], data: DataConfig, setting: str
+) -> Iterator[Document]:
+  """Yields every document in the files of an evaluation set.
+
+  Args:
+    data: data settings, whose TEXT_FIELD applies to these files too.
+    setting: name of the setting that holds the globs, for messages.
+
+  Raises:
+    UserError: a file cannot be read; see `TextFiles`.
+  """
+  files = TextFiles(
+    globs,
+    text_field=data.text_field,
+    validation_share=data.validation_share,
+    name=setting,
+    settings=MACROS._replace(files=setting),
+  )
+  # Read both splits, because all documents here are for evaluation.
+  for _, document in files.documents():
+    yield document
+  files.report_skipped()
+
+
+def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
+  """Yields the examples of a task or mixture from all splits except "train".
+
+  Args:
+    setting: name of the setting that holds `name`, for messages.
+
+  Raises:
+    UserError: `name` is not registered, the code of a task fails, or a task has
+      only the split "train" or makes no text.
+  """
+  seqio = import_seqio(name, setting)
+  for task in seqio.get_subtasks(find_provider(name, setting)):
+    with user_code(f"{setting}: the splits of {task.name}"):
+      splits = [split for split in task.splits if split != TRAIN]
+    if not splits:
+      raise UserError(
+        f"{setting} = {name!r}: {task.name} has no split but {TRAIN!r}; give a "
+        "task with examples for evaluation."
+      )
+    for split in splits:
+      yield from _read_split(task, split, setting)
+
+
+def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
+  where = f"{setting}: {task.name}, split {split!r}"
+  with user_code(where):
+    seqio = import_seqio(task.name, setting)
+    # Skip `tokenize`, because documents and examples are compared as text.
+    to_text, _ = split_at_tokenize(task, seqio)
+    dataset = apply_steps(task, to_text, split=split, seqio=seqio, where=where)
+    specs = dataset.element_spec
+    names = [name for name in ("inputs", "targets") if name in specs]
+    if not names or any(kind_of_feature(specs[x]) != "text" for x in names):
+      raise UserError(
+        f"{where}: its preprocessors make no texts 'inputs' and 'targets'; let "
+        "them end in seqio.preprocessors.tokenize, or give another task."
+      )
+    if "unconditional" in specs:  # drop answer options without their question
+      dataset = dataset.filter(lambda example: ~example["unconditional"])
+    dataset = dataset.map(lambda example: {n: example[n] for n in names})
+    dataset = dataset.batch(_BATCH)
+  for batch in read_examples(dataset, where):
+    for values in zip(*(batch[name] for name in names), strict=True):
+      texts = [value.decode("utf-8", "replace") for value in values]
+      yield Document(texts[-1], inputs=texts[0] if len(texts) > 1 else None)
