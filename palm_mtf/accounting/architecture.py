@@ -26,15 +26,12 @@ _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
 
 
 class ParameterName(NamedTuple):
-  """The name of a parameter, split into the layer's number and the rest.
+  """The name of a parameter, split into the layer's number and the rest."""
 
-  Attributes:
-    layer: number of the layer, from 0; None for a parameter outside the layers.
-    part: name within the layer, such as "attention/q"; the whole name for a
-      parameter outside the layers.
-  """
-
+  # Number of the layer, from 0; None for a parameter outside the layers.
   layer: int | None
+  # Name within the layer, such as "attention/q"; the whole name for a parameter
+  # outside the layers.
   part: str
 
   @property

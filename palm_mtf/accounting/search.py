@@ -37,17 +37,11 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-  """The results of a search.
+  """The results of a search."""
 
-  Attributes:
-    fitting: candidates that fit into memory, fastest first.
-    num_candidates: number of all candidates.
-    least_bytes: bytes per device of the candidate that needs the fewest.
-  """
-
-  fitting: Sequence[Found]
-  num_candidates: int
-  least_bytes: int
+  fitting: Sequence[Found]  # candidates that fit into memory, fastest first
+  num_candidates: int  # number of all candidates
+  least_bytes: int  # bytes per device of the candidate that needs the fewest
 
 
 def search(config: AnyConfig, num_devices: int) -> SearchResult:

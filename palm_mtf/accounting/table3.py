@@ -13,30 +13,23 @@ from palm_mtf.config import HardwareConfig, PalmConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-  """A row of PaLM's Table 3, with the published numbers of one model.
+  """A row of PaLM's Table 3, with the published numbers of one model."""
 
-  Attributes:
-    name: the model.
-    parameters: number of parameters; rounded, as published, except for PaLM.
-    shape: architecture, which gives the FLOPs of attention; None if the paper
-      does not give the numbers that the row needs.
-    chip: name of a file in gin/hardware.
-    num_chips: number of chips; None if the table has none.
-    tokens_per_sec: tokens per second of all chips; None if unknown.
-    published: MFU, 1.0 at the peak.
-    repeated_share: share of the forward products that the paper counts as
-      recomputed (Table 22); None if the paper gives no HFU.
-    note: how the paper gives `tokens_per_sec`, or why this number is None.
-  """
-
-  name: str
+  name: str  # the model
+  # Number of parameters; rounded, as published, except for PaLM.
   parameters: int
+  # Architecture, which gives the FLOPs of attention; None if the paper does not
+  # give the numbers that the row needs.
   shape: PalmConfig | None
-  chip: str
-  num_chips: int | None
+  chip: str  # name of a file in gin/hardware
+  num_chips: int | None  # number of chips; None if the table has none
+  # Tokens per second of all chips; None if unknown.
   tokens_per_sec: float | None
-  published: float
+  published: float  # MFU, 1.0 at the peak
+  # Share of the forward products that the paper counts as recomputed (Table
+  # 22); None if the paper gives no HFU.
   repeated_share: float | None = None
+  # How the paper gives `tokens_per_sec`, or why this number is None.
   note: str = ""
 
 

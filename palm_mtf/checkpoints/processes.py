@@ -28,14 +28,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointProcesses:
-  """The processes that read and write the checkpoints of a session.
+  """The processes that read and write the checkpoints of a session."""
 
-  Attributes:
-    client: the client, which reads and writes everything if `servers` is empty.
-    servers: servers of all devices, by the name of the server's CPU device.
-  """
-
+  # The client, which reads and writes everything if `servers` is empty.
   client: Process
+  # Servers of all devices, by the name of the server's CPU device.
   servers: Mapping[str, Process] = dataclasses.field(default_factory=dict)
 
   @property

@@ -14,41 +14,37 @@ from palm_mtf.errors import UserError, did_you_mean
 
 
 class Command(NamedTuple):
-  """A command, its flags and its configuration.
+  """A command, its flags and its configuration."""
 
-  Attributes:
-    summary: one line for `palm_mtf --help`.
-    entry_point: dotted path of the function that runs the command. It takes
-      only keyword arguments.
-    config: name of a class in palm_mtf.config; "" for a command that has only
-      flags. The entry point takes `model_dir` and `config`, an object of this
-      class, whose fields gin's macros set. The command's help and defaults are
-      in gin/defaults/<name>.gin, with "_" for a space.
-    leaves_out: name of the class of a part of `config` that macros do not set.
-    has_results: whether the entry point takes `as_json`. If `as_json` is true,
-      the entry point prints results as JSON, one object per line.
-    keeps_config: whether the entry point takes `config_files`, the method of
-      `gin_files.Configuration`.
-    starts_runs: whether the entry point takes `load_run`, a function from
-      `gin_files.make_run_loader`.
-    takes_model_dir: whether the command has --model_dir. If the user gives this
-      flag, the command reads the config.gin in that folder.
-    flags: {flag: keywords for argparse}; a flag without dashes is positional.
-      The entry point takes the value of each flag as a keyword.
-    standalone: {flag: (dotted path, help)} for flags that run the function at
-      this path instead of the entry point, without configuration. The function
-      takes `gin_files.hardware_of` and `as_json`.
-  """
-
-  summary: str
+  summary: str  # one line for `palm_mtf --help`
+  # Dotted path of the function that runs the command. It takes only keyword
+  # arguments.
   entry_point: str
+  # Name of a class in palm_mtf.config; "" for a command that has only flags.
+  # The entry point takes `model_dir` and `config`, an object of this class,
+  # whose fields gin's macros set. The command's help and defaults are in
+  # gin/defaults/<name>.gin, with "_" for a space.
   config: str = ""
+  # Name of the class of a part of `config` that macros do not set.
   leaves_out: str = ""
+  # Whether the entry point takes `as_json`. If `as_json` is true, the entry
+  # point prints results as JSON, one object per line.
   has_results: bool = False
+  # Whether the entry point takes `config_files`, the method of
+  # `gin_files.Configuration`.
   keeps_config: bool = False
+  # Whether the entry point takes `load_run`, a function from
+  # `gin_files.make_run_loader`.
   starts_runs: bool = False
+  # Whether the command has --model_dir. If the user gives this flag, the
+  # command reads the config.gin in that folder.
   takes_model_dir: bool = False
+  # {flag: keywords for argparse}; a flag without dashes is positional. The
+  # entry point takes the value of each flag as a keyword.
   flags: Mapping[str, Mapping[str, Any]] = {}
+  # {flag: (dotted path, help)} for flags that run the function at this path
+  # instead of the entry point, without configuration. The function takes
+  # `gin_files.hardware_of` and `as_json`.
   standalone: Mapping[str, tuple[str, str]] = {}
 
 

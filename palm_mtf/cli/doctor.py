@@ -83,19 +83,15 @@ class Problem(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Installation:
-  """The Python packages that are installed, and whether they work.
+  """The Python packages that are installed, and whether they work."""
 
-  Attributes:
-    python: path of the interpreter, quoted for a shell.
-    versions: {normalized name: version} of every installed package.
-    requirements: requirements of the packages in _REQUIRERS, in the form of
-      package metadata, such as "numpy<3,>=2.1".
-    import_error: text that says which import failed and why; "" if none failed.
-  """
-
-  python: str
+  python: str  # path of the interpreter, quoted for a shell
+  # {normalized name: version} of every installed package.
   versions: Mapping[str, str]
+  # Requirements of the packages in _REQUIRERS, in the form of package metadata,
+  # such as "numpy<3,>=2.1".
   requirements: Sequence[str] = ()
+  # Text that says which import failed and why; "" if none failed.
   import_error: str = ""
 
   @property

@@ -53,24 +53,19 @@ DEFAULT = "default"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Configuration:
-  """The settings of one command, which `load` has read and checked.
+  """The settings of one command, which `load` has read and checked."""
 
-  Attributes:
-    config_class: class in palm_mtf.config; the command takes an object of it.
-    imports: imports of the user's modules, in order.
-    macros: {name: setting} of every macro that the command uses.
-    bindings: settings of parameters of the user's own functions.
-    asked: the command line as the user gave it, for the first line of
-      config.gin.
-    implied: those macros for a chip's rates, such as FLOP/s, that the user has
-      not set, so that CHIP decides their values.
-  """
-
+  # Class in palm_mtf.config; the command takes an object of it.
   config_class: type
-  imports: tuple[Import, ...]
+  imports: tuple[Import, ...]  # imports of the user's modules, in order
+  # {name: setting} of every macro that the command uses.
   macros: Mapping[str, Setting]
+  # Settings of parameters of the user's own functions.
   bindings: tuple[Setting, ...]
+  # The command line as the user gave it, for the first line of config.gin.
   asked: str
+  # Those macros for a chip's rates, such as FLOP/s, that the user has not set,
+  # so that CHIP decides their values.
   implied: Collection[str]
 
   def format_effective(self) -> str:

@@ -45,17 +45,12 @@ def split_pair(context: str, continuation: str) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-  """Settings for continuing a prompt.
+  """Settings for continuing a prompt."""
 
-  Attributes:
-    decode: settings of sampling, including the strings that end a text.
-    max_tokens: maximum number of tokens to sample.
-    asked_tokens: the task's maximum, which may be larger than `max_tokens`.
-  """
-
+  # Settings of sampling, including the strings that end a text.
   decode: DecodeConfig
-  max_tokens: int
-  asked_tokens: int
+  max_tokens: int  # maximum number of tokens to sample
+  asked_tokens: int  # the task's maximum, which may be larger than `max_tokens`
 
 
 def read_generation(

@@ -47,17 +47,12 @@ def _drop(first_row, x, state, place, seed, rate):
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-  """Dropout in one training step.
+  """Dropout in one training step."""
 
-  Attributes:
-    rate: share of the activations to drop, above 0 and below 1.
-    seed: seed of the run.
-    state: [3], int32: the step, from 0; the index of this microbatch's first
-      row in the step's batch; and 1 to drop activations, 0 to drop none.
-  """
-
-  rate: float
-  seed: int
+  rate: float  # share of the activations to drop, above 0 and below 1
+  seed: int  # seed of the run
+  # [3], int32: the step, from 0; the index of this microbatch's first row in
+  # the step's batch; and 1 to drop activations, 0 to drop none.
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:

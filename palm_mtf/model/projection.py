@@ -123,16 +123,12 @@ def _gates_gradient(wide, dy):
 
 @dataclasses.dataclass(frozen=True)
 class JoinedColumns:
-  """Splits a device's product of x with joined kernels; joins gradients.
+  """Splits a device's product of x with joined kernels; joins gradients."""
 
-  Attributes:
-    shapes: shape of each kernel's slice, without d_model.
-    is_gated: whether the last two kernels are wi_gate and wi.
-    threads: threads per C++ operation; 0 if the device has no C++ operations.
-  """
-
+  # Shape of each kernel's slice, without d_model.
   shapes: Sequence[Sequence[int]]
-  is_gated: bool
+  is_gated: bool  # whether the last two kernels are wi_gate and wi
+  # Threads per C++ operation; 0 if the device has no C++ operations.
   threads: int
 
   @property

@@ -103,20 +103,16 @@ def multiply(
 
 @dataclasses.dataclass(frozen=True)
 class StepWeights:
-  """The inputs of a decoding step besides the tokens and the cache.
+  """The inputs of a decoding step besides the tokens and the cache."""
 
-  Attributes:
-    config: the architecture.
-    tables: embedding, [vocab, d_model], activation dtype; sin and cos of
-      rotary embedding, [memory_length, d_kv / 2], float32.
-    scales: scale of each norm, [d_model] float32, in the order in which a step
-      computes the norms.
-    kernels: kernel of each product, in the order in which a step computes them.
-  """
-
-  config: PalmConfig
+  config: PalmConfig  # the architecture
+  # Embedding, [vocab, d_model], activation dtype; sin and cos of rotary
+  # embedding, [memory_length, d_kv / 2], float32.
   tables: Sequence[tf.Tensor]
+  # Scale of each norm, [d_model] float32, in the order in which a step computes
+  # the norms.
   scales: Sequence[tf.Tensor]
+  # Kernel of each product, in the order in which a step computes them.
   kernels: Sequence[PackedKernel]
 
   def make_arguments(self) -> dict[str, object]:
@@ -169,46 +165,32 @@ def run_decode_step(
 
 
 class Texts(NamedTuple):
-  """The texts to continue, one per row, before the first step.
+  """The texts to continue, one per row, before the first step."""
 
-  Attributes:
-    tokens: last token of each text, [rows] int32.
-    positions: position of the last token in its text, [rows] int32.
-    places: number of tokens drawn so far for each text, [rows] int32.
-    is_over: whether the text has ended, [rows] bool.
-    keys: random keys, hashes of (SEED, prompt, sample), [rows, 2] int32.
-    temperature: TEMPERATURE of each text, [rows] float32.
-    top_k: TOP_K of each text, [rows] int32; 0 keeps all tokens.
-    top_p: TOP_P of each text, [rows] float32.
-    seen: () without a repetition penalty, else one tensor, [rows, vocab] bool:
-      which tokens each text has.
-  """
-
-  tokens: tf.Tensor
-  positions: tf.Tensor
-  places: tf.Tensor
-  is_over: tf.Tensor
+  tokens: tf.Tensor  # last token of each text, [rows] int32
+  positions: tf.Tensor  # position of the last token in its text, [rows] int32
+  places: tf.Tensor  # number of tokens drawn so far for each text, [rows] int32
+  is_over: tf.Tensor  # whether the text has ended, [rows] bool
+  # Random keys, hashes of (SEED, prompt, sample), [rows, 2] int32.
   keys: tf.Tensor
-  temperature: tf.Tensor
-  top_k: tf.Tensor
-  top_p: tf.Tensor
+  temperature: tf.Tensor  # TEMPERATURE of each text, [rows] float32
+  top_k: tf.Tensor  # TOP_K of each text, [rows] int32; 0 keeps all tokens
+  top_p: tf.Tensor  # TOP_P of each text, [rows] float32
+  # () without a repetition penalty, else one tensor, [rows, vocab] bool: which
+  # tokens each text has.
   seen: Sequence[tf.Tensor] = ()
 
 
 class TextSteps(NamedTuple):
-  """Results of `run_text_steps`.
+  """Results of `run_text_steps`."""
 
-  Attributes:
-    chosen: chosen tokens, [rows, steps] int32; `eod_id` after a text has ended.
-    logits: if `keeps_logits`, logits of the last step, [rows, vocab] float32;
-      otherwise empty, [0, vocab].
-    seen: `Texts.seen` with the chosen tokens.
-    cache: the cache after the last step, without the tokens that it chose.
-  """
-
+  # Chosen tokens, [rows, steps] int32; `eod_id` after a text has ended.
   chosen: tf.Tensor
+  # If `keeps_logits`, logits of the last step, [rows, vocab] float32; otherwise
+  # empty, [0, vocab].
   logits: tf.Tensor
-  seen: list[tf.Tensor]
+  seen: list[tf.Tensor]  # `Texts.seen` with the chosen tokens
+  # The cache after the last step, without the tokens that it chose.
   cache: list[tf.Tensor]
 
 

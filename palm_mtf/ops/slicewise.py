@@ -44,16 +44,12 @@ def split_axes(
 
 @dataclasses.dataclass(frozen=True)
 class ByDevice:
-  """A function of slices that CPUs compute in C++ if possible.
+  """A function of slices that CPUs compute in C++ if possible."""
 
-  Attributes:
-    anywhere: the function in TensorFlow, for any device.
-    native: the function in C++, or None. Its first argument is the number of
-      threads, and the function may omit the last outputs. A native function
-      that takes an omitted output as an argument gets None.
-  """
-
-  anywhere: SliceFn
+  anywhere: SliceFn  # the function in TensorFlow, for any device
+  # The function in C++, or None. Its first argument is the number of threads,
+  # and the function may omit the last outputs. A native function that takes an
+  # omitted output as an argument gets None.
   native: SliceFn | None = None
 
   def of(self, mesh_impl: mtf.MeshImpl) -> SliceFn:

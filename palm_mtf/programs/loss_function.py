@@ -31,15 +31,12 @@ from palm_mtf.programs.features import Feature, Stage, find_palm_features
 
 @dataclasses.dataclass(frozen=True)
 class LossSums:
-  """Sums over the rows of a microbatch, [] float32 each, on one mesh.
+  """Sums over the rows of a microbatch, [] float32 each, on one mesh."""
 
-  Attributes:
-    terms: sum of each term of the loss, by the term's name; "loss" is first.
-      Training minimizes the sum of all terms.
-    weight: sum of the rows' loss weights, which divides `terms` to give means.
-  """
-
+  # Sum of each term of the loss, by the term's name; "loss" is first. Training
+  # minimizes the sum of all terms.
   terms: Mapping[str, mtf.Tensor]
+  # Sum of the rows' loss weights, which divides `terms` to give means.
   weight: mtf.Tensor
 
   @property

@@ -50,14 +50,10 @@ from palm_mtf.programs.loss_function import LossFunction, LossSums
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-  """Sums over rows, on the mesh of one pod, float32.
+  """Sums over rows, on the mesh of one pod, float32."""
 
-  Attributes:
-    losses: sums of the losses.
-    gradients: sums of the gradients of `losses.total`, one per variable.
-  """
-
-  losses: LossSums
+  losses: LossSums  # sums of the losses
+  # Sums of the gradients of `losses.total`, one per variable.
   gradients: Sequence[mtf.Tensor]
 
 

@@ -38,21 +38,13 @@ LoadRun = Callable[[str, Mapping[str, object]], tuple[Config, str]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepRun:
-  """One run of a sweep.
+  """One run of a sweep."""
 
-  Attributes:
-    name: names in SWEEP_RUNS, one per axis, joined by "-".
-    model_dir: MODEL_DIR of the run.
-    config: every setting.
-    gin_text: content of a gin file with the settings in `config`.
-    is_held_out: whether the scaling law is checked on this run, not fitted to
-      it.
-  """
-
-  name: str
-  model_dir: str
-  config: Config
-  gin_text: str
+  name: str  # names in SWEEP_RUNS, one per axis, joined by "-"
+  model_dir: str  # MODEL_DIR of the run
+  config: Config  # every setting
+  gin_text: str  # content of a gin file with the settings in `config`
+  # Whether the scaling law is checked on this run, not fitted to it.
   is_held_out: bool
 
   @property

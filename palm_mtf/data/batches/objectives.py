@@ -92,18 +92,12 @@ class SpanCorruptionLM(Objective):
   """The model reads a text without some spans, and learns to predict them.
 
   Source: T5 paper, section 3.1.4.
-
-  Attributes:
-    noise_density: share of the text's tokens that are removed.
-    mean_span_length: mean number of tokens in a removed span.
-    first_sentinel: id of <extra_id_0>; the id of <extra_id_1> is one less.
-    eod_id: id of [eod].
   """
 
-  noise_density: float
-  mean_span_length: float
-  first_sentinel: int
-  eod_id: int
+  noise_density: float  # share of the text's tokens that are removed
+  mean_span_length: float  # mean number of tokens in a removed span
+  first_sentinel: int  # id of <extra_id_0>; the id of <extra_id_1> is one less
+  eod_id: int  # id of [eod]
 
   has_prefix = True
 

@@ -195,22 +195,16 @@ class TextModel(tf2.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Draws each row's next token from its logits.
+  """Draws each row's next token from its logits."""
 
-  Attributes:
-    temperature: [], float32; 1e-4 or less chooses the likeliest token.
-    top_k: [], int32: keeps the k likeliest tokens.
-    top_p: [], float32: keeps the smallest set of likeliest tokens whose
-      probabilities sum to at least `top_p`.
-    seed: [], int32.
-    num_tokens: number of pieces in the vocabulary.
-  """
-
+  # [], float32; 1e-4 or less chooses the likeliest token.
   temperature: tf2.Tensor
-  top_k: tf2.Tensor
+  top_k: tf2.Tensor  # [], int32: keeps the k likeliest tokens
+  # [], float32: keeps the smallest set of likeliest tokens whose probabilities
+  # sum to at least `top_p`.
   top_p: tf2.Tensor
-  seed: tf2.Tensor
-  num_tokens: int
+  seed: tf2.Tensor  # [], int32
+  num_tokens: int  # number of pieces in the vocabulary
 
   def next_tokens(self, logits: tf2.Tensor, place: tf2.Tensor) -> tf2.Tensor:
     """Returns a sampled token for every row, [rows] int32.

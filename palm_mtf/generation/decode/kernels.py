@@ -26,16 +26,12 @@ _INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-  """A constant weight matrix on one device.
+  """A constant weight matrix on one device."""
 
-  Attributes:
-    weights: tensor [inner, outer] in the activation dtype, or in float32 if
-      bfloat16 is emulated; or a PackedKernel for `native`'s C++ operations.
-    initialize: operation that sets the weights.
-  """
-
+  # Tensor [inner, outer] in the activation dtype, or in float32 if bfloat16 is
+  # emulated; or a PackedKernel for `native`'s C++ operations.
   weights: tf.Tensor | PackedKernel
-  initialize: tf.Operation
+  initialize: tf.Operation  # operation that sets the weights
 
 
 def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:

@@ -24,18 +24,13 @@ class SamplingSettings(NamedTuple):
   """Settings of sampling: each is one number for all rows, or a tensor [rows].
 
   No operations are built for a setting that is a number and keeps all tokens.
-
-  Attributes:
-    temperature: float32; 0 takes the likeliest token.
-    top_k: int32, at least 1; None, or the vocabulary's size, keeps all tokens.
-    top_p: float32, above 0; 1 keeps all tokens.
-    repetition_penalty: one number for all rows; 1 for no penalty.
   """
 
-  temperature: float | tf.Tensor
+  temperature: float | tf.Tensor  # float32; 0 takes the likeliest token
+  # int32, at least 1; None, or the vocabulary's size, keeps all tokens.
   top_k: int | tf.Tensor | None
-  top_p: float | tf.Tensor
-  repetition_penalty: float = 1.0
+  top_p: float | tf.Tensor  # float32, above 0; 1 keeps all tokens
+  repetition_penalty: float = 1.0  # one number for all rows; 1 for no penalty
 
 
 def _to_column(setting):

@@ -59,14 +59,11 @@ class JoinedKernel:
 
 @dataclasses.dataclass(frozen=True)
 class LayerWeights:
-  """Makes the weights of one layer, or the weights outside of all layers.
+  """Makes the weights of one layer, or the weights outside of all layers."""
 
-  Attributes:
-    slices: {name of a checkpoint variable: its slices}.
-    prepare: operation that makes the weights, and then frees the slices.
-  """
-
+  # {name of a checkpoint variable: its slices}.
   slices: Mapping[str, Sequence[Slice]]
+  # Operation that makes the weights, and then frees the slices.
   prepare: tf.Operation
 
 

@@ -21,38 +21,24 @@ _ROWS_GROW_BY = 4
 
 
 class SlotText(NamedTuple):
-  """State of a text in a slot before a call of `SlotDecoder.steps`.
+  """State of a text in a slot before a call of `SlotDecoder.steps`."""
 
-  Attributes:
-    token: id of the last token, which the first step reads.
-    position: position of `token` in the text, from 0.
-    place: number of tokens already drawn.
-    key: random key, [2] int32.
-    temperature: TEMPERATURE; 0 takes the likeliest token.
-    top_k: TOP_K: number of likeliest tokens to draw from; None for all.
-    top_p: TOP_P: total probability of the likeliest tokens to draw from.
-  """
-
-  token: int
-  position: int
-  place: int
-  key: np.ndarray
-  temperature: float
+  token: int  # id of the last token, which the first step reads
+  position: int  # position of `token` in the text, from 0
+  place: int  # number of tokens already drawn
+  key: np.ndarray  # random key, [2] int32
+  temperature: float  # TEMPERATURE; 0 takes the likeliest token
+  # TOP_K: number of likeliest tokens to draw from; None for all.
   top_k: int | None
-  top_p: float
+  top_p: float  # TOP_P: total probability of the likeliest tokens to draw from
 
 
 class Chosen(NamedTuple):
-  """Next token of a text.
+  """Next token of a text."""
 
-  Attributes:
-    token: id of the token.
-    log_prob: log p of the token; None if it was not computed.
-    likeliest: {id: log p} of the likeliest tokens; {} if not computed.
-  """
-
-  token: int
-  log_prob: float | None
+  token: int  # id of the token
+  log_prob: float | None  # log p of the token; None if it was not computed
+  # {id: log p} of the likeliest tokens; {} if not computed.
   likeliest: Mapping[int, float]
 
 

@@ -17,31 +17,23 @@ from palm_mtf.generation.serving.served_weights import ServedWeights
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Row:
-  """Text to continue, and its tokens so far.
+  """Text to continue, and its tokens so far."""
 
-  Attributes:
-    prompt: token ids, with the start token.
-    asked: the request that asks for the row.
-    key: random key, [2] int32.
-    deadline: value of time.monotonic(), in seconds, at which the row ends.
-    client: name of the client that sent the request.
-    changed: called, in any thread, when the row has ended, except by `cancel`;
-      also when there are more tokens, if the request needs these before the
-      end.
-    prompt_scores: log p of the prompt's tokens; () until computed.
-    chosen: tokens so far, including [eod].
-    ended: "" while the row continues; then "eod", "length", "time",
-      "cancelled" or "failed".
-  """
-
-  prompt: Sequence[int]
-  asked: CompletionRequest
-  key: np.ndarray
+  prompt: Sequence[int]  # token ids, with the start token
+  asked: CompletionRequest  # the request that asks for the row
+  key: np.ndarray  # random key, [2] int32
+  # Value of time.monotonic(), in seconds, at which the row ends.
   deadline: float
-  client: str
+  client: str  # name of the client that sent the request
+  # Called, in any thread, when the row has ended, except by `cancel`; also when
+  # there are more tokens, if the request needs these before the end.
   changed: Callable[[], None]
+  # Log p of the prompt's tokens; () until computed.
   prompt_scores: Sequence[Chosen] = ()
+  # Tokens so far, including [eod].
   chosen: list[Chosen] = dataclasses.field(default_factory=list)
+  # "" while the row continues; then "eod", "length", "time", "cancelled" or
+  # "failed".
   ended: str = ""
 
   @property
@@ -126,32 +118,22 @@ class WaitingRows:
 
 @dataclasses.dataclass
 class Counters:
-  """Counts since the start of the server, and current values.
+  """Counts since the start of the server, and current values."""
 
-  Attributes:
-    requests: {HTTP status: number of answers}.
-    prompt_tokens: number of prompt tokens that the model has read.
-    generated_tokens: number of tokens that the model has generated.
-    steps: number of decoding steps of the batch.
-    cancelled: number of completions whose client disconnected, or that a stop
-      string ended.
-    request_secs: sum of the seconds that answers took.
-    running: number of completions in slots now.
-    waiting: number of completions that wait for a slot now.
-    checkpoint_step: training step of the current weights.
-  """
-
+  # {HTTP status: number of answers}.
   requests: collections.Counter = dataclasses.field(
     default_factory=collections.Counter
   )
-  prompt_tokens: int = 0
-  generated_tokens: int = 0
-  steps: int = 0
+  prompt_tokens: int = 0  # number of prompt tokens that the model has read
+  generated_tokens: int = 0  # number of tokens that the model has generated
+  steps: int = 0  # number of decoding steps of the batch
+  # Number of completions whose client disconnected, or that a stop string
+  # ended.
   cancelled: int = 0
-  request_secs: float = 0.0
-  running: int = 0
-  waiting: int = 0
-  checkpoint_step: int = 0
+  request_secs: float = 0.0  # sum of the seconds that answers took
+  running: int = 0  # number of completions in slots now
+  waiting: int = 0  # number of completions that wait for a slot now
+  checkpoint_step: int = 0  # training step of the current weights
 
   def format_page(self) -> str:
     """Returns the counts in Prometheus' text format."""

@@ -32,36 +32,22 @@ _IGNORED = ("model", "user")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # by identity
 class CompletionRequest:
-  """A request in the form of OpenAI's /v1/completions.
+  """A request in the form of OpenAI's /v1/completions."""
 
-  Attributes:
-    prompts: texts, or lists of token ids.
-    max_tokens: maximum number of tokens per completion; 0 only with `echo`.
-    temperature: temperature of sampling; 0 takes the likeliest token.
-    top_p: total probability of the likeliest tokens to draw from.
-    top_k: number of likeliest tokens to draw from; None for all.
-    n: number of completions per prompt.
-    stop: a completion ends where the first of these texts begins.
-    seed: random seed.
-    logprobs: number of likeliest tokens whose log-probabilities the answer
-      lists for each token; None to list none.
-    echo: whether the answer repeats the prompt before its completion.
-    stream: whether the text is sent piece by piece.
-    include_usage: whether a stream ends with its token counts.
-  """
-
-  prompts: Sequence[str | Sequence[int]]
-  max_tokens: int
-  temperature: float
-  top_p: float
-  top_k: int | None
-  n: int
-  stop: Sequence[str]
-  seed: int
+  prompts: Sequence[str | Sequence[int]]  # texts, or lists of token ids
+  max_tokens: int  # maximum number of tokens per completion; 0 only with `echo`
+  temperature: float  # temperature of sampling; 0 takes the likeliest token
+  top_p: float  # total probability of the likeliest tokens to draw from
+  top_k: int | None  # number of likeliest tokens to draw from; None for all
+  n: int  # number of completions per prompt
+  stop: Sequence[str]  # a completion ends where the first of these texts begins
+  seed: int  # random seed
+  # Number of likeliest tokens whose log-probabilities the answer lists for each
+  # token; None to list none.
   logprobs: int | None
-  echo: bool
-  stream: bool
-  include_usage: bool
+  echo: bool  # whether the answer repeats the prompt before its completion
+  stream: bool  # whether the text is sent piece by piece
+  include_usage: bool  # whether a stream ends with its token counts
 
   @property
   def wants_log_probs(self) -> bool:

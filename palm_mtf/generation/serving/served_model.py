@@ -24,22 +24,15 @@ from palm_mtf.generation.serving.completion_request import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedModel:
-  """Limits and defaults of requests.
+  """Limits and defaults of requests."""
 
-  Attributes:
-    name: name of the model that clients may give in requests.
-    vocabulary: vocabulary of the model.
-    config: settings of the run; its DecodeConfig, SAMPLE_TOKENS and SEED are
-      the defaults of requests.
-    most_rows: maximum number of a client's running and waiting completions.
-    most_secs: maximum time of a request, in seconds.
-  """
-
-  name: str
-  vocabulary: Vocabulary
+  name: str  # name of the model that clients may give in requests
+  vocabulary: Vocabulary  # vocabulary of the model
+  # Settings of the run; its DecodeConfig, SAMPLE_TOKENS and SEED are the
+  # defaults of requests.
   config: Config
-  most_rows: int
-  most_secs: float
+  most_rows: int  # maximum number of a client's running and waiting completions
+  most_secs: float  # maximum time of a request, in seconds
 
   @property
   def sequence_length(self) -> int:
