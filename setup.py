@@ -53,6 +53,7 @@ setup(
     "palm_mtf.gin": ["*/*.gin"],
     # Sources, which each machine compiles for its own CPU.
     "palm_mtf.native": ["*.cc", "*.h"],
+    "palm_mtf.report": ["*.css"],
   },
   entry_points={
     "console_scripts": ["palm_mtf = palm_mtf.cli.main:main"],

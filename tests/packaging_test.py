@@ -98,7 +98,9 @@ def _python(installed: Path, *arguments: str, folder: Path) -> str:
 def test_the_wheel_holds_the_package_its_gin_folder_and_tasks_and_no_more(
   wheel,
 ):
-  modules = chain(*map((ROOT / "palm_mtf").rglob, ("*.py", "*.cc", "*.h")))
+  modules = chain(
+    *map((ROOT / "palm_mtf").rglob, ("*.py", "*.cc", "*.h", "*.css"))
+  )
   expected = {str(path.relative_to(ROOT)) for path in modules}
   expected |= {f"palm_mtf/tasks/{path.name}" for path in TASKS}
   expected |= {f"palm_mtf/{name}" for name in GIN_FILES}

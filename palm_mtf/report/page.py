@@ -5,6 +5,7 @@
 import html
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 
 from palm_mtf import __version__
@@ -16,46 +17,7 @@ from palm_mtf.report.figures import (
 )
 from palm_mtf.report.runs import Run, is_number
 
-# In dark mode, figures have inverted brightness and the same hues.
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 100rem;
-  margin: 0 auto; padding: 1.5rem 2rem 3rem; }
-h1 { font-size: 1.5rem; margin: 0 0 1rem; }
-h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-section > h2:first-child { margin-top: 0; }
-main { display: grid; gap: 2rem 3rem; }
-section { min-width: 0; }
-@media (min-width: 70rem) {
-  main { grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); }
-}
-.figures { display: grid; gap: 1.5rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(16rem, 100%), 1fr)); }
-.wide { grid-column: 1 / -1; }
-figure { margin: 0; } img { width: 100%; }
-figcaption { font-weight: 600; font-size: .9rem; }
-.table { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem;
-  font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem 1rem .3rem 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid #8884; }
-td { overflow-wrap: anywhere; }
-tbody th { font-weight: normal; }
-.numbers td, .numbers thead th { padding: .3rem 0 .3rem 1rem;
-  text-align: right; overflow-wrap: normal; }
-.numbers.only td { white-space: nowrap; }
-.settings tbody th { white-space: nowrap; }
-p { margin: 1rem 0 .3rem; font-size: .9rem; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0;
-  padding: .6rem .8rem; background: #8881; border-radius: 4px;
-  font-size: .8rem; }
-i { display: inline-block; width: 2em; vertical-align: middle; }
-summary, footer { margin-top: 2rem; }
-summary { font-weight: bold; } footer { color: #888; font-size: .85rem; }
-@media (prefers-color-scheme: dark) {
-  img, i { filter: invert(1) hue-rotate(180deg); }
-}
-"""
+_STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 # Rows of the table of results: (title, field of metrics.jsonl, statistic over
 # the lines, format). Speed is a median, because steps are slower while a
@@ -87,7 +49,7 @@ def render_page(runs: Sequence[Run]) -> str:
   lines = (
     '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8"/>',
     '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
-    f"<title>{title}</title>\n<style>{_STYLE}</style>\n<h1>{title}</h1>",
+    f"<title>{title}</title>\n<style>\n{_STYLE}</style>\n<h1>{title}</h1>",
     "<main>\n<section>",
     *_render_figures(runs),
     "</section>\n<section>",
