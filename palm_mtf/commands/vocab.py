@@ -11,7 +11,7 @@ from typing import Any
 
 from palm_mtf.console import progress_bar
 from palm_mtf.data.sources.text_files import Settings, TextFiles
-from palm_mtf.data.vocabulary.report import (
+from palm_mtf.data.tokens.vocabulary_report import (
   Fit,
   count_pieces,
   measure_fit,

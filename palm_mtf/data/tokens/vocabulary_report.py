@@ -8,12 +8,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from palm_mtf.data.sources.document import cut_text
+from palm_mtf.data.sources.document import TRAIN, Document
+from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
-from palm_mtf.data.worker_pool import gather, num_cores
 
-_BATCH_CHARACTERS = 1 << 20
-_PART_CHARACTERS = 1 << 16
 _NUM_LONGEST = 5
 _CONTEXT = 10  # characters shown before and after the first difference
 
@@ -85,36 +83,25 @@ class Fit:
     """Bytes of text per token."""
     return self.num_bytes / max(1, self.num_tokens)
 
-  def add(self, texts: list[str]) -> None:
-    """Counts tokens in texts, and texts that decode(encode(text)) changes."""
-    # Encode texts in parts, as data/tokens/encoder.py does, but decode every
-    # text as a whole.
-    parts = [list(cut_text(text, _PART_CHARACTERS)) for text in texts]
-    encoded = self._vocabulary.encode_arrays(
-      [part for each in parts for part in each],
-      num_cores(),
-      [place > 0 for each in parts for place in range(len(each))],
-    )
-    ids = np.concatenate([np.empty(0, np.int32), *encoded])
-    self.counts += np.bincount(ids, minlength=len(self.counts))
-    remaining = iter(encoded)
-    for text, each in zip(texts, parts, strict=True):
-      self.num_documents += 1
-      self.num_bytes += len(text.encode())
-      ids = itertools.islice(remaining, len(each))
-      again = self._vocabulary.decode(itertools.chain(*ids))
-      if again != text:
-        self.num_changed += 1
-        self.first_change = self.first_change or (
-          f"document {self.num_documents:,}: {_show_difference(text, again)}"
-        )
+  def add(self, text: str, ids: np.ndarray) -> None:
+    """Counts a text's tokens `ids`, and compares the text with their text."""
+    self.num_documents += 1
+    self.num_bytes += len(text.encode())
+    np.add.at(self.counts, ids, 1)
+    again = self._vocabulary.decode(ids)
+    if again != text:
+      self.num_changed += 1
+      self.first_change = self.first_change or (
+        f"document {self.num_documents:,}: {_show_difference(text, again)}"
+      )
 
 
 def measure_fit(vocabulary: Vocabulary, texts: Iterable[str]) -> Fit:
-  """Measures how a vocabulary encodes texts, in batches."""
+  """Measures how a vocabulary encodes texts."""
   fit = Fit(vocabulary)
-  for batch in gather(texts, len, _BATCH_CHARACTERS):
-    fit.add(batch)
+  with Encoder(vocabulary) as encoder:
+    for each in encoder.encode((TRAIN, Document(text)) for text in texts):
+      fit.add(each.document.text, each.text)
   return fit
 
 
