@@ -160,7 +160,7 @@ JSON_WRITERS = {
   "palm_mtf/user_text.py",  # shows the user's value in a message
   # Names, shapes and offsets, no floats.
   "palm_mtf/export/huggingface/tensor_files.py",
-  "palm_mtf/model_dir/sealed.py",  # text that is hashed, never written
+  "palm_mtf/model_dir/foreign_files.py",  # text that is hashed, never written
 }
 
 # These rows import without TensorFlow, because commands check all input before

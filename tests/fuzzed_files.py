@@ -34,9 +34,9 @@ from palm_mtf.errors import UserError
 from palm_mtf.evaluation.answers import AnswerJournal
 from palm_mtf.evaluation.exemplars import read_exemplars
 from palm_mtf.generation.inference.prompts import read_prompts
+from palm_mtf.model_dir.foreign_files import seal
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.model_dir.samples import write_samples
-from palm_mtf.model_dir.sealed import seal
 from palm_mtf.report.runs import read_runs
 from tests import checkpoint_files, runs, transformers_folder
 

@@ -19,9 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from palm_mtf.checkpoints.weight_files import OpenWeights
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.model_dir.foreign_files import check_regular
+from palm_mtf.model_dir.foreign_files import (
+  check_regular,
+  hash_file,
+  read_sealed,
+  seal,
+)
 from palm_mtf.model_dir.paths import ModelDir, step_of
-from palm_mtf.model_dir.sealed import hash_file, read_sealed, seal
 
 _logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from palm_mtf.model_dir.atomic_files import sync
-from palm_mtf.model_dir.foreign_files import check_regular
-from palm_mtf.model_dir.sealed import hash_file
+from palm_mtf.model_dir.foreign_files import check_regular, hash_file
 from palm_mtf.runtime.host_functions import host_function
 
 _OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files

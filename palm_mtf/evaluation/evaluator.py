@@ -47,10 +47,10 @@ from palm_mtf.evaluation.answers import (
 from palm_mtf.evaluation.seqio_tasks import EvalTask, TaskResult
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.model_dir.foreign_files import read_sealed, seal
 from palm_mtf.model_dir.json_lines import write_json_lines
 from palm_mtf.model_dir.metrics import EventsWriter
 from palm_mtf.model_dir.paths import ModelDir
-from palm_mtf.model_dir.sealed import read_sealed, seal
 from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)

@@ -1,23 +1,25 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files that other programs wrote, after checking their type and size."""
+"""Reads files after checking their type, their size and, if any, their seal.
+
+A sealed JSON object has a key with the hash of its other content.
+"""
 
 import errno
+import functools
+import hashlib
 import json
 import os
-import reprlib
 import stat
+from collections.abc import Mapping
 from typing import Any
 
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 
 _READ_BYTES = 2**20
 # Larger files are refused. A 10,000-layer model's index of tensors has 10 MB.
 _MAX_JSON_BYTES = 20_000_000
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = _short.maxlong = 200
-_short.maxlevel = 3
 
 
 def check_regular(path: str) -> int:
@@ -84,6 +86,43 @@ def read_json_object(path: str, hint: str) -> dict[str, Any]:
   return found
 
 
-def short_repr(value: object) -> str:
-  """Returns the `repr` of a value, shortened to fit into a message."""
-  return _short.repr(value)
+# Larger files are refused. The manifest of a 10,000-layer model has 20 MB.
+_MAX_BYTES = 2**28
+_BLAKE2B = functools.partial(hashlib.blake2b, digest_size=16)
+
+
+def hash_file(path: str) -> str:
+  """Returns the BLAKE2b hash of a file, 128 bits, in hexadecimal."""
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, _BLAKE2B).hexdigest()
+
+
+def seal(content: Mapping[str, object], key: str) -> dict[str, Any]:
+  """Returns `content` as JSON values, with its hash added at `key`."""
+  # Hash what a reader of the JSON gets, because JSON turns tuples into lists.
+  content = json.loads(json_text(content))
+  return {**content, key: _hash_content(content)}
+
+
+def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
+  """Returns the content of a sealed JSON file, and the hash at its `key`.
+
+  Raises:
+    OSError: the file cannot be read, or is not a regular file.
+    ValueError: the file is not JSON, or its content does not match its hash.
+  """
+  try:
+    content = json.loads(read_regular(path, _MAX_BYTES))
+  except RecursionError:  # nested too deep
+    content = None
+  if isinstance(content, dict):
+    digest = content.pop(key, None)
+    if digest == _hash_content(content):
+      return content, digest
+  raise ValueError(f"{path} is not what was sealed")
+
+
+def _hash_content(content: Mapping[str, object]) -> str:
+  # Keys are sorted, so that their order in the file does not matter.
+  text = json.dumps(content, sort_keys=True).encode()
+  return _BLAKE2B(text).hexdigest()

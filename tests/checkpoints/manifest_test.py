@@ -22,7 +22,7 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.checkpoints.same_model import newest_checkpoint
 from palm_mtf.errors import UserError
-from palm_mtf.model_dir.sealed import seal
+from palm_mtf.model_dir.foreign_files import seal
 from tests.checkpoint_files import SHAPES, manifest, steps_of, write
 
 

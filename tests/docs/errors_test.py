@@ -15,8 +15,8 @@ import pytest
 
 from palm_mtf.cli.main import main
 from palm_mtf.json_text import json_text
+from palm_mtf.model_dir.foreign_files import read_sealed, seal
 from palm_mtf.model_dir.lock import training_lock
-from palm_mtf.model_dir.sealed import read_sealed, seal
 from tests import runs
 from tests.source_files import ROOT
 

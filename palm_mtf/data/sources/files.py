@@ -20,7 +20,7 @@ from palm_mtf.console import progress_bar
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
-from palm_mtf.model_dir.sealed import hash_file
+from palm_mtf.model_dir.foreign_files import hash_file
 from palm_mtf.user_text import check_compression, compression_of, format_of
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}

@@ -21,7 +21,7 @@ from palm_mtf.data.tokens.encoder import EncodedDocument
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
-from palm_mtf.model_dir.sealed import hash_file, read_sealed, seal
+from palm_mtf.model_dir.foreign_files import hash_file, read_sealed, seal
 
 # Maximum total size of a document's repeats, because memory holds all of them.
 _MOST_REPEATED_BYTES = 1 << 30

@@ -17,8 +17,8 @@ from typing import NamedTuple, get_args
 
 from palm_mtf.config.data import Packing
 from palm_mtf.config.palm import MAX_LAYERS, MAX_SIZE, PalmConfig
-from palm_mtf.errors import UserError
-from palm_mtf.model_dir.foreign_files import read_json_object, short_repr
+from palm_mtf.errors import UserError, shorten
+from palm_mtf.model_dir.foreign_files import read_json_object
 
 COHERE, GRANITE = "CohereForCausalLM", "GraniteForCausalLM"
 _BY_SETTINGS = {
@@ -183,7 +183,7 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
   named = config.get("architectures")
   if not isinstance(named, list) or named not in [[x] for x in _SETTINGS_OF]:
     raise UserError(
-      f"{what}: architectures = {short_repr(named)}: the models of palm_mtf "
+      f"{what}: architectures = {shorten(named)}: the models of palm_mtf "
       f"are {' and '.join(_SETTINGS_OF)}."
     )
   architecture = named[0]
@@ -194,7 +194,7 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
   ):
     if not _is_same(value, ours):
       raise UserError(
-        f"{what}: {name} = {short_repr(value)}: palm_mtf computes only with "
+        f"{what}: {name} = {shorten(value)}: palm_mtf computes only with "
         f"{ours!r}."
       )
   begins_with_eod = "bos_token_id" in config and config[
@@ -213,13 +213,13 @@ def _parse_own_settings(
     return {}
   if not isinstance(found, dict) or found.keys() - _OWN_CHOICES.keys():
     raise UserError(
-      f"{what}: {_OWN} = {short_repr(found)}: only "
+      f"{what}: {_OWN} = {shorten(found)}: only "
       f"{' and '.join(_OWN_CHOICES)} are known there; another version wrote it."
     )
   for name, value in found.items():
     if value not in _OWN_CHOICES[name]:
       raise UserError(
-        f"{what}: {_OWN}: {name} = {short_repr(value)}: it is one of "
+        f"{what}: {_OWN}: {name} = {shorten(value)}: it is one of "
         f"{', '.join(map(repr, _OWN_CHOICES[name]))}; another version wrote it."
       )
   return found
@@ -237,7 +237,7 @@ def _parse_model(
     value = default if value is None else value
     if type(value) is not int or not 1 <= value <= most:
       raise UserError(
-        f"{name} = {short_repr(value)}: give a whole number from 1 to {most:,}."
+        f"{name} = {shorten(value)}: give a whole number from 1 to {most:,}."
       )
     return value
 
@@ -284,11 +284,9 @@ def _list_compared_keys(
     if table is None:
       continue
     if not isinstance(table, dict):
-      raise UserError(
-        f"{what}: {name} = {short_repr(table)}: is no JSON object."
-      )
+      raise UserError(f"{what}: {name} = {shorten(table)}: is no JSON object.")
     for key, value in table.items():
-      yield f"{name}: {short_repr(key)}", value, _WANTED_ROPE.get(key)
+      yield f"{name}: {shorten(key)}", value, _WANTED_ROPE.get(key)
 
 
 def _is_same(value: object, ours: object) -> bool:

@@ -25,11 +25,10 @@ import ml_dtypes  # noqa: F401 (gives NumPy "bfloat16" for safetensors)
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, shorten
 from palm_mtf.model_dir.foreign_files import (
   check_regular,
   read_json_object,
-  short_repr,
 )
 
 _logger = logging.getLogger(__name__)
@@ -77,14 +76,14 @@ class TensorFiles:
       for tensor in file.shapes:
         if weight_map and weight_map.get(tensor) != name:
           raise UserError(
-            f"{os.path.join(folder, name)}: its {short_repr(tensor)} is not "
+            f"{os.path.join(folder, name)}: its {shorten(tensor)} is not "
             f"listed as this file's in {_INDEX}; copy the folder again."
           )
         self._files[tensor] = file
     for tensor in weight_map or ():
       if tensor not in self._files:
         raise UserError(
-          f"{os.path.join(folder, _INDEX)}: {short_repr(tensor)} is not in "
+          f"{os.path.join(folder, _INDEX)}: {shorten(tensor)} is not in "
           f"{weight_map[tensor]}; copy the folder again."
         )
     source = _INDEX if weight_map else WEIGHTS
@@ -116,7 +115,7 @@ def _read_weight_map(folder: str) -> Mapping[str, str] | None:
       r"[^/\0]+\.safetensors", file
     ):
       raise UserError(
-        f"{path}: weight_map names {short_repr(file)}; it names files of the "
+        f"{path}: weight_map names {shorten(file)}; it names files of the "
         "folder that end in .safetensors."
       )
   return found
@@ -127,13 +126,13 @@ def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
   for name in sorted(os.listdir(folder)):
     if name not in read and _is_weight_file(name):
       raise UserError(
-        f"{folder}: only {source} is read, and {short_repr(name)} holds "
+        f"{folder}: only {source} is read, and {shorten(name)} holds "
         f"weights too; if {source} is the whole model, move the other file out "
         "of the folder."
       )
     if _ADAPTER_CONFIG.fullmatch(name):
       raise UserError(
-        f"{folder}: {short_repr(name)} is the configuration of an adapter, "
+        f"{folder}: {shorten(name)} is the configuration of an adapter, "
         "which palm_mtf does not apply; merge the adapter into the model, or "
         "move the file out of the folder."
       )
@@ -154,7 +153,7 @@ def _warn_of_ignored_files(folder: str, source: str) -> None:
       elif _is_weight_file(name) or _ADAPTER_CONFIG.fullmatch(name):
         found.append(os.path.join(below, name))
   if found:
-    shown = ", ".join(map(short_repr, sorted(found)[:_MOST_NAMED]))
+    shown = ", ".join(map(shorten, sorted(found)[:_MOST_NAMED]))
     more = len(found) - _MOST_NAMED
     _logger.warning(
       f"{folder}: only {source} is read; ignored: {shown}"
@@ -229,7 +228,7 @@ class SafetensorsFile:
     except SafetensorError as error:
       reason = str(error).removeprefix("Error while deserializing header: ")
       raise UserError(
-        f"{path}: is no whole safetensors file: {short_repr(reason)}; copy it "
+        f"{path}: is no whole safetensors file: {shorten(reason)}; copy it "
         "again."
       ) from None
     except OSError as error:

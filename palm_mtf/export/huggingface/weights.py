@@ -15,10 +15,9 @@ import numpy as np
 
 from palm_mtf.accounting.architecture import parameter_shapes, parse_name
 from palm_mtf.config import PalmConfig
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, shorten
 from palm_mtf.export.huggingface.config_json import COHERE, ROTARY_BASE
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
-from palm_mtf.model_dir.foreign_files import short_repr
 
 _IN_LAYER = {
   "norm/scale": "input_layernorm",
@@ -128,7 +127,7 @@ def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
     found = files.shapes.get(name)
     if found != expected:
       raise UserError(
-        f"{what}: {name if name in wanted else short_repr(name)} is "
+        f"{what}: {name if name in wanted else shorten(name)} is "
         f"{found or 'missing'}; its config.json wants "
         f"{expected or 'no such tensor'}."
       )

@@ -12,14 +12,13 @@ from aiohttp import web
 
 from palm_mtf.errors import shorten
 from palm_mtf.generation.serving.batcher import Batcher, FullError
-from palm_mtf.generation.serving.choice import Choice
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 from palm_mtf.generation.serving.messages import (
   RefusalError,
   make_json_response,
   read_json,
 )
-from palm_mtf.generation.serving.served_model import ServedModel
+from palm_mtf.generation.serving.served_model import Choice, ServedModel
 from palm_mtf.json_text import json_text
 
 # request[CLIENT] is the client's name, as `Access.find_client` returns it.

@@ -1,25 +1,174 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The model that a server offers: name, limits and defaults."""
+"""The model that a server offers, and the choices of its answers."""
 
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.vocabulary.text_reader import TextReader
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.generation.inference.continuation import make_sampling_key
+from palm_mtf.generation.inference.continuation import (
+  ContinuationReader,
+  make_sampling_key,
+)
 from palm_mtf.generation.inference.prompts import add_start
+from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
-from palm_mtf.generation.serving.choice import Choice
 from palm_mtf.generation.serving.completion_request import (
   CompletionRequest,
   read_completion_request,
 )
+
+# OpenAI's API has only "stop" and "length", so every other end of a text, such
+# as a time limit, is reported as "length".
+_FINISH_REASONS = {"eod": "stop", "stop": "stop", "": None}
+
+
+class _Entry(NamedTuple):
+  """Entry for one token in the field `logprobs` of an answer."""
+
+  text: str
+  log_prob: float | None  # None for the start token
+  likeliest: Mapping[str, float] | None
+  place: int  # index in the answer's text at which the token begins
+
+
+class Choice:
+  """One completion of a prompt, to be read whole or piece by piece.
+
+  The field `logprobs` of the answer has `num_tokens` entries, which include
+  [eod] and the tokens of a stop string. If the prompt is echoed,
+  `num_prompt_tokens` entries come before them.
+  """
+
+  def __init__(self, index: int, row: Row, vocabulary: Vocabulary):
+    # `index` is the choice's index in the answer. The batcher's thread appends
+    # tokens to `row`.
+    self.row = row
+    self._index, self._request = index, row.asked
+    self._vocabulary = vocabulary
+    # Whether the client's token ids begin with the start token, which then
+    # counts as part of the prompt.
+    given = row.asked.prompts[index // row.asked.n]
+    self._gives_start = not isinstance(given, str) and (
+      len(given) == len(row.prompt)
+    )
+    prompt = row.prompt[1:]
+    self.num_prompt_tokens = len(prompt) + self._gives_start
+    self._reader = ContinuationReader(vocabulary, row.asked.stop, prompt)
+    self._start = ""
+    if row.asked.echo:
+      echoed = TextReader(vocabulary)
+      for token in prompt:
+        echoed.add(token)
+      self._start = echoed.text
+    self._entries: list[_Entry] = []
+    self._num_read = 0  # number of tokens that `read` has read
+    self._shown = 0  # number of characters that `read` has returned
+    self._shown_entries = 0  # number of `_entries` that `read` has returned
+
+  @property
+  def num_tokens(self) -> int:
+    """Number of tokens so far, including the token that ended the text."""
+    return len(self._reader.ids)
+
+  def is_over(self) -> bool:
+    """Returns whether the row has ended, or a stop string ended the text."""
+    if self._request.stop:
+      self._read_tokens()
+    return bool(self.row.ended or self._reader.ended)
+
+  def read(self) -> dict | None:
+    """Returns the text since the last call as JSON; None if nothing is new."""
+    # Read `ended` before the tokens, so that no token is missed: once a row has
+    # ended, no more tokens come.
+    ended = self.row.ended
+    self._read_tokens()
+    ended = self._reader.ended or ended
+    if not ended and self.num_tokens == self._num_read:
+      return None
+    self._num_read = self.num_tokens
+    if ended:
+      text = self._start + self._reader.continuation(is_over=True).text
+    else:
+      text = self._start + self._reader.sure_text()
+    new = text[self._shown :]
+    if not new and not ended:
+      return None
+    choice = {
+      "text": new,
+      "index": self._index,
+      "logprobs": None,
+      "finish_reason": _FINISH_REASONS.get(ended, "length"),
+    }
+    if self._request.wants_log_probs:
+      choice["logprobs"] = self._take_log_probs(len(text), is_over=bool(ended))
+    self._shown = len(text)
+    return choice
+
+  def _read_tokens(self) -> None:
+    ended = self.row.ended
+    new = self.row.chosen[self.num_tokens :]
+    if not self._request.wants_log_probs:
+      self._reader.add(each.token for each in new)
+      return
+    # Once the row has a token, the prompt's scores are complete, because the
+    # batcher scores the prompt before it chooses tokens.
+    if self._request.echo and not self._entries and (new or ended):
+      self._add_prompt_entries()
+    for each in new:
+      if self._reader.ended:
+        return
+      entry = self._make_entry(each, self._reader.token_text)
+      self._reader.add([each.token])
+      place = len(self._start) + self._reader.places[-1]
+      self._entries.append(entry._replace(place=place))
+
+  def _add_prompt_entries(self) -> None:
+    reader = TextReader(self._vocabulary)
+    if self._gives_start:
+      self._entries.append(_Entry("", None, None, 0))
+    for each in self.row.prompt_scores:
+      entry = self._make_entry(each, reader.token_text)
+      self._entries.append(entry._replace(place=reader.add(each.token)))
+
+  def _make_entry(
+    self, chosen: Chosen, text_of: Callable[[int], str]
+  ) -> _Entry:
+    text = text_of(chosen.token)
+    likeliest: dict[str, float] = {}
+    for token, log_prob in [*chosen.likeliest.items()][
+      : self._request.logprobs
+    ]:
+      likeliest.setdefault(text_of(token), log_prob)
+    # If the chosen token is none of these, list it too, as OpenAI's API does.
+    likeliest.setdefault(text, chosen.log_prob)
+    return _Entry(text, chosen.log_prob, likeliest, 0)
+
+  def _take_log_probs(self, length: int, is_over: bool) -> dict:
+    # Returns the entries that no call has returned yet. Until the text is over,
+    # leaves out tokens that begin after the first `length` characters.
+    first = self._shown_entries
+    while self._shown_entries < len(self._entries) and (
+      is_over or self._entries[self._shown_entries].place < length
+    ):
+      self._shown_entries += 1
+    new = self._entries[first : self._shown_entries]
+    return {
+      "tokens": [x.text for x in new],
+      "token_logprobs": [x.log_prob for x in new],
+      "top_logprobs": [x.likeliest for x in new]
+      if self._request.logprobs
+      else None,
+      "text_offset": [min(x.place, length) for x in new],
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.prompts import add_start
 from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
-from palm_mtf.generation.serving.choice import Choice
 from palm_mtf.generation.serving.completion_request import (
   read_completion_request,
 )
+from palm_mtf.generation.serving.served_model import Choice
 from tests.prefixed_vocabulary import train_prefixed
 
 TEXT = "one \u00e9 two\u2581 \U0001f600\n three"
