@@ -29,9 +29,6 @@ def data_cache(
   # If VOCABULARY is None, read MODEL_DIR's vocabulary, or train it if missing.
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_filtered(model_dir, data, model.sequence_length)
-  # If a source has token ids instead of text, they must be of this vocabulary.
-  for source in sources:
-    source.check_vocabulary(vocabulary.sha256)
   start = time.perf_counter()
   # Stores are written shard by shard: if this command is killed, the same
   # command resumes after the last complete shard.

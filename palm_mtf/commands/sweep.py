@@ -62,8 +62,6 @@ def _make_data(where: SweepDir, run: SweepRun) -> None:
     data = dataclasses.replace(data, vocabulary=None)  # train it if missing
   vocabulary = load_vocabulary(where.path, data, vocab_size=model.vocab_size)
   sources = open_filtered(where.path, data, model.sequence_length)
-  for source in sources:
-    source.check_vocabulary(vocabulary.sha256)
   cache_stores(where.path, data, sources, vocabulary)
 
 

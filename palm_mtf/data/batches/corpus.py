@@ -178,8 +178,6 @@ def corpus_of_run(
   """
   data, sequence_length = config.data, config.model.sequence_length
   sources = open_filtered(model_dir, data, sequence_length)
-  for source in sources:
-    source.check_vocabulary(vocabulary.sha256)
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)

@@ -271,7 +271,9 @@ def cache_stores(
 def _name_stores(
   own: str, data: DataConfig, sources: Sequence[Source], vocabulary: Vocabulary
 ) -> list[tuple[Source, str]]:
-  """Returns (source, name of its store) for each source."""
+  """Returns (source, name of its store) for each source; checks its ids."""
+  for source in sources:
+    source.check_vocabulary(vocabulary.sha256)
   # FileDigests caches the hashes of the text files next to the token stores.
   keep = writable_folder(data.cache_folder, own)
   named = []
