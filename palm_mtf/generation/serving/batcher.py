@@ -66,54 +66,36 @@ class WaitingRows:
   """
 
   def __init__(self):
-    # {client: {request: rows}}. Clients, and the requests of each, are sorted
-    # by the time of their last slot or, before the first slot, their arrival.
-    self._rows: dict[str, dict[CompletionRequest, collections.deque[Row]]] = {}
+    # Clients, and the requests of each, are in the order of their last slot or,
+    # before the first slot, their arrival.
+    self._rows: list[Row] = []
 
   def __iter__(self) -> Iterator[Row]:
-    for requests in self._rows.values():
-      for rows in requests.values():
-        yield from rows
+    return iter(self._rows)
 
   def __len__(self) -> int:
-    return sum(map(self.count, self._rows))
-
-  def count(self, client: str) -> int:
-    """Returns the number of a client's waiting rows."""
-    return sum(map(len, self._rows.get(client, {}).values()))
+    return len(self._rows)
 
   def add(self, rows: Sequence[Row]) -> None:
     """Adds the rows of one request."""
-    requests = self._rows.setdefault(rows[0].client, {})
-    requests[rows[0].asked] = collections.deque(rows)
+    self._rows += rows
 
   def take(self, in_slots: Iterable[Row]) -> Row:
     """Removes and returns the next row for a slot, given the rows in slots."""
     counts: dict[object, int] = collections.Counter()
     for row in in_slots:
       counts.update([row.client, row.asked])
-    client = min(self._rows, key=counts.__getitem__)
-    requests = self._rows.pop(client)
-    request = min(requests, key=counts.__getitem__)
-    rows = requests.pop(request)
-    row = rows.popleft()
-    if rows:
-      requests[request] = rows
-    if requests:
-      self._rows[client] = requests
+    client = min(self._rows, key=lambda x: counts[x.client]).client
+    of_client = [x for x in self._rows if x.client == client]
+    row = min(of_client, key=lambda x: counts[x.asked])
+    self._rows.remove(row)
+    # The client's next turn is last, and the request's is the client's last.
+    self._rows.sort(key=lambda x: (x.client == client, x.asked is row.asked))
     return row
 
   def remove_ended(self) -> None:
     """Removes the rows that have ended."""
-    if any(row.ended for row in self):
-      for client, requests in list(self._rows.items()):
-        kept = {
-          request: collections.deque(x for x in rows if not x.ended)
-          for request, rows in requests.items()
-        }
-        self._rows[client] = {x: rows for x, rows in kept.items() if rows}
-        if not self._rows[client]:
-          del self._rows[client]
+    self._rows = [x for x in self._rows if not x.ended]
 
 
 @dataclasses.dataclass
@@ -153,13 +135,7 @@ class Counters:
 
 
 class Batcher:
-  """Runs rows in the slots of a decoder, in the thread that calls `run`.
-
-  Attributes:
-    engine: weights and decoder.
-    most_rows: maximum number of rows per client, running and waiting together.
-    failure: exception that ended `run`; None if no exception did.
-  """
+  """Runs rows in the slots of a decoder, in the thread that calls `run`."""
 
   def __init__(
     self,
@@ -179,6 +155,7 @@ class Batcher:
     self._counters.checkpoint_step = engine.step
     self._eod_id = eod_id
     self._most_waiting = most_waiting
+    # Maximum number of rows per client, running and waiting together.
     self.most_rows = engine.decoder.num_slots + most_waiting
     self._changed = threading.Condition()
     self._waiting = WaitingRows()
@@ -189,7 +166,7 @@ class Batcher:
     # Seconds of decoding that are due before the next prompt is read, and
     # seconds without log p that are due before the next step with log p.
     self._owed_secs = self._owed_plain_secs = 0.0
-    self.failure: BaseException | None = None
+    self.failure: BaseException | None = None  # what ended `run`
 
   def submit(self, rows: Sequence[Row]) -> None:
     """Queues the rows of one request.
@@ -199,8 +176,8 @@ class Batcher:
     """
     client = rows[0].client
     with self._changed:
-      running = sum(x.client == client for x in self._running.values())
-      of_client = running + self._waiting.count(client) + len(rows)
+      queued = [*self._waiting, *self._running.values()]
+      of_client = sum(x.client == client for x in queued) + len(rows)
       of_all = len(self._waiting) + len(rows)
       if (
         of_client > self.most_rows
@@ -254,24 +231,25 @@ class Batcher:
       self.failure = error
       self.give_up()
 
-  def _count_rows(self) -> int:
-    return len(self._waiting) + len(self._running)
-
   def _take_turn(self) -> bool:
     # Gives a slot to at most one row, and further tokens to all rows in slots.
     # Returns False if the batcher stops.
     load = row = None
     with self._changed:
       self._remove_ended()
-      while not self._count_rows() and (self._is_stopping or not self._load):
+      while not (self._waiting or self._running):
         if self._is_stopping:
           return False
+        if self._load:
+          break
         self._changed.wait()
       if self._load and not self._running:
         load, self._load = self._load, None
       elif self._may_begin():
-        slot = self._begin()
-        row = self._running[slot]
+        row = self._waiting.take(self._running.values())
+        slots = range(self.engine.decoder.num_slots)
+        slot = next(i for i in slots if i not in self._running)
+        self._running[slot] = row
     if load:
       load()
       self._counters.checkpoint_step = self.engine.step
@@ -287,13 +265,6 @@ class Batcher:
     has_free = len(self._running) < self.engine.decoder.num_slots
     is_kept = self._load is not None or self._owed_secs > 0
     return bool(self._waiting) and has_free and not is_kept
-
-  def _begin(self) -> int:
-    row = self._waiting.take(self._running.values())
-    slots = range(self.engine.decoder.num_slots)
-    slot = next(i for i in slots if i not in self._running)
-    self._running[slot] = row
-    return slot
 
   def _read_prompt(self, row: Row, slot: int) -> None:
     # Between two decoder calls the batcher reads at most one prompt, so that no

@@ -315,7 +315,7 @@ def test_rows_of_many_clients_are_bounded_too(run):
   with pytest.raises(FullError):
     for client in range(100):
       run.batcher.submit([run.row(1, client=f"{client}") for _ in range(most)])
-  assert 4 * most <= run.batcher._count_rows() <= 8 * most
+  assert 4 * most <= len(run.batcher._waiting) <= 8 * most
   run.thread.start()
   run.end()
 
@@ -497,9 +497,9 @@ def test_ended_rows_leave_and_are_not_counted():
   rows = waiting(("a", "1", 2), ("b", "2", 1))
   first, *_ = rows
   first.ended = "cancelled"
-  assert (len(rows), rows.count("a")) == (3, 2)
+  assert len(rows) == 3
   rows.remove_ended()
-  assert (len(rows), rows.count("a"), rows.count("none")) == (2, 1, 0)
+  assert [row.client for row in rows] == ["a", "b"]
   for row in rows:
     row.ended = "time"
   rows.remove_ended()
