@@ -1,11 +1,130 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+
 import asyncio
+import math
+import time
 from concurrent import futures
 
 import pytest
 
-from tests.generation.serving.live_server import complete, serving
+from tests import strict_json
+from tests.generation.serving.live_server import (
+  Repeating,
+  complete,
+  serving,
+  until,
+)
+
+pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
+
+PROMPT = {"prompt": "one", "max_tokens": 20}
+STREAMS = pytest.mark.parametrize("stream", [False, True])
+
+
+class Slow(Repeating):
+  """A decoder whose steps take time."""
+
+  def steps(self, texts, count, *, wants_log_probs):
+    time.sleep(0.1)
+    return super().steps(texts, count, wants_log_probs=wants_log_probs)
+
+
+@STREAMS
+def test_a_text_ends_at_its_time_limit(stream):
+  async def run():
+    async with serving(decoder=Slow(), most_secs=0.35) as (_, address):
+      return await complete(address, {**PROMPT, "stream": stream})
+
+  status, answer = asyncio.run(run())
+  assert status == 200
+  assert '"finish_reason": "length"' in str(answer).replace("'", '"')
+
+
+@STREAMS
+def test_a_text_without_a_token_in_time_is_refused(stream):
+  decoder = Repeating()
+
+  async def run():
+    async with serving(decoder=decoder, most_secs=0.2) as (server, address):
+      decoder.may_step.clear()
+      first = asyncio.create_task(complete(address, PROMPT))
+      await until(lambda: server._batcher._running)
+      late = asyncio.create_task(
+        complete(address, {**PROMPT, "stream": stream})
+      )
+      await until(lambda: len(server._batcher._waiting) == 1)
+      await asyncio.sleep(0.25)
+      decoder.may_step.set()
+      return await late, await first
+
+  (status, answer), (first, _) = asyncio.run(run())
+  assert (status, first) == (503, 200)
+  assert "time limit passed before the first token" in str(answer)
+
+
+@STREAMS
+def test_a_server_that_stops_at_once_says_so(stream):
+  decoder = Repeating()
+
+  async def run():
+    async with serving(decoder=decoder) as (server, address):
+      decoder.may_step.clear()
+      asked = asyncio.create_task(
+        complete(address, {**PROMPT, "stream": stream})
+      )
+      await until(lambda: server._batcher._running)
+      server.stop("SIGTERM")
+      server.stop("SIGTERM")
+      decoder.may_step.set()
+      return await asked
+
+  status, answer = asyncio.run(run())
+  assert status == 503 and "this server is stopping." in str(answer)
+
+
+@STREAMS
+def test_requests_beyond_what_may_wait_are_refused(stream):
+  decoder = Repeating()
+
+  async def run():
+    async with serving(decoder=decoder) as (server, address):
+      decoder.may_step.clear()
+      asked = asyncio.create_task(complete(address, {**PROMPT, "n": 8}))
+      batcher = server._batcher
+      await until(lambda: len(batcher._waiting) + len(batcher._running) == 8)
+      refused = await complete(address, {**PROMPT, "stream": stream})
+      decoder.may_step.set()
+      return refused, await asked
+
+  (status, answer), (first, _) = asyncio.run(run())
+  assert (status, first) == (429, 200)
+  assert "too many completions are waiting" in str(answer)
+
+
+@STREAMS
+@pytest.mark.parametrize("log_prob", [math.nan, -math.inf, math.inf])
+def test_numbers_that_json_lacks_are_null(stream, log_prob):
+  body = {**PROMPT, "max_tokens": 2, "logprobs": 1, "echo": True}
+
+  async def run():
+    async with serving(decoder=Repeating(log_prob)) as (_, address):
+      return await complete(address, {**body, "stream": stream})
+
+  status, answer = asyncio.run(run())
+  assert status == 200
+  events = [answer]
+  if stream:
+    lines = [x for x in answer.splitlines() if x.startswith("data: {")]
+    events = [strict_json.loads(line.removeprefix("data: ")) for line in lines]
+  told = [event["choices"][0]["logprobs"] for event in events]
+  found = [x for each in told for x in each["token_logprobs"]]
+  assert found and set(found) == {None}
+  tops = [
+    x for each in told for top in each["top_logprobs"] for x in top.values()
+  ]
+  assert set(tops) == {None}
+
 
 pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
 
