@@ -139,11 +139,7 @@ ONLY_IMPORTERS = {
   ),
   "tensorflow": ("palm_mtf/_tf.py", "palm_mtf/_old_names.py"),
   "mesh_tensorflow": ("palm_mtf/_tf.py", "palm_mtf/unitransformer/"),
-  "seqio": (
-    "palm_mtf/data/sources/seqio_task.py",
-    "palm_mtf/evaluation/seqio_evaluator.py",
-    "palm_mtf/evaluation/seqio_tasks.py",
-  ),
+  "seqio": ("palm_mtf/data/sources/seqio_", "palm_mtf/evaluation/seqio_"),
   "lm_eval": "palm_mtf/lm_eval/",
   "matplotlib": "palm_mtf/report/",
   "scipy": "palm_mtf/sweep/scaling_law.py",

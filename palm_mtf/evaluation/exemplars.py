@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 from palm_mtf.config.task_eval import FIRST, FewShotConfig
 from palm_mtf.data.sources.seqio_steps import apply_steps
-from palm_mtf.data.sources.seqio_task import import_seqio
 from palm_mtf.errors import UserError
 from palm_mtf.user_text import check_text, format_of, read_json_lines, read_text
 
@@ -123,7 +122,6 @@ class SplitExemplars:
       self._task,
       self._to_text,
       split=self._split,
-      seqio=import_seqio(self._task.name, "few_shot_task"),
       where=f"exemplars of {self._task.name}",
     )
     for example in dataset:

@@ -83,9 +83,7 @@ def make_few_shot(task: Any, config: FewShotConfig) -> Any:
     UserError: if the preprocessors do not end in SeqIO's `tokenize`, the task
       has exemplars already, or its file in EXEMPLAR_FILES cannot be read.
   """
-  to_text, to_ids = split_at_tokenize(
-    task, import_seqio(task.name, "few_shot_task")
-  )
+  to_text, to_ids = split_at_tokenize(task)
   if not to_ids:
     raise UserError(
       f"task {task.name!r} has no few-shot form: its preprocessors make no "

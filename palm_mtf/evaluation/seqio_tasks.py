@@ -131,8 +131,6 @@ class EvalTask:
     """Reads and tokenizes the task's examples.
 
     Args:
-      task: task to evaluate.
-      config: settings of the evaluation.
       vocabulary: vocabulary of the run, which replaces the task's vocabulary.
       sequence_length: length for preprocessors that require a sequence length.
       groups: {group: categories}, the entry of the task in CATEGORY_GROUPS.
@@ -156,7 +154,7 @@ class EvalTask:
       )
     # A task without `tokenize` makes token ids itself. The vocabulary that made
     # the ids must equal the vocabulary of the run.
-    if not tokenizes(task, seqio):
+    if not tokenizes(task):
       names = {"inputs", "targets"} & set(task.output_features)
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
     with user_code(self._what), eager_mode():
@@ -240,8 +238,6 @@ class EvalTask:
     """Computes the task's metrics from a model's answers.
 
     Args:
-      step: step of the model's checkpoint.
-      answers: answers of the model.
       clean: indices of the examples that the training text does not contain,
         for the metrics "<metric>_clean"; None to omit these metrics.
 

@@ -200,12 +200,7 @@ class FilteredSource:
     self._source.check_vocabulary(sha256)
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document) for each document that is kept.
-
-    Raises:
-      UserError: the source cannot be read, its documents changed, or filters
-        remove all of them.
-    """
+    """Yields (split, document) for each document that is kept; see `Source`."""
     decisions = self._decisions.by_source[self._number]
     if len(decisions) and decisions.all():
       raise UserError(
@@ -299,10 +294,9 @@ def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
 def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
   where = f"{setting}: {task.name}, split {split!r}"
   with user_code(where):
-    seqio = import_seqio(task.name, setting)
     # Skip `tokenize`, because documents and examples are compared as text.
-    to_text, _ = split_at_tokenize(task, seqio)
-    dataset = apply_steps(task, to_text, split=split, seqio=seqio, where=where)
+    to_text, _ = split_at_tokenize(task)
+    dataset = apply_steps(task, to_text, split=split, where=where)
     specs = dataset.element_spec
     names = [name for name in ("inputs", "targets") if name in specs]
     if not names or any(kind_of_feature(specs[x]) != "text" for x in names):

@@ -87,8 +87,8 @@ class Source(Protocol):
     """Yields (split, document) for each document; `split` is one of SPLITS.
 
     Raises:
-      UserError: a file cannot be read, or a line is invalid; the message names
-        the file and the line.
+      UserError: a file cannot be read, a line is invalid or the user's code
+        fails, as the message says; or there is no document.
     """
 
   def report_skipped(self) -> None:

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits a SeqIO task's preprocessors ("steps") at `tokenize`; runs steps."""
 
+# seqio is imported in functions, because its import takes seconds. Each of them
+# takes a task, so seqio has been imported by data/sources/seqio_task.py.
+
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,21 +15,21 @@ from palm_mtf.errors import UserError
 from palm_mtf.user_code import user_code
 
 
-def split_at_tokenize(
-  task: Any, seqio: ModuleType
-) -> tuple[list[Callable], list[Callable]]:
+def split_at_tokenize(task: Any) -> tuple[list[Callable], list[Callable]]:
   """Returns the steps that make text, and the steps that encode this text.
 
   If no step is `tokenize`, or a step after `tokenize` changes token ids, the
   first list has all steps and the second list is empty.
   """
+  import seqio
+
   steps = [
     step
     for step in task.preprocessors
     if not isinstance(step, seqio.CacheDatasetPlaceholder)
   ]
   kinds = seqio.preprocessors
-  first = next((i for i, x in enumerate(steps) if _encodes(x, seqio)), None)
+  first = next((i for i, x in enumerate(steps) if _encodes(x)), None)
   # Split only if all later steps add EOS. After other steps, such as T5's
   # split_tokens, the ids are no longer those of the text.
   if first is not None and all(
@@ -43,19 +45,18 @@ def apply_steps(
   steps: Iterable[Callable],
   *,
   split: str,
-  seqio: ModuleType,
   where: str,
   sequence_length: Mapping[str, int] | None = None,
 ) -> Any:
   """Returns the tf.data.Dataset that `steps` make from a split, in file order.
 
   Args:
-    task: a `seqio.Task`.
-    seqio: the module, which is imported only when it is needed.
     where: beginning of error messages, which names the task.
     sequence_length: maps a feature to its number of tokens, for steps that
       truncate token ids.
   """
+  import seqio
+
   with seqio.map_seed_manager(0):  # random steps get the same seeds every time
     dataset = task.source.get_dataset(split=split, shuffle=False)
     for step in steps:
@@ -113,12 +114,14 @@ def type_name(value: object) -> str:
   return "None" if value is None else f"a {type(value).__name__}"
 
 
-def tokenizes(task: Any, seqio: ModuleType) -> bool:
+def tokenizes(task: Any) -> bool:
   """Whether any step is SeqIO's `tokenize` or `tokenize_and_append_eos`."""
-  return any(_encodes(step, seqio) for step in task.preprocessors)
+  return any(map(_encodes, task.preprocessors))
 
 
-def _encodes(step: Callable, seqio: ModuleType) -> bool:
+def _encodes(step: Callable) -> bool:
+  import seqio
+
   kinds = seqio.preprocessors
   return _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos)
 

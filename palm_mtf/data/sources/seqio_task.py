@@ -112,7 +112,6 @@ def check_ids(
 
   Args:
     task: a `seqio.Task` that makes token ids.
-    features: names of the features to check.
     sha256: hash of the run's SentencePiece model; None if the run has yet to
       train the model.
     setting: name of the setting that holds the task's name, for messages.
@@ -158,7 +157,7 @@ class SeqioTask:
     self._task = task
     # Leave out `tokenize` and later steps, which would load the task's
     # vocabulary.
-    self._steps, _ = split_at_tokenize(task, import_seqio(task.name))
+    self._steps, _ = split_at_tokenize(task)
     self._lengths = None
     if sequence_length:
       features = [f for f in ("inputs", "targets") if f in task.output_features]
@@ -215,12 +214,7 @@ class SeqioTask:
     return hash_parts(parts)
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document).
-
-    Raises:
-      UserError: the task's source or a preprocessor fails, or there is no
-        document.
-    """
+    """Yields (split, document); see `Source`."""
     self._num_skipped = 0
     found = False
     has_inputs = self.has_inputs
@@ -277,7 +271,6 @@ class SeqioTask:
         self._steps,
         split=split,
         sequence_length=self._lengths,
-        seqio=import_seqio(self.name),
         where=f"TASK: {self.name}",
       )
     options = tf.data.Options()

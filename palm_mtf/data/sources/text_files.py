@@ -158,12 +158,7 @@ class TextFiles:
     """Does nothing, because any vocabulary can encode text."""
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document).
-
-    Raises:
-      UserError: a file cannot be read or is damaged, a JSON line is invalid, or
-        no file has text.
-    """
+    """Yields (split, document); see `Source`."""
     self._start_counting()
     found = False
     for file in self.files:
