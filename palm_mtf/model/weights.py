@@ -23,7 +23,7 @@ from palm_mtf.model.sharding import gather_weight
 from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
-from palm_mtf.ops.variables import Fill, Normal, sliced_variable
+from palm_mtf.ops.variables import Fill, Normal, SlicedVariable
 
 # Names, within a layer, of kernels that read the same input.
 QKV = ("attention/q", "attention/k", "attention/v")
@@ -99,8 +99,6 @@ def palm_variables(
   Args:
     stages: mesh of each stage of one pod; one mesh for all layers if there are
       no stages.
-    config: the architecture.
-    dims: dimensions of the architecture.
     seed: seed of the initial weights; None for zeros, if a checkpoint replaces
       them.
 
@@ -114,7 +112,7 @@ def palm_variables(
     shape = [getattr(dims, dim) for dim in dim_names]
     stored = [dims.d_model_stored if x == dims.d_model else x for x in shape]
     parameter = parse_name(name)
-    variables[name] = sliced_variable(
+    variables[name] = SlicedVariable(
       stages[stage_of(parameter.layer, config, len(stages))],
       name,
       mtf.Shape(stored),
@@ -123,7 +121,7 @@ def palm_variables(
         "float32" if parameter.is_scale else config.activation_dtype
       ),
       sizes=sizes[name],
-    )
+    ).value
   return variables
 
 

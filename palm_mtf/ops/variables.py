@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables that exist only as slices, with the same values in every layout."""
 
+import abc
 import contextlib
 import dataclasses
 import hashlib
@@ -26,18 +27,12 @@ def key_of(name: str) -> int:
   return int.from_bytes(digest, "little", signed=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Normal:
-  """Draws from N(0, stddev^2), not truncated (PaLM, section 5)."""
+class Initializer(abc.ABC):
+  """Computes the initial value of a variable."""
 
-  stddev: float  # 1/sqrt(fan-in) for kernels, 1 for embeddings
-  seed: int  # of the run
-
+  @abc.abstractmethod
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""
-    return self.stddev * tf.random.stateless_normal(
-      shape, seed=[self.seed % 2**31, key_of(name)]
-    )
 
   def slice_value(
     self, name: str, shape: list[int], begin: list[int], sizes: list[int]
@@ -51,20 +46,34 @@ class Normal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fill:
+class Normal(Initializer):
+  """Draws from N(0, stddev^2), not truncated (PaLM, section 5)."""
+
+  stddev: float  # 1/sqrt(fan-in) for kernels, 1 for embeddings
+  seed: int  # of the run
+
+  def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
+    """Returns the whole initial value; see `Initializer`."""
+    return self.stddev * tf.random.stateless_normal(
+      shape, seed=[self.seed % 2**31, key_of(name)]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Fill(Initializer):
   """Fills a variable with one number."""
 
   number: float
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
-    """Returns the whole initial value of a variable, float32."""
+    """Returns the whole initial value; see `Initializer`."""
     del name
     return tf.fill(shape, self.number)
 
   def slice_value(
     self, name: str, shape: list[int], begin: list[int], sizes: list[int]
   ) -> tf.Tensor:
-    """Returns a slice (see tf.slice) of the initial value, float32."""
+    """Returns a slice of the initial value; see `Initializer`."""
     del shape, begin
     if self.number == 0:
       # tf.fill is not used, because TensorFlow would turn zeros of up to 10 MB
@@ -74,12 +83,7 @@ class Fill:
 
 
 class SlicedVariable(mtf.Variable):
-  """A variable without a full copy; `lowering.variables` has its slices.
-
-  Attributes:
-    initializer: computes the initial value.
-    sizes: sizes of the dimensions without padding (zeros at their end).
-  """
+  """A variable without a full copy; `lowering.variables` has its slices."""
 
   def __init__(
     self,
@@ -87,12 +91,23 @@ class SlicedVariable(mtf.Variable):
     name: str,
     shape: mtf.Shape,
     *,
-    initializer: Normal | Fill,
-    stored_dtype: tf.DType,
-    activation_dtype: tf.DType,
-    trainable: bool,
-    sizes: Sequence[int] | None,
+    initializer: Initializer,
+    stored_dtype: tf.DType = tf.float32,
+    activation_dtype: tf.DType = tf.float32,
+    trainable: bool = True,
+    sizes: Sequence[int] | None = None,
   ):
+    """Adds the variable to the graph.
+
+    Args:
+      name: name in a checkpoint, the same in every pod and layout.
+      initializer: computes the initial value.
+      stored_dtype: dtype of the slices and of the checkpoint.
+      activation_dtype: dtype of `value`.
+      trainable: False for variables of the optimizer.
+      sizes: sizes of the dimensions without padding, which is zeros at their
+        end; None if there is no padding.
+    """
     # mtf.Variable's constructor is not called, because it makes a full copy.
     mtf.Operation.__init__(self, [], mesh, name=name)
     # mtf.Operation changes the name if another pod's variable has this name.
@@ -135,41 +150,6 @@ class _Cast(mtf.Operation):
     )
 
 
-def sliced_variable(
-  mesh: mtf.Mesh,
-  name: str,
-  shape: mtf.Shape,
-  *,
-  initializer: Normal | Fill,
-  stored_dtype: tf.DType = tf.float32,
-  activation_dtype: tf.DType = tf.float32,
-  trainable: bool = True,
-  sizes: Sequence[int] | None = None,
-) -> mtf.Tensor:
-  """Makes a SlicedVariable and returns its value, an output of the variable.
-
-  Args:
-    mesh: mesh of the pod.
-    name: name in a checkpoint, the same in every pod and layout.
-    shape: dimensions.
-    initializer: computes the initial value.
-    stored_dtype: dtype of the slices and of the checkpoint.
-    activation_dtype: dtype of the returned value.
-    trainable: False for variables of the optimizer.
-    sizes: sizes of the dimensions without padding; None if there is no padding.
-  """
-  return SlicedVariable(
-    mesh,
-    name,
-    shape,
-    initializer=initializer,
-    stored_dtype=stored_dtype,
-    activation_dtype=activation_dtype,
-    trainable=trainable,
-    sizes=sizes,
-  ).outputs[0]
-
-
 def make_variable(value: tf.Tensor, name: str) -> tf.Variable:
   """Makes a TensorFlow variable with initial `value` on the current device."""
   return tf.Variable(value, trainable=False, use_resource=True, name=name)
@@ -200,14 +180,14 @@ def keep_variable(
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
+class Drawn(Initializer):
   """Initial values from a TensorFlow initializer, equal on every device."""
 
   initializer: Callable[..., tf.Tensor]
   seed: int  # of the run
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
-    """Returns the whole initial value of a variable, float32."""
+    """Returns the whole initial value; see `Initializer`."""
     # The values of a TensorFlow initializer depend on the number of operations
     # in its graph. In a separate graph the values depend only on (seed, name).
     with tf.Graph().as_default() as graph:
@@ -217,13 +197,6 @@ class Drawn:
       graph.as_graph_def(), return_elements=[value.name], name="first_value"
     )
     return value
-
-  def slice_value(
-    self, name: str, shape: list[int], begin: list[int], sizes: list[int]
-  ) -> tf.Tensor:
-    """Returns a slice (see tf.slice) of the initial value, float32."""
-    whole = self.full_value(name, shape)
-    return whole if sizes == shape else tf.slice(whole, begin, sizes)
 
 
 @dataclasses.dataclass(frozen=True)

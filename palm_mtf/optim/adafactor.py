@@ -29,7 +29,7 @@ from palm_mtf.accounting.optimizer_state import (
 )
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.ops.slicewise import split_axes
-from palm_mtf.ops.variables import Fill, sliced_variable
+from palm_mtf.ops.variables import Fill, SlicedVariable
 from palm_mtf.ops.xla import fused_sum
 from palm_mtf.optim.second_moment import (
   FactoredMoment,
@@ -197,7 +197,7 @@ class AdafactorUpdate(mtf.Operation):
     state = optimizer_state(config)
     self._slots = [
       {
-        slot.name: sliced_variable(
+        slot.name: SlicedVariable(
           variable.mesh,
           f"{variable.name}/{slot.name}",
           mtf.Shape(variable.shape.dims[slot.dims]),
@@ -205,7 +205,7 @@ class AdafactorUpdate(mtf.Operation):
           stored_dtype=tf.as_dtype(slot.dtype),
           trainable=False,
           sizes=variable.sizes[slot.dims],
-        ).operation
+        )
         for slot in parameter_slots(variable.name, variable.shape.ndims, state)
       }
       for variable in variables

@@ -29,7 +29,7 @@ from palm_mtf.mesh.exchange import Exchange, OwnPart
 from palm_mtf.mesh.placement import Placement
 from palm_mtf.mesh.stages import send
 from palm_mtf.model.loss import divisor
-from palm_mtf.ops.variables import Fill, sliced_variable
+from palm_mtf.ops.variables import Fill, SlicedVariable
 from palm_mtf.ops.xla import fused
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
@@ -93,10 +93,9 @@ class Accumulate(mtf.Operation):
       name: name of the variable, which no other variable has.
       value: term to add, any float dtype.
       is_first: [], bool; if true, `value` replaces the sum.
-      dtype: dtype of the sum.
     """
     self.sum_name = name
-    self.accumulator = sliced_variable(
+    self.accumulator = SlicedVariable(
       value.mesh,
       name,
       value.shape,
@@ -104,7 +103,7 @@ class Accumulate(mtf.Operation):
       stored_dtype=dtype,
       activation_dtype=dtype,
       trainable=False,
-    ).operation
+    )
     super().__init__([value], name=f"{name}/add")
     self._is_first = is_first
     self.open_axes: list[int] = []  # over which parts of the sum are added
@@ -256,14 +255,7 @@ class Update:
 
 
 class PodBuilder:
-  """Builds gradients and update of each pod in one graph.
-
-  Attributes:
-    step: placeholder of the number of steps done before, [], int64.
-    microbatch: placeholder of the microbatch's index in the step, [], int32.
-    batches: placeholder of the text that describes the batches that servers
-      read, [], string.
-  """
+  """Builds gradients and update of each pod in one graph."""
 
   def __init__(
     self,
@@ -281,8 +273,11 @@ class PodBuilder:
     self._graph = mtf.Graph()
     with tf.device(client):
       no_step = tf.constant(-1, tf.int64)  # if only the loss is fetched
+      # Number of steps done before, [], int64.
       self.step = tf.placeholder_with_default(no_step, [], "step")
+      # Index of the microbatch in the step, [], int32.
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
+      # Text that describes the batches that servers read, [], string.
       self.batches = tf.placeholder(tf.string, [], "batches")
 
   def build_gradients(
@@ -291,7 +286,6 @@ class PodBuilder:
     """Builds forward and backward pass of a pod.
 
     Args:
-      pod: index of the pod.
       placements: placement of each stage; of the pod if it has no stages.
       read: builds the operations by which servers read features; None if the
         client feeds all features.

@@ -11,7 +11,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
-from palm_mtf.ops.variables import Fill, sliced_variable
+from palm_mtf.ops.variables import Fill, SlicedVariable
 from tests import processes
 from tests.mtf_testing import mesh_layout, placement
 from tools.traffic import traffic
@@ -24,14 +24,14 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
-from palm_mtf.ops.variables import Fill, sliced_variable
+from palm_mtf.ops.variables import Fill, SlicedVariable
 from tests.mtf_testing import SINGLE, placement
 shape = mtf.Shape([mtf.Dimension("d_model", 2**21)])
 mesh = mtf.Mesh(mtf.Graph(), "mesh")
 graph, config = tf.Graph(), session_config(1)
 with graph.as_default(), tf.Session(config=config) as session:
   for name in map(str, range(32)):
-    sliced_variable(mesh, name, shape, initializer=Fill(0.0))
+    SlicedVariable(mesh, name, shape, initializer=Fill(0.0))
   lowered = lower({mesh: placement(SINGLE)}, {})
   before = resident_bytes()
   session.run(lowered.initialize)
@@ -69,7 +69,7 @@ def test_a_step_that_is_not_finite_raises_and_assigns_nothing():
     number = tf.placeholder(tf.float32, [])
     is_finite = tf.placeholder(tf.bool, [])
     variables = [
-      sliced_variable(mesh, x, mtf.Shape([]), initializer=Fill(1.0)).operation
+      SlicedVariable(mesh, x, mtf.Shape([]), initializer=Fill(1.0))
       for x in ("a", "b")
     ]
     imported = (mtf.import_tf_tensor(mesh, x) for x in (number, is_finite))

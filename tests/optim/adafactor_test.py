@@ -13,7 +13,7 @@ from palm_mtf.accounting.architecture import parameter_shapes, parse_name
 from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
-from palm_mtf.ops.variables import Fill, sliced_variable
+from palm_mtf.ops.variables import Fill, SlicedVariable
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import (
   SumOfSquares,
@@ -141,8 +141,8 @@ def run_steps(optimizer, params, gradients, mesh):
     feeds, variables, mtf_gradients = {}, [], []
     for name, dims in SHAPES.items():
       shape = mtf.Shape([mtf.Dimension(*dim) for dim in dims])
-      value = sliced_variable(mtf_mesh, name, shape, initializer=Fill(0.0))
-      variables.append(value.operation)
+      variable = SlicedVariable(mtf_mesh, name, shape, initializer=Fill(0.0))
+      variables.append(variable)
       feeds[name] = tf.placeholder(tf.float32, shape.to_integer_list)
       mtf_gradients.append(mtf.import_tf_tensor(mtf_mesh, feeds[name], shape))
     k = tf.placeholder(tf.float32, [])
