@@ -9,6 +9,7 @@ exception is a bug of palm_mtf and exits with 1.
 """
 
 import difflib
+import os
 import reprlib
 import signal
 from collections.abc import Iterable
@@ -19,14 +20,11 @@ class UserError(ValueError):
 
 
 class StoppedError(Exception):
-  """A signal ended the command early; finished work is saved.
-
-  Attributes:
-    exit_code: 128 + the signal's number, as in shells: 130 after SIGINT.
-  """
+  """A signal ended the command early; finished work is saved."""
 
   def __init__(self, signal_name: str):
     super().__init__(signal_name)
+    # As in shells: 130 after SIGINT.
     self.exit_code = 128 + signal.Signals[signal_name]
 
 
@@ -44,6 +42,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
   # Truncate a long name, which is slow to compare; known names are shorter.
   nearest = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
   return f' (did you mean "{nearest[0]}"?)' if nearest else ""
+
+
+def suggest_name(path: str) -> str:
+  """Returns `did_you_mean` for a path's name, among the names in its folder."""
+  folder, name = os.path.split(path.rstrip("/"))
+  folder = folder or "."
+  return did_you_mean(name, os.listdir(folder) if os.path.isdir(folder) else [])
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:

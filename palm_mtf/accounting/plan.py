@@ -216,7 +216,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
     "moved": _list_collectives(config, step, batch_size),
     "batch_size": batch_size,
     "step_secs": step.total,
-    "parts": _parts(step),
+    "parts": step.parts,
     "hidden_exchange_secs": step.hidden_exchange,
     **rates_of(config, batch_size, step.total),
     "run": _run(config),
@@ -256,18 +256,6 @@ def _parameters(config: AnyConfig) -> dict[str, int]:
   for name, shape, n in distinct_parameters(config.model):
     groups[parse_name(name).kind] += math.prod(shape) * n
   return dict(groups)
-
-
-def _parts(step: StepTime) -> dict[str, float]:
-  """Returns {part of a step: seconds}, in the order of execution."""
-  return {
-    "products": step.products,
-    "passes": step.passes,
-    "collectives": sum(step.collectives.values()),
-    **({"bubble": step.bubble} if step.bubble else {}),
-    "exchange": step.exchange,
-    "update": step.update,
-  }
 
 
 def _list_collectives(

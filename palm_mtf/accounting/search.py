@@ -86,9 +86,10 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
   """Yields every candidate whose layout divides the model and all batches."""
   for num_pods, tpu, data_size, model_size in _meshes(config, num_devices):
     pods = dataclasses.replace(config.pods, num_pods=num_pods)
+    axes = {"data": data_size, "model": model_size}
     for layout in _layouts(data_size, model_size):
       mesh = MeshLayout(
-        mesh_shape=_mesh_shape(data_size, model_size),
+        mesh_shape=",".join(f"{x}:{n}" for x, n in axes.items() if n > 1),
         layout=layout,
         gradient_dtype=config.mesh_layout.gradient_dtype,
         tpu=tpu,
@@ -133,15 +134,12 @@ def _most_candidates(config: AnyConfig, num_devices: int) -> int:
 
 def shares(found: Found) -> str:
   """Returns a text such as "products 80%, passes 20%": shares of the time."""
-  step = found.step
-  parts = {x: getattr(step, x) for x in ("products", "passes", "update")}
-  parts["collectives"] = sum(step.collectives.values())
-  parts["exchange"] = step.exchange
-  largest = sorted(parts.items(), key=lambda x: -x[1])
+  total = found.step.total
+  largest = sorted(found.step.parts.items(), key=lambda x: -x[1])
   return ", ".join(
-    f"{name} {secs / step.total:.0%}"
+    f"{name} {secs / total:.0%}"
     for name, secs in largest
-    if secs >= 0.005 * step.total
+    if secs >= 0.005 * total
   )
 
 
@@ -203,11 +201,6 @@ def find_slice(name: str, num_devices: int) -> str | None:
     if x <= y <= num_cubes // (x * y)
   )
   return "v4-" + "x".join(str(4 * n) for n in min(boxes, key=sum))
-
-
-def _mesh_shape(data_size: int, model_size: int) -> str:
-  axes = {"data": data_size, "model": model_size}
-  return ",".join(f"{x}:{size}" for x, size in axes.items() if size > 1)
 
 
 def _layouts(data_size: int, model_size: int) -> Iterator[str]:

@@ -66,6 +66,18 @@ class StepTime:
     of_pod += sum(self.collectives.values()) + self.bubble
     return of_pod + self.exchange
 
+  @property
+  def parts(self) -> dict[str, float]:
+    """{part: seconds}, in the order of execution."""
+    return {
+      "products": self.products,
+      "passes": self.passes,
+      "collectives": sum(self.collectives.values()),
+      **({"bubble": self.bubble} if self.bubble else {}),
+      "exchange": self.exchange,
+      "update": self.update,
+    }
+
 
 def device_rates(config: Config | PlanConfig) -> HardwareConfig:
   """Returns the rates of one device.

@@ -4,6 +4,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 from palm_mtf.accounting.architecture import count_parameters
 from palm_mtf.accounting.flops import attention_flops_per_token, hfu
@@ -11,21 +12,20 @@ from palm_mtf.accounting.hardware import peak_of_devices
 from palm_mtf.config import HardwareConfig, PalmConfig
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PublishedRun:
+class PublishedRun(NamedTuple):
   """A row of PaLM's Table 3, with the published numbers of one model."""
 
-  name: str  # the model
+  name: str  # of the model
   # Number of parameters; rounded, as published, except for PaLM.
   parameters: int
-  # Architecture, which gives the FLOPs of attention; None if the paper does not
-  # give the numbers that the row needs.
-  shape: PalmConfig | None
   chip: str  # name of a file in gin/hardware
-  num_chips: int | None  # number of chips; None if the table has none
-  # Tokens per second of all chips; None if unknown.
-  tokens_per_sec: float | None
   published: float  # MFU, 1.0 at the peak
+  # Architecture, which gives the FLOPs of attention. It, the number of chips,
+  # and the tokens per second of all chips are None if the paper does not give
+  # the numbers that the row needs.
+  shape: PalmConfig | None = None
+  num_chips: int | None = None
+  tokens_per_sec: float | None = None
   # Share of the forward products that the paper counts as recomputed (Table
   # 22); None if the paper gives no HFU.
   repeated_share: float | None = None
@@ -51,10 +51,7 @@ RUNS = (
   PublishedRun(
     name="GPT-3",
     parameters=175_000_000_000,
-    shape=None,
     chip="v100",
-    num_chips=None,
-    tokens_per_sec=None,
     published=0.213,
     note="not reproducible: 24.6 TFLOP/s per GPU are 19.7% of its peak",
   ),
@@ -103,16 +100,14 @@ def table3(
   """
   rows = []
   for run in RUNS:
+    names = ("mfu", "mfu_without_attention", "hfu", "hfu_of_remat_layer")
     row = {
       "model": run.name,
       "parameters": run.parameters,
       "chips": run.num_chips,
       "chip": run.chip,
       "published_mfu": run.published,
-      "mfu": None,
-      "mfu_without_attention": None,
-      "hfu": None,
-      "hfu_of_remat_layer": None,
+      **dict.fromkeys(names),
       "note": run.note,
     }
     if run.shape:

@@ -27,7 +27,7 @@ from palm_mtf.checkpoints.same_model import shape_differences
 from palm_mtf.checkpoints.weight_files import OpenWeights
 from palm_mtf.config import AdafactorConfig, DataConfig, RunConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.errors import UserError, suggest_name
 from palm_mtf.model_dir.paths import ModelDir, step_of
 
 _logger = logging.getLogger(__name__)
@@ -89,10 +89,8 @@ def find_weights(setting: str, path: str) -> NamedWeights:
           f"{given}: cannot read {error.filename}: {error.strerror}; give "
           "another."
         ) from None
-  folder, name = os.path.split(path)
-  names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
   raise UserError(
-    f"{given}: there is no checkpoint{did_you_mean(name, names)}; give the "
+    f"{given}: there is no checkpoint{suggest_name(path)}; give the "
     "folder of a checkpoint or of a run, or what TensorFlow calls a "
     "checkpoint's prefix."
   )

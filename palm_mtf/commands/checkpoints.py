@@ -25,7 +25,7 @@ from palm_mtf.checkpoints.manifest import (
   read_whole,
 )
 from palm_mtf.checkpoints.writer import removable, remove_checkpoint
-from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.errors import UserError, check_count, suggest_name
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.json_lines import read_json_lines
@@ -183,11 +183,9 @@ def prune(
 def _find_folders(model_dir: str) -> list[str]:
   """Returns paths of checkpoints, oldest first; UserError if there are none."""
   if not os.path.isdir(model_dir):
-    folder, name = os.path.split(model_dir.rstrip("/"))
-    names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     raise UserError(
       f"MODEL_DIR = {model_dir!r}: there is no such folder"
-      f"{did_you_mean(name, names)}; give the MODEL_DIR of a run."
+      f"{suggest_name(model_dir)}; give the MODEL_DIR of a run."
     )
   paths = checkpoint_folders(model_dir)
   if not paths:

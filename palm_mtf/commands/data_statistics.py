@@ -90,37 +90,27 @@ def epochs_of_run(
   """
   rates = np.array([source.rate for source in sources])
   rates /= rates.sum()
-  tokens = [
-    each.tokens(source.has_inputs)
-    for source, each in zip(sources, lengths, strict=True)
-  ]
-  if packing in ("packed", "single"):
-    # Count epochs in rows, not in tokens, because rows may hold padding.
+  has_padding = packing in ("packed", "single")
+  if has_padding:
     rates = Mixture(rates, seed=seed).rows_of_block / BLOCK_ROWS
-    sizes = [
-      WholeRows(
-        each,
+  found = {}
+  for source, rate, each in zip(
+    sources, map(float, rates), lengths, strict=True
+  ):
+    tokens, epochs = each.tokens(source.has_inputs), None
+    if len(tokens) and has_padding:  # count epochs in rows, not in tokens
+      rows = WholeRows(
+        tokens,
         sequence_length,
-        objective=objective,
         packed=packing == "packed",
         seed=seed,
-      ).num_rows
-      if len(each)
-      else 0
-      for each in tokens
-    ]
-    read = num_rows * rates
-  else:
-    sizes = list(map(len, tokens))
-    read = num_rows * sequence_length * rates
-  return {
-    source.name: Reading(
-      float(rate), len(each), float(part) / size if size else None
-    )
-    for source, rate, each, part, size in zip(
-      sources, rates, tokens, read, sizes, strict=True
-    )
-  }
+        objective=objective,
+      )
+      epochs = num_rows * rate / rows.num_rows
+    elif len(tokens):
+      epochs = num_rows * sequence_length * rate / len(tokens)
+    found[source.name] = Reading(rate, len(tokens), epochs)
+  return found
 
 
 def data_statistics(
@@ -158,11 +148,7 @@ def data_statistics(
         ),
         seed=config.seed,
       )
-  removed = {
-    source.name: source.counts
-    for source in sources
-    if isinstance(source, FilteredSource)
-  }
+  removed = {x.name: x.counts for x in sources if isinstance(x, FilteredSource)}
   if as_json:
     found = _make_record(result)
     if epochs:

@@ -90,11 +90,6 @@ class CrossEntropy(mtf.Operation):
       mtf.Tensor(self, targets.shape, tf.float32) for _ in range(2)
     ]
 
-  @property
-  def has_gradient(self) -> bool:
-    """Whether gradients pass through the operation."""
-    return True
-
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
     """Returns the gradient of the logits; the targets have none."""
     logits, targets = self.inputs

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.errors import UserError, suggest_name
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.paths import ModelDir
 
@@ -100,9 +100,7 @@ def _read_lines(path: str) -> list[dict[str, Any]]:
 def _explain_no_run(model_dir: ModelDir) -> str:
   path, metrics = model_dir.path, os.path.basename(model_dir.metrics)
   if not os.path.exists(path):
-    folder, name = os.path.split(os.path.abspath(path))
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    guess = did_you_mean(name, names)
+    guess = suggest_name(os.path.abspath(path))
     return f"there is no such folder{guess}; give the folder of a run."
   if not os.path.isdir(path):
     return "is a file; give the folder of a run."

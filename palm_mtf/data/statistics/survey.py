@@ -107,7 +107,11 @@ def survey(
   # n-grams of held-out documents to find contamination.
   for source, counted, sketch in zip(sources, counts, sketches, strict=True):
     documents = read_with_progress(source, "Measuring")
-    for split, document, lengths in (count_tokens or _count_none)(documents):
+    if count_tokens:
+      counts_of = count_tokens(documents)
+    else:
+      counts_of = ((*each, None) for each in documents)
+    for split, document, lengths in counts_of:
       tokens = None if lengths is None else sum(lengths)
       if split == TRAIN and lengths is not None:
         note_length(source, document, lengths)
@@ -130,13 +134,6 @@ def survey(
   starts = _search(sources, [*measured.values(), everything], searches.values())
   found = {name: each.result() for name, each in searches.items()}
   return Survey(measured, everything, found, starts)
-
-
-def _count_none(
-  documents: Iterable[tuple[str, Document]],
-) -> Iterator[tuple[str, Document, None]]:
-  for split, document in documents:
-    yield split, document, None
 
 
 def _search(

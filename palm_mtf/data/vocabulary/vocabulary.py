@@ -34,7 +34,7 @@ from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source, read_with_progress
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.worker_pool import num_cores
-from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.errors import UserError, suggest_name
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.paths import ModelDir
 
@@ -359,11 +359,9 @@ def _read_model(path: str, what: str) -> bytes:
   try:
     return read_regular(path, _MAX_BYTES)
   except FileNotFoundError:
-    folder = os.path.dirname(path) or "."
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    guess = did_you_mean(os.path.basename(path), names)
     raise UserError(
-      f"{what}: no such file{guess}; give a SentencePiece model, {_TRAIN_ONE}."
+      f"{what}: no such file{suggest_name(path)}; give a SentencePiece model, "
+      f"{_TRAIN_ONE}."
     ) from None
   except OSError as error:
     raise UserError(f"{what}: {error.strerror}.") from None
