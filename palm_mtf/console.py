@@ -164,7 +164,6 @@ def progress_bar(
   """If stderr is a terminal, shows a progress bar while the body runs.
 
   Args:
-    description: text in front of the bar.
     total: amount of work, in units of `counted`; None if unknown.
     counted: unit of the amounts, "bytes" or another plural noun.
 

@@ -100,11 +100,9 @@ def read_bytes(path: str, what: str) -> bytes:
 def read_text(
   path: str, what: str, needed: str | None, *, keeps_mark: bool = False
 ) -> str:
-  """Returns the text of a file, with its line ends unchanged.
+  """Returns the text of a file (see `read_bytes`); keeps its line ends.
 
   Args:
-    path: path of the file; "-" is stdin.
-    what: the setting and its file, for the beginning of messages.
     needed: advice for messages if the file is empty, such as "write one prompt
       per line"; None if the file may be empty.
     keeps_mark: whether to keep a byte order mark at the start of the text.
@@ -155,11 +153,10 @@ def read_json_lines(
 ) -> Iterator[tuple[int, str, dict[str, object]]]:
   """Yields (number from 1, "WHAT, line NUMBER", JSON object) for each line.
 
-  Blank lines are left out. Only one line is in memory at a time.
+  Blank lines are left out. Only one line of the file (see `read_bytes`) is in
+  memory at a time.
 
   Args:
-    path: path of the file; "-" is stdin.
-    what: the setting and its file, for the beginning of messages.
     fix: advice for messages about a line that is not a JSON object.
     needed: advice for messages if all lines are blank; None to permit that.
 

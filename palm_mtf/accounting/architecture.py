@@ -81,9 +81,6 @@ _SMALL, _LARGE, _LONG = 128, 512, 2048
 def attention_blocks(length: int) -> list[tuple[int, int]]:
   """Splits positions into blocks; attention is computed block by block.
 
-  Args:
-    length: number of positions in a sequence.
-
   Returns:
     For each block, its first position and the first position after the block.
   """
@@ -97,7 +94,6 @@ def num_keys(end: int, length: int, has_prefix: bool) -> int:
   Args:
     end: first position after the block; the causal mask hides keys from here
       on.
-    length: number of positions in a sequence.
     has_prefix: whether the sequence is a prefix LM's; if so, a block reads all
       keys, because the prefix may continue after the block.
   """

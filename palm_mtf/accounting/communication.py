@@ -100,8 +100,6 @@ def step_secs(
   """Returns the predicted seconds of a step.
 
   Args:
-    config: architecture.
-    mesh: mesh of each pod.
     pods: number of pods, and DCN_DTYPE.
     compute_secs: seconds of a step if pods send each other nothing.
     link: each pod's link to the other pods.

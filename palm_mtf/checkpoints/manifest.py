@@ -206,7 +206,6 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
   """Returns a checkpoint after comparing every file with its hash.
 
   Args:
-    path: folder of the checkpoint.
     hold: whether to keep the compared files open, because a trainer may remove
       the checkpoint.
 

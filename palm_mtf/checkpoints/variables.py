@@ -73,10 +73,8 @@ class WeightsCopier:
     """Builds programs that copy and write all slices.
 
     Args:
-      client: client of the processes.
       pods: slices of each pod, by name in the checkpoint; bit-identical on all
         pods.
-      processes: processes that write.
     """
     self._client = client
     with client.graph.as_default():
@@ -208,7 +206,6 @@ class CheckpointReader:
     """Builds the programs that open files.
 
     Args:
-      client: client of the processes.
       processes: processes that read the files, each for its own devices.
     """
     self._client, self._processes = client, processes
@@ -237,7 +234,6 @@ class CheckpointReader:
 
     Args:
       pods: slices of each pod, by name in the checkpoint.
-      prefix: TensorFlow's prefix of the files.
 
     Raises:
       OSError: a process cannot open a file.
@@ -261,9 +257,6 @@ class CheckpointReader:
     """Reads a checkpoint like manifest.py's `read_whole`.
 
     Each process hashes some of the files.
-
-    Args:
-      path: folder of the checkpoint.
     """
     checkpoint = read_checkpoint(path)
     prefix = os.path.abspath(checkpoint.prefix)

@@ -35,10 +35,6 @@ class OpenWeights:
   the open files. The folder's name has no special characters, because
   TensorFlow reads a prefix as a pattern, in which "[" begins a set of
   characters.
-
-  Attributes:
-    prefix: TensorFlow's prefix of the links; the original prefix if no
-      temporary folder can be made.
   """
 
   def __init__(self, prefix: str):

@@ -164,10 +164,6 @@ def write_checkpoint(
   """Writes a checkpoint, then removes the older ones that need not be kept.
 
   Args:
-    model_dir: MODEL_DIR.
-    manifest: manifest of the checkpoint.
-    write_weights: writes the weights; see `WriteWeights`.
-    keep: number of newest checkpoints to keep.
     keep_every_steps: if not None, also keep checkpoints at its multiples.
 
   Raises:

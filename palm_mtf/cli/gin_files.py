@@ -348,10 +348,7 @@ def load_run(
   If ACTIVATION_DTYPE is "auto", this machine's dtype replaces it.
 
   Args:
-    command: name of the command.
-    model_dir: MODEL_DIR of a training run.
     macros: {macro: value} that override the run's values.
-    trust_config: whether the run's config.gin may run code.
 
   Raises:
     UserError: if anything is wrong; the message is about the first fault.

@@ -166,7 +166,6 @@ def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
   The statements of an included file replace the `include` statement.
 
   Args:
-    path: path of the file.
     including: paths of the files through which this file was included.
   """
   # Check for circles, in which gin itself would recurse without end.

@@ -175,7 +175,6 @@ def find_checkpoints(
 
   Args:
     model_dir: MODEL_DIR of a run, which may still be training.
-    shapes: {name: shape} of the model's parameters.
     config: settings; only eval_checkpoints and eval_wait_secs are read.
     train_steps: if EVAL_CHECKPOINTS is "every", the last step to wait for.
 

@@ -100,10 +100,8 @@ def write_gguf(
   """Writes a GGUF file, with one tensor at a time in memory.
 
   Args:
-    path: path of the file.
     metadata: {key of GGUF: value}.
     shapes: {name in transformers: shape}.
-    dtype: dtype of most weights.
     read: function from a tensor's name in transformers to its float32 value.
 
   Raises:

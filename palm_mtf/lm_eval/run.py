@@ -59,7 +59,6 @@ def read_generation(
   """Returns the settings that a task asks for.
 
   Args:
-    gen_kwargs: generation_kwargs of a task.
     decode: settings of the run, of which only WEIGHT_DTYPE is used.
     length: SEQUENCE_LENGTH. If a task asks for as many tokens or more, the
       maximum is half of SEQUENCE_LENGTH.
@@ -107,9 +106,7 @@ class Run:
     """Loads the weights.
 
     Args:
-      model_dir: MODEL_DIR of a training run.
       macros: {macro: value} that override the run's values.
-      trust_config: whether the run's config.gin may run code.
 
     Raises:
       UserError: if MODEL_DIR holds no run, or its settings do not fit together.

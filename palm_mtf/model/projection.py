@@ -383,10 +383,7 @@ def project(
     x: [batch, length, d_model].
     kernels: [d_model, ...] each, dtype of x.
     positions: dimension of each product's positions, length or memory_length.
-    angles: sin and cos by which the first two products, q and k, are rotated,
-      [length, d_kv / 2] float32 each; () if no product is rotated.
-    is_gated: whether the last two kernels are wi_gate and wi, whose products
-      become one tensor, swish(x wi_gate) * (x wi).
+    angles, is_gated: see `read_product`.
     gradient_dtype: dtype in which devices add up gradients of kernels; None is
       the dtype of x.
 

@@ -76,7 +76,6 @@ def gather_weight(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   Args:
     x: the weight; returned unchanged unless a layout splits d_model_stored.
     after: other input of the layer, which the gather waits for.
-    dims: dimensions of the model.
   """
   if dims.d_model_stored == dims.d_model:
     return x

@@ -42,7 +42,6 @@ def read_json_lines(
   """Yields the JSON value of each line; nothing if there is no file.
 
   Args:
-    path: path of the file.
     kind: type of every value; `object` for any.
     number: key that must have an integer in every value; "" for no such key.
 

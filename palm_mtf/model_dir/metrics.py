@@ -20,11 +20,7 @@ _VERSION = "brain.Event:2"
 
 
 class MetricsWriter:
-  """Appends metrics to metrics.jsonl and to TensorBoard's event files.
-
-  Attributes:
-    last_step: last step with a line in metrics.jsonl; 0 if there is none.
-  """
+  """Appends metrics to metrics.jsonl and to TensorBoard's event files."""
 
   def __init__(self, model_dir: str, step: int):
     """Continues the metrics of `model_dir` after `step` steps."""
@@ -33,6 +29,7 @@ class MetricsWriter:
     lines = read_json_lines(path, number="step")
     kept = [x for x in lines if x["step"] <= step]
     write_json_lines(path, kept)
+    # Last step with a line in metrics.jsonl.
     self.last_step = kept[-1]["step"] if kept else 0
     self._lines = JsonLinesWriter(path)
     self._events = EventsWriter(model_dir)

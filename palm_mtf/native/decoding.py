@@ -147,7 +147,6 @@ def run_decode_step(
   """Reads one token per row; see `Step.read` (generation/decode/step.py).
 
   Args:
-    weights: the model.
     tokens: [rows], int32.
     positions: [rows], int32: position of each token.
     cache: keys of layer 0, values of layer 0, keys of layer 1 and so on, each
@@ -208,10 +207,8 @@ def run_text_steps(
   """Continues texts by `count` steps, or until all texts have ended.
 
   Args:
-    weights: the model.
     count: number of steps, [] int32.
     texts: state of the texts.
-    cache: see `run_decode_step`.
     num_tokens: number of pieces in the vocabulary.
     eod_id: token that ends a text; -1 if no token does.
     repetition_penalty: REPETITION_PENALTY of all texts.

@@ -22,13 +22,10 @@ def read_product(
     wide: product of rows with joined kernels, [rows, columns], float32 or
       bfloat16.
     sizes: number of columns of each kernel.
-    angles: sin and cos, [length, d_kv / 2] float32 each, which rotate the
-      columns of the first two kernels; () to rotate nothing.
-    is_gated: whether the last two kernels are wi_gate and wi.
+    angles, is_gated: see `read_product` in model/projection.py.
 
   Returns:
-    One tensor [rows, size] per kernel; if `is_gated`, one tensor for wi_gate
-    and wi together, swish(x wi_gate) * (x wi).
+    One tensor [rows, size] per kernel; if `is_gated`, one for the last two.
   """
   read = sizes[:-1] if is_gated else sizes
   parts = operations().palm_read_product(

@@ -48,8 +48,6 @@ def matmul(
   Args:
     x: [rows, inner], or [inner, rows] if `transpose_a`.
     y: [inner, columns], or [columns, inner] if `transpose_b`.
-    transpose_a: whether to transpose x.
-    transpose_b: whether to transpose y.
     dtype: dtype of the product, float32 or the dtype of x; None is the latter.
   """
   dtype = dtype or x.dtype

@@ -51,6 +51,5 @@ def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
 
   Args:
     norm: [], float32, from `global_norm`.
-    largest: GRADIENT_CLIP.
   """
   return mtf.cwise(lambda x: largest / tf.maximum(x, largest), [norm])

@@ -108,8 +108,6 @@ def import_features(
   """Imports the features of a microbatch into a pod's mesh.
 
   Args:
-    mesh: mesh of the pod.
-    placement: devices of the pod.
     fed: {name of a CPU device: {feature: placeholder on this CPU}}, with one
       CPU for each process that imports the features.
     features: dtypes and shapes, by name.

@@ -51,13 +51,9 @@ class LossSums:
 
 
 class LossFunction(Protocol):
-  """A model and its loss.
+  """A model and its loss."""
 
-  Attributes:
-    features: dtype and shape of each feature of a microbatch, by name.
-  """
-
-  features: Mapping[str, Feature]
+  features: Mapping[str, Feature]  # dtype and shape in a microbatch
 
   def build_sums(self, stages: Sequence[Stage]) -> LossSums:
     """Makes the model's variables of a pod; returns the loss of a microbatch.
@@ -85,7 +81,6 @@ class PalmLoss:
     """Checks the features.
 
     Args:
-      config: architecture.
       mesh_layout: axes and layout rules of a pod, checked against `config`.
       optimizer: gives Z_LOSS and DROPOUT.
       feature_names: keys of FEATURE_DTYPES that every batch has.

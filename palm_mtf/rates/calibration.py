@@ -204,14 +204,11 @@ class Pace:
 
   The products show how much other programs slow the call down, because both are
   assumed to be slowed down equally.
-
-  Attributes:
-    best_secs: seconds of the fastest product so far.
   """
 
   def __init__(self, multiply: Callable[[], object]):
     """Keeps `multiply`, which computes a product of PRODUCT_FLOPS."""
-    self.best_secs = math.inf
+    self.best_secs = math.inf  # of the fastest product so far
     self._multiply = multiply
     self._last_secs = 0.0
 

@@ -71,9 +71,7 @@ def make_runs(
   """Returns the runs of a sweep; the name on the last axis changes fastest.
 
   Args:
-    sweep: SWEEP_RUNS and SWEEP_HELD_OUT.
     config: settings of the sweep, which a run's macros override.
-    where: folder of the sweep.
     load_run: function from `cli.gin_files.make_run_loader`.
 
   Raises:

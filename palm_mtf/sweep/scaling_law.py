@@ -192,14 +192,7 @@ class Resampled(NamedTuple):
 def resample(
   parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, seed: int = 0
 ) -> Resampled:
-  """Fits the law to runs, and then to losses drawn around the law.
-
-  Args:
-    parameters: [runs], sizes of the models.
-    tokens: [runs], training tokens.
-    losses: [runs], validation losses, nats per token.
-    seed: seed of the draws.
-  """
+  """Fits the law to runs (see `fit`), and to losses drawn around the law."""
   law = fit(parameters, tokens, losses)
   fitted = law.loss(parameters, tokens)
   residuals = np.log(losses / fitted)

@@ -85,7 +85,6 @@ def validation_batches(
 
   Args:
     sources: sources, mixed in proportion to their rates.
-    batch_size: number of rows in a batch.
     num_rows: maximum number of rows in all batches. The batches end earlier if
       a source runs out of rows. A last batch that is not full is dropped.
     seed: seed of the order in which sources alternate.

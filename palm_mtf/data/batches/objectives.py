@@ -44,7 +44,6 @@ class Objective:
     Args:
       spans: index of each text's first token in the source's tokens, and the
         index after its [eod], [n, 2].
-      length: length of a row in tokens.
 
     Returns:
       Index of each piece's first token, and the index after its last token,
@@ -60,7 +59,6 @@ class Objective:
     """Returns the example that is made from a piece.
 
     Args:
-      tokens: tokens of the piece, [length], int32.
       key: name of the piece, which seeds the example's random numbers.
     """
     del key  # this objective is not random

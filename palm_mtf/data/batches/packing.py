@@ -141,10 +141,8 @@ class WholeRows:
 
     Args:
       tokens: tokens of at least one document.
-      length: length of a row in tokens.
       packed: whether a row holds as many documents as fit.
       seed: seed of the packing order and of the objective's random numbers.
-      objective: objective that makes examples from texts.
     """
     self._tokens = tokens
     self._length = length
@@ -240,7 +238,6 @@ def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
 
   Args:
     lengths: number of tokens in each document, [documents].
-    length: length of a row in tokens.
 
   Returns:
     The index of each row's first document, then the number of documents,

@@ -142,7 +142,6 @@ def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
   a store of many shards would exceed the limit of open files (`ulimit -n`).
 
   Args:
-    path: path of the file.
     is_random: whether small parts are read at random places, so that the kernel
       should not read ahead.
 

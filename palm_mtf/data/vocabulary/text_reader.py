@@ -17,11 +17,7 @@ _MOST_OPEN = 3  # maximum number of bytes in an incomplete character
 
 
 class TextReader:
-  """Decodes tokens one by one; the time per token does not grow with the text.
-
-  Attributes:
-    text: the complete characters of the tokens that were added so far.
-  """
+  """Decodes tokens one by one, in time that does not grow with the text."""
 
   def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()):
     """Starts a text that follows the tokens in `before`.
@@ -29,7 +25,7 @@ class TextReader:
     A character that begins in `before` and ends in the text is part of `text`.
     """
     self._vocabulary = vocabulary
-    self.text = ""
+    self.text = ""  # complete characters of the tokens so far
     self._open = b""  # bytes of an incomplete character
     # The tokens before the first character: they decide whether the text begins
     # with a space. None as soon as there is a character.

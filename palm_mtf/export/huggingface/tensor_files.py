@@ -54,12 +54,7 @@ _TRAINER_FILES = re.compile(
 
 
 class TensorFiles:
-  """The tensors of a model in a folder of transformers.
-
-  Attributes:
-    shapes: {tensor's name: shape}.
-    dtypes: {tensor's name: dtype, such as "BF16"}.
-  """
+  """The tensors of a model in a folder of transformers."""
 
   def __init__(self, folder: str):
     """Reads the headers of the weight files in `folder`.
@@ -183,7 +178,6 @@ def write_safetensors(
   """Writes float32 tensors to a file, with one tensor at a time in memory.
 
   Args:
-    path: path of the file.
     shapes: {tensor's name: shape}.
     read: function from a tensor's name to the tensor.
   """

@@ -57,7 +57,6 @@ class Decoder(tf2.Module):
     Args:
       tokens: [batch, length], int32.
       start: [batch], int32: position of each row's first token.
-      cache: keys and values of earlier positions.
       num_given: [batch], int32: if the OBJECTIVE has bidirectional attention to
         inputs, the number of inputs at the start of each row; None means 0.
 

@@ -158,7 +158,6 @@ def build_palm(
   """Returns a new mesh, the shape of token ids on the mesh, and the model.
 
   Args:
-    model: the weights.
     num_rows: divisible by the size of the mesh axis that splits `batch`.
     length: sequence length, at most the model's sequence_length.
   """
@@ -196,7 +195,6 @@ def prefill(
   token of each prompt again.
 
   Args:
-    model: the weights.
     prompts: [batch, length], int32, left-aligned.
     lengths: [batch], int32: number of tokens per prompt.
     num_positions: minimum number of positions in the cache; at least `length`.

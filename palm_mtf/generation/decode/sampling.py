@@ -162,7 +162,6 @@ def choose_tokens(
       REPETITION_PENALTY is 1.
     key: [rows, 2], int32: hash of (SEED, prompt, sample).
     place: number of tokens already drawn for the row, [] or [rows] int32.
-    settings: see `SamplingSettings`.
     num_tokens: number of pieces in the vocabulary.
   """
   temperature, penalty = settings.temperature, settings.repetition_penalty

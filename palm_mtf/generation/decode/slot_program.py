@@ -29,11 +29,7 @@ from palm_mtf.runtime.program import Program
 
 
 class SlotPrograms:
-  """Builds programs in the current tf.Graph; all programs share one cache.
-
-  Attributes:
-    initialize: initializes the cache; run it before any other program.
-  """
+  """Builds programs in the current tf.Graph; all programs share one cache."""
 
   def __init__(self, model: DecodeModel, num_slots: int, num_slices: int):
     """Makes the variables of the cache.
@@ -54,6 +50,7 @@ class SlotPrograms:
       )
       for x in self._prefill(prompts, lengths)
     ]
+    # Run this before any other program.
     self.initialize = Program(
       operations=[x.initializer for y in self._cache for x in y.tensor_list]
     )

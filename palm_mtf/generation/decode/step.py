@@ -79,7 +79,6 @@ class Step(Protocol):
       count: number of steps, [] int32. If `keeps_logits`, it must be 1.
       texts: state of the texts before the steps; each tensor is laid out. As in
         SamplingSettings, a setting may be one number for all rows.
-      cache: see `read`.
       num_tokens: number of pieces in the vocabulary.
       eod_id: token that ends a text; -1 if no token does.
       keeps_logits: whether to return the logits of the last step.
@@ -105,7 +104,6 @@ def repeat_step(
   """Runs steps `first` to `limit` - 1; stops early once all rows have ended.
 
   Args:
-    placement: devices and layout.
     step: takes the step's number and the state; returns the new state.
     state: tensors; the first one says which rows have ended, [rows] bool.
     first, limit: step numbers, [] int32.

@@ -28,12 +28,6 @@ class ContinuationReader:
   The continuation's text is what its tokens add to the prompt's text. The text
   keeps the space before its first word, although some vocabularies drop a space
   at the beginning of a decoded text.
-
-  Attributes:
-    ids: tokens up to and including the token that ended the text: [eod], or the
-      token that completed a stop string.
-    places: for each of `ids`, the index in the text at which the token begins.
-    ended: "eod", "stop", or "" while the text may continue.
   """
 
   def __init__(
@@ -45,7 +39,6 @@ class ContinuationReader:
     """Begins a continuation without tokens.
 
     Args:
-      vocabulary: vocabulary of the model.
       stop_strings: the continuation ends where the first of these texts begins.
       prompt: tokens before the continuation, without the start token. () if the
         continuation is encoded as a separate text, such as targets.
@@ -54,9 +47,12 @@ class ContinuationReader:
     self._stop_strings = stop_strings
     self._reader = TextReader(vocabulary, prompt)
     self._end: int | None = None  # index at which a stop string begins, if any
+    # Tokens up to and including the token that ended the text: [eod], or the
+    # token that completed a stop string.
     self.ids: list[int] = []
+    # For each of `ids`, the index in the text at which the token begins.
     self.places: list[int] = []
-    self.ended = ""
+    self.ended = ""  # "eod", "stop", or "" while the text may continue
 
   def add(self, ids: Iterable[int]) -> None:
     """Reads more tokens, but none after the end of the text."""

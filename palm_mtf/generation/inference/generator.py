@@ -48,10 +48,7 @@ class Generator:
 
     Args:
       loaded: weights in `decode.weight_dtype`.
-      vocabulary: vocabulary of the model.
-      decode: settings of sampling or beam search.
       sample_tokens: maximum number of tokens in a continuation.
-      seed: random seed.
       start_id: start token, from packing.document_start.
     """
     self._loaded = loaded

@@ -103,7 +103,6 @@ class Scorer:
     """Takes the weights; each program is built at its first use.
 
     Args:
-      loaded: the weights.
       stride: number of scored tokens in each window after the first; None for
         half of the sequence length.
       start_id: start token, from packing.document_start.

@@ -62,14 +62,7 @@ def load_weights(
 
 
 class LoadedDecoder:
-  """Weights on devices; a context manager, which closes the client.
-
-  Attributes:
-    client: client that has the devices.
-    model: weights that the programs read.
-    mesh: devices and layout rules.
-    num_slices: number of slices that the layout splits `batch` into.
-  """
+  """Weights on devices; a context manager, which closes the client."""
 
   def __init__(
     self,
@@ -84,6 +77,7 @@ class LoadedDecoder:
     # most of the time.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.mesh = mesh
+    # Number of slices that the layout splits `batch` into.
     self.num_slices = mesh.axis_size_of("batch")
     graph = tf.Graph()
     with graph.as_default():

@@ -43,18 +43,12 @@ class Chosen(NamedTuple):
 
 
 class SlotDecoder:
-  """Decodes texts in slots (rows of the decoding batch), for one checkpoint.
-
-  Attributes:
-    num_slots: number of slots.
-    sequence_length: maximum number of tokens in a text, prompt included.
-  """
+  """Decodes texts in slots (rows of the decoding batch), for one checkpoint."""
 
   def __init__(self, loaded: LoadedDecoder, num_tokens: int, num_slots: int):
     """Makes the cache of keys and values for all slots.
 
     Args:
-      loaded: the weights.
       num_tokens: number of pieces in the vocabulary.
       num_slots: number of slots; rounded up to a multiple of the number of
         slices of `batch`.
@@ -62,6 +56,7 @@ class SlotDecoder:
     self._loaded, self._num_tokens = loaded, num_tokens
     n = loaded.num_slices
     self.num_slots = -(-num_slots // n) * n
+    # Maximum number of tokens in a text, prompt included.
     self.sequence_length = loaded.model.config.sequence_length
     with loaded.client.graph.as_default():
       programs = SlotPrograms(loaded.model, self.num_slots, n)
@@ -92,7 +87,6 @@ class SlotDecoder:
     """Chooses the next tokens of each text.
 
     Args:
-      texts: {slot: text}.
       count: maximum number of tokens per text; SEQUENCE_LENGTH must have room
         for `count` more tokens in every text.
       wants_log_probs: whether to compute log p. If so, `count` is ignored, and

@@ -172,8 +172,6 @@ def find_allowed_hosts(
   """Returns the names that a Host header may have; None allows every name.
 
   Args:
-    listen: host of --listen.
-    is_loopback: whether `listen` is a loopback address.
     allowed: values of --allowed_host; UserError is raised if one is not a name.
   """
   for name in allowed:

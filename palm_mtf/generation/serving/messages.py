@@ -23,20 +23,14 @@ MALFORMED = (web.RequestPayloadError, http_exceptions.HttpProcessingError)
 
 
 class RefusalError(Exception):
-  """The server refuses a request, and answers with an error.
-
-  Attributes:
-    status: HTTP status.
-    message: what is wrong with the request, and the fix.
-    kind: OpenAI's name for the type of error.
-    headers: headers of the answer.
-  """
+  """The server refuses a request, and answers with an error."""
 
   def __init__(
     self, status: int, message: str, headers: Mapping[str, str] | None = None
   ):
     super().__init__(message)
     self.status, self.message = status, message
+    # OpenAI's name for the type of error.
     self.kind = "invalid_request_error" if status < 500 else "server_error"
     later = {"Retry-After": "1"} if status in (429, 503) else {}
     self.headers = {**later, **(headers or {})}

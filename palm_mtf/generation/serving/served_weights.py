@@ -30,13 +30,7 @@ _State = tuple[tuple[str, int, int], ...]
 
 
 class ServedWeights:
-  """Weights of one checkpoint at a time; a context manager that frees them.
-
-  Attributes:
-    decoder: decoder with the weights; None while no weights are loaded.
-    step: training step of the loaded checkpoint.
-    created: time of the loaded checkpoint, in seconds since 1970.
-  """
+  """Weights of one checkpoint at a time; a context manager that frees them."""
 
   def __init__(self, config: Config, *, num_tokens: int, num_slots: int):
     """Takes the settings that all checkpoints share.
@@ -49,7 +43,10 @@ class ServedWeights:
     self._checkpoint: Checkpoint | None = None
     self._loaded: LoadedDecoder | None = None
     self._scorer: Scorer | None = None
+    # None while no weights are loaded.
     self.decoder: SlotDecoder | None = None
+    # Training step of the loaded checkpoint, and its time in seconds since
+    # 1970.
     self.step = self.created = 0
 
   def __enter__(self) -> "ServedWeights":
@@ -124,7 +121,6 @@ class NewerCheckpoint:
     """Begins with the checkpoint that is served now.
 
     Args:
-      model_dir: MODEL_DIR of the run.
       served: checkpoint that is served now.
       shapes: {name of a parameter: its shape}, for the whole model.
       vocabulary_sha256: hash of the run's SentencePiece model.
