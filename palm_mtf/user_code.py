@@ -59,9 +59,7 @@ def user_code(where: str) -> Iterator[None]:
   """Turns exceptions of the body, which calls the user's code, into UserError.
 
   The body prints to stderr. KeyboardInterrupt and UserError pass unchanged.
-
-  Args:
-    where: name of the user's code, for messages, such as "TASK: my_task".
+  Messages begin with `where`, the code's name, such as "TASK: my_task".
 
   Raises:
     UserError: the body raises any other exception, including SystemExit.

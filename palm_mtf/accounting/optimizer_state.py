@@ -101,10 +101,8 @@ def check_same_slots(
 ) -> None:
   """Raises UserError unless a checkpoint has the slots that a run needs.
 
-  Args:
-    place: path of the checkpoint.
-    settings: settings of the run that wrote the checkpoint, by macro.
-    optimizer: optimizer settings of the run that resumes from the checkpoint.
+  The checkpoint is at `place`, of a run with `settings`, by macro. The run that
+  resumes from it has the settings `optimizer`.
   """
   if settings.get("SECOND_MOMENT") == NO_MOMENTS:
     raise UserError(

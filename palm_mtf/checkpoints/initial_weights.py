@@ -52,9 +52,8 @@ class NamedWeights:
 def find_weights(setting: str, path: str) -> NamedWeights:
   """Returns the weights at `path`, after comparing each file with its hash.
 
-  Args:
-    setting: name of the setting whose value is `path`, for messages.
-    path: folder of a checkpoint or a run, or a TensorFlow prefix.
+  `path`, the value of `setting`, is the folder of a checkpoint or a run, or a
+  TensorFlow prefix.
 
   Raises:
     UserError: there are no weights, or the weights are damaged.
@@ -138,10 +137,7 @@ def find_initial_weights(
 ) -> NamedWeights | None:
   """Returns the weights that INIT_CHECKPOINT names, or None if it is not used.
 
-  Args:
-    path: INIT_CHECKPOINT; None for random initial weights.
-    newest: newest checkpoint of this run, which takes precedence over `path`.
-    shapes: shape of every parameter of the model, by name.
+  `newest`, this run's newest checkpoint, takes precedence over `path`.
 
   Raises:
     UserError: `path` is missing, damaged or of another model.

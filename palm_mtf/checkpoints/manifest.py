@@ -166,10 +166,8 @@ def first_whole(
 ) -> Checkpoint | None:
   """Returns the first checkpoint that is whole; None if there are no paths.
 
-  Args:
-    paths: paths of checkpoints, in the order to try.
-    given: "SETTING = 'folder'", for messages.
-    read: function that reads a checkpoint and raises unless it is whole.
+  The `paths` are tried in order. Messages begin with `given`, for example
+  "SETTING = 'folder'". For `read` see `newest_whole`.
 
   Raises:
     UserError: all checkpoints are damaged, or one cannot be read.

@@ -70,12 +70,7 @@ class WeightsCopier:
     pods: Pods,
     processes: CheckpointProcesses = THIS_PROCESS,
   ):
-    """Builds programs that copy and write all slices.
-
-    Args:
-      pods: slices of each pod, by name in the checkpoint; bit-identical on all
-        pods.
-    """
+    """Builds programs that copy and write slices, the same bits on all pods."""
     self._client = client
     with client.graph.as_default():
       writer = build_writer(pods, processes)
@@ -203,11 +198,7 @@ class CheckpointReader:
   def __init__(
     self, client: Client, processes: CheckpointProcesses = THIS_PROCESS
   ):
-    """Builds the programs that open files.
-
-    Args:
-      processes: processes that read the files, each for its own devices.
-    """
+    """Builds programs that open files in `processes`, which read them."""
     self._client, self._processes = client, processes
     self._programs: dict[str, Program] = {}  # by the names of variables
     with client.graph.as_default(), tf.device(processes.client.device):

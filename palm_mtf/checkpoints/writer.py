@@ -163,8 +163,7 @@ def write_checkpoint(
 ) -> Checkpoint:
   """Writes a checkpoint, then removes the older ones that need not be kept.
 
-  Args:
-    keep_every_steps: if not None, also keep checkpoints at its multiples.
+  The last `keep` are kept, and those at multiples of `keep_every_steps`.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.

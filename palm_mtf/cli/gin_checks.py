@@ -223,10 +223,7 @@ def check_known(
 ) -> None:
   """Raises UserError for a macro that no command and no other setting reads.
 
-  Args:
-    macros: the macros that are set.
-    settings: settings whose values may refer to macros.
-    known: names of the macros of all commands.
+  `settings` may refer to macros; `known` are the macros of all commands.
   """
   # A macro outside `known` has an effect only if a setting refers to it.
   asked = set(known)
@@ -329,10 +326,6 @@ def convert_to_data(setting: Setting, value: Any) -> Any:
 
   Arrays and numbers of NumPy, TensorFlow, JAX and PyTorch become lists and
   numbers. Paths become strings.
-
-  Args:
-    setting: setting of the macro, for messages.
-    value: result of a user's function, or a user's constant.
 
   Raises:
     UserError: if the value is, or contains, an object of another kind.

@@ -345,10 +345,8 @@ def load_run(
 ) -> tuple[str, config.Config]:
   """Returns MODEL_DIR and the settings of a command that has --model_dir.
 
-  If ACTIVATION_DTYPE is "auto", this machine's dtype replaces it.
-
-  Args:
-    macros: {macro: value} that override the run's values.
+  `macros` override the run's values. If ACTIVATION_DTYPE is "auto", this
+  machine's dtype replaces it.
 
   Raises:
     UserError: if anything is wrong; the message is about the first fault.
@@ -367,10 +365,6 @@ def make_run_loader(
   files: Sequence[str], bindings: Sequence[str]
 ) -> Callable[[str, Mapping[str, object]], tuple[config.Config, str]]:
   """Returns a function that makes the settings of one run of a sweep.
-
-  Args:
-    files: gin files of the sweep; a later file overrides an earlier one.
-    bindings: "NAME=VALUE" texts, which override all files.
 
   Returns:
     A function with two arguments: a text for messages that says where macros

@@ -163,10 +163,8 @@ def names_in(value: object) -> Iterator[Reference | Macro]:
 def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
   """Returns a gin file's statements.
 
-  The statements of an included file replace the `include` statement.
-
-  Args:
-    including: paths of the files through which this file was included.
+  The statements of an included file replace the `include` statement. Files
+  `including` one another led to this file.
   """
   # Check for circles, in which gin itself would recurse without end.
   if path in including:

@@ -173,10 +173,8 @@ def find_checkpoints(
 ) -> Iterator[Checkpoint]:
   """Returns an iterator over the checkpoints to evaluate.
 
-  Args:
-    model_dir: MODEL_DIR of a run, which may still be training.
-    config: settings; only eval_checkpoints and eval_wait_secs are read.
-    train_steps: if EVAL_CHECKPOINTS is "every", the last step to wait for.
+  The run may still be training. If EVAL_CHECKPOINTS is "every", `train_steps`
+  is the last step to wait for.
 
   Raises:
     UserError: if a checkpoint is missing, damaged or from another model.

@@ -59,10 +59,7 @@ def make_text_items(texts: Sequence[str]) -> list[ScoreItem]:
 
 
 def read_items(path: str) -> list[ScoreItem]:
-  """Returns the items of a file.
-
-  Args:
-    path: .jsonl or .tsv file, otherwise a document; "-" is stdin.
+  """Returns the items of a .jsonl or .tsv file; otherwise it is a document.
 
   Raises:
     UserError: if the file cannot be read, is empty, or a line is not an item.

@@ -34,10 +34,7 @@ def sweep(
 ) -> None:
   """Trains the unfinished runs; prints a table and scaling law of all runs.
 
-  Args:
-    model_dir: MODEL_DIR of the sweep, which contains the MODEL_DIRs of its
-      runs.
-    load_run: function from `make_run_loader`, which makes a run's settings.
+  MODEL_DIR, of the sweep, contains the MODEL_DIRs of its runs.
 
   Raises:
     UserError: if settings are invalid (no run was trained), or a run failed

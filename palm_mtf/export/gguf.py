@@ -237,10 +237,8 @@ def make_vocabulary_metadata(
 ) -> dict[str, Value]:
   """Returns {key of GGUF: value} for the tokenizer.
 
-  Args:
-    vocabulary: vocabulary that passed `check_vocabulary`.
-    start_id: id of the token that the model reads at position 0.
-    vocab_size: number of rows of the embedding.
+  The vocabulary has passed `check_vocabulary`. The embedding has `vocab_size`
+  rows. The model reads token `start_id` at position 0.
   """
   pieces = parse_model(vocabulary).pieces
   missing = range(len(pieces), vocab_size)  # embedding rows without a piece

@@ -103,10 +103,7 @@ class Run:
   def __init__(
     self, model_dir: str, macros: Mapping[str, object], trust_config: bool
   ):
-    """Loads the weights.
-
-    Args:
-      macros: {macro: value} that override the run's values.
+    """Loads the weights; `macros` override the run's values.
 
     Raises:
       UserError: if MODEL_DIR holds no run, or its settings do not fit together.
@@ -136,8 +133,7 @@ class Run:
   ) -> Iterator[tuple[int, "Score"]]:
     """Yields each pair's index and the score of its continuation, in any order.
 
-    Args:
-      pairs: (context, continuation) pairs; a context may be "".
+    A pair is (context, continuation); a context may be "".
     """
     from palm_mtf.generation.inference.scorer import Example, Score
 

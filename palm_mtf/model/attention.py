@@ -87,23 +87,18 @@ class BlockedAttention:
   """Attention of a device's slice, one block (range of queries) after another.
 
   A block reads the keys up to the block's end or, in a prefix LM, all keys.
-
-  Attributes:
-    blocks: (first position, first position after the block) of each block.
-    has_prefix: whether there is a prefix, which all positions see.
-    scale: 1 / sqrt(d_kv).
-    is_multi_head: whether each head has its own keys and values.
-    keeps_weights: whether `attend` also returns the attention weights of each
-      block, which `gradient` then takes instead of masks.
   """
 
   # XLA compiles only the element-wise operations between the matrix products,
   # because on CPUs oneDNN's products are faster than XLA's.
 
+  # (first position, first position after the block) of each block.
   blocks: Sequence[tuple[int, int]]
-  has_prefix: bool
-  scale: float
-  is_multi_head: bool
+  has_prefix: bool  # whether there is a prefix, which all positions see
+  scale: float  # 1 / sqrt(d_kv)
+  is_multi_head: bool  # whether each head has its own keys and values
+  # Whether `attend` also returns the attention weights of each block, which
+  # `gradient` then takes instead of masks.
   keeps_weights: bool
 
   @property

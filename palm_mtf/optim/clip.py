@@ -47,9 +47,5 @@ def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
 
 
 def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
-  """Returns the factor of all gradients, min(1, largest / norm), [] float32.
-
-  Args:
-    norm: [], float32, from `global_norm`.
-  """
+  """Returns the factor of all gradients, min(1, largest / norm), [] float32."""
   return mtf.cwise(lambda x: largest / tf.maximum(x, largest), [norm])

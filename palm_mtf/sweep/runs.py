@@ -70,9 +70,7 @@ def make_runs(
 ) -> list[SweepRun]:
   """Returns the runs of a sweep; the name on the last axis changes fastest.
 
-  Args:
-    config: settings of the sweep, which a run's macros override.
-    load_run: function from `cli.gin_files.make_run_loader`.
+  A run's macros override `config`, the settings of the sweep.
 
   Raises:
     UserError: if there is no run, a run's settings do not fit together, runs

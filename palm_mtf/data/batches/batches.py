@@ -52,12 +52,9 @@ class Batches:
     self.features = rows.features
 
   def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
-    """Returns the batch of a step, or one pod's part of it.
+    """Returns the batch of a step, or one of `num_parts` equal parts of it.
 
-    Args:
-      step: number of the step, from 0.
-      part: number of the part, from 0.
-      num_parts: number of equal parts, a divisor of the step's batch size.
+    Steps and parts count from 0. Each pod reads another part.
 
     Returns:
       An array for each of `features`, [batch / num_parts, length], int32;

@@ -30,12 +30,9 @@ class Example(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """Makes examples from texts; in this one, "causal", all tokens are targets.
+  """Makes examples from texts; in this one, all tokens are targets."""
 
-  Attributes:
-    has_prefix: whether inputs attend to one another in both directions.
-  """
-
+  # Whether inputs attend to one another in both directions.
   has_prefix = False
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:

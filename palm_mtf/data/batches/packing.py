@@ -234,10 +234,7 @@ def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
 
 
 def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
-  """Fills rows of `length` tokens with whole documents, in order.
-
-  Args:
-    lengths: number of tokens in each document, [documents].
+  """Fills rows of `length` tokens with whole documents of `lengths`, in order.
 
   Returns:
     The index of each row's first document, then the number of documents,

@@ -61,11 +61,8 @@ def decide(
 ) -> list[np.ndarray]:
   """Returns each source's decisions on its documents, [documents], uint8.
 
-  A decision is an index into REASONS; 0 keeps the document.
-
-  Args:
-    examples: evaluation examples that no document may contain.
-    num_processes: number of worker processes; one per core by default.
+  A decision is an index into REASONS; 0 keeps the document. No document may
+  contain `examples`. By default there is a worker process per core.
 
   Raises:
     UserError: a source cannot be read, or a worker process was killed.

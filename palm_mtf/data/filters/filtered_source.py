@@ -269,10 +269,7 @@ def read_all(
 
 
 def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
-  """Yields the examples of a task or mixture from all splits except "train".
-
-  Args:
-    setting: name of the setting that holds `name`, for messages.
+  """Yields the examples of a task in `setting` from all splits but "train".
 
   Raises:
     UserError: `name` is not registered, the code of a task fails, or a task has

@@ -78,9 +78,8 @@ class Source(Protocol):
   def check_vocabulary(self, sha256: str | None) -> None:
     """Raises UserError if documents are token ids of another vocabulary.
 
-    Args:
-      sha256: hash of the run's SentencePiece model, in hexadecimal; None if the
-        run has yet to train the model.
+    `sha256` is the hash of the run's SentencePiece model, in hexadecimal; None
+    if the run has yet to train the model.
     """
 
   def documents(self) -> Iterator[tuple[str, Document]]:

@@ -54,10 +54,7 @@ class TextFile(NamedTuple):
 def find_files(
   globs: str | Sequence[str], setting: str = "TEXT_FILES"
 ) -> list[TextFile]:
-  """Returns the files that globs match, each once, sorted by path.
-
-  Args:
-    setting: name of the setting that holds the globs, for messages.
+  """Returns the files that the globs of `setting` match, once, by path.
 
   Raises:
     UserError: a glob matches no file, names a folder, or matches a file that

@@ -86,10 +86,7 @@ def open_task(
 
 
 def find_provider(name: str, setting: str = "TASK") -> Any:
-  """Returns the seqio.Task or seqio.Mixture registered as `name`.
-
-  Args:
-    setting: name of the setting that holds `name`, for messages.
+  """Returns the seqio.Task or seqio.Mixture `name`, which `setting` holds.
 
   Raises:
     UserError: SeqIO is missing, or `name` is not registered.

@@ -58,9 +58,6 @@ def open_sources(
 ) -> list[Source]:
   """Returns the sources of TASK or, if TASK is None, of TEXT_FILES.
 
-  Args:
-    sequence_length: SEQUENCE_LENGTH, for preprocessors that truncate token ids.
-
   Raises:
     UserError: files are missing, or TASK is not a registered task.
   """

@@ -109,8 +109,7 @@ def find_duplicates(
 ) -> Duplicates:
   """Returns the duplicates within and across sources.
 
-  Args:
-    num_largest: maximum length of `largest_exact` and of `largest_near`.
+  `largest_exact` and `largest_near` have at most `num_largest` groups.
   """
   columns = zip(*(each.columns() for each in sketches), strict=True)
   digests, values, sizes, held_out = map(np.concatenate, columns)

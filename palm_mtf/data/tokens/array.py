@@ -84,10 +84,7 @@ class TokenArray:
     return tokens, is_target
 
   def extents(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where documents begin and end.
-
-    Args:
-      documents: indices of documents, in any order, [n], int64.
+    """Returns where documents, given by their indices, begin and end.
 
     Returns:
       Two arrays, [n], int64: the index of each document's first token, and the

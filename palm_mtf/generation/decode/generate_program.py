@@ -47,24 +47,20 @@ class PromptBatch:
 
 
 class DecodePrograms(NamedTuple):
-  """Continue a batch of prompts; each prompt has a row per sample or beam.
+  """Continue a batch of prompts; each prompt has a row per sample or beam."""
 
-  Attributes:
-    start: prefills the cache. Inputs: prompts, [prompts, prompt_tokens] int32,
-      left-aligned; lengths, [prompts] int32, number of tokens per prompt; and
-      keys, [prompts, rows, 2] int32, random key of each row.
-    advance: adds tokens until each row has ended or has `limit` tokens, [].
-    read: returns the state. Outputs:
-      tokens: [prompts, rows, max_tokens], int32: continuations, [eod] after the
-        end. With beam search: the ended texts found so far, best first.
-      num_done: [], int32: number of tokens per row so far.
-      is_over: [prompts, rows], bool: whether the row has ended; with beam
-        search, whether the prompt's search is over.
-      scores: [prompts, rows], float32: only beam search has scores.
-  """
-
+  # Prefills the cache. Inputs: prompts, [prompts, prompt_tokens] int32,
+  # left-aligned; lengths, [prompts] int32, number of tokens per prompt; and
+  # keys, [prompts, rows, 2] int32, random key of each row.
   start: Program
-  advance: Program
+  advance: Program  # adds tokens until each row has ended or has `limit`, []
+  # Returns the state. Outputs:
+  #   tokens: [prompts, rows, max_tokens], int32: continuations, [eod] after the
+  #     end. With beam search: the ended texts found so far, best first.
+  #   num_done: [], int32: number of tokens per row so far.
+  #   is_over: [prompts, rows], bool: whether the row has ended; with beam
+  #     search, whether the prompt's search is over.
+  #   scores: [prompts, rows], float32: only beam search has scores.
   read: Program
 
 

@@ -171,8 +171,7 @@ def find_allowed_hosts(
 ) -> set[str] | None:
   """Returns the names that a Host header may have; None allows every name.
 
-  Args:
-    allowed: values of --allowed_host; UserError is raised if one is not a name.
+  Raises UserError if one of `allowed`, from --allowed_host, is not a name.
   """
   for name in allowed:
     if not re.fullmatch(r"\[?[\w.:-]+\]?", name) or (
