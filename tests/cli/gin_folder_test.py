@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
 def copy_package(folder: Path, inside: bool) -> str:
   """Copies the package to `folder`; returns the gin folder that it finds."""
   shutil.copytree(ROOT / "palm_mtf" / "cli", folder / "palm_mtf" / "cli")
-  for name in ("__init__.py", "errors.py"):
+  for name in ("__init__.py", "_old_names.py", "errors.py"):
     shutil.copy(ROOT / "palm_mtf" / name, folder / "palm_mtf")
   gin = folder / "palm_mtf" / "gin" if inside else folder / "gin"
   shutil.copytree(gin_folder(), gin)
