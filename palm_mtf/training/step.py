@@ -40,12 +40,7 @@ class TrainStep:
   """
 
   def __init__(self, client: Client, program: TrainProgram):
-    """Makes the programs of a step.
-
-    Args:
-      client: client in whose graph `program` was built.
-      program: training program.
-    """
+    """Takes the client in whose graph `program` was built."""
     self._client, self.program = client, program
     # {name of an input: (pod, feature)}, with an input for each server of a
     # stage.

@@ -86,7 +86,7 @@ class Client:
     after: Sequence[Future] = (),
     **more: Any,
   ) -> Call:
-    """Starts a call of a program in a new thread.
+    """Starts a call of a program in a new thread; returns the call.
 
     Args:
       program: program that was built in `graph`.
@@ -94,9 +94,6 @@ class Client:
       after: the call waits for these, and fails with the error of one that
         fails.
       more: arguments of `call` that are given by name.
-
-    Returns:
-      The call, a future of the program's outputs.
 
     Raises:
       UserError: an input is missing, or the program has no such input.

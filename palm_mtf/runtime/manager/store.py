@@ -12,7 +12,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.manager.slices import Allocation, Server, Wish
 
-_FORMAT = 1  # of the file
+_FORMAT = 2  # of the file
 
 
 class Store:

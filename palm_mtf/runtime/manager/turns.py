@@ -44,12 +44,7 @@ class Turns:
     scheduler: GangScheduler,
     list_devices: Callable[[], Mapping[str, int]],
   ):
-    """Takes a scheduler.
-
-    Args:
-      scheduler: scheduler of all islands.
-      list_devices: returns the bytes of each device, by the device's name.
-    """
+    """Takes a function that returns the bytes of each device, by its name."""
     self._scheduler, self._list_devices = scheduler, list_devices
     self._lock = threading.Lock()
     # The number that the client gave to each program, and who gets the answer.
@@ -89,13 +84,7 @@ class Turns:
   def add_client(
     self, tenant: str, weight: float, answer: Answer
   ) -> Callable[[Iterable[Message]], None]:
-    """Returns a function that takes messages of a client.
-
-    Args:
-      tenant: name of the client, unique.
-      weight: the client's share or priority, as the scheduler's policy says.
-      answer: takes the answers.
-    """
+    """Returns a function that takes messages of a client (see `serve`)."""
     numbers: dict[int, Ticket] = {}
 
     def take(message: Message) -> None:
