@@ -247,7 +247,7 @@ def test_stages_divide_what_a_device_keeps():
 
 
 @pytest.mark.parametrize(
-  ("order", "kept"), [("1f1b", [4, 3, 2, 1]), ("gpipe", [16] * 4)]
+  ("order", "kept"), [("1f1b", [5, 4, 3, 2]), ("gpipe", [16] * 4)]
 )
 def test_a_stage_keeps_the_activations_that_its_order_keeps(order, kept):
   whole, config = memory_parts(staged(1), 64), staged(4, STAGE_ORDER=order)

@@ -40,7 +40,7 @@ def main(monkeypatch, tmp_path):
   def call(*flags):
     monkeypatch.setattr(sys, "argv", ["train.py", "--gin.NUM_LAYERS=1", *flags])
     with pytest.raises(SystemExit) as ended:
-      runpy.run_path(folder / "train.py", run_name="__main__")
+      runpy.run_path(f"{folder}/train.py", run_name="__main__")
     return ended.value.code
 
   yield call
