@@ -93,6 +93,7 @@ def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
   assert max(num_bytes.values()) - min(num_bytes.values()) <= largest
 
 
+@pytest.mark.slow
 def test_the_client_alone_writes_what_the_first_pod_holds():
   pods, _ = pods_on_hosts("PaLM's 2D")
   ((process, parts),) = assign_slices(pods, CheckpointProcesses(CLIENT)).items()

@@ -98,6 +98,7 @@ def in_metrics(model_dir):
   }
 
 
+@pytest.mark.slow
 def test_training_evaluates_on_its_way_what_evaluate_finds(finished, evaluate):
   shutil.rmtree(finished / "eval")  # or else it would read the answers there
   code, out, err = evaluate("--gin.EVAL_CHECKPOINTS=[4, 8]", "--json")

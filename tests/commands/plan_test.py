@@ -222,6 +222,7 @@ def test_this_machine_is_measured_once_for_all_plans(
   assert "another version's; run `palm_mtf plan" in fails("plan", quickstart)
 
 
+@pytest.mark.slow
 def test_a_search_prints_the_fastest_and_where_the_given_one_stands(palm_mtf):
   code, out, _ = palm_mtf("plan", PALM, "--search")
   assert code == 0

@@ -285,6 +285,7 @@ def long_server(finished, tmp_path):
     process.kill()
 
 
+@pytest.mark.slow
 def test_who_goes_away_leaves_the_slot_to_who_waits(long_server):
   _, server = long_server
   with concurrent.futures.ThreadPoolExecutor() as pool:

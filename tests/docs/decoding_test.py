@@ -23,6 +23,7 @@ def printed(quickstart, capsys):
   return run
 
 
+@pytest.mark.slow
 @PAGE.shows("palm_mtf generate --model_dir runs/quickstart\n")
 def test_texts_are_continued_as_the_page_says(
   block, printed, quickstart, monkeypatch

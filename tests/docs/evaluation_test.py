@@ -200,6 +200,7 @@ def test_few_shot_tasks_read_json_lines_of_the_folder_that_is_named(
   assert record["task"] == "gsm8k_8_shot"
 
 
+@pytest.mark.slow
 @PAGE.shows("# protocol.gin: MMLU and GSM8K to the letter")
 def test_a_published_protocol_is_set_by_gin_alone(block, sets, evaluated):
   (sets / "protocol.gin").write_text(block.text)

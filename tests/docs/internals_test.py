@@ -231,6 +231,7 @@ def test_a_task_is_evaluated(block, changed, finished):
   assert "spelling" in done.stdout and "accuracy" in done.stdout
 
 
+@pytest.mark.slow
 @PAGE.shows("--- palm_mtf/training/loop.py")
 def test_an_action_runs_after_its_steps(block, changed, corpus):
   model_dir = changed.root / "run"

@@ -75,6 +75,7 @@ def test_another_run_begins_from_the_weights_of_the_first(block, trained):
   assert before.keys() == after.keys()
 
 
+@pytest.mark.slow
 @PAGE.shows("palm_mtf report runs/quickstart")
 def test_reports_are_written_where_the_page_says(block, trained):
   for command in block.commands:

@@ -72,6 +72,7 @@ def test_float32_agrees_with_the_oracles_to_1e_5(form):
     assert relative_error(result.gradients[name], gradient) < 1e-5, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.05)]
 )

@@ -47,6 +47,7 @@ def products_on_one_device(config, mesh):
   return set(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "layout",
   [

@@ -42,6 +42,7 @@ def assert_same_bits(actual, expected):
     np.testing.assert_array_equal(variables[name], value, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "block, attention",
   [

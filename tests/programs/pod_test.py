@@ -175,6 +175,7 @@ def test_pods_weigh_as_much_as_their_tokens():
 
 
 # Slow, because both axes have twice as many devices.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "mesh",
   [
@@ -190,6 +191,7 @@ def test_pods_microbatches_and_layouts_combine(mesh, whole):
   assert_same_step(one_step(TWO_PODS, mesh), whole, tolerance=2e-6)
 
 
+@pytest.mark.slow
 def test_dropout_masks_equal_the_masks_of_the_whole_batch():
   dropping = dataclasses.replace(CLIPPING, dropout=0.3)
   mesh = dataclasses.replace(SINGLE, num_microbatches=2)

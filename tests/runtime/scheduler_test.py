@@ -475,51 +475,6 @@ def test_whatever_fits_a_budget_runs_and_budgets_are_never_exceeded(
       assert sum(device in x.num_bytes for x in running) <= MAX_IN_FLIGHT
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_programs_that_fit_one_after_another_all_run(seed):
-  """A program keeps its inputs while it waits for bytes of its results.
-
-  If later programs got bytes first, all could wait for each other's inputs.
-  """
-  rng, devices = random.Random(seed), range(4)
-  # Enough for the five results that the client holds, and for one more.
-  scheduler = GangScheduler("fifo", dict.fromkeys(devices, 60))
-  users: collections.Counter[Ticket] = collections.Counter()  # of a result
-  inputs: dict[Ticket, list[Ticket]] = {}
-  held: list[Ticket] = []
-  running: list[Ticket] = []
-  made: set[Ticket] = set()
-
-  def drop(result: Ticket) -> None:
-    users[result] -= 1
-    if not users[result] and result in made:
-      scheduler.free("a", result.num_bytes)
-
-  def end() -> None:
-    ticket = rng.choice([x for x in running if made.issuperset(inputs[x])])
-    running.remove(ticket)
-    scheduler.finish(ticket, kept=ticket.num_bytes)
-    made.add(ticket)
-    users[ticket] += 1
-    for each in (ticket, *inputs[ticket]):
-      drop(each)
-
-  while len(made) < 100:
-    if len(inputs) < 100:
-      read = rng.sample(held, min(len(held), rng.randint(0, 2)))
-      gang = dict.fromkeys((y for x in read for y in x.num_bytes), 0)
-      gang |= {x: rng.choice([5, 10]) for x in rng.sample(devices, 2)}
-      ticket = scheduler.submit("a", gang)
-      inputs[ticket] = read
-      held.append(ticket)
-      users.update([ticket, *read])
-      if len(held) > 5:
-        drop(held.pop(rng.randrange(5)))
-    running += scheduler.start()
-    if len(inputs) == 100 or (running and rng.random() < 0.3):
-      end()  # fails if nothing runs
-
-
 def test_a_wait_for_buffers_that_nobody_frees_is_explained():
   scheduler = GangScheduler("fifo", {"pod0": 100})
   scheduler.keep("a", {"pod0": 60})

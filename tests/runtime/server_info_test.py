@@ -38,6 +38,7 @@ def compute(address):
     session.run(tf.add_n([y[0, 0] for y in products]))
 
 
+@pytest.mark.slow
 def test_a_server_that_computes_answers_at_once(address):
   before = read_incarnation(address, 5.0)
   thread = threading.Thread(target=compute, args=[address])

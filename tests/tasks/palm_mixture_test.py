@@ -37,6 +37,7 @@ def test_the_rates_are_those_of_the_paper(mixture, rates):
   assert sum(sources.values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_each_source_reads_its_own_files(tmp_path):
   for name in RATES:
     (tmp_path / name).mkdir()

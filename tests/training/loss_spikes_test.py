@@ -267,6 +267,7 @@ def test_a_rewind_in_stages_has_the_bits_of_one_mesh(
   assert (staged / "rewinds.jsonl").read_text() == rewinds
 
 
+@pytest.mark.slow
 def test_skip_steps_skips_batches_and_inspect_shows_it(
   corpus, tmp_path, capsys
 ):

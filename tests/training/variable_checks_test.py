@@ -177,7 +177,9 @@ def flip_bit(session, pod, name, index=0):
   variable.load(value, session)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(
+  scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def watched(request):
   """Pods of two devices each, before any step."""
   pods = PodsConfig(num_pods=request.param)

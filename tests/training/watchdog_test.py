@@ -52,6 +52,7 @@ def test_a_run_whose_step_hangs_says_where_and_exits_with_1(corpus, tmp_path):
   assert goes_on == 0, "the same command"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("body", "code"),
   [

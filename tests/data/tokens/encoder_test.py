@@ -178,7 +178,8 @@ def test_memory_stays_small_for_any_number_of_short_documents(
       encoded = encoder.encode((TRAIN, document) for _ in range(count))
       assert sum(1 for _ in encoded) == count
 
-  assert peak_memory(encode) < 6_000_000
+  # All documents would take more than 20 MB.
+  assert peak_memory(encode) < 8_000_000
 
 
 def test_a_long_document_comes_back_from_its_parts_without_added_spaces(

@@ -85,6 +85,7 @@ def _printed(command, finished, capsys, *flags) -> list[dict]:
   return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_folders_are_as_tensorflow_serving_wants(folder):
   assert [path.name for path in folder.iterdir()] == ["12"]  # the step
   assert (folder / "12" / "saved_model.pb").is_file()

@@ -169,6 +169,7 @@ def test_xla_compiles_nothing_that_c_computes(settings, weight_dtype):
     assert not graph.as_graph_def().library.function
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_batch_layout_or_pauses(drawn):
   alone = decode(
     CONFIG, PARAMS, PROMPTS[1:2], DRAWN, max_tokens=MAX_TOKENS, keys=[1]
@@ -201,6 +202,7 @@ def log_p_of(recomputed, prompt, tokens):
   return total, count
 
 
+@pytest.mark.slow
 def test_beams_have_the_scores_of_full_recomputation_and_beat_greedy(
   recomputed, expected
 ):

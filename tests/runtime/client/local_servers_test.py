@@ -129,6 +129,7 @@ def started(corpus, model_dir, **macros):
   return process
 
 
+@pytest.mark.slow
 def test_a_killed_client_leaves_no_server(corpus, tmp_path):
   process = started(corpus, tmp_path)
   pids = servers_of(process.pid)
