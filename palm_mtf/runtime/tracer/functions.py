@@ -72,8 +72,14 @@ class Function:
     """
     copies = _Copies(self.name, slice_.devices, inputs)
     token = _COPIES.set(copies)
+    first = tf.DeviceSpec.from_string(slice_.devices[0]).to_string()
+
+    def place(operation: tf.Operation) -> str:
+      # The body of a loop names no device: it runs where the loop's copy runs.
+      return "" if operation.graph.building_function else first
+
     try:
-      with user_code(self.name), tf.device(slice_.devices[0]):
+      with user_code(self.name), tf.device(place):
         nested = tf.nest.map_structure(
           to_rows, self.fn(*[x[0] for x in inputs])
         )

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow and Mesh TensorFlow functions compute the same on every slice."""
 
+import functools
+
 import mesh_tensorflow as mtf
 import numpy as np
 import pytest
@@ -38,6 +40,28 @@ def slices(client):
 
 def bits(x):
   return x.view(np.uint32).tolist()
+
+
+def test_each_device_runs_its_own_loops():
+  """Otherwise every iteration would send values to the first device."""
+  record = tf.RunMetadata()
+  square = runtime.function(
+    lambda x: tf.while_loop(
+      lambda y: tf.reduce_sum(y) < 100, lambda y: (y * y,), [x]
+    )[0]
+  )
+  with runtime.connect(devices=2) as client:
+    (both,) = client.slices("2")
+    client.programs.run = functools.partial(
+      client.programs.run,
+      options=tf.RunOptions(output_partition_graphs=True),
+      run_metadata=record,
+    )
+    found = square.on(both)(np.array([2.0, 3.0], np.float32)).fetch()
+  assert found.tolist() == [256.0, 6561.0]
+  nodes = [x for graph in record.partition_graphs for x in graph.node]
+  products = [x.device.lower() for x in nodes if x.op == "Mul"]
+  assert sorted(x[-13:] for x in products) == ["/device:cpu:0", "/device:cpu:1"]
 
 
 @pytest.mark.parametrize("dispatch", ["op_by_op", "chained", "fused"])
