@@ -32,7 +32,7 @@ from palm_mtf import errors
 POLICIES = ("fifo", "priority", "shares")
 # Programs that run on a device at the same time. More hide delays; fewer follow
 # weights more closely.
-MAX_IN_FLIGHT = 8
+MAX_IN_FLIGHT = 4
 MAX_OVERTAKES = 16  # a few times the programs in flight
 
 Bytes = Mapping[Hashable, int]  # {device: number of bytes}
