@@ -17,9 +17,8 @@ The policy orders the programs that wait:
 A program waits while an earlier program waits for one of its devices. But it
 overtakes an earlier program of another tenant that waits only for bytes. After
 MAX_OVERTAKES, its devices run empty until it fits, unless buffers hold the
-bytes that it lacks. A tenant's programs do not overtake each other: otherwise
-results of later programs could take the bytes that an earlier one needs, while
-the later ones keep their inputs and wait for bytes, too.
+bytes that it lacks. A tenant's programs do not overtake each other: results of
+later ones could take the bytes that an earlier one needs to free its inputs.
 """
 
 import bisect
@@ -30,9 +29,7 @@ from collections.abc import Hashable, Mapping
 from palm_mtf import errors
 
 POLICIES = ("fifo", "priority", "shares")
-# Programs that run on a device at the same time. More hide delays; fewer follow
-# weights more closely.
-MAX_IN_FLIGHT = 4
+MAX_IN_FLIGHT = 4  # on a device: more hide delays, fewer follow weights closely
 MAX_OVERTAKES = 16  # a few times the programs in flight
 
 Bytes = Mapping[Hashable, int]  # {device: number of bytes}

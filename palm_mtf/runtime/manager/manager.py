@@ -47,11 +47,8 @@ class Manager:
   ):
     """Continues with the servers and allocations of `store`.
 
-    Args:
-      store: the manager's file.
-      count_devices: function that returns how many devices the TensorFlow
-        server at an address has; raises UserError if it does not answer.
-      clock: function that returns a time in seconds.
+    `count_devices` returns how many devices the TensorFlow server at an address
+    has, and raises UserError if it does not answer. `clock` returns seconds.
     """
     self._store, self._count_devices = store, count_devices
     self._clock, self._lock = clock, threading.RLock()
