@@ -5,6 +5,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,32 +42,22 @@ def decode(
   settings: DecodeConfig,
   *,
   max_tokens: int,
-  keys: Sequence[int] | None = None,
   mesh: MeshLayout = SINGLE,
   chunk: int | None = None,
-  num_tokens: int | None = None,
   num_starts: int = 1,
+  **more: Any,
 ) -> Decoded:
-  """Continues prompts, each a list of tokens without the 0 before it.
+  """Continues prompts; see `Decoder` for the arguments.
 
-  `keys` has a number for each prompt (default: its index). `chunk` is the
-  number of tokens per call, and `num_tokens` the number of pieces of the
-  vocabulary. The decoding is repeated `num_starts` times.
+  `chunk` is the number of tokens per call. The decoding is repeated
+  `num_starts` times.
   """
   with (
     tf.Graph().as_default(),
     Client(tf.Session(config=session_config(mesh.num_devices))) as client,
   ):
     decoder = Decoder(
-      client,
-      config,
-      params,
-      prompts,
-      settings,
-      max_tokens,
-      keys=keys,
-      mesh=mesh,
-      num_tokens=num_tokens,
+      client, config, params, prompts, settings, max_tokens, mesh=mesh, **more
     )
     for _ in range(num_starts):
       decoder.start()
@@ -76,7 +67,11 @@ def decode(
 
 
 class Decoder:
-  """Continues prompts on a client; see `decode` for the arguments."""
+  """Continues prompts, lists of tokens without the 0 before them, on a client.
+
+  `keys` has a number for each prompt (default: its index). `num_tokens` is the
+  number of pieces of the vocabulary.
+  """
 
   def __init__(
     self,
