@@ -242,10 +242,10 @@ def _run_case(name: str, arguments: Sequence[str]) -> None:
       print(case.HEAD, flush=True)
     records.append(record)
     print(json.dumps(record) if as_json else case.row(record), flush=True)
-  if hasattr(case, "finish"):
-    text = case.finish(records, chosen)
-    if text and not as_json:
-      print(text)
+  if getattr(chosen, "picture", None):
+    case.draw(records, chosen.picture)
+  if hasattr(case, "finish") and not as_json:
+    print(case.finish(records))
 
 
 def main() -> int:

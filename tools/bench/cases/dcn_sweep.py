@@ -221,12 +221,6 @@ def row(record: dict) -> str:
   )
 
 
-def finish(records: Sequence[dict], chosen: argparse.Namespace) -> None:
-  """Draws the picture."""
-  if chosen.picture:
-    draw(records, chosen.picture)
-
-
 def draw(records: Sequence[dict], path: str) -> None:
   """Draws step time by bandwidth: lines are predicted, marks measured."""
   from matplotlib.figure import Figure

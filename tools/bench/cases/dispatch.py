@@ -167,12 +167,6 @@ def _measure_sizes(client, servers: int, rounds: int) -> list:
   return records
 
 
-def finish(records: Sequence[dict], chosen: argparse.Namespace) -> None:
-  """Draws the picture."""
-  if chosen.picture:
-    draw(records, chosen.picture)
-
-
 def draw(records: Sequence[dict], path: str) -> None:
   """Draws a panel per figure of the paper."""
   from matplotlib.figure import Figure

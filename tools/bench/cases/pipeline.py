@@ -321,12 +321,6 @@ def row(record: dict) -> str:
   )
 
 
-def finish(records: Sequence[dict], chosen: argparse.Namespace) -> None:
-  """Draws the picture."""
-  if chosen.picture:
-    draw(records, chosen.picture)
-
-
 def draw(records: Sequence[dict], path: str) -> None:
   """Draws efficiency by M, speed compared with SPMD, and passes of a step."""
   from matplotlib.figure import Figure

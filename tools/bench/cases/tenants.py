@@ -240,12 +240,6 @@ def row(record: dict) -> str:
   )
 
 
-def finish(records: Sequence[dict], chosen: argparse.Namespace) -> None:
-  """Draws the picture."""
-  if chosen.picture:
-    draw(records, chosen.picture)
-
-
 def draw(records: Sequence[dict], path: str) -> None:
   """Draws throughput by number of clients, and below who ran when."""
   from matplotlib.figure import Figure

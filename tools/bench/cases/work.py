@@ -217,11 +217,9 @@ def draw(records: Sequence[Mapping[str, object]], path: str) -> None:
   write_png(figure, path, dpi=120)
 
 
-def finish(records: Sequence[Mapping], chosen: argparse.Namespace) -> str:
-  """Draws the picture; returns how far layers are from a line."""
+def finish(records: Sequence[Mapping]) -> str:
+  """Returns how far layers are from a line."""
   points = [(x["x"], x["value"]) for x in records if x["of"] == "layers"]
   slope, height = fit_line(points)
   off = max(abs(y / (height + slope * x) - 1) for x, y in points)
-  if chosen.picture:
-    draw(records, chosen.picture)
   return f"layers: at most {off:.1%} off {height:.3f} + {slope:.4f} layers"
