@@ -115,7 +115,7 @@ class PodTraining:
       cluster = connect(
         pods, mesh, places, self._heartbeat.infos, servers.stream
       )
-      client = stack.enter_context(cluster.client())
+      client = stack.enter_context(cluster.client(pods.device_bytes or 0))
       with client.graph.as_default():
         self.program = build_program(
           self._loss_function,

@@ -19,12 +19,15 @@ overtakes an earlier program of another tenant that waits only for bytes. After
 MAX_OVERTAKES, its devices run empty until it fits, unless buffers hold the
 bytes that it lacks. A tenant's programs do not overtake each other: results of
 later ones could take the bytes that an earlier one needs to free its inputs.
+
+A program never starts before the programs whose results it reads: they could
+wait for its place. So a program that runs waits only for programs that run.
 """
 
 import bisect
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 from palm_mtf import errors
 
@@ -45,6 +48,8 @@ class Ticket:
   num_bytes: Bytes
   secs: float
   weight: float
+  after: Sequence["Ticket"]
+  now: float  # virtual time at the submission
   order: tuple[float, int]  # rank by the policy, then number of the submission
   state: str = "waiting"  # then "running", then "ended"
   num_overtakes: int = 0  # by later programs, while this program lacked bytes
@@ -78,12 +83,18 @@ class GangScheduler:
     self._kept: Counts = Counter()  # bytes of buffers
     self._num_freed = 0  # calls of `free`
     self._virtual_times: Tags = defaultdict(float)  # tag of the last start
-    # By tenant and device: bytes of buffers; finish tag of the last program.
+    # By tenant and device: bytes of buffers; finish tag of the program that
+    # started last.
     self._kept_by: dict[str, Counts] = defaultdict(Counter)
     self._finish_tags: dict[str, Tags] = defaultdict(lambda: defaultdict(float))
 
   def submit(
-    self, tenant: str, num_bytes: Bytes, secs: float = 1.0, weight: float = 1.0
+    self,
+    tenant: str,
+    num_bytes: Bytes,
+    secs: float = 1.0,
+    weight: float = 1.0,
+    after: Sequence[Ticket] = (),
   ) -> Ticket:
     """Adds a program to the programs that wait.
 
@@ -93,6 +104,7 @@ class GangScheduler:
       secs: estimated seconds for which the program occupies its devices, such
         as the measured seconds of its last run.
       weight: the tenant's weight or priority, as the policy says.
+      after: the tenant's programs that must start before this program.
 
     Raises:
       UserError: a device is unknown, or its budget is too small.
@@ -104,12 +116,15 @@ class GangScheduler:
       raise errors.UserError(f"devices {given}: give at least one of {known}.")
     rule = "its budget is {}: use more devices, or raise the budget"
     _check_bytes(num_bytes, self.budgets, rule)
-    rank = -weight if self._policy == "priority" else 0.0
-    if self._policy == "shares":
-      rank = self._tag_start(tenant, num_bytes, secs / weight)
+    # Virtual times of devices advance at different speeds. Join them: otherwise
+    # a gang would wait for long where virtual time is smallest.
+    now = max(self._virtual_times[x] for x in num_bytes)
+    self._virtual_times.update(dict.fromkeys(num_bytes, now))
     self._num_tickets += 1
-    ticket = Ticket(tenant, num_bytes, secs, weight, (rank, self._num_tickets))
+    order = (-weight if self._policy == "priority" else 0.0, self._num_tickets)
+    ticket = Ticket(tenant, num_bytes, secs, weight, after, now, order)
     bisect.insort(self._waiting, ticket, key=lambda x: x.order)
+    self._tag(tenant)
     return ticket
 
   def start(self) -> list[Ticket]:
@@ -124,8 +139,10 @@ class GangScheduler:
         break
       if not blocked.isdisjoint(ticket.num_bytes) or self._must_fit(ticket):
         blocked.update(ticket.num_bytes)
-      elif self._lacks_bytes(ticket, self._used) or not (
-        short_on[ticket.tenant].isdisjoint(ticket.num_bytes)
+      elif (
+        self._lacks_bytes(ticket, self._used)
+        or not short_on[ticket.tenant].isdisjoint(ticket.num_bytes)
+        or any(x.state == "waiting" for x in ticket.after)
       ):
         short.append(ticket)
         short_on[ticket.tenant].update(ticket.num_bytes)
@@ -167,12 +184,13 @@ class GangScheduler:
       self.keep(ticket.tenant, kept or {})
     else:
       self._waiting.remove(ticket)
-      secs = 0.0
+      secs = None
     ticket.state = "ended"
     if secs is not None:
       excess = (secs - ticket.secs) / ticket.weight
       for device in ticket.num_bytes:
         self._finish_tags[ticket.tenant][device] += excess
+    self._tag(ticket.tenant)
 
   def explain_wait(self, ticket: Ticket) -> str:
     """Returns why a program waits, if only buffers keep it from its start.
@@ -211,20 +229,26 @@ class GangScheduler:
     del self._kept_by[tenant]
     self._finish_tags.pop(tenant, None)
 
-  def _tag_start(self, tenant: str, devices: Bytes, cost: float) -> float:
-    """Returns a program's start tag, and adds its cost to the finish tags."""
-    # Virtual times of devices advance at different speeds. Join them: otherwise
-    # a gang would wait for long where virtual time is smallest.
-    now = max(self._virtual_times[x] for x in devices)
-    tag = max(now, *(self._finish_tags[tenant][x] for x in devices))
-    for device in devices:
-      self._virtual_times[device] = now
-      self._finish_tags[tenant][device] = tag + cost
-    return tag
+  def _tag(self, tenant: str) -> None:
+    """Computes the start tags of a tenant's programs that wait.
+
+    The tags change when a program has run for longer or shorter than estimated.
+    """
+    if self._policy != "shares":
+      return
+    finish = self._finish_tags[tenant].copy()
+    own = (x for x in self._waiting if x.tenant == tenant)
+    for ticket in sorted(own, key=lambda x: x.order[1]):
+      tags = [finish[x] for x in ticket.num_bytes]
+      tag = max(ticket.now, *tags, *(x.order[0] for x in ticket.after))
+      ticket.order = tag, ticket.order[1]
+      finish.update(dict.fromkeys(ticket.num_bytes, _finish_tag(ticket)))
+    self._waiting.sort(key=lambda x: x.order)
 
   def _lacks_bytes(self, ticket: Ticket, used: Counts) -> bool:
+    # A program that needs no bytes runs even if runs reserved all that is left.
     needs = ticket.num_bytes.items()
-    return any(needed > self.budgets[x] - used[x] for x, needed in needs)
+    return any(n > max(0, self.budgets[x] - used[x]) for x, n in needs)
 
   def _must_fit(self, ticket: Ticket) -> bool:
     # Nobody waits for buffers: before their client frees them, it may have to
@@ -240,6 +264,8 @@ class GangScheduler:
     self._running.add(ticket)
     self._used.update(ticket.num_bytes)
     self._num_running.update(ticket.num_bytes.keys())
+    finish = dict.fromkeys(ticket.num_bytes, _finish_tag(ticket))
+    self._finish_tags[ticket.tenant].update(finish)
     for device in ticket.num_bytes:
       if self._num_running[device] >= self._max_in_flight:
         self._full.add(device)
@@ -250,6 +276,10 @@ class GangScheduler:
     """Adds the bytes of buffers, by device, that a tenant keeps."""
     for counter in (self._used, self._kept, self._kept_by[tenant]):
       counter.update(num_bytes)
+
+
+def _finish_tag(ticket: Ticket) -> float:
+  return ticket.order[0] + ticket.secs / ticket.weight
 
 
 def _check_bytes(num_bytes: Bytes, limits: Bytes, rule: str) -> None:

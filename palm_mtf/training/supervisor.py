@@ -189,7 +189,8 @@ def _run_loop(
 def _open_session(
   job: TrainJob, pods: _Pods, newest: Callable[[], Checkpoint | None]
 ) -> Iterator[TrainSession]:
-  with pods.cluster.client() as client:
+  reserved = job.config.pods.device_bytes or 0
+  with pods.cluster.client(reserved) as client:
     yield TrainSession(job, client, pods.cluster, pods.heartbeat, newest)
 
 

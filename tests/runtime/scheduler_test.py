@@ -329,6 +329,42 @@ def test_10_000_programs_enqueued_in_the_order_of_starts_all_run():
   assert not all(_run_in_queues(rng, is_in_order=False) for _ in range(50))
 
 
+def _run_after_each_other(rng: random.Random, *, is_told: bool) -> bool:
+  """Returns whether programs that read results of earlier ones all run."""
+  scheduler = _scheduler("shares", range(4), max_in_flight=2)
+  reads: dict[Ticket, list[Ticket]] = {}
+  live: list[Ticket] = []
+  num_left = 40
+  while live or num_left:
+    while num_left and rng.random() < 0.7:
+      tenant, gang = rng.choice("ab"), rng.sample(range(4), rng.randint(1, 3))
+      own = [x for x in reads if x.tenant == tenant]
+      after = rng.sample(own, min(len(own), rng.randint(0, 2)))
+      secs, told = rng.choice([1.0, 9.0]), after if is_told else ()
+      live.append(scheduler.submit(tenant, _on(*gang), secs, after=told))
+      reads[live[-1]] = after
+      num_left -= 1
+    scheduler.start()
+    ready = [
+      x
+      for x in live
+      if x.state == "running" and all(y.state == "ended" for y in reads[x])
+    ]
+    if ready:
+      live.remove(ended := rng.choice(ready))
+      scheduler.finish(ended, rng.choice([1.0, 9.0]))
+    elif live and not num_left:
+      return False
+  return True
+
+
+def test_programs_that_hold_places_wait_only_for_programs_that_run():
+  """A program that waits for another's result keeps its place meanwhile."""
+  seeds = [random.Random(x) for x in range(300)]
+  assert all(_run_after_each_other(x, is_told=True) for x in seeds)
+  assert not all(_run_after_each_other(x, is_told=False) for x in seeds)
+
+
 # Shares of device time.
 
 
@@ -353,6 +389,20 @@ def test_programs_start_in_the_order_of_their_start_tags():
   tickets = [scheduler.submit(x, _on("pod0"), *rest) for x, *rest in costs]
   assert [x.order[0] for x in tickets] == [0, 4, 0, 2, 4]
   assert [tickets.index(x) for x in _drain(scheduler)] == [0, 2, 3, 1, 4]
+
+
+def test_a_wrong_estimate_delays_no_program_that_waits():
+  """Start tags follow Goyal et al. (1996), equation 4, with measured costs."""
+  scheduler = _scheduler("shares", max_in_flight=1)
+  slow, second, third = (
+    scheduler.submit("a", _on("pod0"), secs) for secs in (100.0, 4.0, 4.0)
+  )
+  other = [scheduler.submit("b", _on("pod0"), 4.0) for _ in range(2)]
+  assert [x.order[0] for x in (second, third)] == [100.0, 104.0]
+  assert scheduler.start() == [slow]
+  scheduler.finish(slow, 2.0)
+  assert [x.order[0] for x in (second, third)] == [2.0, 6.0]
+  assert _drain(scheduler) == [other[0], second, other[1], third]
 
 
 def test_a_tenant_that_returns_gets_its_share_but_no_credit():

@@ -11,7 +11,14 @@ import concurrent.futures
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
@@ -46,7 +53,7 @@ class Client:
       programs.
     take_turn: asks for the turn of a program at once. Returns a context manager
       for the call, which waits until the program may use its devices, and then
-      for the futures that are given.
+      for futures (`TurnTaker.take`).
     free: takes {device: bytes} of buffers that the client no longer keeps.
   """
 
@@ -58,7 +65,7 @@ class Client:
       weakref.WeakKeyDictionary()
     )
     self.take_turn: Callable[
-      [Program, Iterable[Future]], AbstractContextManager[None]
+      [Program, Collection[Future], Future | None], AbstractContextManager[None]
     ] = _start_after
     self.free: Callable[[Mapping[str, int]], None] = lambda _: None
     self.building = threading.RLock()
@@ -144,7 +151,7 @@ class Client:
       except BaseException as error:
         future.set_exception(error)
 
-    with self.take_turn(turn, ()) if turn else nullcontext():
+    with self.take_turn(turn, (), None) if turn else nullcontext():
       futures = []
       for calls in sequences:
         futures.append(Future())
@@ -177,13 +184,13 @@ class Client:
       self._calls[future] = program
     take = _start_after if has_turn else self.take_turn
     # Turns have the order of calls, unless programs share state.
-    turn = None if earlier else take(program, after)
+    turn = None if earlier else take(program, after, future.begun)
 
     def run() -> None:
       try:
         for each in earlier:
           each.result()  # raises the error of a call that has failed
-        with turn or take(program, after):
+        with turn or take(program, after, future.begun):
           future.begun.set_result(None)
           found = call(*values, **more)
         future.set_result(found)
@@ -227,7 +234,9 @@ class Client:
 
 
 @contextmanager
-def _start_after(unused: Program, after: Iterable[Future]) -> Iterator[None]:
+def _start_after(
+  unused: Program, after: Iterable[Future], begun: Future | None
+) -> Iterator[None]:
   """Waits for futures; raises the error of a future that has failed."""
   for each in after:
     each.result()

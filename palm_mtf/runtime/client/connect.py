@@ -125,14 +125,17 @@ class Cluster:
   membership: Membership | None = None  # if other clients use the servers too
 
   @contextlib.contextmanager
-  def client(self) -> Iterator[Client]:
-    """Opens a client of the devices; closes it within a time limit."""
+  def client(self, reserved: int = 0) -> Iterator[Client]:
+    """Opens a client of the devices; closes it within a time limit.
+
+    `reserved` bytes of each device are not for buffers of a manager's clients.
+    """
     if self.membership:
       self.membership.join()
     client = Client(tf.Session(self.target, tf.Graph(), self.config))
     secs, turns = _CLOSE_SECS, None
     if self.stream:
-      turns = ManagedTurns(self.stream, self.names)
+      turns = ManagedTurns(self.stream, self.names, reserved)
       client.take_turn, client.free = turns.take, turns.free
     try:
       with client.graph.as_default():

@@ -12,12 +12,10 @@ import itertools
 import json
 import logging
 import queue
-import statistics
 import threading
-import time
 import weakref
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
@@ -29,10 +27,6 @@ from palm_mtf.runtime.scheduler import GangScheduler
 
 _logger = logging.getLogger(__name__)
 
-_FIRST_SECS = 0.01  # estimate for a program that has not run yet
-# A client is charged the median time of so many last runs of a program, so that
-# one slow run does not keep the client from its share.
-_NUM_RUNS = 9
 _MAX_IN_FLIGHT = 16  # programs on a device, without a manager
 _RETRY_SECS = 1.0  # between attempts to reach a manager
 # A program fails if nobody frees a buffer for so long while it waits only for
@@ -56,21 +50,28 @@ class TurnTaker:
     self._devices, self._numbers = devices, itertools.count()
     self._lock = threading.Lock()
     self._turns: dict[int, _Turn] = {}  # that programs wait for
-    # Seconds of the last runs, without the first run, which prepares a program
-    # in the servers while its devices run other programs.
-    self._secs: weakref.WeakKeyDictionary[Program, deque[float]] = (
+    # Number of the turn that each future waits for.
+    self._numbers_of: weakref.WeakKeyDictionary[Future, int] = (
       weakref.WeakKeyDictionary()
     )
 
   def take(
-    self, program: Program, after: Iterable[Future] = ()
+    self,
+    program: Program,
+    after: Collection[Future] = (),
+    begun: Future | None = None,
   ) -> AbstractContextManager[None]:
     """Asks for a program's turn; returns a context manager for its call.
 
-    The context manager waits for the turn, and then for `after`: programs that
-    asked before, so that they need not wait for this one. It raises the error
-    of one that fails, and UserError if the program needs more bytes than its
-    devices may hold, or waits too long for buffers to be freed.
+    The context manager waits for the turn, and then for `after`. It raises the
+    error of a future that fails, and UserError if the program needs more bytes
+    than its devices may hold, or waits too long for buffers to be freed.
+
+    Args:
+      program: the program.
+      after: futures. If one of them is the `begun` of an earlier program, this
+        program's turn comes after that program's turn.
+      begun: future that is done after the context manager has waited.
     """
     number, turn = next(self._numbers), _Turn()
     num_bytes = self._name(
@@ -78,8 +79,12 @@ class TurnTaker:
     )
     with self._lock:
       self._turns[number] = turn
-    secs = self._estimate(program)
-    self._send({"submit": number, "num_bytes": num_bytes, "secs": secs})
+    # The manager estimates from earlier runs how long a program will run.
+    message = {"submit": number, "program": id(program), "num_bytes": num_bytes}
+    numbers = [self._numbers_of.get(x) for x in after]
+    self._send(message | {"after": [x for x in numbers if x is not None]})
+    if begun:
+      self._numbers_of[begun] = number
 
     @contextlib.contextmanager
     def wait() -> Iterator[None]:
@@ -89,26 +94,17 @@ class TurnTaker:
         del self._turns[number]
       if turn.refusal:
         raise UserError(turn.refusal)
-      start, kept = time.monotonic(), {}
+      kept = {}
       try:
         for each in after:
           each.result()
-        start = time.monotonic()
+        self._send({"run": number})
         yield
         kept = num_bytes
       finally:
-        if program in self._secs:
-          self._secs[program].append(time.monotonic() - start)
-        else:
-          self._secs[program] = deque(maxlen=_NUM_RUNS)
-        secs = self._estimate(program)
-        self._send({"finish": number, "secs": secs, "kept": kept})
+        self._send({"finish": number, "kept": kept})
 
     return wait()
-
-  def _estimate(self, program: Program) -> float:
-    runs = self._secs.get(program)
-    return statistics.median_low(runs) if runs else _FIRST_SECS
 
   def free(self, num_bytes: Mapping[str, int]) -> None:
     """Gives back bytes, by device, of buffers that programs made."""
@@ -147,12 +143,18 @@ class OwnTurns(TurnTaker):
 class ManagedTurns(TurnTaker):
   """Turns that a manager gives."""
 
-  def __init__(self, stream: Stream, devices: Mapping[str, str]):
-    """Opens gRPC's stream to the manager, whose names of devices are given."""
+  def __init__(
+    self, stream: Stream, devices: Mapping[str, str], reserved: int = 0
+  ):
+    """Opens gRPC's stream to the manager, whose names of devices are given.
+
+    `reserved` bytes of each device are kept from buffers of all clients.
+    """
     super().__init__(devices)
     self._stream = stream
     self._requests: queue.SimpleQueue[Message | None] | None = None
-    self._kept: Counter[str] = Counter()  # bytes of buffers, by device
+    # Bytes that the client has, by device.
+    self._kept = Counter(dict.fromkeys(devices.values(), reserved))
     self._ended = threading.Event()
     self._open()
     threading.Thread(target=self._read, daemon=True).start()

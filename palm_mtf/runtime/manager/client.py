@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 SERVICE, TURNS = "palm_mtf.Manager", "turns"
 # A manager refuses requests of another protocol. Raise the number whenever a
 # method of `Manager` or a dataclass of slices.py changes.
-PROTOCOL = 2
+PROTOCOL = 3
 # A proxy of the environment must not get requests to the manager.
 CHANNEL_OPTIONS = (
   ("grpc.enable_http_proxy", 0),

@@ -7,9 +7,11 @@ them may start; the client says when it has ended. Messages are JSON objects, in
 lists of those that are sent together:
 
   client   {"keep": {device: bytes}} of the buffers that the client has already
-           {"submit": number, "num_bytes": {device: bytes}, "secs": estimate}
+           {"submit": number, "program": which, "num_bytes": {device: bytes},
+            "after": numbers of programs that must start before}
            {"check": number}, which is refused if it waits only for buffers
-           {"finish": number, "secs": measured, "kept": {device: bytes}}
+           {"run": number}, once its inputs exist
+           {"finish": number, "kept": {device: bytes}}
            {"free": {device: bytes}}
   manager  {"start": number} or {"refuse": number, "why": text}
 
@@ -22,8 +24,18 @@ with pods on several islands need one order across all of them.
 import contextlib
 import json
 import queue
+import statistics
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import (
+  Callable,
+  Hashable,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any
 
 import grpc
@@ -34,6 +46,11 @@ from palm_mtf.runtime.scheduler import GangScheduler, Ticket
 
 Message = Mapping[str, Any]
 Answer = Callable[[Message], None]
+
+_FIRST_SECS = 0.01  # estimate for a program that has not run yet
+# A client is charged the median time of so many last runs of a program, so that
+# one slow run does not keep the client from its share.
+_NUM_RUNS = 9
 
 
 class Turns:
@@ -49,6 +66,10 @@ class Turns:
     self._lock = threading.Lock()
     # The number that the client gave to each program, and who gets the answer.
     self._tickets: dict[Ticket, tuple[int, Answer]] = {}
+    self._device_time = DeviceTime()
+    # Seconds of the last runs, by tenant and program, without the first run,
+    # which prepares a program in the servers while its devices run others.
+    self._secs: dict[str, dict[int, deque[float]]] = defaultdict(dict)
 
   def serve(
     self, tenant: str, weight: float, requests: Iterable[bytes]
@@ -79,34 +100,58 @@ class Turns:
     finally:
       with self._lock:
         self._scheduler.remove(tenant)
+        self._secs.pop(tenant, None)
+        for ticket in [x for x in self._tickets if x.state == "ended"]:
+          self._end(ticket)
         self._start()
 
   def add_client(
     self, tenant: str, weight: float, answer: Answer
   ) -> Callable[[Iterable[Message]], None]:
     """Returns a function that takes messages of a client (see `serve`)."""
-    numbers: dict[int, Ticket] = {}
+    # Each program that has not ended, and which program it is, by its number.
+    live: dict[int, tuple[Ticket, int]] = {}
+    runs = self._secs[tenant]
 
     def take(message: Message) -> None:
       match message:
-        case {"submit": number, "num_bytes": num_bytes, "secs": secs}:
+        case {
+          "submit": number,
+          "program": program,
+          "num_bytes": num_bytes,
+          "after": numbers,
+        }:
+          secs = _estimate(runs.get(program))
+          after = [live[x][0] for x in numbers if x in live]
           try:
-            ticket = self._scheduler.submit(tenant, num_bytes, secs, weight)
+            ticket = self._scheduler.submit(
+              tenant, num_bytes, secs, weight, after
+            )
           except UserError as error:
             answer({"refuse": number, "why": str(error)})
             return
-          numbers[number] = ticket
+          live[number] = ticket, program
           self._tickets[ticket] = number, answer
-        case {"check": number}:
-          ticket = numbers.get(number)
-          if ticket and (why := self._scheduler.explain_wait(ticket)):
-            del numbers[number], self._tickets[ticket]
+        case {"check": number} if number in live:
+          ticket, _ = live[number]
+          if why := self._scheduler.explain_wait(ticket):
+            del live[number]
+            self._end(ticket)
             self._scheduler.finish(ticket)
             answer({"refuse": number, "why": why})
-        case {"finish": number, "secs": secs, "kept": kept}:
-          if ticket := numbers.pop(number, None):
-            self._tickets.pop(ticket, None)
-            self._scheduler.finish(ticket, secs, kept)
+        case {"run": number} if number in live:
+          ticket, _ = live[number]
+          if ticket.state == "running":
+            self._device_time.begin(ticket)
+        case {"finish": number, "kept": kept}:
+          if number in live:
+            ticket, program = live.pop(number)
+            secs = self._end(ticket)
+            if program in runs:
+              runs[program].append(secs)
+            else:
+              runs[program] = deque(maxlen=_NUM_RUNS)
+            self._scheduler.finish(ticket, _estimate(runs[program]), kept)
           else:  # a program that began before the manager was restarted
             self._scheduler.keep(tenant, kept)
         case {"keep": num_bytes}:
@@ -122,11 +167,62 @@ class Turns:
 
     return take_all
 
+  def _end(self, ticket: Ticket) -> float:
+    """Forgets a program; returns its device time."""
+    self._tickets.pop(ticket, None)
+    return self._device_time.end(ticket)
+
   def _start(self) -> None:
     for ticket in self._scheduler.start():
       if ticket in self._tickets:
         number, answer = self._tickets[ticket]
         answer({"start": number})
+
+
+def _estimate(runs: Sequence[float] | None) -> float:
+  return statistics.median_low(runs) if runs else _FIRST_SECS
+
+
+class DeviceTime:
+  """Measures the device time of programs.
+
+  If n programs run on a device at the same time, each of them gets 1/n of that
+  time. A program's device time is that of the device that gave it the most.
+  """
+
+  def __init__(self, clock: Callable[[], float] = time.monotonic):
+    self._clock = clock
+    # By device: programs that run; seconds that each program which ran since
+    # the beginning has got; and until when.
+    self._num_running: Counter[Hashable] = Counter()
+    self._given: dict[Hashable, float] = defaultdict(float)
+    self._until: dict[Hashable, float] = {}
+    # What each device had given when a program began.
+    self._begun: dict[Ticket, dict[Hashable, float]] = {}
+
+  def begin(self, ticket: Ticket) -> None:
+    """Notes that a program runs on its devices."""
+    self._advance(ticket, +1)
+    self._begun[ticket] = {x: self._given[x] for x in ticket.num_bytes}
+
+  def end(self, ticket: Ticket) -> float:
+    """Notes that a program has ended, and returns its device time in seconds.
+
+    The time of a program that has not begun is 0.
+    """
+    if ticket not in self._begun:
+      return 0.0
+    self._advance(ticket, -1)
+    before = self._begun.pop(ticket)
+    return max(self._given[x] - before[x] for x in before)
+
+  def _advance(self, ticket: Ticket, change: int) -> None:
+    now = self._clock()
+    for device in ticket.num_bytes:
+      if n := self._num_running[device]:
+        self._given[device] += (now - self._until[device]) / n
+      self._num_running[device] += change
+      self._until[device] = now
 
 
 def join_messages(

@@ -316,7 +316,7 @@ class RuntimeClient:
         # to repeat it, and to expect the signal soon. Another call waits here.
         waits = not (x.made.done() or x.is_signal_taken or program.reads)
         waits &= x.source.secs < _SHORT_SECS
-        before.append(x.begun if waits else x.made)
+        before += [x.begun] if waits else [x.made, x.begun]
         awaited += [x.made] * waits
         key, signal = x.take_signal()
         rows.append([key, signal if waits else -signal])

@@ -36,9 +36,9 @@ def manager(tmp_path, monkeypatch):
 
 
 @contextlib.contextmanager
-def taker(address, owner, share=1.0):
+def taker(address, owner, share=1.0, reserved=0):
   with ManagerClient("MANAGER", address) as client:
-    turns = ManagedTurns(client.open_turns(owner, share), DEVICES)
+    turns = ManagedTurns(client.open_turns(owner, share), DEVICES, reserved)
     try:
       yield turns
     finally:
@@ -111,6 +111,22 @@ def test_a_program_that_no_device_can_hold_is_refused_in_one_line(manager):
     "1,001 bytes on device 'host:1/0': its budget is 1,000: use more devices, "
     "or raise the budget."
   )
+
+
+def test_buffers_wait_for_memory_that_a_run_reserves(manager):
+  order, may_end = [], threading.Event()
+  may_end.set()
+  large = Program(device_bytes=dict.fromkeys(DEVICES, 500))
+  with manager() as address, taker(address, "a") as a:
+    with taker(address, "run", reserved=600) as run:
+      with run.take(Program()):  # the manager has the run's message
+        pass
+      thread = start(a, large, order, "large", may_end)
+      with run.take(Program()):
+        time.sleep(0.2)
+        assert not order
+    thread.join(SECS)
+  assert order == ["large"]
 
 
 def test_a_client_that_ends_gives_its_turns_to_the_others(manager):

@@ -1,0 +1,79 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The manager charges programs the time that devices work for them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palm_mtf.runtime.manager.turns import DeviceTime, Turns
+from palm_mtf.runtime.scheduler import GangScheduler, Ticket
+
+
+def _program(devices):
+  return Ticket(
+    "client", dict.fromkeys(devices, 0), 1.0, 1.0, (), 0.0, (0.0, 0)
+  )
+
+
+def test_programs_that_run_at_the_same_time_share_it():
+  now = 0.0
+  device_time = DeviceTime(lambda: now)
+  one, other, elsewhere = _program("ab"), _program("b"), _program("c")
+  device_time.begin(one)
+  device_time.begin(elsewhere)
+  now = 1.0
+  device_time.begin(other)
+  now = 4.0
+  # On b, the second program got half of three seconds.
+  assert device_time.end(other) == 1.5
+  now = 5.0
+  # Device a worked five seconds for the first program.
+  assert device_time.end(one) == 5.0
+  assert device_time.end(elsewhere) == 5.0
+
+
+def test_a_program_that_has_not_begun_took_no_time():
+  assert DeviceTime(lambda: 0.0).end(_program("a")) == 0.0
+
+
+@given(
+  st.lists(
+    st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=20
+  )
+)
+def test_the_times_of_all_programs_add_up_to_the_time_that_a_device_works(
+  spans,
+):
+  events = sorted(
+    (when, i, is_end)
+    for i, (begin, secs) in enumerate(spans)
+    for when, is_end in ((begin, False), (begin + secs, True))
+  )
+  now, total = 0.0, 0.0
+  device_time = DeviceTime(lambda: now)
+  programs = [_program("a") for _ in spans]
+  for when, i, is_end in events:
+    now = float(when)
+    if is_end:
+      total += device_time.end(programs[i])
+    else:
+      device_time.begin(programs[i])
+  worked = {sec for begin, secs in spans for sec in range(begin, begin + secs)}
+  assert abs(total - len(worked)) < 1e-9
+
+
+def test_a_client_that_ends_leaves_nothing_to_the_manager():
+  turns = Turns(GangScheduler("shares", {}), lambda: {"a": 10})
+  messages = (
+    b'[{"submit": 1, "program": 7, "num_bytes": {"a": 5}, "after": []}]'
+  )
+  running = b'[{"run": 1}]'
+  answers = [*turns.serve("client", 1.0, iter([messages, running]))]
+  assert b'"start": 1' in answers[0].replace(b'"start":1', b'"start": 1')
+  take = turns.add_client("next", 1.0, (started := []).append)
+  for number in range(4):
+    take(
+      [{"submit": number, "program": 7, "num_bytes": {"a": 10}, "after": []}]
+    )
+    take([{"run": number}, {"finish": number, "kept": {}}])
+  assert started == [{"start": number} for number in range(4)]
