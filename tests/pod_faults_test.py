@@ -254,9 +254,9 @@ SILENT = "pod 0: its server 127.0.0.1:9 has not answered for 1 seconds, at the "
         **NOBODY,
         "ON_POD_FAILURE": "wait",
         "POD_TIMEOUT_SECS": 1.0,
-        "POD_WAIT_SECS": 3.0,
+        "POD_WAIT_SECS": 2.0,
       },
-      f"{SILENT}start; the run waited for 3 seconds (POD_WAIT_SECS); {RESUME}",
+      f"{SILENT}start; the run waited for 2 seconds (POD_WAIT_SECS); {RESUME}",
     ),
     (
       {"ISLANDS": [["127.0.0.1:9"], ["10.0.0.1"]]},

@@ -6,8 +6,8 @@ import importlib
 from typing import Any
 
 _MODULES = {
-  "connect": "client",
-  "connect_managed": "client",
+  "connect": "connect",
+  "connect_managed": "connect",
   "function": "functions",
   "mesh_function": "functions",
   "all_sum": "functions",

@@ -88,6 +88,7 @@ def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
   return runs.load(path)
 
 
+@pytest.mark.slow
 def test_damaged_weights_of_another_run_are_told_in_tensorflows_own_words(
   tmp_path,
 ):

@@ -226,7 +226,7 @@ def test_a_name_that_is_loopback_on_its_own_host_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ("listen", "where"),
   [
-    ("10.9.8.7:2222", "10.9.8.7"),
+    pytest.param("10.9.8.7:2222", "10.9.8.7", marks=pytest.mark.slow),
     ("0.0.0.0:2222 --allow_any_address", "any address of this host"),
   ],
 )

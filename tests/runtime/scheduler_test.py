@@ -1,18 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Gangs start in one order, in fair shares, within budgets, without deadlock.
-
-A simulated island has a clock and devices that run one program at a time. On
-each device, programs run in the order in which they reach it.
-"""
+"""Gangs start in one order, in fair shares, within budgets; none deadlocks."""
 
 import collections
-import dataclasses
-import heapq
-import itertools
 import random
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -27,82 +20,7 @@ from palm_mtf.runtime.scheduler import (
   Ticket,
 )
 from tests.data.small_sources import repeatable
-
-PODS = ("pod0", "pod1")
-UNLIMITED = 10**18
-
-
-def _scheduler(policy: str = "fifo", devices=PODS, **more) -> GangScheduler:
-  return GangScheduler(policy, dict.fromkeys(devices, UNLIMITED), **more)
-
-
-def _on(*devices: str, num_bytes: int = 0) -> dict[str, int]:
-  return dict.fromkeys(devices, num_bytes)
-
-
-@dataclasses.dataclass
-class _Client:
-  """A tenant that always has one program more than may be in flight."""
-
-  name: str
-  secs: float = 0.003
-  weight: float = 1.0
-  estimated_secs: float | None = None
-  devices: Collection[str] = PODS
-  is_idle: bool = False
-
-  def submit(self, scheduler: GangScheduler) -> Ticket:
-    secs = self.estimated_secs or self.secs
-    return scheduler.submit(self.name, _on(*self.devices), secs, self.weight)
-
-
-class _Island:
-  """Simulates the programs of clients on devices that run one at a time.
-
-  Attributes:
-    now: seconds.
-    used: seconds of device time that programs of each client took.
-  """
-
-  def __init__(self, policy: str, clients: Sequence[_Client]):
-    devices = {x for client in clients for x in client.devices}
-    self.scheduler = _scheduler(policy, sorted(devices))
-    self.clients = {x.name: x for x in clients}
-    self.now, self.used = 0.0, collections.Counter()
-    self._queues = {x: collections.deque() for x in sorted(devices)}
-    self._ends, self._numbers = [], itertools.count()
-    self._num_live = collections.Counter()
-
-  def run(self, secs: float) -> dict[str, float]:
-    """Returns the seconds that each client used until `secs` have passed."""
-    before, end = self.used.copy(), self.now + secs
-    while self.now < end:
-      self._submit()
-      self._enqueue()
-      self.now, _, ticket = heapq.heappop(self._ends)
-      client = self.clients[ticket.tenant]
-      for device in ticket.num_bytes:
-        assert self._queues[device].popleft() is ticket
-      self.scheduler.finish(ticket, client.secs)
-      self._num_live[client.name] -= 1
-      self.used[client.name] += client.secs
-    return {x: self.used[x] - before[x] for x in self.clients}
-
-  def _submit(self) -> None:
-    for name, client in self.clients.items():
-      while not client.is_idle and self._num_live[name] <= MAX_IN_FLIGHT:
-        client.submit(self.scheduler)
-        self._num_live[name] += 1
-
-  def _enqueue(self) -> None:
-    for ticket in self.scheduler.start():
-      for device in ticket.num_bytes:
-        self._queues[device].append(ticket)
-    begun = {ticket for *_, ticket in self._ends}
-    for ticket in {x[0] for x in self._queues.values() if x} - begun:
-      if all(self._queues[x][0] is ticket for x in ticket.num_bytes):
-        end = self.now + self.clients[ticket.tenant].secs
-        heapq.heappush(self._ends, (end, next(self._numbers), ticket))
+from tests.runtime.islands import PODS, Client, Island, on, scheduler_of
 
 
 def _assert_shares(used: Mapping[str, float], weights: Sequence[float]) -> None:
@@ -143,7 +61,7 @@ _programs = st.tuples(
 def test_of_10_000_random_gangs_exactly_those_start_whose_turn_it_is(
   policy, max_in_flight, programs
 ):
-  scheduler = _scheduler(policy, range(6), max_in_flight=max_in_flight)
+  scheduler = scheduler_of(policy, range(6), max_in_flight=max_in_flight)
   live: list[Ticket] = []
 
   def start() -> None:
@@ -165,7 +83,7 @@ def test_of_10_000_random_gangs_exactly_those_start_whose_turn_it_is(
 
   for tenant, devices, ends in programs:
     weight = 1.0 + "abcd".index(tenant)
-    live.append(scheduler.submit(tenant, _on(*devices), weight=weight))
+    live.append(scheduler.submit(tenant, on(*devices), weight=weight))
     start()
     for number in ends[: len(live)]:
       end(number)
@@ -176,18 +94,18 @@ def test_of_10_000_random_gangs_exactly_those_start_whose_turn_it_is(
 
 
 def test_fifo_is_the_order_of_submissions():
-  scheduler = _scheduler("fifo", max_in_flight=1)
+  scheduler = scheduler_of("fifo", max_in_flight=1)
   tickets = [
-    scheduler.submit(x, _on("pod0"), weight=weight)
+    scheduler.submit(x, on("pod0"), weight=weight)
     for x, weight in [("a", 1), ("b", 9), ("c", 5)]
   ]
   assert _drain(scheduler) == tickets
 
 
 def test_a_larger_priority_is_first_and_equal_ones_are_fifo():
-  scheduler = _scheduler("priority", max_in_flight=1)
+  scheduler = scheduler_of("priority", max_in_flight=1)
   low, high, also_high, top = (
-    scheduler.submit(x, _on("pod0"), weight=weight)
+    scheduler.submit(x, on("pod0"), weight=weight)
     for x, weight in [("a", 1), ("b", 2), ("c", 2), ("d", 3)]
   )
   assert _drain(scheduler) == [top, high, also_high, low]
@@ -204,9 +122,9 @@ def _drain(scheduler: GangScheduler) -> list[Ticket]:
 
 
 def test_a_program_waits_for_an_earlier_gang_that_waits_for_another_device():
-  scheduler = _scheduler(max_in_flight=1)
+  scheduler = scheduler_of(max_in_flight=1)
   first, gang, later = (
-    scheduler.submit("a", _on(*x)) for x in (["pod0"], PODS, ["pod1"])
+    scheduler.submit("a", on(*x)) for x in (["pod0"], PODS, ["pod1"])
   )
   assert scheduler.start() == [first]
   assert (gang.state, later.state) == ("waiting", "waiting")
@@ -217,9 +135,9 @@ def test_a_program_waits_for_an_earlier_gang_that_waits_for_another_device():
 
 
 def test_four_programs_are_in_flight_on_a_device():
-  scheduler = _scheduler()
-  tickets = [scheduler.submit("a", _on(*PODS)) for _ in range(6)]
-  other = scheduler.submit("b", _on("pod0"))
+  scheduler = scheduler_of()
+  tickets = [scheduler.submit("a", on(*PODS)) for _ in range(6)]
+  other = scheduler.submit("b", on("pod0"))
   assert scheduler.start() == tickets[:4]
   assert not scheduler.start()
   scheduler.finish(tickets[2])
@@ -264,7 +182,7 @@ def test_opposite_orders_deadlock_without_the_scheduler():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_10_000_programs_in_random_orders_never_deadlock_with_it(policy):
   """Two clients enqueue by themselves, one program per pod at a time."""
-  scheduler = _scheduler(policy, max_in_flight=1)
+  scheduler = scheduler_of(policy, max_in_flight=1)
   pods = {x: threading.Lock() for x in PODS}
   changed, num_run = threading.Condition(), [0, 0]
 
@@ -273,7 +191,7 @@ def test_10_000_programs_in_random_orders_never_deadlock_with_it(policy):
     for _ in range(5_000 // len(POLICIES) + 1):
       devices = rng.sample(PODS, rng.choice([1, 2, 2]))
       with changed:
-        ticket = scheduler.submit(str(client), _on(*devices))
+        ticket = scheduler.submit(str(client), on(*devices))
         if scheduler.start():
           changed.notify_all()
         assert changed.wait_for(lambda x=ticket: x.state == "running", 60)
@@ -297,11 +215,11 @@ def test_10_000_programs_in_random_orders_never_deadlock_with_it(policy):
 
 def _run_in_queues(rng: random.Random, *, is_in_order: bool) -> bool:
   """Returns whether random gangs, four in flight on each device, all run."""
-  scheduler = _scheduler(rng.choice(POLICIES), range(4))
+  scheduler = scheduler_of(rng.choice(POLICIES), range(4))
   queues = [[] for _ in range(4)]
   for _ in range(20):
     devices = rng.sample(range(4), rng.randint(1, 4))
-    scheduler.submit(rng.choice("ab"), _on(*devices), weight=rng.choice([1, 2]))
+    scheduler.submit(rng.choice("ab"), on(*devices), weight=rng.choice([1, 2]))
   num_ended = 0
   while True:
     started = scheduler.start()
@@ -331,7 +249,7 @@ def test_10_000_programs_enqueued_in_the_order_of_starts_all_run():
 
 def _run_after_each_other(rng: random.Random, *, is_told: bool) -> bool:
   """Returns whether programs that read results of earlier ones all run."""
-  scheduler = _scheduler("shares", range(4), max_in_flight=2)
+  scheduler = scheduler_of("shares", range(4), max_in_flight=2)
   reads: dict[Ticket, list[Ticket]] = {}
   live: list[Ticket] = []
   num_left = 40
@@ -341,7 +259,7 @@ def _run_after_each_other(rng: random.Random, *, is_told: bool) -> bool:
       own = [x for x in reads if x.tenant == tenant]
       after = rng.sample(own, min(len(own), rng.randint(0, 2)))
       secs, told = rng.choice([1.0, 9.0]), after if is_told else ()
-      live.append(scheduler.submit(tenant, _on(*gang), secs, after=told))
+      live.append(scheduler.submit(tenant, on(*gang), secs, after=told))
       reads[live[-1]] = after
       num_left -= 1
     scheduler.start()
@@ -376,28 +294,28 @@ def test_programs_that_hold_places_wait_only_for_programs_that_run():
 )
 def test_shares_of_five_seconds_are_the_weights(weights, millisecs, estimate):
   clients = [
-    _Client(name, secs / 1000, weight, estimate)
+    Client(name, secs / 1000, weight, estimate)
     for name, secs, weight in zip("abcd", millisecs, weights, strict=True)
   ]
-  _assert_shares(_Island("shares", clients).run(5.0), weights)
+  _assert_shares(Island("shares", clients).run(5.0), weights)
 
 
 def test_programs_start_in_the_order_of_their_start_tags():
   """The tags are worked out by hand, by Goyal et al. (1996), equation 4."""
-  scheduler = _scheduler("shares", max_in_flight=1)
+  scheduler = scheduler_of("shares", max_in_flight=1)
   costs = [("a", 4, 1), ("a", 4, 1), ("b", 4, 2), ("b", 4, 2), ("b", 4, 2)]
-  tickets = [scheduler.submit(x, _on("pod0"), *rest) for x, *rest in costs]
+  tickets = [scheduler.submit(x, on("pod0"), *rest) for x, *rest in costs]
   assert [x.order[0] for x in tickets] == [0, 4, 0, 2, 4]
   assert [tickets.index(x) for x in _drain(scheduler)] == [0, 2, 3, 1, 4]
 
 
 def test_a_wrong_estimate_delays_no_program_that_waits():
   """Start tags follow Goyal et al. (1996), equation 4, with measured costs."""
-  scheduler = _scheduler("shares", max_in_flight=1)
+  scheduler = scheduler_of("shares", max_in_flight=1)
   slow, second, third = (
-    scheduler.submit("a", _on("pod0"), secs) for secs in (100.0, 4.0, 4.0)
+    scheduler.submit("a", on("pod0"), secs) for secs in (100.0, 4.0, 4.0)
   )
-  other = [scheduler.submit("b", _on("pod0"), 4.0) for _ in range(2)]
+  other = [scheduler.submit("b", on("pod0"), 4.0) for _ in range(2)]
   assert [x.order[0] for x in (second, third)] == [100.0, 104.0]
   assert scheduler.start() == [slow]
   scheduler.finish(slow, 2.0)
@@ -406,8 +324,8 @@ def test_a_wrong_estimate_delays_no_program_that_waits():
 
 
 def test_a_tenant_that_returns_gets_its_share_but_no_credit():
-  clients = [_Client(x) for x in "abcd"]
-  island = _Island("shares", clients)
+  clients = [Client(x) for x in "abcd"]
+  island = Island("shares", clients)
   island.run(1.0)
   clients[0].is_idle = True
   idle = island.run(2.0)
@@ -417,12 +335,12 @@ def test_a_tenant_that_returns_gets_its_share_but_no_credit():
 
 
 def test_tenants_of_a_slice_share_it_whatever_other_slices_do():
-  island = _Island(
+  island = Island(
     "shares",
     [
-      _Client("a", devices=["pod0"]),
-      _Client("b", devices=["pod1"]),
-      _Client("c", weight=8.0, devices=["pod1"]),
+      Client("a", devices=["pod0"]),
+      Client("b", devices=["pod1"]),
+      Client("c", weight=8.0, devices=["pod1"]),
     ],
   )
   used = island.run(5.0)
@@ -432,13 +350,13 @@ def test_tenants_of_a_slice_share_it_whatever_other_slices_do():
 
 def test_a_gang_over_slices_of_different_virtual_times_gets_its_share():
   """The virtual time of pod0 is eight times that of pod1 when it begins."""
-  gang = _Client("gang", is_idle=True)
+  gang = Client("gang", is_idle=True)
   clients = [
-    _Client("a", devices=["pod0"]),
-    _Client("b", weight=8.0, devices=["pod1"]),
+    Client("a", devices=["pod0"]),
+    Client("b", weight=8.0, devices=["pod1"]),
     gang,
   ]
-  island = _Island("shares", clients)
+  island = Island("shares", clients)
   island.run(5.0)
   gang.is_idle = False
   assert island.run(1.0)["gang"] > 0.95 / 9
@@ -449,9 +367,9 @@ def test_a_gang_over_slices_of_different_virtual_times_gets_its_share():
 
 def test_a_program_that_lacks_bytes_waits_while_others_continue():
   scheduler = GangScheduler("fifo", {"pod0": 100, "pod1": 100})
-  running = scheduler.submit("a", _on("pod0", num_bytes=60))
-  large = scheduler.submit("b", _on(*PODS, num_bytes=50))
-  small = scheduler.submit("c", _on(*PODS, num_bytes=40))
+  running = scheduler.submit("a", on("pod0", num_bytes=60))
+  large = scheduler.submit("b", on(*PODS, num_bytes=50))
+  small = scheduler.submit("c", on(*PODS, num_bytes=40))
   assert scheduler.start() == [running, small]
   scheduler.finish(running, kept={"pod0": 60})
   scheduler.finish(small)
@@ -462,12 +380,12 @@ def test_a_program_that_lacks_bytes_waits_while_others_continue():
 
 def test_a_large_program_is_overtaken_a_bounded_number_of_times():
   scheduler = GangScheduler("fifo", {"pod0": 100})
-  small = [scheduler.submit("a", _on("pod0", num_bytes=30)) for _ in range(2)]
+  small = [scheduler.submit("a", on("pod0", num_bytes=30)) for _ in range(2)]
   running = collections.deque(scheduler.start())
   assert [*running] == small
-  large = scheduler.submit("b", _on("pod0", num_bytes=90))
+  large = scheduler.submit("b", on("pod0", num_bytes=90))
   for _ in range(3 * MAX_OVERTAKES):
-    scheduler.submit("a", _on("pod0", num_bytes=30))
+    scheduler.submit("a", on("pod0", num_bytes=30))
     running += scheduler.start()
     if large.state == "running":
       break
@@ -479,12 +397,12 @@ def test_a_large_program_is_overtaken_a_bounded_number_of_times():
 def test_nobody_waits_for_a_program_that_waits_for_buffers():
   """Otherwise the buffers' client could wait for that program, and deadlock."""
   scheduler = GangScheduler("fifo", {"pod0": 100})
-  scheduler.submit("a", _on("pod0", num_bytes=50))
+  scheduler.submit("a", on("pod0", num_bytes=50))
   (producer,) = scheduler.start()
   scheduler.finish(producer, kept={"pod0": 50})
-  large = scheduler.submit("b", _on("pod0", num_bytes=80))
+  large = scheduler.submit("b", on("pod0", num_bytes=80))
   for _ in range(3 * MAX_OVERTAKES):
-    consumer = scheduler.submit("a", _on("pod0", num_bytes=20))
+    consumer = scheduler.submit("a", on("pod0", num_bytes=20))
     assert scheduler.start() == [consumer]
     scheduler.finish(consumer)
   scheduler.free("a", {"pod0": 50})
@@ -528,8 +446,8 @@ def test_whatever_fits_a_budget_runs_and_budgets_are_never_exceeded(
 def test_a_wait_for_buffers_that_nobody_frees_is_explained():
   scheduler = GangScheduler("fifo", {"pod0": 100})
   scheduler.keep("a", {"pod0": 60})
-  large = scheduler.submit("a", _on("pod0", num_bytes=50))
-  small = scheduler.submit("b", _on("pod0", num_bytes=10))
+  large = scheduler.submit("a", on("pod0", num_bytes=50))
+  small = scheduler.submit("b", on("pod0", num_bytes=10))
   assert scheduler.start() == [small]
   assert not scheduler.explain_wait(large)  # bytes may be freed meanwhile
   scheduler.free("a", {"pod0": 5})
@@ -550,11 +468,11 @@ def test_a_wait_for_buffers_that_nobody_frees_is_explained():
 def test_programs_and_bytes_of_a_removed_tenant_are_gone():
   scheduler = GangScheduler("shares", {"pod0": 100}, max_in_flight=2)
   first, second, third = (
-    scheduler.submit("dead", _on("pod0", num_bytes=40), 10.0) for _ in range(3)
+    scheduler.submit("dead", on("pod0", num_bytes=40), 10.0) for _ in range(3)
   )
   assert scheduler.start() == [first, second]
   scheduler.finish(first, kept={"pod0": 40})
-  others = [scheduler.submit("b", _on("pod0", num_bytes=50)) for _ in range(2)]
+  others = [scheduler.submit("b", on("pod0", num_bytes=50)) for _ in range(2)]
   assert not scheduler.start()
   scheduler.remove("dead")
   assert scheduler.start() == others
@@ -562,23 +480,23 @@ def test_programs_and_bytes_of_a_removed_tenant_are_gone():
   scheduler.finish(second)  # a message that was on its way
   assert not scheduler.start()
   # A client that takes the name later does not pay for these programs.
-  namesake = scheduler.submit("dead", _on("pod0"))
+  namesake = scheduler.submit("dead", on("pod0"))
   assert namesake.order[0] == others[1].order[0]
 
 
 def test_a_withdrawn_program_does_not_run_and_costs_nothing():
-  scheduler = _scheduler("shares", max_in_flight=1)
-  ticket = scheduler.submit("a", _on(*PODS), secs=100.0)
+  scheduler = scheduler_of("shares", max_in_flight=1)
+  ticket = scheduler.submit("a", on(*PODS), secs=100.0)
   scheduler.finish(ticket)
-  first = scheduler.submit("a", _on(*PODS))
-  scheduler.submit("b", _on(*PODS))
+  first = scheduler.submit("a", on(*PODS))
+  scheduler.submit("b", on(*PODS))
   assert scheduler.start() == [first]
 
 
 def test_a_device_may_join():
-  scheduler = _scheduler()
+  scheduler = scheduler_of()
   scheduler.budgets["pod2"] = 10
-  ticket = scheduler.submit("a", _on("pod2", num_bytes=10))
+  ticket = scheduler.submit("a", on("pod2", num_bytes=10))
   assert scheduler.start() == [ticket]
 
 

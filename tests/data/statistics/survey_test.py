@@ -1,6 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
+import pytest
 
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.contamination import Examples
@@ -86,6 +87,7 @@ def test_overlap_is_with_the_training_documents_of_all_sources(code):
   assert (other.examples, other.contaminated) == (4, 3)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_sketches_and_not_of_the_text():
   class Many(ListSource):
     num_words = 9

@@ -111,7 +111,9 @@ def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
     assert tokens[:until] == expected[: len(tokens)][:until]
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, [GREEDY] * 5])
+@pytest.mark.parametrize(
+  "settings", [SETTINGS, pytest.param([GREEDY] * 5, marks=pytest.mark.slow)]
+)
 def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
   checkpoint, settings
 ):
