@@ -47,7 +47,7 @@ FLAGS = {
   "--picture": Flag(None, "draw the table into this PNG file"),
 }
 HEAD = "figure  servers  kind                            ms per operation"
-_SIDE = 128  # of the matrices that an operation of figure 6 multiplies
+_SIDE = 256  # of the matrices that an operation of figure 6 multiplies
 _PRODUCTS = (1, 4, 16, 64, 256, 1024)  # per operation
 _OPERATIONS = 8  # per chain of figure 6
 _ENOUGH = 0.9  # of the rate of chained
