@@ -150,8 +150,8 @@ class Turns:
             if program in runs:
               runs[program].append(secs)
             else:
-              runs[program] = deque(maxlen=_NUM_RUNS)
-            self._scheduler.finish(ticket, _estimate(runs[program]), kept)
+              runs[program], secs = deque(maxlen=_NUM_RUNS), _FIRST_SECS
+            self._scheduler.finish(ticket, secs, kept)
           else:  # a program that began before the manager was restarted
             self._scheduler.keep(tenant, kept)
         case {"keep": num_bytes}:
