@@ -18,8 +18,9 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.generation.inference.sessions import load_weights
 from palm_mtf.mesh import cpu_gpu as devices
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
-from palm_mtf.mesh.placement import Lowered, lower
+from palm_mtf.mesh.placement import Placement
 from palm_mtf.mesh.session import session_config
+from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
@@ -258,6 +259,28 @@ def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
   if adafactor.optimizer.beta1:
     slots |= {f"{name}/momentum": m for name, m in adafactor.momenta.items()}
   return slots
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+  """A lowered graph, and the results of one `call`; see `Lowering`."""
+
+  tensors: dict[str, tf.Tensor]
+  operations: tf.Operation
+  initialize: tf.Operation
+  slices: list[dict[str, list[Slice]]]
+
+
+def lower(
+  placements: Mapping[mtf.Mesh, Placement],
+  tensors: Mapping[str, mtf.Tensor],
+  operations: Sequence[mtf.Operation] = (),
+) -> Lowered:
+  """Lowers all meshes of one graph; see `Lowering.call`."""
+  first, *_ = placements.values()  # all have the same class
+  lowering = first.lower(placements)
+  values, done = lowering.call(tensors, operations)
+  return Lowered(values, done, lowering.initialize, lowering.slices)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ macro TPU is set, otherwise mesh/cpu_gpu.py.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -178,28 +177,6 @@ class Lowering(Protocol):
       The whole (unsplit) tensors, by name; and one operation that runs all of
       `operations`.
     """
-
-
-@dataclasses.dataclass(frozen=True)
-class Lowered:
-  """A lowered graph, and the results of one `call`; see `Lowering`."""
-
-  tensors: dict[str, tf.Tensor]
-  operations: tf.Operation
-  initialize: tf.Operation
-  slices: list[dict[str, list[Slice]]]
-
-
-def lower(
-  placements: Mapping[mtf.Mesh, Placement],
-  tensors: Mapping[str, mtf.Tensor],
-  operations: Sequence[mtf.Operation] = (),
-) -> Lowered:
-  """Lowers all meshes of one graph; see `Lowering.call`."""
-  first, *_ = placements.values()  # all have the same class
-  lowering = first.lower(placements)
-  values, done = lowering.call(tensors, operations)
-  return Lowered(values, done, lowering.initialize, lowering.slices)
 
 
 def collective_scope(

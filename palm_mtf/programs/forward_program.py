@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.mesh.cpu_gpu import local_devices
-from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
@@ -76,18 +75,13 @@ def build_forward_program(
     batch["inputs"], batch.get("segments"), batch.get("prefix")
   )
   token_loss, _ = cross_entropy(logits, batch["targets"])
-  lowered = lower(
-    {mesh: placement},
-    {
-      "logits": logits,
-      "loss": weighted_mean(token_loss, loss_weights),
-      "weight_sum": weight_sum(batch["targets"], loss_weights),
-    },
-  )
+  outputs = {
+    "logits": logits,
+    "loss": weighted_mean(token_loss, loss_weights),
+    "weight_sum": weight_sum(batch["targets"], loss_weights),
+  }
+  lowering = placement.lower({mesh: placement})
+  lowered, _ = lowering.call(outputs)
   # Drop the logits of embedding rows that only pad the vocabulary.
-  lowered.tensors["logits"] = lowered.tensors["logits"][
-    ..., : config.vocab_size
-  ]
-  return ForwardProgram(
-    features=fed, slices=lowered.slices[0], **lowered.tensors
-  )
+  lowered["logits"] = lowered["logits"][..., : config.vocab_size]
+  return ForwardProgram(features=fed, slices=lowering.slices[0], **lowered)

@@ -9,11 +9,10 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.cpu_gpu import local_devices
-from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, SlicedVariable
 from tests import processes
-from tests.mtf_testing import mesh_layout, placement
+from tests.mtf_testing import lower, mesh_layout, placement
 from tools.traffic import traffic
 
 MESH = mesh_layout("all over data and model")
@@ -22,10 +21,9 @@ MESH = mesh_layout("all over data and model")
 _ZEROS = """
 from palm_mtf._tf import mtf, tf
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
-from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, SlicedVariable
-from tests.mtf_testing import SINGLE, placement
+from tests.mtf_testing import SINGLE, lower, placement
 shape = mtf.Shape([mtf.Dimension("d_model", 2**21)])
 mesh = mtf.Mesh(mtf.Graph(), "mesh")
 graph, config = tf.Graph(), session_config(1)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
+  lower,
   mesh_layout,
   placement,
   random_documents,

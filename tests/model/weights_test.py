@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.projection import kernel_gradient
 from palm_mtf.model.weights import product
@@ -18,6 +17,7 @@ from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
   SINGLE,
+  lower,
   mesh_layout,
   placement,
   small_config,

@@ -8,11 +8,10 @@ import pytest
 from palm_mtf._tf import mtf, tf
 from palm_mtf.foreign_models import DeviceMesh
 from palm_mtf.foreign_models.training import read_whole
-from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.runtime.client.client import Client
-from tests.mtf_testing import placement
+from tests.mtf_testing import lower, placement
 
 ROWS, COLUMNS = mtf.Dimension("rows", 40), mtf.Dimension("columns", 50)
 INITIALIZERS = {

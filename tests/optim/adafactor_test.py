@@ -11,7 +11,6 @@ import pytest
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.architecture import parameter_shapes, parse_name
 from palm_mtf.config import MeshLayout
-from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, SlicedVariable
 from palm_mtf.optim import schedule
@@ -33,6 +32,7 @@ from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
   load_parameters,
+  lower,
   oracle_slots,
   placement,
   read_variables,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.generation.decode.rows import Cache, LaidOut
 from palm_mtf.generation.decode.weights import DecodeModel, Products
-from palm_mtf.mesh.placement import lower
 from palm_mtf.model.layers import embed
 from palm_mtf.model.loss import cross_entropy
 from palm_mtf.model.palm import KeysAndValues, Palm
@@ -218,7 +217,7 @@ def prefill(
   _OnSlices(
     lambda *xs: laid_out.extend(xs) or [], [*itertools.chain(*keys_and_values)]
   )
-  lower({mesh: impl}, {})
+  impl.lower({mesh: impl})
 
   # The padding after a prompt gets keys and values too, but no token attends to
   # these before a later step overwrites them.
@@ -283,7 +282,8 @@ def build_score_program(
     "log_z": log_z,
     "logits": logits,
   }
-  lowered = lower({mesh: model.placement}, exported).tensors
+  lowering = model.placement.lower({mesh: model.placement})
+  lowered, _ = lowering.call(exported)
   vocab_size = model.config.vocab_size  # without its padding
   top, likeliest = tf.math.top_k(
     tf.cast(lowered["logits"][..., :vocab_size], tf.float32),

@@ -25,7 +25,6 @@ from palm_mtf.generation.decode.kernels import (
 from palm_mtf.generation.decode.rows import LaidOut
 from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
-from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims, model_dims
 from palm_mtf.model.weights import GATES, QKV, logits_dtype, palm_variables
@@ -109,7 +108,7 @@ def build_decode_model(
   )
   palm_variables([mesh], config, dims)
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
-  (slices,) = lower({mesh: placement}, {}).slices
+  (slices,) = placement.lower({mesh: placement}).slices
   is_packed = _serves_natively(placement, config, weight_dtype)
   maker = _Maker(placement, config, dims, slices, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
