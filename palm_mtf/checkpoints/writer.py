@@ -40,7 +40,7 @@ from palm_mtf.model_dir.atomic_files import PARTIAL, new_folder, writing
 from palm_mtf.model_dir.paths import ModelDir, step_of
 
 
-class BackgroundWriter:
+class BackgroundWriter(contextlib.AbstractContextManager):
   """Writes the checkpoints of a run in a thread, one at a time.
 
   At its end, this context manager waits for the checkpoint that is being
@@ -56,9 +56,6 @@ class BackgroundWriter:
     # The error that the thread raised; `check` raises it in the training loop.
     self._error: BaseException | None = None
     self._wait_secs = 0.0
-
-  def __enter__(self) -> "BackgroundWriter":
-    return self
 
   def __exit__(self, kind: type | None, *unused: object) -> None:
     # After KeyboardInterrupt, from the user's second Ctrl-C, do not wait.

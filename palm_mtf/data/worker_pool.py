@@ -52,7 +52,7 @@ def gather(
     yield batch
 
 
-class WorkerPool:
+class WorkerPool(contextlib.AbstractContextManager):
   """Applies a function to batches in processes that persist between calls.
 
   Use it as a context manager, so that the processes end.
@@ -84,9 +84,6 @@ class WorkerPool:
     self._stack = contextlib.ExitStack()
     self._threads: futures.Executor | None = None
     self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-
-  def __enter__(self) -> "WorkerPool":
-    return self
 
   def __exit__(self, *unused: object) -> None:
     self._stack.close()

@@ -27,7 +27,7 @@ from palm_mtf.model_dir.json_lines import (
 )
 
 
-class CheckpointModel:
+class CheckpointModel(contextlib.AbstractContextManager):
   """A checkpoint's model, loaded at its first use; a context manager."""
 
   def __init__(
@@ -48,9 +48,6 @@ class CheckpointModel:
     self.get_scorer = functools.cache(
       lambda start_id: Scorer(self._loaded, start_id=start_id)
     )
-
-  def __enter__(self) -> "CheckpointModel":
-    return self
 
   def __exit__(self, *unused: object) -> None:
     self._stack.close()
@@ -158,7 +155,7 @@ class TaskAnswers:
     return [known[number] for number in range(len(known))]
 
 
-class AnswerJournal:
+class AnswerJournal(contextlib.AbstractContextManager):
   """A JSON lines file of a model's answers; a context manager.
 
   The first line holds everything that the answers depend on. Every other line
@@ -201,9 +198,6 @@ class AnswerJournal:
           )
     write_json_lines(path, [depends_on, *answers])  # drops a truncated line
     self._lines = JsonLinesWriter(path)
-
-  def __enter__(self) -> "AnswerJournal":
-    return self
 
   def __exit__(self, *unused: object) -> None:
     self._lines.close()

@@ -8,6 +8,7 @@ earlier rows, and no row depends on batch sizes, pods or hosts.
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -150,7 +151,7 @@ def unigram_entropy(batches: Iterable[Batch]) -> float:
   return float(-np.sum(shares * np.log(shares)))
 
 
-class Prefetcher:
+class Prefetcher(contextlib.AbstractContextManager):
   """A context manager that makes the batches of the next steps in a thread."""
 
   def __init__(
@@ -159,9 +160,6 @@ class Prefetcher:
     self._batch_of, self._last_step, self._depth = batch_of, last_step, depth
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
     self._made: dict[int, concurrent.futures.Future[Batch]] = {}
-
-  def __enter__(self) -> "Prefetcher":
-    return self
 
   def __exit__(self, *exception: object) -> None:
     self._thread.shutdown(cancel_futures=True)

@@ -8,6 +8,7 @@ prefix that exists is taken literally, and only the rest is a pattern, so that a
 folder may be named "data [v2]".
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -199,7 +200,7 @@ def check_unchanged(file: TextFile) -> None:
     )
 
 
-class FileDigests:
+class FileDigests(contextlib.AbstractContextManager):
   """Hashes of files, cached in a JSON file that `__exit__` writes."""
 
   def __init__(self, path: str | None = None):
@@ -209,9 +210,6 @@ class FileDigests:
     # field has changed, because hashing reads only about 1 GB/s.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
-
-  def __enter__(self) -> "FileDigests":
-    return self
 
   def __exit__(self, *exception: object) -> None:
     if self._path and self._has_new:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions with a checkpoint's weights, for decoding or for the loss."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -61,7 +62,7 @@ def load_weights(
   release_file_pages()
 
 
-class LoadedDecoder:
+class LoadedDecoder(contextlib.AbstractContextManager):
   """Weights on devices; a context manager, which closes the client."""
 
   def __init__(
@@ -92,9 +93,6 @@ class LoadedDecoder:
     self.client = Client(tf.Session(graph=graph, config=session))
     with CheckpointReader(self.client).open(checkpoint.prefix) as restore:
       load_weights(self.client, self.model, lambda slices: restore([slices]))
-
-  def __enter__(self) -> "LoadedDecoder":
-    return self
 
   def __exit__(self, *unused: object) -> None:
     self.client.close()

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of the checkpoint that a server serves, and newer checkpoints."""
 
+import contextlib
 import logging
 import os
 import time
@@ -29,7 +30,7 @@ _logger = logging.getLogger(__name__)
 _State = tuple[tuple[str, int, int], ...]
 
 
-class ServedWeights:
+class ServedWeights(contextlib.AbstractContextManager):
   """Weights of one checkpoint at a time; a context manager that frees them."""
 
   def __init__(self, config: Config, *, num_tokens: int, num_slots: int):
@@ -48,9 +49,6 @@ class ServedWeights:
     # Training step of the loaded checkpoint, and its time in seconds since
     # 1970.
     self.step = self.created = 0
-
-  def __enter__(self) -> "ServedWeights":
-    return self
 
   def __exit__(self, *unused: object) -> None:
     self._free()
