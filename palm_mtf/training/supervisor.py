@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from palm_mtf.checkpoints.manifest import (
-  Checkpoint,
   DamagedCheckpointError,
   newest_whole,
   read_checkpoint,
@@ -169,8 +168,15 @@ def _run_loop(
   records.value.watchdog.expect_slow()
   try:
     if not session.value:
-      newest = lambda: records.value.writer.wait()  # noqa: E731
-      session.open(_open_session(job, pods, newest))
+      reserved = job.config.pods.device_bytes or 0
+      client = session.enter_context(pods.cluster.client(reserved))
+      session.value = TrainSession(
+        job,
+        client,
+        pods.cluster,
+        pods.heartbeat,
+        newest=lambda: records.value.writer.wait(),
+      )
     session.value.set_variables(job)
     loop = TrainLoop(
       job, session.value, spikes, records.value, pods.peak, pods.must_move
@@ -183,15 +189,6 @@ def _run_loop(
     raise UserError(
       f"{lost}, after {pods.stop.signal_name}; run the same command to resume."
     ) from None
-
-
-@contextlib.contextmanager
-def _open_session(
-  job: TrainJob, pods: _Pods, newest: Callable[[], Checkpoint | None]
-) -> Iterator[TrainSession]:
-  reserved = job.config.pods.device_bytes or 0
-  with pods.cluster.client(reserved) as client:
-    yield TrainSession(job, client, pods.cluster, pods.heartbeat, newest)
 
 
 def _continue_without_lost_pod(
