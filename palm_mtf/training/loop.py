@@ -168,7 +168,7 @@ class TrainLoop:
         writes_measures=True,
       ),
       Action(
-        run=self._write_samples,
+        run=lambda _, checkpoint: job.write_samples(checkpoint),
         every=run.sample_steps,
         at_end=False,  # commands/train.py samples after the last step
         needs_checkpoint=True,
@@ -347,11 +347,6 @@ class TrainLoop:
     # Each answer resets the watchdog, because all answers may take hours.
     answered = self._watchdog.expect_slow
     metrics |= self._job.evaluate_tasks(checkpoint, answered)
-
-  def _write_samples(
-    self, unused_metrics: dict[str, float], checkpoint: Checkpoint
-  ) -> None:
-    self._job.write_samples(checkpoint)
 
   def _log(self, metrics: dict[str, float]) -> None:
     config, step_secs = self._config, self._step_clock.take_mean()
