@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import logging
 import platform
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from palm_mtf import __version__
@@ -45,7 +44,7 @@ from palm_mtf.checkpoints.writer import check_space
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
-from palm_mtf.data.batches.batches import Batch, unigram_entropy
+from palm_mtf.data.batches.batches import unigram_entropy
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.generation.inference.prompts import (
@@ -102,7 +101,12 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   corpus = corpus_of_run(model_dir, config, vocabulary)
   corpus.batches(run.batch_sizes)  # raises UserError if there are too few
   task_evaluation = _open_tasks(model_dir, config, vocabulary)
-  entropy = unigram_entropy(_read_validation_batches(corpus, config))
+  # Use the batch size of the last step, like the validation after that step.
+  validation = corpus.validation_batches(
+    batch_size=run.batch_sizes.size(run.train_steps - 1),
+    num_rows=run.num_validation_rows,
+  )
+  entropy = unigram_entropy(validation)
   manifest = _make_manifest(config, vocabulary, corpus)
   if newest:
     _log_resumption(newest, manifest)
@@ -215,15 +219,6 @@ def _reserve_memory(config: Config) -> Config:
     pods = dataclasses.replace(pods, device_bytes=sum(parts.values()))
   check_slices(pods, config.mesh_layout)
   return dataclasses.replace(config, pods=pods)
-
-
-def _read_validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
-  run = config.run
-  # Use the batch size of the last step, like the validation after that step.
-  return corpus.validation_batches(
-    batch_size=run.batch_sizes.size(run.train_steps - 1),
-    num_rows=run.num_validation_rows,
-  )
 
 
 def _make_manifest(
