@@ -29,7 +29,7 @@ from palm_mtf.data.sources.document import (
   num_repeats,
 )
 from palm_mtf.data.sources.files import FileDigests, describe_shards
-from palm_mtf.data.sources.text_files import Settings, TextFiles
+from palm_mtf.data.sources.text_files import Fields, Settings, TextFiles
 from palm_mtf.errors import UserError, did_you_mean
 
 VALIDATION_SHARE = 0.02
@@ -172,8 +172,7 @@ class TextFilesSource(_TextSource):
       )
     return TextFiles(
       settings.files,
-      text_field=settings.text_field,
-      weight_field=settings.weight_field,
+      Fields(settings.text_field, settings.weight_field),
       validation_share=settings.validation_share,
       name=self._selector,
       settings=names,

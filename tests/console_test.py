@@ -121,9 +121,9 @@ def test_who_imports_the_library_decides_where_its_records_go(tmp_path):
     "-c",
     f"""
 import logging, sys
-from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.data.sources.text_files import Fields, TextFiles
 logging.basicConfig(format="%(levelname)s %(name)s", stream=sys.stdout)
-source = TextFiles({f"{tmp_path}/*"!r}, validation_share=0.5)
+source = TextFiles({f"{tmp_path}/*"!r}, Fields("text"), validation_share=0.5)
 list(source.documents())
 source.report_skipped()
 """,

@@ -24,7 +24,7 @@ from palm_mtf.cli.gin_files import make_run_loader
 from palm_mtf.cli.gin_folder import find_gin_file
 from palm_mtf.cli.gin_statements import read_file as read_gin
 from palm_mtf.commands.score import read_items
-from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.data.sources.text_files import Fields, TextFiles
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.exemplars import read_exemplars
 from palm_mtf.generation.inference.prompts import read_prompts
@@ -53,7 +53,7 @@ def _targets(path: str) -> list[str]:
 
 
 def _training_texts(path: str) -> list[str]:
-  source = TextFiles(path, validation_share=0.5)
+  source = TextFiles(path, Fields("text"), validation_share=0.5)
   return [document.text for _, document in source.documents()]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palm_mtf.console import progress_bar
-from palm_mtf.data.sources.text_files import Settings, TextFiles
+from palm_mtf.data.sources.text_files import Fields, Settings, TextFiles
 from palm_mtf.data.tokens.vocabulary_report import (
   Fit,
   count_pieces,
@@ -119,7 +119,7 @@ def inspect(
 def _read(globs: Sequence[str], text_field: str) -> Iterator[str]:
   source = TextFiles(
     globs,
-    text_field=text_field,
+    Fields(text_field),
     validation_share=1.0,  # unused: both splits are read
     settings=_SETTINGS,
   )

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.data.sources.text_files import Fields, TextFiles
 from palm_mtf.tasks import corpus
 from tests.seqio_testing import bind, examples_of, text_of
 
@@ -48,7 +48,9 @@ def accuracy(questions, likelihood) -> float:
 @each_task
 def test_a_task_asks_of_held_out_text_alone(name, folder, vocabulary):
   configure(vocabulary, folder / "*.txt")
-  files = TextFiles(str(folder / "*.txt"), validation_share=SHARE)
+  files = TextFiles(
+    str(folder / "*.txt"), Fields("text"), validation_share=SHARE
+  )
   held_out = [d.text for split, d in files.documents() if split == "validation"]
   made = examples_of(name)
   right = [e for e in made if e["is_correct"] and not e["unconditional"]]

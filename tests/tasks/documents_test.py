@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from palm_mtf.data.sources.document import num_repeats
 from palm_mtf.data.sources.seqio_task import open_task
-from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.data.sources.text_files import Fields, TextFiles
 from palm_mtf.errors import UserError
 from palm_mtf.tasks import documents  # noqa: F401
 from tests.seqio_testing import bind
@@ -81,7 +81,7 @@ def test_text_files_gives_the_documents_of_files_as_often_as_they_weigh(
   )
   (source,) = open_task("text_files", 0.1)
   files = TextFiles(
-    str(weighted), text_field="body", weight_field="times", validation_share=0.3
+    str(weighted), Fields("body", "times"), validation_share=0.3
   )
   expected = {"train": [], "validation": []}
   for split, document in files.documents():

@@ -33,7 +33,12 @@ from palm_mtf.data.sources.seqio_steps import (
   split_at_tokenize,
 )
 from palm_mtf.data.sources.seqio_task import find_provider, import_seqio
-from palm_mtf.data.sources.text_files import MACROS, TextFiles, open_sources
+from palm_mtf.data.sources.text_files import (
+  MACROS,
+  Fields,
+  TextFiles,
+  open_sources,
+)
 from palm_mtf.data.statistics.contamination import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
@@ -257,7 +262,7 @@ def read_all(
   """
   files = TextFiles(
     globs,
-    text_field=data.text_field,
+    Fields(data.text_field),
     validation_share=data.validation_share,
     name=setting,
     settings=MACROS._replace(files=setting),

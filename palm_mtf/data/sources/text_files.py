@@ -65,9 +65,7 @@ def open_sources(
     return [
       TextFiles(
         data.text_files,
-        text_field=data.text_field,
-        weight_field=data.weight_field,
-        quality_field=data.filters.quality_field,
+        Fields(data.text_field, data.weight_field, data.filters.quality_field),
         validation_share=data.validation_share,
       )
     ]
@@ -89,10 +87,8 @@ class TextFiles:
   def __init__(
     self,
     globs: str | Sequence[str],
+    fields: Fields,
     *,
-    text_field: str = "text",
-    weight_field: str | None = None,
-    quality_field: str | None = None,
     validation_share: float,
     name: str = "text_files",
     settings: Settings = MACROS,
@@ -101,28 +97,26 @@ class TextFiles:
 
     Args:
       globs: one glob or several; see files.py.
-      text_field: field of a JSON line that holds the document's text.
-      weight_field: field with the document's weight, or None for a weight of 1.
-      quality_field: field with the document's quality, or None for no quality.
-        If given, every file must be .jsonl.
+      fields: fields of a JSON line. If one is the quality, every file must be
+        .jsonl.
       validation_share: share of the documents that are held out.
       settings: names of the user's settings, for messages.
 
     Raises:
-      UserError: `find_files` fails, or `quality_field` is given and a file is
+      UserError: `find_files` fails, or `fields` has a quality and a file is
         not .jsonl.
     """
     self.name = name
     self.files = find_files(globs, settings.files)  # sorted by path
     self._globs = globs
-    self._fields = Fields(text_field, weight_field, quality_field)
+    self._fields = fields
     self._validation_share = validation_share
     self._settings = settings
     self._start_counting()
     plain = [file.path for file in self.files if not file.is_json_lines]
-    if quality_field is not None and plain:
+    if fields.quality is not None and plain:
       raise UserError(
-        f"{settings.quality_field} = {quality_field!r}: {plain[0]} has no "
+        f"{settings.quality_field} = {fields.quality!r}: {plain[0]} has no "
         f"fields; give only .jsonl files, or set it to None."
       )
 

@@ -25,7 +25,7 @@ from palm_mtf.data.batches.joined_stream import JoinedStream, TokenSource
 from palm_mtf.data.batches.mixed_rows import MixedRows, RowSource
 from palm_mtf.data.batches.packing import JoinedRows, WholeRows
 from palm_mtf.data.batches.shuffle import shuffle
-from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.data.sources.text_files import Fields, TextFiles
 from palm_mtf.data.tokens import encoder
 from palm_mtf.errors import UserError
 from tests.data.small_sources import (
@@ -86,7 +86,9 @@ def corpus(code, vocabulary, tmp_path_factory):
       folder.mkdir()
       for i, text in enumerate(code[:20]):
         (folder / f"{i:02d}.txt").write_text(text, encoding="utf-8")
-    files = TextFiles(f"{folder}/*.txt", validation_share=0.2, name="files")
+    files = TextFiles(
+      f"{folder}/*.txt", Fields("text"), validation_share=0.2, name="files"
+    )
     files.rate = 0.6
     lines = [text[i : i + 300] for text in code for i in (0, 400, 900)]
     other = ListSource(lines, lines[:3], name="lines", rate=0.4)

@@ -27,9 +27,11 @@ from tests.data.processes import peak_memory
 from tests.data.small_sources import repeatable
 from tests.log_lines import without_stamps
 
+TEXT = Fields("text")
 
-def source_of(folder, share=0.5, **settings) -> TextFiles:
-  return TextFiles(f"{folder}/**/*", validation_share=share, **settings)
+
+def source_of(folder, share=0.5, fields=TEXT, **settings) -> TextFiles:
+  return TextFiles(f"{folder}/**/*", fields, validation_share=share, **settings)
 
 
 def documents_of(source) -> list[Document]:
@@ -136,18 +138,19 @@ def test_a_json_line_is_a_document_with_its_weight(tmp_path):
     {"body": "one", "times": 2, "text": "not this"},
     {"body": "two\n", "times": 0.5},
   )
-  source = source_of(tmp_path, text_field="body", weight_field="times")
+  source = source_of(tmp_path, fields=Fields("body", "times"))
   assert documents_of(source) == [
     Document("one", weight=2.0),
     Document("two\n", weight=0.5),
   ]
-  weightless = source_of(tmp_path, text_field="body")
+  weightless = source_of(tmp_path, fields=Fields("body"))
   assert [d.weight for d in documents_of(weightless)] == [1.0, 1.0]
 
 
 def test_a_document_has_the_quality_of_its_line(tmp_path):
   write_lines(tmp_path / "a.jsonl", {"text": "one", "q": 0.5})
-  (document,) = documents_of(source_of(tmp_path, quality_field="q"))
+  fields = Fields("text", quality="q")
+  (document,) = documents_of(source_of(tmp_path, fields=fields))
   assert document == Document("one", quality=0.5)
 
 
@@ -155,7 +158,7 @@ def test_a_quality_is_not_asked_of_a_file_without_lines(tmp_path):
   write_lines(tmp_path / "a.jsonl", {"text": "one", "q": 0.5})
   (tmp_path / "b.txt").write_text("two")
   with pytest.raises(UserError) as info:
-    source_of(tmp_path, quality_field="q")
+    source_of(tmp_path, fields=Fields("text", quality="q"))
   assert str(info.value) == (
     f"QUALITY_FIELD = 'q': {tmp_path}/b.txt has no fields; give only .jsonl "
     "files, or set it to None."
@@ -235,7 +238,12 @@ def test_fingerprint_changes_with_a_byte_a_file_the_order_and_the_kind(corpus):
 
 
 def test_fingerprint_changes_with_the_settings_that_matter(corpus):
-  every = ({}, {"share": 0.4}, {"text_field": "x"}, {"weight_field": "weight"})
+  every = (
+    {},
+    {"share": 0.4},
+    {"fields": Fields("x")},
+    {"fields": Fields("text", "weight")},
+  )
   assert len({source_of(corpus, **each).fingerprint() for each in every}) == 4
   # No field is read where there are no JSON lines.
   (corpus / "b.jsonl").unlink()
