@@ -78,44 +78,35 @@ def parse_name(name: str) -> ParameterName:
 _SMALL, _LARGE, _LONG = 128, 512, 2048
 
 
-def attention_blocks(length: int) -> list[tuple[int, int]]:
-  """Splits positions into blocks; attention is computed block by block.
+class AttentionBlock(NamedTuple):
+  """A range of queries, and the keys that they read."""
 
-  Returns:
-    For each block, its first position and the first position after the block.
-  """
-  size = _SMALL if length <= _LONG else _LARGE
-  return [(x, min(x + size, length)) for x in range(0, length, size)]
-
-
-def num_keys(end: int, length: int, has_prefix: bool) -> int:
-  """Returns the number of keys, from position 0, that a block of queries reads.
-
-  Args:
-    end: first position after the block; the causal mask hides keys from here
-      on.
-    has_prefix: whether the sequence is a prefix LM's; if so, a block reads all
-      keys, because the prefix may continue after the block.
-  """
-  return length if has_prefix else end
-
-
-def attention_pairs(length: int, has_prefix: bool = False) -> int:
-  """Returns how many query-key pairs attention computes in a sequence."""
-  return sum(_block_pairs(length, has_prefix))
-
-
-def largest_block_pairs(length: int, has_prefix: bool = False) -> int:
-  """Returns the largest number of query-key pairs in one block of queries."""
-  return max(_block_pairs(length, has_prefix))
+  begin: int  # first position
+  end: int  # first position after the block
+  num_keys: int  # number of keys, from position 0
 
 
 @functools.cache  # because a search over layouts makes thousands of calls
-def _block_pairs(length: int, has_prefix: bool) -> list[int]:
-  return [
-    (end - begin) * num_keys(end, length, has_prefix)
-    for begin, end in attention_blocks(length)
-  ]
+def attention_blocks(
+  length: int, has_prefix: bool = False
+) -> tuple[AttentionBlock, ...]:
+  """Splits the positions of a sequence into blocks.
+
+  The causal mask hides the keys after a block. In a prefix LM (`has_prefix`), a
+  block reads all keys, because the prefix may continue after the block.
+  """
+  size = _SMALL if length <= _LONG else _LARGE
+  return tuple(
+    AttentionBlock(begin, end, length if has_prefix else end)
+    for begin in range(0, length, size)
+    for end in [min(begin + size, length)]
+  )
+
+
+def block_pairs(length: int, has_prefix: bool = False) -> list[int]:
+  """Returns how many query-key pairs attention computes in each block."""
+  blocks = attention_blocks(length, has_prefix)
+  return [(x.end - x.begin) * x.num_keys for x in blocks]
 
 
 def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:

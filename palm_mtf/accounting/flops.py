@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 
 from palm_mtf.accounting.architecture import (
-  attention_pairs,
+  block_pairs,
   distinct_parameters,
   parse_name,
 )
@@ -81,7 +81,7 @@ def device_flops(
     if term == "embedding":  # padding rows of the table have logits too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
     if term == SCORES:  # attention skips most of what the mask hides
-      of_token *= attention_pairs(length, config.has_prefix) / length**2
+      of_token *= sum(block_pairs(length, config.has_prefix)) / length**2
     flops += of_token / (mesh.axis_size_of(dim) if dim else 1)
   return flops * pod_tokens / mesh.axis_size_of("batch")
 

@@ -20,9 +20,8 @@ import math
 from collections.abc import Sequence
 
 from palm_mtf.accounting.architecture import (
-  attention_pairs,
+  block_pairs,
   distinct_parameters,
-  largest_block_pairs,
   parameter_dims,
   parameter_shapes,
   parse_name,
@@ -165,15 +164,16 @@ def widths(config: PalmConfig, mesh: MeshLayout) -> Widths:
   """Returns the widths of a block's tensors on one device."""
   heads = config.num_heads // mesh.axis_size_of("heads")
   kv_heads = heads if config.attention == "multi_head" else 1
-  length, has_prefix = config.sequence_length, config.has_prefix
+  length = config.sequence_length
+  pairs = block_pairs(length, config.has_prefix)
   padded = mesh.padded_vocab_size(config.vocab_size)
   return Widths(
     stream=config.d_model,
     residual=config.d_model // mesh.axis_size_of("d_model_residual"),
     queries=heads * config.d_kv,
     keys_and_values=2 * kv_heads * config.d_kv,
-    scores=heads * attention_pairs(length, has_prefix) / length,
-    block_scores=heads * largest_block_pairs(length, has_prefix) / length,
+    scores=heads * sum(pairs) / length,
+    block_scores=heads * max(pairs) / length,
     hidden=config.d_ff // mesh.axis_size_of("d_ff"),
     vocab=padded // mesh.axis_size_of("vocab"),
   )

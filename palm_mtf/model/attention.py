@@ -14,7 +14,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.architecture import attention_blocks, num_keys
+from palm_mtf.accounting.architecture import AttentionBlock, attention_blocks
 from palm_mtf.native import layers as native
 from palm_mtf.ops.matmul import einsum
 from palm_mtf.ops.recompute import recompute
@@ -84,17 +84,12 @@ def _sum_of_starts(*parts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockedAttention:
-  """Attention of a device's slice, one block (range of queries) after another.
-
-  A block reads the keys up to the block's end or, in a prefix LM, all keys.
-  """
+  """Attention of a device's slice, one block of queries after another."""
 
   # XLA compiles only the element-wise operations between the matrix products,
   # because on CPUs oneDNN's products are faster than XLA's.
 
-  # (first position, first position after the block) of each block.
-  blocks: Sequence[tuple[int, int]]
-  has_prefix: bool  # whether there is a prefix, which all positions see
+  blocks: Sequence[AttentionBlock]
   scale: float  # 1 / sqrt(d_kv)
   is_multi_head: bool  # whether each head has its own keys and values
   # Whether `attend` also returns the attention weights of each block, which
@@ -172,16 +167,13 @@ class BlockedAttention:
 
   def _blocks_with_keys(self, q, *others) -> Iterator[list]:
     # Yields [first position, q, keys, values, *masks] of each block.
-    for own, (begin, end) in zip(
-      self._split_blocks(q), self.blocks, strict=True
-    ):
-      keys = num_keys(end, q.shape[1], self.has_prefix)
-      yield [begin, own, *_take_first(others, keys)]
+    for own, block in zip(self._split_blocks(q), self.blocks, strict=True):
+      yield [block.begin, own, *_take_first(others, block.num_keys)]
 
   def _split_blocks(self, x: tf.Tensor) -> list[tf.Tensor]:
     if len(self.blocks) == 1:
       return [x]
-    return tf.split(x, [end - begin for begin, end in self.blocks], 1)
+    return tf.split(x, [each.end - each.begin for each in self.blocks], 1)
 
 
 def _take_first(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
@@ -261,12 +253,10 @@ def self_attention(
     [batch, length, heads, d_kv], before the output projection.
   """
   batch, length, heads, d_kv = q.shape.dims
-  blocks = attention_blocks(length.size)
-  has_prefix = prefix is not None
+  blocks = attention_blocks(length.size, has_prefix=prefix is not None)
   masks = [x for x in (segments, prefix) if x is not None]
   blocked = BlockedAttention(
     blocks=blocks,
-    has_prefix=has_prefix,
     scale=d_kv.size**-0.5,
     is_multi_head=heads in k.shape.dims,
     keeps_weights=keeps_weights,
@@ -288,12 +278,12 @@ def self_attention(
     ).outputs
     return [dq, dk, dv, *(None for _ in masks)]
 
-  def weights_shape(begin: int, end: int) -> mtf.Shape:
-    own = mtf.Dimension(f"length_{begin}", end - begin)
-    keys = num_keys(end, length.size, has_prefix)
-    return mtf.Shape([batch, own, heads, mtf.Dimension("memory_length", keys)])
+  def weights_shape(block: AttentionBlock) -> mtf.Shape:
+    own = mtf.Dimension(f"length_{block.begin}", block.end - block.begin)
+    keys = mtf.Dimension("memory_length", block.num_keys)
+    return mtf.Shape([batch, own, heads, keys])
 
-  kept = [weights_shape(*block) for block in blocks] if keeps_weights else []
+  kept = [weights_shape(block) for block in blocks] if keeps_weights else []
   return WholeSlice(
     ByDevice(blocked.attend, of_slice.attend_native),
     [q, k, v, *masks],

@@ -33,6 +33,7 @@ FLAGS = {
 def work(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
   """Takes turns: attention and its gradient; in C++ if `block` is 0."""
   from palm_mtf._tf import tf
+  from palm_mtf.accounting.architecture import AttentionBlock
   from palm_mtf.mesh.session import session_config
   from palm_mtf.model.attention import BlockedAttention
   from palm_mtf.native import layers as native
@@ -40,8 +41,11 @@ def work(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
 
   step, threads = block or length, threads_here()
   attention = BlockedAttention(
-    blocks=[(x, min(x + step, length)) for x in range(0, length, step)],
-    has_prefix=False,
+    blocks=[
+      AttentionBlock(x, end, end)
+      for x in range(0, length, step)
+      for end in [min(x + step, length)]
+    ],
     scale=_D_KV**-0.5,
     is_multi_head=False,
     keeps_weights=keeps_weights,
