@@ -11,6 +11,8 @@ import hashlib
 
 import numpy as np
 
+from palm_mtf.data.sources.document import mix_bits
+
 _ROUNDS = 8  # rounds of the Feistel network
 # Minimum number of bits in each half of the Feistel network's input. Fewer bits
 # would leave a pattern in the shuffle. More bits would slow down cycle walking,
@@ -81,12 +83,5 @@ def _feistel(
   mask = (np.uint64(1) << half_bits) - np.uint64(1)
   left, right = value >> half_bits, value & mask
   for round_key in round_keys:
-    left, right = right, left ^ (_mix(right ^ round_key) & mask)
+    left, right = right, left ^ (mix_bits(right ^ round_key) & mask)
   return (left << half_bits) | right
-
-
-def _mix(value: np.ndarray) -> np.ndarray:
-  """Hashes each number by the finalizer of SplitMix64."""
-  value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-  value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-  return value ^ (value >> np.uint64(31))

@@ -129,6 +129,16 @@ def hash_parts(parts: Sequence[object], num_bytes: int = 16) -> str:
   return hashlib.blake2b(content, digest_size=num_bytes).hexdigest()
 
 
+def mix_bits(numbers: np.ndarray) -> np.ndarray:
+  """Hashes each number in place, [...] uint64, by SplitMix64's finalizer."""
+  numbers ^= numbers >> 30
+  numbers *= 0xBF58476D1CE4E5B9
+  numbers ^= numbers >> 27
+  numbers *= 0x94D049BB133111EB
+  numbers ^= numbers >> 31
+  return numbers
+
+
 def _uniform(digest: bytes) -> float:
   return int.from_bytes(digest, "little") / 2.0**48  # exact in float64
 

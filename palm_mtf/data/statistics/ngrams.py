@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from palm_mtf.data.sources.document import Document, Text
+from palm_mtf.data.sources.document import Document, Text, mix_bits
 
 # Text is hashed in blocks, cut at white space, because hashing takes about 50
 # bytes of memory per character of a block. The hashes take 8 bytes per word.
@@ -36,7 +36,7 @@ def hash_document(document: Document) -> np.ndarray:
 def hash_words(text: Text) -> np.ndarray:
   """Returns a hash of each word or token id in `text`, [num_words], uint64."""
   if isinstance(text, np.ndarray):
-    return _mix(text.astype(np.uint64))
+    return mix_bits(text.astype(np.uint64))
   blocks = [_hash_block(block) for block in _cut_blocks(text)]
   return np.concatenate([np.empty(0, np.uint64), *blocks])
 
@@ -53,7 +53,7 @@ def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
   for i in range(n):
     hashes *= _WORD_FACTOR
     hashes += words[i : i + count]
-  return _mix(hashes)
+  return mix_bits(hashes)
 
 
 def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
@@ -81,7 +81,7 @@ def _cut_blocks(text: str) -> Iterator[str]:
 
 
 def _hash_block(block: str) -> np.ndarray:
-  # A word's hash is `_mix` of the sum of (character[i] + 1) *
+  # A word's hash is `mix_bits` of the sum of (character[i] + 1) *
   # _CHARACTER_FACTOR ** i, mod 2 ** 64.
   content = block.lower().encode("utf-32-le")
   characters = np.frombuffer(content, "<u4")
@@ -99,7 +99,7 @@ def _hash_block(block: str) -> np.ndarray:
   terms *= powers[: len(terms)]
   # In the sums of reduceat, exponents count from the start of the block. An
   # inverse power makes them count from the start of the word.
-  return _mix(np.add.reduceat(terms, starts) * inverses[starts])
+  return mix_bits(np.add.reduceat(terms, starts) * inverses[starts])
 
 
 @functools.cache
@@ -116,13 +116,3 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
   powers[0, 1:], powers[1, 1:] = _CHARACTER_FACTOR, inverse
   np.cumprod(powers, axis=1, out=powers)
   return powers[0], powers[1]
-
-
-def _mix(hashes: np.ndarray) -> np.ndarray:
-  """Applies SplitMix64's bit mixer to `hashes` in place, and returns them."""
-  hashes ^= hashes >> 30
-  hashes *= 0xBF58476D1CE4E5B9
-  hashes ^= hashes >> 27
-  hashes *= 0x94D049BB133111EB
-  hashes ^= hashes >> 31
-  return hashes
