@@ -56,7 +56,6 @@ from palm_mtf.user_code import user_code
 _logger = logging.getLogger(__name__)
 
 
-_SEAL = "seal"
 _VERSION = 1  # increase it if the definition of "contaminated" changes
 
 
@@ -94,7 +93,7 @@ def find_clean_examples(
   if missing:
     for task, numbers in _search(sources, missing).items():
       content = {"examples": len(task.targets), "contaminated": numbers}
-      write_atomically(paths[task], json_text(seal(content, _SEAL)).encode())
+      write_atomically(paths[task], json_text(seal(content)).encode())
       found[task] = numbers
   clean = {}
   for task, numbers in found.items():
@@ -145,7 +144,7 @@ def _read_training_texts(source: Source) -> Iterable[Document]:
 
 def _read(path: str) -> list[int] | None:
   try:
-    return read_sealed(path, _SEAL)[0]["contaminated"]
+    return read_sealed(path)[0]["contaminated"]
   except (OSError, ValueError):
     return None  # missing or damaged: search again
 

@@ -97,14 +97,14 @@ def hash_file(path: str) -> str:
     return hashlib.file_digest(file, _BLAKE2B).hexdigest()
 
 
-def seal(content: Mapping[str, object], key: str) -> dict[str, Any]:
+def seal(content: Mapping[str, object], key: str = "seal") -> dict[str, Any]:
   """Returns `content` as JSON values, with its hash added at `key`."""
   # Hash what a reader of the JSON gets, because JSON turns tuples into lists.
   content = json.loads(json_text(content))
   return {**content, key: _hash_content(content)}
 
 
-def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
+def read_sealed(path: str, key: str = "seal") -> tuple[dict[str, Any], str]:
   """Returns the content of a sealed JSON file, and the hash at its `key`.
 
   Raises:

@@ -25,7 +25,6 @@ from palm_mtf.model_dir.foreign_files import hash_file, read_sealed, seal
 
 # Maximum total size of a document's repeats, because memory holds all of them.
 _MOST_REPEATED_BYTES = 1 << 30
-_SEAL = "seal"
 _CHANGED = "its content is not what was written"
 
 
@@ -206,7 +205,7 @@ def _size_of(name: str, summary: ShardSummary, path: str) -> int | None:
 
 def write_sealed_json(path: str, content: dict) -> None:
   """Writes a JSON file with a hash of its content."""
-  write_atomically(path, json_text(seal(content, _SEAL), indent=1).encode())
+  write_atomically(path, json_text(seal(content), indent=1).encode())
 
 
 def read_sealed_json(path: str) -> dict:
@@ -217,7 +216,7 @@ def read_sealed_json(path: str) -> dict:
     UserError: the file cannot be read.
   """
   try:
-    return read_sealed(path, _SEAL)[0]
+    return read_sealed(path)[0]
   except OSError as error:
     raise _explain_read_error(path, error) from None
   except ValueError:
