@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # at run time, this import would load TensorFlow
 _logger = logging.getLogger(__name__)
 
 _FIELD = "prompt"
+_NEEDED = "write one prompt per line"
 _FORM = f'write {{"{_FIELD}": "..."}}'
 
 
@@ -90,32 +91,27 @@ def read_prompts(path: str) -> list[str]:
   Raises:
     UserError: if the file cannot be read, is empty, or a line is not a prompt.
   """
-  prompts = []
-  # A prompt can have several lines only in JSON.
-  read = (
-    _read_json_prompts if format_of(path) == ".jsonl" else _read_plain_prompts
-  )
-  for where, prompt in read(path, f"--input = {path!r}"):
+  prompts, what = [], f"--input = {path!r}"
+  if format_of(path) == ".jsonl":  # only here a prompt can have several lines
+    found = _read_json_prompts(path, what)
+  else:
+    found = read_lines(path, what, _NEEDED)
+  for _, where, prompt in found:
     if not prompt:
       raise UserError(f"{where} is empty; there has to be a text to continue.")
     prompts.append(prompt)
   return prompts
 
 
-def _read_plain_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
-  for _, where, line in read_lines(path, what, "write one prompt per line"):
-    yield where, line
-
-
-def _read_json_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
-  lines = read_json_lines(path, what, _FORM, needed="write one prompt per line")
-  for _, where, fields in lines:
+def _read_json_prompts(path: str, what: str) -> Iterator[tuple[int, str, str]]:
+  lines = read_json_lines(path, what, _FORM, needed=_NEEDED)
+  for number, where, fields in lines:
     if _FIELD not in fields:
       raise UserError(
         f"{where}: no field {_FIELD!r}{did_you_mean(_FIELD, fields)}; {_FORM}."
       )
     where = f"{where}: {_FIELD!r}"
-    yield where, check_text(fields[_FIELD], where, _FORM)
+    yield number, where, check_text(fields[_FIELD], where, _FORM)
 
 
 def continue_prompts(
