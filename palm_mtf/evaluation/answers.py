@@ -27,34 +27,32 @@ from palm_mtf.model_dir.json_lines import (
 )
 
 
-class CheckpointModel(contextlib.AbstractContextManager):
+class CheckpointModel(contextlib.ExitStack):
   """A checkpoint's model, loaded at its first use; a context manager."""
 
   def __init__(
     self, checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
   ):
+    super().__init__()
     self.config, self.vocabulary = config, vocabulary
-    # Load the weights only when an answer is not in a journal.
-    self._load = functools.partial(
-      LoadedDecoder,
-      checkpoint,
-      config.model,
-      config.mesh_layout,
-      config.decode.weight_dtype,
-    )
-    self._stack = contextlib.ExitStack()
+    self._checkpoint = checkpoint
     # Functions from a start id, the id of the token that precedes each text.
     self.get_generator = functools.cache(self._make_generator)
     self.get_scorer = functools.cache(
       lambda start_id: Scorer(self._loaded, start_id=start_id)
     )
 
-  def __exit__(self, *unused: object) -> None:
-    self._stack.close()
-
+  # Load the weights only when an answer is not in a journal.
   @functools.cached_property
   def _loaded(self) -> LoadedDecoder:
-    return self._stack.enter_context(self._load())
+    config = self.config
+    decoder = LoadedDecoder(
+      self._checkpoint,
+      config.model,
+      config.mesh_layout,
+      config.decode.weight_dtype,
+    )
+    return self.enter_context(decoder)
 
   def _make_generator(self, start_id: int) -> Generator:
     return Generator(
