@@ -52,7 +52,7 @@ def gather(
     yield batch
 
 
-class WorkerPool(contextlib.AbstractContextManager):
+class WorkerPool(contextlib.ExitStack):
   """Applies a function to batches in processes that persist between calls.
 
   Use it as a context manager, so that the processes end.
@@ -76,17 +76,14 @@ class WorkerPool(contextlib.AbstractContextManager):
       when_killed: message of the error if a worker process is killed.
       num_processes: number of workers; one per core by default, 0 for none.
     """
+    super().__init__()
     self._work, self._when_killed = work, when_killed
     self._num_processes = (
       num_cores() if num_processes is None else num_processes
     )
     self._num_batches = 0
-    self._stack = contextlib.ExitStack()
     self._threads: futures.Executor | None = None
     self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-
-  def __exit__(self, *unused: object) -> None:
-    self._stack.close()
 
   def map(self, batches: Iterable[Any]) -> Iterator[Any]:
     """Yields the result of every batch, in order.
@@ -134,11 +131,11 @@ class WorkerPool(contextlib.AbstractContextManager):
           target=_serve_batches, args=(there, self._work), daemon=True
         )
         process.start()
-      self._stack.callback(process.join)
-      self._stack.callback(here.close)  # a closed pipe ends the worker
+      self.callback(process.join)
+      self.callback(here.close)  # a closed pipe ends the worker
       self._idle.put(here)
     threads = futures.ThreadPoolExecutor(self._num_processes)
-    self._stack.callback(threads.shutdown, cancel_futures=True)
+    self.callback(threads.shutdown, cancel_futures=True)
     return threads
 
   def _ask_worker(self, batch: Any) -> Any:
