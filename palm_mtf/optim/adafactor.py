@@ -45,10 +45,6 @@ from palm_mtf.optim.second_moment import (
 # depends on the clip factor, which depends on the gradients of all variables.
 
 
-def _clip_gradient(g, clip):
-  return tf.cast(g, tf.float32) * clip
-
-
 @fused_sum
 def _sum_of_squares(p, center):
   return tf.square(p - center)
@@ -56,19 +52,17 @@ def _sum_of_squares(p, center):
 
 @fused_sum
 def _full_squares(g, clip, one_minus_beta2, v):
-  u, _ = full_update(_clip_gradient(g, clip), one_minus_beta2, v)
+  u, _ = full_update(g, clip, one_minus_beta2, v)
   return tf.square(u)
 
 
 @fused_sum
-def _factored_squares(g, clip, one_minus_beta2, row, column):
-  (u,) = factored_update(_clip_gradient(g, clip), one_minus_beta2, row, column)
-  return tf.square(u)
+def _factored_squares(g, clip, row, column):
+  return tf.square(factored_update(g, clip, row, column))
 
 
-def _step_values(p, m, u, scalars):
+def _step_values(p, m, u, beta1, step_size, shrink, center):
   # Returns the next p and the next m; `m` is [] if there is no momentum.
-  _, _, beta1, step_size, shrink, center = scalars
   change = step_size * u
   if m:
     change += beta1 * tf.cast(m[0], tf.float32)
@@ -78,18 +72,16 @@ def _step_values(p, m, u, scalars):
 
 def _full_step(values, g, scalars):
   p, *m, v = values
-  scalars = tf.unstack(scalars)
-  clip, one_minus_beta2, *_ = scalars
-  u, next_v = full_update(_clip_gradient(g, clip), one_minus_beta2, v)
-  return (*_step_values(p, m, u, scalars), tf.cast(next_v, v.dtype))
+  clip, one_minus_beta2, *others = tf.unstack(scalars)
+  u, next_v = full_update(g, clip, one_minus_beta2, v)
+  return (*_step_values(p, m, u, *others), tf.cast(next_v, v.dtype))
 
 
 def _factored_step(values, g, scalars, row, column):
   p, *m = values
-  scalars = tf.unstack(scalars)
-  clip, one_minus_beta2, *_ = scalars
-  (u,) = factored_update(_clip_gradient(g, clip), one_minus_beta2, row, column)
-  return _step_values(p, m, u, scalars)
+  clip, _, *others = tf.unstack(scalars)
+  u = factored_update(g, clip, row, column)
+  return _step_values(p, m, u, *others)
 
 
 class _Parameter:
@@ -111,7 +103,8 @@ class _Parameter:
     self.center = center
     self.size = math.prod(variable.sizes)
     self.mesh_impl = mesh_impl = lowering.mesh_impl(variable)
-    self._dims = variable.shape.dims
+    dims = variable.shape.dims
+    self._split_axes = split_axes(mesh_impl, dims)
     self._variables = {
       name: lowering.variables[x].laid_out_tensor
       for name, x in {"": variable, **slots}.items()
@@ -128,28 +121,33 @@ class _Parameter:
     )
     # u is computed from v or, if v is factored, from the next row means and
     # column means.
-    self._moment, self._next_means = tuple(values.values()), ()
-    self._squares, self._step, self._factors = _full_squares, _full_step, ()
-    if len(self._moment) > 1:
+    moment = tuple(values.values())
+    self._next_means, self._factors = (), ()
+    if len(moment) == 1:
+      self._squares, self._step = _full_squares, _full_step
+      self._of_squares = self._decay, *moment
+    else:
       self._squares, self._step = _factored_squares, _factored_step
       factored = FactoredMoment(
-        mesh_impl, self._dims, variable.sizes, row_rank(self.name)
+        mesh_impl, dims, variable.sizes, row_rank(self.name)
       )
       self._next_means = factored.next_means(
-        self._g, self._clip, self._decay, *self._moment
+        self._g, self._clip, self._decay, *moment
       )
       self._factors = factored.row_and_column_factors(*self._next_means)
-      self._moment = self._factors
+      self._of_squares = self._factors
 
   def parameter_squares(self):
     # Returns the sum of (p - center)^2, a LaidOutTensor [] float32.
-    squares = self.mesh_impl.slicewise(_sum_of_squares, self._p, self.center)
-    return self._all_reduce(squares)
+    return self._sum(_sum_of_squares, self._p, self.center)
 
   def update_squares(self):
     # Returns the sum of u^2, a LaidOutTensor [] float32.
-    operands = self._g, self._clip, self._decay, *self._moment
-    return self._all_reduce(self.mesh_impl.slicewise(self._squares, *operands))
+    return self._sum(self._squares, self._g, self._clip, *self._of_squares)
+
+  def _sum(self, sum_slice, *operands):
+    sums = self.mesh_impl.slicewise(sum_slice, *operands)
+    return self.mesh_impl.allreduce(sums, self._split_axes, "SUM")
 
   def assign(self, make_scalars, *arguments) -> list[tf.Operation]:
     # Returns operations that assign each slice of p and of its slots.
@@ -173,10 +171,6 @@ class _Parameter:
     for slot, value in zip(means, self._next_means, strict=True):
       operations += mesh_impl.assign_if_finite(slot, value, self._is_finite)
     return operations
-
-  def _all_reduce(self, x):
-    axes = split_axes(self.mesh_impl, self._dims)
-    return self.mesh_impl.allreduce(x, axes, "SUM")
 
 
 class AdafactorUpdate(mtf.Operation):

@@ -23,28 +23,27 @@ from palm_mtf.ops.xla import fused
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 
 
-def _next_moment(g, v, one_minus_beta2):
-  return v + (tf.square(g) + GRADIENT_FLOOR - v) * one_minus_beta2
+def _clip_gradient(g, clip):
+  return tf.cast(g, tf.float32) * clip
 
 
-def full_update(g, one_minus_beta2, v):
+def full_update(g, clip, one_minus_beta2, v):
   """Returns the update u and the next v, both with the shape of g."""
-  v = _next_moment(g, v, one_minus_beta2)
+  g = _clip_gradient(g, clip)
+  v += (tf.square(g) + GRADIENT_FLOOR - v) * one_minus_beta2
   return g * tf.math.rsqrt(v), v
 
 
-def factored_update(g, one_minus_beta2, row, column):
-  """Returns (u,); `row` and `column` are from `row_and_column_factors`."""
-  del one_minus_beta2
+def factored_update(g, clip, row, column):
+  """Returns u; `row` and `column` are from `row_and_column_factors`."""
   ones = [1] * column.shape.rank
-  return (g * tf.reshape(row, [*row.shape, *ones]) * column,)
+  return _clip_gradient(g, clip) * tf.reshape(row, [*row.shape, *ones]) * column
 
 
 @fused
 def _row_and_column_sums(g, clip, rows):
   # Returns the sum of g^2 + 1e-30 in each row and in each column of one slice.
-  g = tf.cast(g, tf.float32) * clip
-  squares = tf.square(g) + GRADIENT_FLOOR
+  squares = tf.square(_clip_gradient(g, clip)) + GRADIENT_FLOOR
   every = list(range(g.shape.rank))
   return (
     tf.reduce_sum(squares, every[rows:]),
