@@ -173,17 +173,8 @@ def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
 
 def count_parameters(config: PalmConfig) -> int:
   """Counts parameters as Table 1 of PaLM does, without norm scales."""
-  return _count(config, scales=False)
-
-
-def count_norm_scales(config: PalmConfig) -> int:
-  """Returns the number of elements in all norm scales."""
-  return _count(config, scales=True)
-
-
-def _count(config: PalmConfig, scales: bool) -> int:
   return sum(
     math.prod(shape) * n
     for name, shape, n in distinct_parameters(config)
-    if parse_name(name).is_scale == scales
+    if not parse_name(name).is_scale
   )

@@ -7,14 +7,18 @@ import dataclasses
 import pytest
 
 from palm_mtf.accounting.architecture import (
-  count_norm_scales,
   count_parameters,
   distinct_parameters,
   layer_name,
   parameter_shapes,
   parse_name,
 )
-from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
+from tests.accounting.published_sizes import (
+  PALM_8B,
+  PALM_62B,
+  PALM_540B,
+  count_norm_scales,
+)
 from tests.mtf_testing import small_config
 
 TINY = dataclasses.replace(

@@ -13,7 +13,6 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.architecture import (
-  count_norm_scales,
   count_parameters,
   parameter_shapes,
 )
@@ -27,7 +26,11 @@ from palm_mtf.accounting.communication import (
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program
-from tests.accounting.published_sizes import PALM_8B, PALM_540B
+from tests.accounting.published_sizes import (
+  PALM_8B,
+  PALM_540B,
+  count_norm_scales,
+)
 from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, small_config
 from tools.traffic import traffic
 

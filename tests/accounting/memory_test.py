@@ -10,7 +10,6 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.architecture import (
-  count_norm_scales,
   count_parameters,
   parameter_shapes,
   parse_name,
@@ -40,7 +39,12 @@ from palm_mtf.model.loss import cross_entropy
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.train_program import build_train_program
-from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
+from tests.accounting.published_sizes import (
+  PALM_8B,
+  PALM_62B,
+  PALM_540B,
+  count_norm_scales,
+)
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,

@@ -1,7 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The three models of PaLM Table 1."""
+"""The three models of PaLM Table 1, and the number of norm scales."""
 
+import math
+
+from palm_mtf.accounting.architecture import parameter_shapes, parse_name
 from palm_mtf.config import PalmConfig
 
 
@@ -20,3 +23,12 @@ def _palm(num_layers: int, num_heads: int, d_model: int) -> PalmConfig:
 PALM_8B = _palm(32, 16, 4096)
 PALM_62B = _palm(64, 32, 8192)
 PALM_540B = _palm(118, 48, 18432)
+
+
+def count_norm_scales(config: PalmConfig) -> int:
+  """Returns the number of elements in all norm scales."""
+  return sum(
+    math.prod(shape)
+    for name, shape in parameter_shapes(config).items()
+    if parse_name(name).is_scale
+  )

@@ -6,11 +6,12 @@
 # set itself up before.
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from palm_mtf.accounting.architecture import count_norm_scales, count_parameters
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.config import (
   AdafactorConfig,
   Config,
@@ -67,7 +68,7 @@ def benchmark_config(dtype: str, size: str = "26.6M") -> PalmConfig:
 
 def num_parameters(config: PalmConfig) -> int:
   """Returns the number of parameters including norm scales, as peers count."""
-  return count_parameters(config) + count_norm_scales(config)
+  return sum(map(math.prod, parameter_shapes(config).values()))
 
 
 def random_tokens(model: PalmConfig, batch_size: int) -> np.ndarray:
