@@ -119,12 +119,13 @@ class Palm:
     Both are [batch, length, d_model_residual], activation dtype. For the other
     arguments see `hidden`.
     """
-    attend = functools.partial(
-      self._attend,
-      segments=segments,
-      prefix=prefix,
-      keys_and_values=keys_and_values,
-    )
+
+    def attend(q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
+      if keys_and_values is not None:
+        keys_and_values.append((k, v))
+      keeps_weights = self._config.remat != "attention"
+      return self_attention(q, k, v, segments, prefix, keeps_weights)
+
     for layer in layers:
       block = functools.partial(self._block, layer=layer, attend=attend)
       is_recomputed = self._config.remat == "layer"
@@ -164,21 +165,6 @@ class Palm:
     y = self._norm(x, f"{name}/mlp_norm")
     (hidden,) = weights.project_in(y, name, GATES)
     return self._add(x, weights.project_out({wo: hidden}), 2 * layer + 2)
-
-  def _attend(
-    self,
-    q: mtf.Tensor,
-    k: mtf.Tensor,
-    v: mtf.Tensor,
-    *,
-    segments: mtf.Tensor | None,
-    prefix: mtf.Tensor | None,
-    keys_and_values: KeysAndValues | None,
-  ) -> mtf.Tensor:
-    if keys_and_values is not None:
-      keys_and_values.append((k, v))
-    keeps_weights = self._config.remat != "attention"
-    return self_attention(q, k, v, segments, prefix, keeps_weights)
 
   def _norm(self, x: mtf.Tensor, name: str, factor: float = 1.0) -> mtf.Tensor:
     x = from_residual(x, self._dims)
