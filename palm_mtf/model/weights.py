@@ -212,9 +212,11 @@ class TrainedWeights:
     # If `heads` or `d_ff` is split, a product is an mtf.LazyAllreduceSum, which
     # is all-reduced only when it is read. Therefore, if the same mesh axis
     # splits both dimensions, the branches share one all-reduce.
-    return functools.reduce(
-      operator.add, [self._product(x, name) for name, x in branches.items()]
-    )
+    products = [
+      product(x, self._kernel(name, x), gradient_dtype=self._gradient_dtype)
+      for name, x in branches.items()
+    ]
+    return functools.reduce(operator.add, products)
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the tied embedding; see `Weights`."""
@@ -226,13 +228,6 @@ class TrainedWeights:
       transpose=True,
       dtype=self._logits_dtype,
       keeps_kernel=True,
-      gradient_dtype=self._gradient_dtype,
-    )
-
-  def _product(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
-    return product(
-      x,
-      self._kernel(name, x),
       gradient_dtype=self._gradient_dtype,
     )
 
