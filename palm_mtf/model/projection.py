@@ -30,20 +30,20 @@ from palm_mtf.ops.xla import fused
 Angles = tuple[tf.Tensor, tf.Tensor]
 
 
-# XLA does not compile the two functions below, because XLA's copies are slower
-# than TensorFlow's.
+# Except in `read_product`, XLA does not compile the two functions below, as its
+# copies are slower than TensorFlow's.
 
 
 def _join_columns(rows, parts):
   return tf.concat([tf.reshape(x, [rows, -1]) for x in parts], 1)
 
 
-def _split_columns(joined, shapes, dtype):
-  parts = tf.split(joined, [math.prod(shape[1:]) for shape in shapes], 1)
-  return tuple(
-    tf.cast(tf.reshape(x, shape), dtype)
-    for x, shape in zip(parts, shapes, strict=True)
-  )
+def _split_columns(joined, rows, shapes):
+  parts = tf.split(joined, [math.prod(shape) for shape in shapes], 1)
+  return [
+    tf.reshape(part, [*rows, *shape])
+    for part, shape in zip(parts, shapes, strict=True)
+  ]
 
 
 def _rotate(x: tf.Tensor, angles: Angles, num_rows: int) -> tf.Tensor:
@@ -75,14 +75,7 @@ def read_product(
     is_gated: whether the last two parts are products with wi_gate and wi, which
       become one tensor, swish(x wi_gate) * (x wi).
   """
-  parts = [
-    tf.reshape(part, [*rows, *shape])
-    for part, shape in zip(
-      tf.split(wide, [math.prod(shape) for shape in shapes], 1),
-      shapes,
-      strict=True,
-    )
-  ]
+  parts = _split_columns(wide, rows, shapes)
   if angles:
     parts[:2] = [_rotate(x, angles, len(rows)) for x in parts[:2]]
   return (*parts[:-2], apply_gate(*parts[-2:])) if is_gated else tuple(parts)
@@ -222,17 +215,21 @@ class _Projection(mtf.Operation):
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
 
+  def columns(self, impl: mtf.MeshImpl) -> JoinedColumns:
+    """Returns the columns of a device's product."""
+    shapes = [impl.slice_shape(kernel.shape)[1:] for kernel in self.kernels]
+    return JoinedColumns(shapes, self.is_gated, native_threads(impl))
+
   def lower(self, lowering: mtf.Lowering) -> None:
     num_angles = len(self.angles)
     impl = lowering.mesh_impl(self)
+    columns = self.columns(impl)
 
     def apply(x, *others):
       angles, kernels = others[:num_angles], others[num_angles:]
       *rows, d_model = x.shape.as_list()
       x = tf.reshape(x, [-1, d_model])
       wide = matmul(x, _join_columns(d_model, kernels))
-      shapes = [kernel.shape[1:].as_list() for kernel in kernels]
-      columns = JoinedColumns(shapes, self.is_gated, native_threads(impl))
       return (*columns.read(wide, rows, angles), wide)
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
@@ -256,13 +253,11 @@ class _ReadAgain(mtf.Operation):
   def lower(self, lowering: mtf.Lowering) -> None:
     forward, impl = self._forward, lowering.mesh_impl(self)
     wide, signal, *angles = (lowering.tensors[x] for x in self.inputs)
-    shapes = [impl.slice_shape(x.shape)[1:] for x in forward.kernels]
-    batch, length = impl.slice_shape(self.outputs[0].shape)[:2]
-
-    columns = JoinedColumns(shapes, forward.is_gated, native_threads(impl))
+    rows = impl.slice_shape(self.outputs[0].shape)[:2]
+    columns = forward.columns(impl)
 
     def read(wide, *angles):
-      return columns.read(wide, [batch, length], angles)
+      return columns.read(wide, rows, angles)
 
     values = impl.slicewise(read, impl.delay(wide, signal), *angles)
     for output, value in zip(self.outputs, values, strict=True):
@@ -302,11 +297,8 @@ class _ProjectionGradient(mtf.Operation):
       over = split_axes(impl, kernel.shape.dims[1:])
       over += gradients[of].mesh_axes if is_open[of] else []
       axes.append(tuple(sorted(over)))
-    shapes = [impl.slice_shape(kernel.shape) for kernel in forward.kernels]
-    groups = _columns_by_axes(axes, shapes)
-    read = JoinedColumns(
-      [shape[1:] for shape in shapes], forward.is_gated, native_threads(impl)
-    )
+    read = forward.columns(impl)
+    groups = _columns_by_axes(axes, read.shapes)
 
     def apply(x, wide, *others):
       angles, kernels, gradients = others[:n], others[n:m], others[m:]
@@ -320,8 +312,12 @@ class _ProjectionGradient(mtf.Operation):
         for _, columns in groups
       ]
       rows = tf.reshape(x, [-1, x.shape[2]])
-      dkernels = kernel_gradient(rows, gradient, on_cpu=bool(read.threads))
-      return (*dxs, *_split_columns(dkernels, shapes, forward.gradient_dtype))
+      dkernels = _split_columns(
+        kernel_gradient(rows, gradient, on_cpu=bool(read.threads)),
+        [x.shape[2]],
+        read.shapes,
+      )
+      return (*dxs, *(tf.cast(x, forward.gradient_dtype) for x in dkernels))
 
     values = impl.slicewise(
       apply,
@@ -359,7 +355,7 @@ def _columns_by_axes(
   for over, run in itertools.groupby(
     zip(axes, shapes, strict=True), key=lambda pair: pair[0]
   ):
-    begin, end = end, end + sum(math.prod(shape[1:]) for _, shape in run)
+    begin, end = end, end + sum(math.prod(shape) for _, shape in run)
     groups.append((over, slice(begin, end)))
   return groups
 
