@@ -252,20 +252,18 @@ class _Searches(_Continuations):
     del keys
     num_state = len(state)
 
-    def choose(logits, place, is_over, *state):
-      (is_over, *state), last, rows = self._search.advance(
-        [is_over, *state], logits, place
-      )
-      return (is_over, last, *state, rows)
-
     def step(place, state):
+      def choose(logits, *state):
+        (is_over, *state), last, rows = self._search.advance(
+          state, logits, place
+        )
+        return (is_over, last, *state, rows)
+
       is_over, last, *search = state[:num_state]
       logits, cache = self._step.read(
         last, self._find_positions(lengths, place), state[num_state:]
       )
-      *state, rows = self._impl.slicewise(
-        lambda logits, *x: choose(logits, place, *x), logits, is_over, *search
-      )
+      *state, rows = self._impl.slicewise(choose, logits, is_over, *search)
       # Each row copies the keys and values of the prefix that it continues,
       # because one prefix may have two continuations, and another none.
       cache = [self._impl.slicewise(tf.gather, x, rows) for x in cache]
@@ -290,12 +288,6 @@ def _compute_log_probabilities(logits, num_tokens):
 
 def _pick(x, index):
   return tf.gather(x, index, batch_dims=1)
-
-
-def _put_token(tokens, token, place):
-  # Writes token [prompts, n] into tokens [prompts, n, max_tokens].
-  at = tf.equal(tf.range(tokens.shape[-1]), place)
-  return tf.where_v2(at, token[..., tf.newaxis], tokens)
 
 
 class BeamSearch:
@@ -357,7 +349,8 @@ class BeamSearch:
     # these live, because at most one continuation per prefix ends with [eod].
     best, index = tf.math.top_k(log_p, min(2 * beams, beams * vocab))
     parent, token = index // vocab, index % vocab
-    longer = _put_token(_pick(tokens, parent), token, place)
+    is_new = tf.equal(tf.range(sizes.max_tokens), place)
+    longer = tf.where_v2(is_new, token[..., tf.newaxis], _pick(tokens, parent))
     ends = tf.equal(token, sizes.eod_id) | tf.equal(place + 1, sizes.max_tokens)
     ends &= best > _NEVER / 2
     # Continuations that end now compete with texts that ended earlier.
