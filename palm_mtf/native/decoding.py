@@ -180,6 +180,15 @@ class Texts(NamedTuple):
   seen: Sequence[tf.Tensor] = ()
 
 
+class TextSettings(NamedTuple):
+  """Settings of `run_text_steps` that all texts share."""
+
+  num_tokens: int  # number of pieces in the vocabulary
+  eod_id: int  # token that ends a text; -1 if no token does
+  repetition_penalty: float = 1.0  # REPETITION_PENALTY
+  keeps_logits: bool = False  # whether to return the last step's logits
+
+
 class TextSteps(NamedTuple):
   """Results of `run_text_steps`."""
 
@@ -198,37 +207,31 @@ def run_text_steps(
   count: tf.Tensor,
   texts: Texts,
   cache: Sequence[tf.Tensor],
-  *,
-  num_tokens: int,
-  eod_id: int,
-  repetition_penalty: float = 1.0,
-  keeps_logits: bool = False,
+  settings: TextSettings,
 ) -> TextSteps:
   """Continues texts by `count` steps, or until all texts have ended.
 
   Args:
     count: number of steps, [] int32.
     texts: state of the texts.
-    num_tokens: number of pieces in the vocabulary.
-    eod_id: token that ends a text; -1 if no token does.
-    repetition_penalty: REPETITION_PENALTY of all texts.
-    keeps_logits: whether to return the last step's logits.
+    cache: see `run_decode_step`.
+    settings: vocabulary and other settings of all texts.
   """
   chosen, logits, seen_after, cache_after = operations().palm_text_steps(
     count=count,
     **texts._asdict(),
     cache=cache,
     most_greedy=MOST_GREEDY,
-    num_tokens=num_tokens,
-    eod=eod_id,
-    repetition_penalty=repetition_penalty,
-    keeps_logits=keeps_logits,
+    num_tokens=settings.num_tokens,
+    eod=settings.eod_id,
+    repetition_penalty=settings.repetition_penalty,
+    keeps_logits=settings.keeps_logits,
     **weights.make_arguments(),
   )
   rows = texts.tokens.shape[0]
   chosen.set_shape([rows, None])
   vocab = weights.tables[0].shape[0]
-  logits.set_shape([rows if keeps_logits else 0, vocab])
+  logits.set_shape([rows if settings.keeps_logits else 0, vocab])
   return TextSteps(
     chosen,
     logits,

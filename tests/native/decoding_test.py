@@ -10,7 +10,7 @@ from palm_mtf.generation.decode.forward import prefill
 from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 from palm_mtf.generation.decode.step import NativeStep
 from palm_mtf.generation.decode.weights import build_decode_model
-from palm_mtf.native.decoding import Texts
+from palm_mtf.native.decoding import Texts, TextSettings
 from palm_mtf.native.operations import operations
 from tests import oracle
 from tests.mtf_testing import SINGLE, load_decode_model, small_config
@@ -49,9 +49,7 @@ def test_rows_with_different_settings_draw_the_tokens_of_tensorflow():
       tf.constant(1),
       Texts(*(pack([x]) for x in texts[:-1])),
       cache,
-      num_tokens=NUM_TOKENS,
-      eod_id=-1,
-      keeps_logits=True,
+      TextSettings(NUM_TOKENS, eod_id=-1, keeps_logits=True),
     )
     (logits,), (chosen,) = found.logits.tensor_list, found.chosen.tensor_list
     settings = SamplingSettings(texts.temperature, texts.top_k, texts.top_p)

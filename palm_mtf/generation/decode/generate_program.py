@@ -21,7 +21,7 @@ from palm_mtf.generation.decode.rows import (
 from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.generation.decode.step import make_step, repeat_step
 from palm_mtf.generation.decode.weights import DecodeModel
-from palm_mtf.native.decoding import Texts
+from palm_mtf.native.decoding import Texts, TextSettings
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import fused
 from palm_mtf.runtime.program import Program
@@ -213,9 +213,7 @@ class _Samples(_Continuations):
         *(float(decode.temperature), decode.top_k, float(decode.top_p), seen),
       ),
       cache,
-      num_tokens=self._sizes.num_tokens,
-      eod_id=eod_id,
-      repetition_penalty=decode.repetition_penalty,
+      TextSettings(self._sizes.num_tokens, eod_id, decode.repetition_penalty),
     )
     after = place + tf.shape(steps.chosen.tensor_list[0])[1]
 

@@ -23,7 +23,7 @@ from palm_mtf.generation.decode.rows import (
 from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
-from palm_mtf.native.decoding import Texts
+from palm_mtf.native.decoding import Texts, TextSettings
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.runtime.program import Program
 
@@ -136,9 +136,8 @@ class SlotPrograms:
         top_p if has_limits else 1.0,
       ),
       read_all(self._impl, self._cache),
-      num_tokens=num_tokens,
-      eod_id=-1,  # the caller finds the end of each text
-      keeps_logits=wants_log_probs,
+      # The caller finds the end of each text.
+      TextSettings(num_tokens, eod_id=-1, keeps_logits=wants_log_probs),
     )
     outputs = [join_rows(self._impl, steps.chosen)]
     if wants_log_probs:

@@ -30,6 +30,7 @@ from palm_mtf.model.projection import JoinedColumns
 from palm_mtf.native.decoding import (
   StepWeights,
   Texts,
+  TextSettings,
   TextSteps,
   run_decode_step,
   run_text_steps,
@@ -67,11 +68,7 @@ class Step(Protocol):
     count: tf.Tensor,
     texts: Texts,
     cache: Cache,
-    *,
-    num_tokens: int,
-    eod_id: int,
-    repetition_penalty: float = 1.0,
-    keeps_logits: bool = False,
+    settings: TextSettings,
   ) -> TextSteps:
     """Continues texts by `count` steps, or until all texts have ended.
 
@@ -79,9 +76,8 @@ class Step(Protocol):
       count: number of steps, [] int32. If `keeps_logits`, it must be 1.
       texts: state of the texts before the steps; each tensor is laid out. As in
         SamplingSettings, a setting may be one number for all rows.
-      num_tokens: number of pieces in the vocabulary.
-      eod_id: token that ends a text; -1 if no token does.
-      keeps_logits: whether to return the logits of the last step.
+      cache: see `read`.
+      settings: vocabulary and other settings of all texts.
 
     Returns:
       `TextSteps` of laid-out tensors. Logits of the embedding's padding rows
@@ -176,7 +172,11 @@ class NativeStep:
     return logits, after
 
   def advance(
-    self, count: tf.Tensor, texts: Texts, cache: Cache, **settings: object
+    self,
+    count: tf.Tensor,
+    texts: Texts,
+    cache: Cache,
+    settings: TextSettings,
   ) -> TextSteps:
     """Continues texts; see `Step`."""
     rows = texts.tokens.slice_shape
@@ -192,7 +192,7 @@ class NativeStep:
       count,
       Texts(*map(unpack, tensors), seen=[*map(unpack, seen)]),
       [*map(unpack, cache)],
-      **settings,
+      settings,
     )
     pack = self._impl.LaidOutTensor
     return TextSteps(
@@ -335,25 +335,21 @@ class TensorflowStep:
     count: tf.Tensor,
     texts: Texts,
     cache: Cache,
-    *,
-    num_tokens: int,
-    eod_id: int,
-    repetition_penalty: float = 1.0,
-    keeps_logits: bool = False,
+    settings: TextSettings,
   ) -> TextSteps:
     """Continues texts; see `Step`."""
-    impl = self._impl
+    impl, eod_id = self._impl, settings.eod_id
     first_cache = 3 + len(texts.seen)
 
     def choose(i, logits, is_over, chosen, places, keys, *rest):
-      *settings, seen = *rest[:3], rest[3:]
+      *limits, seen = *rest[:3], rest[3:]
       token = choose_tokens(
         logits,
         seen[0] if seen else tf.constant(False),
         keys,
         places + i,
-        SamplingSettings(*settings, repetition_penalty),
-        num_tokens,
+        SamplingSettings(*limits, settings.repetition_penalty),
+        settings.num_tokens,
       )
       token = tf.where_v2(is_over, eod_id, token)
       at = tf.equal(tf.range(tf.shape(chosen)[1]), i)
@@ -380,7 +376,7 @@ class TensorflowStep:
       lambda x: tf.fill([x.shape[0], count], eod_id), texts.tokens
     )
     state = [texts.is_over, texts.tokens, chosen, *texts.seen, *cache]
-    if keeps_logits:
+    if settings.keeps_logits:
       state, logits = step(tf.constant(0), state)
     else:
       num_steps, state = repeat_step(
