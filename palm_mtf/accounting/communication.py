@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from palm_mtf.accounting.architecture import parameter_dims, parse_name
 from palm_mtf.accounting.memory import (
+  Activations,
   ParameterSlice,
   distinct_slices,
   gradient_bytes,
@@ -161,9 +162,7 @@ def step_bytes(
   and its mesh axes, in the order of MESH_SHAPE.
   """
   axes = mesh.rules
-  micro_batch_size = pod_batch_size // mesh.num_microbatches
-  rows = micro_batch_size // mesh.axis_size_of("batch")
-  tokens = rows * config.sequence_length
+  tokens = Activations(config, mesh, pod_batch_size).tokens
   traffic = _Traffic(mesh)
   _add_activations(traffic, axes, config, tokens)
   _add_stored(traffic, axes, config)

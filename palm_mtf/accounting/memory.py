@@ -141,134 +141,147 @@ def device_bytes(
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Widths:
-  """Elements per token in each tensor of a Transformer block, on one device."""
+class Activations:
+  """The activations of a microbatch on one device.
 
-  stream: int  # d_model
-  residual: int  # d_model between blocks, which a rule may split
-  queries: int
-  keys_and_values: int
-  scores: float  # attention scores, mean over the tokens of a sequence
-  block_scores: float  # scores of the largest block of queries, per token
-  hidden: int
-  vocab: int
-
-  @property
-  def columns(self) -> int:
-    """Number of columns of the joined kernels q, k, v, wi_gate and wi."""
-    return self.queries + self.keys_and_values + 2 * self.hidden
-
-
-def widths(config: PalmConfig, mesh: MeshLayout) -> Widths:
-  """Returns the widths of a block's tensors on one device."""
-  heads = config.num_heads // mesh.axis_size_of("heads")
-  kv_heads = heads if config.attention == "multi_head" else 1
-  length = config.sequence_length
-  pairs = block_pairs(length, config.has_prefix)
-  padded = mesh.padded_vocab_size(config.vocab_size)
-  return Widths(
-    stream=config.d_model,
-    residual=config.d_model // mesh.axis_size_of("d_model_residual"),
-    queries=heads * config.d_kv,
-    keys_and_values=2 * kv_heads * config.d_kv,
-    scores=heads * sum(pairs) / length,
-    block_scores=heads * max(pairs) / length,
-    hidden=config.d_ff // mesh.axis_size_of("d_ff"),
-    vocab=padded // mesh.axis_size_of("vocab"),
-  )
-
-
-def device_tokens(
-  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
-) -> int:
-  """Returns the number of tokens of a microbatch on one device."""
-  rows = pod_batch_size // mesh.num_microbatches
-  return rows // mesh.axis_size_of("batch") * config.sequence_length
-
-
-def block_numbers(config: PalmConfig, mesh: MeshLayout) -> float:
-  """Returns the elements per token that a block keeps for its backward pass.
-
-  With REMAT = "layer", the block keeps them only while its backward pass runs.
+  Attributes:
+    tokens: number of the microbatch's tokens on the device.
   """
-  w = widths(config, mesh)
-  # A block keeps the inputs of norms, the product with the joined kernels, the
-  # result of attention and, unless REMAT recomputes them, attention weights.
-  kept = _num_norms(config) * w.stream + w.columns + w.queries
-  return kept + (0 if config.remat == "attention" else w.scores)
 
+  def __init__(self, config: PalmConfig, mesh: MeshLayout, pod_batch_size: int):
+    self._config, self._mesh = config, mesh
+    self._width = DTYPE_BYTES[config.activation_dtype]  # bytes per element
+    is_float32 = config.logits_dtype == "float32"
+    self._logits_width = _FLOAT32 if is_float32 else self._width
+    rows = pod_batch_size // mesh.num_microbatches
+    length = config.sequence_length
+    self.tokens = rows // mesh.axis_size_of("batch") * length
+    heads = config.num_heads // mesh.axis_size_of("heads")
+    kv_heads = heads if config.attention == "multi_head" else 1
+    pairs = block_pairs(length, config.has_prefix)
+    # The sizes below are elements per token.
+    self._stream = config.d_model
+    # The stream between blocks, where a rule may split d_model.
+    self._residual = config.d_model // mesh.axis_size_of("d_model_residual")
+    self._queries = heads * config.d_kv
+    self._keys_and_values = 2 * kv_heads * config.d_kv
+    self._hidden = config.d_ff // mesh.axis_size_of("d_ff")
+    # The product with the joined kernels q, k, v, wi_gate and wi.
+    self._columns = self._queries + self._keys_and_values + 2 * self._hidden
+    # Attention scores: the mean over the tokens of a sequence, and the scores
+    # of the largest block of queries.
+    self._scores = heads * sum(pairs) / length
+    self._block_scores = heads * max(pairs) / length
+    padded = mesh.padded_vocab_size(config.vocab_size)
+    self._vocab = padded // mesh.axis_size_of("vocab")
+    self._num_norms = _num_norms(config)
 
-def _num_norms(config: PalmConfig) -> int:
-  return 1 if config.block == "parallel" else 2
+  def _kept_in_block(self) -> float:
+    # Returns the elements per token that a block keeps for its backward pass:
+    # the inputs of norms, the product with the joined kernels, the result of
+    # attention and, unless REMAT recomputes them, attention weights. With REMAT
+    # = "layer", the block keeps them only while its backward pass runs.
+    kept = self._num_norms * self._stream + self._columns + self._queries
+    return kept + (0 if self._config.remat == "attention" else self._scores)
 
+  def kept_bytes(self) -> int:
+    """Returns the bytes that all blocks keep for the backward pass."""
+    of_block = self._kept_in_block()
+    if self._config.remat == "layer":
+      of_block = self._residual  # the block's input
+    return round(self.tokens * self._config.num_layers * of_block * self._width)
 
-def kept_bytes(
-  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
-) -> int:
-  """Returns the bytes that all blocks keep for a microbatch's backward pass."""
-  w = widths(config, mesh)
-  of_block = block_numbers(config, mesh)
-  if config.remat == "layer":
-    of_block = w.residual  # the block's input
-  tokens = device_tokens(config, mesh, pod_batch_size)
-  width = DTYPE_BYTES[config.activation_dtype]
-  return round(tokens * config.num_layers * of_block * width)
+  def loss_bytes(self) -> int:
+    """Returns the bytes of the last norm's input, logits and their gradient."""
+    of_logits = self._vocab * (self._logits_width + self._width)
+    return self.tokens * (self._stream * self._width + of_logits)
 
+  def stream_bytes(self) -> int:
+    """Returns the bytes of the residual stream between two blocks."""
+    return self.tokens * self._residual * self._width
 
-def loss_bytes(
-  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
-) -> int:
-  """Returns the bytes of the last norm's input, logits and logits' gradient."""
-  w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
-  logits = _FLOAT32 if config.logits_dtype == "float32" else width
-  of_token = w.stream * width + w.vocab * (logits + width)
-  return device_tokens(config, mesh, pod_batch_size) * of_token
+  def waiting_bytes(self, stage: int) -> int:
+    """Returns the bytes that a stage has computed and not yet used or sent."""
+    stream, mesh = 2 * self.stream_bytes(), self._mesh
+    if stage:
+      return stream
+    # The head's gradients of the embedding, for at most one microbatch per
+    # stage.
+    sizes = {name: x.size for name, x, _ in distinct_slices(self._config, mesh)}
+    width = summed_bytes("embedding", self._config, mesh)
+    of_microbatch = width * sizes["embedding"]
+    return stream + min(mesh.stages, mesh.num_microbatches) * of_microbatch
 
+  def working_bytes(self, stage: int = 0) -> int:
+    """Returns the peak bytes of activations in addition to `kept_bytes`."""
+    # The backward pass of a block holds gradients (of attention weights,
+    # scores, the joined product, its parts, and the stream) and recomputed
+    # values (a norm's output, q, k, v and the hidden layer).
+    of_token = 2 * self._block_scores + 2 * self._columns + 2 * self._stream
+    read = self._queries + self._keys_and_values + self._hidden
+    of_token += self._stream + read
+    if self._config.remat == "layer":
+      of_token += self._kept_in_block()
+    elif self._config.remat == "attention":
+      of_token += self._block_scores
+    of_block = round(self.tokens * of_token * self._width)
+    if stage:
+      return of_block
+    of_loss = self.loss_bytes()
+    # The head runs at the same time as the passes of stage 0.
+    is_staged = self._mesh.stages > 1
+    return of_block + of_loss if is_staged else max(of_block, of_loss)
 
-def stream_bytes(
-  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
-) -> int:
-  """Returns the bytes of a microbatch's residual stream between two blocks."""
-  tokens = device_tokens(config, mesh, pod_batch_size)
-  width = DTYPE_BYTES[config.activation_dtype]
-  return tokens * widths(config, mesh).residual * width
+  def block_passes(self) -> dict[str, float]:
+    """Returns how many elements per token a block's passes read and write.
 
+    A pass is an operation other than a matrix product, such as a norm. Keys are
+    the kinds of passes in a block, "blocks" and "attention".
+    """
+    norms, stream, residual = self._num_norms, self._stream, self._residual
+    columns = self._columns
+    read = self._queries + self._keys_and_values + self._hidden
+    # The forward pass computes norms, residual sums and the softmax, and splits
+    # the product with the joined kernels.
+    forward = {
+      "blocks": norms * (2 * stream + 3 * residual) + columns + read,
+      "attention": 2 * self._scores,
+    }
+    # In the backward pass, a norm reads two tensors and writes a gradient,
+    # which is added to the stream's gradient. The joined product and the
+    # gradients of its parts (q, k, v, hidden) give the product's gradient.
+    # Attention's weights and result and the gradients of both give the gradient
+    # of scores.
+    backward = {
+      "blocks": norms * (3 * stream + 3 * residual) + 2 * columns + read,
+      "attention": 3 * self._scores + 2 * self._queries,
+    }
+    # Even REMAT = "none" recomputes norms and parts of joined products
+    # (ops/recompute.py).
+    again = {"blocks": norms * 2 * stream + columns + read}
+    repeated = {
+      "none": again,
+      "attention": {**again, "attention": forward["attention"]},
+      "layer": forward,
+    }[self._config.remat]
+    return {x: forward[x] + backward[x] + repeated.get(x, 0) for x in forward}
 
-def waiting_bytes(
-  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int, stage: int
-) -> int:
-  """Returns the bytes of what a stage has computed and not yet used or sent."""
-  stream = 2 * stream_bytes(config, mesh, pod_batch_size)
-  if stage:
-    return stream
-  # The head's gradients of the embedding, for at most one microbatch per stage.
-  sizes = {name: x.size for name, x, _ in distinct_slices(config, mesh)}
-  of_microbatch = summed_bytes("embedding", config, mesh) * sizes["embedding"]
-  return stream + min(mesh.stages, mesh.num_microbatches) * of_microbatch
-
-
-def working_bytes(
-  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int, stage: int = 0
-) -> int:
-  """Returns the peak bytes of activations in addition to `kept_bytes`."""
-  w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
-  # The backward pass of a block holds gradients (of attention weights, scores,
-  # the joined product, its parts, and the stream) and recomputed values (a
-  # norm's output, q, k, v and the hidden layer).
-  of_token = 2 * w.block_scores + 2 * w.columns + 2 * w.stream
-  of_token += w.stream + w.queries + w.keys_and_values + w.hidden
-  if config.remat == "layer":
-    of_token += block_numbers(config, mesh)
-  elif config.remat == "attention":
-    of_token += w.block_scores
-  tokens = device_tokens(config, mesh, pod_batch_size)
-  of_block = round(tokens * of_token * width)
-  if stage:
-    return of_block
-  of_loss = loss_bytes(config, mesh, pod_batch_size)
-  # The head runs at the same time as the passes of stage 0.
-  return of_block + of_loss if mesh.stages > 1 else max(of_block, of_loss)
+  def traffic(self) -> dict[str, int]:
+    """Returns {kind of pass in `PASSES`: bytes per step}, without "weights"."""
+    width = self._width
+    of_token = {
+      kind: self._config.num_layers * width * numbers
+      for kind, numbers in self.block_passes().items()
+    }
+    # Outside the blocks, passes compute and recompute the last norm, compute
+    # its gradient, look up rows of the embedding, and add up the gradient of
+    # these rows in float32.
+    of_token["blocks"] += self._stream * (7 * width + 3 * width + 2 * _FLOAT32)
+    # The loss reads logits twice, once to sum over the vocabulary and once for
+    # the gradient, and writes the gradient.
+    of_token["loss"] = self._vocab * (2 * self._logits_width + width)
+    tokens = self._mesh.num_microbatches * self.tokens
+    return {kind: round(tokens * each) for kind, each in of_token.items()}
 
 
 def weight_copy_bytes(
@@ -308,60 +321,6 @@ def exchange_bytes(
   return total
 
 
-def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
-  """Returns how many elements per token a block's passes read and write.
-
-  A pass is an operation other than a matrix product, such as a norm. Keys are
-  the kinds of passes in a block, "blocks" and "attention".
-  """
-  w, norms = widths(config, mesh), _num_norms(config)
-  read = w.queries + w.keys_and_values + w.hidden
-  # The forward pass computes norms, residual sums and the softmax, and splits
-  # the product with the joined kernels.
-  forward = {
-    "blocks": norms * (2 * w.stream + 3 * w.residual) + w.columns + read,
-    "attention": 2 * w.scores,
-  }
-  # In the backward pass, a norm reads two tensors and writes a gradient, which
-  # is added to the stream's gradient. The joined product and the gradients of
-  # its parts (q, k, v, hidden) give the product's gradient. Attention's weights
-  # and result and the gradients of both give the gradient of scores.
-  backward = {
-    "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
-    "attention": 3 * w.scores + 2 * w.queries,
-  }
-  # Even REMAT = "none" recomputes norms and parts of joined products
-  # (ops/recompute.py).
-  again = {"blocks": norms * 2 * w.stream + w.columns + read}
-  repeated = {
-    "none": again,
-    "attention": {**again, "attention": forward["attention"]},
-    "layer": forward,
-  }[config.remat]
-  return {x: forward[x] + backward[x] + repeated.get(x, 0) for x in forward}
-
-
-def activation_traffic(
-  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
-) -> dict[str, int]:
-  """Returns {kind of pass in `PASSES`: bytes per step}, without "weights"."""
-  w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
-  logits = _FLOAT32 if config.logits_dtype == "float32" else width
-  of_token = {
-    kind: config.num_layers * width * numbers
-    for kind, numbers in block_passes(config, mesh).items()
-  }
-  # Outside the blocks, passes compute and recompute the last norm, compute its
-  # gradient, look up rows of the embedding, and add up the gradient of these
-  # rows in float32.
-  of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
-  # The loss reads logits twice, once to sum over the vocabulary and once for
-  # the gradient, and writes the gradient.
-  of_token["loss"] = w.vocab * (2 * logits + width)
-  tokens = mesh.num_microbatches * device_tokens(config, mesh, pod_batch_size)
-  return {kind: round(tokens * each) for kind, each in of_token.items()}
-
-
 def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per step to cast weights and to add up gradients."""
   width = DTYPE_BYTES[config.activation_dtype]
@@ -390,9 +349,13 @@ def step_traffic(
 ) -> dict[str, int]:
   """Returns {kind of pass in `PASSES`: bytes that a device moves per step}."""
   return {
-    **activation_traffic(config, mesh, pod_batch_size),
+    **Activations(config, mesh, pod_batch_size).traffic(),
     "weights": weight_traffic(config, mesh) + update_traffic(kept),
   }
+
+
+def _num_norms(config: PalmConfig) -> int:
+  return 1 if config.block == "parallel" else 2
 
 
 def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:

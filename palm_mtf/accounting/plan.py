@@ -24,13 +24,11 @@ from palm_mtf.accounting.hardware import (
   peak_of_devices,
 )
 from palm_mtf.accounting.memory import (
+  Activations,
   cache_bytes_per_token,
   device_bytes,
   exchange_bytes,
-  kept_bytes,
-  waiting_bytes,
   weight_copy_bytes,
-  working_bytes,
 )
 from palm_mtf.accounting.pipeline import num_kept
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
@@ -82,13 +80,14 @@ def tensor_bytes(
   stage: int = 0,
 ) -> dict[str, int]:
   """Returns `memory_parts` of a stage without the memory of the process."""
-  rows, more, microbatches = batch_size // pods.num_pods, {}, 1
+  more, microbatches = {}, 1
   share = model.num_layers // mesh.stages
   model = dataclasses.replace(model, num_layers=share)
   kept = device_bytes(model, mesh, optimizer, stage)
+  activations = Activations(model, mesh, batch_size // pods.num_pods)
   if mesh.stages > 1:
     microbatches = num_kept(stage, mesh)
-    more["waiting"] = waiting_bytes(model, mesh, rows, stage)
+    more["waiting"] = activations.waiting_bytes(stage)
   elif mesh.num_microbatches > 1:
     # The update reads the gradients of the whole step (`kept.gradients`), while
     # accumulators of equal size hold the sums of all but the last microbatch.
@@ -96,11 +95,11 @@ def tensor_bytes(
   return {
     **dataclasses.asdict(kept),
     **more,
-    "activations": microbatches * kept_bytes(model, mesh, rows),
+    "activations": microbatches * activations.kept_bytes(),
     "weight copies": weight_copy_bytes(model, mesh, stage),
     # Gradients of other pods arrive only after all activations are freed.
     "buffers": max(
-      working_bytes(model, mesh, rows, stage),
+      activations.working_bytes(stage),
       exchange_bytes(model, mesh, pods, stage),
     ),
   }

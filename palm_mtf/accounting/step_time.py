@@ -32,9 +32,8 @@ from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, describe_remat, share_chip
 from palm_mtf.accounting.memory import (
   PASSES,
-  activation_traffic,
+  Activations,
   device_bytes,
-  stream_bytes,
   update_traffic,
   weight_traffic,
 )
@@ -160,7 +159,7 @@ def _predict_mesh(
   )
   flops = device_flops(model, mesh, pod_batch_size * model.sequence_length)
   kept = device_bytes(model, mesh, config.optimizer)
-  passes = activation_traffic(model, mesh, pod_batch_size)
+  passes = Activations(model, mesh, pod_batch_size).traffic()
   passes["weights"] = weight_traffic(model, mesh)
   bandwidths = pass_bandwidths(rates, model.activation_dtype)
   moved = step_bytes(
@@ -202,8 +201,9 @@ def _predict_stages(
   first, one, two = predict(num_layers), predict(1), predict(2)
   other = num_layers * (two.total - two.update - one.total + one.update)
   # In each microbatch, a stage receives activations and gradients.
-  rows, send = batch_size // pods.num_pods, ("send", ("stages",))
-  sent = 2 * mesh.num_microbatches * stream_bytes(model, mesh, rows)
+  send = ("send", ("stages",))
+  activations = Activations(model, mesh, batch_size // pods.num_pods)
+  sent = 2 * mesh.num_microbatches * activations.stream_bytes()
   chips = mesh.pod_devices / config.hardware.chip_devices
   is_beyond_links = chips > (rates.chip_link_chips or chips)
   name = "chip_dcn_bandwidth" if is_beyond_links else "chip_link_bandwidth"

@@ -16,22 +16,18 @@ from palm_mtf.accounting.architecture import (
 )
 from palm_mtf.accounting.memory import (
   PASSES,
+  Activations,
   DeviceBytes,
-  activation_traffic,
-  block_passes,
   cache_bytes_per_token,
   decode_weight_bytes,
   device_bytes,
   exchange_bytes,
-  kept_bytes,
-  loss_bytes,
   parameter_slices,
   step_threads,
   step_traffic,
   update_traffic,
   weight_copy_bytes,
   weight_traffic,
-  working_bytes,
 )
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.model.dims import model_dims
@@ -189,9 +185,9 @@ def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
   width = {"float32": 4, "bfloat16": 2}[dtype]
   # The gradient of the logits is made after the forward pass.
   gradient = ROWS * config.sequence_length * config.vocab_size * width
-  expected = kept_bytes(config, SINGLE, ROWS)
-  expected += loss_bytes(config, SINGLE, ROWS) - gradient
-  assert activations == expected
+  expected = Activations(config, SINGLE, ROWS)
+  of_loss = expected.loss_bytes() - gradient
+  assert activations == expected.kept_bytes() + of_loss
   scales = {x for x in parameter_shapes(config) if parse_name(x).is_scale}
   assert weights <= {"embedding", *scales}
 
@@ -201,7 +197,8 @@ def test_memory_is_linear_in_the_length_where_attention_is_computed_again():
     config = dataclasses.replace(
       PALM_8B, remat="attention", sequence_length=length
     )
-    return kept_bytes(config, SINGLE, 1) + working_bytes(config, SINGLE, 1)
+    activations = Activations(config, SINGLE, 1)
+    return activations.kept_bytes() + activations.working_bytes()
 
   # A block has 512 positions, whatever the length.
   assert needed(32768) == pytest.approx(4 * needed(8192), rel=0.01)
@@ -210,15 +207,16 @@ def test_memory_is_linear_in_the_length_where_attention_is_computed_again():
 def test_palm_540b_keeps_one_fully_sharded_activation_a_layer():
   """4 sequences on each of 256 devices of `data`, split over 12 (PaLM 4)."""
   config = dataclasses.replace(PALM_540B, remat="layer")
-  kept = kept_bytes(config, PALM_2D, 1024)
+  kept = Activations(config, PALM_2D, 1024).kept_bytes()
   assert kept == 118 * (4 * 2048) * (18432 // 12) * 2
 
 
 def test_microbatches_divide_activations_and_leave_weights_alone():
   whole = MeshLayout(mesh_shape="", layout="")
   parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
-  for bytes_of in (kept_bytes, working_bytes):
-    assert bytes_of(PALM_8B, whole, 8) == 4 * bytes_of(PALM_8B, parts, 8)
+  one, of_part = (Activations(PALM_8B, mesh, 8) for mesh in (whole, parts))
+  assert one.kept_bytes() == 4 * of_part.kept_bytes()
+  assert one.working_bytes() == 4 * of_part.working_bytes()
   assert weight_copy_bytes(PALM_8B, whole) == weight_copy_bytes(PALM_8B, parts)
 
 
@@ -260,17 +258,17 @@ def test_a_parallel_block_passes_over_its_norm_product_and_softmax():
   again = 2 * 100 + COLUMNS + (Q + KV + 400)
   back = 6 * 100 + 2 * COLUMNS + (Q + KV + 400)
   softmax_gradient = 3 * SCORES + 2 * Q
-  assert block_passes(C, SINGLE) == {
+  assert Activations(C, SINGLE, 1).block_passes() == {
     "blocks": blocks + again + back,
     "attention": attention + softmax_gradient,
   }
   layer = dataclasses.replace(C, remat="layer")
-  assert block_passes(layer, SINGLE) == {
+  assert Activations(layer, SINGLE, 1).block_passes() == {
     "blocks": 2 * blocks + back,
     "attention": 2 * attention + softmax_gradient,
   }
   softmax = dataclasses.replace(C, remat="attention")
-  assert block_passes(softmax, SINGLE) == {
+  assert Activations(softmax, SINGLE, 1).block_passes() == {
     "blocks": blocks + again + back,
     "attention": 2 * attention + softmax_gradient,
   }
@@ -278,19 +276,19 @@ def test_a_parallel_block_passes_over_its_norm_product_and_softmax():
 
 def test_the_loss_passes_twice_over_logits_and_writes_their_gradient():
   tokens = 8 * 50
-  float32 = activation_traffic(C, SINGLE, 8)["loss"]
+  float32 = Activations(C, SINGLE, 8).traffic()["loss"]
   assert float32 == tokens * 1000 * (2 * 4 + 2)
   rounded = dataclasses.replace(C, logits_dtype="activation")
-  loss = activation_traffic(rounded, SINGLE, 8)["loss"]
+  loss = Activations(rounded, SINGLE, 8).traffic()["loss"]
   assert loss == tokens * 1000 * 3 * 2
 
 
 def test_traffic_is_of_the_tokens_whatever_the_microbatches():
   parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
-  one = activation_traffic(C, SINGLE, 8)
-  assert activation_traffic(C, parts, 8) == one
+  one = Activations(C, SINGLE, 8).traffic()
+  assert Activations(C, parts, 8).traffic() == one
   twice = {kind: 2 * size for kind, size in one.items()}
-  assert activation_traffic(C, SINGLE, 16) == twice
+  assert Activations(C, SINGLE, 16).traffic() == twice
 
 
 def test_each_microbatch_casts_kernels_twice_and_adds_its_gradients():
@@ -313,7 +311,7 @@ def test_the_update_reads_and_writes_weights_and_slots():
 def test_the_traffic_of_a_step_has_casts_sums_and_update_in_one_kind():
   kept = DeviceBytes(weights=400, slots=800, gradients=200)
   assert step_traffic(C, SINGLE, kept, 8) == {
-    **activation_traffic(C, SINGLE, 8),
+    **Activations(C, SINGLE, 8).traffic(),
     "weights": weight_traffic(C, SINGLE) + update_traffic(kept),
   }
   assert set(step_traffic(C, SINGLE, kept, 8)) == set(PASSES)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from palm_mtf.accounting.memory import (
-  activation_traffic,
+  Activations,
   device_bytes,
   update_traffic,
 )
@@ -128,7 +128,7 @@ def test_passes_go_over_memory_at_the_bandwidths_measured_for_their_kind():
   config = on_a_cpu(CHIP_PASS_BANDWIDTHS={"float32": SLOW_PASSES})
   step = predict_step(config, 16)
   model, mesh = config.model, config.mesh_layout
-  traffic = activation_traffic(model, mesh, 16)
+  traffic = Activations(model, mesh, 16).traffic()
   expected = sum(traffic[x] / SLOW_PASSES[x] for x in traffic)
   assert step.passes == pytest.approx(expected)  # float32: nothing is cast
   kept = device_bytes(model, mesh, config.optimizer)

@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from palm_mtf.accounting.memory import kept_bytes
+from palm_mtf.accounting.memory import Activations
 from palm_mtf.accounting.pipeline import bubble, num_kept
 from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
 from palm_mtf.report.plans import write_png
@@ -244,11 +244,9 @@ def _queued_bytes(graph, names: Sequence[str], num_tokens: int) -> list:
 def expected_bytes(config: PalmConfig, mesh: MeshLayout) -> list[int]:
   """Returns the closed forms of what each stage keeps."""
   # The C++ operations of CPUs never keep attention weights.
-  whole = kept_bytes(
-    dataclasses.replace(config, remat="attention"),
-    mesh,
-    NUM_ROWS * mesh.num_microbatches,
-  )
+  config = dataclasses.replace(config, remat="attention")
+  rows = NUM_ROWS * mesh.num_microbatches
+  whole = Activations(config, mesh, rows).kept_bytes()
   tokens = 4 * NUM_ROWS * config.sequence_length  # ids, for the embedding
   return [
     num_kept(i, mesh) * (whole // NUM_STAGES + (0 if i else tokens))
