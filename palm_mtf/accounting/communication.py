@@ -14,7 +14,6 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
 
 from palm_mtf.accounting.architecture import parameter_dims, parse_name
 from palm_mtf.accounting.memory import (
@@ -117,12 +116,13 @@ def step_secs(
   return compute_secs + exposed_secs + _MESSAGES * link.delay_secs
 
 
-@dataclasses.dataclass
 class _Traffic:
-  mesh: MeshLayout
-  bytes_moved: collections.Counter = dataclasses.field(
-    default_factory=collections.Counter
-  )
+  """Adds up the bytes of the collectives in a step of one pod."""
+
+  def __init__(self, config: PalmConfig, mesh: MeshLayout):
+    self._config, self._mesh, self._rules = config, mesh, mesh.rules
+    # {(kind of collective, its mesh axes): bytes sent by all devices}
+    self.bytes_moved = collections.Counter()
 
   def add(
     self,
@@ -136,7 +136,7 @@ class _Traffic:
     `num_bytes` is a size on one device: of the output of an all-gather, or of
     the input of another collective.
     """
-    sizes = self.mesh.axes
+    sizes = self._mesh.axes
     axes = tuple(a for a in sizes if a in axes and sizes[a] > 1)
     n = math.prod(sizes[axis] for axis in axes)
     if n == 1 or not times:
@@ -144,8 +144,150 @@ class _Traffic:
     # Each of the n devices along `axes` sends (n - 1) / n of the tensor. An
     # all-reduce is a reduce-scatter and an all-gather.
     each = (n - 1) * num_bytes * (2 if kind == "all_reduce" else 1)
-    groups = self.mesh.num_devices // n
+    groups = self._mesh.num_devices // n
     self.bytes_moved[kind, axes] += groups * each * times
+
+  def summed_axes(self, name: str) -> set[str]:
+    """Returns the mesh axes over which devices sum a parameter's gradient."""
+    dims = ["batch"]
+    # In multi-query attention, a device computes the gradients of k and v from
+    # its own heads only, so these gradients are summed over `heads` too.
+    shared = parse_name(name).part in ("attention/k", "attention/v")
+    if shared and self._config.attention == "multi_query":
+      dims.append("heads")
+    return {self._rules[dim] for dim in dims if dim in self._rules}
+
+  def add_activations(self, tokens: int) -> None:
+    """Adds collectives of activations; a microbatch has `tokens` per device."""
+    config, width = self._config, DTYPE_BYTES[self._config.activation_dtype]
+    heads, d_ff, vocab, residual = (
+      self._rules.get(dim)
+      for dim in ("heads", "d_ff", "vocab", "d_model_residual")
+    )
+    of_stream = tokens * config.d_model * width
+    layers = config.num_layers
+    again = layers if config.remat == "layer" else 0
+
+    # A branch (attention or MLP) ends in a sum over the axis that splits its
+    # heads or d_ff: a reduce-scatter if this axis also splits the residual
+    # stream, otherwise an all-reduce.
+    def add_ends(axis, times):
+      kind = "reduce_scatter" if axis == residual else "all_reduce"
+      self.add(kind, (axis,), of_stream, times)
+
+    is_parallel = config.block == "parallel"
+    # The forward pass sums at the end of each branch, the backward pass at the
+    # start of each branch. If one axis splits both branches of a parallel
+    # block, one sum serves both branches.
+    if is_parallel and heads == d_ff:
+      add_ends(heads, layers)
+      self.add("all_reduce", (heads,), of_stream, layers)
+    elif is_parallel:
+      # Different axes split the branches, so each branch is all-reduced before
+      # the two are added.
+      for axis in (heads, d_ff):
+        self.add("all_reduce", (axis,), of_stream, 2 * layers)
+    else:
+      add_ends(heads, layers + again)
+      add_ends(d_ff, layers)
+      for axis in (heads, d_ff):
+        self.add("all_reduce", (axis,), of_stream, layers)
+    add_ends(vocab, 1)  # rows of the embedding
+    self.add("all_reduce", (vocab,), of_stream)  # gradient of the last norm
+    self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # cross-entropy
+    # A split residual stream is gathered before each norm: in the forward pass,
+    # in its repetition by REMAT, and in the backward pass. Two more gathers are
+    # for the final norm and, in the backward pass, for the embedding.
+    norms = 1 if is_parallel else 2
+    gathers = norms * (2 * layers + again) + 2
+    self.add("all_gather", (residual,), of_stream, gathers)
+
+  def add_stored(self) -> None:
+    """Adds the collectives on weights whose d_model_stored is split."""
+    config, stored = self._config, self._rules.get("d_model_stored")
+    if stored is None:
+      return
+    # Gathered weights have all of d_model, so their layout lacks this rule.
+    rules = {k: v for k, v in self._rules.items() if k != "d_model_stored"}
+    text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
+    whole = dataclasses.replace(self._mesh, layout=text)
+    for name, each, count in distinct_slices(config, whole):
+      is_scale = parse_name(name).is_scale
+      width = DTYPE_BYTES["float32" if is_scale else config.activation_dtype]
+      num_bytes = width * each.size
+      # A kernel is gathered for the forward and for the backward pass, and the
+      # embedding for each of its two uses. A norm scale is gathered once and
+      # kept for the backward pass, unless REMAT recomputes its layer.
+      is_kept = is_scale and (
+        config.remat != "layer" or name == "final_norm/scale"
+      )
+      times = count if is_kept else 2 * count
+      self.add("all_gather", (stored,), num_bytes, times)
+      if self._rules.get("batch") == stored:
+        uses = 2 if name == "embedding" else 1
+        num_bytes = summed_bytes(name, config, self._mesh) * each.size
+        self.add("reduce_scatter", (stored,), num_bytes, uses * count)
+
+  def add_exchanged(
+    self, summed: set[str], each: ParameterSlice, width: int, count: int
+  ) -> None:
+    """Adds a pod's own collectives for gradients summed over pods.
+
+    `each` is a device's slice of each of `count` equal gradients, with `width`
+    bytes per element.
+    """
+    sizes = self._mesh.axes
+    replicated = [a for a in sizes if a not in each.axes]
+    # Devices that hold the same slice divide it into parts, padded to equal
+    # sizes. Axes that need no sum come first, because devices take their parts
+    # of equal gradients without a message, so that later reduce-scatters move
+    # less.
+    numbers = each.num_replicas * -(-each.size // each.num_replicas)
+    for axis in sorted(replicated, key=lambda axis: axis in summed):
+      if axis in summed:
+        self.add("reduce_scatter", (axis,), width * numbers, count)
+      # The parts are gathered after the sum over pods.
+      self.add("all_gather", (axis,), _FLOAT32 * numbers, count)
+      numbers //= sizes[axis]
+
+  def add_update(self, optimizer: AdafactorConfig) -> None:
+    """Adds the optimizer's all-reduces: sums over the slices of parameters."""
+    # To clip by the global norm, Mesh TensorFlow computes the sum of squares of
+    # each gradient, and adds up these sums in the order of the parameters. The
+    # sums share one all-reduce up to the first parameter that is not split by
+    # the same axes as the embedding.
+    slices = distinct_slices(self._config, self._mesh)
+    split = [each.axes for _, each, _ in slices]
+    num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
+    if num_alike == len(slices):
+      self.add("all_reduce", split[0], _FLOAT32)
+    else:
+      for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
+        # The embedding and layer 0 come first, so of the `count` all-reduces of
+        # a parameter only the one of the embedding or of layer 0 is shared.
+        joined = i < num_alike - 1
+        self.add("all_reduce", axes, _FLOAT32, count - joined)
+    dims_of = parameter_dims(dataclasses.replace(self._config, num_layers=1))
+    for name, each, count in slices:
+      dims = dims_of[name]
+      # Two sums of squares: of the update, for UPDATE_CLIP, and of the
+      # parameter, because the parameter's root mean square scales the update.
+      self.add("all_reduce", each.axes, _FLOAT32, 2 * count)
+      if optimizer.second_moment != "factored" or len(dims) == 1:
+        continue
+      over = [
+        self._rules.get("d_model_stored" if dim == "d_model" else dim)
+        for dim in dims
+      ]
+      rank = row_rank(name)
+      of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
+      num_rows = math.prod(each.sizes[:rank])
+      num_columns = math.prod(each.sizes[rank:])
+      # Three all-reduces give the mean square of each row, the mean square of
+      # each column, and the mean over all rows.
+      self.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
+      self.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
+      self.add("all_reduce", of_rows, _FLOAT32, count)
 
 
 def step_bytes(
@@ -161,187 +303,27 @@ def step_bytes(
   A key is a kind of collective ("all_reduce", "reduce_scatter" or "all_gather")
   and its mesh axes, in the order of MESH_SHAPE.
   """
-  axes = mesh.rules
   tokens = Activations(config, mesh, pod_batch_size).tokens
-  traffic = _Traffic(mesh)
-  _add_activations(traffic, axes, config, tokens)
-  _add_stored(traffic, axes, config)
+  traffic = _Traffic(config, mesh)
+  traffic.add_activations(tokens)
+  traffic.add_stored()
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
   # Gradients are all-reduced once per step. If one axis splits d_model_stored
   # and the batch, each microbatch reduce-scatters its gradients over this axis
-  # instead (`_add_stored`).
+  # instead (`add_stored`).
   for name, each, count in distinct_slices(config, mesh):
     width = gradient_bytes(name, config, mesh)
-    summed = _summed_axes(name, axes, config)
+    summed = traffic.summed_axes(name)
     if num_pods > 1:
-      _add_exchanged(traffic, summed, each, width, count)
+      traffic.add_exchanged(summed, each, width, count)
     else:
       over = tuple(summed.difference(each.axes))
       traffic.add("all_reduce", over, width * each.size, count)
-  _add_update(traffic, config, optimizer)
+  traffic.add_update(optimizer)
   # The loss needs two sums over all tokens: nats and log(z)^2.
-  traffic.add("all_reduce", (axes.get("batch"),), _FLOAT32, times=2)
+  traffic.add("all_reduce", (mesh.rules.get("batch"),), _FLOAT32, times=2)
   return traffic.bytes_moved
-
-
-def _summed_axes(
-  name: str, axes: Mapping[str, str], config: PalmConfig
-) -> set[str]:
-  """Returns the mesh axes over which devices sum a parameter's gradient."""
-  dims = ["batch"]
-  # In multi-query attention, a device computes the gradients of k and v from
-  # its own heads only, so these gradients are summed over `heads` too.
-  shared = parse_name(name).part in ("attention/k", "attention/v")
-  if shared and config.attention == "multi_query":
-    dims.append("heads")
-  return {axes[dim] for dim in dims if dim in axes}
-
-
-def _add_activations(
-  traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig, tokens: int
-) -> None:
-  """Adds the activations' collectives; a microbatch has `tokens` per device."""
-  width = DTYPE_BYTES[config.activation_dtype]
-  heads, d_ff, vocab, residual = (
-    axes.get(dim) for dim in ("heads", "d_ff", "vocab", "d_model_residual")
-  )
-  of_stream = tokens * config.d_model * width
-  layers = config.num_layers
-  again = layers if config.remat == "layer" else 0
-
-  # A branch (attention or MLP) ends in a sum over the axis that splits its
-  # heads or d_ff: a reduce-scatter if this axis also splits the residual
-  # stream, otherwise an all-reduce.
-  def add_ends(axis, times):
-    kind = "reduce_scatter" if axis == residual else "all_reduce"
-    traffic.add(kind, (axis,), of_stream, times)
-
-  is_parallel = config.block == "parallel"
-  # The forward pass sums at the end of each branch, the backward pass at the
-  # start of each branch. If one axis splits both branches of a parallel block,
-  # one sum serves both branches.
-  if is_parallel and heads == d_ff:
-    add_ends(heads, layers)
-    traffic.add("all_reduce", (heads,), of_stream, layers)
-  elif is_parallel:
-    # Different axes split the branches, so each branch is all-reduced before
-    # the two are added.
-    for axis in (heads, d_ff):
-      traffic.add("all_reduce", (axis,), of_stream, 2 * layers)
-  else:
-    add_ends(heads, layers + again)
-    add_ends(d_ff, layers)
-    for axis in (heads, d_ff):
-      traffic.add("all_reduce", (axis,), of_stream, layers)
-  add_ends(vocab, 1)  # rows of the embedding
-  traffic.add("all_reduce", (vocab,), of_stream)  # gradient of the last norm
-  traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # cross-entropy
-  # A split residual stream is gathered before each norm: in the forward pass,
-  # in its repetition by REMAT, and in the backward pass. Two more gathers are
-  # for the final norm and, in the backward pass, for the embedding.
-  norms = 1 if is_parallel else 2
-  gathers = norms * (2 * layers + again) + 2
-  traffic.add("all_gather", (residual,), of_stream, gathers)
-
-
-def _add_stored(
-  traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig
-) -> None:
-  """Adds the collectives on weights whose d_model_stored is split."""
-  stored = axes.get("d_model_stored")
-  if stored is None:
-    return
-  # Gathered weights have all of d_model, so their layout lacks this rule.
-  rules = {k: v for k, v in axes.items() if k != "d_model_stored"}
-  text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
-  whole = dataclasses.replace(traffic.mesh, layout=text)
-  for name, each, count in distinct_slices(config, whole):
-    is_scale = parse_name(name).is_scale
-    width = DTYPE_BYTES["float32" if is_scale else config.activation_dtype]
-    num_bytes = width * each.size
-    # A kernel is gathered for the forward and for the backward pass, and the
-    # embedding for each of its two uses. A norm scale is gathered once and kept
-    # for the backward pass, unless REMAT recomputes its layer.
-    is_kept = is_scale and (
-      config.remat != "layer" or name == "final_norm/scale"
-    )
-    times = count if is_kept else 2 * count
-    traffic.add("all_gather", (stored,), num_bytes, times)
-    if axes.get("batch") == stored:
-      uses = 2 if name == "embedding" else 1
-      num_bytes = summed_bytes(name, config, traffic.mesh) * each.size
-      traffic.add("reduce_scatter", (stored,), num_bytes, uses * count)
-
-
-def _add_exchanged(
-  traffic: _Traffic,
-  summed: set[str],
-  each: ParameterSlice,
-  width: int,
-  count: int,
-) -> None:
-  """Adds to `traffic` a pod's own collectives for gradients summed over pods.
-
-  `each` is a device's slice of each of `count` equal gradients, with `width`
-  bytes per element.
-  """
-  sizes = traffic.mesh.axes
-  replicated = [a for a in sizes if a not in each.axes]
-  # Devices that hold the same slice divide it into parts, padded to equal
-  # sizes. Axes that need no sum come first, because devices take their parts of
-  # equal gradients without a message, so that later reduce-scatters move less.
-  numbers = each.num_replicas * -(-each.size // each.num_replicas)
-  for axis in sorted(replicated, key=lambda axis: axis in summed):
-    if axis in summed:
-      traffic.add("reduce_scatter", (axis,), width * numbers, count)
-    # The parts are gathered after the sum over pods.
-    traffic.add("all_gather", (axis,), _FLOAT32 * numbers, count)
-    numbers //= sizes[axis]
-
-
-def _add_update(
-  traffic: _Traffic,
-  config: PalmConfig,
-  optimizer: AdafactorConfig,
-) -> None:
-  """Adds the optimizer's all-reduces: sums over the slices of parameters."""
-  rules = traffic.mesh.rules
-  # To clip by the global norm, Mesh TensorFlow computes the sum of squares of
-  # each gradient, and adds up these sums in the order of the parameters. The
-  # sums share one all-reduce up to the first parameter that is not split by the
-  # same axes as the embedding.
-  slices = distinct_slices(config, traffic.mesh)
-  split = [each.axes for _, each, _ in slices]
-  num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
-  if num_alike == len(slices):
-    traffic.add("all_reduce", split[0], _FLOAT32)
-  else:
-    for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
-      # The embedding and layer 0 come first, so of the `count` all-reduces of a
-      # parameter only the one of the embedding or of layer 0 is shared.
-      joined = i < num_alike - 1
-      traffic.add("all_reduce", axes, _FLOAT32, count - joined)
-  dims_of = parameter_dims(dataclasses.replace(config, num_layers=1))
-  for name, each, count in slices:
-    dims = dims_of[name]
-    # Two sums of squares: of the update, for UPDATE_CLIP, and of the parameter,
-    # because the parameter's root mean square scales the update.
-    traffic.add("all_reduce", each.axes, _FLOAT32, 2 * count)
-    if optimizer.second_moment != "factored" or len(dims) == 1:
-      continue
-    over = [
-      rules.get("d_model_stored" if dim == "d_model" else dim) for dim in dims
-    ]
-    rank = row_rank(name)
-    of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
-    num_rows = math.prod(each.sizes[:rank])
-    num_columns = math.prod(each.sizes[rank:])
-    # Three all-reduces give the mean square of each row, the mean square of
-    # each column, and the mean over all rows.
-    traffic.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
-    traffic.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
-    traffic.add("all_reduce", of_rows, _FLOAT32, count)
 
 
 def axes_bandwidth(
