@@ -33,6 +33,7 @@ from palm_mtf.mesh.slices import (
 )
 from palm_mtf.native.operations import threads_here
 from palm_mtf.ops.matmul import einsum
+from palm_mtf.ops.recompute import wait_for
 from palm_mtf.ops.variables import SlicedVariable, keep_variable
 from palm_mtf.ops.xla import fused_update
 
@@ -178,7 +179,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   def delay(self, x, signal):
     """Returns x, which nothing reads before `signal` is computed."""
-    return self.slicewise(_delay, x, signal)
+    return self.slicewise(wait_for, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
     """Assigns `value` if `is_finite`; else raises InvalidArgumentError."""
@@ -233,14 +234,9 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       )
 
 
-def _delay(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  with tf.control_dependencies([signal]):
-    return tf.identity(x)
-
-
 def _raise_unless(is_finite: tf.Tensor) -> tf.Tensor:
   check = tf.raw_ops.Assert(condition=is_finite, data=[is_finite])
-  return _delay(is_finite, check)
+  return wait_for(is_finite, check)
 
 
 def _assign_after(variable, value, checked) -> tf.Operation:

@@ -17,7 +17,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.architecture import AttentionBlock, attention_blocks
 from palm_mtf.native import layers as native
 from palm_mtf.ops.matmul import einsum
-from palm_mtf.ops.recompute import recompute
+from palm_mtf.ops.recompute import recompute, wait_for
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused
 
@@ -86,6 +86,7 @@ def _sum_of_starts(*parts):
 class BlockedAttention:
   """Attention of a device's slice, one block of queries after another."""
 
+  # Blocks run one after another, so that memory holds only one block's scores.
   # XLA compiles only the element-wise operations between the matrix products,
   # because on CPUs oneDNN's products are faster than XLA's.
 
@@ -112,7 +113,7 @@ class BlockedAttention:
       q, k, v, *masks
     ):
       if outs:
-        own = _wait_for(own, outs[-1])
+        own = wait_for(own, outs[-1])
       weights.append(self._compute_weights(begin, own, keys, *some))
       outs.append(einsum(f"blhm,{self._memory}->blhk", weights[-1], values))
     out = _join_blocks(outs)
@@ -144,7 +145,7 @@ class BlockedAttention:
       self._blocks_with_keys(q, k, v, *masks), rows, strict=True
     ):
       if dk:
-        own, dy = _wait_for(own, dk[-1]), _wait_for(dy, dk[-1])
+        own, dy = wait_for(own, dk[-1]), wait_for(dy, dk[-1])
       if kept:
         weights = kept[len(dk)]
       else:
@@ -194,12 +195,6 @@ def _take_first(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
 
 def _join_blocks(parts: list[tf.Tensor]) -> tf.Tensor:
   return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
-
-
-def _wait_for(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  # Blocks run one after another, so that memory holds only one block's scores.
-  with tf.control_dependencies([signal]):
-    return tf.identity(x)
 
 
 @dataclasses.dataclass(frozen=True)

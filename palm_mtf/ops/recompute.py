@@ -18,7 +18,13 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
 
-from palm_mtf._tf import mtf
+from palm_mtf._tf import mtf, tf
+
+
+def wait_for(x: tf.Tensor, signal: tf.Tensor | tf.Operation) -> tf.Tensor:
+  """Returns a copy of x that waits for `signal`."""
+  with tf.control_dependencies([signal]):
+    return tf.identity(x)
 
 
 class _Delay(mtf.Operation):
@@ -40,7 +46,7 @@ class _Delay(mtf.Operation):
 
 
 def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-  """Returns a copy of x that waits for `signal`, a tensor of any shape."""
+  """Lowers to `wait_for` on each device; `signal` has any shape."""
   return _Delay(x, signal).outputs[0]
 
 
