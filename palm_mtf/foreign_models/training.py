@@ -21,7 +21,7 @@ from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.program import VARIABLES, Program
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
-from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
+from palm_mtf.training.variable_checks import VariableChecks
 
 
 class PodTraining:
@@ -128,8 +128,7 @@ class PodTraining:
       with self._heartbeat.during("while its variables were set"):
         self._heartbeat.connect(client)
         self._train_step = TrainStep(client, self.program)
-        self._finite_check = FiniteCheck(client, self.program, lambda: None)
-        self._replica_check = ReplicaCheck(client, self.program, lambda: None)
+        self._checks = VariableChecks(client, self.program, lambda: None)
         client.call(
           Program(operations=[self.program.initialize], writes=VARIABLES)
         )
@@ -161,15 +160,15 @@ class PodTraining:
       try:
         metrics = self._train_step.run(batch, self.num_steps)
       except NonFiniteStepError as bad:
-        raise self._finite_check.make_step_error(bad) from None
+        raise self._checks.make_step_error(bad) from None
       self.num_steps += 1
       if self.num_steps % self._pods.fingerprint_steps == 0:
-        self._replica_check.check(self.num_steps)
+        self._checks.check_replicas(self.num_steps)
     return metrics
 
   def check_pods(self) -> None:
     """Raises UserError unless variables are bit-identical on all pods."""
-    self._replica_check.check(self.num_steps)
+    self._checks.check_replicas(self.num_steps)
 
   def variables(self) -> dict[str, np.ndarray]:
     """Returns parameters and moments by name, not split into slices."""

@@ -278,7 +278,7 @@ class TrainLoop:
         else:
           all_metrics = [self._train_step.run(*batches, self._step, records)]
       except NonFiniteStepError as bad:
-        raise self._session.finite_check.make_step_error(bad) from None
+        raise self._session.checks.make_step_error(bad) from None
     self._watchdog.note_step(until)
     if is_traced:
       self._watchdog.expect_slow()
@@ -317,7 +317,7 @@ class TrainLoop:
 
   def _compare_pods(self, unused_metrics: dict[str, float]) -> None:
     with self._during(f"while pods were compared after step {self._step}"):
-      self._session.replica_check.check(self._step)
+      self._session.checks.check_replicas(self._step)
 
   def _measure_loss(self, metrics: dict[str, float]) -> None:
     self._validate()
@@ -398,7 +398,7 @@ class TrainLoop:
     )
     # Never save variables that are not finite or that differ between pods.
     with self._during(f"while step {self._step} was saved"):
-      session.finite_check.check_variables(self._step)
-      session.replica_check.check(self._step)
+      session.checks.check_finite(self._step)
+      session.checks.check_replicas(self._step)
       self._metrics.sync()  # earlier lines must survive if the checkpoint does
       self._writer.write(manifest, session.copier.copy)

@@ -27,7 +27,7 @@ from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import VARIABLES, Program
 from palm_mtf.training.job import TrainJob
 from palm_mtf.training.step import TrainStep
-from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
+from palm_mtf.training.variable_checks import VariableChecks
 
 _logger = logging.getLogger(__name__)
 
@@ -40,8 +40,7 @@ class TrainSession:
 
   Attributes:
     during: `Heartbeat.during`, which wraps every call into the session.
-    finite_check: checks that variables are finite.
-    replica_check: checks that all pods hold the same variables.
+    checks: checks that variables are finite, and equal on all pods.
     copier: copies the weights for a checkpoint.
     read_whole: reads a checkpoint; raises an error if a file is damaged.
     memory: reads the memory use of the servers.
@@ -78,8 +77,7 @@ class TrainSession:
     self._programs: dict[int, TrainProgram] = {}  # by batch size
     self._train_step: TrainStep | None = None
     program = self.make_step(job.config.run.batch_sizes.size(job.step)).program
-    self.finite_check = FiniteCheck(client, program, newest)
-    self.replica_check = ReplicaCheck(client, program, newest)
+    self.checks = VariableChecks(client, program, newest)
     self._initialize = Program(
       operations=[program.initialize], writes=VARIABLES
     )

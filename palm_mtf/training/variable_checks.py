@@ -24,8 +24,8 @@ from palm_mtf.runtime.program import VARIABLES, Program
 from palm_mtf.training.step import NonFiniteStepError
 
 
-class FiniteCheck:
-  """Finds the variables of a session that are not finite."""
+class VariableChecks:
+  """Checks that a session's variables are finite, and equal on all pods."""
 
   def __init__(
     self,
@@ -33,13 +33,14 @@ class FiniteCheck:
     program: TrainProgram,
     newest: Callable[[], Checkpoint | None],
   ):
-    """Builds the program of the check.
+    """Builds the program that finds variables that are not finite.
 
     `newest` returns the newest checkpoint or None, for error messages.
     """
     self._newest = newest
     self._parameters = program.parameters
     self._variables = names_of(program.slices)
+    self._pods = [pod.slices for pod in program.pods]
     self._client = client
     with client.graph.as_default():
       finite = build_finite_check(program.slices)
@@ -54,7 +55,7 @@ class FiniteCheck:
       f"{self._make_advice()}"
     )
 
-  def check_variables(self, step: int) -> None:
+  def check_finite(self, step: int) -> None:
     """Raises UserError unless all variables are finite after `step` steps."""
     # Even if all gradients are finite, an update may overflow.
     if bad := self._find_non_finite_variables():
@@ -94,47 +95,10 @@ class FiniteCheck:
       f"{last_good(self._newest())}"
     )
 
-
-def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
-  """Returns whether each variable in `slices` is finite, [variables], bool."""
-  by_device = []
-  for parts in zip(*slices.values(), strict=True):
-    flags = [flag for part in parts for flag in _are_finite(part)]
-    with tf.device(parts[0].near):
-      by_device.append(tf.stack(flags))
-  with tf.device(by_device[0].device):
-    return tf.reduce_all(by_device, axis=0)
-
-
-def _are_finite(part: Slice) -> list[tf.Tensor]:
-  """Returns, for each variable in a slice, whether its part is finite."""
-  value = part.read()
-  with tf.device(part.near):
-    axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
-    return part.rows(tf.reduce_all(tf.math.is_finite(value), axis=[*axes]))
-
-
-class ReplicaCheck:
-  """Compares the variables of a session's pods by their fingerprints.
-
-  Pods start with the same variables and apply the same updates. If a pod
-  differs, the pod's memory, network or processor is at fault.
-  """
-
-  def __init__(
-    self,
-    client: Client,
-    program: TrainProgram,
-    newest: Callable[[], Checkpoint | None],
-  ):
-    """Takes the arguments of `FiniteCheck`."""
-    self._client = client
-    self._newest = newest
-    self._variables = names_of(program.slices)
-    self._pods = [pod.slices for pod in program.pods]
-
-  def check(self, step: int) -> None:
+  def check_replicas(self, step: int) -> None:
     """Raises UserError if pods hold different values after `step` steps."""
+    # Pods start with the same variables and apply the same updates. If a pod
+    # differs, the pod's memory, network or processor is at fault.
     if len(self._pods) == 1:
       return
     numbers = np.stack(
@@ -160,6 +124,25 @@ class ReplicaCheck:
     with self._client.graph.as_default():
       pods = [build_fingerprints(slices) for slices in self._pods]
     return Program(outputs=pods, reads=VARIABLES)
+
+
+def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
+  """Returns whether each variable in `slices` is finite, [variables], bool."""
+  by_device = []
+  for parts in zip(*slices.values(), strict=True):
+    flags = [flag for part in parts for flag in _are_finite(part)]
+    with tf.device(parts[0].near):
+      by_device.append(tf.stack(flags))
+  with tf.device(by_device[0].device):
+    return tf.reduce_all(by_device, axis=0)
+
+
+def _are_finite(part: Slice) -> list[tf.Tensor]:
+  """Returns, for each variable in a slice, whether its part is finite."""
+  value = part.read()
+  with tf.device(part.near):
+    axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
+    return part.rows(tf.reduce_all(tf.math.is_finite(value), axis=[*axes]))
 
 
 def _name_pods(numbers: list[int]) -> str:

@@ -18,8 +18,7 @@ from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
 from palm_mtf.training.variable_checks import (
-  FiniteCheck,
-  ReplicaCheck,
+  VariableChecks,
   build_fingerprints,
 )
 from tests import runs
@@ -141,7 +140,7 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
     with pytest.raises(NonFiniteStepError) as bad:
       train_step.run(batch, 1)
     runs.assert_same(before, all_values(session, program))
-    watch = FiniteCheck(Client(session), program, lambda: None)
+    watch = VariableChecks(Client(session), program, lambda: None)
     error = watch.make_step_error(bad.value)
     assert "the parameter layer_000/norm/scale, before the step" in str(error)
 
@@ -153,7 +152,7 @@ def test_the_gradient_that_was_computed_first_is_named():
       config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=0
     )
     session.run(program.initialize)
-    watch = FiniteCheck(Client(session), program, lambda: None)
+    watch = VariableChecks(Client(session), program, lambda: None)
     losses = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
     squares = np.ones(len(program.parameters))
     first, second = (
@@ -197,19 +196,18 @@ def watched(request):
       pods=pods,
     )
     session.run(program.initialize)
-    before = session.graph.num_operations()
-    watch = ReplicaCheck(Client(session), program, lambda: None)
-    assert session.graph.num_operations() == before, "no first step waits"
+    watch = VariableChecks(Client(session), program, lambda: None)
+    assert "_fingerprints" not in vars(watch), "no first step waits"
     yield session, program, watch
 
 
 def test_a_planted_change_is_named_and_is_gone_when_taken_back(watched):
   session, program, watch = watched
-  watch.check(0)
+  watch.check_replicas(0)
   name = "layer_000/mlp/wo/momentum"
   flip_bit(session, program.pods[1], name, index=1)
   with pytest.raises(UserError) as error:
-    watch.check(7)
+    watch.check_replicas(7)
   two = "pods 0 and 1"
   who = two if len(program.pods) == 2 else "pod 1 as on all others"
   assert str(error.value) == (
@@ -219,10 +217,10 @@ def test_a_planted_change_is_named_and_is_gone_when_taken_back(watched):
   )
   flip_bit(session, program.pods[1], "final_norm/scale")
   with pytest.raises(UserError, match="as are 1 other variables"):
-    watch.check(8)
+    watch.check_replicas(8)
   flip_bit(session, program.pods[1], "final_norm/scale")
   flip_bit(session, program.pods[1], name, index=1)
-  watch.check(9)
+  watch.check_replicas(9)
 
 
 def test_a_run_stops_at_the_next_comparison_and_saves_nothing(

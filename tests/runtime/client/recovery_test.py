@@ -16,7 +16,7 @@ from palm_mtf.runtime.client.heartbeat import PodLostError
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.recovery import PodRecovery
 from palm_mtf.training import loop, session
-from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
+from palm_mtf.training.variable_checks import VariableChecks
 from tests import runs
 from tests.mtf_testing import SINGLE, small_config
 from tests.runtime.client.local_servers_test import servers_of
@@ -141,7 +141,11 @@ LOCAL = {
 }
 PHASES = {
   "while its variables were set": (session, "TrainStep", 1),
-  r"while pods were compared after step \d+": (ReplicaCheck, "check", 3),
+  r"while pods were compared after step \d+": (
+    VariableChecks,
+    "check_replicas",
+    3,
+  ),
   r"while step \d+ was saved": (variables.WeightsCopier, "copy", 2),
   # The phase is that of the first call that needs the server.
   r"(while a checkpoint was written|in step \d+|while step \d+ was saved|"
@@ -185,7 +189,7 @@ def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
 ):
   assert runs.run("train", corpus, tmp_path, PROMPTS=[]) == 0
   plant(tmp_path, "embedding", (7, 3), float("nan"))
-  killing(monkeypatch, FiniteCheck, "make_step_error", 1)
+  killing(monkeypatch, VariableChecks, "make_step_error", 1)
   settings = {**LOCAL, "TRAIN_STEPS": 14}
   assert runs.run("train", corpus, tmp_path, **settings) == 2
   line = capsys.readouterr().err.splitlines()[-1]
