@@ -116,13 +116,8 @@ def validation_batches(
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
   """Splits a batch into `num_parts` equal parts of consecutive rows."""
-  (size,) = {len(rows) for rows in batch.values()}
-  assert size % num_parts == 0, f"{size} rows, {num_parts} parts"
-  part = size // num_parts
-  return [
-    {name: rows[i : i + part] for name, rows in batch.items()}
-    for i in range(0, size, part)
-  ]
+  parts = zip(*(np.split(x, num_parts) for x in batch.values()), strict=True)
+  return [dict(zip(batch, part, strict=True)) for part in parts]
 
 
 def batch_hash(batch: Batch) -> str:
