@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import palm_mtf
 from palm_mtf.machine import processors
-from palm_mtf.machine.activation_dtype import native_bfloat16_here
+from palm_mtf.machine.activation_dtype import native_bfloat16
 from palm_mtf.machine.host_memory import memory_bytes
 
 _logger = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ def _measure_rates() -> dict[str, str]:
 
 
 def _describe(versions: Mapping[str, str], devices: str) -> dict:
-  flags, bfloat16 = processors.cpu_flags(), native_bfloat16_here()
+  flags, bfloat16 = processors.cpu_flags(), native_bfloat16()
   shown = [name for name in _SHOWN_CPU_FLAGS if name in flags]
   total, available = memory_bytes()
   free = shutil.disk_usage(".").free

@@ -19,15 +19,13 @@ from palm_mtf.machine.processors import (
 _logger = logging.getLogger(__name__)
 
 
-def native_bfloat16(mesh: MeshLayout) -> str:
-  """Returns the name of hardware that multiplies bfloat16 natively, or ""."""
-  if mesh.tpu:
-    return f"TPU {mesh.tpu}"
-  return native_bfloat16_here()
+def native_bfloat16(tpu: str = "") -> str:
+  """Returns the name of hardware that multiplies bfloat16 natively, or "".
 
-
-def native_bfloat16_here() -> str:
-  """Returns the name of this machine's native bfloat16 CPU or GPU, or ""."""
+  The hardware is the slice `tpu` or, if that is "", this machine's CPU or GPU.
+  """
+  if tpu:
+    return f"TPU {tpu}"
   # TensorFlow places a model on the GPU if there is one.
   if gpu_capabilities():
     return "GPU" if gpus_multiply_bfloat16() else ""
@@ -45,7 +43,7 @@ def resolve_dtype(
     return model
   # Checkpoints are float32 with either dtype. A resumed run still keeps its
   # dtype on another machine, so that it computes the same numbers.
-  fast = "bfloat16" if native_bfloat16(mesh) else "float32"
+  fast = "bfloat16" if native_bfloat16(mesh.tpu) else "float32"
   return dataclasses.replace(model, activation_dtype=begun_in or fast)
 
 
@@ -58,7 +56,7 @@ def log_dtype(
   differ in the third digit. `model` is a result of `resolve_dtype`, which has
   the other arguments too.
   """
-  dtype, native = model.activation_dtype, native_bfloat16(mesh)
+  dtype, native = model.activation_dtype, native_bfloat16(mesh.tpu)
   begun = ", as the run began" if begun_in == dtype else ""
   if native:
     here = f"native bfloat16: {native}"
@@ -71,4 +69,4 @@ def log_dtype(
 
 def is_slow(model: PalmConfig, mesh: MeshLayout) -> bool:
   """Returns whether a model multiplies in emulated bfloat16."""
-  return model.activation_dtype == "bfloat16" and not native_bfloat16(mesh)
+  return model.activation_dtype == "bfloat16" and not native_bfloat16(mesh.tpu)

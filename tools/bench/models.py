@@ -20,7 +20,7 @@ from palm_mtf.config import (
   PodsConfig,
 )
 from palm_mtf.data.batches.batches import Batches
-from palm_mtf.machine.activation_dtype import native_bfloat16_here
+from palm_mtf.machine.activation_dtype import native_bfloat16
 
 BATCH_SIZE = 8  # sequences in a step of one pod
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
@@ -58,7 +58,7 @@ SIZES = {
 
 def fast_dtype_here() -> str:
   """Returns the dtype that "auto" means here for a run without TPUs."""
-  return "bfloat16" if native_bfloat16_here() else "float32"
+  return "bfloat16" if native_bfloat16() else "float32"
 
 
 def benchmark_config(dtype: str, size: str = "26.6M") -> PalmConfig:
