@@ -67,7 +67,11 @@ def memory_parts(
     batch_size,
     stage,
   )
-  process = _process_bytes(config)
+  pods, num_devices = config.pods, config.mesh_layout.num_devices
+  if pods.pods == "in_process":  # one process has all stages of all pods
+    num_devices *= pods.num_pods * config.mesh_layout.stages
+  # A device's share of what its process holds besides tensors.
+  process = round((config.hardware.chip_process_bytes or 0) / num_devices)
   return {**({"process": process} if process else {}), **tensors}
 
 
@@ -103,14 +107,6 @@ def tensor_bytes(
       exchange_bytes(model, mesh, pods, stage),
     ),
   }
-
-
-def _process_bytes(config: AnyConfig) -> int:
-  """Returns a device's share of what its process holds besides tensors."""
-  pods, num_devices = config.pods, config.mesh_layout.num_devices
-  if pods.pods == "in_process":  # one process has all stages of all pods
-    num_devices *= pods.num_pods * config.mesh_layout.stages
-  return round((config.hardware.chip_process_bytes or 0) / num_devices)
 
 
 def fits(config: AnyConfig, batch_size: int) -> bool:
@@ -196,8 +192,11 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
   available = device_rates(config).chip_memory_bytes
   does_fit = sum(memory.values()) <= available
   nearest = None if does_fit else nearest_fit(config, batch_size)
+  parameters: collections.Counter[str] = collections.Counter()
+  for name, shape, n in distinct_parameters(config.model):
+    parameters[parse_name(name).kind] += math.prod(shape) * n
   return {
-    "parameters": _parameters(config),
+    "parameters": dict(parameters),
     "flops_per_token": {
       "forward": dict(forward_flops(config.model)),
       "recomputed": dict(recomputed_flops(config.model)),
@@ -248,13 +247,6 @@ def rates_of(
     "mfu": mfu(tokens_per_sec, config.model, peak),
     "hfu": hfu(tokens_per_sec, config.model, peak),
   }
-
-
-def _parameters(config: AnyConfig) -> dict[str, int]:
-  groups: collections.Counter[str] = collections.Counter()
-  for name, shape, n in distinct_parameters(config.model):
-    groups[parse_name(name).kind] += math.prod(shape) * n
-  return dict(groups)
 
 
 def _list_collectives(
