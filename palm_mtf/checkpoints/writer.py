@@ -36,7 +36,7 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.config import RunConfig
 from palm_mtf.errors import UserError
-from palm_mtf.model_dir.atomic_files import PARTIAL, new_folder, writing
+from palm_mtf.model_dir.atomic_files import PARTIAL, new_path, writing
 from palm_mtf.model_dir.paths import ModelDir, step_of
 
 
@@ -168,7 +168,8 @@ def write_checkpoint(
   path = ModelDir(model_dir).checkpoint(manifest.step)
   needed = checkpoint_bytes(manifest.shapes)
   # `_free_path` renames an earlier process's checkpoint of the same step.
-  with new_folder(path, needed, make_way=_free_path) as folder:
+  with new_path(path, needed, make_way=_free_path) as folder:
+    os.mkdir(folder)
     seals = write_weights(os.path.join(folder, WEIGHTS))
     write_manifest(folder, manifest, seals)
   # Read the new checkpoint before older ones are removed. The new one

@@ -23,7 +23,7 @@ from palm_mtf.export.saved_model.folder import make_saved_model
 from palm_mtf.export.trained_model import TrainedModel
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import memory_bytes
-from palm_mtf.model_dir.atomic_files import new_folder, new_path
+from palm_mtf.model_dir.atomic_files import new_path
 from palm_mtf.model_dir.paths import ModelDir
 
 _FORMATS = {
@@ -87,7 +87,7 @@ def import_model(
   from palm_mtf.checkpoints.variables import write_arrays
 
   output = os.path.abspath(output)
-  with new_folder(output, num_bytes, make_way=check_new) as partial:
+  with new_path(output, num_bytes, make_way=check_new) as partial:
     paths = ModelDir(partial)
     checkpoint = paths.checkpoint(0)
     os.makedirs(checkpoint)

@@ -95,18 +95,6 @@ def _remove_abandoned(prefix: str) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(
-  path: str,
-  needed_bytes: int,
-  make_way: Callable[[str], None] = lambda path: None,
-) -> Iterator[str]:
-  """Yields a new temporary folder, which becomes `path`; see `new_path`."""
-  with new_path(path, needed_bytes, make_way) as temporary:
-    os.mkdir(temporary)
-    yield temporary
-
-
-@contextlib.contextmanager
 def new_path(
   path: str,
   needed_bytes: int,

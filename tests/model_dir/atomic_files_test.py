@@ -11,7 +11,6 @@ from palm_mtf.errors import UserError
 from palm_mtf.model_dir import atomic_files
 from palm_mtf.model_dir.atomic_files import (
   check_model_dir,
-  new_folder,
   new_path,
   write_atomically,
   writing,
@@ -70,8 +69,8 @@ def test_what_a_killed_writer_left_is_removed_once_no_writer_can_need_it(
 
 def test_files_and_folders_have_the_rights_of_any_other(tmp_path):
   write_atomically(str(tmp_path / "file"), b"")
-  with new_folder(str(tmp_path / "folder"), 0):
-    pass
+  with new_path(str(tmp_path / "folder"), 0) as temporary:
+    os.mkdir(temporary)
   (tmp_path / "other").touch()
   (tmp_path / "others").mkdir()
   for ours, other in (("file", "other"), ("folder", "others")):
@@ -80,7 +79,8 @@ def test_files_and_folders_have_the_rights_of_any_other(tmp_path):
 
 def test_a_folder_appears_when_it_is_complete(tmp_path):
   path = tmp_path / "folder"
-  with new_folder(str(path), 0) as temporary:
+  with new_path(str(path), 0) as temporary:
+    os.mkdir(temporary)
     with open(os.path.join(temporary, "file"), "w") as file:
       file.write("text")
     assert not path.exists()
@@ -95,8 +95,8 @@ def test_a_file_below_a_folder_is_on_the_disk_before_the_folder_has_its_name(
   monkeypatch.setattr(
     atomic_files, "sync", lambda path: synced.append(os.path.basename(path))
   )
-  with new_folder(str(tmp_path / "folder"), 0) as temporary:
-    os.mkdir(os.path.join(temporary, "below"))
+  with new_path(str(tmp_path / "folder"), 0) as temporary:
+    os.makedirs(os.path.join(temporary, "below"))
     pathlib.Path(temporary, "below", "file").touch()
   assert synced[:2] == ["file", "below"]
 
@@ -139,7 +139,8 @@ def test_a_failure_leaves_no_folder_above_that_was_made_for_it(tmp_path):
 
 
 def test_a_failure_leaves_no_folder(tmp_path):
-  with pytest.raises(ZeroDivisionError), new_folder(str(tmp_path / "a"), 0):
+  with pytest.raises(ZeroDivisionError), new_path(str(tmp_path / "a"), 0) as x:
+    os.mkdir(x)
     _ = 1 // 0
   assert os.listdir(tmp_path) == []
 
