@@ -230,7 +230,8 @@ def load_stores(
         f"CACHE_DIR = {shared!r} lacks the tokens of {source.name}: "
         f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
       )
-    stores.append(store or _find_or_write(own, name, source, vocabulary))
+    path = os.path.join(own, name)
+    stores.append(store or _find_or_write(path, source, vocabulary))
     names.append(name)
   kept = os.listdir(own) if os.path.isdir(own) else []
   folders = {x for x in kept if os.path.isdir(os.path.join(own, x))}
@@ -259,13 +260,11 @@ def cache_stores(
     UserError: there is no text, or the disk is full.
   """
   folder = data.cache_folder or ModelDir(model_dir).tokens
-  return [
-    (
-      os.path.join(folder, name),
-      _find_or_write(folder, name, source, vocabulary, verify),
-    )
-    for source, name in _name_stores(folder, data, sources, vocabulary)
-  ]
+  found = []
+  for source, name in _name_stores(folder, data, sources, vocabulary):
+    path = os.path.join(folder, name)
+    found.append((path, _find_or_write(path, source, vocabulary, verify)))
+  return found
 
 
 def _name_stores(
@@ -288,16 +287,11 @@ def _name_stores(
 
 
 def _find_or_write(
-  folder: str,
-  name: str,
-  source: Source,
-  vocabulary: Vocabulary,
-  verify: bool = False,
+  path: str, source: Source, vocabulary: Vocabulary, verify: bool = False
 ) -> TokenStore:
-  path = os.path.join(folder, name)
   if store := _read(path, verify):
     return store
-  with _lock_folder(folder):
+  with _lock_folder(os.path.dirname(path)):
     # Another process may have written the store while this process waited.
     with contextlib.suppress(DamagedShardError):
       return read_store(path, verify=verify)
