@@ -180,7 +180,7 @@ class Turns:
 
 
 def _estimate(runs: Sequence[float] | None) -> float:
-  return statistics.median_low(runs) if runs else _FIRST_SECS
+  return (statistics.median_low(runs) if runs else 0.0) or _FIRST_SECS
 
 
 class DeviceTime:

@@ -10,8 +10,9 @@ Each client is a process that runs traced programs on servers of a manager with
 servers and then adds up one number of each.
 
 Throughput: programs per second of all clients, `scheduled` by the manager and
-`unscheduled`, in turns. Shares: the programs that each client ran in five
-seconds, next to what its weight promises.
+`unscheduled`, in turns. Shares: the device time of each client in five seconds,
+next to what its weight promises. If n programs run on a server at the same
+time, each of them gets 1/n of that time. Numbers are medians over rounds.
 """
 
 # Figures 8 and 9 of Barham et al. 2022. All processes are on one machine, and
@@ -214,25 +215,54 @@ def _measure_shares(
   chosen: argparse.Namespace,
 ) -> Iterator[dict]:
   products = round(chosen.share_ms * clients.products_per_ms)
-  spans = clients.run(group, products, chosen.secs, is_traced=True)
-  total = sum(map(len, spans))
-  for weight, own in zip(weights, spans, strict=True):
+  rounds = [
+    clients.run(group, products, chosen.secs, is_traced=True)
+    for _ in range(chosen.rounds)
+  ]
+  times = [find_device_times(spans) for spans in rounds]
+  for i, weight in enumerate(weights):
+    of_rounds = [spans[i] for spans in rounds]
+    promised = weight / sum(weights)
     yield {
       "figure": 9,
       "ms": chosen.share_ms,
       "clients": len(weights),
       "kind": f"{weight} of {':'.join(map(str, weights))}",
-      "programs_per_sec": len(own) / chosen.secs,
-      "ratio": len(own) / total / (weight / sum(weights)),
-      "spans": [x for x in own if x[1] < _TRACE_SECS],
+      "programs_per_sec": statistics.median(map(len, of_rounds)) / chosen.secs,
+      "ratio": statistics.median(x[i] / sum(x) / promised for x in times),
+      "spans": [x for x in of_rounds[0] if x[1] < _TRACE_SECS],
     }
+
+
+def find_device_times(
+  spans: Sequence[Sequence[tuple[float, float]]],
+) -> list[float]:
+  """Returns the device time of each client, in seconds.
+
+  Args:
+    spans: for each client, begin and end of its programs. What is before time 0
+      does not count.
+  """
+  events = sorted(
+    (max(0.0, when), change, client)
+    for client, own in enumerate(spans)
+    for begin, end in own
+    for when, change in ((begin, 1), (end, -1))
+  )
+  times, running = [0.0] * len(spans), [0] * len(spans)
+  for (when, change, client), (until, *_) in itertools.pairwise(events):
+    running[client] += change
+    for i, own in enumerate(running):
+      if own:
+        times[i] += (until - when) * own / sum(running)
+  return times
 
 
 def row(record: dict) -> str:
   """Returns a line of the table.
 
   The ratio of a throughput is to the unscheduled throughput, and the ratio of a
-  share is to what the weight promises.
+  share of device time is to what the weight promises.
   """
   return (
     f"{record['ms']:<7g}{record['clients']:<9}{record['kind']:<22}"

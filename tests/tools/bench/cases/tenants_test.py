@@ -37,6 +37,12 @@ def test_throughput_and_traces_are_drawn(tmp_path):
   assert tenants.row(records[0]).split() == cells
 
 
+def test_programs_that_run_at_the_same_time_share_the_device_time():
+  spans = [[(-1.0, 2.0), (5.0, 6.0)], [(1.0, 3.0)], []]
+  # The first client has one second, half a second and one second.
+  assert tenants.find_device_times(spans) == [2.5, 1.5, 0.0]
+
+
 @pytest.mark.slow  # starts several processes
 def test_clients_share_servers_by_their_weights():
   flags = "--clients=2", "--ms=20", "--weights=1:4", "--rounds=1", "--secs=3"
