@@ -48,7 +48,7 @@ class Ticket:
   num_bytes: Bytes
   secs: float
   weight: float
-  after: Sequence["Ticket"]
+  after: Sequence["Ticket"]  # () once the program has started
   now: float  # virtual time at the submission
   order: tuple[float, int]  # rank by the policy, then number of the submission
   state: str = "waiting"  # then "running", then "ended"
@@ -185,7 +185,7 @@ class GangScheduler:
     else:
       self._waiting.remove(ticket)
       secs = None
-    ticket.state = "ended"
+    ticket.state, ticket.after = "ended", ()
     if secs is not None:
       excess = (secs - ticket.secs) / ticket.weight
       for device in ticket.num_bytes:
@@ -260,7 +260,7 @@ class GangScheduler:
     )
 
   def _run(self, ticket: Ticket) -> None:
-    ticket.state = "running"
+    ticket.state, ticket.after = "running", ()
     self._running.add(ticket)
     self._used.update(ticket.num_bytes)
     self._num_running.update(ticket.num_bytes.keys())

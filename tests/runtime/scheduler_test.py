@@ -5,6 +5,7 @@
 import collections
 import random
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -281,6 +282,16 @@ def test_programs_that_hold_places_wait_only_for_programs_that_run():
   seeds = [random.Random(x) for x in range(300)]
   assert all(_run_after_each_other(x, is_told=True) for x in seeds)
   assert not all(_run_after_each_other(x, is_told=False) for x in seeds)
+
+
+def test_a_chain_of_programs_keeps_none_that_has_ended():
+  scheduler, last, first = scheduler_of(), None, None
+  for _ in range(3):
+    last = scheduler.submit("a", on("pod0"), after=[last] if last else ())
+    first = first or weakref.ref(last)
+    scheduler.start()
+    scheduler.finish(last)
+  assert first() is None
 
 
 # Shares of device time.

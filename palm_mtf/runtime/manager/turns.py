@@ -48,8 +48,8 @@ Message = Mapping[str, Any]
 Answer = Callable[[Message], None]
 
 _FIRST_SECS = 0.01  # estimate for a program that has not run yet
-# A client is charged the median time of so many last runs of a program, so that
-# one slow run does not keep the client from its share.
+# The estimate is the median of so many last runs, so that one slow run does not
+# delay the next programs. At its end a program is charged what it took.
 _NUM_RUNS = 9
 
 
