@@ -73,6 +73,8 @@ def moved(x: object) -> object:
     )
   if isinstance(x, dict):
     return {key: moved(value) for key, value in x.items()}
+  if hasattr(x, "_asdict"):  # a NamedTuple
+    return x._replace(**moved(x._asdict()))
   return [moved(each) for each in x] if isinstance(x, list) else x
 
 
