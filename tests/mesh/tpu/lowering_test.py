@@ -208,7 +208,7 @@ def test_a_pods_host_reads_the_rows_that_it_is_not_fed():
   def rows(part, num_parts):
     return [np.split(x, num_parts)[part] for x in batch.values()]
 
-  def read(host, step, part, num_parts):
+  def read(host, batches, step, part, num_parts):
     dtypes = [tf.as_dtype(x.dtype) for x in batch.values()]
     return tf.numpy_function(rows, [part, num_parts], dtypes)
 
