@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The gang scheduler of an island: says which programs may start now.
+"""The gang scheduler: says which programs may start now.
 
-Tenants, the clients of an island, submit programs. A program is a gang: it
+Tenants are clients, which submit programs. A program is a gang: it
 starts on all its devices at once. Programs that share devices start in the same
 order on all of them. In opposite orders, devices that run one program at a time
 deadlock (Barham et al. 2022, section 4.4).
@@ -20,8 +20,8 @@ MAX_OVERTAKES, its devices run empty until it fits, unless buffers hold the
 bytes that it lacks. A tenant's programs do not overtake each other: results of
 later ones could take the bytes that an earlier one needs to free its inputs.
 
-A program never starts before the programs whose results it reads: they could
-wait for its place. So a program that runs waits only for programs that run.
+A program starts only after the programs whose results it reads. Otherwise it
+could hold the place on a device for which these programs wait.
 """
 
 import bisect
@@ -52,12 +52,12 @@ class Ticket:
   now: float  # virtual time at the submission
   order: tuple[float, int]  # rank by the policy, then number of the submission
   state: str = "waiting"  # then "running", then "ended"
-  num_overtakes: int = 0  # by later programs, while this program lacked bytes
+  num_overtakes: int = 0  # by later programs, while others might overtake it
   num_freed: int = -1  # calls of `free` before the last `explain_wait`
 
 
 class GangScheduler:
-  """Orders the programs of all tenants of an island.
+  """Orders the programs of all tenants.
 
   Call `start` after every other method, and enqueue programs as it orders them.
   If clients enqueue their own programs, their messages may overtake each other;
@@ -130,7 +130,7 @@ class GangScheduler:
   def start(self) -> list[Ticket]:
     """Starts all programs that may start, and returns them in their order."""
     started: list[Ticket] = []
-    short: list[Ticket] = []  # programs that wait only for bytes
+    short: list[Ticket] = []  # programs that later ones may overtake
     # By tenant, the devices of its programs in `short`.
     short_on: dict[str, set[Hashable]] = defaultdict(set)
     blocked = set(self._full)  # devices on which later programs wait
@@ -165,7 +165,7 @@ class GangScheduler:
 
     Args:
       ticket: the program.
-      secs: measured seconds for which it occupied its devices, if known.
+      secs: measured device time in seconds, if known.
       kept: bytes of its results, by device, until the tenant frees them.
 
     Raises:
@@ -246,13 +246,14 @@ class GangScheduler:
     self._waiting.sort(key=lambda x: x.order)
 
   def _lacks_bytes(self, ticket: Ticket, used: Counts) -> bool:
-    # A program that needs no bytes runs even if runs reserved all that is left.
+    # `used` may exceed a budget, of which runs reserve a part at any time. A
+    # program that needs no bytes starts nevertheless.
     needs = ticket.num_bytes.items()
     return any(n > max(0, self.budgets[x] - used[x]) for x, n in needs)
 
   def _must_fit(self, ticket: Ticket) -> bool:
-    # Nobody waits for buffers: before their client frees them, it may have to
-    # run a later program.
+    # No device runs empty for bytes that buffers hold: before the client of
+    # these buffers can free them, it may have to run a later program.
     return (
       ticket.num_overtakes >= MAX_OVERTAKES
       and self._lacks_bytes(ticket, self._used)

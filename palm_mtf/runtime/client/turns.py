@@ -29,8 +29,8 @@ _logger = logging.getLogger(__name__)
 
 _MAX_IN_FLIGHT = 16  # programs on a device, without a manager
 _RETRY_SECS = 1.0  # between attempts to reach a manager
-# A program fails if nobody frees a buffer for so long while it waits only for
-# the bytes that buffers keep.
+# Seconds between checks. A program fails at a check if buffers hold bytes that
+# it needs, and no client has freed bytes since the check before.
 _FULL_SECS = 60.0
 
 
@@ -49,8 +49,8 @@ class TurnTaker:
     """Takes {TensorFlow's name of a device: the scheduler's name of it}."""
     self._devices, self._numbers = devices, itertools.count()
     self._lock = threading.Lock()
-    self._turns: dict[int, _Turn] = {}  # that programs wait for
-    # Number of the turn that each future waits for.
+    self._turns: dict[int, _Turn] = {}  # that have not been given
+    # Number of the turn of the program whose `begun` a future is.
     self._numbers_of: weakref.WeakKeyDictionary[Future, int] = (
       weakref.WeakKeyDictionary()
     )
@@ -71,7 +71,7 @@ class TurnTaker:
       program: the program.
       after: futures. If one of them is the `begun` of an earlier program, this
         program's turn comes after that program's turn.
-      begun: future that is done after the context manager has waited.
+      begun: future that the caller completes when the program begins or fails.
     """
     number, turn = next(self._numbers), _Turn()
     num_bytes = self._name(
@@ -147,26 +147,29 @@ class ManagedTurns(TurnTaker):
   def __init__(
     self, stream: Stream, devices: Mapping[str, str], reserved: int = 0
   ):
-    """Opens gRPC's stream to the manager, whose names of devices are given.
+    """Opens the stream.
 
-    `reserved` bytes of each device are kept from buffers of all clients.
+    Args:
+      stream: call of the manager's stream of turns.
+      devices: {TensorFlow's name of a device: the manager's name of it}.
+      reserved: bytes of each device that buffers of no client may use.
     """
     super().__init__(devices)
     self._stream = stream
     self._requests: queue.SimpleQueue[Message | None] | None = None
-    # Bytes that the client has, by device.
+    # Bytes of buffers and reserved bytes, by device.
     self._kept = Counter(dict.fromkeys(devices.values(), reserved))
     self._ended = threading.Event()
     self._open()
     threading.Thread(target=self._read, daemon=True).start()
 
   def close(self) -> None:
-    """Ends the stream; the manager then ends the client's programs."""
+    """Ends the stream; programs that wait run without turns."""
     self._ended.set()
     self._end_turns()
 
   def _send(self, message: Message) -> None:
-    """Sends a message; if no manager answers, ends all waiting."""
+    """Sends a message; if no manager answers, programs that wait run."""
     with self._lock:
       self._kept.update(message.get("kept", {}))
       self._kept.subtract(message.get("free", {}))

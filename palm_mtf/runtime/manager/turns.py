@@ -3,13 +3,14 @@
 """Turns: the manager tells each client when a program may use its devices.
 
 A client opens a stream and submits programs. The manager answers when each of
-them may start; the client says when it has ended. Messages are JSON objects, in
-lists of those that are sent together:
+them may start; the client says when it has ended. Each text is a JSON list of
+messages, which are objects:
 
   client   {"keep": {device: bytes}} of the buffers that the client has already
            {"submit": number, "program": which, "num_bytes": {device: bytes},
             "after": numbers of programs that must start before}
-           {"check": number}, which is refused if it waits only for buffers
+           {"check": number}, to refuse the program if buffers block it and no
+            bytes were freed since the check before
            {"run": number}, once its inputs exist
            {"finish": number, "kept": {device: bytes}}
            {"free": {device: bytes}}
@@ -49,7 +50,8 @@ Answer = Callable[[Message], None]
 
 _FIRST_SECS = 0.01  # estimate for a program that has not run yet
 # The estimate is the median of so many last runs, so that one slow run does not
-# delay the next programs. At its end a program is charged what it took.
+# delay the next programs. When a program ends, its device time replaces the
+# estimate.
 _NUM_RUNS = 9
 
 
@@ -67,8 +69,9 @@ class Turns:
     # The number that the client gave to each program, and who gets the answer.
     self._tickets: dict[Ticket, tuple[int, Answer]] = {}
     self._device_time = DeviceTime()
-    # Seconds of the last runs, by tenant and program, without the first run,
-    # which prepares a program in the servers while its devices run others.
+    # Device times of the last runs, by tenant and program. The first run does
+    # not count (its charge is _FIRST_SECS), because in that time the servers
+    # prepare the program while their devices run other programs.
     self._secs: dict[str, dict[int, deque[float]]] = defaultdict(dict)
 
   def serve(
@@ -87,8 +90,8 @@ class Turns:
     take = self.add_client(tenant, weight, answers.put)
 
     def read() -> None:
-      # gRPC raises an error if the client is gone. A client that frees what it
-      # does not keep loses its stream.
+      # gRPC raises an error if the client is gone. A client that frees or keeps
+      # more bytes than it may loses its stream.
       with contextlib.suppress(grpc.RpcError, UserError):
         for messages in requests:
           take(json.loads(messages))
@@ -108,7 +111,7 @@ class Turns:
   def add_client(
     self, tenant: str, weight: float, answer: Answer
   ) -> Callable[[Iterable[Message]], None]:
-    """Returns a function that takes messages of a client (see `serve`)."""
+    """Returns a function that takes messages of a client."""
     # Each program that has not ended, and which program it is, by its number.
     live: dict[int, tuple[Ticket, int]] = {}
     runs = self._secs[tenant]
@@ -152,7 +155,7 @@ class Turns:
             else:
               runs[program], secs = deque(maxlen=_NUM_RUNS), _FIRST_SECS
             self._scheduler.finish(ticket, secs, kept)
-          else:  # a program that began before the manager was restarted
+          else:  # a program of an earlier stream, or of an earlier manager
             self._scheduler.keep(tenant, kept)
         case {"keep": num_bytes}:
           self._scheduler.keep(tenant, num_bytes)
@@ -192,8 +195,8 @@ class DeviceTime:
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
-    # By device: programs that run; seconds that each program which ran since
-    # the beginning has got; and until when.
+    # By device: number of programs that run; seconds that a program would have
+    # got that has run all the time; and the time of the last change.
     self._num_running: Counter[Hashable] = Counter()
     self._given: dict[Hashable, float] = defaultdict(float)
     self._until: dict[Hashable, float] = {}
@@ -228,8 +231,8 @@ class DeviceTime:
 def join_messages(
   messages: queue.SimpleQueue[Message | None],
 ) -> Iterator[bytes]:
-  """Yields the messages of a queue, those that wait in one text, until None."""
-  # Each text costs time in several threads of the sender and the receiver.
+  """Yields JSON lists of the messages that wait in a queue, until None."""
+  # Each list costs time in several threads of the sender and the receiver.
   group: list[Message | None] = [{}]
   while group[-1] is not None:
     group = [messages.get()]

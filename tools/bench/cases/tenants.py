@@ -5,14 +5,14 @@
   python -m tools.bench tenants --picture docs/pictures/tenants.png
   python -m tools.bench tenants --clients '' --weights 1:2:4:8
 
-Each client is a process that runs traced programs on servers of a manager with
---policy shares, and keeps eight programs submitted. A program computes on both
-servers and then adds up one number of each.
+Each client is a process that keeps eight programs submitted. A program computes
+on two servers and then adds up one number of each.
 
-Throughput: programs per second of all clients, `scheduled` by the manager and
-`unscheduled`, in turns. Shares: the device time of each client in five seconds,
-next to what its weight promises. If n programs run on a server at the same
-time, each of them gets 1/n of that time. Numbers are medians over rounds.
+Throughput: programs per second of all clients, `scheduled` by a manager with
+--policy shares and `unscheduled`, which alternate. Shares: the device time of
+each client in five seconds, next to what its weight promises. If n programs run
+on a server at the same time, each of them gets 1/n of that time. Numbers are
+medians over rounds.
 """
 
 # Figures 8 and 9 of Barham et al. 2022. All processes are on one machine, and
@@ -240,8 +240,8 @@ def find_device_times(
   """Returns the device time of each client, in seconds.
 
   Args:
-    spans: for each client, begin and end of its programs. What is before time 0
-      does not count.
+    spans: for each client, begin and end of its programs on a server. What is
+      before time 0 does not count.
   """
   events = sorted(
     (max(0.0, when), change, client)
