@@ -3,8 +3,8 @@
 """How a client takes turns: it asks a scheduler before each program.
 
 runtime/manager/turns.py has the messages. While no manager answers, programs
-run without turns: the devices stay the client's, but nobody keeps shares and
-budgets.
+run without turns: the client keeps its devices, but neither shares nor budgets
+hold.
 """
 
 import contextlib

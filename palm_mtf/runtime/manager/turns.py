@@ -7,8 +7,9 @@ them may start; the client says when it has ended. Each text is a JSON list of
 messages, which are objects:
 
   client   {"keep": {device: bytes}} of the buffers that the client has already
-           {"submit": number, "program": which, "num_bytes": {device: bytes},
-            "after": numbers of programs that must start before}
+           {"submit": number, "program": id, "num_bytes": {device: bytes},
+            "after": numbers of programs that must start before}; runs with one
+            id are estimated from each other
            {"check": number}, to refuse the program if buffers block it and no
             bytes were freed since the check before
            {"run": number}, once its inputs exist
@@ -200,7 +201,7 @@ class DeviceTime:
     self._num_running: Counter[Hashable] = Counter()
     self._given: dict[Hashable, float] = defaultdict(float)
     self._until: dict[Hashable, float] = {}
-    # What each device had given when a program began.
+    # By program, the seconds that its devices had given when it began.
     self._begun: dict[Ticket, dict[Hashable, float]] = {}
 
   def begin(self, ticket: Ticket) -> None:
