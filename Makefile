@@ -33,7 +33,7 @@ endef
 export CHECK_PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help venv .venv quickstart test test-slow test-peers test-oldest lint format clean
+.PHONY: help venv .venv tpu quickstart test test-slow test-peers test-oldest lint format clean
 
 help: ## print this list
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -54,6 +54,9 @@ $(INSTALLED): requirements.lock setup.py pyproject.toml
 	@$(PIP_INSTALL_LOCKED) requirements.lock
 	@$(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
+
+tpu: venv ## add what TPUs, and the compiler of `plan --compile`, need
+	@$(PIP_INSTALL_LOCKED) requirements-tpu.lock
 
 quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...] [ARGS=...]
 	$(BIN)/palm_mtf train --gin_file=recipes/quickstart.gin \

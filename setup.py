@@ -86,6 +86,11 @@ setup(
     "tensorflow-text>=2.20,<2.22",
   ],
   extras_require={
+    # The compiler of TPUs, for `palm_mtf plan --compile`.
+    "compile": ["jax>=0.10,<0.11", "libtpu>=0.0.42,<0.1"],
+    # GPUs of NVIDIA and TPUs, which JAX runs.
+    "cuda12": ["jax[cuda12]>=0.10,<0.11"],
+    "tpu": ["jax[tpu]>=0.10,<0.11"],
     # `mkdocs serve` shows docs/ with these.
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.29,<2"],
     "lm_eval": ["lm_eval>=0.4.9,<0.5"],

@@ -27,7 +27,6 @@ with lean_import() if is_owned() else contextlib.nullcontext():
   from tensorflow.python.eager.polymorphic_function import atomic_function
   from tensorflow.python.framework import kernels, ops
   from tensorflow.python.ops import control_flow_util
-  from tensorflow.python.tpu.ops import tpu_ops
 
 
 import mesh_tensorflow as mtf
@@ -54,6 +53,5 @@ __all__ = [
   "ops",
   "tf",
   "tf2",
-  "tpu_ops",
   "xla_data_pb2",
 ]

@@ -24,7 +24,6 @@ from pathlib import Path
 import pytest
 
 from palm_mtf.console import configure_logging
-from palm_mtf.machine.cache_folder import cache_path
 from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.machine.host_memory import (
   largest_resident_bytes,
@@ -59,6 +58,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Compilation takes most of the oracles' time, because a function runs only once
 # or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# The programs of accelerators run on virtual CPU devices.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # Shells (for background jobs) and nohup make processes ignore these signals,
 # and child processes inherit that. But tests interrupt processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,7 +71,6 @@ with pytest.MonkeyPatch.context() as patch:
   patch.setenv("XDG_CACHE_HOME", str(cache))
   keep_compiled_code()
   # The oracles' hundred small functions are the same in every test file.
-  os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache_path("jax"))
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 

@@ -200,12 +200,14 @@ def read_variables(
 ) -> dict[str, np.ndarray]:
   """Returns variables from their slices, after checking that copies agree."""
   values = session.run(
-    {
-      name: [part.variable.read_value() for part in parts]
-      for name, parts in slices.items()
-    }
+    {name: [part.read() for part in parts] for name, parts in slices.items()}
   )
-  return {name: _whole(slices[name], x) for name, x in values.items()}
+  return {
+    name: _whole(parts, [x[i] if len(names) > 1 else x for x in values[key]])
+    for key, parts in slices.items()
+    for names in [parts[0].names]
+    for i, name in enumerate(names)
+  }
 
 
 def _whole(parts: Sequence, values: Sequence[np.ndarray]) -> np.ndarray:
@@ -230,7 +232,7 @@ class PodComparison:
   def __init__(self, session: tf.Session, program: TrainProgram):
     reads = [
       {
-        f"{name}/{i}": part.variable.read_value()
+        f"{name}/{i}": part.read()
         for name, parts in pod.slices.items()
         for i, part in enumerate(parts)
       }
@@ -383,12 +385,13 @@ def train(
   num_steps: int = NUM_STEPS,
   batch_size: int = BATCH_SIZE,
   pods: PodsConfig = ONE_POD,
+  build: Callable[..., TrainProgram] = build_train_program,
 ) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
   """Returns every variable after `num_steps` steps, and the metrics of each.
 
   After each step all pods are compared to the bit. `rows` makes a batch of
   `batch_size` sequences from the number of a step; the initial weights are
-  `params`, or drawn with `seed`.
+  `params`, or drawn with `seed`. `build` builds the program.
   """
   batches = [
     rows(config, batch_size=batch_size, seed=step) for step in range(num_steps)
@@ -399,7 +402,7 @@ def train(
       config=session_config(mesh.pod_devices, pods.num_pods)
     ) as session,
   ):
-    program = build_train_program(
+    program = build(
       config,
       mesh,
       optimizer,

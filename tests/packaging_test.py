@@ -30,7 +30,7 @@ TASKS = sorted((ROOT / "tasks").glob("*.py"))
 LOCKED_EXTRAS = [
   f'extra == "{x}"' for x in ("gguf", "report", "serve", "t5", "test")
 ]
-LOCKS = ["requirements.lock", "requirements-test.lock"]
+LOCKS = ["requirements.lock", "requirements-test.lock", "requirements-tpu.lock"]
 
 
 def _run(*command: str, **keywords) -> str:
@@ -286,7 +286,7 @@ def test_make_installs_the_locks_only_by_their_hashes():
   locked = [x for x in makefile.splitlines() if re.match(r"\t@\$\(PIP", x)]
   editable = [x for x in locked if "$(PIP_INSTALL_LOCKED)" not in x]
   assert [x.split()[-1] for x in editable] == ["."], "the checkout itself"
-  assert len(locked) == 4
+  assert len(locked) == 5
   assert "PIP_INSTALL_LOCKED := $(PIP_INSTALL) --require-hashes" in makefile
 
 
@@ -305,16 +305,15 @@ def test_pip_refuses_a_file_with_another_hash_than_the_lock_s(wheel, tmp_path):
   assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
-def test_the_two_locks_share_no_package():
-  first, second = map(_read_locked_versions, LOCKS)
-  assert not first.keys() & second.keys()
+def test_the_locks_share_no_package():
+  names = [x for lock in LOCKS for x in _read_locked_versions(lock)]
+  assert len(names) == len(set(names))
 
 
 def test_the_lock_meets_every_requirement_of_the_package(package_metadata):
-  locked = {
-    **_read_locked_versions(LOCKS[0]),
-    **_read_locked_versions(LOCKS[1]),
-  }
+  locked = {}
+  for lock in LOCKS:
+    locked |= _read_locked_versions(lock)
   for line in package_metadata.get_all("Requires-Dist"):
     requirement = Requirement(line)
     marker = str(requirement.marker or "")

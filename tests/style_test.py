@@ -44,6 +44,7 @@ NOT_MIRRORED = {
   "evaluate_processes_test.py",
   "fuzz_test.py",
   "generation/inference/kept_space_test.py",
+  "accelerators/hosts_test.py",
   "gin_test.py",
   "kill_test.py",
   "layouts_test.py",

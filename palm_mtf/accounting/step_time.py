@@ -136,7 +136,7 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
     return alone
   link = pod_link(config, rates)
   # The program of a TPU pod outputs all gradients only when the program ends
-  # (mesh/tpu/lowering.py), so no computation hides the exchange.
+  # (accelerators/pod.py), so no computation hides the exchange.
   is_tpu = bool(mesh.tpu or rates.chip_link_dims)
   exposed = -alone.total + step_secs(
     model, mesh, pods, alone.total, link, overlaps=not is_tpu

@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 _SHOWN_PACKAGES = (
   *("tensorflow", "mesh-tensorflow", "gin-config", "sentencepiece", "seqio"),
   *("tensorflow-text", "tensorflow-datasets", "protobuf", "numpy", "rich"),
-  *("jax", "t5", "tensorboard"),
+  *("jax", "libtpu", "t5", "tensorboard"),
 )
 _SHOWN_CPU_FLAGS = (
   *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
@@ -60,15 +60,23 @@ _IMPORT_SECS = 180
 _GIB = 2**30
 _ROOT = Path(palm_mtf.__file__).parent.parent
 
-# Prints each module's name before importing the module, and at the end
-# TensorFlow's devices. sentencepiece_model_pb2 needs a recent protobuf.
+# Prints each module's name before importing the module, and at the end the
+# accelerators that JAX finds, and TensorFlow's devices. sentencepiece_model_pb2
+# needs a recent protobuf.
 _IMPORT_PROGRAM = """
 import importlib, sys
 sys.path.append(sys.argv[1])
 for name in ("tensorflow", "palm_mtf._tf", "sentencepiece",
-             "sentencepiece.sentencepiece_model_pb2", "seqio"):
+             "sentencepiece.sentencepiece_model_pb2", "seqio", "jax"):
   print("\\n> importing", name, flush=True)
   importlib.import_module(name)
+try:
+  found = sys.modules["jax"].devices()
+  kinds = [x.device_kind for x in found if x.platform != "cpu"]
+  text = ", ".join(f"{kinds.count(x)} {x}" for x in dict.fromkeys(kinds))
+except RuntimeError as error:
+  text = "JAX cannot use them: " + " ".join(str(error).split())
+print("\\n> accelerators", text or "none", flush=True)
 devices = sys.modules["tensorflow"].config.list_physical_devices()
 print("\\n> devices", ", ".join(x.name for x in devices), flush=True)
 """
@@ -181,7 +189,7 @@ def _measure_rates() -> dict[str, str]:
   return loads(result.stdout)
 
 
-def _describe(versions: Mapping[str, str], devices: str) -> dict:
+def _describe(versions: Mapping[str, str], devices: Mapping[str, str]) -> dict:
   flags, bfloat16 = processors.cpu_flags(), native_bfloat16()
   shown = [name for name in _SHOWN_CPU_FLAGS if name in flags]
   total, available = memory_bytes()
@@ -199,7 +207,8 @@ def _describe(versions: Mapping[str, str], devices: str) -> dict:
     else 'not native: "auto" is "float32"',
     "memory": f"{total / _GIB:.1f} GiB, {available / _GIB:.1f} GiB available",
     "disk": f"{free / _GIB:.1f} GiB free in the current folder",
-    "devices": devices or "unknown: TensorFlow was not imported",
+    "devices": devices.get("devices", "unknown: TensorFlow was not imported"),
+    "accelerators": devices.get("accelerators", "unknown"),
   }
 
 
@@ -210,8 +219,11 @@ def _requirements(package: str) -> list[str]:
     return []
 
 
-def _try_imports() -> tuple[str, str]:
-  """Returns the failure of an import ("" if none), and TensorFlow's devices."""
+def _try_imports() -> tuple[str, dict[str, str]]:
+  """Returns the failure of an import ("" if none), and what devices there are.
+
+  The devices are of TensorFlow ("devices") and of JAX ("accelerators").
+  """
   try:
     result = subprocess.run(
       [sys.executable, "-c", _IMPORT_PROGRAM, _ROOT],
@@ -231,8 +243,8 @@ def _try_imports() -> tuple[str, str]:
   said = re.findall(r"^> (\w+) (.*)$", output.decode(errors="replace"), re.M)
   what, names = said[-1] if said else ("importing", "the libraries")
   if what == "devices":
-    return "", names
-  return f"import of {names} fails: {cause}", ""
+    return "", dict(said[-2:])
+  return f"import of {names} fails: {cause}", {}
 
 
 def _find_cause(why: str) -> str:

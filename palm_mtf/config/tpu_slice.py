@@ -96,8 +96,13 @@ def tpu_slice(name: str) -> TpuSlice:
   return TpuSlice(name, chips, _DEVICES_OF_CHIP[kind])
 
 
-def check_pods(where: TpuSlice, pods: PodsConfig) -> None:
-  """Raises UserError unless each pod of `pods` can be the TPU slice `where`."""
+def check_pods(
+  where: TpuSlice, pods: PodsConfig, *, is_rehearsal: bool = False
+) -> None:
+  """Raises UserError unless each pod of `pods` can be the TPU slice `where`.
+
+  In a rehearsal, processes without TPUs take the place of hosts.
+  """
   given = f'TPU = "{where.name}"'
   hosts = f"{where.num_hosts} host" + "s" * (where.num_hosts > 1)
   if pods.is_managed:
@@ -107,12 +112,14 @@ def check_pods(where: TpuSlice, pods: PodsConfig) -> None:
     )
   if pods.pods == "cluster":
     for pod, entries in enumerate(pods.islands):
-      if len(entries) != where.num_hosts:
+      if len(entries) != where.num_hosts and not is_rehearsal:
         raise UserError(
           f"{given} has {hosts}, and ISLANDS gives pod {pod} {len(entries)}; "
           "list the server of each host, in the order of its workers."
         )
-  elif pods.pods != "in_process" or pods.num_pods > 1 or where.num_hosts > 1:
+  elif not is_rehearsal and (
+    pods.pods != "in_process" or pods.num_pods > 1 or where.num_hosts > 1
+  ):
     raise UserError(
       f'{given} has {hosts}, PODS = "{pods.pods}" and NUM_PODS = '
       f"{pods.num_pods}: a pod in process is one host's TPUs, and there is "

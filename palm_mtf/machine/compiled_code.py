@@ -44,6 +44,9 @@ def keep_compiled_code() -> None:
   # Without a cache, compilation takes most of a command's start, and each pod
   # of a process compiles the same code. setdefault keeps the user's flags.
   os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
+  # JAX reads this variable at its import. Its cache keeps programs that take
+  # more than a second to compile.
+  os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache_path("jax"))
 
 
 def check_xla_flags(num_devices: int) -> None:

@@ -6,8 +6,8 @@
   Placement    one pod: slices of tensors and variables, collectives
   Lowering     one Mesh TensorFlow graph for all pods, as TensorFlow operations
 
-runtime/client/connect.py chooses one of two implementations: mesh/tpu/ if the
-macro TPU is set, otherwise mesh/cpu_gpu.py.
+mesh/cpu_gpu.py implements it for devices of TensorFlow. On accelerators, JAX
+lowers each device's part (accelerators/placement.py).
 """
 
 import contextlib
@@ -108,9 +108,9 @@ class Placement(Protocol):
   ) -> list[tf.Operation]:
     """Assigns `value`, in the stored dtype, if `is_finite`, [] bool, is true.
 
-    If `is_finite` is false, CPUs and GPUs raise InvalidArgumentError, because
-    tf.where would cost a pass over memory. XLA cannot raise, so TPUs write the
-    old value.
+    If `is_finite` is false, TensorFlow's devices raise InvalidArgumentError,
+    because tf.where would cost a pass over memory. XLA cannot raise, so
+    accelerators write the old value.
     """
 
   def update_if_finite(
@@ -151,13 +151,9 @@ class Lowering(Protocol):
 
   Attributes:
     slices: for each mesh, {name in checkpoints: slices of the variable, one per
-      device}; a stack (slices.py) is named like its first variable. On TPUs a
-      variable has slices only after a `call` that needs the variable.
+      device}.
     initialize: operation that sets every slice to its initial value.
   """
-
-  # For CPUs and GPUs the whole graph is lowered at once, and session.run runs
-  # only what is fetched. For TPUs each `call` makes its own programs.
 
   slices: list[dict[str, list[Slice]]]
   initialize: tf.Operation
@@ -170,7 +166,7 @@ class Lowering(Protocol):
     """Builds the tensors and operations that one session.run fetches.
 
     Args:
-      tensors: tensors to fetch, by name; on TPUs each is [], float32 or bool.
+      tensors: tensors to fetch, by name.
       operations: operations to run, such as the updates of a training step.
 
     Returns:

@@ -27,11 +27,11 @@ class Slice(Region):
   """A device's slice of a variable, or of a stack (variables of one kind)."""
 
   names: Sequence[str]  # in a checkpoint
-  # The slice, in the stored dtype. In a stack, which only TPUs have, the first
-  # dimension counts the variables in `names`.
+  # The slice, in the stored dtype. Only accelerators have stacks; the first
+  # dimension of a stack counts the variables in `names`.
   variable: tf.Variable
-  # The device that computes with the value outside of XLA programs: the
-  # variable's device or, because a TPU runs only XLA programs, the TPU's CPU.
+  # The device that checks the value: the variable's device, or the CPU of an
+  # accelerator's host.
   near: str
 
   def read(self) -> tf.Tensor:

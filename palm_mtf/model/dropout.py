@@ -18,6 +18,9 @@ from palm_mtf.ops.xla import fused
 # split into slices and microbatches.
 
 
+DROPOUT_STATE = mtf.Dimension("dropout_state", 4)
+
+
 def _words(number):  # the lower 64 bits of an integer, as two words of 32 bits
   return [
     tf.constant((number >> shift) % 2**32, tf.uint32) for shift in (0, 32)
@@ -26,7 +29,7 @@ def _words(number):  # the lower 64 bits of an integer, as two words of 32 bits
 
 @fused
 def _drop(first_row, x, state, place, seed, rate):
-  step, batch_row, is_on = tf.unstack(state)
+  step, batch_row, is_on, first_place = tf.unstack(state)
   rows, length, width = x.shape
   # Each counter gives two random numbers, one for each half of d_model.
   half = -(-width // 2)
@@ -37,7 +40,8 @@ def _drop(first_row, x, state, place, seed, rate):
   ]
   counter = [tf.broadcast_to(each, [rows, length, half]) for each in counter]
   key = threefry(
-    _words(seed), [tf.cast(step, tf.uint32), tf.cast(place, tf.uint32)]
+    _words(seed),
+    [tf.cast(step, tf.uint32), tf.cast(first_place + place, tf.uint32)],
   )
   bits = tf.concat(threefry(key, counter), -1)[..., :width]
   keeps = bits >= tf.constant(round(rate * 2**32), tf.uint32)
@@ -51,8 +55,9 @@ class Dropout:
 
   rate: float  # share of the activations to drop, above 0 and below 1
   seed: int  # seed of the run
-  # [3], int32: the step, from 0; the index of this microbatch's first row in
-  # the step's batch; and 1 to drop activations, 0 to drop none.
+  # [4], int32: the step, from 0; the index of this microbatch's first row in
+  # the step's batch; 1 to drop activations, 0 to drop none; and the number of
+  # places before the first place of the graph.
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:

@@ -23,7 +23,7 @@ from palm_mtf.ops.xla import fused
 
 # The least divisor of a weighted mean, so that the mean and its gradients are 0
 # and not NaN if all loss weights are 0.
-_SMALLEST_WEIGHT = 1e-30
+SMALLEST_WEIGHT = 1e-30
 
 
 @fused
@@ -180,4 +180,4 @@ def weighted_sum(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
 
 def divisor(total_weight: mtf.Tensor) -> mtf.Tensor:
   """Returns the divisor of a weighted mean, [] float32, which is never 0."""
-  return mtf.maximum(total_weight, _SMALLEST_WEIGHT)
+  return mtf.maximum(total_weight, SMALLEST_WEIGHT)

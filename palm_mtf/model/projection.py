@@ -20,7 +20,7 @@ from palm_mtf.native import layers as native
 from palm_mtf.ops.matmul import is_emulated, matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
-from palm_mtf.ops.xla import fused
+from palm_mtf.ops.xla import fused, in_xla_computation
 
 # The forward pass splits the product, rotates q and k and applies SwiGLU in one
 # pass over memory; another such pass computes the product's gradient. Both are
@@ -312,6 +312,15 @@ class _ProjectionGradient(mtf.Operation):
         for _, columns in groups
       ]
       rows = tf.reshape(x, [-1, x.shape[2]])
+      if in_xla_computation():
+        # XLA would give the columns of one product a layout in which it cannot
+        # reduce-scatter rows, and would all-reduce whole gradients instead.
+        parts = tf.split(gradient, [*map(math.prod, read.shapes)], 1)
+        dkernels = [
+          tf.reshape(matmul(rows, part, transpose_a=True), [-1, *shape])
+          for part, shape in zip(parts, read.shapes, strict=True)
+        ]
+        return (*dxs, *(tf.cast(x, forward.gradient_dtype) for x in dkernels))
       dkernels = _split_columns(
         kernel_gradient(rows, gradient, on_cpu=bool(read.threads)),
         [x.shape[2]],

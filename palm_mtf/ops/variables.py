@@ -138,6 +138,7 @@ class _Cast(mtf.Operation):
   def __init__(self, variable: SlicedVariable, signal: mtf.Tensor):
     super().__init__([signal], name=f"{variable.name}/again")
     self._variable = variable
+    self.variables = [variable]
     (value,) = variable.outputs
     self._outputs = [mtf.Tensor(self, value.shape, value.dtype)]
 
@@ -148,6 +149,13 @@ class _Cast(mtf.Operation):
     lowering.set_tensor_lowering(
       value, impl.slicewise(tf.cast, stored, value.dtype)
     )
+
+
+def variables_read(operation: mtf.Operation) -> list[mtf.Variable]:
+  """Returns the variables that an operation reads besides its inputs."""
+  if isinstance(operation, mtf.Variable):
+    return [operation]
+  return getattr(operation, "variables", [])
 
 
 def make_variable(value: tf.Tensor, name: str) -> tf.Variable:

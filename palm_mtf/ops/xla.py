@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that XLA compiles."""
 
+import contextlib
+import contextvars
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from palm_mtf._tf import (
   atomic_function,
@@ -173,10 +175,25 @@ def function(fn: Callable[..., object]) -> Callable[..., object]:
   return _in_each_graph(fn)
 
 
+_is_xla: contextvars.ContextVar[bool] = contextvars.ContextVar(
+  "is_xla", default=False
+)
+
+
+@contextlib.contextmanager
+def xla_computation() -> Iterator[None]:
+  """Makes `in_xla_computation` true in the `with` body."""
+  token = _is_xla.set(True)
+  try:
+    yield
+  finally:
+    _is_xla.reset(token)
+
+
 def in_xla_computation() -> bool:
-  """Returns whether XLA will compile the graph being built, as for a TPU."""
+  """Returns whether XLA will compile all that is being built."""
   graph = ops.get_default_graph()
-  return control_flow_util.GraphOrParentsInXlaContext(graph)
+  return _is_xla.get() or control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 # On a CPU, XLA sums a tensor one number after another, and each addition waits

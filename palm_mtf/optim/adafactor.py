@@ -17,6 +17,7 @@ This is Adam with a learning rate relative to the variable's root mean square
 import collections
 import itertools
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -173,10 +174,11 @@ class _Parameter:
     return operations
 
 
-class AdafactorUpdate(mtf.Operation):
-  """Updates variables that share a root mean square, and their moments.
+class Measure(mtf.Operation):
+  """Outputs sums of squares of variables, and then of their updates.
 
   Attributes:
+    variables: the variables and their optimizer slots.
     sums_of_squares: a SumOfSquares of each variable, then of each update.
   """
 
@@ -206,10 +208,12 @@ class AdafactorUpdate(mtf.Operation):
     ]
     super().__init__(
       [*gradients, *itertools.chain(*scalars.values())],
-      name=f"{variables[0].name}/update",
+      name=f"{variables[0].name}/measure",
     )
-    self._variables, self._gradients = list(variables), list(gradients)
-    self._scalars_of, self._config = scalars, config
+    self._trained, self._gradients = list(variables), list(gradients)
+    self._scalars_of, self._norm_scale = scalars, config.norm_scale
+    slots = [slot for x in self._slots for slot in x.values()]
+    self.variables = [*variables, *slots]
     measured = [(of, x) for of in ("parameter", "update") for x in variables]
     self._outputs = [
       mtf.Tensor(self, mtf.Shape([]), tf.float32, index=i)
@@ -219,34 +223,70 @@ class AdafactorUpdate(mtf.Operation):
       SumOfSquares(of, x.name, math.prod(x.sizes), value)
       for (of, x), value in zip(measured, self._outputs, strict=True)
     ]
+    self._lowered: weakref.WeakKeyDictionary[mtf.Lowering, list[_Parameter]] = (
+      weakref.WeakKeyDictionary()
+    )
+
+  def parameters(self, lowering: mtf.Lowering) -> list[_Parameter]:
+    """Returns the lowered variables, the same at every call."""
+    if lowering not in self._lowered:
+      self._lowered[lowering] = [
+        _Parameter(
+          lowering,
+          variable,
+          slots,
+          self._scalars_of[variable.mesh],
+          gradient,
+          center_of(variable.name, self._norm_scale),
+        )
+        for variable, slots, gradient in zip(
+          self._trained, self._slots, self._gradients, strict=True
+        )
+      ]
+    return self._lowered[lowering]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to sums, of which TensorFlow computes only those that are read."""
+    parameters = self.parameters(lowering)
+    sums = [
+      *[x.parameter_squares() for x in parameters],
+      *[x.update_squares() for x in parameters],
+    ]
+    for output, x in zip(self.outputs, sums, strict=True):
+      lowering.set_tensor_lowering(output, x)
+
+
+class AdafactorUpdate(mtf.Operation):
+  """Updates variables that share a root mean square, and their moments.
+
+  Attributes:
+    variables: the variables and their optimizer slots.
+    sums_of_squares: a SumOfSquares of each variable, then of each update.
+  """
+
+  def __init__(
+    self, measure: Measure, num_layers: int, config: AdafactorConfig
+  ):
+    """Takes the sums of `num_layers` layers, which `measure` outputs."""
+    super().__init__(
+      [*measure.inputs, *measure.outputs],
+      name=measure.name.replace("/measure", "/update"),
+    )
+    self._measure, self._num_layers = measure, num_layers
+    self._config = config
+    self.variables = measure.variables
+    self.sums_of_squares = measure.sums_of_squares
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to the assignments of all slices, as one operation."""
-    config = self._config
-    parameters = [
-      _Parameter(
-        lowering,
-        variable,
-        slots,
-        self._scalars_of[variable.mesh],
-        gradient,
-        center_of(variable.name, config.norm_scale),
-      )
-      for variable, slots, gradient in zip(
-        self._variables, self._slots, self._gradients, strict=True
-      )
-    ]
-    count = float(sum(parameter.size for parameter in parameters))
-    # All sums are built, but TensorFlow computes only sums that are read.
-    p_squares = [each.parameter_squares() for each in parameters]
-    u_squares = [each.update_squares() for each in parameters]
-    for output, x in zip(self.outputs, [*p_squares, *u_squares], strict=True):
-      lowering.set_tensor_lowering(output, x)
+    parameters, config = self._measure.parameters(lowering), self._config
+    count = float(sum(x.size for x in parameters) * self._num_layers)
+    sums = [lowering.tensors[x] for x in self._measure.outputs]
     # Each stage adds up all sums itself, in one order.
     means = {
       impl: [
-        impl.slicewise(lambda *parts: total(parts) / count, *sums)
-        for sums in (p_squares, u_squares)
+        impl.slicewise(lambda *parts: total(parts) / count, *squares)
+        for squares in (sums[: len(parameters)], sums[len(parameters) :])
       ]
       for impl in {x.mesh_impl: None for x in parameters}
     }
@@ -292,6 +332,7 @@ def adafactor_updates(
   gradients: Sequence[mtf.Tensor],
   scalars: Mapping[mtf.Mesh, Sequence[mtf.Tensor]],
   config: AdafactorConfig,
+  num_layers: int = 1,
 ) -> list[AdafactorUpdate]:
   """Returns the operations that update all variables and moments in place.
 
@@ -302,17 +343,18 @@ def adafactor_updates(
       1 - beta2, [] float32 each; and whether the step's losses and gradient
       norm are finite, [] bool. If this is false, nothing is updated.
     config: settings; schedules, GRADIENT_CLIP and Z_LOSS are unused.
+    num_layers: number of layers that each variable of a layer stands for. If
+      layers share a root mean square, an update reads the sum over all layers.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
-  return [
-    AdafactorUpdate(
-      [variables[i] for i in group],
-      [gradients[i] for i in group],
-      scalars,
-      config,
-    )
-    for group in groups
-  ]
+  updates = []
+  for group in groups:
+    own = [variables[i] for i in group]
+    measure = Measure(own, [gradients[i] for i in group], scalars, config)
+    is_joined = shares_scale(own[0].name, config.parameter_scale)
+    layers = num_layers if is_joined else 1
+    updates.append(AdafactorUpdate(measure, layers, config))
+  return updates
 
 
 # The PaLM paper multiplies the learning rate by the root mean square of "the
@@ -341,11 +383,16 @@ def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
   groups: dict[str, list[int]] = {}
   for position, name in enumerate(names):
     key = name
-    parameter = parse_name(name)
-    if parameter_scale == "stacked" and parameter.layer is not None:
+    if shares_scale(name, parameter_scale):
+      parameter = parse_name(name)
       key = _STACKED_WITH.get(parameter.last, parameter.part)
     groups.setdefault(key, []).append(position)
   return list(groups.values())
+
+
+def shares_scale(name: str, parameter_scale: str) -> bool:
+  """Returns whether the layers of a variable share a root mean square."""
+  return parameter_scale == "stacked" and parse_name(name).layer is not None
 
 
 def is_decayed(name: str, weight_decay_on: str) -> bool:

@@ -54,9 +54,7 @@ class Stage(NamedTuple):
   copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
   numbers: dict[str, tf.Tensor]  # from `PodBuilder.build_numbers`
   batch: dict[str, mtf.Tensor]  # the rows, on the mesh
-  # [3] int32: number of steps done before; index of the microbatch's first row
-  # in the batch of all pods; and 1 to apply dropout, else 0. None if DROPOUT is
-  # 0.
+  # [4] int32, see `Dropout.state`; None if DROPOUT is 0.
   dropout_state: mtf.Tensor | None
   imports: list[mtf.Operation]  # operations that import tensors into the mesh
 

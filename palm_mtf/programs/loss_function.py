@@ -10,7 +10,7 @@ pod.py adds both over microbatches and pods, and then divides.
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
@@ -77,6 +77,7 @@ class PalmLoss:
     *,
     num_rows: int,
     seed: int,
+    pass_on: Callable[[mtf.Tensor, mtf.Mesh], mtf.Tensor] = send,
   ):
     """Checks the features.
 
@@ -86,11 +87,14 @@ class PalmLoss:
       feature_names: keys of FEATURE_DTYPES that every batch has.
       num_rows: sequences in a microbatch.
       seed: seed of the initial weights and of dropout.
+      pass_on: passes the residual stream on to the blocks of a stage and to the
+        head.
 
     Raises:
       UserError: a feature is unknown, or inputs or targets are missing.
     """
     self._config, self._optimizer, self._seed = config, optimizer, seed
+    self._pass_on = pass_on
     self._dims = model_dims(config, num_rows, mesh_layout)
     self._is_float32 = mesh_layout.gradient_dtype == "float32"
     self.features = find_palm_features(feature_names, self._dims)
@@ -106,12 +110,12 @@ class PalmLoss:
     share = config.num_layers // len(stages)
     for i, (stage, model) in enumerate(zip(stages, models, strict=True)):
       x = model.run_blocks(
-        send(x, stage.mesh),
+        self._pass_on(x, stage.mesh),
         range(i * share, (i + 1) * share),
         stage.batch.get("segments"),
         stage.batch.get("prefix"),
       )
-    x = models[0].last_norm(send(x, head.mesh))
+    x = models[0].last_norm(self._pass_on(x, head.mesh))
     logits = models[0].unembed(x)
     # Compute the gradient of the logits in the dtype of the activations, by
     # which the gradient is multiplied.

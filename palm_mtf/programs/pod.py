@@ -28,6 +28,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.exchange import Exchange, OwnPart
 from palm_mtf.mesh.placement import Placement
 from palm_mtf.mesh.stages import send
+from palm_mtf.model.dropout import DROPOUT_STATE
 from palm_mtf.model.loss import divisor
 from palm_mtf.ops.variables import Fill, SlicedVariable
 from palm_mtf.ops.xla import fused
@@ -240,6 +241,7 @@ class Update:
   squares: list[mtf.Tensor]  # sum of squares of each summed gradient
   losses: dict[str, mtf.Tensor]  # terms of the loss, and grad_norm
   is_finite: mtf.Tensor  # whether all losses are finite, bool
+  scalars: list[mtf.Tensor]  # those of `adafactor_updates`, on the first mesh
 
   @property
   def fetched(self) -> dict[str, mtf.Tensor]:
@@ -330,9 +332,8 @@ class PodBuilder:
       numbers = self.build_numbers(pod, self.step, self.microbatch)
       dropout_state = None
       if self._optimizer.dropout:
-        shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
         dropout_state = mtf.import_tf_tensor(
-          mesh, numbers["dropout_state"], shape
+          mesh, numbers["dropout_state"], mtf.Shape([DROPOUT_STATE])
         )
     imports = self._graph.operations[num_before:]
     return Stage(
@@ -363,43 +364,92 @@ class PodBuilder:
     `step`, [] int64, is the number of steps done before. `microbatch`, []
     int32, is the index of the microbatch in the step.
     """
-    k = tf.cast(step + 1, tf.float32)
-    # Dropout of a row depends on SEED, the step, and the row's index in the
-    # batch of all pods, but not on the numbers of pods and microbatches.
     first_row = pod * self._pod_batch_size
     first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
-    dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped
     return {
-      "learning_rate": schedule.learning_rate(k, self._optimizer),
-      "one_minus_beta2": schedule.one_minus_beta2(k, self._optimizer),
+      **build_rates(self._optimizer, step),
       "is_first": tf.equal(microbatch, 0),
-      "dropout_state": tf.stack([tf.cast(x, tf.int32) for x in dropout_state]),
+      "dropout_state": build_dropout_state(step, first_row),
     }
 
   def build_update(self, gradients: Gradients, sums: Sums) -> Update:
     """Builds the update of a pod from the sums over all pods."""
-    optimizer, stage = self._optimizer, gradients.stages[0]
-    mesh, numbers = stage.mesh, stage.numbers
+    stage = gradients.stages[0]
     with tf.device(stage.placement.cpu):
-      weight = divisor(sums.losses.weight)
-      squares = [send(x, mesh) for x in sums_of_squares(sums.gradients)]
-      # Sums over the step become means over the step's tokens.
-      losses = {name: x / weight for name, x in sums.losses.terms.items()}
-      losses["grad_norm"] = global_norm(squares) / weight
-      is_finite = all_finite(list(losses.values()))
-      # Dividing the gradients would take a pass over large tensors. Instead the
-      # clipping factor, by which they are multiplied, is divided by the weight.
-      clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
-      scalars = [
-        clip / weight,
-        mtf.import_tf_tensor(mesh, numbers["learning_rate"]),
-        mtf.import_tf_tensor(mesh, numbers["one_minus_beta2"]),
-        is_finite,
+      rates = [
+        mtf.import_tf_tensor(stage.mesh, stage.numbers[x])
+        for x in ("learning_rate", "one_minus_beta2")
       ]
-      operations = adafactor_updates(
+      return build_update(
         gradients.variables,
-        sums.gradients,
-        {x.mesh: [send(y, x.mesh) for y in scalars] for x in gradients.stages},
-        optimizer,
+        sums,
+        rates,
+        self._optimizer,
+        meshes=[x.mesh for x in gradients.stages],
       )
-    return Update(operations, weight, squares, losses, is_finite)
+
+
+def build_rates(
+  optimizer: AdafactorConfig, step: tf.Tensor
+) -> dict[str, tf.Tensor]:
+  """Returns learning rate and 1 - beta2, [] float32 each.
+
+  `step`, [] int64, is the number of steps done before.
+  """
+  k = tf.cast(step + 1, tf.float32)
+  return {
+    "learning_rate": schedule.learning_rate(k, optimizer),
+    "one_minus_beta2": schedule.one_minus_beta2(k, optimizer),
+  }
+
+
+def build_dropout_state(step: tf.Tensor, first_row: tf.Tensor) -> tf.Tensor:
+  """Returns `Dropout.state` of rows, [4] int32.
+
+  Args:
+    step: number of steps done before, [] int64; in step -1 nothing is dropped.
+    first_row: index of the first row in the batch of all pods, [] int32.
+  """
+  # Dropout of a row depends on SEED, the step, and the row's index in the batch
+  # of all pods, but not on the numbers of pods and microbatches.
+  state = step, first_row, step >= 0, 0
+  return tf.stack([tf.cast(x, tf.int32) for x in state])
+
+
+def build_update(
+  variables: Sequence[mtf.Variable],
+  sums: Sums,
+  rates: Sequence[mtf.Tensor],
+  optimizer: AdafactorConfig,
+  *,
+  meshes: Sequence[mtf.Mesh],
+  num_layers: int = 1,
+) -> Update:
+  """Builds the update of a pod.
+
+  Args:
+    variables: the trained variables.
+    sums: sums over all pods.
+    rates: learning rate and 1 - beta2, [] float32 each.
+    optimizer: settings.
+    meshes: meshes of the variables; the first computes what all need.
+    num_layers: see `adafactor_updates`.
+  """
+  weight = divisor(sums.losses.weight)
+  squares = [send(x, meshes[0]) for x in sums_of_squares(sums.gradients)]
+  # Sums over the step become means over the step's tokens.
+  losses = {name: x / weight for name, x in sums.losses.terms.items()}
+  losses["grad_norm"] = global_norm(squares) / weight
+  is_finite = all_finite(list(losses.values()))
+  # Dividing the gradients would take a pass over large tensors. Instead the
+  # clipping factor, by which they are multiplied, is divided by the weight.
+  clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
+  scalars = [clip / weight, *rates, is_finite]
+  operations = adafactor_updates(
+    variables,
+    sums.gradients,
+    {mesh: [send(x, mesh) for x in scalars] for mesh in meshes},
+    optimizer,
+    num_layers,
+  )
+  return Update(operations, weight, squares, losses, is_finite, scalars)

@@ -8,7 +8,7 @@ update     each pod: the same clipping and Adafactor
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.pipeline import FORWARD, Pass, stage_passes
@@ -18,13 +18,11 @@ from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.stages import StagesLowering, find_parts
-from palm_mtf.mesh.tpu.lowering import TpuLowering
-from palm_mtf.optim.adafactor import rms_by_kind
+from palm_mtf.optim.adafactor import SumOfSquares, rms_by_kind
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
   ReadFeatures,
   ServerFeatures,
-  Stage,
 )
 from palm_mtf.programs.loss_function import LossFunction, PalmLoss
 from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
@@ -34,7 +32,8 @@ from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 class StageProgram:
   """What a stage of a pod, or its head, computes for a microbatch."""
 
-  inputs: Stage
+  features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
+  copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
   # The forward pass, which keeps what the backward pass reads. `forward` of the
   # head, or of a pod without stages, includes the backward pass.
   forward: tf.Operation
@@ -59,16 +58,12 @@ class PodProgram:
   @property
   def features(self) -> dict[str, tf.Tensor]:
     """Placeholders of the rows that the first stage reads."""
-    return self.stages[0].inputs.features
+    return self.stages[0].features
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopProgram:
-  """Several training steps of one pod of TPUs, in one call.
-
-  host -> device    batches and learning rates of all steps
-  device            step after step, microbatch after microbatch
-  device -> host    metrics of all steps
+  """Several training steps of one pod of accelerators, in one call.
 
   One call for several steps pays because starting a call takes as long as a
   step of a small model. Feed TrainProgram.step with the number of steps done
@@ -76,9 +71,9 @@ class LoopProgram:
   hosts exchange gradients in each step.
   """
 
-  # Placeholders of the rows of every round (one microbatch of one step), by
-  # name: [rounds, batch, length]. If a call runs fewer than `max_steps` steps,
-  # it ignores the rows of later steps, whose metrics are undefined.
+  # Placeholders of the rows of every step, by name: [steps, batch, length]. If
+  # a call runs fewer than `max_steps` steps, it ignores the rows of later
+  # steps, whose metrics are undefined.
   features: dict[str, tf.Tensor]
   max_steps: int
   num_steps: tf.Tensor  # feed the number of steps to run, [] int32
@@ -234,9 +229,6 @@ def build_program(
   losses = [lowering.call(x)[0] for x in mean_losses]
   stages = [_build_stages(pod, lowering) for pod in built]
   step = _lower_step(built[0], updates, lowering)
-  loop = None
-  if mesh_layout.steps_per_loop > 1:  # on TPUs, as config/mesh_layout.py checks
-    loop = _lower_loop(lowering, builder, built[0], updates[0], mesh_layout)
   return TrainProgram(
     pods=[
       PodProgram(
@@ -256,7 +248,7 @@ def build_program(
     initialize=lowering.initialize,
     devices=devices,
     batches=builder.batches if read else None,
-    loop=loop,
+    loop=None,
     passes=_list_passes(mesh_layout),
     **step,
   )
@@ -292,14 +284,16 @@ def _number_part(pod: Gradients, index: int) -> int:
 def _build_stages(pod: Gradients, lowering: Lowering) -> list[StageProgram]:
   if not isinstance(lowering, StagesLowering):
     _, done = lowering.call({}, pod.accumulations)
-    return [StageProgram(pod.stages[0], done, None, tf.no_op())]
+    (stage,) = pod.stages
+    return [StageProgram(stage.features, stage.copies, done, None, tf.no_op())]
   head = len(pod.stages) - 1
   made = []
   for i, stage in enumerate(pod.stages):
     forward, backward = _number_part(pod, i), _number_part(pod, 2 * head - i)
     made.append(
       StageProgram(
-        stage,
+        stage.features,
+        stage.copies,
         lowering.run_part(forward, pod.accumulations),
         lowering.run_part(backward, pod.accumulations) if i < head else None,
         lowering.run_part(forward, last=_number_part(pod, head)),
@@ -355,63 +349,19 @@ def _make_metrics(
   update: Update, values: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
 ) -> dict[str, tf.Tensor]:
   measured = (x for each in update.operations for x in each.sums_of_squares)
-  return {
-    **{name: values[name] for name in update.losses},
-    "learning_rate": learning_rate,
-    **rms_by_kind(
+  return make_metrics(
+    {name: values[name] for name in update.losses},
+    [
       x._replace(value=values[f"{x.of}_squares/{x.variable}"]) for x in measured
-    ),
-  }
-
-
-def _lower_loop(
-  lowering: TpuLowering,
-  builder: PodBuilder,
-  pod: Gradients,
-  update: Update,
-  mesh_layout: DeviceMesh,
-) -> LoopProgram:
-  """Lowers a loop over several steps of a pod.
-
-  Call `_lower_step` first: a loop uses only variables that an earlier
-  computation has used.
-  """
-  (stage,), num_microbatches = pod.stages, mesh_layout.num_microbatches
-  num_rounds = mesh_layout.steps_per_loop * num_microbatches
-  with tf.device(stage.placement.cpu):
-    num_steps = tf.placeholder(tf.int32, [], "num_steps")
-    features = {
-      name: tf.placeholder(x.dtype, [num_rounds, *x.shape])
-      for name, x in stage.features.items()
-    }
-    by_round = []
-    for number in range(num_rounds):
-      i, j = divmod(number, num_microbatches)
-      by_round.append(
-        builder.build_numbers(pod.pod, builder.step + i, tf.constant(j))
-      )
-    numbers = {
-      name: tf.stack([each[name] for each in by_round])
-      for name in stage.numbers
-    }
-  rounds = {x.name: features[name] for name, x in stage.features.items()}
-  rounds |= {x.name: numbers[name] for name, x in stage.numbers.items()}
-  num_done, found = lowering.loop(
-    update.fetched,
-    update.operations,
-    pod.accumulations,
-    rounds=rounds,
-    rounds_per_step=num_microbatches,
-    num_steps=num_steps,
+    ],
+    learning_rate,
   )
-  with tf.device(stage.placement.cpu):
-    # Read the learning rate of a step at the step's last microbatch.
-    last = slice(num_microbatches - 1, None, num_microbatches)
-    return LoopProgram(
-      features=features,
-      max_steps=mesh_layout.steps_per_loop,
-      num_steps=num_steps,
-      num_done=num_done,
-      is_finite=found["is_finite"][num_done - 1],
-      metrics=_make_metrics(update, found, numbers["learning_rate"][last]),
-    )
+
+
+def make_metrics(
+  losses: Mapping[str, tf.Tensor],
+  sums: Iterable[SumOfSquares],
+  learning_rate: tf.Tensor,
+) -> dict[str, tf.Tensor]:
+  """Returns the metrics of a step, by name (`TrainProgram.metrics`)."""
+  return {**losses, "learning_rate": learning_rate, **rms_by_kind(sums)}

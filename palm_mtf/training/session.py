@@ -16,6 +16,7 @@ from palm_mtf.data.batches.server_batches import (
   find_batches,
   read_batch,
 )
+from palm_mtf.machine.accelerators import uses_accelerators
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
@@ -111,8 +112,14 @@ class TrainSession:
 
   def _build_program(self, batch_size: int) -> TrainProgram:
     config = self._config
+    build = build_train_program
+    if uses_accelerators(config.mesh_layout):
+      # This module imports JAX, which a run on CPUs does not need.
+      from palm_mtf.accelerators import train_program
+
+      build = train_program.build_train_program
     with self._client.graph.as_default():
-      return build_train_program(
+      return build(
         config.model,
         config.mesh_layout,
         config.optimizer,

@@ -182,14 +182,11 @@ class TrainStep:
         the steps before that step are done.
     """
     fed = {"step": step, "num_steps": len(batches)}
-    # Reshape [steps * rows, length] to [rounds, ...], the shape of the features
-    # of LoopProgram. Rounds after the last step stay zero, and are not run.
+    # The rows of steps after the last batch stay zero, and are not used.
     for name, placeholder in self.program.loop.features.items():
-      rows = np.concatenate([batch[name] for batch in batches])
-      rounds = np.zeros(placeholder.shape, rows.dtype)
-      rows = rows.reshape(-1, *rounds.shape[1:])
-      rounds[: len(rows)] = rows
-      fed[name] = rounds
+      dtype = placeholder.dtype.as_numpy_dtype
+      fed[name] = np.zeros(placeholder.shape, dtype)
+      fed[name][: len(batches)] = [batch[name] for batch in batches]
     metrics, num_done, is_finite = self._client.call(self._run_loop, fed)
     done = [
       {name: float(by_step[i]) for name, by_step in metrics.items()}
@@ -220,8 +217,7 @@ class TrainStep:
   def _find_rows(self, pod: int, stage: StageProgram) -> dict[str, tf.Tensor]:
     """Returns the placeholders of a microbatch's rows in a stage, by name."""
     rows = {}
-    inputs = stage.inputs
-    for i, copy in enumerate((inputs.features, *inputs.copies)):
+    for i, copy in enumerate((stage.features, *stage.copies)):
       for feature, placeholder in copy.items():
         name = f"pod_{pod}/copy_{i}/{feature}"
         rows[name], self._rows[name] = placeholder, (pod, feature)

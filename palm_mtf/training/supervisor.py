@@ -24,6 +24,7 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.checkpoints.writer import BackgroundWriter, quarantine_damaged
 from palm_mtf.errors import UserError
+from palm_mtf.machine.accelerators import uses_accelerators
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.machine.kernels import kernels_here, kernels_of
 from palm_mtf.machine.stop_signals import StopRequest
@@ -127,7 +128,7 @@ def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
   hosts = {place.address.partition(":")[0] for pod in places for place in pod}
   peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
-    if not config.mesh_layout.tpu:
+    if not uses_accelerators(config.mesh_layout):
       check_bfloat16(heartbeat.infos, config.model.activation_dtype)
     cluster = connect(
       pods, config.mesh_layout, places, heartbeat.infos, servers.stream

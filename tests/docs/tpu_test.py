@@ -9,7 +9,7 @@ from tests.doc_pages import Page
 from tests.source_files import ROOT
 
 PAGE = Page("docs/tpu.md")
-LAYOUTS = re.search(r"as in `layouts/(.*?)the axis", PAGE.text, re.S)[1]
+LAYOUTS = re.search(r"as in `layouts/(.*?)The axis", PAGE.text, re.S)[1]
 SLICES = re.findall(r"tpu_\w+", LAYOUTS)
 
 
@@ -29,41 +29,24 @@ def test_a_slice_is_named_by_tpu_in_gin(name, capsys):
   assert tpu == rest or "palm" in name
 
 
-def test_the_plans_that_the_page_compares_are_those_of_today(capsys):
-  recipe = ["--gin_file=recipes/palm_540b_two_pods.gin", "--gin.NUM_PODS=1"]
-
-  def plan(batch, layers):
-    sizes = [f"--gin.GLOBAL_BATCH_SIZE={batch}", f"--gin.NUM_LAYERS={layers}"]
-    assert main(["plan", *recipe, *sizes]) == 0
-    return capsys.readouterr().out
-
-  def number(pattern, printed):
-    return float(re.search(rf"{pattern} +([\d.]+)", printed, re.M)[1])
-
-  plans = {layers: plan(512, layers) for layers in (4, 8, 16, 118)}
-  gib = {layers: number("^fits:", x) for layers, x in plans.items()}
-  gathered = number("all_gather over data", plans[8])
-  scattered = number("reduce_scatter over data", plans[8])
-  step = number("^  total", plan(1024, 118).partition("step of")[2])
-  column = [
-    f"{(gib[16] - gib[4]) / 12:.3f} GiB",
-    f"{gib[118]:.1f} GiB",
-    f"{gathered:.1f} GB",
-    f"{scattered:.1f} GB",
-    f"{step:.1f} s",
-  ]
-  assert re.findall(r"^\| \w.*? \| (.*?) \|", PAGE.text, re.M) == column
-
-
 def test_every_recipe_that_the_page_names_is_there():
   named = re.findall(r"`(?:recipes/)?(palm_\w+\.gin)`", PAGE.text)
-  assert len(named) == 3
+  assert len(named) >= 3
   for name in named:
     assert (ROOT / "gin" / "recipes" / name).is_file()
 
 
+@pytest.mark.slow
+@PAGE.shows("JAX_PLATFORMS=cpu")
+def test_a_rehearsal_runs_as_the_page_says(block, tmp_path, monkeypatch):
+  ((variable, _, *arguments),) = block.commands
+  monkeypatch.setenv(*variable.split("="))
+  model_dir = f"--gin.MODEL_DIR={str(tmp_path / 'run')!r}"
+  own = [model_dir if "MODEL_DIR" in x else x for x in arguments]
+  assert main([*own, "--gin.TRAIN_STEPS=2"]) == 0
+
+
 def test_every_block_is_tested():
   PAGE.assert_every_block_is_tested(
-    ".venv/bin/python -m tools.bench tpu",  # flags: docs_test.py
-    "              tpu          devices",
+    "make tpu",  # needs a TPU; flags: docs_test.py
   )

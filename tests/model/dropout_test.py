@@ -9,7 +9,7 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.session import session_config
-from palm_mtf.model.dropout import Dropout
+from palm_mtf.model.dropout import DROPOUT_STATE, Dropout
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -30,7 +30,16 @@ CONFIG = small_config(num_layers=1)
 
 
 def dropped(
-  x, *, rate=0.1, seed=1, step=0, place=1, first_row=0, is_on=1, mesh=SINGLE
+  x,
+  *,
+  rate=0.1,
+  seed=1,
+  step=0,
+  place=1,
+  first_row=0,
+  is_on=1,
+  places_before=0,
+  mesh=SINGLE,
 ):
   """Returns x after dropout, and the gradient of its sum of squares."""
   with tf.Graph().as_default():
@@ -43,8 +52,8 @@ def dropped(
     ]
     state = mtf.import_tf_tensor(
       mtf_mesh,
-      tf.constant([step, first_row, is_on]),
-      mtf.Shape([mtf.Dimension("dropout_state", 3)]),
+      tf.constant([step, first_row, is_on, places_before]),
+      mtf.Shape([DROPOUT_STATE]),
     )
     given = mtf.import_tf_tensor(mtf_mesh, tf.constant(x), mtf.Shape(dims))
     y = Dropout(rate, seed, state)(given, place)
@@ -57,6 +66,12 @@ def dropped(
 
 def ones(rows=ROWS):
   return np.ones([rows, LENGTH, WIDTH], np.float32)
+
+
+def test_places_are_counted_from_the_first_layer_of_the_model():
+  """A graph of one layer drops what the layer drops in the whole model."""
+  fifth = dropped(ones(), place=5)
+  np.testing.assert_equal(dropped(ones(), place=1, places_before=4), fifth)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

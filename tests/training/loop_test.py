@@ -1,20 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs on TPUs that a CPU simulates (tpu_simulation.py)."""
+"""Whole runs of TPUs, whose place virtual CPU devices take."""
 
 import numpy as np
 import pytest
 
-from palm_mtf._tf import tf
-from palm_mtf.config.tpu_slice import tpu_slice
-from palm_mtf.mesh.session import session_config
-from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
-from palm_mtf.programs.train_program import build_train_program
-from palm_mtf.runtime.client import connect
-from palm_mtf.training import session
 from palm_mtf.training.step import TrainStep
 from tests import runs
-from tests.tpu_simulation import moved, simulate
 
 SETTINGS = {
   "TPU": "v4-8",
@@ -31,34 +23,17 @@ DIVERGING = {"LEARNING_RATE_SCHEDULE": "constant", "LEARNING_RATE": 10.0}
 
 
 @pytest.fixture(name="calls")
-def simulated_tpus(monkeypatch):
-  """Simulates TPUs; returns a list with the number of steps of each call."""
+def calls_of_loops(monkeypatch):
+  """Returns a list with the number of steps of each call."""
   calls = []
-
-  def tpus_here(mesh):
-    where = tpu_slice(mesh.tpu)
-    topologies = [tpu_topology(where)]
-    client = "/device:cpu:0"
-    devices = tpu_devices(mesh, where, topologies, jobs=[None], client=client)
-    return connect.Cluster(devices, session_config(1))
-
-  def built(model, mesh, *settings, **more):
-    if not mesh.tpu:
-      return build_train_program(model, mesh, *settings, **more)
-    with tf.Graph().as_default() as graph:
-      program = build_train_program(model, mesh, *settings, **more)
-    simulate(graph, mesh.steps_per_loop, mesh.num_microbatches - 1)
-    return moved(program)
-
   run_loop = TrainStep.run_loop
 
   def count(self, batches, step):
     calls.append(len(batches))
     return run_loop(self, batches, step)
 
-  monkeypatch.setattr(connect, "tpus_here", tpus_here)
-  monkeypatch.setattr(session, "build_train_program", built)
   monkeypatch.setattr(TrainStep, "run_loop", count)
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   return calls
 
 
@@ -111,5 +86,6 @@ def test_missing_tpus_are_found_before_any_work(corpus, tmp_path, capsys):
   model_dir = tmp_path / "run"
   assert train(corpus, model_dir) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert 'TPU = "v4-8": TensorFlow sees no TPU on this machine.' in line
+  assert 'TPU = "v4-8": JAX finds no TPU on this machine' in line
+  assert "JAX_PLATFORMS=cpu" in line
   assert not list(model_dir.glob("*"))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.accelerators.places import host_places, tpu_places
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.mesh.session import session_config
-from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
 from tests.mtf_testing import mesh_layout
 from tests.tpu_simulation import simulated
 from tests.unitransformer.runs_of_layers import masters_of
@@ -20,13 +20,17 @@ _TPU = "v4-8"
 def _placement(name: str) -> mtf.simd_mesh_impl.SimdMeshImpl:
   """Returns Mesh TensorFlow's own mesh of four chips, for one of LAYOUTS."""
   where, layout = tpu_slice(_TPU), mesh_layout(name, tpu=_TPU)
-  devices = tpu_devices(
-    layout, where, [tpu_topology(where)], jobs=[None], client=""
+  topology = tf.tpu.experimental.Topology(
+    mesh_shape=where.mesh_shape, device_coordinates=host_places(where)
+  )
+  model_size = list(layout.axes.values())[-1]
+  assignment = tf.tpu.experimental.DeviceAssignment(
+    topology, [[x] for x in tpu_places(where, model_size)]
   )
   return mtf.simd_mesh_impl.SimdMeshImpl(
     mtf.convert_to_shape(layout.mesh_shape),
     mtf.convert_to_layout_rules(layout.layout),
-    device_assignment=devices.assignments[0],
+    device_assignment=assignment,
   )
 
 

@@ -17,16 +17,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from palm_mtf._tf import tf
-from palm_mtf.config import PodsConfig
+from palm_mtf.accelerators.host_calls import (
+  HostSettings,
+  find_free_port,
+  start_host,
+)
+from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+from palm_mtf.machine.accelerators import uses_accelerators
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, local_devices
 from palm_mtf.mesh.placement import Devices
 from palm_mtf.mesh.session import session_config
-from palm_mtf.mesh.tpu.devices import tpu_devices
 from palm_mtf.native.operations import operations
 from palm_mtf.runtime.addresses import resolve
 from palm_mtf.runtime.client.client import Client
@@ -54,6 +58,8 @@ _POD = re.compile(r"/job:(pod_\d+)/")
 # session never closes if one of its servers has ended.
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
+# Seconds to wait until the accelerators of a host have started.
+_START_SECS = 300.0
 _NUM_THREADS = 64  # that call servers at the same time
 
 
@@ -115,14 +121,13 @@ class Cluster:
   devices: Devices
   config: tf.ConfigProto
   target: str = ""  # TensorFlow's target, "grpc://..."; "" is this process
-  # Job name of each TPU pod; [None] if this process has the TPUs, () without
-  # TPUs.
-  tpu_jobs: Sequence[str | None] = ()
   servers: Sequence[Process] = ()  # () if this process has the devices
   # {TensorFlow's name of a device: "host:port/number"}, for the manager.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   stream: Stream | None = None  # for turns; None without a manager
   membership: Membership | None = None  # if other clients use the servers too
+  # Frees what a client holds in this process besides its session.
+  release: Callable[[], None] = lambda: None
 
   @contextlib.contextmanager
   def client(self, reserved: int = 0) -> Iterator[Client]:
@@ -138,10 +143,6 @@ class Cluster:
       turns = ManagedTurns(self.stream, self.names, reserved)
       client.take_turn, client.free = turns.take, turns.free
     try:
-      with client.graph.as_default():
-        for job in self.tpu_jobs:
-          started = tf.tpu.initialize_system(job=job)
-          client.call(Program(operations=[started.op]))
       yield client
     except PodLostError:
       secs = _CLOSE_LOST_SECS
@@ -152,6 +153,7 @@ class Cluster:
         turns.close()
       if self.membership:
         self.membership.leave(secs)
+      self.release()
 
 
 def connect(
@@ -171,11 +173,11 @@ def connect(
     stream: manager's stream of turns; None without a manager.
 
   Raises:
-    UserError: TPUs are missing.
+    UserError: accelerators are missing.
   """
   if not places:
-    if mesh.tpu:
-      return tpus_here(mesh)
+    if uses_accelerators(mesh):
+      return accelerators_here(mesh, pods.num_pods)
     return Cluster(
       local_devices(mesh.pod_devices, pods.num_pods),
       session_config(mesh.pod_devices, pods.num_pods),
@@ -195,13 +197,16 @@ def connect(
   client_address = f"{ip}:{target.rpartition(':')[2]}"
   config.cluster_def.job.add(name=name).tasks[0] = client_address
   devices, names, servers = [], {}, []
+  hosts: list[dict[str, Process]] = []
   for pod, devices_of_pod in enumerate(places):
     tasks = list(dict.fromkeys(place.address for place in devices_of_pod))
     job = config.cluster_def.job.add(name=f"pod_{pod}")
+    hosts.append({})
     for task, address in enumerate(tasks):
       job.tasks[task] = address
       cpu = f"/job:pod_{pod}/task:{task}/device:cpu:0"
-      servers.append(Process(cpu, infos[address].functions))
+      hosts[-1][address] = Process(cpu, infos[address].functions)
+    servers += hosts[-1].values()
     of_pod = {
       f"/job:pod_{pod}/task:{tasks.index(x.address)}/device:cpu:{x.device}": x
       for x in devices_of_pod
@@ -209,9 +214,9 @@ def connect(
     devices.append([*of_pod])
     names |= {x: f"{y.address}/{y.device}" for x, y in of_pod.items()}
   client = f"/job:{name}/task:0/device:cpu:0"
-  if mesh.tpu:
-    jobs = [f"pod_{pod}" for pod in range(len(places))]
-    cluster = _connect_tpus(mesh, client, config, target, jobs)
+  if uses_accelerators(mesh):
+    held = _connect_accelerators(mesh, name, hosts, infos)
+    cluster = Cluster(held, config, target)
   else:
     # If one server lacks palm_mtf's C++ operations, no pod uses them, because
     # the results have to be bit-identical on all pods.
@@ -232,46 +237,82 @@ def connect(
   return dataclasses.replace(cluster, servers=servers, membership=membership)
 
 
-@functools.cache
-def tpus_here(mesh: DeviceMesh) -> Cluster:
-  """Returns a cluster of one pod with this process's TPUs; caches the result.
+def accelerators_here(mesh: MeshLayout, num_pods: int) -> Cluster:
+  """Returns a cluster of this process's accelerators.
 
   Raises:
-    UserError: the TPUs that `mesh` names are not here.
+    UserError: this machine has other devices than the pods need.
   """
-  return _connect_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
+  from palm_mtf.accelerators.devices import AcceleratorDevices, find_devices
+
+  find_devices(mesh, pod=num_pods - 1)
+  client = "/device:cpu:0"
+  devices = AcceleratorDevices(
+    client, [[Process(client)]] * num_pods, [0] * mesh.num_devices
+  )
+
+  def release() -> None:
+    from palm_mtf.accelerators.pod import free_client
+
+    free_client(devices.name)
+
+  config = session_config(1, num_pods)
+  config.device_count["GPU"] = 0  # they are JAX's
+  return Cluster(devices, config, release=release)
 
 
-def _connect_tpus(
-  mesh: DeviceMesh,
-  client: str,
-  config: tf.ConfigProto,
-  target: str,
-  jobs: Sequence[str | None],
-) -> Cluster:
-  """Returns a cluster of TPU pods; raises UserError unless `mesh` fits them."""
-  where = tpu_slice(mesh.tpu)
-  topologies = []
-  with tf.Graph().as_default(), tf.Session(target, config=config) as session:
-    for job in jobs:
-      place = f"{job}'s servers" if job else "this machine"
-      try:
-        found = session.run(tf.tpu.initialize_system(job=job))
-      except tf.errors.InvalidArgumentError:  # there is no such device
-        raise UserError(
-          f'TPU = "{where.name}": TensorFlow sees no TPU on {place}. Install '
-          "the TensorFlow that comes with the TPU, or drop TPU for CPUs and "
-          "GPUs."
-        ) from None
-      topologies.append(tf.tpu.experimental.Topology(serialized=found))
-      shape = tuple(topologies[-1].mesh_shape)
-      if shape != where.mesh_shape:
-        raise UserError(
-          f'TPU = "{where.name}" is {where.mesh_shape} (x, y, z, device), and '
-          f"{place} has {shape}; name that slice."
-        )
-  devices = tpu_devices(mesh, where, topologies, jobs=jobs, client=client)
-  return Cluster(devices, config, target, jobs)
+def _connect_accelerators(
+  mesh: MeshLayout,
+  name: str,
+  pods: Sequence[Mapping[str, Process]],
+  infos: Mapping[str, ServerInfo],
+) -> Devices:
+  """Starts JAX on all hosts of all pods; returns the devices.
+
+  Args:
+    mesh: axes of each pod.
+    name: the client's job.
+    pods: for each pod, the process of each host, by its address.
+    infos: info of each server, by its address.
+
+  Raises:
+    UserError: a host has other devices than the mesh needs.
+  """
+  from palm_mtf.accelerators.devices import AcceleratorDevices, host_of_devices
+
+  def start(host: tuple[int, str, HostSettings]) -> str:
+    pod, address, settings = host
+    text = settings.to_json()
+    found = call_function(
+      address, infos[address], start_host, text, _START_SECS
+    )
+    return f"pod {pod}: the server {address}: {found}" if found else ""
+
+  hosts = []
+  for pod, processes in enumerate(pods):
+    coordinator = ""
+    if len(processes) > 1:
+      first = next(iter(processes))
+      port = call_function(first, infos[first], find_free_port, "", _START_SECS)
+      coordinator = f"{first.partition(':')[0]}:{port}"
+    for number, address in enumerate(processes):
+      settings = HostSettings(
+        mesh_layout=mesh,
+        number=number,
+        num_hosts=len(processes),
+        coordinator=coordinator,
+      )
+      hosts.append((pod, address, settings))
+  # JAX starts on a host only while it starts on the pod's other hosts.
+  with concurrent.futures.ThreadPoolExecutor(len(hosts)) as threads:
+    for problem in threads.map(start, hosts):
+      if problem:
+        raise UserError(problem)
+  client = f"/job:{name}/task:0/device:cpu:0"
+  places = host_of_devices(mesh, len(pods[0]))
+  return AcceleratorDevices(
+    client, [[*x.values()] for x in pods], places, name=name
+  )
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from palm_mtf.config import PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+from palm_mtf.machine.accelerators import uses_accelerators
 from palm_mtf.runtime.client.managed_places import ManagedPlaces, pod_slices
 from palm_mtf.runtime.client.places import Place, cluster_places
 from palm_mtf.runtime.manager.client import Stream
@@ -124,7 +125,11 @@ class PodServers:
       shapes = pod_slices(self._pods, self._mesh)
       return self.managed.bind(shapes, self._mesh.stages)
     if self._pods.pods == "cluster":
-      return cluster_places(self._pods, self._mesh)
+      places = cluster_places(self._pods, self._mesh)
+      if uses_accelerators(self._mesh):
+        # JAX, and not TensorFlow's server, has the accelerators.
+        places = [[x._replace(device=0) for x in pod] for pod in places]
+      return places
     end = time.monotonic() + _START_SECS
     places: dict[int, list[Place]] = {}
     for server in self._servers:

@@ -18,7 +18,8 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from palm_mtf._tf import tf
 from palm_mtf.json_text import json_text
@@ -41,6 +42,8 @@ _LINK_SHARE = 0.6
 _LINK_LEASE = 3.0
 _REFUSAL_SECS = 1.0  # timeout for asking whether a port is open
 
+_Function = TypeVar("_Function", bound=Callable[[str], None])
+_leaving: list[Callable[[str], None]] = []  # functions of `at_leave`
 _targets: list[str] = []  # TensorFlow's targets of this process's servers
 _clients: dict[str, "_Probe"] = {}  # by name
 _links: dict[tuple[str, float], "_Probe"] = {}  # by address and timeout
@@ -64,6 +67,12 @@ class Registration:
   incarnation: int
   secs: float
   ended: Sequence[str] = ()
+
+
+def at_leave(function: _Function) -> _Function:
+  """Registers a function that frees what a client of a name holds here."""
+  _leaving.append(function)
+  return function
 
 
 def add_server(target: str) -> None:
@@ -191,6 +200,8 @@ def _free_memory(name: str) -> None:
   """Frees the memory of a client, and forgets the client."""
   for target in _targets:
     _delete_sessions(name, target)
+  for free_client in _leaving:
+    free_client(name)
   free_garbage()
   _clients.pop(name, None)
 

@@ -50,8 +50,6 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench train", "--peer=troch", "--peer = 'troch' (did you mean \"torch\""),
     ("bench train", "--dtype=float16", "choose one of 'bfloat16', 'float32'"),
     ("bench train", "--sequence_length=300", "a divisor of that"),
-    ("bench tpu", "--gin_file=recipes/quickstart.gin", "TPU is not set"),
-    ("bench tpu", "--layers=3", f"--layers=3: {NO_FLAG}"),
     (
       "bench dcn_sweep",
       "--mbits=fast",

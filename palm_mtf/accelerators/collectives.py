@@ -1,0 +1,108 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives in TensorFlow functions that JAX compiles and runs.
+
+TensorFlow has no operation for XLA's all-gather, and JAX cannot lower its other
+collectives for CPUs and GPUs. An XlaCallModule holds StableHLO, which JAX takes
+over as it is.
+
+`groups` has the numbers of the devices that take part together: their places in
+`jax.sharding.Mesh.devices`, flattened. All groups have one size.
+"""
+
+from collections.abc import Sequence
+
+from palm_mtf._tf import gen_xla_ops, tf
+
+Groups = Sequence[Sequence[int]]
+
+_VERSION = 5  # of XlaCallModule's attributes
+_NAMES = {
+  tf.float32: "f32",
+  tf.bfloat16: "bf16",
+  tf.int32: "i32",
+}
+_REDUCTIONS = {"SUM": "add", "MAX": "maximum", "MIN": "minimum"}
+
+
+def all_reduce(x: tf.Tensor, groups: Groups, reduction: str) -> tf.Tensor:
+  """Reduces x over each group; returns a tensor with the shape of x.
+
+  Args:
+    x: a device's term, float32, bfloat16 or int32.
+    groups: numbers of devices.
+    reduction: "SUM", "MAX" or "MIN".
+  """
+  attributes = [_replica_groups(groups)]
+  region = _region(x, _REDUCTIONS[reduction])
+  return _call("all_reduce", x, attributes, x.shape.as_list(), region)
+
+
+def reduce_scatter(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
+  """Sums x over each group; device i of a group gets part i of the sum.
+
+  Args:
+    x: a device's term, float32, bfloat16 or int32; the number of devices of a
+      group divides the size of its dimension `axis`.
+    groups: numbers of devices.
+    axis: dimension along which the sum is cut.
+  """
+  shape = x.shape.as_list()
+  shape[axis] //= len(groups[0])
+  attributes = [f"scatter_dimension = {axis} : i64", _replica_groups(groups)]
+  return _call("reduce_scatter", x, attributes, shape, _region(x, "add"))
+
+
+def all_gather(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
+  """Returns the parts of all devices of a group, joined along `axis`."""
+  shape = x.shape.as_list()
+  shape[axis] *= len(groups[0])
+  attributes = [f"all_gather_dim = {axis} : i64", _replica_groups(groups)]
+  return _call("all_gather", x, attributes, shape)
+
+
+def _replica_groups(groups: Groups) -> str:
+  rows = ",".join(f"[{','.join(map(str, x))}]" for x in groups)
+  shape = f"{len(groups)}x{len(groups[0])}"
+  return f"replica_groups = dense<[{rows}]> : tensor<{shape}xi64>"
+
+
+def _region(x: tf.Tensor, reduction: str) -> str:
+  number = f"tensor<{_NAMES[x.dtype]}>"
+  return (
+    f"({{ ^bb0(%a: {number}, %b: {number}): "
+    f"%c = stablehlo.{reduction} %a, %b : {number} "
+    f"stablehlo.return %c : {number} }})"
+  )
+
+
+def _call(
+  name: str,
+  x: tf.Tensor,
+  attributes: Sequence[str],
+  shape: Sequence[int],
+  region: str = "",
+) -> tf.Tensor:
+  """Calls a StableHLO collective; returns a tensor of `shape`."""
+  given, result = (
+    f"tensor<{'x'.join([*map(str, each), _NAMES[x.dtype]])}>"
+    for each in (x.shape.as_list(), shape)
+  )
+  # The channel makes the numbers those of devices, and not those of replicas.
+  channel = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
+  attributes = ", ".join([*attributes, channel, "use_global_device_ids"])
+  module = (
+    f"module @{name} {{ func.func public @main(%x: {given}) -> {result} {{ "
+    f'%y = "stablehlo.{name}"(%x) <{{{attributes}}}> {region} '
+    f": ({given}) -> {result} return %y : {result} }} }}"
+  )
+  (y,) = gen_xla_ops.xla_call_module(
+    [x],
+    version=_VERSION,
+    module=module,
+    Sout=[shape],
+    Tout=[x.dtype],
+    platforms=[],
+    dim_args_spec=[],
+  )
+  return y

@@ -1,0 +1,212 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The accelerators of pods, and the hosts that hold them.
+
+Each host runs one process, which JAX gives the host's devices. If JAX_PLATFORMS
+is "cpu", virtual CPU devices take the place of the accelerators, so that the
+programs of a recipe for TPUs run on any machine.
+"""
+
+import contextlib
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from palm_mtf.accelerators.host_calls import HostSettings
+from palm_mtf.accelerators.places import (
+  TpuPlace,
+  host_places,
+  tpu_places,
+)
+from palm_mtf.config import MeshLayout
+from palm_mtf.config.tpu_slice import tpu_slice
+from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
+from palm_mtf.machine.accelerators import is_rehearsal
+from palm_mtf.runtime.processes import Process
+
+_JAX = "0.10."  # start of the versions whose interfaces parts.py uses
+_EXTRAS = {"tpu": "tpu", "gpu": "cuda12", "cpu": "test"}
+
+# This process's number among the hosts of its pod, and the number of hosts, if
+# JAX has joined several hosts.
+_started: tuple[int, int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PodName:
+  """Names the arrays of a pod in a process.
+
+  Attributes:
+    client: name of the client, which owns the arrays.
+    number: number of the pod among the client's pods in this process.
+    num_hosts: number of the pod's hosts.
+  """
+
+  client: str
+  number: int
+  num_hosts: int
+
+  def to_json(self) -> str:
+    """Returns the name as text."""
+    return json_text(dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class AcceleratorDevices:
+  """`Devices` of pods of accelerators.
+
+  Attributes:
+    client: CPU of the client process.
+    hosts: processes of each pod's hosts, in the order of the hosts.
+    places: for each device of a mesh, the number of its host.
+    name: name of the client, which no other client of a host has.
+  """
+
+  client: str
+  hosts: Sequence[Sequence[Process]]
+  places: Sequence[int]
+  name: str = dataclasses.field(
+    default_factory=lambda: f"client_{secrets.token_hex(4)}"
+  )
+
+  @property
+  def pods(self) -> list[list[str]]:
+    """For each pod, the CPU of each device's host, in the order of the mesh."""
+    return [[hosts[x].device for x in self.places] for hosts in self.hosts]
+
+  @property
+  def num_local(self) -> int:
+    """Number of devices of each host."""
+    return len(self.places) // len(self.hosts[0])
+
+  def name_pod(self, pod: int) -> str:
+    """Returns the `PodName` of a pod, as JSON."""
+    is_here = self.hosts[pod][0].tokens is None
+    number = pod if is_here else 0
+    return PodName(self.name, number, len(self.hosts[pod])).to_json()
+
+
+def start_host(host: HostSettings) -> None:
+  """Starts JAX on a host of a pod.
+
+  Raises:
+    UserError: the host has other devices than the mesh needs.
+  """
+  global _started
+  if host.num_hosts > 1 and not _started:
+    if is_rehearsal():
+      _make_virtual_devices(host.mesh_layout.num_devices // host.num_hosts)
+    jax.distributed.initialize(host.coordinator, host.num_hosts, host.number)
+    _started = (host.number, host.num_hosts)
+  if _started and _started != (host.number, host.num_hosts):
+    raise UserError(
+      f"it was host {_started[0]} of {_started[1]} and cannot become host "
+      f"{host.number} of {host.num_hosts}; start its server again."
+    )
+  find_devices(host.mesh_layout, host.num_hosts)
+
+
+def host_of_devices(mesh: MeshLayout, num_hosts: int) -> list[int]:
+  """Returns the number of each device's host, in the order of the mesh."""
+  if is_rehearsal() or not mesh.tpu:
+    return [i * num_hosts // mesh.num_devices for i in range(mesh.num_devices)]
+  where = tpu_slice(mesh.tpu)
+  hosts = {
+    place: number
+    for number, places in enumerate(host_places(where))
+    for place in places
+  }
+  return [hosts[x] for x in tpu_places(where, list(mesh.axes.values())[-1])]
+
+
+def find_devices(
+  mesh: MeshLayout, num_hosts: int = 1, pod: int = 0
+) -> list[Any]:
+  """Returns JAX's devices of a pod, in the order of the mesh.
+
+  Args:
+    mesh: axes of the pod.
+    num_hosts: number of the pod's hosts.
+    pod: number of the pod among the pods of this process.
+
+  Raises:
+    UserError: the machine has other devices than the mesh needs.
+  """
+  if not jax.__version__.startswith(_JAX):
+    raise UserError(
+      f"JAX {jax.__version__}: palm_mtf computes on accelerators with JAX "
+      f"{_JAX}x; pip install 'jax=={_JAX}*'"
+    )
+  kind = platform_of(mesh)
+  given = (
+    f'TPU = "{mesh.tpu}"' if mesh.tpu else f"MESH_SHAPE = {mesh.mesh_shape!r}"
+  )
+  if kind == "cpu":
+    _make_virtual_devices((pod + 1) * mesh.num_devices // num_hosts)
+  try:
+    found = jax.devices(kind)
+  except RuntimeError as error:
+    raise UserError(
+      f"{given}: JAX finds no {kind.upper()} on this machine "
+      f"({_first_line(error)}); install palm_mtf[{_EXTRAS[kind]}], or set "
+      "JAX_PLATFORMS=cpu to rehearse the run on virtual CPU devices."
+    ) from None
+  if kind == "tpu":
+    return order_tpus(mesh, found)
+  by_host = [
+    [x for x in found if x.process_index == i] for i in range(num_hosts)
+  ]
+  share = mesh.num_devices // num_hosts
+  for devices in by_host:
+    if len(devices) < (pod + 1) * share:
+      raise UserError(
+        f"{given}: the mesh takes {share} devices of a host, and JAX finds "
+        f"{len(devices)} {kind.upper()} devices for {pod + 1} pods; give a "
+        "smaller mesh, or fewer pods."
+      )
+  left = [iter(x[pod * share :]) for x in by_host]
+  return [next(left[x]) for x in host_of_devices(mesh, num_hosts)]
+
+
+def order_tpus(mesh: MeshLayout, found: Sequence[Any]) -> list[Any]:
+  """Returns JAX's devices of a TPU slice, in the order of the mesh.
+
+  Args:
+    mesh: axes of the pod, and its slice.
+    found: all devices of the slice.
+
+  Raises:
+    UserError: the slice has other devices.
+  """
+  where = tpu_slice(mesh.tpu)
+  by_place = {TpuPlace(*x.coords, x.core_on_chip): x for x in found}
+  places = tpu_places(where, list(mesh.axes.values())[-1])
+  if by_place.keys() != {*places}:
+    last = [max(x) + 1 for x in zip(*by_place, strict=True)]
+    raise UserError(
+      f'TPU = "{where.name}" has {where.mesh_shape} devices along (x, y, z, '
+      f"core), and JAX finds {tuple(last)}; name that slice."
+    )
+  return [by_place[x] for x in places]
+
+
+def platform_of(mesh: MeshLayout) -> str:
+  """Returns JAX's name of the devices' kind, "tpu", "gpu" or "cpu"."""
+  if is_rehearsal():
+    return "cpu"
+  return "tpu" if mesh.tpu else "gpu"
+
+
+def _make_virtual_devices(num: int) -> None:
+  if jax.config.jax_num_cpu_devices < num:
+    # JAX makes CPU devices once in a process. The caller counts them.
+    with contextlib.suppress(RuntimeError):
+      jax.config.update("jax_num_cpu_devices", num)
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).splitlines() or [type(error).__name__])[0]

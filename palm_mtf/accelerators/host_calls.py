@@ -1,0 +1,75 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of a server by which clients use the server's accelerators.
+
+They import JAX only when a client calls them, because the import takes a second
+and 100 MB, which servers of CPUs need not spend.
+"""
+
+import dataclasses
+import importlib
+import json
+import socket
+from typing import Any
+
+from palm_mtf.config import MeshLayout
+from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
+from palm_mtf.runtime.host_functions import host_function
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostSettings:
+  """What a host of a pod has to know before it finds its devices.
+
+  Attributes:
+    mesh_layout: axes of the pod.
+    number: number of the host in the pod.
+    num_hosts: number of the pod's hosts.
+    coordinator: "host:port" where JAX's processes of the pod meet; "" if the
+      pod has one host.
+  """
+
+  mesh_layout: MeshLayout
+  number: int
+  num_hosts: int
+  coordinator: str
+
+  def to_json(self) -> str:
+    """Returns the settings as text."""
+    return json_text(dataclasses.asdict(self))
+
+
+@host_function
+def find_free_port(unused: bytes) -> bytes:
+  """Returns the number of a port on which no process listens, as text."""
+  with socket.socket() as listener:
+    listener.bind(("", 0))
+    return str(listener.getsockname()[1]).encode()
+
+
+@host_function
+def start_host(text: bytes) -> bytes:
+  """Starts JAX on a host of a pod, at the same time as on the other hosts.
+
+  Args:
+    text: a `HostSettings` as JSON.
+
+  Returns:
+    b"", or why the host cannot compute for the pod.
+  """
+  given = json.loads(text)
+  given["mesh_layout"] = MeshLayout(**given["mesh_layout"])
+  devices = importlib.import_module("palm_mtf.accelerators.devices")
+  try:
+    devices.start_host(HostSettings(**given))
+  except UserError as error:
+    return str(error).encode()
+  return b""
+
+
+@host_function
+def call_pod(function: bytes, *inputs: Any) -> Any:
+  """Calls a function of pod.py, which has its name."""
+  pod = importlib.import_module("palm_mtf.accelerators.pod")
+  return getattr(pod, function.decode())(*inputs)

@@ -1,0 +1,151 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The placement of a pod on accelerators: operations of one of its devices.
+
+All devices of a pod run one program. Mesh TensorFlow's `SimdMeshImpl` builds
+the operations of a device; parts.py makes them a function that JAX compiles.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf._tf import gen_xla_ops, mtf, tf
+from palm_mtf.accelerators.collectives import (
+  all_gather,
+  all_reduce,
+  reduce_scatter,
+)
+from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.ops.variables import SlicedVariable
+
+
+class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
+  """One device of a pod; see `Placement`.
+
+  Attributes:
+    platform: JAX's name of the devices' kind in lowered programs.
+    index: the device's number in the mesh, [] int32.
+    values: the device's slice of each variable that operations read, by name.
+    assigned: the next values of variables that operations assign, by name.
+  """
+
+  native_threads = 0
+  cpu = ""  # JAX, and not TensorFlow, chooses the device
+
+  def __init__(self, mesh: DeviceMesh, platform: str):
+    """Takes the mesh, and the kind of its devices: "cpu", "tpu" or "cuda"."""
+    self.platform = platform
+    shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
+    super().__init__(shape, list(mesh.rules.items()))
+    self.index: tf.Tensor | None = None
+    self.values: dict[str, tf.Tensor] = {}
+    self.assigned: dict[str, tf.Tensor] = {}
+    self._groups: dict[tuple[int, ...], list[list[int]]] = {}
+
+  class LaidOutVariable:
+    """A device's slice of a variable; Mesh TensorFlow needs this name."""
+
+    def __init__(self, variable: SlicedVariable, mesh_impl: "XlaPlacement"):
+      self.laid_out_tensor = mesh_impl.LaidOutTensor(
+        [mesh_impl.values[variable.name]]
+      )
+      self.laid_out_tensor.variable = variable.name
+
+  def laid_out_pnum(self) -> Any:
+    """Returns the device's number."""
+    return self.LaidOutTensor([self.index])
+
+  def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Any:
+    """Gives each device its slice of a constant."""
+    # The constant may be in another graph, in which the Mesh TensorFlow
+    # operations were made.
+    value = tf.get_static_value(tf_x)
+    return self.slice(tf.constant(value, tf_x.dtype), x.shape)
+
+  def delay(self, x: Any, signal: Any) -> Any:
+    """Returns x, which is not computed before `signal` is computed."""
+    return self.slicewise(_delay, x, signal)
+
+  def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
+    """Assigns `value` if `is_finite`; otherwise keeps the old value."""
+    return self.update_if_finite(
+      lambda _, value: [value], [variable], [value], is_finite
+    )
+
+  def update_if_finite(
+    self,
+    fn: Callable[..., Sequence[tf.Tensor]],
+    variables: Sequence[Any],
+    operands: Sequence[Any],
+    is_finite: Any,
+  ) -> list[tf.Operation]:
+    """Updates variables if `is_finite`; otherwise keeps the old values."""
+    old = [x.one_slice for x in variables]
+    operands = mtf.ops.convert_args_to_laid_out_tensors(list(operands))
+    (is_finite,) = mtf.ops.convert_args_to_laid_out_tensors([is_finite])
+    values = fn(old, *(x.one_slice for x in operands))
+    for variable, before, value in zip(variables, old, values, strict=True):
+      self.assigned[variable.variable] = tf.where_v2(
+        is_finite.one_slice, tf.cast(value, before.dtype), before
+      )
+    return []
+
+  def allreduce(self, x, mesh_axes, reduction_fn_string):
+    """All-reduces x by XLA's sum, maximum or minimum."""
+    x = x.to_laid_out_tensor()
+    axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
+    if not axes:
+      return x
+    groups = self._find_groups(axes)
+    return self.LaidOutTensor(
+      [all_reduce(x.one_slice, groups, reduction_fn_string)]
+    )
+
+  def allconcat(self, x, mesh_axis, concat_axis, stack=False):
+    """All-gathers x; each device gets all parts, joined."""
+    assert not stack
+    x = x.to_laid_out_tensor()
+    if self.shape[mesh_axis].size == 1:
+      return x
+    groups = self._find_groups([mesh_axis])
+    return self.LaidOutTensor([all_gather(x.one_slice, groups, concat_axis)])
+
+  def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
+    """Sums x; each device gets its part of the sum."""
+    x = x.to_laid_out_tensor()
+    if self.shape[mesh_axis].size == 1:
+      return x
+    groups = self._find_groups([mesh_axis])
+    whole = x.one_slice
+    # XLA keeps a reduce-scatter only if it cuts the outer dimension in memory,
+    # and is free to choose that dimension of a matrix, but not of other arrays.
+    sizes = whole.shape.as_list()
+    before, after = sizes[:split_axis], sizes[split_axis + 1 :]
+    if before and after:
+      part = reduce_scatter(whole, groups, split_axis)
+      return self.LaidOutTensor([part])
+    rows = math.prod(before) if before else sizes[0]
+    part = reduce_scatter(
+      tf.reshape(whole, [rows, -1]), groups, int(bool(before))
+    )
+    return self.LaidOutTensor([tf.reshape(part, [*before, -1, *after])])
+
+  def _find_groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
+    """Returns the groups of devices that differ only along `mesh_axes`."""
+    axes = tuple(mesh_axes)
+    if axes not in self._groups:
+      sizes = [dim.size for dim in self.shape.dims]
+      numbers = np.arange(self.size).reshape(sizes)
+      others = [i for i in range(len(sizes)) if i not in axes]
+      moved = numbers.transpose([*others, *axes])
+      size = int(np.prod([sizes[i] for i in axes]))
+      self._groups[axes] = moved.reshape(-1, size).tolist()
+    return self._groups[axes]
+
+
+def _delay(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+  # XLA ignores control dependencies, but not optimization barriers.
+  return gen_xla_ops.xla_optimization_barrier([x, signal])[0]

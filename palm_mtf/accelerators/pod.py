@@ -1,0 +1,319 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a pod that one host holds: arrays on devices, and programs.
+
+The client's session calls the functions of this module in the processes of all
+hosts of a pod (host_calls.py). `pod` is a `PodName` and `settings` a
+`StepSettings`, both as JSON. All hosts of a pod run the same programs in the
+same order, as JAX demands.
+"""
+
+import functools
+import json
+import threading
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from palm_mtf._tf import tf
+from palm_mtf.accelerators.devices import PodName, find_devices
+from palm_mtf.accelerators.scanned_model import Arrays
+from palm_mtf.accelerators.step import PodStep, StepSettings
+from palm_mtf.runtime.server.clients import at_leave
+
+
+class _Programs:
+  """The programs of a pod for batches of one size; JAX compiles each once."""
+
+  def __init__(self, settings: str, number: int, num_hosts: int):
+    self.settings = StepSettings.from_json(settings)
+    devices = find_devices(self.settings.mesh_layout, num_hosts, number)
+    kind = devices[0].platform
+    made = PodStep(self.settings, "cuda" if kind == "gpu" else kind)
+    self.pod_step, self.devices, self.mesh = made, devices, made.mesh(devices)
+    self.step, self.gradients = made.step(self.mesh), made.gradients(self.mesh)
+    self.update = made.update_of_parts(self.mesh)
+    self.loss = made.loss(self.mesh)
+    self.each_device = NamedSharding(
+      self.mesh, PartitionSpec(self.mesh.axis_names)
+    )
+    self.state = made.abstract_state(self.mesh)
+    here = jax.process_index()
+    # The numbers in the mesh of this host's devices.
+    self.local = [i for i, x in enumerate(devices) if x.process_index == here]
+
+  def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:
+    """Returns the features, of which each device gets its rows."""
+    features = self.pod_step.abstract_batch(self.mesh)
+    return {
+      name: _put(values.reshape(x.shape), x.sharding)
+      for (name, x), values in zip(features.items(), rows, strict=True)
+    }
+
+  def join(
+    self, parts: Mapping[int, jax.Array], sharding: NamedSharding, shape
+  ):
+    """Makes an array from the slices of this host's devices."""
+    return jax.make_array_from_single_device_arrays(
+      tuple(shape), sharding, [parts[i] for i in self.local]
+    )
+
+  def slices(self, array: jax.Array) -> list[np.ndarray]:
+    """Returns copies of the slices of this host's devices."""
+    by_device = {x.device: x.data for x in array.addressable_shards}
+    # A view would keep JAX from using the memory for a next value.
+    return [np.array(by_device[self.devices[i]]) for i in self.local]
+
+
+# Programs outlive their client, so that a client that comes back compiles none.
+make_programs = functools.lru_cache(maxsize=4)(_Programs)
+
+
+class _Pod:
+  """The arrays of a client's pod."""
+
+  def __init__(self, name: PodName):
+    self.name = name
+    self.arrays: Arrays = {}
+    # {(name of an array, number of a device): rows of a slice that lacks rows}.
+    self._rows: dict[tuple[str, int], dict[int, np.ndarray]] = {}
+    # {name of an array that lacks slices: {number of a device: slice}}.
+    self._slices: dict[str, dict[int, jax.Array]] = {}
+
+  def programs(self, settings: bytes) -> _Programs:
+    return make_programs(
+      settings.decode(), self.name.number, self.name.num_hosts
+    )
+
+  def assign(
+    self,
+    programs: _Programs,
+    name: str,
+    device: int,
+    value: np.ndarray,
+    rows: tuple[int, int],
+  ) -> None:
+    """Sets rows of a device's slice, from the first row to before the last.
+
+    The array changes with the last rows of its last slice.
+    """
+    num_rows = len(programs.pod_step.names_of(name))
+    held = self._rows.setdefault((name, device), {})
+    by_row = value.reshape(rows[1] - rows[0], -1)
+    held |= {rows[0] + i: x for i, x in enumerate(by_row)}
+    if len(held) < num_rows:
+      return
+    value = np.stack([held[i] for i in range(num_rows)])
+    del self._rows[name, device]
+    slices = self._slices.setdefault(name, {})
+    abstract = programs.state[name]
+    value = value.reshape(abstract.sharding.shard_shape(abstract.shape))
+    slices[device] = jax.device_put(value, programs.devices[device])
+    if len(slices) == len(programs.local):
+      del self._slices[name]
+      self.arrays[name] = programs.join(
+        slices, abstract.sharding, abstract.shape
+      )
+
+
+_pods: dict[bytes, _Pod] = {}
+# A session calls functions in several threads. JAX lists the slices of an array
+# at the first access, and its list is wrong if two threads do so at once.
+_lock = threading.Lock()
+
+
+def _open(pod: bytes, settings: bytes) -> tuple[_Pod, _Programs]:
+  with _lock:
+    if pod not in _pods:
+      _pods[pod] = _Pod(PodName(**json.loads(pod)))
+    return _pods[pod], _pods[pod].programs(settings)
+
+
+@at_leave
+def free_client(client: str) -> None:
+  """Frees all arrays of a client in this process."""
+  for key in [x for x, y in _pods.items() if y.name.client == client]:
+    del _pods[key]
+
+
+def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
+  """Draws the initial value of all arrays."""
+  held, programs = _open(pod, settings)
+  made = programs.pod_step
+  # The threads of the calling session may all wait for this function.
+  config = tf.ConfigProto(use_per_session_threads=True)
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    for array in made.variables:
+      begins = {i: made.slice_begin(array, i) for i in programs.local}
+      # For each slice, by where it begins, its values in all layers.
+      drawn = {begin: [] for begin in begins.values()}
+      for name in made.names_of(array):
+        slices = made.build_initial_slices(array, name, list(drawn))
+        for values, x in zip(drawn.values(), session.run(slices), strict=True):
+          values.append(x)
+      for i, begin in begins.items():
+        value = np.stack(drawn[begin])
+        held.assign(programs, array, i, value, (0, len(value)))
+  return np.int32(0)
+
+
+def run_steps(
+  pod: bytes,
+  settings: bytes,
+  num_steps: np.int32,
+  rates: np.ndarray,
+  dropout_state: np.ndarray,
+  *features: np.ndarray,
+) -> tuple[np.ndarray, np.int32]:
+  """Trains a pod, which is the only pod of its client, for some steps.
+
+  Args:
+    pod: the pod.
+    settings: settings of the programs.
+    num_steps: number of steps to do.
+    rates: rates of each step, [steps, 2] float32.
+    dropout_state: state of dropout in each step, [steps, 4] int32.
+    features: each feature of each step, [steps, batch, ...].
+
+  Returns:
+    The numbers of each step, [steps, numbers] float32 (`PodStep.step`); and the
+    number of steps until the first that is not finite, included. Later steps
+    have changed nothing.
+  """
+  held, programs = _open(pod, settings)
+  found, goes_on = [], np.array(True)
+  is_finite = programs.pod_step.find_number("is_finite")
+  for i in range(int(num_steps)):
+    # No step waits for the numbers of the step before, so that the devices
+    # always have the next step to do.
+    numbers = _numbers(rates[i], dropout_state[i], goes_on)
+    batch = programs.put_batch([x[i] for x in features])
+    held.arrays, of_step = programs.step(held.arrays, batch, numbers)
+    found.append(of_step)
+    goes_on = of_step[is_finite] > 0
+  values = np.stack([x.addressable_data(0) for x in found])
+  bad = np.flatnonzero(values[:, is_finite] == 0)
+  rest = np.zeros([len(rates) - len(values), values.shape[1]], np.float32)
+  done = bad[0] + 1 if bad.size else len(values)
+  return np.concatenate([values, rest]), np.int32(done)
+
+
+def find_gradients(
+  pod: bytes,
+  settings: bytes,
+  rates: np.ndarray,
+  dropout_state: np.ndarray,
+  *features: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+  """Finds the gradients of a pod's share of a batch.
+
+  Returns:
+    Sums of the losses and of their weights, [losses] float32. Then, for each
+    parameter, the parts of its gradient that this host's devices have, [parts],
+    in one or more messages (`PodStep.cut_parts`).
+  """
+  held, programs = _open(pod, settings)
+  numbers = _numbers(rates, dropout_state)
+  batch = programs.put_batch(features)
+  parts, losses = programs.gradients(held.arrays, batch, numbers)
+  cuts = programs.pod_step.cut_parts(len(programs.local))
+  messages = []
+  for name, of_name in zip(programs.pod_step.parameters, cuts, strict=True):
+    joined = np.concatenate(programs.slices(parts[name]))
+    messages += [joined[x] for x in of_name]
+  return np.array(losses.addressable_data(0)), *messages
+
+
+def update_arrays(
+  pod: bytes,
+  settings: bytes,
+  rates: np.ndarray,
+  dropout_state: np.ndarray,
+  losses: np.ndarray,
+  *parts: np.ndarray,
+) -> np.ndarray:
+  """Updates all arrays from the sums of all pods' losses and parts.
+
+  Returns:
+    The numbers of the step, [numbers] float32 (`PodStep.step`).
+  """
+  held, programs = _open(pod, settings)
+  numbers = _numbers(rates, dropout_state)
+  sharding = programs.each_device
+  cuts = programs.pod_step.cut_parts(len(programs.local))
+  joined, messages = {}, iter(parts)
+  for name, of_name in zip(programs.pod_step.parameters, cuts, strict=True):
+    values = [next(messages) for _ in of_name]
+    values = values[0] if len(values) == 1 else np.concatenate(values)
+    slices = np.split(values, len(programs.local))
+    on_devices = {
+      i: jax.device_put(x, programs.devices[i])
+      for i, x in zip(programs.local, slices, strict=True)
+    }
+    size = slices[0].size * len(programs.devices)
+    joined[name] = programs.join(on_devices, sharding, [size])
+  held.arrays, found = programs.update(held.arrays, joined, losses, numbers)
+  return np.array(found.addressable_data(0))
+
+
+def sum_losses(
+  pod: bytes, settings: bytes, *features: np.ndarray
+) -> np.ndarray:
+  """Returns sums of the losses and of their weights, [losses] float32."""
+  held, programs = _open(pod, settings)
+  losses = programs.loss(held.arrays, programs.put_batch(features))
+  return np.array(losses.addressable_data(0))
+
+
+def read_slice(
+  pod: bytes,
+  settings: bytes,
+  name: bytes,
+  device: np.int32,
+  first_row: np.int32,
+  end_row: np.int32,
+) -> np.ndarray:
+  """Returns rows of the slice of an array that a device of this host holds."""
+  held, programs = _open(pod, settings)
+  with _lock:
+    slices = held.arrays[name.decode()].addressable_shards
+  (value,) = (
+    x.data for x in slices if x.device == programs.devices[int(device)]
+  )
+  if len(programs.pod_step.names_of(name.decode())) > 1:
+    value = value[int(first_row) : int(end_row)]
+  return np.array(value)  # a view would keep JAX from using the memory again
+
+
+def assign_slice(
+  pod: bytes,
+  settings: bytes,
+  name: bytes,
+  device: np.int32,
+  first_row: np.int32,
+  end_row: np.int32,
+  value: np.ndarray,
+) -> np.int32:
+  """Sets rows of the slice of an array that a device of this host holds."""
+  held, programs = _open(pod, settings)
+  rows = int(first_row), int(end_row)
+  with _lock:
+    held.assign(programs, name.decode(), int(device), value, rows)
+  return np.int32(0)
+
+
+def _numbers(
+  rates: np.ndarray,
+  dropout_state: np.ndarray,
+  goes_on: np.ndarray | jax.Array = np.array(True),  # noqa: B008
+) -> Arrays:
+  """Returns the argument `numbers` of `PodStep.step`."""
+  return {"rates": rates, "dropout_state": dropout_state, "goes_on": goes_on}
+
+
+def _put(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
+  return jax.make_array_from_callback(
+    values.shape, sharding, lambda index: values[index]
+  )

@@ -1,0 +1,458 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of one pod's devices, which XLA compiles and JAX runs.
+
+  step        gradients of all microbatches of a step, and the update
+  gradients   the same gradients; each device returns its part of their sum
+  update      the update from the sums of the parts of all pods
+  loss        the loss of a batch
+
+A pod that trains by itself runs `step`. Several pods run `gradients`, exchange
+the parts through their hosts, and run `update`.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from palm_mtf._tf import tf
+from palm_mtf.accelerators.scanned_model import (
+  Arrays,
+  ScannedModel,
+  is_stacked,
+)
+from palm_mtf.accelerators.scanned_update import RATES, ScannedUpdate
+from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
+from palm_mtf.json_text import json_text
+from palm_mtf.mesh.slices import pad_to
+from palm_mtf.model.dropout import DROPOUT_STATE
+
+_REPLICATED = PartitionSpec()
+
+
+# Hosts send each other messages of at most this size, because gRPC counts the
+# bytes of a message in 32 bits.
+_MAX_BYTES = 2**30
+
+
+def cut_rows(num_rows: int, num_bytes: int) -> list[slice]:
+  """Cuts rows of `num_bytes` each into messages of at most 1 GiB."""
+  share = max(1, _MAX_BYTES // num_bytes)
+  return [slice(i, min(i + share, num_rows)) for i in range(0, num_rows, share)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSettings:
+  """All that the programs of a pod depend on.
+
+  Attributes:
+    model: architecture.
+    mesh_layout: axes and layout rules of a pod, checked against `model`.
+    optimizer: settings.
+    features: names of the features of every batch.
+    num_rows: sequences of a step in one pod, in all microbatches.
+    num_pods: number of pods.
+    dcn_dtype: dtype in which pods exchange gradients.
+    seed: seed of the initial weights and of dropout.
+  """
+
+  model: PalmConfig
+  mesh_layout: MeshLayout
+  optimizer: AdafactorConfig
+  features: Sequence[str]
+  num_rows: int
+  num_pods: int
+  dcn_dtype: str
+  seed: int
+
+  def to_json(self) -> str:
+    """Returns the settings as text, which `from_json` reads."""
+    return json_text(dataclasses.asdict(self))
+
+  @classmethod
+  def from_json(cls, text: str) -> "StepSettings":
+    """Returns the settings that `to_json` wrote."""
+    found = json.loads(text)
+    found["model"] = PalmConfig(**found["model"])
+    found["mesh_layout"] = MeshLayout(**found["mesh_layout"])
+    found["optimizer"] = AdafactorConfig(**found["optimizer"])
+    return cls(**found)
+
+
+class PodStep:
+  """The programs of a pod.
+
+  Attributes:
+    variables: the trained variables and their optimizer slots, by name. A
+      variable of the first layer stands for those of all layers, whose array is
+      [layers, ...].
+    parameters: names of the trained variables, in the order of the model.
+  """
+
+  def __init__(self, settings: StepSettings, platform: str):
+    """Builds the Mesh TensorFlow graphs of one block.
+
+    Args:
+      settings: what the programs depend on.
+      platform: JAX's name of the devices' kind: "cpu", "tpu" or "cuda".
+    """
+    self._settings = settings
+    layout, model = settings.mesh_layout, settings.model
+    self._num_microbatches = layout.num_microbatches
+    self._micro_rows = settings.num_rows // layout.num_microbatches
+    self.model = ScannedModel(
+      model,
+      layout,
+      settings.optimizer,
+      settings.features,
+      num_rows=self._micro_rows,
+      seed=settings.seed,
+      platform=platform,
+    )
+    self.update = ScannedUpdate(
+      self.model.placement,
+      model,
+      layout,
+      settings.optimizer,
+      list(self.model.losses)[:-1],
+      seed=settings.seed,
+    )
+    self.variables = self.update.variables
+    self.parameters = [x.name for x in self.model.variables]
+
+  def mesh(self, devices: Sequence[Any]) -> Mesh:
+    """Returns JAX's mesh of a pod; `devices` are in the order of the mesh."""
+    dims = self.model.placement.shape.dims
+    shape = [dim.size for dim in dims] or [1]
+    names = [dim.name for dim in dims] or ["one"]
+    return Mesh(np.array(devices).reshape(shape), names)
+
+  def names_of(self, name: str) -> list[str]:
+    """Returns the names in checkpoints of the variables of an array."""
+    if not is_stacked(name):
+      return [name]
+    _, _, rest = name.partition("/")
+    layers = range(self._settings.model.num_layers)
+    return [f"{layer_name(i)}/{rest}" for i in layers]
+
+  def shape(self, name: str) -> list[int]:
+    """Returns the shape of a variable's array on all devices."""
+    sizes = self.variables[name].shape.to_integer_list
+    layers = [self._settings.model.num_layers] if is_stacked(name) else []
+    return [*layers, *sizes]
+
+  def slice_begin(self, name: str, device: int) -> tuple[int, ...]:
+    """Returns where a device's slice of a variable begins."""
+    placement = self.model.placement
+    return tuple(placement.slice_begin(self.variables[name].shape, device))
+
+  def build_initial_slices(
+    self, array: str, name: str, begins: Sequence[Sequence[int]]
+  ) -> list[tf.Tensor]:
+    """Builds slices of the initial value of one variable.
+
+    Args:
+      array: name of the array.
+      name: name in checkpoints of a variable of the array.
+      begins: where the slices begin.
+    """
+    variable = self.variables[array]
+    size = self.model.placement.slice_shape(variable.shape)
+    # Draw the whole value, so that no layout changes the values.
+    whole = variable.initializer.full_value(name, variable.sizes)
+    whole = pad_to(whole, variable.shape.to_integer_list)
+    slices = [tf.slice(whole, begin, size) for begin in begins]
+    return [tf.cast(x, variable.slice_dtype) for x in slices]
+
+  def spec(self, name: str) -> PartitionSpec:
+    """Returns how JAX splits the array of a variable."""
+    return self.model.spec(self.variables[name])
+
+  @property
+  def num_numbers(self) -> dict[str, int]:
+    """How many numbers of each name a step returns, in their order."""
+    layers = self._settings.model.num_layers
+    return {
+      name: layers if self.update.is_of_layers(name) else 1
+      for name in self.update.fetched
+    }
+
+  def find_number(self, name: str) -> int:
+    """Returns the index of a number that belongs to no layer."""
+    sizes = self.num_numbers
+    return sum(sizes[x] for x in [*sizes][: [*sizes].index(name)])
+
+  def abstract_state(self, mesh: Mesh) -> Arrays:
+    """Returns shape, dtype and place of each variable's array."""
+    return {
+      name: jax.ShapeDtypeStruct(
+        self.shape(name),
+        x.slice_dtype.as_numpy_dtype,
+        sharding=NamedSharding(mesh, self.spec(name)),
+      )
+      for name, x in self.variables.items()
+    }
+
+  def abstract_batch(self, mesh: Mesh) -> Arrays:
+    """Returns shape, dtype and place of each feature, microbatches first."""
+    return {
+      name: jax.ShapeDtypeStruct(
+        [self._num_microbatches, *x.outputs[0].shape.to_integer_list],
+        x.outputs[0].dtype.as_numpy_dtype,
+        sharding=NamedSharding(mesh, PartitionSpec(None, *self.model.spec(x))),
+      )
+      for name, x in self.model.features.items()
+    }
+
+  @staticmethod
+  def abstract_numbers(mesh: Mesh) -> Arrays:
+    """Returns shape and dtype of the numbers of a step; see `step`."""
+    everywhere = NamedSharding(mesh, _REPLICATED)
+    return {
+      name: jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+      for name, shape, dtype in (
+        ("rates", [len(RATES)], jnp.float32),
+        ("dropout_state", [DROPOUT_STATE.size], jnp.int32),
+        ("goes_on", [], jnp.bool_),
+      )
+    }
+
+  def step(self, mesh: Mesh) -> Callable[..., tuple[Arrays, jax.Array]]:
+    """Returns a function of (state, batch, numbers) that does a step of a pod.
+
+    `state` has the arrays of `variables`, which the function takes over, and
+    `batch` the features, [microbatches, rows, ...] each. `numbers` has RATES,
+    [2] float32; the dropout state of the first microbatch; and `goes_on`, []
+    bool, false if the step must change no variable.
+
+    The function returns the next state, and the numbers, [sum of num_numbers]
+    float32.
+    """
+
+    def run(state: Arrays, batch: Arrays, numbers: Arrays):
+      sums = self._sum(state, batch, numbers["dropout_state"])
+      return self._update(state, *self.model.add_up(*sums), numbers)
+
+    return self._compile(
+      mesh,
+      run,
+      [self._state_specs(), self._batch_specs(mesh), _REPLICATED],
+      (self._state_specs(), _REPLICATED),
+      donated=[0],
+    )
+
+  def gradients(self, mesh: Mesh) -> Callable[..., tuple[Arrays, jax.Array]]:
+    """Returns a function of (state, batch, numbers) that finds gradients.
+
+    For the arguments see `step`. The function returns the device's part of
+    each gradient, in the dtype in which pods exchange gradients, and sums of
+    the losses and of their weights, float32.
+    """
+
+    def run(state: Arrays, batch: Arrays, numbers: Arrays):
+      losses, gradients = self._sum(state, batch, numbers["dropout_state"])
+      losses, _ = self.model.add_up(losses, {})
+      parts = {
+        name: self._cut(name, x).astype(self._settings.dcn_dtype)
+        for name, x in gradients.items()
+      }
+      return parts, self._stack(losses)
+
+    return self._compile(
+      mesh,
+      run,
+      [self._state_specs(), self._batch_specs(mesh), _REPLICATED],
+      (self._each_device(mesh), _REPLICATED),
+    )
+
+  def update_of_parts(
+    self, mesh: Mesh
+  ) -> Callable[..., tuple[Arrays, jax.Array]]:
+    """Returns a function of (state, parts, losses, numbers) that updates.
+
+    `parts` and `losses` are the sums over all pods of what `gradients` returns,
+    float32. The function returns the same as `step`.
+    """
+
+    def run(state: Arrays, parts: Arrays, losses: jax.Array, numbers: Arrays):
+      gradients = {name: self._join(name, x) for name, x in parts.items()}
+      by_name = dict(zip(self.model.losses, losses, strict=True))
+      return self._update(state, by_name, gradients, numbers)
+
+    return self._compile(
+      mesh,
+      run,
+      [self._state_specs(), self._each_device(mesh), _REPLICATED, _REPLICATED],
+      (self._state_specs(), _REPLICATED),
+      donated=[0, 1],
+    )
+
+  def loss(self, mesh: Mesh) -> Callable[..., jax.Array]:
+    """Returns a function of (state, batch) that sums losses and weights."""
+
+    def run(state: Arrays, batch: Arrays) -> jax.Array:
+      def of_microbatch(unused, rows: Arrays):
+        return unused, self.model.find_losses(self._trained(state), rows)
+
+      _, losses = lax.scan(of_microbatch, 0, batch)
+      sums = {name: jnp.sum(x) for name, x in losses.items()}
+      sums, _ = self.model.add_up(sums, {})
+      return self._stack(sums)
+
+    return self._compile(
+      mesh,
+      run,
+      [self._state_specs(), self._batch_specs(mesh)],
+      _REPLICATED,
+    )
+
+  def _compile(
+    self,
+    mesh: Mesh,
+    function: Callable,
+    takes: Sequence[Any],
+    gives: Any,
+    donated: Sequence[int] = (),
+  ) -> Callable:
+    mapped = jax.shard_map(
+      function,
+      mesh=mesh,
+      in_specs=tuple(takes),
+      out_specs=gives,
+      check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=tuple(donated))
+
+  def _state_specs(self) -> dict[str, PartitionSpec]:
+    return {name: self.spec(name) for name in self.variables}
+
+  def _batch_specs(self, mesh: Mesh) -> dict[str, PartitionSpec]:
+    return {x: y.sharding.spec for x, y in self.abstract_batch(mesh).items()}
+
+  def _each_device(self, mesh: Mesh) -> dict[str, PartitionSpec]:
+    # The parts of a gradient, one vector for each device, joined.
+    return dict.fromkeys(self.parameters, PartitionSpec(mesh.axis_names))
+
+  def _trained(self, state: Arrays) -> Arrays:
+    return {name: state[name] for name in self.parameters}
+
+  def _stack(self, losses: Arrays) -> jax.Array:
+    # JAX sorts the keys of a dictionary.
+    return jnp.stack([losses[name] for name in self.model.losses])
+
+  def _sum(
+    self, state: Arrays, batch: Arrays, dropout_state: jax.Array
+  ) -> tuple[Arrays, Arrays]:
+    """Returns sums over microbatches, before `ScannedModel.add_up`."""
+    trained = self._trained(state)
+
+    def find(rows: Arrays, first_row: int | jax.Array):
+      moved = jnp.array([0, 1, 0, 0]) * first_row
+      return self.model.find_gradients(trained, rows, dropout_state + moved)
+
+    if self._num_microbatches == 1:
+      return find({name: x[0] for name, x in batch.items()}, 0)
+
+    def add(sums, microbatch):
+      found = find(*microbatch)
+      return jax.tree.map(lambda x, y: x + y.astype(x.dtype), sums, found), None
+
+    first_rows = jnp.arange(self._num_microbatches) * self._micro_rows
+    zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, jnp.float32),
+      (dict.fromkeys(self.model.losses, jnp.zeros([])), trained),
+    )
+    sums, _ = lax.scan(add, zeros, (batch, first_rows))
+    return sums
+
+  def _update(
+    self,
+    state: Arrays,
+    losses: Arrays,
+    gradients: Arrays,
+    numbers: Mapping[str, jax.Array],
+  ) -> tuple[Arrays, jax.Array]:
+    # A step whose loss is not a number changes no variable.
+    losses = {
+      name: jnp.where(numbers["goes_on"], x, jnp.nan)
+      for name, x in losses.items()
+    }
+    rates = dict(zip(RATES, numbers["rates"], strict=True))
+    state, found = self.update.apply(
+      self.model.find_index(), state, gradients, losses | rates
+    )
+    values = [
+      jnp.ravel(found[name]).astype(jnp.float32) for name in self.num_numbers
+    ]
+    return state, jnp.concatenate(values)
+
+  def cut_parts(self, num_devices: int) -> list[list[slice]]:
+    """Cuts the parts of each gradient into messages between hosts.
+
+    Args:
+      num_devices: number of devices of a host, whose parts are joined.
+    """
+    size = np.dtype(self._settings.dcn_dtype).itemsize
+    return [
+      cut_rows(num_devices * self._part_size(name), size)
+      for name in self.parameters
+    ]
+
+  def _part_size(self, name: str) -> int:
+    """Returns the length of a device's part of a gradient."""
+    placement = self.model.placement
+    layers = self.shape(name)[0] if is_stacked(name) else 1
+    size = layers * placement.slice_size(self.variables[name].shape)
+    copies = math.prod(
+      placement.shape.dims[i].size for axes in self._axes(name) for i in axes
+    )
+    return -(-size // copies)
+
+  def _axes(self, name: str) -> tuple[list[int], list[int]]:
+    """Returns over which axes a gradient is a partial sum, and a copy.
+
+    Axes of which the devices hold partial sums come last, so that the vector
+    that a reduce-scatter takes is shorter.
+    """
+    layout = self.model.placement.tensor_layout(self.variables[name].shape)
+    split = layout.tensor_axis_to_mesh_axis
+    dims = self.model.placement.shape.dims
+    free = [i for i, x in enumerate(dims) if i not in split and x.size > 1]
+    is_open = self.model.open_axes.get(self.model.gradients[name], ())
+    return [i for i in free if i in is_open], [
+      i for i in free if i not in is_open
+    ]
+
+  def _cut(self, name: str, gradient: jax.Array) -> jax.Array:
+    """Sums a gradient over the pod; returns the device's part, a vector."""
+    dims = self.model.placement.shape.dims
+    summed, copied = self._axes(name)
+    x = jnp.ravel(gradient)
+    parts = math.prod(dims[i].size for i in (*summed, *copied))
+    x = jnp.pad(x, [0, -x.size % parts])
+    for i in copied:
+      size = x.size // dims[i].size
+      x = lax.dynamic_slice_in_dim(x, lax.axis_index(dims[i].name) * size, size)
+    for i in summed:
+      x = lax.psum_scatter(x, dims[i].name, tiled=True)
+    return x
+
+  def _join(self, name: str, part: jax.Array) -> jax.Array:
+    """Gathers the parts of a gradient; undoes `_cut`."""
+    placement = self.model.placement
+    summed, copied = self._axes(name)
+    for i in reversed([*copied, *summed]):
+      part = lax.all_gather(part, placement.shape.dims[i].name, tiled=True)
+    size = placement.slice_shape(self.variables[name].shape)
+    layers = [self._settings.model.num_layers] if is_stacked(name) else []
+    shape = [*layers, *size]
+    return part[: math.prod(shape)].reshape(shape)

@@ -1,0 +1,32 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices a run uses, found without an import of JAX or TensorFlow."""
+
+import glob
+import importlib.util
+import os
+
+from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.config.mesh_layout import MeshLayout
+
+
+def uses_accelerators(mesh: DeviceMesh) -> bool:
+  """Returns whether JAX runs the programs of a mesh, on TPUs or GPUs."""
+  if mesh.tpu:
+    return True
+  # Stages, and models other than PaLM, run only on TensorFlow's devices.
+  return isinstance(mesh, MeshLayout) and mesh.stages == 1 and has_gpus()
+
+
+def has_gpus() -> bool:
+  """Returns whether this machine has GPUs of NVIDIA and JAX for them."""
+  has_jax = importlib.util.find_spec("jax_cuda12_plugin") is not None
+  return has_jax and bool(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def is_rehearsal() -> bool:
+  """Returns whether virtual CPU devices take the place of accelerators.
+
+  JAX_PLATFORMS, a variable of JAX, is then "cpu".
+  """
+  return os.environ.get("JAX_PLATFORMS") == "cpu"

@@ -1,0 +1,119 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pods of accelerators in separate processes: bits, resumes, lost servers.
+
+Virtual CPU devices take the place of accelerators. JAX joins a pod's hosts.
+"""
+
+import re
+import signal
+
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.processes import wait_until
+from tests.runtime.served import Served
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = {
+  "TPU": "v4-8",
+  "MESH_SHAPE": "data:2,model:2",
+  "LAYOUT": "batch:data,heads:model,d_ff:model,d_model_stored:data",
+  "NUM_PODS": 2,
+  "FINGERPRINT_STEPS": 1,
+  "CHECKPOINT_STEPS": 4,
+  "PROMPTS": [],
+}
+
+
+def train(corpus, model_dir, **macros):
+  settings = {**SETTINGS, **macros}
+  runs.finish(runs.start("train", corpus, model_dir, **settings))
+
+
+def assert_near(folder, expected, step):
+  found, tensors = (runs.read_tensors(x, step) for x in (folder, expected))
+  assert found.keys() == tensors.keys()
+  for name, value in tensors.items():
+    np.testing.assert_allclose(
+      found[name], value, rtol=1e-3, atol=1e-4, err_msg=name
+    )
+
+
+def test_servers_of_pods_train_the_bits_of_one_process_also_after_a_kill(
+  corpus, tmp_path
+):
+  here, served = tmp_path / "in_process", tmp_path / "local_servers"
+  train(corpus, here, TRAIN_STEPS=8)
+  client = runs.start(
+    "train",
+    corpus,
+    served,
+    **{**SETTINGS, "TRAIN_STEPS": 10**6, "PODS": "local_servers"},
+  )
+  step = served / "checkpoints/step_00000004"
+  wait_until(step.exists, client)
+  client.kill()
+  client.communicate()
+  for newer in (served / "checkpoints").glob("step_*"):
+    assert newer == step, "the run was killed too late for this test"
+  train(corpus, served, TRAIN_STEPS=8, PODS="local_servers")
+  runs.assert_same_tensors(here, served, 8)
+
+
+def test_pods_of_two_hosts_train_what_one_process_does_for_two_clients(
+  corpus, tmp_path
+):
+  """The second client resumes on the same servers."""
+  here, there = tmp_path / "in_process", tmp_path / "cluster"
+  train(corpus, here, TRAIN_STEPS=8)
+  with Served(4, variables={"JAX_PLATFORMS": "cpu"}) as servers:
+    islands = [servers.addresses[:2], servers.addresses[2:]]
+    cluster = {"PODS": "cluster", "ISLANDS": islands}
+    for steps in (4, 8):
+      train(corpus, there, TRAIN_STEPS=steps, **cluster)
+  assert_near(there, here, 8)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_server_is_named_and_the_run_resumes(corpus, tmp_path, number):
+  model_dir = tmp_path / "run"
+  variables = {"JAX_PLATFORMS": "cpu"}
+  settings = {**SETTINGS, "PODS": "cluster", "POD_TIMEOUT_SECS": 4.0}
+  with Served(2, variables=variables) as servers:
+    endless = {**settings, "TRAIN_STEPS": 10**6, "ISLANDS": servers.islands}
+    client = runs.start("train", corpus, model_dir, **endless)
+    step = model_dir / "checkpoints/step_00000004"
+    wait_until(step.exists, client)
+    servers.processes[1].send_signal(number)
+    _, error = client.communicate(timeout=60)
+    assert client.returncode == 2, error
+    assert re.match(
+      f"palm_mtf: pod 1: its server {servers.addresses[1]} has not answered "
+      "for 4 seconds,",
+      error.splitlines()[-1],
+    ), error
+  with Served(2, variables=variables) as servers:
+    newest = max((model_dir / "checkpoints").glob("step_*"))
+    steps = int(newest.name.removeprefix("step_")) + 4
+    train(
+      corpus,
+      model_dir,
+      **{**settings, "TRAIN_STEPS": steps, "ISLANDS": servers.islands},
+    )
+
+
+def test_a_server_without_accelerators_ends_the_run_at_its_start(
+  corpus, tmp_path
+):
+  with Served(2, variables={"JAX_PLATFORMS": ""}) as servers:
+    settings = {**SETTINGS, "PODS": "cluster", "ISLANDS": servers.islands}
+    client = runs.start("train", corpus, tmp_path, **settings, TRAIN_STEPS=4)
+    _, error = client.communicate(timeout=120)
+  assert client.returncode == 2, error
+  assert error.splitlines()[-1].startswith(
+    f'palm_mtf: pod 0: the server {servers.addresses[0]}: TPU = "v4-8": JAX '
+    "finds no TPU on this machine ("
+  ), error

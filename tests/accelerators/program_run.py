@@ -1,0 +1,68 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a training program on the host path or on virtual accelerators."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.training.step import TrainStep
+from tests.accelerators import on_virtual_devices
+from tests.mtf_testing import PALM_OPTIMIZER, read_variables
+
+FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
+BATCH_SIZE = 8
+
+
+class ProgramRun:
+  """A program with initial variables."""
+
+  def __init__(self, session: tf.Session, program: TrainProgram):
+    self.session, self.program = session, program
+    self.step = TrainStep(Client(session), program)
+    session.run(program.initialize)
+
+  def variables(self, pod: int = 0) -> dict[str, np.ndarray]:
+    """Returns all variables of a pod."""
+    return read_variables(self.session, self.program.pods[pod].slices)
+
+  def fetch(self, build: Callable[[], Any], feed: Any = None) -> Any:
+    """Builds tensors or operations, and runs them."""
+    return self.session.run(build(), feed)
+
+
+@contextlib.contextmanager
+def run_of(
+  config: PalmConfig,
+  mesh: MeshLayout,
+  *,
+  num_pods: int = 1,
+  optimizer: object = PALM_OPTIMIZER,
+  features: Sequence[str] = FEATURES,
+  batch_size: int = BATCH_SIZE,
+) -> Iterator[ProgramRun]:
+  """Opens a run; on accelerators if `mesh` has TPU."""
+  build = build_train_program
+  if mesh.tpu:
+    build = on_virtual_devices.build_train_program
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh.num_devices, num_pods)) as session,
+  ):
+    program = build(
+      config,
+      mesh,
+      optimizer,
+      batch_size=batch_size,
+      seed=3,
+      features=features,
+      pods=PodsConfig(num_pods=num_pods, dcn_dtype="float32"),
+    )
+    yield ProgramRun(session, program)

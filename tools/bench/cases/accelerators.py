@@ -1,0 +1,118 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the program of accelerators with the host path on this CPU.
+
+python -m tools.bench accelerators
+python -m tools.bench accelerators --size 113M --dtype float32 --rounds 30
+"""
+
+# Two programs take turns, one training step each, on one device and the same
+# rows. The host path computes with TensorFlow, oneDNN and palm_mtf's C++. XLA
+# compiles the program of accelerators for one virtual CPU device.
+
+import argparse
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from palm_mtf.machine.process import own_process
+from tools.bench import models
+from tools.bench.command import Flag, worker_command
+from tools.bench.pairs import race, ratio
+from tools.peers.turns import take_turns
+
+PROGRAMS = ("host", "xla")
+BATCH_SIZE = 8
+FLAGS = {
+  "--size": Flag("26.6M", "of the model", [*models.SIZES]),
+  "--dtype": Flag(
+    models.fast_dtype_here(), "of both programs", ["bfloat16", "float32"]
+  ),
+  "--rounds": Flag(30, "timed steps of each program"),
+}
+
+
+def work(program: str, size: str, dtype: str) -> None:
+  """Takes turns: one training step each."""
+  own_process()  # as commands do
+  os.environ["JAX_PLATFORMS"] = "cpu"
+  config = models.benchmark_config(dtype, size)
+  batch = models.random_tokens(config, BATCH_SIZE)
+  rows = {"inputs": batch, "targets": batch}
+  with _open_step(program, config) as step:
+    number = 0
+
+    def turn() -> dict[str, float]:
+      nonlocal number
+      number += 1
+      return {"loss": step.run(rows, number - 1)["loss"]}
+
+    for _ in range(models.WARM_UP_STEPS):
+      turn()
+    take_turns(turn, {})
+
+
+@contextlib.contextmanager
+def _open_step(program: str, config: object) -> Iterator:
+  """Yields a `TrainStep` with initial values."""
+  from palm_mtf._tf import tf
+  from palm_mtf.accelerators import train_program as accelerators
+  from palm_mtf.config import PodsConfig
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.programs import train_program as host
+  from palm_mtf.runtime.client.client import Client
+  from palm_mtf.runtime.client.connect import accelerators_here
+  from palm_mtf.runtime.program import VARIABLES, Program
+  from palm_mtf.training.step import TrainStep
+
+  module, devices = host, None
+  if program == "xla":
+    module = accelerators
+    devices = accelerators_here(models.ONE_DEVICE, 1).devices
+  session = tf.Session(graph=tf.Graph(), config=session_config(1))
+  with Client(session) as client:
+    with client.graph.as_default():
+      built = module.build_train_program(
+        config,
+        models.ONE_DEVICE,
+        models.PALM_OPTIMIZER,
+        batch_size=BATCH_SIZE,
+        seed=0,
+        features=("inputs", "targets"),
+        pods=PodsConfig(),
+        devices=devices,
+      )
+    client.call(Program(operations=[built.initialize], writes=VARIABLES))
+    yield TrainStep(client, built)
+
+
+def measure(chosen: argparse.Namespace) -> Iterator[dict]:
+  """Yields one record: the ratio of XLA's step to the host path's step."""
+  commands = {
+    name: worker_command(
+      "accelerators", program=name, size=chosen.size, dtype=chosen.dtype
+    )
+    for name in PROGRAMS
+  }
+  turns = race(commands, chosen.rounds)
+  record = dataclasses.asdict(ratio(turns["xla"], turns["host"]))
+  for name in PROGRAMS:
+    record[f"{name}_secs"] = float(np.median([x.secs for x in turns[name]]))
+    record[f"{name}_losses"] = [x.values["loss"] for x in turns[name]]
+  yield {**record, "size": chosen.size, "dtype": chosen.dtype}
+
+
+def row(record: dict) -> str:
+  """Returns a record as a line of text."""
+  disturbed = " (disturbed)" if record["is_disturbed"] else ""
+  host, xla = (np.array(record[f"{x}_losses"]) for x in PROGRAMS)
+  return (
+    f"{record['size']} {record['dtype']}  xla / host  {record['median']:.3f}  "
+    f"{record['low']:.3f} to {record['high']:.3f}  "
+    f"{record['xla_secs']:.3f} / {record['host_secs']:.3f} s  "
+    f"{record['rounds']} rounds, {record['left_out']} left out{disturbed}; "
+    f"losses apart by at most {np.max(np.abs(xla / host - 1)):.1e} of them"
+  )
