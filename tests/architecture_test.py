@@ -41,7 +41,7 @@ IMPORTS = {
   "runtime/host_functions": "",
   "runtime/program": "errors _tf",
   "runtime/processes": "_tf",
-  "mesh": "errors config machine _tf accounting ops native",
+  "mesh": "errors config machine _tf ops native",
   "model": "config _tf accounting ops native",
   "unitransformer": "errors _tf ops model",
   "optim": "config _tf accounting ops",
@@ -53,14 +53,18 @@ IMPORTS = {
   "runtime/server": "__init__ console json_text machine _tf native "
   "runtime/host_functions runtime/processes runtime/addresses runtime/sockets "
   "runtime/server_info",
+  "programs": "errors config _tf accounting ops mesh model optim",
+  "accelerators": "errors json_text config machine _tf accounting ops "
+  "runtime/host_functions runtime/processes mesh model optim runtime/server "
+  "programs",
   "runtime/manager": "__init__ errors json_text config runtime/addresses "
   "runtime/scheduler runtime/server",
   "runtime/client": "__init__ errors json_text config machine _tf native mesh "
   "runtime/program runtime/processes runtime/addresses runtime/sockets "
-  "runtime/scheduler runtime/server_info runtime/server runtime/manager",
+  "runtime/scheduler runtime/server_info runtime/server accelerators "
+  "runtime/manager",
   "runtime/tracer": "errors user_code config machine _tf ops runtime/program "
   "mesh runtime/client",
-  "programs": "errors config _tf accounting ops mesh model optim",
   "generation/decode": "config machine _tf accounting ops native "
   "runtime/program mesh model",
   "rates": "console json_text config machine _tf accounting ops "
@@ -102,10 +106,11 @@ IMPORTS = {
   "training": "__init__ errors json_text config machine _tf accounting ops "
   "native runtime/program runtime/processes mesh runtime/addresses "
   "runtime/server_info runtime/client programs rates model_dir trace "
-  "data/vocabulary data/batches checkpoints generation/inference evaluation",
+  "data/vocabulary data/batches accelerators checkpoints "
+  "generation/inference evaluation",
   "sweep": "errors config machine accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine "
-  "_tf accounting mesh rates model_dir report data/sources "
+  "_tf accounting mesh rates accelerators model_dir report data/sources "
   "data/statistics data/filters data/vocabulary data/tokens "
   "data/batches checkpoints export/trained_model "
   "export/huggingface export/gguf export/saved_model export/npz "

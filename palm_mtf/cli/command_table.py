@@ -150,6 +150,11 @@ COMMANDS = {
         "REMAT, and print the fastest that fit",
         dest="is_search",
       ),
+      "--compile": _switch(
+        "compile the step for TPU, which takes minutes and no TPU, and print "
+        "the compiler's memory, collectives and time next to the plan's",
+        dest="is_compiled",
+      ),
       "--devices": _number(
         "N",
         "number of devices (default: from MESH_SHAPE and NUM_PODS)",

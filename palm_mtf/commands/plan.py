@@ -3,6 +3,7 @@
 """`palm_mtf plan`: computes the time, memory and cost that a run will take."""
 
 import dataclasses
+import importlib.util
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ from palm_mtf.machine.cache_folder import (
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.report.figures import check_can_draw
 from palm_mtf.report.plans import (
+  format_compiled,
   format_curves,
   format_plan,
   format_search,
@@ -50,6 +52,7 @@ def plan(
   plot: str | None,
   has_curves: bool,
   is_search: bool,
+  is_compiled: bool,
   num_devices: int | None,
   output: str | None,
   as_json: bool,
@@ -57,8 +60,9 @@ def plan(
   """Prints the plan of a run: the time, memory and cost that it will take.
 
   Raises:
-    UserError: if settings do not fit together, or the plan needs a rate of the
-      chip, such as its FLOP/s, that is not known.
+    UserError: if settings do not fit together, the plan needs a rate of the
+      chip, such as its FLOP/s, that is not known, or a step that is compiled
+      does not fit into the memory of the chip.
   """
   del model_dir
   if plot:
@@ -67,7 +71,14 @@ def plan(
     raise UserError("--search has no --curves and no --plot; leave them out.")
   if (num_devices is not None or output) and not is_search:
     raise UserError("--devices and --output are of a search; add --search.")
+  if is_compiled and (is_search or has_curves or plot):
+    raise UserError(
+      "--compile has no --search, no --curves and no --plot; leave them out."
+    )
   config = check_settings(config)
+  if is_compiled:
+    print_compiled(config, as_json=as_json)
+    return
   if is_search:
     print_search(
       config, num_devices=num_devices, output=output, as_json=as_json
@@ -100,6 +111,49 @@ def check_settings(config: PlanConfig) -> PlanConfig:
   elif model.activation_dtype == "auto":
     model = dataclasses.replace(model, activation_dtype="bfloat16")
   return dataclasses.replace(config, model=model)
+
+
+def print_compiled(config: PlanConfig, *, as_json: bool) -> None:
+  """Prints a plan, and what the TPU's compiler says of the largest step.
+
+  Raises:
+    UserError: if TPU is not set or is another CHIP, the compiler is not
+      installed, or the step does not fit into the memory of the chip.
+  """
+  _check_can_compile(config)
+  record = plan_of(config)
+  try:
+    # This imports JAX and TensorFlow, which other plans do not need.
+    from palm_mtf.accelerators.compile import compile_run
+  except ImportError as error:
+    raise UserError(
+      f"--compile needs JAX 0.10 ({error}): pip install 'palm_mtf[compile]'"
+    ) from None
+  compiled = compile_run(config)
+  if as_json:
+    print(json_text({**record, "compiled": compiled}))
+  else:
+    print(f"{format_plan(record)}\n{format_compiled(compiled, record)}")
+
+
+def _check_can_compile(config: PlanConfig) -> None:
+  tpu, chip = config.mesh_layout.tpu, config.run.chip
+  if not tpu:
+    raise UserError(
+      '--compile and TPU = "": it compiles for the slice of a pod; set TPU, as '
+      "in layouts/tpu_v4_8.gin."
+    )
+  of_tpu = f"tpu_{tpu.partition('-')[0]}"
+  if chip != of_tpu:
+    raise UserError(
+      f'--compile, TPU = "{tpu}" and CHIP = {chip!r}: it compares with the '
+      f'plan of the same chip; set CHIP = "{of_tpu}".'
+    )
+  if importlib.util.find_spec("libtpu") is None:
+    raise UserError(
+      "--compile needs libtpu, the compiler of TPUs, which is not installed: "
+      "pip install 'palm_mtf[compile]'"
+    )
 
 
 def print_table3(

@@ -55,6 +55,76 @@ def format_verdict(plan: Mapping[str, Any]) -> str:
   return line + "this would: " + ", ".join(changes)
 
 
+def format_compiled(
+  compiled: Mapping[str, Any], plan: Mapping[str, Any]
+) -> str:
+  """Returns a table of what a compiler says of a step, next to the plan.
+
+  Args:
+    compiled: the record from `compile_run` in accelerators/compile.py.
+    plan: the plan of the same step, from `plan_of` in accounting/plan.py.
+  """
+  lines = [
+    f"compiled for {compiled['tpu']} by {compiled['compiler']}",
+    f"{'':<36}{'compiled':>10}{'planned':>14}",
+  ]
+  for each in compiled["programs"]:
+    lines.append(f"  {each['program']}, compiled in {each['secs']:.0f} s")
+    lines += [
+      f"    {name.removesuffix('_bytes'):<32}{num_bytes / _GIB:>10.3f} GiB"
+      for name, num_bytes in each.items()
+      if name.endswith("_bytes") and name != "peak_bytes"
+    ]
+  planned = sum(plan["device_bytes"].values())
+  lines.append(
+    f"  {'memory, at the peak':<34}{compiled['peak_bytes'] / _GIB:>10.3f}"
+    f"{planned / _GIB:>14.3f} GiB"
+  )
+  lines += _list_compiled_moves(compiled, plan)
+  collectives, exchange = (
+    plan["parts"][x] for x in ("collectives", "exchange")
+  )
+  in_pod = plan["step_secs"] - exchange
+  secs = compiled["secs"]
+  for name, found, expected in (
+    (
+      "compute, by the compiler's cycles",
+      secs["compute"],
+      in_pod - collectives,
+    ),
+    ("collectives, at the links' rate", secs["collectives"], collectives),
+    ("both, one after the other", sum(secs.values()), in_pod),
+  ):
+    lines.append(f"  {name:<34}{found:>10.4f}{expected:>14.4f} s")
+  return "\n".join(lines)
+
+
+def _list_compiled_moves(
+  compiled: Mapping[str, Any], plan: Mapping[str, Any]
+) -> Iterator[str]:
+  """Yields a line for each kind of collective and its axes, largest first."""
+  planned = {
+    (x["kind"], *x["axes"]): x["bytes"]
+    for x in plan["moved"]
+    if x["link"] == "pod"
+  }
+  found = {(x["kind"], *x["axes"]): x for x in compiled["moved"]}
+  sizes = {key: x["bytes"] for key, x in found.items()}
+  for key in sorted(
+    {**planned, **sizes},
+    key=lambda x: -max(planned.get(x, 0), sizes.get(x, 0)),
+  ):
+    kind, *axes = key
+    groups = found.get(key)
+    where = f"  in groups of {groups['group_devices']:,}" if groups else ""
+    name = f"{kind} over {'+'.join(axes) or 'other devices'}"
+    yield (
+      f"  {name:<34}"
+      f"{sizes.get(key, 0) / _GB:>10.4f}{planned.get(key, 0) / _GB:>14.4f} GB"
+      f"{where}"
+    )
+
+
 def format_prediction(plan: Mapping[str, Any]) -> str:
   """Returns the predicted time, speed and memory in one line."""
   needed = sum(plan["device_bytes"].values()) / _GIB

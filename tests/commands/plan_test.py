@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command: its table, JSON, picture, and errors in one line."""
 
+import importlib.util
 import json
 import resource
 import subprocess
@@ -9,10 +10,13 @@ import sys
 
 import pytest
 
+from palm_mtf.accounting.plan import plan_of
 from palm_mtf.machine import cache_folder
 from palm_mtf.machine.cache_folder import measured_hardware
 from palm_mtf.rates import calibration
+from palm_mtf.report.plans import format_compiled
 from tests import runs
+from tests.planning import palm_540b
 
 PALM = "--gin_file=recipes/palm_540b_two_pods.gin"
 
@@ -254,3 +258,53 @@ def test_the_layout_that_is_found_trains(palm_mtf, corpus, tmp_path):
   kept = (model_dir / "config.gin").read_text().replace('"', "'")
   assert all(f"\n{line}  # " in kept for line in settings)
   assert (model_dir / "checkpoints" / "step_00000002").is_dir()
+
+
+def test_compiling_needs_a_tpu_that_is_the_chip_and_libtpu(
+  palm_mtf, monkeypatch
+):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  quickstart = "--gin_file=recipes/quickstart.gin"
+  for given, text in (
+    ([quickstart], 'TPU = ""'),
+    (
+      [quickstart, "--gin_file=layouts/tpu_v4_8.gin"],
+      'set CHIP = "tpu_v4".',
+    ),
+    ([PALM, "--search"], "--compile has no --search"),
+    ([PALM, "--curves"], "--compile has no --search, no --curves"),
+    ([PALM], "pip install 'palm_mtf[compile]'"),
+  ):
+    code, out, err = palm_mtf("plan", "--compile", *given)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1 and text in err
+
+
+def test_what_a_compiler_says_stands_next_to_the_plan():
+  plan = plan_of(palm_540b())
+  found = {
+    "tpu": "v4-12x16x16",
+    "compiler": "libtpu 0.0.52",
+    "programs": [{"program": "gradients", "peak_bytes": 2**30, "secs": 7.2}],
+    "peak_bytes": 2**30,
+    "moved": [
+      {
+        "kind": "permute",
+        "axes": ["data"],
+        "groups": 1,
+        "group_devices": 2,
+        "bytes": 5e9,
+      }
+    ],
+    "secs": {"compute": 13.5, "collectives": 3.25},
+  }
+  lines = format_compiled(found, plan).splitlines()
+  assert lines[0] == "compiled for v4-12x16x16 by libtpu 0.0.52"
+  assert lines[1].split() == ["compiled", "planned"]
+  by_name = {line[2:36].strip(): line[36:].split() for line in lines[2:]}
+  assert by_name["memory, at the peak"][::2] == ["1.000", "GiB"]
+  assert by_name["permute over data"][:3] == ["5.0000", "0.0000", "GB"]
+  planned = next(x for x in plan["moved"] if x["axes"] == ["model"])
+  name = f"{planned['kind']} over model"
+  assert by_name[name] == ["0.0000", f"{planned['bytes'] / 1e9:.4f}", "GB"]
+  assert by_name["both, one after the other"][0] == "16.7500"

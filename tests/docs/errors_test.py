@@ -91,6 +91,14 @@ COMMANDS = {
 
 # Messages that need servers, libraries or full disks: other tests give them.
 TESTS = {
+  "--compile needs libtpu": (
+    "commands/plan_test.py",
+    "test_compiling_needs_a_tpu_that_is_the_chip_and_libtpu",
+  ),
+  "...: the compiled step does not fit": (
+    "accelerators/compile_test.py",
+    "test_settings_that_fit_are_found_by_compiling_them",
+  ),
   "... returns ...; return a dict": (
     "evaluation/seqio_evaluator_test.py",
     "test_a_metric_function_that_returns_no_dict_is_named",

@@ -84,7 +84,9 @@ def test_every_chip_that_the_page_names_has_a_file():
   assert set(others) == {x for x in files if not x.startswith("tpu_")}
 
 
-COMPARED = [  # by pages_test.py
+COMPARED = [  # by pages_test.py, accelerators/compile_test.py
+  "pip install 'palm_mtf[compile]'",
+  "compiled for v4-12x16x16",
   "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --curves",
   "palm_mtf plan --table3",
   "memory per device",

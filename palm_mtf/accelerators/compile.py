@@ -1,0 +1,310 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the programs of a pod for its TPU slice, on a machine without TPUs.
+
+The TPU's own compiler, libtpu, compiles for a slice that is only described.
+"""
+
+import collections
+import dataclasses
+import importlib.metadata
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from palm_mtf.accelerators.compiled_text import (
+  Collective,
+  CompiledText,
+  find_axes,
+  read_excess,
+)
+from palm_mtf.accelerators.devices import order_tpus
+from palm_mtf.accelerators.step import PodStep, StepSettings
+from palm_mtf.accounting.communication import axes_bandwidth
+from palm_mtf.accounting.plan import (
+  changes_between,
+  memory_parts,
+  nearest_fit,
+)
+from palm_mtf.accounting.step_time import device_rates
+from palm_mtf.config import PlanConfig
+from palm_mtf.config.tpu_slice import tpu_slice
+from palm_mtf.errors import UserError
+
+# Cycles per second of a core: Jouppi et al. 2020 (v2, v3) and 2023 (v4).
+_CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6}
+
+# libtpu's configuration of a chip whose two cores are one device.
+_ONE_DEVICE = "megacore"
+# libtpu reads these when JAX loads it. The first lets several processes have
+# libtpu, which none of them uses to run programs on a TPU. The others stop
+# questions to a TPU's host.
+_ENVIRONMENT = {
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  "TPU_SKIP_MDS_QUERY": "1",
+  "TPU_ACCELERATOR_TYPE": "v4-8",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+_MAX_TRIES = 3  # compilations to find settings that fit
+_GIB = 2**30
+
+
+class _TooLargeError(Exception):
+  """A program needs more memory than the chip has."""
+
+  def __init__(self, needed: float, available: float):
+    super().__init__(f"{needed / _GIB:.2f} of {available / _GIB:.2f} GiB")
+    self.needed, self.available = needed, available
+
+
+def compile_run(config: PlanConfig) -> dict[str, Any]:
+  """Returns what the compiler says of a run's largest step, in plain numbers.
+
+  Sizes and bytes are of one device, and bytes and seconds are of one step.
+  "secs" has "compute", by the compiler's estimate of cycles, and "collectives",
+  which the compiler does not estimate: their bytes, at the rate of CHIP's
+  links.
+
+  Args:
+    config: settings with TPU.
+
+  Raises:
+    UserError: libtpu does not know the slice, or a step does not fit.
+  """
+  try:
+    return _compile_run(config)
+  except _TooLargeError as error:
+    raise UserError(_suggest(config, error)) from None
+
+
+def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
+  """Returns a message that says which settings fit, which it compiles."""
+  line = (
+    f'TPU = "{config.mesh_layout.tpu}": the compiled step does not fit: it '
+    f"needs {error} per device; "
+  )
+  batch_size = config.run.batch_sizes.largest
+  planned = sum(memory_parts(config, batch_size).values())
+  # The compiler needs more than the plan says, for other settings too.
+  memory = planned * error.available / error.needed
+  for _ in range(_MAX_TRIES):
+    smaller = dataclasses.replace(
+      config,
+      hardware=dataclasses.replace(
+        config.hardware,
+        chip_memory_bytes=memory * config.hardware.chip_devices,
+      ),
+    )
+    found = nearest_fit(smaller, batch_size)
+    if found is None:
+      break
+    found = dataclasses.replace(found, hardware=config.hardware)
+    try:
+      peak = _compile_run(found)["peak_bytes"]
+    except _TooLargeError as again:
+      planned = sum(memory_parts(found, batch_size).values())
+      memory = planned * again.available / again.needed
+      continue
+    changes = changes_between(config, found).items()
+    settings = ", ".join(f"{name} = {value!r}" for name, value in changes)
+    return f"{line}with {settings} it needs {peak / _GIB:.2f} GiB and fits."
+  return (
+    f"{line}neither REMAT, microbatches nor storing weights split would do: "
+    "use more devices, or a LAYOUT that splits more."
+  )
+
+
+def _compile_run(config: PlanConfig) -> dict[str, Any]:
+  """Returns the result of `compile_run`; raises _TooLargeError."""
+  layout, rates = config.mesh_layout, device_rates(config)
+  programs, moved, cycles = [], [], 0
+  for name, compiled, kept, secs in _compile_programs(config):
+    text = CompiledText(compiled.as_text())
+    programs.append({"program": name, **_memory(compiled, kept), "secs": secs})
+    moved += [_describe(x, name, config) for x in text.collectives]
+    cycles += text.estimated_cycles
+  peak = max(x["peak_bytes"] for x in programs)
+  if peak > rates.chip_memory_bytes:
+    raise _TooLargeError(peak, rates.chip_memory_bytes)
+  return {
+    "tpu": layout.tpu,
+    "compiler": f"libtpu {importlib.metadata.version('libtpu')}",
+    "programs": programs,
+    "peak_bytes": peak,
+    "moved": _add_up(moved),
+    "collectives": moved,
+    "cycles": cycles,
+    "secs": {
+      "compute": cycles / _CLOCKS[_kind(config)],
+      "collectives": sum(x["secs"] for x in moved),
+    },
+  }
+
+
+def _compile_programs(
+  config: PlanConfig,
+) -> list[tuple[str, Any, int, float]]:
+  """Compiles the programs of a step.
+
+  Returns:
+    For each program, the name; the compiled program; the bytes of a device that
+    other arrays of a run take at the same time; and the seconds.
+  """
+  made = PodStep(_settings(config), "tpu")
+  mesh = made.mesh(_devices(config))
+  state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
+  given = state, made.abstract_batch(mesh), numbers
+  if config.pods.num_pods == 1:
+    return [_compile("step", made.step(mesh), given)]
+  gradients = made.gradients(mesh)
+  parts, losses = jax.eval_shape(gradients, *given)
+  everywhere = PartitionSpec()
+  each_device = PartitionSpec(mesh.axis_names)
+  sums = {name: _float32(x, mesh, each_device) for name, x in parts.items()}
+  losses = _float32(losses, mesh, everywhere)
+  update = made.update_of_parts(mesh)
+  # JAX gives `gradients` only the arrays that it reads, without slots.
+  slots = [x for name, x in state.items() if name not in made.parameters]
+  return [
+    _compile("gradients", gradients, given, kept=sum(map(_slice_bytes, slots))),
+    _compile("update", update, (state, sums, losses, numbers)),
+  ]
+
+
+def _settings(config: PlanConfig) -> StepSettings:
+  # A plan has no data. Joined documents have these features, of a mixture with
+  # one source of inputs and targets; other data have some of them.
+  features = ["inputs", "targets", "segments", "loss_weights"]
+  if config.model.has_prefix:
+    features.append("prefix")
+  return StepSettings(
+    model=config.model,
+    mesh_layout=config.mesh_layout,
+    optimizer=config.optimizer,
+    features=features,
+    num_rows=config.run.batch_sizes.largest // config.pods.num_pods,
+    num_pods=config.pods.num_pods,
+    dcn_dtype=config.pods.dcn_dtype,
+    seed=config.run.seed,
+  )
+
+
+def _kind(config: PlanConfig) -> str:
+  return config.mesh_layout.tpu.partition("-")[0]
+
+
+def _devices(config: PlanConfig) -> list[Any]:
+  """Returns the devices of the slice, in the order of the mesh."""
+  layout = config.mesh_layout
+  where = tpu_slice(layout.tpu)
+  for name, value in _ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+  # The programs run nowhere here, so JAX needs no TPU and takes none. JAX can
+  # write such programs to its cache, but not read them.
+  jax.config.update("jax_platforms", "cpu")
+  jax.config.update("jax_enable_compilation_cache", False)
+  try:
+    topology = topologies.get_topology_desc(
+      platform="tpu",
+      topology_name=f"{_kind(config)}:{'x'.join(map(str, where.chips))}",
+      chip_config_name=_ONE_DEVICE if where.devices_of_chip == 1 else "default",
+    )
+  except Exception as error:  # JAX and libtpu document no errors
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    raise UserError(
+      f'TPU = "{layout.tpu}": libtpu '
+      f"{importlib.metadata.version('libtpu')} cannot compile for it ({line})."
+    ) from None
+  return order_tpus(layout, topology.devices)
+
+
+def _float32(x: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+  sharding = NamedSharding(mesh, spec)
+  return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=sharding)
+
+
+def _slice_bytes(x: jax.ShapeDtypeStruct) -> int:
+  return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
+
+def _compile(
+  name: str, function: Any, given: Sequence[Any], kept: int = 0
+) -> tuple[str, Any, int, float]:
+  begin = time.monotonic()
+  lowered = function.lower(*given)
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    found = read_excess(str(error))
+    if found is None:
+      raise
+    raise _TooLargeError(*found) from None
+  return name, compiled, kept, time.monotonic() - begin
+
+
+def _memory(compiled: Any, kept: int) -> dict[str, int]:
+  """Returns the bytes in the memory of a device while a program runs.
+
+  Args:
+    compiled: the program.
+    kept: bytes of arrays that the program does not read.
+  """
+  found = compiled.memory_analysis()
+  parts = {
+    "kept_bytes": kept,
+    "argument_bytes": found.argument_size_in_bytes,
+    # Results that do not take the place of arguments.
+    "result_bytes": found.output_size_in_bytes - found.alias_size_in_bytes,
+    "temporary_bytes": found.temp_size_in_bytes,
+    "code_bytes": found.generated_code_size_in_bytes,
+  }
+  return {"peak_bytes": sum(parts.values()), **parts}
+
+
+def _describe(
+  collective: Collective, program: str, config: PlanConfig
+) -> dict[str, Any]:
+  layout = config.mesh_layout
+  names, sizes = list(layout.axes), list(layout.axes.values())
+  found = find_axes(collective, sizes)
+  axes = [names[i] for i in found or ()]
+  sent = collective.times * collective.sent_bytes
+  rates = device_rates(config)
+  bandwidth = rates.chip_link_bandwidth
+  if axes:
+    bandwidth = axes_bandwidth(layout, tuple(axes), rates)
+  return {
+    "program": program,
+    "kind": collective.kind,
+    "axes": axes,
+    "groups": len(collective.groups),
+    "group_devices": len(collective.groups[0]),
+    "arrays": list(collective.arrays),
+    "times": collective.times,
+    "bytes": sent,
+    "secs": sent / bandwidth,
+    "origin": collective.origin,
+  }
+
+
+def _add_up(moved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Returns one record per kind of collective and mesh axes."""
+  total: dict[tuple[Any, ...], collections.Counter[str]] = {}
+  groups = {}
+  for each in moved:
+    key = each["kind"], tuple(each["axes"])
+    sums = total.setdefault(key, collections.Counter())
+    sums.update({x: each[x] for x in ("times", "bytes", "secs")})
+    groups.setdefault(key, {x: each[x] for x in ("groups", "group_devices")})
+  return [
+    {"kind": kind, "axes": list(axes), **groups[kind, axes], **sums}
+    for (kind, axes), sums in total.items()
+  ]

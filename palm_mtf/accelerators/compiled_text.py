@@ -1,0 +1,332 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the text of a program that XLA has compiled for a TPU.
+
+The text has one line per instruction, in the order in which a device runs them:
+
+  %all-gather.1 = bf16[128,64]{1,0} all-gather(%x), replica_groups={{0,1}}, ...
+
+Instructions form computations. The program begins with the computation ENTRY;
+loops, calls and fusions run others.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+Groups = tuple[tuple[int, ...], ...]
+
+_BYTES = {
+  **dict.fromkeys(("pred", "s8", "u8"), 1),
+  **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
+  **dict.fromkeys(("s32", "u32", "f32"), 4),
+  **dict.fromkeys(("s64", "u64", "f64"), 8),
+}
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*->.*\{$")
+_INSTRUCTION = re.compile(
+  r"\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\((.*)$"
+)
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+_NAME = re.compile(r"%([\w.\-]+)")
+_KINDS = {
+  "all-gather": "all_gather",
+  "all-reduce": "all_reduce",
+  "all-to-all": "all_to_all",
+  "collective-permute": "permute",
+  "reduce-scatter": "reduce_scatter",
+}
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# Instructions whose operand has the value of the result.
+_SAME_VALUE = ("bitcast", "copy")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collective:
+  """A collective of a compiled program.
+
+  Attributes:
+    kind: "all_gather", "all_reduce", "all_to_all", "permute" or
+      "reduce_scatter".
+    arrays: dtype and shape of the arrays: of the result of an all-gather, of a
+      device's operand of the others, such as "bf16[128,64]".
+    groups: numbers of the devices of each group; of a permute, each pair of a
+      sender and a receiver.
+    times: how many times a device takes part in a run of the program.
+    sent_bytes: bytes that a device sends each time.
+    origin: name of the operation of which XLA made the collective, or "".
+  """
+
+  kind: str
+  arrays: tuple[str, ...]
+  groups: Groups
+  times: int
+  sent_bytes: float
+  origin: str
+
+
+class _Instruction(NamedTuple):
+  is_root: bool
+  name: str
+  shape: str
+  opcode: str
+  rest: str  # operands and attributes
+
+  @property
+  def operands(self) -> list[str]:
+    """Names of the operands."""
+    return _NAME.findall(self.rest.split(")", 1)[0])
+
+  def attribute(self, name: str) -> str:
+    """Returns the computation that an attribute names, or ""."""
+    found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+    return found[1] if found else ""
+
+
+class CompiledText:
+  """The text of a compiled program."""
+
+  def __init__(self, text: str):
+    self._computations: dict[str, dict[str, _Instruction]] = {}
+    self._entry = ""
+    current: dict[str, _Instruction] = {}
+    for line in text.splitlines():
+      if begin := _COMPUTATION.match(line):
+        current = self._computations[begin[2]] = {}
+        if begin[1]:
+          self._entry = begin[2]
+      elif found := _INSTRUCTION.match(line):
+        each = _Instruction(bool(found[1]), *found.groups()[1:])
+        current[each.name] = each
+
+  @property
+  def collectives(self) -> list[Collective]:
+    """The collectives, in the order of the program."""
+    return [
+      _read_collective(fused or each, each if fused else None, times)
+      for each, times in self._run(self._entry, 1)
+      for fused in [*self._fused_collectives(each), None]
+      if fused or each.opcode.removesuffix("-start") in _KINDS
+    ]
+
+  @property
+  def estimated_cycles(self) -> int:
+    """Cycles of a core, without collectives, by the compiler's estimate."""
+    total = 0
+    for each, times in self._run(self._entry, 1):
+      found = re.search(r'"estimated_cycles":"(\d+)"', each.rest)
+      total += times * int(found[1]) if found else 0
+    return total
+
+  def _run(
+    self, computation: str, times: int
+  ) -> Iterator[tuple[_Instruction, int]]:
+    """Yields each instruction that runs, and how many times it runs."""
+    for each in self._computations[computation].values():
+      yield each, times
+      if each.opcode == "while":
+        rounds = self._count_rounds(computation, each)
+        yield from self._run(each.attribute("body"), times * rounds)
+      elif each.opcode == "call":
+        yield from self._run(each.attribute("to_apply"), times)
+      elif each.opcode == "async-start":
+        yield from self._run(each.attribute("calls"), times)
+
+  def _fused_collectives(self, each: _Instruction) -> list[_Instruction]:
+    if each.opcode != "fusion":
+      return []
+    inner = self._computations[each.attribute("calls")].values()
+    return [x for x in inner if x.opcode in _KINDS]
+
+  def _count_rounds(self, computation: str, loop: _Instruction) -> int:
+    """Returns the number of rounds of a loop.
+
+    The loop's counter is one of the loop's values, and the loop ends when the
+    counter reaches a constant.
+    """
+    condition, body = loop.attribute("condition"), loop.attribute("body")
+    test = self._root(condition)
+    counter, end = (self._source(condition, x) for x in test.operands)
+    place = re.search(r"\bindex=(\d+)", counter.rest)
+    if "direction=LT" not in test.rest or not place:
+      raise ValueError(f"the loop {loop.name} does not count to a number")
+    (values,) = loop.operands
+    begin, added = (
+      self._source(of, each.operands[int(place[1])])
+      for of, each in (
+        (computation, self._computations[computation][values]),
+        (body, self._root(body)),
+      )
+    )
+    step = self._source(body, added.operands[1])
+    numbers = (_constant(x) for x in (begin, end, step))
+    return len(range(*numbers))
+
+  def _root(self, computation: str) -> _Instruction:
+    found = self._computations[computation].values()
+    return next(x for x in found if x.is_root)
+
+  def _source(self, computation: str, name: str) -> _Instruction:
+    """Returns the instruction that computes a value, without copies."""
+    found = self._computations[computation][name]
+    if found.opcode in _SAME_VALUE:
+      return self._source(computation, found.operands[0])
+    return found
+
+
+def _constant(x: _Instruction) -> int:
+  if x.opcode != "constant":
+    raise ValueError(f"{x.name} is not a constant")
+  return int(x.rest.split(")", 1)[0])
+
+
+def _read_collective(
+  each: _Instruction, fusion: _Instruction | None, times: int
+) -> Collective:
+  """Returns the collective of an instruction.
+
+  Args:
+    each: the instruction, perhaps in a fusion.
+    fusion: the fusion, or None.
+    times: how many times the instruction runs.
+  """
+  kind = _KINDS[each.opcode.removesuffix("-start")]
+  arrays = _arrays(each)
+  groups = read_groups(each.rest)
+  n = len(groups[0])
+  size = sum(_array_bytes(*x) for x in arrays)
+  if kind == "reduce_scatter":  # the result is a part of the operand
+    arrays = [_scale(x, n, each) for x in arrays]
+    size *= n
+  elif kind == "all_reduce" and fusion:
+    # A fusion with a part of the sum is a reduce-scatter.
+    of_fusion = sum(_array_bytes(*x) for x in _ARRAY.findall(fusion.shape))
+    if of_fusion * n <= size:
+      kind = "reduce_scatter"
+  if kind == "permute":
+    sent = size
+  else:
+    sent = (n - 1) / n * size * (2 if kind == "all_reduce" else 1)
+  origin = re.search(r'op_name="([^"]*)"', each.rest)
+  return Collective(
+    kind=kind,
+    arrays=tuple(f"{dtype}[{sizes}]" for dtype, sizes in arrays),
+    groups=groups,
+    times=times,
+    sent_bytes=sent,
+    origin=origin[1] if origin else "",
+  )
+
+
+def _arrays(each: _Instruction) -> list[tuple[str, str]]:
+  """Returns dtype and sizes of the arrays in the result of a collective."""
+  found = _ARRAY.findall(each.shape)
+  if each.opcode == "all-gather-start":  # operands, then results
+    return found[len(found) // 2 :]
+  if each.opcode == "collective-permute-start":
+    return found[:1]  # then the result, and numbers of the transfer
+  return found
+
+
+def _scale(
+  array: tuple[str, str], n: int, each: _Instruction
+) -> tuple[str, str]:
+  """Returns the operand of a reduce-scatter from the result."""
+  dtype, text = array
+  sizes = text.split(",")
+  axis = re.search(r"dimensions=\{(\d+)\}", each.rest)
+  sizes[int(axis[1])] = str(int(sizes[int(axis[1])]) * n)
+  return dtype, ",".join(sizes)
+
+
+def _array_bytes(dtype: str, sizes: str) -> int:
+  return _BYTES[dtype] * math.prod(int(x) for x in sizes.split(",") if x)
+
+
+def read_groups(attributes: str) -> Groups:
+  """Returns the groups of devices in the attributes of a collective.
+
+  XLA lists the numbers, {{0,1},{2,3}}; or writes [2,2]<=[4], the numbers below
+  4 as a matrix of this shape; or [2,2]<=[2,2]T(1,0), after transposing an array
+  of all numbers.
+  """
+  found = re.search(
+    r"(?:replica_groups|source_target_pairs)="
+    r"(\{\{.*?\}\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)",
+    attributes,
+  )
+  return _parse_groups(found[1] if found else "")
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_groups(text: str) -> Groups:
+  if text.startswith("{{"):
+    rows = text.strip("{}").split("},{")
+    return tuple(tuple(int(x) for x in row.split(",")) for row in rows)
+  found = re.match(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+  if not found:
+    raise ValueError(f"groups of devices that are not known: {text!r}")
+  sizes = _numbers(found[3])
+  order = _numbers(found[4]) if found[4] else list(range(len(sizes)))
+  numbers = _transpose(sizes, order)
+  n = int(found[2])
+  return tuple(
+    tuple(numbers[i : i + n]) for i in range(0, int(found[1]) * n, n)
+  )
+
+
+def _numbers(text: str) -> list[int]:
+  return [int(x) for x in text.split(",")]
+
+
+def _transpose(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
+  """Returns the numbers of an array [sizes] after transposing it."""
+  strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+  numbers = [0]
+  for axis in order:
+    moved = [i * strides[axis] for i in range(sizes[axis])]
+    numbers = [x + y for x in numbers for y in moved]
+  return numbers
+
+
+def find_axes(
+  collective: Collective, mesh_sizes: Sequence[int]
+) -> tuple[int, ...] | None:
+  """Returns the axes of a mesh over which the devices of each group differ.
+
+  The result is None if the groups are not all devices that differ only along
+  these axes.
+  """
+  strides = [math.prod(mesh_sizes[i + 1 :]) for i in range(len(mesh_sizes))]
+  axes = tuple(
+    axis
+    for axis, (stride, size) in enumerate(zip(strides, mesh_sizes, strict=True))
+    if any(
+      len({device // stride % size for device in group}) > 1
+      for group in collective.groups
+    )
+  )
+  expected = math.prod(mesh_sizes[axis] for axis in axes)
+  sizes = {len(group) for group in collective.groups}
+  is_whole = collective.kind == "permute" or sizes == {expected}
+  return axes if is_whole else None
+
+
+def read_excess(message: str) -> tuple[float, float] | None:
+  """Returns the bytes that a program needs, and those that a chip has.
+
+  The result is None if the message of the compiler says nothing of them.
+  """
+  found = re.search(
+    r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)",
+    message,
+  )
+  if not found:
+    return None
+  needed, unit, available, unit_of_available = found.groups()
+  return (
+    float(needed) * _UNITS[unit],
+    float(available) * _UNITS[unit_of_available],
+  )
