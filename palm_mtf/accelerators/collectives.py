@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives in TensorFlow functions that JAX compiles and runs.
 
-TensorFlow has no operation for XLA's all-gather, and JAX cannot lower its other
-collectives for CPUs and GPUs. An XlaCallModule holds StableHLO, which JAX takes
-over as it is.
+TensorFlow has no operation for XLA's all-gather, and JAX cannot lower
+TensorFlow's other collectives for CPUs and GPUs. So each collective here is an
+XlaCallModule, whose StableHLO JAX copies into its own program unchanged.
 
-`groups` has the numbers of the devices that take part together: their places in
-`jax.sharding.Mesh.devices`, flattened. All groups have one size.
+`groups` lists the devices of each group. A device's number is its index in
+`jax.sharding.Mesh.devices`, flattened. All groups have the same size.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,14 @@ def reduce_scatter(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
 
 
 def all_gather(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
-  """Returns the parts of all devices of a group, joined along `axis`."""
+  """Returns the parts of all devices of a group, joined along `axis`.
+
+  Args:
+    x: this device's part, float32, bfloat16 or int32; it has the same shape on
+      all devices.
+    groups: numbers of devices; parts are joined in the order in a group.
+    axis: dimension along which the parts are joined.
+  """
   shape = x.shape.as_list()
   shape[axis] *= len(groups[0])
   attributes = [f"all_gather_dim = {axis} : i64", _replica_groups(groups)]
@@ -88,7 +95,8 @@ def _call(
     f"tensor<{'x'.join([*map(str, each), _NAMES[x.dtype]])}>"
     for each in (x.shape.as_list(), shape)
   )
-  # The channel makes the numbers those of devices, and not those of replicas.
+  # With a channel and use_global_device_ids, XLA reads the groups as numbers of
+  # devices; otherwise it would read them as numbers of replicas.
   channel = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
   attributes = ", ".join([*attributes, channel, "use_global_device_ids"])
   module = (

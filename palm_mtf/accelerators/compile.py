@@ -43,9 +43,9 @@ _CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6}
 
 # libtpu's configuration of a chip whose two cores are one device.
 _ONE_DEVICE = "megacore"
-# libtpu reads these when JAX loads it. The first lets several processes have
-# libtpu, which none of them uses to run programs on a TPU. The others stop
-# questions to a TPU's host.
+# libtpu reads these variables when JAX loads libtpu. With the first, several
+# processes can load libtpu at once, because none of them opens a TPU. The
+# others keep libtpu from querying the metadata server of a TPU VM.
 _ENVIRONMENT = {
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
   "TPU_SKIP_MDS_QUERY": "1",
@@ -66,12 +66,13 @@ class _TooLargeError(Exception):
 
 
 def compile_run(config: PlanConfig) -> dict[str, Any]:
-  """Returns what the compiler says of a run's largest step, in plain numbers.
+  """Compiles the largest step of a run; returns a record that fits into JSON.
 
-  Sizes and bytes are of one device, and bytes and seconds are of one step.
-  "secs" has "compute", by the compiler's estimate of cycles, and "collectives",
-  which the compiler does not estimate: their bytes, at the rate of CHIP's
-  links.
+  Sizes and bytes are per device. Each entry of "programs" has the memory of one
+  program, and in "secs" the seconds that the compilation took. All other bytes
+  and seconds are per step: "secs" has "compute", the compiler's estimate of
+  cycles over the clock rate; and "collectives", the bytes that a device sends
+  over the bandwidth of its links, because the compiler gives no estimate.
 
   Args:
     config: settings with TPU.
@@ -86,14 +87,18 @@ def compile_run(config: PlanConfig) -> dict[str, Any]:
 
 
 def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
-  """Returns a message that says which settings fit, which it compiles."""
+  """Returns an error message that names settings with which the step fits.
+
+  To find such settings, it compiles at most _MAX_TRIES other configurations.
+  """
   line = (
     f'TPU = "{config.mesh_layout.tpu}": the compiled step does not fit: it '
     f"needs {error} per device; "
   )
   batch_size = config.run.batch_sizes.largest
   planned = sum(memory_parts(config, batch_size).values())
-  # The compiler needs more than the plan says, for other settings too.
+  # Assume that the compiled step exceeds the plan by the same factor for other
+  # settings, so that the plan may use only this much of the memory.
   memory = planned * error.available / error.needed
   for _ in range(_MAX_TRIES):
     smaller = dataclasses.replace(
@@ -117,8 +122,9 @@ def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
     settings = ", ".join(f"{name} = {value!r}" for name, value in changes)
     return f"{line}with {settings} it needs {peak / _GIB:.2f} GiB and fits."
   return (
-    f"{line}neither REMAT, microbatches nor storing weights split would do: "
-    "use more devices, or a LAYOUT that splits more."
+    f"{line}no value of REMAT, number of microbatches or split storage of "
+    "weights was found that fits: use more devices, or a LAYOUT that splits "
+    "more."
   )
 
 
@@ -155,8 +161,9 @@ def _compile_programs(
   """Compiles the programs of a step.
 
   Returns:
-    For each program, the name; the compiled program; the bytes of a device that
-    other arrays of a run take at the same time; and the seconds.
+    For each program, its name; the compiled program; the bytes per device of
+    arrays that the program does not read, but that stay in memory while the
+    program runs; and the seconds that the compilation took.
   """
   made = PodStep(_settings(config), "tpu")
   mesh = made.mesh(_devices(config))
@@ -171,7 +178,8 @@ def _compile_programs(
   sums = {name: _float32(x, mesh, each_device) for name, x in parts.items()}
   losses = _float32(losses, mesh, everywhere)
   update = made.update_of_parts(mesh)
-  # JAX gives `gradients` only the arrays that it reads, without slots.
+  # JAX drops arguments that a program does not read, so the memory analysis of
+  # `gradients` lacks the optimizer slots, which the device holds all the same.
   slots = [x for name, x in state.items() if name not in made.parameters]
   return [
     _compile("gradients", gradients, given, kept=sum(map(_slice_bytes, slots))),
@@ -180,8 +188,9 @@ def _compile_programs(
 
 
 def _settings(config: PlanConfig) -> StepSettings:
-  # A plan has no data. Joined documents have these features, of a mixture with
-  # one source of inputs and targets; other data have some of them.
+  # A plan has no data, so assume the most features that a run can have: those
+  # of documents joined into sequences, from a mixture in which a source has
+  # inputs and targets.
   features = ["inputs", "targets", "segments", "loss_weights"]
   if config.model.has_prefix:
     features.append("prefix")
@@ -207,8 +216,9 @@ def _devices(config: PlanConfig) -> list[Any]:
   where = tpu_slice(layout.tpu)
   for name, value in _ENVIRONMENT.items():
     os.environ.setdefault(name, value)
-  # The programs run nowhere here, so JAX needs no TPU and takes none. JAX can
-  # write such programs to its cache, but not read them.
+  # This process runs no program, so keep JAX from opening a TPU. Disable JAX's
+  # compilation cache: JAX can write programs for a described slice to the
+  # cache, but fails to read them.
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_enable_compilation_cache", False)
   try:

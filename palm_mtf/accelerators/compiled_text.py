@@ -50,13 +50,14 @@ class Collective:
   Attributes:
     kind: "all_gather", "all_reduce", "all_to_all", "permute" or
       "reduce_scatter".
-    arrays: dtype and shape of the arrays: of the result of an all-gather, of a
-      device's operand of the others, such as "bf16[128,64]".
-    groups: numbers of the devices of each group; of a permute, each pair of a
-      sender and a receiver.
-    times: how many times a device takes part in a run of the program.
+    arrays: dtype and shape of each array, such as "bf16[128,64]": for an
+      all-gather the whole result, for other kinds the operand on one device.
+    groups: numbers of the devices in each group; for a permute, each group is a
+      pair (sender, receiver).
+    times: how many times a device runs the collective per run of the program.
     sent_bytes: bytes that a device sends each time.
-    origin: name of the operation of which XLA made the collective, or "".
+    origin: XLA's `op_name`, which names the JAX operation from which XLA made
+      the collective; "" if the program does not say.
   """
 
   kind: str
@@ -123,7 +124,11 @@ class CompiledText:
   def _run(
     self, computation: str, times: int
   ) -> Iterator[tuple[_Instruction, int]]:
-    """Yields each instruction that runs, and how many times it runs."""
+    """Yields (instruction, how many times it runs), in the order of the text.
+
+    Enters loops, calls and asynchronous calls, but neither fusions nor
+    conditionals.
+    """
     for each in self._computations[computation].values():
       yield each, times
       if each.opcode == "while":
@@ -267,7 +272,7 @@ def _parse_groups(text: str) -> Groups:
     return tuple(tuple(int(x) for x in row.split(",")) for row in rows)
   found = re.match(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
   if not found:
-    raise ValueError(f"groups of devices that are not known: {text!r}")
+    raise ValueError(f"device groups in an unknown format: {text!r}")
   sizes = _numbers(found[3])
   order = _numbers(found[4]) if found[4] else list(range(len(sizes)))
   numbers = _transpose(sizes, order)
@@ -294,10 +299,15 @@ def _transpose(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
 def find_axes(
   collective: Collective, mesh_sizes: Sequence[int]
 ) -> tuple[int, ...] | None:
-  """Returns the axes of a mesh over which the devices of each group differ.
+  """Returns the numbers of the mesh axes over which a collective communicates.
 
-  The result is None if the groups are not all devices that differ only along
-  these axes.
+  These are the axes along which the devices of some group differ. Returns None
+  if a group has not all devices along these axes; but the pairs of a permute
+  need not be such groups, so for a permute the result is never None.
+
+  Args:
+    collective: the collective; device numbers are row-major in the mesh.
+    mesh_sizes: sizes of the mesh's axes.
   """
   strides = [math.prod(mesh_sizes[i + 1 :]) for i in range(len(mesh_sizes))]
   axes = tuple(
@@ -315,9 +325,11 @@ def find_axes(
 
 
 def read_excess(message: str) -> tuple[float, float] | None:
-  """Returns the bytes that a program needs, and those that a chip has.
+  """Parses the compiler's error message for a program that exceeds the memory.
 
-  The result is None if the message of the compiler says nothing of them.
+  Returns:
+    The bytes that the program needs per device, and the bytes that a device
+    has; None if `message` is another error.
   """
   found = re.search(
     r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)",

@@ -94,7 +94,9 @@ def start_host(host: HostSettings) -> None:
   """Starts JAX on a host of a pod.
 
   Raises:
-    UserError: the host has other devices than the mesh needs.
+    UserError: the host does not have the devices that the mesh needs; or this
+      process is already another host of a pod, or a host of a larger or smaller
+      pod.
   """
   global _started
   if host.num_hosts > 1 and not _started:
@@ -107,7 +109,18 @@ def start_host(host: HostSettings) -> None:
       f"it was host {_started[0]} of {_started[1]} and cannot become host "
       f"{host.number} of {host.num_hosts}; start its server again."
     )
-  find_devices(host.mesh_layout, host.num_hosts)
+  devices = find_devices(host.mesh_layout, host.num_hosts)
+  numbers = host_of_devices(host.mesh_layout, host.num_hosts)
+  here = {
+    number
+    for number, x in zip(numbers, devices, strict=True)
+    if x.process_index == jax.process_index()
+  }
+  if here != {host.number}:
+    raise UserError(
+      f"it has the devices of host {min(here)}, and ISLANDS lists it as host "
+      f"{host.number}; list the servers in the order of the slice's workers."
+    )
 
 
 def host_of_devices(mesh: MeshLayout, num_hosts: int) -> list[int]:
@@ -131,10 +144,13 @@ def find_devices(
   Args:
     mesh: axes of the pod.
     num_hosts: number of the pod's hosts.
-    pod: number of the pod among the pods of this process.
+    pod: number of the pod among the pods of this process. Each pod has devices
+      of its process to itself; on TPUs a process has one pod, so `pod` is
+      unused.
 
   Raises:
-    UserError: the machine has other devices than the mesh needs.
+    UserError: JAX has another version, or finds no such devices, too few, or
+      another TPU slice.
   """
   if not jax.__version__.startswith(_JAX):
     raise UserError(
@@ -189,7 +205,7 @@ def order_tpus(mesh: MeshLayout, found: Sequence[Any]) -> list[Any]:
     last = [max(x) + 1 for x in zip(*by_place, strict=True)]
     raise UserError(
       f'TPU = "{where.name}" has {where.mesh_shape} devices along (x, y, z, '
-      f"core), and JAX finds {tuple(last)}; name that slice."
+      f"core), but JAX finds {tuple(last)}; set TPU to the slice of that shape."
     )
   return [by_place[x] for x in places]
 
@@ -203,7 +219,8 @@ def platform_of(mesh: MeshLayout) -> str:
 
 def _make_virtual_devices(num: int) -> None:
   if jax.config.jax_num_cpu_devices < num:
-    # JAX makes CPU devices once in a process. The caller counts them.
+    # JAX creates its CPU devices once per process, and later refuses to change
+    # their number. Ignore this error, because the caller checks the number.
     with contextlib.suppress(RuntimeError):
       jax.config.update("jax_num_cpu_devices", num)
 

@@ -70,6 +70,6 @@ def start_host(text: bytes) -> bytes:
 
 @host_function
 def call_pod(function: bytes, *inputs: Any) -> Any:
-  """Calls a function of pod.py, which has its name."""
+  """Calls the function of pod.py whose name is `function`, with `inputs`."""
   pod = importlib.import_module("palm_mtf.accelerators.pod")
   return getattr(pod, function.decode())(*inputs)

@@ -38,7 +38,7 @@ def cut(x: mtf.Tensor) -> mtf.Tensor:
 
 
 class Given(mtf.Operation):
-  """A tensor that a function takes."""
+  """A placeholder: a tensor that a `DeviceFunction` takes as an argument."""
 
   def __init__(self, mesh: mtf.Mesh, name: str, shape: mtf.Shape, dtype: Any):
     super().__init__([], mesh, name=name)
@@ -70,9 +70,11 @@ class DeviceFunction:
       takes: tensors that are given, not computed; unneeded ones are left out.
       gives: tensors to return.
       updates: operations that assign variables.
-      open_axes: {tensor: axes of the mesh over which devices have not added up
-        its terms}. The function adds what it gives, and reads what it takes.
-        None lets the function add up all that it gives.
+      open_axes: {tensor: numbers of the mesh axes over which each device still
+        holds only its term of the tensor's sum}. A call reads the entries of
+        the tensors in `takes`, and writes entries for tensors in `gives`, whose
+        all-reduce is left to the caller. If None, the function all-reduces each
+        tensor that it returns.
     """
     self._placement = placement
     self._open_axes = open_axes

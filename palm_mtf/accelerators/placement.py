@@ -23,7 +23,10 @@ from palm_mtf.ops.variables import SlicedVariable
 
 
 class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
-  """One device of a pod; see `Placement`.
+  """Builds the operations of one device; all devices of a pod run them.
+
+  It has those members of `Placement` (mesh/placement.py) that PaLM's graph
+  uses.
 
   Attributes:
     platform: JAX's name of the devices' kind in lowered programs.
@@ -120,8 +123,10 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       return x
     groups = self._find_groups([mesh_axis])
     whole = x.one_slice
-    # XLA keeps a reduce-scatter only if it cuts the outer dimension in memory,
-    # and is free to choose that dimension of a matrix, but not of other arrays.
+    # XLA keeps a reduce-scatter only if the split dimension is outermost in
+    # memory; otherwise XLA makes it an all-reduce. XLA chooses the memory
+    # layout of a matrix, but not of other arrays, so reshape x to a matrix.
+    # This is not possible if the split dimension is neither first nor last.
     sizes = whole.shape.as_list()
     before, after = sizes[:split_axis], sizes[split_axis + 1 :]
     if before and after:

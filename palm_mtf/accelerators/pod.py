@@ -95,9 +95,17 @@ class _Pod:
     value: np.ndarray,
     rows: tuple[int, int],
   ) -> None:
-    """Sets rows of a device's slice, from the first row to before the last.
+    """Sets rows of a device's slice; a row is one layer's part of the slice.
 
-    The array changes with the last rows of its last slice.
+    The values are kept until all rows of the slices of all devices of this host
+    are set. Only then does the array change.
+
+    Args:
+      programs: the programs.
+      name: name of the array.
+      device: number of the device in the mesh.
+      value: the rows, in any shape that has their elements in order.
+      rows: number of the first row, and of the row after the last.
     """
     num_rows = len(programs.pod_step.names_of(name))
     held = self._rows.setdefault((name, device), {})
@@ -120,7 +128,8 @@ class _Pod:
 
 _pods: dict[bytes, _Pod] = {}
 # A session calls functions in several threads. JAX lists the slices of an array
-# at the first access, and its list is wrong if two threads do so at once.
+# at the first access, and the list is wrong if two threads access the array at
+# once. `initialize_arrays` needs no lock, because nothing else runs before it.
 _lock = threading.Lock()
 
 
@@ -172,22 +181,24 @@ def run_steps(
   Args:
     pod: the pod.
     settings: settings of the programs.
-    num_steps: number of steps to do.
-    rates: rates of each step, [steps, 2] float32.
+    num_steps: number of steps to do, from 1 to `steps`.
+    rates: RATES of each step, [steps, 2] float32.
     dropout_state: state of dropout in each step, [steps, 4] int32.
     features: each feature of each step, [steps, batch, ...].
 
   Returns:
-    The numbers of each step, [steps, numbers] float32 (`PodStep.step`); and the
-    number of steps until the first that is not finite, included. Later steps
-    have changed nothing.
+    The numbers of each step, [steps, numbers] float32 (`PodStep.step`), zeros
+    after the first `num_steps`; and the number of steps up to and including the
+    first step that is not finite, or `num_steps` if all are finite. Neither the
+    step that is not finite nor a later step changes a variable.
   """
   held, programs = _open(pod, settings)
   found, goes_on = [], np.array(True)
   is_finite = programs.pod_step.find_number("is_finite")
   for i in range(int(num_steps)):
-    # No step waits for the numbers of the step before, so that the devices
-    # always have the next step to do.
+    # Dispatch the next step without reading the numbers of this step on the
+    # host, so that the devices never wait for the host. `goes_on` stays on the
+    # devices.
     numbers = _numbers(rates[i], dropout_state[i], goes_on)
     batch = programs.put_batch([x[i] for x in features])
     held.arrays, of_step = programs.step(held.arrays, batch, numbers)
@@ -207,12 +218,19 @@ def find_gradients(
   dropout_state: np.ndarray,
   *features: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
-  """Finds the gradients of a pod's share of a batch.
+  """Computes the gradients of a pod's share of a batch, summed over the pod.
+
+  Args:
+    pod: the pod.
+    settings: settings of the programs.
+    rates: RATES, [2] float32; unused.
+    dropout_state: state of dropout, [4] int32.
+    features: each feature, [batch, ...].
 
   Returns:
-    Sums of the losses and of their weights, [losses] float32. Then, for each
-    parameter, the parts of its gradient that this host's devices have, [parts],
-    in one or more messages (`PodStep.cut_parts`).
+    Sums of the losses and, last, of the weights, [losses] float32. Then, for
+    each parameter, the parts of its gradient on this host's devices, joined
+    into a vector in DCN_DTYPE and cut into messages (`PodStep.cut_parts`).
   """
   held, programs = _open(pod, settings)
   numbers = _numbers(rates, dropout_state)

@@ -46,8 +46,16 @@ def is_stacked(name: str) -> bool:
 class ScannedModel:
   """Loss and gradients of a microbatch on the devices of a pod.
 
-  Arrays of a layer's variables are stacked: [layers, ...] by the name in the
-  first layer.
+  The variables of all layers are stacked in one array, [layers, ...], which has
+  the name of the first layer's variable.
+
+  Attributes:
+    placement: builds the operations of one device.
+    features: the graph's input for each feature, by the feature's name.
+    variables: the trained variables; those of the first layer stand for all.
+    losses: sums of the loss's terms and, last, of the "weight", by name.
+    gradients: gradients of the sum of all terms, by the variable's name.
+    open_axes: mesh axes over which `add_up` has to add a loss or a gradient.
   """
 
   def __init__(
@@ -133,10 +141,11 @@ class ScannedModel:
   def find_gradients(
     self, variables: Arrays, batch: Arrays, dropout_state: jax.Array
   ) -> tuple[Arrays, Arrays]:
-    """Returns the sums of the losses, and their gradients, on one device.
+    """Returns one device's terms of the losses' sums and of their gradients.
 
-    Call it inside of `jax.shard_map`, and then `add_up`, perhaps with sums over
-    several microbatches.
+    Call it inside of `jax.shard_map`. Then call `add_up`, which adds the terms
+    of other devices. With several microbatches, first add up their results, so
+    that `add_up` communicates only once.
 
     Args:
       variables: the device's slices, by name.
@@ -198,7 +207,8 @@ class ScannedModel:
     given = {x.outputs[0]: batch[name] for name, x in self.features.items()}
 
     def call(function, taken, variables, layer=0):
-      # A layer has two places of dropout; the first layer's is place 1.
+      # The graph's block has two dropout places. Layer i uses the same graph,
+      # so shift its places by 2 i to give each layer its own masks.
       places_before = dropout_state + jnp.array([0, 0, 0, 2]) * layer
       state = {self._dropout_state: places_before}
       values, _ = function(index, {**given, **state, **taken}, variables)

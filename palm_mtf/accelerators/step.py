@@ -39,13 +39,16 @@ from palm_mtf.model.dropout import DROPOUT_STATE
 _REPLICATED = PartitionSpec()
 
 
-# Hosts send each other messages of at most this size, because gRPC counts the
+# Hosts send each other messages of about this size, because gRPC counts the
 # bytes of a message in 32 bits.
 _MAX_BYTES = 2**30
 
 
 def cut_rows(num_rows: int, num_bytes: int) -> list[slice]:
-  """Cuts rows of `num_bytes` each into messages of at most 1 GiB."""
+  """Cuts rows of `num_bytes` each into messages.
+
+  A message has at most 1 GiB, or one row if a row is larger.
+  """
   share = max(1, _MAX_BYTES // num_bytes)
   return [slice(i, min(i + share, num_rows)) for i in range(0, num_rows, share)]
 
@@ -229,13 +232,14 @@ class PodStep:
   def step(self, mesh: Mesh) -> Callable[..., tuple[Arrays, jax.Array]]:
     """Returns a function of (state, batch, numbers) that does a step of a pod.
 
-    `state` has the arrays of `variables`, which the function takes over, and
-    `batch` the features, [microbatches, rows, ...] each. `numbers` has RATES,
-    [2] float32; the dropout state of the first microbatch; and `goes_on`, []
-    bool, false if the step must change no variable.
+    The function donates `state`, the arrays of `variables` by name. `batch` has
+    the features by name, [microbatches, rows, ...] each. `numbers` has "rates",
+    [2] float32, in the order of RATES; "dropout_state", [4] int32, for the
+    first microbatch; and "goes_on", [] bool, false if the step must change no
+    variable.
 
-    The function returns the next state, and the numbers, [sum of num_numbers]
-    float32.
+    The function returns the next state, and one vector, [sum of num_numbers]
+    float32, with the values named in `num_numbers`, in that order.
     """
 
     def run(state: Arrays, batch: Arrays, numbers: Arrays):
@@ -253,9 +257,11 @@ class PodStep:
   def gradients(self, mesh: Mesh) -> Callable[..., tuple[Arrays, jax.Array]]:
     """Returns a function of (state, batch, numbers) that finds gradients.
 
-    For the arguments see `step`. The function returns the device's part of
-    each gradient, in the dtype in which pods exchange gradients, and sums of
-    the losses and of their weights, float32.
+    For the arguments see `step`; of `numbers`, only "dropout_state" is read,
+    and `state` is not donated. The function returns {name of a parameter: its
+    gradient, summed over the pod}, in DCN_DTYPE; each gradient is one vector,
+    of which each device holds an equal part (padded). It also returns the sums
+    of the losses and, last, of the weights, [losses] float32.
     """
 
     def run(state: Arrays, batch: Arrays, numbers: Arrays):
@@ -280,7 +286,8 @@ class PodStep:
     """Returns a function of (state, parts, losses, numbers) that updates.
 
     `parts` and `losses` are the sums over all pods of what `gradients` returns,
-    float32. The function returns the same as `step`.
+    float32. The function donates `state` and `parts`. It returns the same as
+    `step`.
     """
 
     def run(state: Arrays, parts: Arrays, losses: jax.Array, numbers: Arrays):
@@ -418,10 +425,10 @@ class PodStep:
     return -(-size // copies)
 
   def _axes(self, name: str) -> tuple[list[int], list[int]]:
-    """Returns over which axes a gradient is a partial sum, and a copy.
+    """Returns two lists of mesh axes, by their numbers.
 
-    Axes of which the devices hold partial sums come last, so that the vector
-    that a reduce-scatter takes is shorter.
+    Over the axes in the first list, the devices hold partial sums of the
+    gradient; over the axes in the second list, they hold equal copies.
     """
     layout = self.model.placement.tensor_layout(self.variables[name].shape)
     split = layout.tensor_axis_to_mesh_axis
@@ -433,7 +440,11 @@ class PodStep:
     ]
 
   def _cut(self, name: str, gradient: jax.Array) -> jax.Array:
-    """Sums a gradient over the pod; returns the device's part, a vector."""
+    """Sums a gradient over the pod; returns the device's part, a vector.
+
+    Axes with copies are cut first, because a cut moves no data and shortens the
+    vector that each reduce-scatter then takes.
+    """
     dims = self.model.placement.shape.dims
     summed, copied = self._axes(name)
     x = jnp.ravel(gradient)

@@ -67,7 +67,8 @@ class DeviceArray:
   def value(self) -> tf.Tensor:
     """Returns the value of the slice."""
     (x,) = call_host(self._process, "read_slice", self._key, [self.dtype])
-    return tf.reshape(x, self.shape)  # a model of one layer has no stacks
+    # The value of a single layer still has the dimension of layers; drop it.
+    return tf.reshape(x, self.shape)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
     """Returns a tensor whose operation sets the slice."""
@@ -383,6 +384,7 @@ class _Builder:
 
 def _after_all(found: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
   """Returns what the first host returns, after all hosts have returned."""
-  # All hosts of a pod have to run a program, also if one result is fetched.
+  # All hosts of a pod have to run the program, even if the session fetches only
+  # one result; otherwise the collectives of the other hosts would wait forever.
   with tf.control_dependencies([x for x, *_ in found]):
     return [tf.identity(x) for x in found[0]]

@@ -11,7 +11,10 @@ from palm_mtf.config.mesh_layout import MeshLayout
 
 
 def uses_accelerators(mesh: DeviceMesh) -> bool:
-  """Returns whether JAX runs the programs of a mesh, on TPUs or GPUs."""
+  """Returns whether JAX, and not TensorFlow, runs the programs of a mesh.
+
+  JAX runs them on TPUs, on GPUs, or in rehearsals on virtual CPU devices.
+  """
   if mesh.tpu:
     return True
   # Stages, and models other than PaLM, run only on TensorFlow's devices.
@@ -19,7 +22,7 @@ def uses_accelerators(mesh: DeviceMesh) -> bool:
 
 
 def has_gpus() -> bool:
-  """Returns whether this machine has GPUs of NVIDIA and JAX for them."""
+  """Returns whether this machine has NVIDIA GPUs and JAX's plugin for them."""
   has_jax = importlib.util.find_spec("jax_cuda12_plugin") is not None
   return has_jax and bool(glob.glob("/dev/nvidia[0-9]*"))
 
@@ -27,6 +30,7 @@ def has_gpus() -> bool:
 def is_rehearsal() -> bool:
   """Returns whether virtual CPU devices take the place of accelerators.
 
-  JAX_PLATFORMS, a variable of JAX, is then "cpu".
+  They do so if the environment variable JAX_PLATFORMS, which JAX reads, is
+  "cpu".
   """
   return os.environ.get("JAX_PLATFORMS") == "cpu"
