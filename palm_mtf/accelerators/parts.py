@@ -106,8 +106,10 @@ class DeviceFunction:
       [taken[x] for x in self.takes],
       [variables[x] for x in self.variables],
     )
-    if not self._exported:
-      self._exported = self._export(arrays)
+    # Pods of one process may call the function for the first time at once.
+    with self._placement.lock:
+      if not self._exported:
+        self._exported = self._export(arrays)
     values, assigned = self._exported.call(*arrays)
     return dict(zip(self.gives, values, strict=True)), assigned
 

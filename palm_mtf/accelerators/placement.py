@@ -7,6 +7,7 @@ the operations of a device; parts.py makes them a function that JAX compiles.
 """
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   Attributes:
     platform: JAX's name of the devices' kind in lowered programs.
+    lock: lock of threads that build operations, with the attributes below.
     index: the device's number in the mesh, [] int32.
     values: the device's slice of each variable that operations read, by name.
     assigned: the next values of variables that operations assign, by name.
@@ -46,6 +48,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self.index: tf.Tensor | None = None
     self.values: dict[str, tf.Tensor] = {}
     self.assigned: dict[str, tf.Tensor] = {}
+    self.lock = threading.Lock()
     self._groups: dict[tuple[int, ...], list[list[int]]] = {}
 
   class LaidOutVariable:

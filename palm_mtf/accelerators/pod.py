@@ -24,14 +24,20 @@ from palm_mtf.accelerators.step import PodStep, StepSettings
 from palm_mtf.runtime.server.clients import at_leave
 
 
+@functools.lru_cache(maxsize=4)
+def make_pod_step(settings: str, platform: str) -> PodStep:
+  return PodStep(StepSettings.from_json(settings), platform)
+
+
 class _Programs:
   """The programs of a pod for batches of one size; JAX compiles each once."""
 
   def __init__(self, settings: str, number: int, num_hosts: int):
-    self.settings = StepSettings.from_json(settings)
-    devices = find_devices(self.settings.mesh_layout, num_hosts, number)
+    layout = StepSettings.from_json(settings).mesh_layout
+    devices = find_devices(layout, num_hosts, number)
     kind = devices[0].platform
-    made = PodStep(self.settings, "cuda" if kind == "gpu" else kind)
+    # Pods of one process share what TensorFlow has lowered.
+    made = make_pod_step(settings, "cuda" if kind == "gpu" else kind)
     self.pod_step, self.devices, self.mesh = made, devices, made.mesh(devices)
     self.step, self.gradients = made.step(self.mesh), made.gradients(self.mesh)
     self.update = made.update_of_parts(self.mesh)

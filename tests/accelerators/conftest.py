@@ -15,5 +15,6 @@ def rehearsal(monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   yield
   pod.make_programs.cache_clear()
+  pod.make_pod_step.cache_clear()
   jax.clear_caches()
   gc.collect()
