@@ -26,6 +26,7 @@ from palm_mtf.runtime.server.clients import at_leave
 
 @functools.lru_cache(maxsize=4)
 def make_pod_step(settings: str, platform: str) -> PodStep:
+  """Returns a PodStep; `settings` is a `StepSettings` as JSON."""
   return PodStep(StepSettings.from_json(settings), platform)
 
 

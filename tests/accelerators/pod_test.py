@@ -50,6 +50,7 @@ def test_first_weights_are_the_bits_of_the_host_path():
     assert_same_bits(run.variables(), expected)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_raises_and_changes_nothing():
   bad = batch_of(1)
   bad["loss_weights"] = np.full_like(bad["loss_weights"], np.inf)
