@@ -25,7 +25,7 @@ from palm_mtf.accelerators.compiled_text import (
   find_axes,
   read_excess,
 )
-from palm_mtf.accelerators.devices import order_tpus
+from palm_mtf.accelerators.devices import first_line, order_tpus
 from palm_mtf.accelerators.step import PodStep, StepSettings
 from palm_mtf.accounting.communication import axes_bandwidth
 from palm_mtf.accounting.plan import (
@@ -228,10 +228,10 @@ def _devices(config: PlanConfig) -> list[Any]:
       chip_config_name=_ONE_DEVICE if where.devices_of_chip == 1 else "default",
     )
   except Exception as error:  # JAX and libtpu document no errors
-    line = (str(error).splitlines() or [type(error).__name__])[0]
     raise UserError(
       f'TPU = "{layout.tpu}": libtpu '
-      f"{importlib.metadata.version('libtpu')} cannot compile for it ({line})."
+      f"{importlib.metadata.version('libtpu')} cannot compile for it "
+      f"({first_line(error)})."
     ) from None
   return order_tpus(layout, topology.devices)
 

@@ -168,7 +168,7 @@ def find_devices(
   except RuntimeError as error:
     raise UserError(
       f"{given}: JAX finds no {kind.upper()} on this machine "
-      f"({_first_line(error)}); install palm_mtf[{_EXTRAS[kind]}], or set "
+      f"({first_line(error)}); install palm_mtf[{_EXTRAS[kind]}], or set "
       "JAX_PLATFORMS=cpu to rehearse the run on virtual CPU devices."
     ) from None
   if kind == "tpu":
@@ -225,5 +225,6 @@ def _make_virtual_devices(num: int) -> None:
       jax.config.update("jax_num_cpu_devices", num)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+  """Returns the first line of an error's message; its type if it has none."""
   return (str(error).splitlines() or [type(error).__name__])[0]

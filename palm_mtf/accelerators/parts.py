@@ -238,12 +238,12 @@ def cut_graph(
   open_axes: dict[mtf.Tensor, list[int]] = {}
   functions = []
   for number in sorted({*numbers.values()}):
-    gives = [x for x in (*(x for x, _ in taken), *wanted)]
+    gives = dict.fromkeys([*(x for x, _ in taken), *wanted])
     functions.append(
       DeviceFunction(
         placement,
         [*given, *(x for x, taker in taken if taker == number)],
-        [x for x in dict.fromkeys(gives) if numbers[x.operation] == number],
+        [x for x in gives if numbers[x.operation] == number],
         open_axes=open_axes,
       )
     )

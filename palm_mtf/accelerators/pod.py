@@ -47,16 +47,16 @@ class _Programs:
       self.mesh, PartitionSpec(self.mesh.axis_names)
     )
     self.state = made.abstract_state(self.mesh)
+    self.features = made.abstract_batch(self.mesh)
     here = jax.process_index()
     # The numbers in the mesh of this host's devices.
     self.local = [i for i, x in enumerate(devices) if x.process_index == here]
 
   def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:
     """Returns the features, of which each device gets its rows."""
-    features = self.pod_step.abstract_batch(self.mesh)
     return {
       name: _put(values.reshape(x.shape), x.sharding)
-      for (name, x), values in zip(features.items(), rows, strict=True)
+      for (name, x), values in zip(self.features.items(), rows, strict=True)
     }
 
   def join(
@@ -150,8 +150,9 @@ def _open(pod: bytes, settings: bytes) -> tuple[_Pod, _Programs]:
 @at_leave
 def free_client(client: str) -> None:
   """Frees all arrays of a client in this process."""
-  for key in [x for x, y in _pods.items() if y.name.client == client]:
-    del _pods[key]
+  with _lock:
+    for key in [x for x, y in _pods.items() if y.name.client == client]:
+      del _pods[key]
 
 
 def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:

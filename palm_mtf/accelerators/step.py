@@ -416,13 +416,15 @@ class PodStep:
 
   def _part_size(self, name: str) -> int:
     """Returns the length of a device's part of a gradient."""
-    placement = self.model.placement
-    layers = self.shape(name)[0] if is_stacked(name) else 1
-    size = layers * placement.slice_size(self.variables[name].shape)
-    copies = math.prod(
-      placement.shape.dims[i].size for axes in self._axes(name) for i in axes
-    )
-    return -(-size // copies)
+    dims = self.model.placement.shape.dims
+    copies = math.prod(dims[i].size for axes in self._axes(name) for i in axes)
+    return -(-math.prod(self._slice_shape(name)) // copies)
+
+  def _slice_shape(self, name: str) -> list[int]:
+    """Returns the shape of a device's slice of a variable's array."""
+    size = self.model.placement.slice_shape(self.variables[name].shape)
+    layers = [self._settings.model.num_layers] if is_stacked(name) else []
+    return [*layers, *size]
 
   def _axes(self, name: str) -> tuple[list[int], list[int]]:
     """Returns two lists of mesh axes, by their numbers.
@@ -459,11 +461,8 @@ class PodStep:
 
   def _join(self, name: str, part: jax.Array) -> jax.Array:
     """Gathers the parts of a gradient; undoes `_cut`."""
-    placement = self.model.placement
+    dims, shape = self.model.placement.shape.dims, self._slice_shape(name)
     summed, copied = self._axes(name)
     for i in reversed([*copied, *summed]):
-      part = lax.all_gather(part, placement.shape.dims[i].name, tiled=True)
-    size = placement.slice_shape(self.variables[name].shape)
-    layers = [self._settings.model.num_layers] if is_stacked(name) else []
-    shape = [*layers, *size]
+      part = lax.all_gather(part, dims[i].name, tiled=True)
     return part[: math.prod(shape)].reshape(shape)
