@@ -1,8 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the programs of a pod for its TPU slice, on a machine without TPUs.
+"""Compiles the programs of a pod on a machine without the pod's accelerators.
 
-The TPU's own compiler, libtpu, compiles for a slice that is only described.
+The TPU's own compiler, libtpu, and XLA's compiler for NVIDIA GPUs compile for
+devices that are only described.
 """
 
 import collections
@@ -25,6 +26,7 @@ from palm_mtf.accelerators.compiled_text import (
   find_axes,
   read_excess,
 )
+from palm_mtf.accelerators.described_gpus import describe_gpu, describe_hosts
 from palm_mtf.accelerators.devices import first_line, order_tpus
 from palm_mtf.accelerators.step import PodStep, StepSettings
 from palm_mtf.accounting.communication import axes_bandwidth
@@ -71,14 +73,15 @@ def compile_run(config: PlanConfig) -> dict[str, Any]:
   Sizes and bytes are per device. Each entry of "programs" has the memory of one
   program, and in "secs" the seconds that the compilation took. All other bytes
   and seconds are per step: "secs" has "compute", the compiler's estimate of
-  cycles over the clock rate; and "collectives", the bytes that a device sends
-  over the bandwidth of its links, because the compiler gives no estimate.
+  cycles over the clock rate, only for TPUs; and "collectives", the bytes that a
+  device sends over the bandwidth of its links, because the compiler gives no
+  estimate.
 
   Args:
-    config: settings with TPU.
+    config: settings with TPU, or with one of GPU_CHIPS as CHIP.
 
   Raises:
-    UserError: libtpu does not know the slice, or a step does not fit.
+    UserError: the compiler does not know the devices, or a step does not fit.
   """
   try:
     return _compile_run(config)
@@ -92,8 +95,8 @@ def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
   To find such settings, it compiles at most _MAX_TRIES other configurations.
   """
   line = (
-    f'TPU = "{config.mesh_layout.tpu}": the compiled step does not fit: it '
-    f"needs {error} per device; "
+    f"{_given(config)}: the compiled step does not fit: it needs {error} per "
+    "device; "
   )
   batch_size = config.run.batch_sizes.largest
   planned = sum(memory_parts(config, batch_size).values())
@@ -140,18 +143,18 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
   peak = max(x["peak_bytes"] for x in programs)
   if peak > rates.chip_memory_bytes:
     raise _TooLargeError(peak, rates.chip_memory_bytes)
+  secs = {"collectives": sum(x["secs"] for x in moved)}
+  if layout.tpu:
+    secs = {"compute": cycles / _CLOCKS[_kind(config)], **secs}
   return {
-    "tpu": layout.tpu,
-    "compiler": f"libtpu {importlib.metadata.version('libtpu')}",
+    "target": layout.tpu or f"{layout.num_devices:,} {config.run.chip}",
+    "compiler": _compiler(config),
     "programs": programs,
     "peak_bytes": peak,
     "moved": _add_up(moved),
     "collectives": moved,
     "cycles": cycles,
-    "secs": {
-      "compute": cycles / _CLOCKS[_kind(config)],
-      "collectives": sum(x["secs"] for x in moved),
-    },
+    "secs": secs,
   }
 
 
@@ -165,7 +168,7 @@ def _compile_programs(
     arrays that the program does not read, but that stay in memory while the
     program runs; and the seconds that the compilation took.
   """
-  made = PodStep(_settings(config), "tpu")
+  made = PodStep(_settings(config), "tpu" if config.mesh_layout.tpu else "cuda")
   mesh = made.mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
   given = state, made.abstract_batch(mesh), numbers
@@ -210,30 +213,55 @@ def _kind(config: PlanConfig) -> str:
   return config.mesh_layout.tpu.partition("-")[0]
 
 
-def _devices(config: PlanConfig) -> list[Any]:
-  """Returns the devices of the slice, in the order of the mesh."""
-  layout = config.mesh_layout
-  where = tpu_slice(layout.tpu)
-  for name, value in _ENVIRONMENT.items():
-    os.environ.setdefault(name, value)
-  # This process runs no program, so keep JAX from opening a TPU. Disable JAX's
-  # compilation cache: JAX can write programs for a described slice to the
-  # cache, but fails to read them.
+def _given(config: PlanConfig) -> str:
+  if config.mesh_layout.tpu:
+    return f'TPU = "{config.mesh_layout.tpu}"'
+  return f'CHIP = "{config.run.chip}"'
+
+
+def _compiler(config: PlanConfig) -> str:
+  package = "libtpu" if config.mesh_layout.tpu else "jax-cuda12-pjrt"
+  return f"{package} {importlib.metadata.version(package)}"
+
+
+def _devices(config: PlanConfig) -> Sequence[Any]:
+  """Returns the devices of a pod, in the order of the mesh."""
+  # This process runs no program, so keep JAX from opening accelerators. Disable
+  # JAX's compilation cache: JAX can write programs for devices that are only
+  # described to the cache, but fails to read them.
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_enable_compilation_cache", False)
+  layout = config.mesh_layout
+  describe = _describe_tpus if layout.tpu else _describe_gpus
   try:
-    topology = topologies.get_topology_desc(
-      platform="tpu",
-      topology_name=f"{_kind(config)}:{'x'.join(map(str, where.chips))}",
-      chip_config_name=_ONE_DEVICE if where.devices_of_chip == 1 else "default",
-    )
-  except Exception as error:  # JAX and libtpu document no errors
+    found = describe(config)
+  except Exception as error:  # JAX and the compilers document no errors
     raise UserError(
-      f'TPU = "{layout.tpu}": libtpu '
-      f"{importlib.metadata.version('libtpu')} cannot compile for it "
+      f"{_given(config)}: {_compiler(config)} cannot compile for it "
       f"({first_line(error)})."
     ) from None
-  return order_tpus(layout, topology.devices)
+  return order_tpus(layout, found) if layout.tpu else found
+
+
+def _describe_tpus(config: PlanConfig) -> Sequence[Any]:
+  where = tpu_slice(config.mesh_layout.tpu)
+  for name, value in _ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
+  return topologies.get_topology_desc(
+    platform="tpu",
+    topology_name=f"{_kind(config)}:{'x'.join(map(str, where.chips))}",
+    chip_config_name=_ONE_DEVICE if where.devices_of_chip == 1 else "default",
+  ).devices
+
+
+def _describe_gpus(config: PlanConfig) -> Sequence[Any]:
+  chip = config.run.chip
+  return topologies.get_topology_desc(
+    platform="cuda",
+    topology_name=chip,
+    topology=describe_hosts(config.mesh_layout.num_devices, config.hardware),
+    target_config=describe_gpu(chip, config.hardware),
+  ).devices
 
 
 def _float32(x: Any, mesh: Mesh, spec: PartitionSpec) -> jax.ShapeDtypeStruct:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the text of a program that XLA has compiled for a TPU.
+"""Reads the text of a program that XLA has compiled for TPUs or GPUs.
 
 The text has one line per instruction, in the order in which a device runs them:
 
@@ -148,9 +148,11 @@ class CompiledText:
   def _count_rounds(self, computation: str, loop: _Instruction) -> int:
     """Returns the number of rounds of a loop.
 
-    The loop's counter is one of the loop's values, and the loop ends when the
-    counter reaches a constant.
+    XLA for GPUs writes the number. On TPUs the loop's counter is one of the
+    loop's values, and the loop ends when the counter reaches a constant.
     """
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+      return int(known[1])
     condition, body = loop.attribute("condition"), loop.attribute("body")
     test = self._root(condition)
     counter, end = (self._source(condition, x) for x in test.operands)
@@ -228,7 +230,8 @@ def _read_collective(
 def _arrays(each: _Instruction) -> list[tuple[str, str]]:
   """Returns dtype and sizes of the arrays in the result of a collective."""
   found = _ARRAY.findall(each.shape)
-  if each.opcode == "all-gather-start":  # operands, then results
+  # Operands, then results.
+  if each.opcode in ("all-gather-start", "reduce-scatter-start"):
     return found[len(found) // 2 :]
   if each.opcode == "collective-permute-start":
     return found[:1]  # then the result, and numbers of the transfer

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from palm_mtf.accelerators.described_gpus import GPU_CHIPS
 from palm_mtf.accounting.hardware import MEASURED, check_chip
 from palm_mtf.accounting.plan import changes_between, curves, plan_of, rates_of
 from palm_mtf.accounting.search import (
@@ -114,11 +115,14 @@ def check_settings(config: PlanConfig) -> PlanConfig:
 
 
 def print_compiled(config: PlanConfig, *, as_json: bool) -> None:
-  """Prints a plan, and what the TPU's compiler says of the largest step.
+  """Prints a plan, and what a compiler says of the largest step.
+
+  The compiler is that of the TPU, or of CHIP if CHIP is a GPU.
 
   Raises:
-    UserError: if TPU is not set or is another CHIP, the compiler is not
-      installed, or the step does not fit into the memory of the chip.
+    UserError: if TPU is another CHIP, or is not set and CHIP is no GPU that can
+      be compiled for; or the compiler is not installed, or the step does not
+      fit into the memory of the chip.
   """
   _check_can_compile(config)
   record = plan_of(config)
@@ -139,10 +143,8 @@ def print_compiled(config: PlanConfig, *, as_json: bool) -> None:
 def _check_can_compile(config: PlanConfig) -> None:
   tpu, chip = config.mesh_layout.tpu, config.run.chip
   if not tpu:
-    raise UserError(
-      '--compile and TPU = "": it compiles for the slice of a pod; set TPU, as '
-      "in layouts/tpu_v4_8.gin."
-    )
+    _check_can_compile_for_gpu(config)
+    return
   of_tpu = f"tpu_{tpu.partition('-')[0]}"
   if chip != of_tpu:
     raise UserError(
@@ -153,6 +155,26 @@ def _check_can_compile(config: PlanConfig) -> None:
     raise UserError(
       "--compile needs libtpu, the compiler of TPUs, which is not installed: "
       "pip install 'palm_mtf[compile]'"
+    )
+
+
+def _check_can_compile_for_gpu(config: PlanConfig) -> None:
+  chip = config.run.chip
+  if chip not in GPU_CHIPS:
+    raise UserError(
+      f'--compile, TPU = "" and CHIP = {chip!r}: set TPU, as in '
+      "layouts/tpu_v4_8.gin, or CHIP to a GPU whose compiler it has: "
+      f"{', '.join(GPU_CHIPS)}."
+    )
+  if config.mesh_layout.stages > 1:
+    raise UserError(
+      f"--compile and STAGES = {config.mesh_layout.stages}: stages do not run "
+      "on GPUs; leave STAGES out."
+    )
+  if importlib.util.find_spec("jax_cuda12_plugin") is None:
+    raise UserError(
+      "--compile needs jax-cuda12-plugin, the compiler of GPUs, which is not "
+      "installed: pip install 'palm_mtf[compile_gpu]'"
     )
 
 

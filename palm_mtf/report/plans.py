@@ -65,7 +65,7 @@ def format_compiled(
     plan: the plan of the same step, from `plan_of` in accounting/plan.py.
   """
   lines = [
-    f"compiled for {compiled['tpu']} by {compiled['compiler']}",
+    f"compiled for {compiled['target']} by {compiled['compiler']}",
     f"{'':<36}{'compiled':>10}{'planned':>14}",
   ]
   for each in compiled["programs"]:
@@ -86,15 +86,12 @@ def format_compiled(
   )
   in_pod = plan["step_secs"] - exchange
   secs = compiled["secs"]
-  for name, found, expected in (
-    (
-      "compute, by the compiler's cycles",
-      secs["compute"],
-      in_pod - collectives,
-    ),
-    ("collectives, at the links' rate", secs["collectives"], collectives),
-    ("both, one after the other", sum(secs.values()), in_pod),
-  ):
+  rows = [("collectives, at the links' rate", secs["collectives"], collectives)]
+  if "compute" in secs:
+    cycles = "compute, by the compiler's cycles"
+    rows.insert(0, (cycles, secs["compute"], in_pod - collectives))
+    rows.append(("both, one after the other", sum(secs.values()), in_pod))
+  for name, found, expected in rows:
     lines.append(f"  {name:<34}{found:>10.4f}{expected:>14.4f} s")
   return "\n".join(lines)
 
