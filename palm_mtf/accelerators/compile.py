@@ -55,6 +55,10 @@ _ENVIRONMENT = {
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
+# Without a GPU, XLA cannot time the tiles of its own matrix products, and finds
+# no tiles at all for some, so products are calls of cuBLAS.
+_CUDA_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+
 _MAX_TRIES = 3  # compilations to find settings that fit
 _GIB = 2**30
 
@@ -168,12 +172,15 @@ def _compile_programs(
     arrays that the program does not read, but that stay in memory while the
     program runs; and the seconds that the compilation took.
   """
-  made = PodStep(_settings(config), "tpu" if config.mesh_layout.tpu else "cuda")
+  platform, options = (
+    ("tpu", {}) if config.mesh_layout.tpu else ("cuda", _CUDA_OPTIONS)
+  )
+  made = PodStep(_settings(config), platform)
   mesh = made.mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
   given = state, made.abstract_batch(mesh), numbers
   if config.pods.num_pods == 1:
-    return [_compile("step", made.step(mesh), given)]
+    return [_compile("step", made.step(mesh), given, options)]
   gradients = made.gradients(mesh)
   parts, losses = jax.eval_shape(gradients, *given)
   everywhere = PartitionSpec()
@@ -185,8 +192,10 @@ def _compile_programs(
   # `gradients` lacks the optimizer slots, which the device holds all the same.
   slots = [x for name, x in state.items() if name not in made.parameters]
   return [
-    _compile("gradients", gradients, given, kept=sum(map(_slice_bytes, slots))),
-    _compile("update", update, (state, sums, losses, numbers)),
+    _compile(
+      "gradients", gradients, given, options, sum(map(_slice_bytes, slots))
+    ),
+    _compile("update", update, (state, sums, losses, numbers), options),
   ]
 
 
@@ -274,12 +283,16 @@ def _slice_bytes(x: jax.ShapeDtypeStruct) -> int:
 
 
 def _compile(
-  name: str, function: Any, given: Sequence[Any], kept: int = 0
+  name: str,
+  function: Any,
+  given: Sequence[Any],
+  options: Mapping[str, Any],
+  kept: int = 0,
 ) -> tuple[str, Any, int, float]:
   begin = time.monotonic()
   lowered = function.lower(*given)
   try:
-    compiled = lowered.compile()
+    compiled = lowered.compile(options)
   except jax.errors.JaxRuntimeError as error:
     found = read_excess(str(error))
     if found is None:

@@ -1,14 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives and cycles of texts that libtpu wrote, against ring formulas.
+"""Collectives and cycles of compilers' texts, against ring formulas.
 
 compiled_for_v4.txt is, for a v4-8 with a mesh of 2 x 2, a loop of three rounds
 that gathers a matrix over the first axis, sums a product over the second axis,
 and reduce-scatters another product over the first axis; and a permute.
-compiled_parts_of_8b.txt has instructions of PaLM 8B on 16 x 4 devices. Both
-texts have lost some attributes.
+compiled_parts_of_8b.txt has instructions of PaLM 8B on 16 x 4 devices.
+compiled_for_h100.txt is the program of compiled_for_v4.txt for four H100 GPUs,
+by jax-cuda12-pjrt 0.10.2. The texts have lost some attributes.
 """
 
+import collections
 import pathlib
 
 import pytest
@@ -52,6 +54,30 @@ def test_each_collective_is_over_an_axis_of_the_mesh():
     "all_reduce": (1,),
     "permute": (1,),
   }
+
+
+def test_gpus_run_a_part_of_the_first_and_the_last_round_outside_of_the_loop():
+  text = read("compiled_for_h100.txt")
+  half = 512 * 512 * 2 / 2
+  sent, times = collections.Counter(), collections.Counter()
+  for x in text.collectives:
+    sent[x.kind] += x.times * x.sent_bytes
+    times[x.kind] += x.times
+    assert x.arrays == ("bf16[512,512]",)
+  assert sent == {
+    "all_gather": 3 * half,
+    "all_reduce": 3 * 2 * half,
+    "reduce_scatter": 3 * half,
+    "permute": 2 * half,
+  }
+  assert {*times.values()} == {3, 1}
+  assert {x.kind: find_axes(x, [2, 2]) for x in text.collectives} == {
+    "all_gather": (0,),
+    "reduce_scatter": (0,),
+    "all_reduce": (1,),
+    "permute": (1,),
+  }
+  assert text.estimated_cycles == 0
 
 
 def test_cycles_of_a_loop_count_once_per_round():

@@ -260,13 +260,21 @@ def test_the_layout_that_is_found_trains(palm_mtf, corpus, tmp_path):
   assert (model_dir / "checkpoints" / "step_00000002").is_dir()
 
 
-def test_compiling_needs_a_tpu_that_is_the_chip_and_libtpu(
+def test_compiling_needs_a_chip_that_it_knows_and_its_compiler(
   palm_mtf, monkeypatch
 ):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   quickstart = "--gin_file=recipes/quickstart.gin"
   for given, text in (
     ([quickstart], 'TPU = ""'),
+    (
+      [quickstart, "--gin.CHIP='a100'"],
+      "or CHIP to a GPU whose compiler it has: h100_sxm, h200.",
+    ),
+    (
+      [quickstart, "--gin.CHIP='h100_sxm'"],
+      "pip install 'palm_mtf[compile_gpu]'",
+    ),
     (
       [quickstart, "--gin_file=layouts/tpu_v4_8.gin"],
       'set CHIP = "tpu_v4".',
@@ -283,7 +291,7 @@ def test_compiling_needs_a_tpu_that_is_the_chip_and_libtpu(
 def test_what_a_compiler_says_stands_next_to_the_plan():
   plan = plan_of(palm_540b())
   found = {
-    "tpu": "v4-12x16x16",
+    "target": "v4-12x16x16",
     "compiler": "libtpu 0.0.52",
     "programs": [{"program": "gradients", "peak_bytes": 2**30, "secs": 7.2}],
     "peak_bytes": 2**30,
@@ -308,3 +316,8 @@ def test_what_a_compiler_says_stands_next_to_the_plan():
   name = f"{planned['kind']} over model"
   assert by_name[name] == ["0.0000", f"{planned['bytes'] / 1e9:.4f}", "GB"]
   assert by_name["both, one after the other"][0] == "16.7500"
+  # The compiler of GPUs estimates no cycles.
+  of_gpu = {**found, "secs": {"collectives": 3.25}}
+  lines = format_compiled(of_gpu, plan).splitlines()
+  assert not any("cycles" in x or "both" in x for x in lines)
+  assert lines[-1].split()[-3] == "3.2500"

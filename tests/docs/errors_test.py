@@ -93,7 +93,7 @@ COMMANDS = {
 TESTS = {
   "--compile needs libtpu": (
     "commands/plan_test.py",
-    "test_compiling_needs_a_tpu_that_is_the_chip_and_libtpu",
+    "test_compiling_needs_a_chip_that_it_knows_and_its_compiler",
   ),
   "...: the compiled step does not fit": (
     "accelerators/compile_test.py",
