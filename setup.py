@@ -88,10 +88,11 @@ setup(
   extras_require={
     # The compiler of TPUs, for `palm_mtf plan --compile`.
     "compile": ["jax>=0.10,<0.11", "libtpu>=0.0.42,<0.1"],
-    # XLA's compiler for GPUs of NVIDIA, without CUDA, for the same: 180 MB.
+    # XLA's compiler for GPUs of NVIDIA, and NVIDIA's assembler, for the same.
     "compile_gpu": [
       "jax>=0.10,<0.11",
       "jax-cuda12-plugin>=0.10,<0.11",
+      "nvidia-cuda-nvcc-cu12>=12.6.85,<13",
     ],
     # GPUs of NVIDIA and TPUs, which JAX runs.
     "cuda12": ["jax[cuda12]>=0.10,<0.11"],

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import math
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -171,10 +172,12 @@ def _check_can_compile_for_gpu(config: PlanConfig) -> None:
       f"--compile and STAGES = {config.mesh_layout.stages}: stages do not run "
       "on GPUs; leave STAGES out."
     )
-  if importlib.util.find_spec("jax_cuda12_plugin") is None:
+  # The plugin calls NVIDIA's assembler, of a package or of CUDA.
+  has_assembler = importlib.util.find_spec("nvidia") or shutil.which("ptxas")
+  if not (importlib.util.find_spec("jax_cuda12_plugin") and has_assembler):
     raise UserError(
-      "--compile needs jax-cuda12-plugin, the compiler of GPUs, which is not "
-      "installed: pip install 'palm_mtf[compile_gpu]'"
+      "--compile needs jax-cuda12-plugin and ptxas, the compiler of GPUs, "
+      "which are not installed: pip install 'palm_mtf[compile_gpu]'"
     )
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that XLA compiles for H100s, against the plan's closed forms.
 
-On a machine without GPUs: pip install 'palm_mtf[compile_gpu]'.
+Needs no GPU, but: pip install 'palm_mtf[compile_gpu]'.
 """
 
 import pytest

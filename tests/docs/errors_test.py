@@ -95,6 +95,10 @@ TESTS = {
     "commands/plan_test.py",
     "test_compiling_needs_a_chip_that_it_knows_and_its_compiler",
   ),
+  "--compile needs jax-cuda12-plugin": (
+    "commands/plan_test.py",
+    "test_compiling_needs_a_chip_that_it_knows_and_its_compiler",
+  ),
   "...: the compiled step does not fit": (
     "accelerators/compile_test.py",
     "test_settings_that_fit_are_found_by_compiling_them",

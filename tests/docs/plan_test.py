@@ -84,9 +84,13 @@ def test_every_chip_that_the_page_names_has_a_file():
   assert set(others) == {x for x in files if not x.startswith("tpu_")}
 
 
-COMPARED = [  # by pages_test.py, accelerators/compile_test.py
+# By pages_test.py, and compile_test.py and described_gpus_test.py of
+# accelerators/.
+COMPARED = [
   "pip install 'palm_mtf[compile]'",
   "compiled for v4-12x16x16",
+  "pip install 'palm_mtf[compile_gpu]'",
+  "compiled for 64 h100_sxm",
   "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --curves",
   "palm_mtf plan --table3",
   "memory per device",
