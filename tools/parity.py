@@ -101,6 +101,23 @@ def train_ours(
   return weights, losses
 
 
+def jax_parameters(
+  config: PalmConfig, weights: dict[str, np.ndarray]
+) -> dict[str, object]:
+  """Returns the JAX program's parameters from ours by name."""
+  return {
+    "embedding": weights["embedding"],
+    "scale": weights["final_norm/scale"],
+    "blocks": [
+      {
+        theirs: weights[f"layer_{layer:03d}/{ours}"]
+        for theirs, ours in BLOCK_NAMES.items()
+      }
+      for layer in range(config.num_layers)
+    ],
+  }
+
+
 def train_jax(
   config: PalmConfig,
   weights: dict[str, np.ndarray],
@@ -113,17 +130,6 @@ def train_jax(
 
   from tools.peers import jax_adafactor, jax_palm
 
-  params = {
-    "embedding": weights["embedding"],
-    "scale": weights["final_norm/scale"],
-    "blocks": [
-      {
-        theirs: weights[f"layer_{layer:03d}/{ours}"]
-        for theirs, ours in BLOCK_NAMES.items()
-      }
-      for layer in range(config.num_layers)
-    ],
-  }
   # The flags of the JAX program that jax_palm.compute_loss reads.
   sizes = types.SimpleNamespace(
     dtype="float32", d_kv=config.d_kv, d_model=config.d_model
@@ -138,7 +144,7 @@ def train_jax(
       params, state, gradients, beta2, learning_rate
     )
 
-  params = jax.tree.map(jax.numpy.asarray, params)
+  params = jax.tree.map(jax.numpy.asarray, jax_parameters(config, weights))
   state = jax_adafactor.init(params)
   losses = []
   for k, batch in enumerate(batches(config, batch_size, steps, seed), 1):

@@ -51,7 +51,8 @@ class Adafactor:
     # Tensors, because numbers would be compiled into the step, which would be
     # compiled again for each new number.
     numbers = [1 - k**-0.8, min(0.01, k**-0.5)]
-    like = {"dtype": self.parameters[0].dtype}
+    first = self.parameters[0]
+    like = {"dtype": first.dtype, "device": first.device}
     self._step(
       self.parameters,
       self.mean_squares,

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from palm_mtf.config import AdafactorConfig, PalmConfig, PodsConfig
 from palm_mtf.machine.process import own_process
 from tools.bench import models
 from tools.bench.command import Flag, worker_command
@@ -40,9 +41,14 @@ def work(program: str, size: str, dtype: str) -> None:
   own_process()  # as commands do
   os.environ["JAX_PLATFORMS"] = "cpu"
   config = models.benchmark_config(dtype, size)
-  batch = models.random_tokens(config, BATCH_SIZE)
+  train(program, config, BATCH_SIZE)
+
+
+def train(program: str, config: PalmConfig, batch_size: int) -> None:
+  """Takes turns: one training step each, on the same random rows."""
+  batch = models.random_tokens(config, batch_size)
   rows = {"inputs": batch, "targets": batch}
-  with _open_step(program, config) as step:
+  with open_step(program, config, batch_size) as (_, step):
     number = 0
 
     def turn() -> dict[str, float]:
@@ -52,15 +58,26 @@ def work(program: str, size: str, dtype: str) -> None:
 
     for _ in range(models.WARM_UP_STEPS):
       turn()
-    take_turns(turn, {})
+    take_turns(turn, {"parameters": models.num_parameters(config)})
 
 
 @contextlib.contextmanager
-def _open_step(program: str, config: object) -> Iterator:
-  """Yields a `TrainStep` with initial values."""
+def open_step(
+  program: str,
+  config: PalmConfig,
+  batch_size: int = BATCH_SIZE,
+  optimizer: AdafactorConfig = models.PALM_OPTIMIZER,
+) -> Iterator:
+  """Yields a client and its `TrainStep`, with initial values.
+
+  Args:
+    program: one of PROGRAMS.
+    config: architecture.
+    batch_size: number of sequences in a step.
+    optimizer: schedule, clipping, decay and z-loss.
+  """
   from palm_mtf._tf import tf
   from palm_mtf.accelerators import train_program as accelerators
-  from palm_mtf.config import PodsConfig
   from palm_mtf.mesh.session import session_config
   from palm_mtf.programs import train_program as host
   from palm_mtf.runtime.client.client import Client
@@ -68,25 +85,26 @@ def _open_step(program: str, config: object) -> Iterator:
   from palm_mtf.runtime.program import VARIABLES, Program
   from palm_mtf.training.step import TrainStep
 
-  module, devices = host, None
   if program == "xla":
-    module = accelerators
-    devices = accelerators_here(models.ONE_DEVICE, 1).devices
-  session = tf.Session(graph=tf.Graph(), config=session_config(1))
-  with Client(session) as client:
+    cluster = accelerators_here(models.ONE_DEVICE, 1)
+    module, devices, opened = accelerators, cluster.devices, cluster.client()
+  else:
+    session = tf.Session(graph=tf.Graph(), config=session_config(1))
+    module, devices, opened = host, None, Client(session)
+  with opened as client:
     with client.graph.as_default():
       built = module.build_train_program(
         config,
         models.ONE_DEVICE,
-        models.PALM_OPTIMIZER,
-        batch_size=BATCH_SIZE,
+        optimizer,
+        batch_size=batch_size,
         seed=0,
         features=("inputs", "targets"),
         pods=PodsConfig(),
         devices=devices,
       )
     client.call(Program(operations=[built.initialize], writes=VARIABLES))
-    yield TrainStep(client, built)
+    yield client, TrainStep(client, built)
 
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
