@@ -5,29 +5,28 @@
 Needs no GPU, but: pip install 'palm_mtf[compile_gpu]'.
 """
 
+import json
+
 import pytest
 
 from palm_mtf.accelerators.described_gpus import describe_hosts
-from palm_mtf.accounting.plan import plan_of
-from tests.planning import plan_config
-
-
-def quickstart(**macros):
-  return plan_config(
-    "recipes/quickstart.gin",
-    "layouts/palm_2d.gin",
-    CHIP="h100_sxm",
-    NUM_PODS=1,
-    **macros,
-  )
+from palm_mtf.cli.gin_files import hardware_of
+from tests import processes
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def plan():
+  """Returns the record of a plan, with "compiled"."""
   pytest.importorskip("jax_cuda12_plugin")
-  from palm_mtf.accelerators.compile import compile_run
-
-  return compile_run(quickstart())
+  # In a separate process, because JAX looks for plugins once per process, and
+  # the plugin refuses to load unless JAX_PLATFORMS is "cpu" or CUDA is there.
+  done = processes.python(
+    *("-m", "palm_mtf", "plan", "--compile", "--json"),
+    *("--gin_file=recipes/quickstart.gin", "--gin_file=layouts/palm_2d.gin"),
+    *("--gin.CHIP='h100_sxm'", "--gin.NUM_PODS=1"),
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout)
 
 
 def moved(record):
@@ -35,7 +34,7 @@ def moved(record):
 
 
 def test_a_host_has_the_gpus_of_one_switch():
-  rates = quickstart().hardware
+  rates = hardware_of("h100_sxm")
   found = {n: describe_hosts(n, rates) for n in (1, 6, 8, 12, 64)}
   assert found == {
     1: "1x1x1",
@@ -47,8 +46,8 @@ def test_a_host_has_the_gpus_of_one_switch():
 
 
 @pytest.mark.slow
-def test_activations_and_weights_move_with_the_bytes_of_the_plan(compiled):
-  planned, found = moved(plan_of(quickstart())), moved(compiled)
+def test_activations_and_weights_move_with_the_bytes_of_the_plan(plan):
+  planned, found = moved(plan), moved(plan["compiled"])
   for key in (
     ("all_gather", "data"),
     ("all_gather", "model"),
@@ -59,26 +58,26 @@ def test_activations_and_weights_move_with_the_bytes_of_the_plan(compiled):
 
 
 @pytest.mark.slow
-def test_gradients_are_reduce_scattered_with_the_bytes_of_the_plan(compiled):
+def test_gradients_are_reduce_scattered_with_the_bytes_of_the_plan(plan):
   scatters = ("reduce_scatter", "data")
-  planned = moved(plan_of(quickstart()))[scatters]
+  planned = moved(plan)[scatters]
   # XLA adds up the embedding's gradients of both uses, and scatters the sum.
   of_embedding = 1 / 2 * 4096 / 2 * 128 * 2
-  assert moved(compiled)[scatters] == planned - of_embedding
+  assert moved(plan["compiled"])[scatters] == planned - of_embedding
 
 
 @pytest.mark.slow
-def test_groups_are_those_of_the_mesh(compiled):
+def test_groups_are_those_of_the_mesh(plan):
   assert {
     (*x["axes"], x["groups"], x["group_devices"])
-    for x in compiled["collectives"]
+    for x in plan["compiled"]["collectives"]
   } == {("data", 2, 2), ("model", 2, 2), ("data", "model", 1, 4)}
 
 
 @pytest.mark.slow
-def test_the_peak_is_that_of_the_plan(compiled):
-  (step,) = compiled["programs"]
-  planned = plan_of(quickstart())["device_bytes"]
+def test_the_peak_is_that_of_the_plan(plan):
+  (step,) = plan["compiled"]["programs"]
+  planned = plan["device_bytes"]
   kept = planned["weights"] + planned["slots"]
   assert step["argument_bytes"] >= kept
   # The plan knows neither layouts of arrays nor when XLA frees each.

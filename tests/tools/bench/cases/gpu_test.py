@@ -30,7 +30,6 @@ def rehearsal(monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
 
 
-@pytest.mark.slow  # compiles a step: 20 s
 def test_plain_jax_has_the_loss_of_our_program_from_the_same_weights():
   import jax
 
