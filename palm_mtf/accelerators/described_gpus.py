@@ -18,52 +18,29 @@ _GPUS = {
 }
 GPU_CHIPS = tuple(_GPUS)
 
-# Limits of compute capability 9.0, from the table "Technical Specifications per
-# Compute Capability" of the CUDA C++ Programming Guide. "a" in sm_90a, the
-# instructions of Hopper's tensor cores, is ACCELERATED_FEATURES.
-_DESCRIPTION = """
-platform_name: "CUDA"
-device_description_str: "{name}"
+
+def describe_gpu(chip: str, rates: HardwareConfig) -> str:
+  """Returns XLA's description of one of GPU_CHIPS, with `rates` of memory."""
+  name, cores, cache, clock = _GPUS[chip]
+  # Limits of compute capability 9.0, from the table "Technical Specifications
+  # per Compute Capability" of the CUDA C++ Programming Guide. XLA calls the "a"
+  # of sm_90a, Hopper's own instructions, ACCELERATED_FEATURES.
+  return f"""
+platform_name: "CUDA" device_description_str: "{name}"
 dnn_version_info {{ major: 9 minor: 10 }}
 gpu_device_info {{
   cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
-  core_count: {cores}
-  clock_rate_ghz: {clock}
-  device_memory_size: {memory:.0f}
-  memory_bandwidth: {bandwidth:.0f}
-  l2_cache_size: {cache}
-  fpus_per_core: 128
-  threads_per_warp: 32
-  threads_per_block_limit: 1024
+  core_count: {cores} clock_rate_ghz: {clock} fpus_per_core: 128
+  device_memory_size: {rates.chip_memory_bytes:.0f}
+  memory_bandwidth: {rates.chip_memory_bandwidth:.0f} l2_cache_size: {cache}
+  threads_per_warp: 32 threads_per_block_limit: 1024
   threads_per_core_limit: 2048
-  registers_per_block_limit: 65536
-  registers_per_core_limit: 65536
-  shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  shared_memory_per_core: 233472
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
+  registers_per_block_limit: 65536 registers_per_core_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472 block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535
 }}
 """
-
-
-def describe_gpu(chip: str, rates: HardwareConfig) -> str:
-  """Returns XLA's description of a GPU.
-
-  Args:
-    chip: one of GPU_CHIPS.
-    rates: the chip's memory and bandwidth.
-  """
-  name, cores, cache, clock = _GPUS[chip]
-  return _DESCRIPTION.format(
-    name=name,
-    cores=cores,
-    cache=cache,
-    clock=clock,
-    memory=rates.chip_memory_bytes,
-    bandwidth=rates.chip_memory_bandwidth,
-  )
 
 
 def describe_hosts(num_devices: int, rates: HardwareConfig) -> str:
