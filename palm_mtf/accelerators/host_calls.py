@@ -9,6 +9,7 @@ and 100 MB, which servers of CPUs need not spend.
 import dataclasses
 import importlib
 import json
+import re
 import socket
 from typing import Any
 
@@ -16,6 +17,19 @@ from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.host_functions import host_function
+
+# The client finds the message of a `JaxFailedError` in the longer message of a
+# TensorFlow error.
+_FAILURE = re.compile(r"JAX failed in (\w+): (.*)")
+_OUT_OF_MEMORY = (
+  "raise NUM_MICROBATCHES, lower GLOBAL_BATCH_SIZE or take a larger mesh; "
+  "`palm_mtf plan --compile` shows the memory."
+)
+_OTHERWISE = "run the same command to resume from the newest checkpoint."
+
+
+class JaxFailedError(Exception):
+  """A program failed on the accelerators of a host; the message is one line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,11 +79,43 @@ def start_host(text: bytes) -> bytes:
     devices.start_host(HostSettings(**given))
   except UserError as error:
     return str(error).encode()
+  except RuntimeError as error:
+    line = devices.first_line(error)
+    return f"JAX does not start ({line}); start its server again.".encode()
   return b""
 
 
 @host_function
 def call_pod(function: bytes, *inputs: Any) -> Any:
-  """Calls the function of pod.py whose name is `function`, with `inputs`."""
+  """Calls the function of pod.py whose name is `function`, with `inputs`.
+
+  Raises:
+    JaxFailedError: the devices cannot run a program, for lack of memory say.
+  """
   pod = importlib.import_module("palm_mtf.accelerators.pod")
-  return getattr(pod, function.decode())(*inputs)
+  jax = importlib.import_module("jax")
+  name = function.decode()
+  try:
+    return getattr(pod, name)(*inputs)
+  except jax.errors.JaxRuntimeError as error:
+    line = str(error).partition("\n")[0]
+    raise JaxFailedError(f"JAX failed in {name}: {line}") from None
+
+
+def describe_failure(message: str, phase: str) -> str | None:
+  """Returns what `JaxFailedError` says in a TensorFlow error, and the fix.
+
+  Args:
+    message: message of the TensorFlow error.
+    phase: what the run did, such as "in step 8".
+
+  Returns:
+    One line; None if TensorFlow reports another error.
+  """
+  found = _FAILURE.search(message)
+  if not found:
+    return None
+  function, line = found.groups()
+  is_memory = line.startswith("RESOURCE_EXHAUSTED")
+  fix = _OUT_OF_MEMORY if is_memory else _OTHERWISE
+  return f"JAX failed in {function}, {phase}: {line.rstrip('. ')}; {fix}"

@@ -135,6 +135,14 @@ TESTS = {
     "runtime/server_info_test.py",
     "test_another_kind_of_cpu_is_refused_by_its_instructions",
   ),
+  "JAX failed in": (
+    "accelerators/host_calls_test.py",
+    "test_training_ends_with_one_line_and_its_checkpoint_is_whole",
+  ),
+  "pod ...: the server": (
+    "accelerators/host_calls_test.py",
+    "test_a_server_on_which_jax_does_not_start_in_time_is_named",
+  ),
   "TensorFlow cannot be loaded": (
     "_tf_test.py",
     "test_too_little_memory_for_tensorflow_is_said_in_one_line",

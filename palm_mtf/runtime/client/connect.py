@@ -276,16 +276,26 @@ def _connect_accelerators(
     infos: info of each server, by its address.
 
   Raises:
-    UserError: a host has other devices than the mesh needs.
+    UserError: a host has other devices than the mesh needs, or JAX does not
+      start there.
   """
   from palm_mtf.accelerators.devices import AcceleratorDevices, host_of_devices
 
+  def call(pod: int, address: str, function: Callable, text: str = "") -> str:
+    info = infos[address]
+    try:
+      return call_function(address, info, function, text, _START_SECS)
+    except NoAnswerError as error:
+      raise UserError(
+        f"pod {pod}: the server {address}: {error}, while JAX started; maybe "
+        "another process there holds the accelerators, or the hosts of the pod "
+        "cannot reach each other. End that process or open the hosts' ports, "
+        "and start the servers again."
+      ) from None
+
   def start(host: tuple[int, str, HostSettings]) -> str:
     pod, address, settings = host
-    text = settings.to_json()
-    found = call_function(
-      address, infos[address], start_host, text, _START_SECS
-    )
+    found = call(pod, address, start_host, settings.to_json())
     return f"pod {pod}: the server {address}: {found}" if found else ""
 
   hosts = []
@@ -293,7 +303,7 @@ def _connect_accelerators(
     coordinator = ""
     if len(processes) > 1:
       first = next(iter(processes))
-      port = call_function(first, infos[first], find_free_port, "", _START_SECS)
+      port = call(pod, first, find_free_port)
       coordinator = f"{first.partition(':')[0]}:{port}"
     for number, address in enumerate(processes):
       settings = HostSettings(

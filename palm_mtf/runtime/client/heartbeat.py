@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from palm_mtf._tf import tf
+from palm_mtf.accelerators.host_calls import describe_failure
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.mesh.session import SERVER_ERRORS
@@ -171,14 +172,20 @@ class Heartbeat:
   def during(self, phase: str) -> Iterator[None]:
     """Raises PodLostError if the body fails because a pod is lost.
 
-    The message ends with `phase`, such as "in step 8".
+    Raises UserError if it fails because accelerators cannot run a program. The
+    message names `phase`, such as "in step 8".
     """
     try:
       yield
     except tf.errors.OpError as error:
       lost = self._find_lost() or self._find_broken_off(error)
       if not lost:
-        raise
+        failure = describe_failure(error.message, phase)
+        if not failure:
+          raise
+        address = self._find_named(error)
+        where = self._name(address, ": its") if address else "this machine"
+        raise UserError(f"{where}: {failure}") from None
       address, how = lost
       message = self._message(address, how, phase)
       raise PodLostError(self._pods[address], message) from None
@@ -199,15 +206,21 @@ class Heartbeat:
 
     Such a server may still answer probes, but no longer works for this run.
     """
-    named = _TASK.findall(error.message)
-    if not named or not isinstance(error, SERVER_ERRORS):
+    address = self._find_named(error)
+    if not address or not isinstance(error, SERVER_ERRORS):
       return None
-    pod, task = map(int, named[-1])  # the message names a link's far end last
-    address = [x for x, of in self._pods.items() if of == pod][task]
     return address, (
       "answers, but has broken off (it had no answer from this client for "
       f"{self._secs:g} seconds, or its connection to another pod has ended)"
     )
+
+  def _find_named(self, error: tf.errors.OpError) -> str | None:
+    """Returns the address of the server that `error` names; or None."""
+    named = _TASK.findall(error.message)
+    if not named:
+      return None
+    pod, task = map(int, named[-1])  # the message names a link's far end last
+    return [x for x, of in self._pods.items() if of == pod][task]
 
   def _message(self, address: str, how: str, phase: str) -> str:
     return f"{self._name(address, ': its')} {how}, {phase}"

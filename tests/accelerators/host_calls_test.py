@@ -1,0 +1,137 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a user reads if JAX does not start, or fails on a device."""
+
+import itertools
+import re
+import socket
+import types
+
+import jax
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.accelerators import pod
+from palm_mtf.accelerators.devices import find_devices
+from palm_mtf.accelerators.host_calls import (
+  HostSettings,
+  call_pod,
+  start_host,
+)
+from palm_mtf.cli.main import main
+from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.errors import UserError
+from palm_mtf.runtime.client import connect
+from palm_mtf.runtime.client.heartbeat import Heartbeat
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.program import Program
+from palm_mtf.runtime.server.start import start_server
+from tests import runs
+
+MESH = MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v4-8")
+OUT_OF_MEMORY = (
+  r"RESOURCE_EXHAUSTED: .+; raise NUM_MICROBATCHES, lower GLOBAL_BATCH_SIZE or "
+  r"take a larger mesh; `palm_mtf plan --compile` shows the memory\."
+)
+
+
+def exhaust_memory(*unused):
+  return jax.numpy.zeros(2**55).block_until_ready()
+
+
+def test_training_ends_with_one_line_and_its_checkpoint_is_whole(
+  corpus, tmp_path, capsys, monkeypatch
+):
+  run_steps, calls = pod.run_steps, itertools.count(1)
+
+  def fail_in_step_2(*inputs):
+    return (exhaust_memory if next(calls) == 2 else run_steps)(*inputs)
+
+  monkeypatch.setattr(pod, "run_steps", fail_in_step_2)
+  settings = {
+    "TPU": "v4-8",
+    "MESH_SHAPE": "data:4",
+    "LAYOUT": "batch:data",
+    "CHECKPOINT_STEPS": 1,
+    "PROMPTS": [],
+  }
+  assert runs.run("train", corpus, tmp_path, **settings) == 2
+  error = capsys.readouterr().err
+  assert "Traceback" not in error
+  assert re.fullmatch(
+    rf"palm_mtf: this machine: JAX failed in run_steps, in step 2: "
+    rf"{OUT_OF_MEMORY}",
+    error.splitlines()[-1],
+  ), error
+  assert main(["checkpoints", "verify", str(tmp_path)]) == 0
+  assert (tmp_path / "checkpoints/step_00000001").exists()
+
+
+def end_connection(*unused):
+  raise jax.errors.JaxRuntimeError("UNAVAILABLE: Connection closed.\n at x.cc")
+
+
+@pytest.mark.parametrize(
+  ("fails", "line"),
+  [
+    (exhaust_memory, OUT_OF_MEMORY),
+    (
+      end_connection,
+      "UNAVAILABLE: Connection closed; run the same command to resume from the "
+      r"newest checkpoint\.",
+    ),
+  ],
+)
+def test_the_server_whose_device_fails_is_named(fails, line, monkeypatch):
+  monkeypatch.setattr(pod, "fails", fails, raising=False)
+  address = start_server(1, 1).target.removeprefix("grpc://")
+  pods = PodsConfig(num_pods=1, pods="cluster", islands=[[address]])
+  with PodServers(pods, MESH) as servers:
+    heartbeat = Heartbeat(servers, servers.places(), 5.0)
+    cluster = connect.connect(pods, MESH, servers.places(), heartbeat.infos)
+  (process,) = cluster.servers
+  with cluster.client() as client:
+    with client.graph.as_default():
+      called = process.call(call_pod, ["fails"], [tf.int32])
+    with pytest.raises(UserError) as error, heartbeat.during("in step 3"):
+      client.call(Program(outputs=called))
+  assert re.fullmatch(
+    rf"pod 0: its server {address}: JAX failed in fails, in step 3: {line}",
+    str(error.value),
+  )
+
+
+def test_a_server_on_which_jax_does_not_start_in_time_is_named(monkeypatch):
+  monkeypatch.setattr(connect, "_START_SECS", 0.5)
+  with socket.create_server(("127.0.0.1", 0)) as silent:
+    address = f"127.0.0.1:{silent.getsockname()[1]}"
+    info = types.SimpleNamespace(functions={"start_host": "pyfunc_0"})
+    pods = PodsConfig(num_pods=1, pods="local_servers")
+    with pytest.raises(UserError) as error:
+      connect.connect(pods, MESH, [[Place(address, 0)]], {address: info})
+  assert str(error.value).startswith(
+    f"pod 0: the server {address}: has not answered for 0.5 seconds, while JAX "
+    "started; maybe another process there holds the accelerators"
+  )
+
+
+def test_why_jax_does_not_join_the_hosts_of_a_pod_is_one_line():
+  jax.devices("cpu")  # JAX joins hosts only before it finds devices
+  settings = HostSettings(
+    mesh_layout=MESH, number=0, num_hosts=2, coordinator="127.0.0.1:1"
+  )
+  found = start_host(settings.to_json().encode()).decode()
+  assert re.fullmatch(
+    r"JAX does not start \(.*initialize.*\); start its server again\.", found
+  )
+
+
+def test_jax_of_another_version_is_refused(monkeypatch):
+  monkeypatch.setattr(jax, "__version__", "0.9.1")
+  with pytest.raises(UserError) as error:
+    find_devices(MESH)
+  assert str(error.value) == (
+    "JAX 0.9.1: palm_mtf computes on accelerators with JAX 0.10.x; pip install "
+    "'jax==0.10.*'"
+  )
