@@ -1,11 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs commands in this process, and makes runs that the commands read."""
+"""Runs commands in this process, and makes runs that the commands read.
+
+pytest-xdist imports this file before it starts its workers. So that they need
+not wait, fixtures import what imports TensorFlow.
+"""
 
 import pytest
 
-from palm_mtf.cli.main import main
-from tests import runs
 from tests.export.huggingface.conftest import model_folder, pristine_model
 from tests.report.conftest import write_run
 
@@ -15,6 +17,7 @@ __all__ = ["model_folder", "pristine_model", "write_run"]
 @pytest.fixture
 def palm_mtf(capsys):
   """Runs a command; returns its exit code, output and errors."""
+  from palm_mtf.cli.main import main
 
   def run(*arguments):
     code = main([str(each) for each in arguments])
@@ -26,6 +29,7 @@ def palm_mtf(capsys):
 @pytest.fixture
 def on_corpus(tmp_path, palm_mtf):
   """Runs a command on texts, with MODEL_DIR = tmp_path/run."""
+  from tests import runs
 
   def run(command, texts, *flags, **macros):
     model_dir = tmp_path / "run"

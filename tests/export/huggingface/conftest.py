@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from tests import transformers_folder
-
 
 @pytest.fixture(scope="session")
 def pristine_model(tmp_path_factory):
+  from tests import transformers_folder  # imports TensorFlow
+
   return transformers_folder.write(
     tmp_path_factory.mktemp("model"), transformers_folder.MODEL
   )
