@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -340,18 +341,27 @@ def params(config):
   return oracle.random_parameters(config, seed=5)
 
 
-@pytest.fixture
-def checkpoint(config, params, tmp_path):
-  folder = tmp_path / "checkpoint"
-  folder.mkdir()
-  checkpoint = Checkpoint(
+def checkpoint_in(folder):
+  return Checkpoint(
     str(folder), checkpoint_files.manifest(200), files={}, blake2b="f00d"
   )
+
+
+@pytest.fixture(scope="module")
+def written(config, params, tmp_path_factory):
+  """The folder of a checkpoint, which tests copy."""
+  folder = tmp_path_factory.mktemp("checkpoint")
+  checkpoint = checkpoint_in(folder)
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(config, SINGLE, batch_size=1)
     load_parameters(session, program.slices, params)
     WeightsCopier(Client(session), [program.slices]).copy()(checkpoint.prefix)
-  return checkpoint
+  return folder
+
+
+@pytest.fixture
+def checkpoint(written, tmp_path):
+  return checkpoint_in(shutil.copytree(written, tmp_path / "checkpoint"))
 
 
 @pytest.fixture
