@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts real runs of the command line on a small corpus, for the tests."""
 
+import contextlib
+import io
 import json
 import pathlib
 import subprocess
@@ -84,6 +86,13 @@ def arguments(
 def run(command: str, corpus, model_dir, **macros: object) -> int:
   """Runs the command in this process; returns its exit code."""
   return main(arguments(command, corpus, model_dir, **macros))
+
+
+def printed(*arguments: object) -> list[dict]:
+  """Runs a command in this process; returns the JSON lines that it prints."""
+  with contextlib.redirect_stdout(io.StringIO()) as stdout:
+    assert main([str(x) for x in arguments]) == 0
+  return [json.loads(x) for x in stdout.getvalue().splitlines()]
 
 
 def start(command: str, corpus, model_dir, **macros: object):

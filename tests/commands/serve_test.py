@@ -15,7 +15,7 @@ import pytest
 
 from palm_mtf.commands import serve
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from tests import processes
+from tests import runs
 from tests.serve_testing import (
   ask,
   complete,
@@ -49,12 +49,10 @@ def server(finished):
 @pytest.fixture(scope="module")
 def generated(finished):
   """The continuations of PROMPTS that `palm_mtf generate` prints."""
-  result = processes.python(
-    *("-m", "palm_mtf", "generate", "--model_dir", finished),
-    *("--gin.TEMPERATURE=0.0", "--json"),
+  lines = runs.printed(
+    *("generate", "--model_dir", finished, "--gin.TEMPERATURE=0.0", "--json"),
     *(f"--prompt={x}" for x in PROMPTS),
   )
-  lines = map(json.loads, result.stdout.splitlines())
   return {x["prompt"]: x["continuation"] for x in lines}
 
 
@@ -86,11 +84,9 @@ def test_a_stream_is_the_text_in_pieces_and_ends_with_its_usage(
 
 def test_log_p_of_an_echoed_prompt_is_what_score_prints(server, finished):
   text = "one two three"
-  result = processes.python(
-    *("-m", "palm_mtf", "score", "--model_dir", finished),
-    *("--json", "--text", text),
+  (expected,) = runs.printed(
+    *("score", "--model_dir", finished, "--json", "--text", text)
   )
-  expected = json.loads(result.stdout)
   answer = complete(server, prompt=text, echo=True, max_tokens=0, logprobs=2)
   (choice,) = answer["choices"]
   found = choice["logprobs"]

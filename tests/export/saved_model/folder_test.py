@@ -20,6 +20,9 @@ OVER = {"max_tokens": 8, "temperature": 0.0}
 # signature's defaults for arguments that are not fed.
 PROGRAM = """
 import json, sys
+
+# TensorFlow would import these without need, which takes almost two seconds.
+sys.modules.update({"jax": None, "scipy": None})
 import tensorflow.compat.v1 as tf
 import tensorflow_text  # registers the operations of the tokenizer
 

@@ -23,6 +23,7 @@ from palm_mtf.runtime.client.heartbeat import PodLostError
 from palm_mtf.runtime.client.local_servers import cores_of_pods
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_info
 from tests import runs
 from tests.runtime.client.local_servers_test import (
@@ -89,18 +90,19 @@ def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
 )
 def test_where_one_server_lacks_what_we_compile_all_do_without(has_native):
   """Otherwise pods would compute different bits."""
-  with Served(2) as servers:
-    places = [[Place(x, 0)] for x in servers.addresses]
-    infos = {x: read_info(x, 5.0) for x in servers.addresses}
-    last = infos[servers.addresses[1]]
-    assert last.has_native == (operations() is not None)
-    infos[servers.addresses[1]] = dataclasses.replace(
-      last, has_native=has_native and last.has_native
-    )
-    pods = PodsConfig(num_pods=2, pods="local_servers")
-    cluster = connect.connect(
-      pods, MeshLayout(mesh_shape="", layout=""), places, infos
-    )
+  servers = [start_server(1, 1) for _ in range(2)]
+  addresses = [x.target.removeprefix("grpc://") for x in servers]
+  places = [[Place(x, 0)] for x in addresses]
+  infos = {x: read_info(x, 5.0) for x in addresses}
+  last = infos[addresses[1]]
+  assert last.has_native == (operations() is not None)
+  infos[addresses[1]] = dataclasses.replace(
+    last, has_native=has_native and last.has_native
+  )
+  pods = PodsConfig(num_pods=2, pods="local_servers")
+  cluster = connect.connect(
+    pods, MeshLayout(mesh_shape="", layout=""), places, infos
+  )
   expected = last.num_threads if has_native and last.has_native else 0
   assert cluster.devices.native_threads == expected
 
