@@ -195,7 +195,7 @@ TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
       remat="attention",
       activation_dtype="bfloat16",
     ),
-    case("batch over data", microbatches=2, pods=2),
+    case("batch over data", microbatches=2, pods=2, slow=True),
     case("batch:model,vocab:data,d_model_stored:model", remat="layer"),
     case("heads:model,vocab:data,d_model_residual:model", **SERIAL),
   ],

@@ -3,7 +3,9 @@
 """The arguments of a command's entry point, and the exit code it leads to."""
 
 import json
+import os
 import subprocess
+import sys
 
 import pytest
 
@@ -189,32 +191,39 @@ def test_a_users_own_function_is_registered_by_its_import(palm_mtf, tmp_path):
   assert settings_of(again)["model"]["num_layers"] == 8
 
 
-@pytest.mark.parametrize(
-  ("text", "line"),
-  [
-    (
-      "import no_such_module",
-      "mine.gin:1: import no_such_module: No module named 'no_such_module'; "
-      "is it installed?",
-    ),
-    (
-      "import my_models\nmy_models.tall.dpth = 1",
-      "my_models.tall.dpth = 1 (mine.gin:2): ValueError: Configurable "
-      "'my_models.tall' doesn't have a parameter named 'dpth'",
-    ),
-    (
-      "import my_models\nmy_models.tal.x = 1",
-      "my_models.tal.x = 1 (mine.gin:2): AttributeError: Couldn't resolve "
-      "selector my_models.tal; <module 'my_models' from "
-      "'{folder}/my_models.py'> has no attribute tal",
-    ),
-  ],
-)
-def test_a_mistake_with_a_users_own_module_names_its_line(
-  palm_mtf, tmp_path, text, line
-):
+# {statements of mine.gin: the error that they give}
+MISTAKES = {
+  "import no_such_module": "mine.gin:1: import no_such_module: No module named "
+  "'no_such_module'; is it installed?",
+  "import my_models\nmy_models.tall.dpth = 1": "my_models.tall.dpth = 1 "
+  "(mine.gin:2): ValueError: Configurable 'my_models.tall' doesn't have a "
+  "parameter named 'dpth'",
+  "import my_models\nmy_models.tal.x = 1": "my_models.tal.x = 1 (mine.gin:2): "
+  "AttributeError: Couldn't resolve selector my_models.tal; <module "
+  "'my_models' from '{folder}/my_models.py'> has no attribute tal",
+}
+# Runs a command with each mine.gin. One process runs all commands, because the
+# import of TensorFlow takes most of the time of such a command.
+EACH = """
+import pathlib, sys
+from palm_mtf.cli.main import main
+for text in TEXTS:
+  pathlib.Path("mine.gin").write_text(text)
+  assert main([*sys.argv[1:], "--gin_file=mine.gin"]) == 2
+"""
+
+
+def test_a_mistake_with_a_users_own_module_names_its_line(site, tmp_path):
   (tmp_path / "my_models.py").write_text(MY_MODELS)
-  (tmp_path / "mine.gin").write_text(text)
-  done = palm_mtf("train", RECIPE, "--gin_file=mine.gin", DIR)
-  line = line.format(folder=tmp_path)
-  assert (done.returncode, done.stderr) == (2, f"palm_mtf: {line}\n")
+  program = EACH.replace("TEXTS", repr([*MISTAKES]))
+  done = subprocess.run(
+    [sys.executable, "-c", program, "train", RECIPE, DIR],
+    env={**os.environ, "PYTHONPATH": str(site)},
+    cwd=tmp_path,
+    text=True,
+    check=False,
+    stderr=subprocess.PIPE,
+  )
+  lines = [x.format(folder=tmp_path) for x in MISTAKES.values()]
+  expected = "".join(f"palm_mtf: {x}\n" for x in lines)
+  assert (done.returncode, done.stderr) == (0, expected)
