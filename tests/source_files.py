@@ -38,7 +38,12 @@ def text_of(path: str) -> str:
   return (ROOT / path).read_text(encoding="utf-8")
 
 
-@functools.cache
 def nodes_of(path: str) -> tuple[ast.AST, ...]:
   """Returns every node of a file's tree: the module itself is the first."""
-  return tuple(ast.walk(ast.parse(text_of(path), path)))
+  return nodes_of_text(text_of(path))
+
+
+@functools.cache
+def nodes_of_text(text: str) -> tuple[ast.AST, ...]:
+  """Returns every node of a Python text's tree, as `nodes_of` does."""
+  return tuple(ast.walk(ast.parse(text)))

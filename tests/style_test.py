@@ -19,6 +19,7 @@ from tests.source_files import (
   ROOT,
   assert_none,
   nodes_of,
+  nodes_of_text,
   python_files,
   text_of,
 )
@@ -271,7 +272,7 @@ def _prose(path: str, text: str) -> Iterator[tuple[int, str]]:
     return
   yield 1, _comments(path, text)
   if path.endswith(".py"):
-    nodes = list(ast.walk(ast.parse(text)))
+    nodes = nodes_of_text(text)
     docstrings = {id(x.value) for x in nodes if isinstance(x, ast.Expr)}
     for node in nodes:
       if isinstance(node, ast.Constant) and isinstance(node.value, str):
