@@ -6,9 +6,13 @@ Python's `json.dumps` writes NaN and Infinity. They are not JSON, so programs in
 other languages refuse the whole line.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def json_text(
@@ -52,3 +56,22 @@ def _convert_key(
   if default and not isinstance(key, str | int | float | None):
     is_text = True
   return str(key) if is_text else key
+
+
+def dataclass_text(value: Any) -> str:
+  """Returns a dataclass as JSON, which `read_dataclass` reads."""
+  return json_text(dataclasses.asdict(value))
+
+
+def read_dataclass(kind: type[T], text: str | bytes) -> T:
+  """Returns the dataclass that `dataclass_text` wrote.
+
+  Args:
+    kind: its class, whose fields are JSON values or dataclasses of JSON values.
+    text: JSON.
+  """
+  values = json.loads(text)
+  for field in dataclasses.fields(kind):
+    if dataclasses.is_dataclass(field.type):
+      values[field.name] = field.type(**values[field.name])
+  return kind(**values)

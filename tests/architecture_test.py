@@ -54,9 +54,11 @@ IMPORTS = {
   "runtime/host_functions runtime/processes runtime/addresses runtime/sockets "
   "runtime/server_info",
   "programs": "errors config _tf accounting ops mesh model optim",
+  "generation/decode": "config machine _tf accounting ops native "
+  "runtime/program mesh model",
   "accelerators": "errors json_text config machine _tf accounting ops "
-  "runtime/host_functions runtime/processes mesh model optim runtime/server "
-  "programs",
+  "runtime/program runtime/host_functions runtime/processes mesh model optim "
+  "runtime/server programs generation/decode",
   "runtime/manager": "__init__ errors json_text config runtime/addresses "
   "runtime/scheduler runtime/server",
   "runtime/client": "__init__ errors json_text config machine _tf native mesh "
@@ -65,8 +67,6 @@ IMPORTS = {
   "runtime/manager",
   "runtime/tracer": "errors user_code config machine _tf ops runtime/program "
   "mesh runtime/client",
-  "generation/decode": "config machine _tf accounting ops native "
-  "runtime/program mesh model",
   "rates": "console json_text config machine _tf accounting ops "
   "runtime/program mesh runtime/client programs",
   "model_dir": "errors json_text _tf",
@@ -96,8 +96,8 @@ IMPORTS = {
   "data/vocabulary export/trained_model",
   "export/npz": "json_text accounting export/trained_model export/huggingface",
   "generation/inference": "errors user_text config machine _tf accounting "
-  "runtime/program mesh runtime/client programs generation/decode "
-  "data/vocabulary data/batches checkpoints",
+  "runtime/program mesh programs generation/decode accelerators "
+  "runtime/client data/vocabulary data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
   "data/batches checkpoints runtime/addresses generation/inference",
   "evaluation": "errors user_text json_text user_code config _tf "

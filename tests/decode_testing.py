@@ -13,6 +13,7 @@ from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import WeightsCopier
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
+from palm_mtf.generation.decode.functions import LocalPrograms
 from palm_mtf.generation.decode.generate_program import (
   PromptBatch,
   build_decode_programs,
@@ -103,7 +104,8 @@ class Decoder:
     self._client = client
     with client.graph.as_default():
       model = build_decode_model(config, mesh, settings.weight_dtype)
-      self._programs = build_decode_programs(model, settings, sizes)
+      build = LocalPrograms(model).build
+      self._programs = build_decode_programs(build, settings, sizes)
     load_decode_model(client._session, model, params)
     keys = range(len(prompts)) if keys is None else keys
     rows = range(settings.rows_per_prompt)

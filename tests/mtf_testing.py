@@ -179,7 +179,7 @@ def load_decode_model(
   """Makes a model's weights from whole parameters, by name."""
   load_weights(
     Client(session),
-    model,
+    model.layers,
     lambda slices: load_parameters(
       session, slices, {name: params[name] for name in slices}
     ),

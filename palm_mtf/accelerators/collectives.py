@@ -68,6 +68,32 @@ def all_gather(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
   return _call("all_gather", x, attributes, shape)
 
 
+def all_to_all(
+  x: tf.Tensor, groups: Groups, split_axis: int, concat_axis: int
+) -> tf.Tensor:
+  """Cuts x into parts, one for each device of a group; joins received parts.
+
+  Device i of a group gets part i of each device.
+
+  Args:
+    x: float32, bfloat16 or int32; the number of devices of a group divides the
+      size of its dimension `split_axis`.
+    groups: numbers of devices; parts are joined in the order in a group.
+    split_axis: dimension along which x is cut.
+    concat_axis: dimension along which received parts are joined.
+  """
+  count, shape = len(groups[0]), x.shape.as_list()
+  shape[split_axis] //= count
+  shape[concat_axis] *= count
+  attributes = [
+    f"split_dimension = {split_axis} : i64",
+    f"concat_dimension = {concat_axis} : i64",
+    f"split_count = {count} : i64",
+    _replica_groups(groups),
+  ]
+  return _call("all_to_all", x, attributes, shape)
+
+
 def _replica_groups(groups: Groups) -> str:
   rows = ",".join(f"[{','.join(map(str, x))}]" for x in groups)
   shape = f"{len(groups)}x{len(groups[0])}"
@@ -96,9 +122,13 @@ def _call(
     for each in (x.shape.as_list(), shape)
   )
   # With a channel and use_global_device_ids, XLA reads the groups as numbers of
-  # devices; otherwise it would read them as numbers of replicas.
+  # devices; otherwise it would read them as numbers of replicas. An all_to_all
+  # needs only the channel.
   channel = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
-  attributes = ", ".join([*attributes, channel, "use_global_device_ids"])
+  attributes = [*attributes, channel]
+  if name != "all_to_all":
+    attributes.append("use_global_device_ids")
+  attributes = ", ".join(attributes)
   module = (
     f"module @{name} {{ func.func public @main(%x: {given}) -> {result} {{ "
     f'%y = "stablehlo.{name}"(%x) <{{{attributes}}}> {region} '

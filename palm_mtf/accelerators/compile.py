@@ -26,6 +26,11 @@ from palm_mtf.accelerators.compiled_text import (
   find_axes,
   read_excess,
 )
+from palm_mtf.accelerators.decoder import (
+  PodPrograms,
+  abstract_inputs,
+  function_text,
+)
 from palm_mtf.accelerators.described_gpus import describe_gpu, describe_hosts
 from palm_mtf.accelerators.devices import first_line, order_tpus
 from palm_mtf.accelerators.step import PodStep, StepSettings
@@ -36,9 +41,15 @@ from palm_mtf.accounting.plan import (
   nearest_fit,
 )
 from palm_mtf.accounting.step_time import device_rates
-from palm_mtf.config import PlanConfig
+from palm_mtf.config import DecodeConfig, PlanConfig
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
+from palm_mtf.generation.decode.generate_program import (
+  AdvanceTexts,
+  PromptBatch,
+  StartTexts,
+)
+from palm_mtf.generation.decode.weights import DecodeSettings
 
 # Cycles per second of a core: Jouppi et al. 2020 (v2, v3) and 2023 (v4).
 _CLOCKS = {"v2": 700e6, "v3": 940e6, "v4": 1050e6}
@@ -159,7 +170,49 @@ def _compile_run(config: PlanConfig) -> dict[str, Any]:
     "collectives": moved,
     "cycles": cycles,
     "secs": secs,
+    "decoding": compile_decoding(config),
   }
+
+
+def compile_decoding(config: PlanConfig) -> dict[str, Any]:
+  """Compiles the prefill and the steps of decoding; returns a record.
+
+  Each slice of the batch has one text, whose second half is generated. A
+  program that does not fit is an entry of "programs" with only its "error".
+  """
+  model, layout = config.model, config.mesh_layout
+  num_texts = layout.axis_size_of("batch")
+  half = model.sequence_length // 2
+  sizes = PromptBatch(
+    num_prompts=num_texts,
+    prompt_tokens=half + 1,
+    max_tokens=half,
+    num_tokens=model.vocab_size,
+    eod_id=0,
+  )
+  settings = DecodeSettings(
+    model=model, mesh_layout=layout, weight_dtype="activation"
+  )
+  made = PodPrograms(settings, _devices(config), _platform(config))
+  weights, greedy = made.abstract_weights(), DecodeConfig(temperature=0.0)
+  start, advance = (
+    function_text(x(greedy, sizes)) for x in (StartTexts, AdvanceTexts)
+  )
+  programs = []
+  for name, function, state in (
+    ("prefill", start, []),
+    ("steps", advance, made.abstract_state(start, weights)),
+  ):
+    given = (weights, state, abstract_inputs(function))
+    try:
+      _, compiled, _, secs = _compile(
+        name, made.get_function(function), given, _options(config)
+      )
+    except _TooLargeError as error:
+      programs.append({"program": name, "error": f"does not fit: {error}"})
+      continue
+    programs.append({"program": name, **_memory(compiled, 0), "secs": secs})
+  return {"texts": num_texts, "programs": programs}
 
 
 def _compile_programs(
@@ -172,11 +225,9 @@ def _compile_programs(
     arrays that the program does not read, but that stay in memory while the
     program runs; and the seconds that the compilation took.
   """
-  platform, options = (
-    ("tpu", {}) if config.mesh_layout.tpu else ("cuda", _CUDA_OPTIONS)
-  )
-  made = PodStep(_settings(config), platform)
-  mesh = made.mesh(_devices(config))
+  options = _options(config)
+  made = PodStep(_settings(config), _platform(config))
+  mesh = made.model.placement.make_mesh(_devices(config))
   state, numbers = made.abstract_state(mesh), made.abstract_numbers(mesh)
   given = state, made.abstract_batch(mesh), numbers
   if config.pods.num_pods == 1:
@@ -220,6 +271,14 @@ def _settings(config: PlanConfig) -> StepSettings:
 
 def _kind(config: PlanConfig) -> str:
   return config.mesh_layout.tpu.partition("-")[0]
+
+
+def _platform(config: PlanConfig) -> str:
+  return "tpu" if config.mesh_layout.tpu else "cuda"
+
+
+def _options(config: PlanConfig) -> Mapping[str, Any]:
+  return {} if config.mesh_layout.tpu else _CUDA_OPTIONS
 
 
 def _given(config: PlanConfig) -> str:

@@ -24,7 +24,7 @@ from palm_mtf.accelerators.places import (
 from palm_mtf.config import MeshLayout
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import dataclass_text
 from palm_mtf.machine.accelerators import is_rehearsal
 from palm_mtf.runtime.processes import Process
 
@@ -49,10 +49,6 @@ class PodName:
   client: str
   number: int
   num_hosts: int
-
-  def to_json(self) -> str:
-    """Returns the name as text."""
-    return json_text(dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +83,7 @@ class AcceleratorDevices:
     """Returns the `PodName` of a pod, as JSON."""
     is_here = self.hosts[pod][0].tokens is None
     number = pod if is_here else 0
-    return PodName(self.name, number, len(self.hosts[pod])).to_json()
+    return dataclass_text(PodName(self.name, number, len(self.hosts[pod])))
 
 
 def start_host(host: HostSettings) -> None:

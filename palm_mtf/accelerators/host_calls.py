@@ -8,24 +8,29 @@ and 100 MB, which servers of CPUs need not spend.
 
 import dataclasses
 import importlib
-import json
 import re
 import socket
 from typing import Any
 
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import read_dataclass
 from palm_mtf.runtime.host_functions import host_function
 
 # The client finds the message of a `JaxFailedError` in the longer message of a
 # TensorFlow error.
-_FAILURE = re.compile(r"JAX failed in (\w+): (.*)")
-_OUT_OF_MEMORY = (
-  "raise NUM_MICROBATCHES, lower GLOBAL_BATCH_SIZE or take a larger mesh; "
-  "`palm_mtf plan --compile` shows the memory."
-)
-_OTHERWISE = "run the same command to resume from the newest checkpoint."
+_FAILURE = re.compile(r"JAX failed in (\w+)\.(\w+): (.*)")
+# What to do, by the module of the function that failed.
+_OUT_OF_MEMORY = {
+  "pod": "raise NUM_MICROBATCHES, lower GLOBAL_BATCH_SIZE or take a larger "
+  "mesh; `palm_mtf plan --compile` shows the memory.",
+  "decoder": "continue fewer texts at once (NUM_SAMPLES, NUM_BEAMS, --slots) "
+  "or take a larger mesh; `palm_mtf plan --compile` shows the memory.",
+}
+_OTHERWISE = {
+  "pod": "run the same command to resume from the newest checkpoint.",
+  "decoder": "run the same command again.",
+}
 
 
 class JaxFailedError(Exception):
@@ -49,10 +54,6 @@ class HostSettings:
   num_hosts: int
   coordinator: str
 
-  def to_json(self) -> str:
-    """Returns the settings as text."""
-    return json_text(dataclasses.asdict(self))
-
 
 @host_function
 def find_free_port(unused: bytes) -> bytes:
@@ -72,11 +73,10 @@ def start_host(text: bytes) -> bytes:
   Returns:
     b"", or why the host cannot compute for the pod.
   """
-  given = json.loads(text)
-  given["mesh_layout"] = MeshLayout(**given["mesh_layout"])
+  given = read_dataclass(HostSettings, text)
   devices = importlib.import_module("palm_mtf.accelerators.devices")
   try:
-    devices.start_host(HostSettings(**given))
+    devices.start_host(given)
   except UserError as error:
     return str(error).encode()
   except RuntimeError as error:
@@ -87,16 +87,21 @@ def start_host(text: bytes) -> bytes:
 
 @host_function
 def call_pod(function: bytes, *inputs: Any) -> Any:
-  """Calls the function of pod.py whose name is `function`, with `inputs`.
+  """Calls a function of pod.py or decoder.py.
+
+  Args:
+    function: its name, such as "pod.run_steps".
+    inputs: its arguments.
 
   Raises:
     JaxFailedError: the devices cannot run a program, for lack of memory say.
   """
-  pod = importlib.import_module("palm_mtf.accelerators.pod")
-  jax = importlib.import_module("jax")
   name = function.decode()
+  module, _, called = name.partition(".")
+  found = importlib.import_module(f"palm_mtf.accelerators.{module}")
+  jax = importlib.import_module("jax")
   try:
-    return getattr(pod, name)(*inputs)
+    return getattr(found, called)(*inputs)
   except jax.errors.JaxRuntimeError as error:
     line = str(error).partition("\n")[0]
     raise JaxFailedError(f"JAX failed in {name}: {line}") from None
@@ -115,7 +120,8 @@ def describe_failure(message: str, phase: str) -> str | None:
   found = _FAILURE.search(message)
   if not found:
     return None
-  function, line = found.groups()
-  is_memory = line.startswith("RESOURCE_EXHAUSTED")
-  fix = _OUT_OF_MEMORY if is_memory else _OTHERWISE
+  module, function, line = found.groups()
+  fix = _OTHERWISE[module]
+  if line.startswith("RESOURCE_EXHAUSTED"):
+    fix = _OUT_OF_MEMORY[module]
   return f"JAX failed in {function}, {phase}: {line.rstrip('. ')}; {fix}"

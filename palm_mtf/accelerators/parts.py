@@ -7,7 +7,7 @@ of one layer for all layers.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -109,21 +109,11 @@ class DeviceFunction:
     # Pods of one process may call the function for the first time at once.
     with self._placement.lock:
       if not self._exported:
-        self._exported = self._export(arrays)
+        self._exported = export_function(
+          self._build, arrays, self._placement.platform
+        )
     values, assigned = self._exported.call(*arrays)
     return dict(zip(self.gives, values, strict=True)), assigned
-
-  def _export(self, arrays: Any) -> export.Exported:
-    shapes = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays
-    )
-    function = tf2.function(self._build, autograph=False)
-    exported = export.export(
-      jax.jit(jax2tf.call_tf(function)), platforms=["cpu"]
-    )(*shapes)
-    # TensorFlow for CPUs cannot lower for other devices. But what it lowers for
-    # CPUs is StableHLO, in which nothing depends on the kind of device.
-    return dataclasses.replace(exported, platforms=(self._placement.platform,))
 
   def _build(
     self,
@@ -150,6 +140,28 @@ class DeviceFunction:
           open_axes[x], value = value.mesh_axes, value.laid_out_input
         values.append(value.to_laid_out_tensor().one_slice)
     return values, placement.assigned
+
+
+def export_function(
+  build: Callable, arrays: Any, platform: str
+) -> export.Exported:
+  """Lowers a function of a device, so that JAX can call it.
+
+  Args:
+    build: takes tensors and returns tensors, nested like `arrays`.
+    arrays: positional arguments; only shapes and dtypes are read.
+    platform: JAX's name of the devices' kind in lowered programs.
+  """
+  shapes = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays
+  )
+  function = tf2.function(build, autograph=False)
+  exported = export.export(
+    jax.jit(jax2tf.call_tf(function)), platforms=["cpu"]
+  )(*shapes)
+  # TensorFlow for CPUs cannot lower for other devices. But what it lowers for
+  # CPUs is StableHLO, in which nothing depends on the kind of device.
+  return dataclasses.replace(exported, platforms=(platform,))
 
 
 class _Lowering(mtf.Lowering):

@@ -8,15 +8,20 @@ the operations of a device; parts.py makes them a function that JAX compiles.
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import Mesh
 
 from palm_mtf._tf import gen_xla_ops, mtf, tf
 from palm_mtf.accelerators.collectives import (
   all_gather,
   all_reduce,
+  all_to_all,
   reduce_scatter,
 )
 from palm_mtf.config.device_mesh import DeviceMesh
@@ -60,9 +65,46 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       )
       self.laid_out_tensor.variable = variable.name
 
-  def laid_out_pnum(self) -> Any:
-    """Returns the device's number."""
-    return self.LaidOutTensor([self.index])
+  @property
+  def pnum_tensor(self) -> tf.Tensor:
+    """The device's number in the mesh; Mesh TensorFlow needs this name."""
+    return self.index
+
+  def lower(self, placements: Mapping[mtf.Mesh, Any]) -> mtf.Lowering:
+    """Lowers a graph that has no variables."""
+    (mesh,) = placements
+    return mtf.Lowering(mesh.graph, placements, autostack=False)
+
+  def make_slices(self, x: tf.Tensor, shape: mtf.Shape) -> list[tf.Tensor]:
+    """Returns the device's slice of x, which all devices have."""
+    return self.slice(x, shape).tensor_list
+
+  def combine_slices(
+    self, slices: list[tf.Tensor], shape: mtf.Shape
+  ) -> tf.Tensor:
+    """Returns the whole of a tensor of which devices have slices."""
+    (x,) = slices
+    whole = self.LaidOutTensor([tf.cast(x, tf.int32) if x.dtype.is_bool else x])
+    for place, axis in enumerate(
+      self.tensor_layout(shape).tensor_axis_to_mesh_axis
+    ):
+      if axis is not None:
+        whole = self.allconcat(whole, axis, place)
+    return tf.cast(whole.one_slice, x.dtype)
+
+  def make_mesh(self, devices: Sequence[Any]) -> Mesh:
+    """Returns JAX's mesh of a pod; `devices` are in the order of the mesh."""
+    dims = self.shape.dims
+    shape = [dim.size for dim in dims] or [1]
+    names = [dim.name for dim in dims] or ["one"]
+    return Mesh(np.array(devices).reshape(shape), names)
+
+  def find_index(self) -> jax.Array:
+    """Returns, inside of `jax.shard_map`, the device's number, [] int32."""
+    index = jnp.int32(0)
+    for dim in self.shape.dims:
+      index = index * dim.size + lax.axis_index(dim.name)
+    return index
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Any:
     """Gives each device its slice of a constant."""
@@ -118,6 +160,13 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       return x
     groups = self._find_groups([mesh_axis])
     return self.LaidOutTensor([all_gather(x.one_slice, groups, concat_axis)])
+
+  def alltoall(self, x, mesh_axis, split_axis, concat_axis):
+    """Cuts x; each device gets its part of the others' x, joined."""
+    x = x.to_laid_out_tensor()
+    groups = self._find_groups([mesh_axis])
+    moved = all_to_all(x.one_slice, groups, split_axis, concat_axis)
+    return self.LaidOutTensor([moved])
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
     """Sums x; each device gets its part of the sum."""

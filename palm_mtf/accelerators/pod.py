@@ -9,7 +9,6 @@ same order, as JAX demands.
 """
 
 import functools
-import json
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -21,25 +20,27 @@ from palm_mtf._tf import tf
 from palm_mtf.accelerators.devices import PodName, find_devices
 from palm_mtf.accelerators.scanned_model import Arrays
 from palm_mtf.accelerators.step import PodStep, StepSettings
+from palm_mtf.json_text import read_dataclass
 from palm_mtf.runtime.server.clients import at_leave
 
 
 @functools.lru_cache(maxsize=4)
 def make_pod_step(settings: str, platform: str) -> PodStep:
   """Returns a PodStep; `settings` is a `StepSettings` as JSON."""
-  return PodStep(StepSettings.from_json(settings), platform)
+  return PodStep(read_dataclass(StepSettings, settings), platform)
 
 
 class _Programs:
   """The programs of a pod for batches of one size; JAX compiles each once."""
 
   def __init__(self, settings: str, number: int, num_hosts: int):
-    layout = StepSettings.from_json(settings).mesh_layout
+    layout = read_dataclass(StepSettings, settings).mesh_layout
     devices = find_devices(layout, num_hosts, number)
     kind = devices[0].platform
     # Pods of one process share what TensorFlow has lowered.
     made = make_pod_step(settings, "cuda" if kind == "gpu" else kind)
-    self.pod_step, self.devices, self.mesh = made, devices, made.mesh(devices)
+    self.pod_step, self.devices = made, devices
+    self.mesh = made.model.placement.make_mesh(devices)
     self.step, self.gradients = made.step(self.mesh), made.gradients(self.mesh)
     self.update = made.update_of_parts(self.mesh)
     self.loss = made.loss(self.mesh)
@@ -143,7 +144,7 @@ _lock = threading.Lock()
 def _open(pod: bytes, settings: bytes) -> tuple[_Pod, _Programs]:
   with _lock:
     if pod not in _pods:
-      _pods[pod] = _Pod(PodName(**json.loads(pod)))
+      _pods[pod] = _Pod(read_dataclass(PodName, pod))
     return _pods[pod], _pods[pod].programs(settings)
 
 
@@ -289,7 +290,8 @@ def sum_losses(
 ) -> np.ndarray:
   """Returns sums of the losses and of their weights, [losses] float32."""
   held, programs = _open(pod, settings)
-  losses = programs.loss(held.arrays, programs.put_batch(features))
+  trained = programs.pod_step.trained(held.arrays)
+  losses = programs.loss(trained, programs.put_batch(features))
   return np.array(losses.addressable_data(0))
 
 

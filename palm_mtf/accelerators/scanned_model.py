@@ -203,7 +203,7 @@ class ScannedModel:
 
   def _caller(self, batch: Arrays, dropout_state: jax.Array) -> Callable:
     """Returns a function that runs a part on one device."""
-    index = self.find_index()
+    index = self.placement.find_index()
     given = {x.outputs[0]: batch[name] for name, x in self.features.items()}
 
     def call(function, taken, variables, layer=0):
@@ -231,13 +231,6 @@ class ScannedModel:
         (gradients, self.gradients),
       )
     )
-
-  def find_index(self) -> jax.Array:
-    """Returns the device's number in the mesh, [] int32."""
-    index = jnp.int32(0)
-    for dim in self.placement.shape.dims:
-      index = index * dim.size + lax.axis_index(dim.name)
-    return index
 
 
 def _passed(giver: DeviceFunction, taker: DeviceFunction) -> list[mtf.Tensor]:

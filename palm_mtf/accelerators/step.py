@@ -12,7 +12,6 @@ the parts through their hosts, and run `update`.
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,7 +31,6 @@ from palm_mtf.accelerators.scanned_model import (
 from palm_mtf.accelerators.scanned_update import RATES, ScannedUpdate
 from palm_mtf.accounting.architecture import layer_name
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
-from palm_mtf.json_text import json_text
 from palm_mtf.mesh.slices import pad_to
 from palm_mtf.model.dropout import DROPOUT_STATE
 
@@ -77,19 +75,6 @@ class StepSettings:
   dcn_dtype: str
   seed: int
 
-  def to_json(self) -> str:
-    """Returns the settings as text, which `from_json` reads."""
-    return json_text(dataclasses.asdict(self))
-
-  @classmethod
-  def from_json(cls, text: str) -> "StepSettings":
-    """Returns the settings that `to_json` wrote."""
-    found = json.loads(text)
-    found["model"] = PalmConfig(**found["model"])
-    found["mesh_layout"] = MeshLayout(**found["mesh_layout"])
-    found["optimizer"] = AdafactorConfig(**found["optimizer"])
-    return cls(**found)
-
 
 class PodStep:
   """The programs of a pod.
@@ -131,13 +116,6 @@ class PodStep:
     )
     self.variables = self.update.variables
     self.parameters = [x.name for x in self.model.variables]
-
-  def mesh(self, devices: Sequence[Any]) -> Mesh:
-    """Returns JAX's mesh of a pod; `devices` are in the order of the mesh."""
-    dims = self.model.placement.shape.dims
-    shape = [dim.size for dim in dims] or [1]
-    names = [dim.name for dim in dims] or ["one"]
-    return Mesh(np.array(devices).reshape(shape), names)
 
   def names_of(self, name: str) -> list[str]:
     """Returns the names in checkpoints of the variables of an array."""
@@ -304,11 +282,14 @@ class PodStep:
     )
 
   def loss(self, mesh: Mesh) -> Callable[..., jax.Array]:
-    """Returns a function of (state, batch) that sums losses and weights."""
+    """Returns a function of (trained, batch) that sums losses and weights.
 
-    def run(state: Arrays, batch: Arrays) -> jax.Array:
+    `trained` has the arrays of the trained variables, by name.
+    """
+
+    def run(trained: Arrays, batch: Arrays) -> jax.Array:
       def of_microbatch(unused, rows: Arrays):
-        return unused, self.model.find_losses(self._trained(state), rows)
+        return unused, self.model.find_losses(trained, rows)
 
       _, losses = lax.scan(of_microbatch, 0, batch)
       sums = {name: jnp.sum(x) for name, x in losses.items()}
@@ -318,7 +299,7 @@ class PodStep:
     return self._compile(
       mesh,
       run,
-      [self._state_specs(), self._batch_specs(mesh)],
+      [self.trained(self._state_specs()), self._batch_specs(mesh)],
       _REPLICATED,
     )
 
@@ -349,7 +330,8 @@ class PodStep:
     # The parts of a gradient, one vector for each device, joined.
     return dict.fromkeys(self.parameters, PartitionSpec(mesh.axis_names))
 
-  def _trained(self, state: Arrays) -> Arrays:
+  def trained(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the items of the trained variables."""
     return {name: state[name] for name in self.parameters}
 
   def _stack(self, losses: Arrays) -> jax.Array:
@@ -360,7 +342,7 @@ class PodStep:
     self, state: Arrays, batch: Arrays, dropout_state: jax.Array
   ) -> tuple[Arrays, Arrays]:
     """Returns sums over microbatches, before `ScannedModel.add_up`."""
-    trained = self._trained(state)
+    trained = self.trained(state)
 
     def find(rows: Arrays, first_row: int | jax.Array):
       moved = jnp.array([0, 1, 0, 0]) * first_row
@@ -395,7 +377,7 @@ class PodStep:
     }
     rates = dict(zip(RATES, numbers["rates"], strict=True))
     state, found = self.update.apply(
-      self.model.find_index(), state, gradients, losses | rates
+      self.model.placement.find_index(), state, gradients, losses | rates
     )
     values = [
       jnp.ravel(found[name]).astype(jnp.float32) for name in self.num_numbers

@@ -18,6 +18,7 @@ from palm_mtf.accelerators.scanned_update import RATES
 from palm_mtf.accelerators.step import PodStep, StepSettings, cut_rows
 from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.json_text import dataclass_text
 from palm_mtf.mesh.exchange import sum_in_order
 from palm_mtf.mesh.slices import Slice, regions_of
 from palm_mtf.model.dims import model_dims
@@ -45,7 +46,7 @@ def call_host(
   inputs: Sequence[object],
   dtypes: Sequence[tf.DType],
 ) -> list[tf.Tensor]:
-  """Calls a function of pod.py in a host's process; see `Process.call`."""
+  """Calls a function in a host's process; see `call_pod`, `Process.call`."""
   return process.call(call_pod, [function, *inputs], dtypes)
 
 
@@ -66,14 +67,14 @@ class DeviceArray:
 
   def value(self) -> tf.Tensor:
     """Returns the value of the slice."""
-    (x,) = call_host(self._process, "read_slice", self._key, [self.dtype])
+    (x,) = call_host(self._process, "pod.read_slice", self._key, [self.dtype])
     # The value of a single layer still has the dimension of layers; drop it.
     return tf.reshape(x, self.shape)
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
     """Returns a tensor whose operation sets the slice."""
     key = [*self._key, value]
-    return call_host(self._process, "assign_slice", key, [tf.int32])[0]
+    return call_host(self._process, "pod.assign_slice", key, [tf.int32])[0]
 
 
 def build_train_program(
@@ -107,8 +108,45 @@ def build_train_program(
   return _Builder(settings, devices, read).build()
 
 
+# A loss depends on no setting of the optimizer.
+_UNUSED = AdafactorConfig(
+  learning_rate=0.01,
+  beta1=0.0,
+  beta2_exponent=0.8,
+  update_clip=None,
+  gradient_clip=1.0,
+  weight_decay_exponent=None,
+  z_loss=0.0,
+)
+
+
+def build_loss_program(
+  config: PalmConfig,
+  mesh_layout: MeshLayout,
+  *,
+  batch_size: int,
+  features: Sequence[str],
+  devices: AcceleratorDevices,
+) -> PodProgram:
+  """Builds the loss of a batch on one pod, without optimizer slots.
+
+  Takes the arguments of `build_forward_program` in programs/forward_program.py.
+  """
+  settings = StepSettings(
+    model=config,
+    mesh_layout=dataclasses.replace(mesh_layout, num_microbatches=1),
+    optimizer=_UNUSED,
+    features=list(features),
+    num_rows=batch_size,
+    num_pods=1,
+    dcn_dtype="float32",
+    seed=0,
+  )
+  return _Builder(settings, devices, None).build_loss()
+
+
 class _Builder:
-  """Builds the graph of `build_train_program`."""
+  """Builds the graphs of `build_train_program` and `build_loss_program`."""
 
   def __init__(
     self,
@@ -117,7 +155,7 @@ class _Builder:
     read: ReadFeatures | None,
   ):
     self._settings, self._devices, self._read = settings, devices, read
-    self._text = settings.to_json()
+    self._text = dataclass_text(settings)
     # The client needs only names and shapes, the same for all kinds of devices.
     self._pod_step = PodStep(settings, "cpu")
     dims = model_dims(settings.model, settings.num_rows, settings.mesh_layout)
@@ -129,6 +167,16 @@ class _Builder:
       self._step = tf.placeholder_with_default(no_step, [], "step")
       self._microbatch = tf.placeholder_with_default(0, [], "microbatch")
       self._batches = tf.placeholder(tf.string, [], "batches")
+
+  def build_loss(self) -> PodProgram:
+    """Returns the first pod's program, with the slices of parameters only."""
+    first, *copies = self._make_rows(0)
+    program = self._build_pod(0, [first, *[first] * len(copies)])
+    slices = program.slices.items()
+    return dataclasses.replace(
+      program,
+      slices={x: y for x, y in slices if y[0].names[0] in self._parameters},
+    )
 
   def build(self) -> TrainProgram:
     """Returns the program."""
@@ -184,7 +232,7 @@ class _Builder:
     """
     hosts = self._devices.hosts[pod]
     name = self._devices.name_pod(pod)
-    of_host = of_host or [[]] * len(hosts)
+    of_host, function = of_host or [[]] * len(hosts), f"pod.{function}"
     return [
       call_host(x, function, [name, self._text, *inputs, *more], dtypes)
       for x, more in zip(hosts, of_host, strict=True)

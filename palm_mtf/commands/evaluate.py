@@ -111,7 +111,7 @@ def _compute_validation_loss(
 
   warn_if_slow(model, mesh)
   parts = [x for batch in batches for x in split_batch(batch, num_parts)]
-  loss = compute_mean_loss(checkpoint, model, mesh, parts)
+  loss = compute_mean_loss(checkpoint, model, mesh, parts, config.pods)
   results = {
     "checkpoint": checkpoint.path,
     "step": checkpoint.manifest.step,

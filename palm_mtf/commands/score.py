@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import open_newest
-from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
+from palm_mtf.config import Config, PalmConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
@@ -142,8 +142,8 @@ def score(
   mesh = config.mesh_layout
   mesh_layout.check_layout(mesh, config.model)
   model = resolve_dtype(config.model, mesh)
-  stride = config.evaluation.stride
-  _check_stride(stride, model)
+  config = dataclasses.replace(config, model=model)
+  _check_stride(config.evaluation.stride, model)
   if not texts and not input_files:
     raise UserError(
       "nothing to score: give at least one --text TEXT, or --input FILE."
@@ -155,9 +155,7 @@ def score(
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
   start_id = document_start(config.data.packing, vocabulary.eod_id)
-  likelihoods = _compute_log_likelihoods(
-    checkpoint, model, mesh, encoded, stride=stride, start_id=start_id
-  )
+  likelihoods = _compute_log_likelihoods(checkpoint, config, encoded, start_id)
   records = []
   for item, examples in zip(items, encoded, strict=True):
     scores = [
@@ -212,11 +210,8 @@ def _encode(
 
 def _compute_log_likelihoods(
   checkpoint: Checkpoint,
-  model: PalmConfig,
-  mesh: MeshLayout,
+  config: Config,
   encoded: Sequence[Sequence[tuple[list[int], list[int]]]],
-  *,
-  stride: int | None,
   start_id: int,
 ) -> Iterator[float]:
   # Import TensorFlow, which takes seconds, only after all checks.
@@ -227,9 +222,11 @@ def _compute_log_likelihoods(
   # The scorer yields (index of an example, log p) in any order, so collect the
   # pairs in a dict to restore the order of `examples`.
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
+  model, mesh = config.model, config.mesh_layout
   warn_if_slow(model, mesh)
-  with LoadedDecoder(checkpoint, model, mesh) as loaded:
-    found = dict(Scorer(loaded, stride, start_id).log_likelihoods(examples))
+  with LoadedDecoder(checkpoint, model, mesh, pods=config.pods) as loaded:
+    scorer = Scorer(loaded, config.evaluation.stride, start_id)
+    found = dict(scorer.log_likelihoods(examples))
   return (found[index] for index in range(len(examples)))
 
 

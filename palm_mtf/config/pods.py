@@ -99,6 +99,11 @@ class PodsConfig(Checked):
       )
 
   @property
+  def has_islands(self) -> bool:
+    """Whether ISLANDS names the servers of the pods."""
+    return self.pods == "cluster" and not isinstance(self.islands, str)
+
+  @property
   def is_managed(self) -> bool:
     """Whether a manager chooses the servers of the pods."""
     return self.pods == "cluster" and isinstance(self.islands, str)

@@ -51,6 +51,7 @@ class CheckpointModel(contextlib.ExitStack):
       config.model,
       config.mesh_layout,
       config.decode.weight_dtype,
+      pods=config.pods,
     )
     return self.enter_context(decoder)
 

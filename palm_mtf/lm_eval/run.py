@@ -119,7 +119,11 @@ class Run:
     self.name = f"{checkpoint.path} {checkpoint.blake2b}"
     self.activation_dtype = config.model.activation_dtype
     self._loaded = LoadedDecoder(
-      checkpoint, config.model, config.mesh_layout, config.decode.weight_dtype
+      checkpoint,
+      config.model,
+      config.mesh_layout,
+      config.decode.weight_dtype,
+      pods=config.pods,
     )
     self._start_id = document_start(
       config.data.packing, self._vocabulary.eod_id

@@ -8,6 +8,7 @@ import os
 
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
 
 
 def uses_accelerators(mesh: DeviceMesh) -> bool:
@@ -19,6 +20,26 @@ def uses_accelerators(mesh: DeviceMesh) -> bool:
     return True
   # Stages, and models other than PaLM, run only on TensorFlow's devices.
   return isinstance(mesh, MeshLayout) and mesh.stages == 1 and has_gpus()
+
+
+def decodes_on_accelerators(mesh: MeshLayout, pods: PodsConfig) -> bool:
+  """Returns whether a trained model runs on accelerators.
+
+  They are the accelerators of the servers in ISLANDS, or of this machine. A run
+  that TPUs have trained can be read on any machine, so that without TPUs the
+  machine's CPUs run the model.
+  """
+  if not uses_accelerators(mesh):
+    return False
+  has_none = mesh.tpu and not (is_rehearsal() or has_tpus())
+  return pods.has_islands or not has_none
+
+
+def has_tpus() -> bool:
+  """Returns whether this machine has TPUs and JAX's library for them."""
+  if importlib.util.find_spec("libtpu") is None:
+    return False
+  return bool(glob.glob("/dev/accel[0-9]*") or glob.glob("/dev/vfio/[0-9]*"))
 
 
 def has_gpus() -> bool:

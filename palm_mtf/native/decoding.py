@@ -181,18 +181,24 @@ class Texts(NamedTuple):
 
 
 class TextSettings(NamedTuple):
-  """Settings of `run_text_steps` that all texts share."""
+  """Settings of steps that all texts share."""
 
   num_tokens: int  # number of pieces in the vocabulary
   eod_id: int  # token that ends a text; -1 if no token does
   repetition_penalty: float = 1.0  # REPETITION_PENALTY
   keeps_logits: bool = False  # whether to return the last step's logits
+  # Maximum number of steps. XLA, for which shapes are constant, makes room for
+  # so many tokens; other devices need no maximum.
+  most_steps: int | None = None
 
 
 class TextSteps(NamedTuple):
   """Results of `run_text_steps`."""
 
-  # Chosen tokens, [rows, steps] int32; `eod_id` after a text has ended.
+  # Number of steps, [] int32.
+  num_steps: tf.Tensor
+  # Chosen tokens, [rows, at least num_steps] int32; `eod_id` after a text has
+  # ended, and after the last step.
   chosen: tf.Tensor
   # If `keeps_logits`, logits of the last step, [rows, vocab] float32; otherwise
   # empty, [0, vocab].
@@ -233,6 +239,7 @@ def run_text_steps(
   vocab = weights.tables[0].shape[0]
   logits.set_shape([rows if settings.keeps_logits else 0, vocab])
   return TextSteps(
+    tf.shape(chosen)[1],
     chosen,
     logits,
     set_shapes(seen_after, texts.seen),

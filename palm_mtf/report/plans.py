@@ -93,7 +93,19 @@ def format_compiled(
     rows.append(("both, one after the other", sum(secs.values()), in_pod))
   for name, found, expected in rows:
     lines.append(f"  {name:<34}{found:>10.4f}{expected:>14.4f} s")
+  lines += _list_decoding(compiled["decoding"])
   return "\n".join(lines)
+
+
+def _list_decoding(decoding: Mapping[str, Any]) -> Iterator[str]:
+  """Yields a line for each program that continues texts."""
+  yield f"decoding {decoding['texts']:,} texts of SEQUENCE_LENGTH tokens"
+  for each in decoding["programs"]:
+    found = each.get("error")
+    if not found:
+      peak = f"{each['peak_bytes'] / _GIB:.3f} GiB"
+      found = f"{peak}, compiled in {each['secs']:.0f} s"
+    yield f"  {each['program']:<34}{found:>10}"
 
 
 def _list_compiled_moves(

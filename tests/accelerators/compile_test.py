@@ -103,3 +103,21 @@ def test_settings_that_fit_are_found_by_compiling_them(compile_run, compiled):
     line,
   )
   assert found and ("NUM_MICROBATCHES" in found[1] or "REMAT" in found[1]), line
+
+
+def test_decoding_keeps_the_weights_and_the_cache_of_the_plan():
+  from palm_mtf.accelerators.compile import compile_decoding
+
+  config = plan_config("recipes/palm_8b_two_pods.gin", NUM_LAYERS=4)
+  plan = plan_of(config)
+  # The plan's weights are float32; decoding keeps bfloat16.
+  weights = plan["device_bytes"]["weights"] / 2
+  # Each of the 16 slices of the batch has one text.
+  cache = plan["cache_bytes_per_token"] * config.model.sequence_length
+  decoding = compile_decoding(config)
+  assert decoding["texts"] == 16
+  prefill, steps = decoding["programs"]
+  assert prefill["argument_bytes"] == pytest.approx(weights, rel=0.02)
+  assert steps["argument_bytes"] == pytest.approx(weights + cache, rel=0.02)
+  # A step moves activations, so it has no buffers for gathered weights.
+  assert steps["temporary_bytes"] < 0.05 * steps["argument_bytes"]

@@ -7,7 +7,7 @@ import sys
 import jax
 import pytest
 
-from palm_mtf.accelerators import pod
+from palm_mtf.accelerators import decoder, pod
 from palm_mtf.machine.host_memory import free_garbage
 
 
@@ -18,6 +18,7 @@ def rehearsal(monkeypatch):
   yield
   pod.make_programs.cache_clear()
   pod.make_pod_step.cache_clear()
+  decoder.make_programs.cache_clear()
   jax.clear_caches()
   # JAX keeps the last 128 functions of TensorFlow that it has called.
   call_tf = sys.modules["jax.experimental.jax2tf.call_tf"]

@@ -21,6 +21,7 @@ from palm_mtf.accelerators.host_calls import (
 from palm_mtf.cli.main import main
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import dataclass_text
 from palm_mtf.runtime.client import connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.client.local_servers import PodServers
@@ -93,7 +94,7 @@ def test_the_server_whose_device_fails_is_named(fails, line, monkeypatch):
   (process,) = cluster.servers
   with cluster.client() as client:
     with client.graph.as_default():
-      called = process.call(call_pod, ["fails"], [tf.int32])
+      called = process.call(call_pod, ["pod.fails"], [tf.int32])
     with pytest.raises(UserError) as error, heartbeat.during("in step 3"):
       client.call(Program(outputs=called))
   assert re.fullmatch(
@@ -121,7 +122,7 @@ def test_why_jax_does_not_join_the_hosts_of_a_pod_is_one_line():
   settings = HostSettings(
     mesh_layout=MESH, number=0, num_hosts=2, coordinator="127.0.0.1:1"
   )
-  found = start_host(settings.to_json().encode()).decode()
+  found = start_host(dataclass_text(settings).encode()).decode()
   assert re.fullmatch(
     r"JAX does not start \(.*initialize.*\); start its server again\.", found
   )

@@ -5,13 +5,14 @@
 Virtual CPU devices take the place of accelerators. JAX joins a pod's hosts.
 """
 
+import json
 import re
 import signal
 
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import processes, runs
 from tests.processes import wait_until
 from tests.runtime.served import Served
 
@@ -75,6 +76,45 @@ def test_pods_of_two_hosts_train_what_one_process_does_for_two_clients(
     for steps in (4, 8):
       train(corpus, there, TRAIN_STEPS=steps, **cluster)
   assert_near(there, here, 8)
+
+
+def answers(model_dir, **macros):
+  """Returns what the commands print about a trained run."""
+  flags = [f"--gin.{name}={value!r}" for name, value in macros.items()]
+  given = ["--model_dir", str(model_dir), *flags, "--json"]
+  commands = [
+    ["generate", "--prompt", "seven eight", "--gin.TEMPERATURE=0.0"],
+    ["score", "--text", "seven eight nine ten"],
+    ["evaluate"],
+  ]
+  found = []
+  for command in commands:
+    process = processes.start("-m", "palm_mtf", *command, *given)
+    output, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    found.append(json.loads(output.splitlines()[-1]))
+  return found
+
+
+def test_a_pod_of_two_hosts_generates_scores_and_evaluates_as_a_cpu_does(
+  corpus, tmp_path
+):
+  train(corpus, tmp_path, TRAIN_STEPS=40, NUM_PODS=1)
+  generated, scored, evaluated = answers(
+    tmp_path, TPU=None, MESH_SHAPE="data:1", LAYOUT=""
+  )
+  with Served(2, variables={"JAX_PLATFORMS": "cpu"}) as servers:
+    cluster = {"PODS": "cluster", "ISLANDS": [servers.addresses]}
+    found = answers(tmp_path, **cluster)
+    for process in servers.processes:
+      assert process.poll() is None
+  assert found[0] == generated
+  assert found[1]["log_likelihood"] == pytest.approx(
+    scored["log_likelihood"], rel=1e-5
+  )
+  assert found[2]["validation_loss"] == pytest.approx(
+    evaluated["validation_loss"], rel=1e-5
+  )
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -305,6 +305,13 @@ def test_what_a_compiler_says_stands_next_to_the_plan():
       }
     ],
     "secs": {"compute": 13.5, "collectives": 3.25},
+    "decoding": {
+      "texts": 256,
+      "programs": [
+        {"program": "prefill", "error": "does not fit: 33.00 of 32.00 GiB"},
+        {"program": "steps", "peak_bytes": 2**29, "secs": 7.2},
+      ],
+    },
   }
   lines = format_compiled(found, plan).splitlines()
   assert lines[0] == "compiled for v4-12x16x16 by libtpu 0.0.52"
@@ -316,8 +323,10 @@ def test_what_a_compiler_says_stands_next_to_the_plan():
   name = f"{planned['kind']} over model"
   assert by_name[name] == ["0.0000", f"{planned['bytes'] / 1e9:.4f}", "GB"]
   assert by_name["both, one after the other"][0] == "16.7500"
+  assert by_name["prefill"] == "does not fit: 33.00 of 32.00 GiB".split()
+  assert by_name["steps"] == "0.500 GiB, compiled in 7 s".split()
   # The compiler of GPUs estimates no cycles.
   of_gpu = {**found, "secs": {"collectives": 3.25}}
   lines = format_compiled(of_gpu, plan).splitlines()
   assert not any("cycles" in x or "both" in x for x in lines)
-  assert lines[-1].split()[-3] == "3.2500"
+  assert lines[-4].split()[-3] == "3.2500"

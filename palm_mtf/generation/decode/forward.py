@@ -1,21 +1,24 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Forward pass of model/palm.py with decoding weights: prefill and scoring."""
+"""Forward pass of model/palm.py with decoding weights, and the prefill."""
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.generation.decode.rows import Cache, LaidOut
+from palm_mtf.generation.decode.rows import (
+  Cache,
+  LaidOut,
+  split_rows,
+  write_row,
+)
 from palm_mtf.generation.decode.weights import DecodeModel, Products
 from palm_mtf.model.layers import embed
-from palm_mtf.model.loss import cross_entropy
 from palm_mtf.model.palm import KeysAndValues, Palm
 from palm_mtf.model.projection import JoinedColumns
 from palm_mtf.model.weights import GATES, logits_dtype, positions_of
 from palm_mtf.ops.slicewise import native_threads
-from palm_mtf.runtime.program import Program
 
 # Each forward pass is a separate Mesh TensorFlow graph, lowered into the
 # program's TensorFlow graph. Kernels enter the mesh graph, and keys and values
@@ -173,13 +176,120 @@ def build_palm(
   return mesh, mtf.Shape([dims.batch, dims.length]), palm
 
 
-def make_prefix_masks(prefix: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """Returns the arguments `segments` and `prefix` of `Palm.logits`.
+def import_rows(
+  model: DecodeModel, mesh: mtf.Mesh, x: tf.Tensor, shape: mtf.Shape
+) -> mtf.Tensor:
+  """Returns x, [batch, length], on a mesh of `build_palm`."""
+  return mtf.import_laid_out_tensor(mesh, split_rows(model.placement, x), shape)
 
-  `prefix`, [batch, length] int32, is 1 for inputs, which attend to one another
-  in both directions, otherwise 0. Each row is one document.
+
+def make_masks(
+  model: DecodeModel, mesh: mtf.Mesh, num_given: LaidOut, shape: mtf.Shape
+) -> list[mtf.Tensor]:
+  """Returns the arguments `segments` and `prefix` of `Palm`, if any.
+
+  Each row is one document.
+
+  Args:
+    model: weights.
+    mesh: mesh of `build_palm`.
+    num_given: [batch], int32: the first `num_given` tokens attend to one
+      another in both directions, unless OBJECTIVE is "causal".
+    shape: [batch, length].
   """
-  return mtf.zeros_like(prefix), prefix
+  if not model.config.has_prefix:
+    return []
+  length = shape.dims[1].size
+  prefix = model.placement.slicewise(
+    lambda n: tf.sequence_mask(n, length, tf.int32), num_given
+  )
+  prefix = mtf.import_laid_out_tensor(mesh, prefix, shape)
+  return [mtf.zeros_like(prefix), prefix]
+
+
+def take_slices(
+  model: DecodeModel, mesh: mtf.Mesh, tensors: Sequence[mtf.Tensor]
+) -> list[LaidOut]:
+  """Lowers the graph of a mesh; returns the slices of some tensors."""
+  # Take the slices in an mtf.Operation, because Mesh TensorFlow's export would
+  # gather whole tensors.
+  taken: list[LaidOut] = []
+  _OnSlices(lambda *xs: taken.extend(xs) or [], tensors)
+  model.placement.lower({mesh: model.placement})
+  return taken
+
+
+def run_blocks(
+  model: DecodeModel,
+  palm: Palm,
+  x: mtf.Tensor,
+  masks: Sequence[mtf.Tensor],
+  keys_and_values: KeysAndValues | None = None,
+) -> mtf.Tensor:
+  """Runs the blocks of all layers.
+
+  Args:
+    model: weights.
+    palm: result of `build_palm` for `model`.
+    x: [batch, length, d_model]: input of the first block.
+    masks: result of `make_masks`.
+    keys_and_values: None, or a list to which keys and values are appended,
+      layer after layer; if the model `has_stacks`, those of all layers,
+      [layers, batch, memory_length, ...].
+
+  Returns:
+    The output of the last block, in the shape of x.
+  """
+  config, impl = model.config, model.placement
+  if not model.has_stacks:
+    layers = range(config.num_layers)
+    return palm.run_blocks(x, layers, *masks, keys_and_values=keys_and_values)
+  given, dims = [x, *masks], model.dims
+  batch, length, _ = x.shape.dims
+  heads = [dims.heads] if config.attention == "multi_head" else []
+  of_layer = [batch, mtf.Dimension("memory_length", length.size), *heads]
+  stack = mtf.Shape(
+    [mtf.Dimension("layers", config.num_layers), *of_layer, dims.d_kv]
+  )
+  num_stacks = 0 if keys_and_values is None else 2
+
+  def run_layer(
+    model: DecodeModel, layer: tf.Tensor, carry: list[LaidOut]
+  ) -> list[LaidOut]:
+    values, stacks = carry[:1] + laid_out_masks, carry[1:]
+    mesh, _, palm = build_palm(model, batch.size, length.size)
+    x, *masks = (
+      mtf.import_laid_out_tensor(mesh, value, each.shape)
+      for value, each in zip(values, given, strict=True)
+    )
+    kept: KeysAndValues = []
+    y = palm.run_blocks(x, [0], *masks, keys_and_values=kept)
+    y, *kept = take_slices(model, mesh, [y, *kept[0]])
+    return [
+      y,
+      *(
+        impl.slicewise(
+          lambda x, row: write_row(x, layer, row[tf.newaxis], 0), *pair
+        )
+        for pair in zip(stacks, kept, strict=False)
+      ),
+    ]
+
+  laid_out_masks: list[LaidOut] = []
+
+  def run(x: LaidOut, *masks: LaidOut) -> list[LaidOut]:
+    laid_out_masks.extend(masks)
+    zeros = [
+      impl.slicewise(lambda x: tf.zeros(impl.slice_shape(stack), x.dtype), x)
+      for _ in range(num_stacks)
+    ]
+    return model.for_each_layer(run_layer, [x, *zeros])
+
+  # One operation of the graph runs a loop, whose body has a graph of one block.
+  y, *stacks = _OnSlices(run, given, [x.shape, *[stack] * num_stacks]).outputs
+  if keys_and_values is not None:
+    keys_and_values.append(tuple(stacks))
+  return y
 
 
 def prefill(
@@ -201,100 +311,21 @@ def prefill(
   impl, (num_rows, length) = model.placement, prompts.shape
   memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT
   mesh, shape, palm = build_palm(model, num_rows, length)
-  masks = [None, None]
-  if model.config.has_prefix:  # prompt tokens attend in both directions
-    prefix = impl.slicewise(
-      lambda n: tf.sequence_mask(n, length, tf.int32), lengths
-    )
-    masks = make_prefix_masks(mtf.import_laid_out_tensor(mesh, prefix, shape))
+  masks = make_masks(model, mesh, lengths, shape)
+  x = palm.embed(import_rows(model, mesh, prompts, shape))
   keys_and_values: KeysAndValues = []
-  palm.hidden(
-    mtf.import_tf_tensor(mesh, prompts, shape), *masks, keys_and_values
-  )
-  # Take the slices in an mtf.Operation, because Mesh TensorFlow's export would
-  # gather whole tensors.
-  laid_out: list[LaidOut] = []
-  _OnSlices(
-    lambda *xs: laid_out.extend(xs) or [], [*itertools.chain(*keys_and_values)]
-  )
-  impl.lower({mesh: impl})
+  run_blocks(model, palm, x, masks, keys_and_values)
+  found = take_slices(model, mesh, [*itertools.chain(*keys_and_values)])
 
   # The padding after a prompt gets keys and values too, but no token attends to
   # these before a later step overwrites them.
   def store(x):
-    if x.shape.rank == 4:  # multi-head: x is [batch, length, heads, d_kv]
-      x = tf.transpose(x, [0, 2, 1, 3])
+    # x is [batch, length, d_kv] or [batch, length, heads, d_kv], and may have
+    # the dimension of layers first.
+    *before, length_at, heads_at, last = range(x.shape.rank)
+    if model.config.attention == "multi_head":
+      x = tf.transpose(x, [*before, heads_at, length_at, last])
     before = [[0, 0]] * (x.shape.rank - 2)
     return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])
 
-  return [impl.slicewise(store, x) for x in laid_out]
-
-
-NUM_LIKELIEST = 5  # number of likeliest tokens to return per position
-
-
-def build_score_program(
-  model: DecodeModel, num_rows: int, length: int
-) -> Program:
-  """Builds the program that scores rows of one length, in the current tf.Graph.
-
-  `forward.build_palm` documents the arguments.
-
-  Inputs:
-    inputs: [rows, length], int32: the token before each target.
-    targets: [rows, length], int32: tokens to score.
-    num_given: [rows], int32: the first `num_given` inputs attend to one another
-      in both directions. Ignored if OBJECTIVE is "causal".
-
-  Outputs:
-    token_loss: [rows, length], float32: -log p of each target.
-    is_likeliest: [rows, length], bool: whether no token is likelier than the
-      target.
-    likeliest: [rows, length, k], int32: the k likeliest tokens that could stand
-      in place of each target, likeliest first.
-    likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
-  """
-  inputs, targets = (
-    tf.placeholder(tf.int32, [num_rows, length], name)
-    for name in ("inputs", "targets")
-  )
-  num_given = tf.placeholder(tf.int32, [num_rows], "num_given")
-  # Scoring uses decoding's weights, so that a process that scores and continues
-  # texts holds only one copy of the weights.
-  mesh, shape, palm = build_palm(model, num_rows, length)
-  masks = [None, None]
-  if model.config.has_prefix:
-    prefix = tf.sequence_mask(num_given, length, tf.int32)
-    masks = make_prefix_masks(mtf.import_tf_tensor(mesh, prefix, shape))
-  logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape), *masks)
-  wanted = mtf.import_tf_tensor(mesh, targets, shape)
-  token_loss, log_z = cross_entropy(logits, wanted)
-  # Summing `logits * is_target` over the vocabulary gives the target's logit.
-  vocab = logits.shape.dims[-1]
-  is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
-  is_likeliest = mtf.greater_equal(
-    mtf.reduce_sum(logits * is_target, reduced_dim=vocab),
-    mtf.reduce_max(logits, reduced_dim=vocab),
-  )
-  exported = {
-    "token_loss": token_loss,
-    "is_likeliest": is_likeliest,
-    "log_z": log_z,
-    "logits": logits,
-  }
-  lowering = model.placement.lower({mesh: model.placement})
-  lowered, _ = lowering.call(exported)
-  vocab_size = model.config.vocab_size  # without its padding
-  top, likeliest = tf.math.top_k(
-    tf.cast(lowered["logits"][..., :vocab_size], tf.float32),
-    min(NUM_LIKELIEST, vocab_size),
-  )
-  return Program(
-    {"inputs": inputs, "targets": targets, "num_given": num_given},
-    {
-      "token_loss": lowered["token_loss"],
-      "is_likeliest": lowered["is_likeliest"],
-      "likeliest": likeliest,
-      "likeliest_loss": lowered["log_z"][..., tf.newaxis] - top,
-    },
-  )
+  return [impl.slicewise(store, x) for x in found]

@@ -1,20 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Graph that continues texts: a prefill, then a loop of decoding steps."""
+"""Functions that continue texts: a prefill, then a loop of decoding steps."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.decode.forward import prefill
+from palm_mtf.generation.decode.functions import BuildProgram, Effect
 from palm_mtf.generation.decode.rows import (
-  Cache,
   LaidOut,
-  assign_all,
+  State,
   join_rows,
-  read_all,
   repeat,
   split_rows,
 )
@@ -22,13 +21,11 @@ from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.generation.decode.step import make_step, repeat_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
-from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import fused
 from palm_mtf.runtime.program import Program
 
-# Variables keep the state between calls, so that a caller can show tokens
-# before the text is complete. The NUM_SAMPLES or NUM_BEAMS rows of one prompt
-# are adjacent.
+# The state is kept between calls, so that a caller can show tokens before the
+# text is complete. The NUM_SAMPLES or NUM_BEAMS rows of a prompt are adjacent.
 
 # Stands for the log p of a prefix, or the score of a text, that does not exist
 # yet: it is less than every real log p or score.
@@ -46,61 +43,167 @@ class PromptBatch:
   eod_id: int  # token that ends a continuation
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfBatch:
+  """Base class of the functions that continue a batch of prompts.
+
+  The state: number of tokens per row so far, [] int32; number of tokens per
+  prompt, [rows] int32; random keys, [rows, 2] int32; the tensors of `_Samples`
+  or `_Searches`; and the cache.
+  """
+
+  decode: DecodeConfig
+  sizes: PromptBatch
+
+  def _make_texts(self, model: DecodeModel) -> "_Samples | _Searches":
+    make = _Searches if self.decode.num_beams > 1 else _Samples
+    return make(model, self.decode, self.sizes)
+
+  def output_dtypes(self) -> dict[str, tf.DType]:
+    """Returns the dtypes; see `DecodeFunction`."""
+    return {}
+
+  def _group(self, x: tf.Tensor) -> tf.Tensor:
+    """Reshapes [rows, ...] to [prompts, rows per prompt, ...]."""
+    return tf.reshape(x, [self.sizes.num_prompts, -1, *x.shape[1:]])
+
+
+@dataclasses.dataclass(frozen=True)
+class StartTexts(_OfBatch):
+  """Prefills the cache; each prompt has a row per sample or beam.
+
+  Inputs:
+    prompts: [prompts, prompt_tokens], int32, left-aligned.
+    lengths: [prompts], int32: number of tokens per prompt.
+    keys: [prompts, rows, 2], int32: random key of each row.
+  """
+
+  effect = Effect.MAKES
+
+  def input_specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs; see `DecodeFunction`."""
+    num, rows = self.sizes.num_prompts, self.decode.rows_per_prompt
+    shapes = {
+      "prompts": [num, self.sizes.prompt_tokens],
+      "lengths": [num],
+      "keys": [num, rows, 2],
+    }
+    return {x: tf.TensorSpec(y, tf.int32) for x, y in shapes.items()}
+
+  def __call__(
+    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
+  ) -> tuple[State, dict[str, tf.Tensor]]:
+    """Returns the state before the first token; see `DecodeFunction`."""
+    impl, rows = model.placement, self.decode.rows_per_prompt
+    prompts, lengths, keys = (
+      split_rows(impl, inputs[x]) for x in ("prompts", "lengths", "keys")
+    )
+    # The last token of a continuation is never read, so it needs no position.
+    positions = self.sizes.prompt_tokens + self.sizes.max_tokens - 1
+    cache = prefill(model, inputs["prompts"], lengths, positions)
+    first = self._make_texts(model).first_state
+    of_texts = impl.slicewise(first, prompts, lengths)
+    # Prefill each prompt once, and copy its keys and values to all its rows.
+    cache = [
+      impl.slicewise(lambda x: repeat(x, rows, model.row_axis), x)
+      for x in cache
+    ]
+    place = impl.slicewise(lambda _: tf.constant(0), lengths)
+    lengths = impl.slicewise(lambda x: repeat(x, rows), lengths)
+    keys = impl.slicewise(lambda x: tf.reshape(x, [-1, 2]), keys)
+    return [place, lengths, keys, *of_texts, *cache], {}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdvanceTexts(_OfBatch):
+  """Adds tokens until each row has ended or has `limit`, [] int32, tokens."""
+
+  effect = Effect.CHANGES
+
+  def input_specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs; see `DecodeFunction`."""
+    return {"limit": tf.TensorSpec([], tf.int32)}
+
+  def __call__(
+    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
+  ) -> tuple[State, dict[str, tf.Tensor]]:
+    """Returns the state after these tokens; see `DecodeFunction`."""
+    texts = self._make_texts(model)
+    place, lengths, keys, *rest = state
+    of_texts, cache = rest[: texts.num_tensors], rest[texts.num_tensors :]
+    after, of_texts, cache = texts.advance(
+      *(inputs["limit"], place.tensor_list[0], lengths, keys, of_texts, cache)
+    )
+    place = model.placement.slicewise(lambda _: tf.identity(after), place)
+    return [place, lengths, keys, *of_texts, *cache], {}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadTexts(_OfBatch):
+  """Returns the texts so far.
+
+  Outputs:
+    tokens: [prompts, rows, max_tokens], int32: continuations, [eod] after the
+      end. With beam search: the ended texts found so far, best first.
+    num_done: [], int32: number of tokens per row so far.
+    is_over: [prompts, rows], bool: whether the row has ended; with beam search,
+      whether the prompt's search is over.
+    scores: [prompts, rows], float32: only beam search has scores.
+  """
+
+  effect = Effect.READS
+
+  def input_specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs; see `DecodeFunction`."""
+    return {}
+
+  def output_dtypes(self) -> dict[str, tf.DType]:
+    """Returns the dtypes; see `DecodeFunction`."""
+    found = {"tokens": tf.int32, "num_done": tf.int32, "is_over": tf.bool}
+    return found | ({"scores": tf.float32} if self.decode.num_beams > 1 else {})
+
+  def __call__(
+    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
+  ) -> tuple[State, dict[str, tf.Tensor]]:
+    """Reads the state; see `DecodeFunction`."""
+    impl, texts = model.placement, self._make_texts(model)
+    place, _, _, *rest = state
+    found = impl.slicewise(texts.read_results, *rest[: texts.num_tensors])
+    tokens, is_over, *scores = (join_rows(impl, x) for x in found)
+    outputs = {
+      "tokens": self._group(tokens),
+      "num_done": place.tensor_list[0],
+      "is_over": self._group(is_over),
+    }
+    if scores:
+      outputs["scores"] = self._group(scores[0])
+    return state, outputs
+
+
 class DecodePrograms(NamedTuple):
   """Continue a batch of prompts; each prompt has a row per sample or beam."""
 
-  # Prefills the cache. Inputs: prompts, [prompts, prompt_tokens] int32,
-  # left-aligned; lengths, [prompts] int32, number of tokens per prompt; and
-  # keys, [prompts, rows, 2] int32, random key of each row.
-  start: Program
-  advance: Program  # adds tokens until each row has ended or has `limit`, []
-  # Returns the state. Outputs:
-  #   tokens: [prompts, rows, max_tokens], int32: continuations, [eod] after the
-  #     end. With beam search: the ended texts found so far, best first.
-  #   num_done: [], int32: number of tokens per row so far.
-  #   is_over: [prompts, rows], bool: whether the row has ended; with beam
-  #     search, whether the prompt's search is over.
-  #   scores: [prompts, rows], float32: only beam search has scores.
-  read: Program
+  start: Program  # see StartTexts
+  advance: Program  # see AdvanceTexts
+  read: Program  # see ReadTexts
 
 
 def build_decode_programs(
-  model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
+  build: BuildProgram, decode: DecodeConfig, sizes: PromptBatch
 ) -> DecodePrograms:
   """Builds the programs for batches of one size in the current tf.Graph."""
-  prompts = tf.placeholder(
-    tf.int32, [sizes.num_prompts, sizes.prompt_tokens], "prompts"
-  )
-  lengths = tf.placeholder(tf.int32, [sizes.num_prompts], "lengths")
-  rows = decode.rows_per_prompt
-  keys = tf.placeholder(tf.int32, [sizes.num_prompts, rows, 2], "keys")
-  limit = tf.placeholder(tf.int32, [], "limit")
-  make = _Searches if decode.num_beams > 1 else _Samples
-  texts = make(model, decode, sizes)
-  start = texts.start(prompts, lengths, keys)
-  tokens, is_over, *scores = texts.results()
-  by_prompt = [sizes.num_prompts, rows]
-  advance = texts.advance(limit)
-  outputs = {
-    "tokens": tf.reshape(tokens, [*by_prompt, sizes.max_tokens]),
-    "num_done": texts.place.read_value(),
-    "is_over": tf.reshape(is_over, by_prompt),
-  }
-  if scores:
-    outputs["scores"] = tf.reshape(scores[0], by_prompt)
   return DecodePrograms(
-    Program(
-      {"prompts": prompts, "lengths": lengths, "keys": keys}, operations=[start]
-    ),
-    Program({"limit": limit}, operations=[advance]),
-    Program(outputs=outputs),
+    *(
+      build(make(decode, sizes), "texts")
+      for make in (StartTexts, AdvanceTexts, ReadTexts)
+    )
   )
 
 
 class _Continuations:
   """Base class of sampling and beam search.
 
-  A subclass has a state, a list of laid-out tensors. The first tensor says
+  A subclass has a state, a list of `num_tensors` tensors. The first tensor says
   which rows or searches have ended; the second holds the rows' last tokens.
   """
 
@@ -108,64 +211,7 @@ class _Continuations:
     self, model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
   ):
     self._model, self._impl = model, model.placement
-    self._step = make_step(model)
     self._decode, self._sizes = decode, sizes
-    self.place = make_variable(tf.constant(0), "place")
-    # `start` fills these lists with variables.
-    self._fixed: list[LaidOut] = []  # prompt lengths and random keys of rows
-    self._state: list[LaidOut] = []
-    self._cache: Cache = []
-
-  def start(
-    self, prompts: tf.Tensor, lengths: tf.Tensor, keys: tf.Tensor
-  ) -> tf.Operation:
-    """Makes the variables; builds the operation that prefills the cache."""
-    rows = self._decode.rows_per_prompt
-    lengths, keys = (split_rows(self._impl, x) for x in (lengths, keys))
-    # The last token of a continuation is never read, so it needs no position.
-    positions = self._sizes.prompt_tokens + self._sizes.max_tokens - 1
-    cache = prefill(self._model, prompts, lengths, positions)
-    state = self._impl.slicewise(
-      self._first_state, split_rows(self._impl, prompts), lengths
-    )
-    # Prefill each prompt once, and copy its keys and values to all its rows.
-    lengths, *cache = (
-      self._impl.slicewise(lambda x: repeat(x, rows), x)
-      for x in (lengths, *cache)
-    )
-    keys = self._impl.slicewise(lambda x: tf.reshape(x, [-1, 2]), keys)
-    self._fixed, self._state, self._cache = (
-      [self._make_variable(x) for x in some]
-      for some in ([lengths, keys], state, cache)
-    )
-    variables = [*self._fixed, *self._state, *self._cache]
-    return tf.group(
-      self.place.assign(0),
-      assign_all(variables, [lengths, keys, *state, *cache]),
-    )
-
-  def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds the steps that continue each row to `limit` new tokens."""
-    place = self.place.read_value()
-    fixed, state, cache = (
-      read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)
-    )
-    place, state, cache = self._advance(limit, place, *fixed, state, cache)
-    variables = [*self._state, *self._cache]
-    return tf.group(
-      self.place.assign(place), assign_all(variables, [*state, *cache])
-    )
-
-  def results(self) -> list[tf.Tensor]:
-    """Returns tokens, whether rows have ended, and a beam search's scores."""
-    state = read_all(self._impl, self._state)
-    found = self._impl.slicewise(self._read_results, *state)
-    return [join_rows(self._impl, x) for x in found]
-
-  def _make_variable(self, x: LaidOut) -> LaidOut:
-    return self._impl.slicewise(
-      lambda x: make_variable(tf.zeros(x.shape, x.dtype), "state"), x
-    )
 
   def _find_positions(self, lengths: LaidOut, place: tf.Tensor) -> LaidOut:
     return self._impl.slicewise(lambda n: n + place - 1, lengths)
@@ -179,7 +225,13 @@ class _Samples(_Continuations):
   each token of the vocabulary occurs in the row, [rows, vocab] bool.
   """
 
-  def _first_state(self, prompts, lengths):
+  @property
+  def num_tensors(self) -> int:
+    """Number of tensors of the state."""
+    return 3 + (self._decode.repetition_penalty != 1)
+
+  def first_state(self, prompts, lengths):
+    """Returns the state of a slice of the rows before the first token."""
     num_prompts, length = prompts.shape
     num_samples, vocab_size = (
       self._decode.num_samples,
@@ -201,11 +253,15 @@ class _Samples(_Continuations):
       state.append(repeat(counts > 0, num_samples))
     return tuple(state)
 
-  def _advance(self, limit, place, lengths, keys, state, cache):
+  def advance(self, limit, place, lengths, keys, state, cache):
+    """Continues each row from `place` to `limit` new tokens.
+
+    Returns the number of new tokens, [] int32, the state and the cache.
+    """
     is_over, last, tokens, *seen = state
     places = self._impl.slicewise(lambda n: tf.fill(n.shape, place), lengths)
     decode, eod_id = self._decode, self._sizes.eod_id
-    steps = self._step.advance(
+    steps = make_step(self._model).advance(
       limit - place,
       Texts(
         *(last, self._find_positions(lengths, place), places, is_over, keys),
@@ -213,22 +269,33 @@ class _Samples(_Continuations):
         *(float(decode.temperature), decode.top_k, float(decode.top_p), seen),
       ),
       cache,
-      TextSettings(self._sizes.num_tokens, eod_id, decode.repetition_penalty),
+      TextSettings(
+        self._sizes.num_tokens,
+        eod_id,
+        decode.repetition_penalty,
+        most_steps=self._sizes.max_tokens,
+      ),
     )
-    after = place + tf.shape(steps.chosen.tensor_list[0])[1]
+    after = place + steps.num_steps
 
     def put(is_over, last, tokens, chosen):
-      parts = [tokens[:, :place], chosen, tokens[:, after:]]
+      at = tf.range(tokens.shape[1]) - place  # -1 is the column of `last`
+      longer = tf.concat([last[:, tf.newaxis], chosen], 1)
+      most = tf.shape(longer)[1] - 1
+      put_here = tf.gather(longer, tf.clip_by_value(at + 1, 0, most), axis=1)
+      is_new = (at >= 0) & (at < steps.num_steps)
+      tokens = tf.where_v2(is_new, put_here, tokens)
+      is_eod = tf.equal(tokens, eod_id) & is_new
       return (
-        is_over | tf.reduce_any(tf.equal(chosen, eod_id), 1),
-        tf.concat([last[:, tf.newaxis], chosen], 1)[:, -1],
-        tf.ensure_shape(tf.concat(parts, 1), tokens.shape),
+        is_over | tf.reduce_any(is_eod, 1),
+        tf.gather(longer, steps.num_steps, axis=1),
+        tokens,
       )
 
     state = self._impl.slicewise(put, is_over, last, tokens, steps.chosen)
     return after, [*state, *steps.seen], steps.cache
 
-  def _read_results(self, is_over, last, tokens, *seen):
+  def read_results(self, is_over, last, tokens, *seen):
     del last, seen
     return tokens, is_over
 
@@ -237,18 +304,25 @@ class _Searches(_Continuations):
   # Beam search. The state: whether searches are over; the rows' last tokens;
   # then the other tensors of the state of `BeamSearch`.
 
+  num_tensors = 6
+
   @property
   def _search(self) -> "BeamSearch":
     return BeamSearch(self._decode, self._sizes)
 
-  def _first_state(self, prompts, lengths):
+  def first_state(self, prompts, lengths):
+    """Returns the state of a slice of the rows before the first token."""
     last = tf.gather(prompts, lengths - 1, batch_dims=1)
     is_over, *state = self._search.first_state(prompts.shape[0])
     return (is_over, repeat(last, self._decode.num_beams), *state)
 
-  def _advance(self, limit, place, lengths, keys, state, cache):
+  def advance(self, limit, place, lengths, keys, state, cache):
+    """Continues each row from `place` to `limit` new tokens.
+
+    Returns the number of new tokens, [] int32, the state and the cache.
+    """
     del keys
-    num_state = len(state)
+    num_state, reader = len(state), make_step(self._model)
 
     def step(place, state):
       def choose(logits, *state):
@@ -258,19 +332,24 @@ class _Searches(_Continuations):
         return (is_over, last, *state, rows)
 
       is_over, last, *search = state[:num_state]
-      logits, cache = self._step.read(
+      logits, cache = reader.read(
         last, self._find_positions(lengths, place), state[num_state:]
       )
       *state, rows = self._impl.slicewise(choose, logits, is_over, *search)
       # Each row copies the keys and values of the prefix that it continues,
       # because one prefix may have two continuations, and another none.
-      cache = [self._impl.slicewise(tf.gather, x, rows) for x in cache]
+      cache = [
+        self._impl.slicewise(
+          lambda x, rows: tf.gather(x, rows, axis=self._model.row_axis), x, rows
+        )
+        for x in cache
+      ]
       return [*state, *cache]
 
     place, state = repeat_step(self._impl, step, [*state, *cache], place, limit)
     return place, state[:num_state], state[num_state:]
 
-  def _read_results(self, is_over, last, living, prefixes, scores, tokens):
+  def read_results(self, is_over, last, living, prefixes, scores, tokens):
     del last, living, prefixes
     return (
       tf.reshape(tokens, [-1, tokens.shape[-1]]),

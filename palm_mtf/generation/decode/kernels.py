@@ -16,6 +16,7 @@ from palm_mtf.native import decoding
 from palm_mtf.native.decoding import GROUP, PackedKernel
 from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
 from palm_mtf.ops.variables import make_variable
+from palm_mtf.ops.xla import in_xla_computation
 
 _LARGEST = 127.0
 # Scales to try for a group of int4 weights, relative to the scale that clips no
@@ -42,11 +43,18 @@ def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
 
 
 def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
-  """Makes the variable of a kernel that TensorFlow multiplies by.
+  """Makes a kernel that TensorFlow multiplies by, which a variable keeps.
 
-  The initial value is w, [inner, outer] float32, rounded to the float `dtype`.
+  In an XLA computation no variable keeps the kernel.
+
+  Args:
+    w: [inner, outer], float32.
+    dtype: float dtype to which the numbers are rounded.
+    name: name of the variable.
   """
   numbers = tf.cast(w, dtype)
+  if in_xla_computation():
+    return Kernel(numbers, tf.no_op())
   # Products in emulated bfloat16 are computed in float32. Cast the kernel once,
   # here, so that not every product has to cast it.
   if is_emulated(numbers):
@@ -146,7 +154,7 @@ def _multiply_floats(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
   # tf.matmul would pack bfloat16 weights at every call, and a step with one row
   # would take 1.6 times as long (26.6M parameters, Zen 5). For float32 weights,
   # a packed copy saves no time.
-  packed = packed and w.dtype == tf.bfloat16
+  packed = packed and w.dtype == tf.bfloat16 and not in_xla_computation()
   # oneDNN runs only on CPUs.
   on_cpu = "gpu" not in x.device.lower()
   if packed and on_cpu and has_kernel("_MklNativeFusedMatMul"):

@@ -4,13 +4,18 @@
 
 from collections.abc import Sequence
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import gen_xla_ops, mtf, tf
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
+from palm_mtf.ops.variables import make_variable
+from palm_mtf.ops.xla import in_xla_computation
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 # A cache holds the rotated keys of layer 0, the values of layer 0, the rotated
-# keys of layer 1, and so on.
+# keys of layer 1, and so on; or, if the model `has_stacks`, the keys of all
+# layers, [layers, ...], and the values of all layers.
 Cache = list[LaidOut]
+# What a function of decoding (functions.py) keeps for the next function.
+State = list[LaidOut]
 
 
 # If a layout splits `batch`, a device holds a slice of the rows, otherwise all
@@ -37,9 +42,63 @@ def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
   return placement.combine_slices(x.tensor_list, shape)
 
 
-def repeat(x: tf.Tensor, times: int) -> tf.Tensor:
-  """Repeats each row `times` times; the copies of a row are adjacent."""
-  return x if times == 1 else tf.repeat(x, times, axis=0)
+def repeat(x: tf.Tensor, times: int, axis: int = 0) -> tf.Tensor:
+  """Repeats each row `times` times; the copies of a row are adjacent.
+
+  `axis` is the dimension of x that counts the rows.
+  """
+  return x if times == 1 else tf.repeat(x, times, axis=axis)
+
+
+def write_row(
+  x: tf.Tensor, row: tf.Tensor, value: tf.Tensor, axis: int
+) -> tf.Tensor:
+  """Returns x, changed in place: `value` replaces one row.
+
+  Args:
+    x: rows along dimension `axis`; nothing else may read x.
+    row: index of the row, [] int32.
+    value: the row; its dimension `axis` has size 1.
+  """
+  # Copying all rows would cost time.
+  if in_xla_computation():
+    begin = [row if i == axis else 0 for i in range(x.shape.rank)]
+    return gen_xla_ops.xla_dynamic_update_slice(x, value, tf.stack(begin))
+  assert axis == 0
+  return tf.raw_ops.InplaceUpdate(x=x, i=row[tf.newaxis], v=value)
+
+
+def write_places(
+  x: tf.Tensor, places: tf.Tensor, values: tf.Tensor
+) -> tf.Tensor:
+  """Returns x, changed in place: `values` replace some of its vectors.
+
+  Args:
+    x: [..., d]; nothing else may read x.
+    places: [n], int32: indices of different vectors in x as [vectors, d].
+    values: elements of [n, d], in any shape.
+  """
+  size = x.shape[-1]
+  flat, values = (tf.reshape(y, [-1, size]) for y in (x, values))
+  # TensorFlow's own scatter would copy all vectors, which costs more than the
+  # rest of a step.
+  if in_xla_computation():
+    flat = tf.tensor_scatter_nd_update(flat, places[:, tf.newaxis], values)
+  else:
+    flat = tf.raw_ops.InplaceUpdate(x=flat, i=places, v=values)
+  return tf.reshape(flat, x.shape)
+
+
+def make_variables(
+  placement: CpuGpuPlacement, values: Sequence[LaidOut]
+) -> list[LaidOut]:
+  """Makes variables with the shapes of `values`, on every device."""
+  return [
+    placement.slicewise(
+      lambda x: make_variable(tf.zeros(x.shape, x.dtype), "state"), each
+    )
+    for each in values
+  ]
 
 
 def read_all(
@@ -62,3 +121,34 @@ def assign_all(
       for variable, value in zip(*(x.tensor_list for x in pair), strict=True)
     ]
   )
+
+
+def have_ended(placement: CpuGpuPlacement, is_over: LaidOut) -> tf.Tensor:
+  """Returns whether all rows on all devices have ended, [] bool.
+
+  Args:
+    placement: the devices.
+    is_over: whether each row has ended, [rows] bool.
+  """
+  here = [tf.reduce_all(x) for x in is_over.tensor_list]
+  if len(here) == placement.size:
+    return tf.reduce_all(tf.stack(here))
+  # On accelerators, each device knows only its own rows.
+  axes = list(range(placement.shape.ndims))
+  ended = placement.LaidOutTensor([tf.cast(here[0], tf.int32)])
+  return placement.allreduce(ended, axes, "MIN").tensor_list[0] > 0
+
+
+def flatten(xs: Sequence[LaidOut]) -> list[tf.Tensor]:
+  """Returns the slices of all tensors, which a loop can carry."""
+  return [part for x in xs for part in x.tensor_list]
+
+
+def unflatten(
+  placement: CpuGpuPlacement, flat: Sequence[tf.Tensor], num_slices: int
+) -> list[LaidOut]:
+  """Returns the tensors with the slices that `flatten` returned."""
+  return [
+    placement.LaidOutTensor(list(flat[i : i + num_slices]))
+    for i in range(0, len(flat), num_slices)
+  ]

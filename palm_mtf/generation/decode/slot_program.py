@@ -1,157 +1,211 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs that continue texts which begin and end at different times.
+"""Functions that continue texts which begin and end at different times.
 
-Each text has a slot, a row of the decoding batch and of the cache. One program
-prefills a slot while the other slots wait; another program adds tokens to all
+Each text has a slot, a row of the decoding batch and of the cache. One function
+prefills a slot while the other slots wait; another function adds tokens to all
 slots. If a layout splits `batch` into s slices, slot i is row i // s of slice
 i % s. The first slots are thus the first rows of every slice, so that a step
 can leave out the last slots.
+
+The state is the cache.
 """
 
+import dataclasses
+from collections.abc import Mapping
+
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.forward import NUM_LIKELIEST, prefill
+from palm_mtf.generation.decode.forward import prefill
+from palm_mtf.generation.decode.functions import Effect
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
-  assign_all,
+  State,
   join_rows,
-  read_all,
   repeat,
   split_rows,
+  write_row,
 )
 from palm_mtf.generation.decode.sampling import mask_logits
+from palm_mtf.generation.decode.score_program import NUM_LIKELIEST
 from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
-from palm_mtf.ops.variables import make_variable
-from palm_mtf.runtime.program import Program
+
+# Maximum number of tokens that one call of `StepSlots` chooses per text.
+MOST_STEPS = 64
 
 
-class SlotPrograms:
-  """Builds programs in the current tf.Graph; all programs share one cache."""
+@dataclasses.dataclass(frozen=True)
+class MakeSlots:
+  """Makes the cache of all slots; has neither inputs nor outputs."""
 
-  def __init__(self, model: DecodeModel, num_slots: int, num_slices: int):
-    """Makes the variables of the cache.
+  num_slots: int  # divisible by `num_slices`
+  num_slices: int  # number of slices of `batch`
 
-    `num_slots` is divisible by `num_slices`, the number of slices of `batch`.
-    """
-    self._model, self._impl = model, model.placement
-    self._num_slices = num_slices
-    self._step = make_step(model)
-    # Initialize the cache by a prefill of one token, not by tf.zeros: equal
-    # zeros would become one shared constant, and all variables of the cache
-    # would use the memory of that constant.
-    prompts = tf.zeros([num_slices, 1], tf.int32)
-    lengths = split_rows(self._impl, tf.ones([num_slices], tf.int32))
-    self._cache = [
-      self._impl.slicewise(
-        lambda x: make_variable(repeat(x, num_slots // num_slices), "slots"), x
-      )
-      for x in self._prefill(prompts, lengths)
-    ]
-    # Run this before any other program.
-    self.initialize = Program(
-      operations=[x.initializer for y in self._cache for x in y.tensor_list]
-    )
+  effect = Effect.MAKES
 
-  def insert(self, prompt_tokens: int) -> Program:
-    """Builds the program that prefills slots, at most one per slice.
+  def input_specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs; see `DecodeFunction`."""
+    return {}
 
-    Inputs:
-      prompts: [slices, prompt_tokens], int32, left-aligned.
-      lengths: [slices], int32: number of tokens per prompt.
-      rows: [slices], int32: the row to prefill in each slice; -1 leaves the
-        slice unchanged.
-    """
-    shape = [self._num_slices, prompt_tokens]
-    prompts = tf.placeholder(tf.int32, shape, "prompts")
-    lengths, rows = (
-      tf.placeholder(tf.int32, shape[:1], name) for name in ("lengths", "rows")
-    )
-    new = self._prefill(prompts, split_rows(self._impl, lengths))
-    at = split_rows(self._impl, rows)
-    after = [
-      self._impl.slicewise(_replace_row, x, y, at)
-      for x, y in zip(read_all(self._impl, self._cache), new, strict=True)
-    ]
-    return Program(
-      {"prompts": prompts, "lengths": lengths, "rows": rows},
-      operations=[assign_all(self._cache, after)],
-    )
+  def output_dtypes(self) -> dict[str, tf.DType]:
+    """Returns the dtypes; see `DecodeFunction`."""
+    return {}
 
-  def step(
-    self,
-    num_rows: int,
-    num_tokens: int,
-    *,
-    is_greedy: bool,
-    has_limits: bool,
-    wants_log_probs: bool,
-  ) -> Program:
-    """Builds the program that adds one token or several to the first slots.
+  def __call__(
+    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
+  ) -> tuple[State, dict[str, tf.Tensor]]:
+    """Prefills all slots with a token that no text reads."""
+    prompts = tf.zeros([self.num_slices, 1], tf.int32)
+    ones = tf.ones([self.num_slices], tf.int32)
+    cache = _prefill(model, prompts, split_rows(model.placement, ones))
+    times = self.num_slots // self.num_slices
+    return [
+      model.placement.slicewise(lambda x: repeat(x, times, model.row_axis), x)
+      for x in cache
+    ], {}
 
-    Args:
-      num_rows: number of slots, divisible by `num_slices`. With n = num_rows /
-        num_slices rows per slice, row i is slot `i % n * num_slices + i // n`.
-      num_tokens: number of pieces in the vocabulary.
-      is_greedy: whether all texts take the likeliest token.
-      has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over
-        the logits.
-      wants_log_probs: whether to compute log p, for one token per text.
 
-    Inputs:
-      count: [], int32: number of tokens to choose per text. If log p is
-        computed, `count` is ignored, and the program chooses one token.
-      texts: [rows, 6], int32, per text: last token; the last token's position,
-        from 0; number of tokens already drawn; random key, two numbers; TOP_K.
-      shares: [rows, 2], float32, per text: TEMPERATURE and TOP_P.
+@dataclasses.dataclass(frozen=True)
+class InsertPrompts:
+  """Prefills slots, at most one per slice.
 
-    Outputs:
-      The next tokens, [rows, count] int32. If `wants_log_probs`, also log p
-      under the plain softmax, with no sampling setting applied: of the chosen
-      tokens, [rows] float32; the likeliest tokens, [rows, NUM_LIKELIEST] int32;
-      and their log p, [rows, NUM_LIKELIEST] float32.
-    """
-    # Pack the inputs into few placeholders, because feeding each placeholder
-    # takes a twentieth of the time of a small model's step.
-    count = tf.placeholder(tf.int32, [], "count")
-    texts = tf.placeholder(tf.int32, [num_rows, 6], "texts")
-    shares = tf.placeholder(tf.float32, [num_rows, 2], "shares")
+  Inputs:
+    prompts: [slices, prompt_tokens], int32, left-aligned.
+    lengths: [slices], int32: number of tokens per prompt.
+    rows: [slices], int32: the row to prefill in each slice; -1 leaves the slice
+      unchanged.
+  """
+
+  num_slices: int
+  prompt_tokens: int
+
+  effect = Effect.CHANGES
+
+  def input_specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs; see `DecodeFunction`."""
+    shapes = {
+      "prompts": [self.num_slices, self.prompt_tokens],
+      "lengths": [self.num_slices],
+      "rows": [self.num_slices],
+    }
+    return {x: tf.TensorSpec(y, tf.int32) for x, y in shapes.items()}
+
+  def output_dtypes(self) -> dict[str, tf.DType]:
+    """Returns the dtypes; see `DecodeFunction`."""
+    return {}
+
+  def __call__(
+    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
+  ) -> tuple[State, dict[str, tf.Tensor]]:
+    """Prefills; see `DecodeFunction`."""
+    impl = model.placement
+    lengths, at = (split_rows(impl, inputs[x]) for x in ("lengths", "rows"))
+    new = _prefill(model, inputs["prompts"], lengths)
+    return [
+      impl.slicewise(lambda *x: _replace_row(*x, model.row_axis), x, y, at)
+      for x, y in zip(state, new, strict=True)
+    ], {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepSlots:
+  """Adds one token or several to the first slots.
+
+  Inputs:
+    count: [], int32: number of tokens to choose per text, at most MOST_STEPS.
+      If log p is computed, `count` is ignored, and one token is chosen.
+    texts: [rows, 6], int32, per text: last token; the last token's position,
+      from 0; number of tokens already drawn; random key, two numbers; TOP_K.
+    shares: [rows, 2], float32, per text: TEMPERATURE and TOP_P.
+
+  Outputs:
+    tokens: [rows, at least count], int32: the next tokens.
+    If `wants_log_probs`, also log p under the plain softmax, with no sampling
+    setting applied:
+    of_chosen: [rows], float32: log p of the chosen tokens.
+    likeliest: [rows, NUM_LIKELIEST], int32: the likeliest tokens.
+    of_likeliest: [rows, NUM_LIKELIEST], float32: log p of these tokens.
+
+  Attributes:
+    num_rows: number of slots, divisible by the number of slices. With n =
+      num_rows / num_slices rows per slice, row i is slot `i % n * num_slices +
+      i // n`.
+    num_tokens: number of pieces in the vocabulary.
+    is_greedy: whether all texts take the likeliest token.
+    has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over
+      the logits.
+    wants_log_probs: whether to compute log p, for one token per text.
+  """
+
+  num_rows: int
+  num_tokens: int
+  is_greedy: bool
+  has_limits: bool
+  wants_log_probs: bool
+
+  effect = Effect.CHANGES
+
+  def input_specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs; see `DecodeFunction`."""
+    # Pack the inputs into few tensors, because feeding each tensor takes a
+    # twentieth of the time of a small model's step.
+    return {
+      "count": tf.TensorSpec([], tf.int32),
+      "texts": tf.TensorSpec([self.num_rows, 6], tf.int32),
+      "shares": tf.TensorSpec([self.num_rows, 2], tf.float32),
+    }
+
+  def output_dtypes(self) -> dict[str, tf.DType]:
+    """Returns the dtypes; see `DecodeFunction`."""
+    found = {"tokens": tf.int32}
+    if self.wants_log_probs:
+      found |= {"of_chosen": tf.float32, "likeliest": tf.int32}
+      found["of_likeliest"] = tf.float32
+    return found
+
+  def __call__(
+    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
+  ) -> tuple[State, dict[str, tf.Tensor]]:
+    """Chooses the tokens; see `DecodeFunction`."""
+    impl, texts = model.placement, inputs["texts"]
     tokens, positions, places, *_, top_k, temperature, top_p, is_over, keys = (
-      split_rows(self._impl, x)
+      split_rows(impl, x)
       for x in (
         *tf.unstack(texts, axis=1),
-        *tf.unstack(shares, axis=1),
-        tf.fill([num_rows], False),
+        *tf.unstack(inputs["shares"], axis=1),
+        tf.fill([self.num_rows], False),
         texts[:, 3:5],
       )
     )
-    steps = self._step.advance(
-      tf.constant(1) if wants_log_probs else count,
+    steps = make_step(model).advance(
+      tf.constant(1) if self.wants_log_probs else inputs["count"],
       Texts(
         *(tokens, positions, places, is_over, keys),
-        0.0 if is_greedy else temperature,
-        top_k if has_limits else None,
-        top_p if has_limits else 1.0,
+        0.0 if self.is_greedy else temperature,
+        top_k if self.has_limits else None,
+        top_p if self.has_limits else 1.0,
       ),
-      read_all(self._impl, self._cache),
+      state,
       # The caller finds the end of each text.
-      TextSettings(num_tokens, eod_id=-1, keeps_logits=wants_log_probs),
+      TextSettings(
+        self.num_tokens,
+        eod_id=-1,
+        keeps_logits=self.wants_log_probs,
+        most_steps=1 if self.wants_log_probs else MOST_STEPS,
+      ),
     )
-    outputs = [join_rows(self._impl, steps.chosen)]
-    if wants_log_probs:
-      logits = join_rows(self._impl, steps.logits)
-      outputs += _find_log_probs(logits, outputs[0][:, 0], num_tokens)
-    return Program(
-      {"count": count, "texts": texts, "shares": shares},
-      outputs,
-      operations=[assign_all(self._cache, steps.cache)],
-    )
+    outputs = {"tokens": join_rows(impl, steps.chosen)}
+    if self.wants_log_probs:
+      logits = join_rows(impl, steps.logits)
+      chosen = outputs["tokens"][:, 0]
+      outputs |= _find_log_probs(logits, chosen, self.num_tokens)
+    return steps.cache, outputs
 
-  def _prefill(self, prompts: tf.Tensor, lengths: LaidOut) -> Cache:
-    length = self._model.config.sequence_length
-    return prefill(self._model, prompts, lengths, length)
+
+def _prefill(model: DecodeModel, prompts: tf.Tensor, lengths: LaidOut) -> Cache:
+  return prefill(model, prompts, lengths, model.config.sequence_length)
 
 
 def _find_log_probs(logits, chosen, num_tokens):
@@ -159,14 +213,16 @@ def _find_log_probs(logits, chosen, num_tokens):
   log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
   k = min(NUM_LIKELIEST, num_tokens)
   top, likeliest = tf.math.top_k(mask_logits(log_probs, num_tokens), k)
-  of_chosen = tf.gather(log_probs, chosen, batch_dims=1)
-  return of_chosen, likeliest, top
+  return {
+    "of_chosen": tf.gather(log_probs, chosen, batch_dims=1),
+    "likeliest": likeliest,
+    "of_likeliest": top,
+  }
 
 
-def _replace_row(cache, new, at):
-  # Updates the cache in place, because copying all slots would cost time. If
-  # `at` is -1, the slice gets no prompt, and row 0 is replaced by itself.
-  row = tf.maximum(at, 0)
-  is_here = tf.reshape(at >= 0, [-1, *[1] * (cache.shape.rank - 1)])
-  value = tf.where_v2(is_here, new, tf.gather(cache, row))
-  return tf.raw_ops.InplaceUpdate(x=cache, i=row, v=value)
+def _replace_row(cache, new, at, axis):
+  # If `at` is -1, the slice gets no prompt, and row 0 is replaced by itself.
+  row = tf.maximum(at[0], 0)
+  old = tf.gather(cache, row[tf.newaxis], axis=axis)
+  value = tf.where_v2(at[0] >= 0, new, old)
+  return write_row(cache, row, value, axis)

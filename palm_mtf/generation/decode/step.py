@@ -16,17 +16,21 @@ from typing import Protocol
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.architecture import layer_name
-from palm_mtf.generation.decode.rows import Cache, LaidOut
+from palm_mtf.generation.decode.rows import (
+  Cache,
+  LaidOut,
+  flatten,
+  have_ended,
+  unflatten,
+  write_places,
+)
 from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 from palm_mtf.generation.decode.weights import DecodeModel, Products
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.attention import visible_softmax
-from palm_mtf.model.layers import (
-  local_embedding,
-  normalize,
-  sines_and_cosines,
-)
+from palm_mtf.model.layers import normalize, sines_and_cosines
 from palm_mtf.model.projection import JoinedColumns
+from palm_mtf.model.weights import GATES, QKV
 from palm_mtf.native.decoding import (
   StepWeights,
   Texts,
@@ -36,8 +40,7 @@ from palm_mtf.native.decoding import (
   run_text_steps,
 )
 from palm_mtf.ops.matmul import matmul
-from palm_mtf.ops.slicewise import slice_offset, split_axes
-from palm_mtf.ops.xla import fused
+from palm_mtf.ops.xla import fused, in_xla_computation
 
 
 class Step(Protocol):
@@ -107,31 +110,23 @@ def repeat_step(
   Returns:
     The number of the last step plus 1, [] int32; and the state after this step.
   """
-  size = placement.size
-
   # The loop carries the cache as plain tensors, so that each step can write its
-  # keys and values into the cache in place.
-  def flatten(state):
-    return [part for x in state for part in x.tensor_list]
+  # keys and values into the cache in place. Every device takes part in
+  # all-reduces, so no device may leave the loop before all rows on all devices
+  # have ended.
+  num_slices = len(state[0].tensor_list)
 
-  def unflatten(flat):
-    return [
-      placement.LaidOutTensor(list(flat[i : i + size]))
-      for i in range(0, len(flat), size)
-    ]
+  def run(place, ended, *flat):
+    del ended
+    state = step(place, unflatten(placement, flat, num_slices))
+    return [place + 1, have_ended(placement, state[0]), *flatten(state)]
 
-  def has_more(place, *flat):
-    # Every device takes part in all-reduces, so no device may leave the loop
-    # before all rows on all devices have ended.
-    over = tf.stack([tf.reduce_all(x) for x in flat[:size]])
-    return (place < limit) & ~tf.reduce_all(over)
-
-  place, *flat = tf.while_loop(
-    has_more,
-    lambda place, *flat: [place + 1, *flatten(step(place, unflatten(flat)))],
-    [first, *flatten(state)],
+  place, _, *flat = tf.while_loop(
+    lambda place, ended, *unused: (place < limit) & ~ended,
+    run,
+    [first, have_ended(placement, state[0]), *flatten(state)],
   )
-  return place, unflatten(flat)
+  return place, unflatten(placement, flat, num_slices)
 
 
 # --- Steps in C++ ------------------------------------------------------------
@@ -196,6 +191,7 @@ class NativeStep:
     )
     pack = self._impl.LaidOutTensor
     return TextSteps(
+      steps.num_steps,
       pack([steps.chosen]),
       pack([self._drop_padding(steps.logits)]),
       [pack([x]) for x in steps.seen],
@@ -217,6 +213,7 @@ class NativeStep:
 
 # --- Steps by TensorFlow's operations ----------------------------------------
 
+_LAYER = layer_name(0)  # the layer of a model that has only one
 
 # With one token per row, a step spends its time on matrix products and on
 # starting the operations between them. Therefore XLA compiles (`fused`) each
@@ -224,10 +221,9 @@ class NativeStep:
 
 
 @fused
-def _add_and_norm(x, scale, kind, *branch):
-  # Returns x + branch (if there is a branch), [rows, d_model], and the scaled
-  # norm of this sum.
-  x = sum(branch, x)
+def _add_and_norm(x, branch, scale, kind):
+  # Returns x + branch, [rows, d_model], and the scaled norm of this sum.
+  x += branch
   return x, tf.cast(normalize(x, kind) * scale, x.dtype)
 
 
@@ -260,19 +256,6 @@ def _find_cache_rows(positions, shape):
   return tf.reshape(first + at, [-1])
 
 
-def _write(cache, at, x):
-  # Writes x [rows, (heads,) d_kv], the keys or values of one token per row,
-  # into a cache, at the indices `at`.
-  d_kv = cache.shape[-1]
-  # TensorFlow's scatter would copy all positions, which costs more than the
-  # rest of a step. Writing in place is safe, because nothing else reads the
-  # previous step's cache.
-  flat = tf.raw_ops.InplaceUpdate(
-    x=tf.reshape(cache, [-1, d_kv]), i=at, v=tf.reshape(x, [-1, d_kv])
-  )
-  return tf.reshape(flat, cache.shape)
-
-
 class TensorflowStep:
   """`Step` on any devices: the block of model/palm.py for one position.
 
@@ -291,44 +274,66 @@ class TensorflowStep:
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
   ) -> tuple[LaidOut, Cache]:
     """Reads one token of every row; see `Step`."""
-    impl, shape = self._impl, cache[0].slice_shape
+    impl, model = self._impl, self._model
+    shape = cache[0].slice_shape[model.row_axis :]  # of a layer
     num_rows = tokens.slice_shape[0]
-    shape = [num_rows, *shape[1:]]
     tables = sines_and_cosines(shape[-2], self._config.d_kv)
     # Find each token's index in the cache and its rotation angles only once,
     # because they are the same in all layers.
     places = impl.slicewise(
       lambda p: (
-        *(p, _find_cache_rows(p, shape)),
+        *(p, _find_cache_rows(p, [num_rows, *shape[1:]])),
         *(tf.gather(x, p) for x in tables),
       ),
       positions,
     )
-    after: Cache = []
 
-    def attend(layer: int, y: LaidOut, names: list[str]) -> list[LaidOut]:
-      columns = self._make_columns(names, is_gated=len(names) == 5)
+    def run_layer(
+      model: DecodeModel, layer: int | tf.Tensor, carry: list[LaidOut]
+    ) -> list[LaidOut]:
+      x, branch, *cache = carry
+      own = slice(0, 2) if model.has_stacks else slice(2 * layer, 2 * layer + 2)
 
-      def read(keys, values, positions, at, sin, cos, wide):
+      def attend(keys, values, positions, at, sin, cos, wide):
         q, k, v, *hidden = columns.read(wide, sin.shape[:1], (sin, cos))
-        keys, values = _write(keys, at, k), _write(values, at, v)
+        if model.has_stacks:
+          at += layer * (math.prod(shape) // shape[-1])
+        keys, values = write_places(keys, at, k), write_places(values, at, v)
+        seen = [keys, values]
+        if model.has_stacks:
+          seen = [each[layer] for each in seen]
         # A slice of the first rows is a view, so nothing is copied.
-        seen = [
-          x if x.shape[0] == num_rows else x[:num_rows] for x in (keys, values)
-        ]
+        if seen[0].shape[0] > num_rows:
+          seen = [each[:num_rows] for each in seen]
         return (keys, values, _attend(q, *seen, positions), *hidden)
 
-      wide = self._products.project_in(y, names)
-      keys, values, *branches = impl.slicewise(
-        read, *cache[2 * layer : 2 * layer + 2], *places, wide
+      block = _Block(model)
+      x, y = block.add_and_norm(x, branch, "norm")
+      is_parallel = model.config.block == "parallel"
+      wide, columns = block.project_in(
+        y, [*QKV, *GATES] if is_parallel else QKV
       )
-      after.extend([keys, values])
-      return branches
+      found = impl.slicewise(attend, *cache[own], *places, wide)
+      cache[own], (heads, *hidden) = found[:2], found[2:]
+      branches = {"attention/o": heads}
+      if is_parallel:
+        branches["mlp/wo"] = hidden[0]
+        return [x, block.project_out(branches), *cache]
+      x, y = block.add_and_norm(x, block.project_out(branches), "mlp_norm")
+      wide, columns = block.project_in(y, GATES)
+      (hidden,) = impl.slicewise(
+        lambda wide: columns.read(wide, [num_rows], ()), wide
+      )
+      return [x, block.project_out({"mlp/wo": hidden}), *cache]
 
-    x, y = self._add_and_norm(self._embed(tokens), {}, f"{layer_name(0)}/norm")
-    for layer in range(self._config.num_layers):
-      x, y = self._apply_block(layer, x, y, attend)
-    return self._products.compute_logits(y), after
+    x = model.embed(tokens)
+    zeros = impl.slicewise(tf.zeros_like, x)
+    x, branch, *cache = model.for_each_layer(run_layer, [x, zeros, *cache])
+    _, y = impl.slicewise(
+      lambda *args: _add_and_norm(*args, self._config.norm),
+      *(x, branch, self._last_scale),
+    )
+    return self._products.compute_logits(y), cache
 
   def advance(
     self,
@@ -372,75 +377,60 @@ class TensorflowStep:
       )
       return [*state, *cache], logits
 
+    width = settings.most_steps if in_xla_computation() else count
     chosen = impl.slicewise(
-      lambda x: tf.fill([x.shape[0], count], eod_id), texts.tokens
+      lambda x: tf.fill([x.shape[0], width], eod_id), texts.tokens
     )
     state = [texts.is_over, texts.tokens, chosen, *texts.seen, *cache]
     if settings.keeps_logits:
       state, logits = step(tf.constant(0), state)
+      num_steps = tf.constant(1)
     else:
       num_steps, state = repeat_step(
         impl, lambda *x: step(*x)[0], state, tf.constant(0), count
       )
-      state[2] = impl.slicewise(lambda x: x[:, :num_steps], state[2])
       logits = None
     _, _, chosen, *seen = state[:first_cache]
-    return TextSteps(chosen, logits, seen, state[first_cache:])
+    return TextSteps(num_steps, chosen, logits, seen, state[first_cache:])
 
-  def _apply_block(
-    self,
-    layer: int,
-    x: LaidOut,
-    y: LaidOut,
-    attend: Callable[..., list[LaidOut]],
+
+class _Block:
+  """Norms of a layer, and products with its kernels, for one position.
+
+  `model` has only the layer; parts are named as in the layer.
+  """
+
+  def __init__(self, model: DecodeModel):
+    self._impl, self._model = model.placement, model
+    self._products = Products(model, packed=True)
+
+  def add_and_norm(
+    self, x: LaidOut, branch: LaidOut, norm: str
   ) -> tuple[LaidOut, LaidOut]:
-    # Maps the residual stream x and its norm y, [rows, d_model] each, to x and
-    # y after the block. One operation adds the branches to x and computes the
-    # next norm.
-    name = layer_name(layer)
-    qkv = [f"{name}/attention/{part}" for part in "qkv"]
-    gates = [f"{name}/mlp/wi_gate", f"{name}/mlp/wi"]
-    is_last = layer == self._config.num_layers - 1
-    following = "final_norm" if is_last else f"{layer_name(layer + 1)}/norm"
-    if self._config.block == "parallel":
-      heads, hidden = attend(layer, y, [*qkv, *gates])
-      branches = {f"{name}/attention/o": heads, f"{name}/mlp/wo": hidden}
-      return self._add_and_norm(x, branches, following)
-    (heads,) = attend(layer, y, qkv)
-    branches = {f"{name}/attention/o": heads}
-    x, y = self._add_and_norm(x, branches, f"{name}/mlp_norm")
-    columns = self._make_columns(gates, is_gated=True)
-    (hidden,) = self._impl.slicewise(
-      lambda wide: columns.read(wide, x.slice_shape[:1], ()),
-      self._products.project_in(y, gates),
-    )
-    return self._add_and_norm(x, {f"{name}/mlp/wo": hidden}, following)
-
-  def _make_columns(self, names: list[str], *, is_gated: bool) -> JoinedColumns:
-    return JoinedColumns(self._products.shapes(names), is_gated, threads=0)
-
-  def _embed(self, tokens: LaidOut) -> LaidOut:
-    vocab = self._model.dims.vocab
-    x = self._impl.slicewise(
-      local_embedding,
-      slice_offset(self._impl, vocab),
-      self._model.table,
-      tokens,
-    )
-    # If a layout splits vocab, all-reduce [rows, d_model]: the slice of the
-    # table that has a token's row gives the row, and the other slices zeros.
-    return self._impl.allreduce(x, split_axes(self._impl, [vocab]), "SUM")
-
-  def _add_and_norm(
-    self, x: LaidOut, branches: dict[str, LaidOut], name: str
-  ) -> tuple[LaidOut, LaidOut]:
-    # `branches` is {name of a kernel: input of the kernel, [rows, inputs]};
-    # `name` is the norm to apply to the sum.
-    is_last = name == "final_norm"
-    kind = self._config.norm
+    """Returns x + branch, [rows, d_model], and a scaled norm of this sum."""
+    kind = self._model.config.norm
+    scale = self._model.scales[f"{_LAYER}/{norm}/scale"]
     return self._impl.slicewise(
-      lambda x, scale, *branch: _add_and_norm(x, scale, kind, *branch),
-      x,
-      self._last_scale if is_last else self._model.scales[f"{name}/scale"],
-      *([self._products.project_out(branches)] if branches else []),
+      lambda *args: _add_and_norm(*args, kind), x, branch, scale
     )
+
+  def project_in(
+    self, y: LaidOut, parts: Sequence[str]
+  ) -> tuple[LaidOut, JoinedColumns]:
+    """Multiplies y by the joined kernel of `parts`.
+
+    Returns:
+      The product, [rows, columns]; and an object that splits the columns.
+    """
+    names = [f"{_LAYER}/{part}" for part in parts]
+    is_gated = parts[-1] == GATES[-1]
+    columns = JoinedColumns(self._products.shapes(names), is_gated, threads=0)
+    return self._products.project_in(y, names), columns
+
+  def project_out(self, branches: dict[str, LaidOut]) -> LaidOut:
+    """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
+
+    `branches` is {name of a part: branch, [rows, inputs]}.
+    """
+    named = {f"{_LAYER}/{part}": x for part, x in branches.items()}
+    return self._products.project_out(named)

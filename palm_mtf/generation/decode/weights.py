@@ -5,7 +5,7 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.architecture import (
@@ -27,11 +27,13 @@ from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims, model_dims
+from palm_mtf.model.layers import local_embedding
 from palm_mtf.model.weights import GATES, QKV, logits_dtype, palm_variables
 from palm_mtf.native.decoding import INT4, pack
 from palm_mtf.native.operations import IS_CENTERED, operations
-from palm_mtf.ops.slicewise import split_axes
+from palm_mtf.ops.slicewise import slice_offset, split_axes
 from palm_mtf.ops.variables import make_variable
+from palm_mtf.ops.xla import in_xla_computation
 
 # The decoding weights are made once from a checkpoint's float32 variables: cast
 # to the activation dtype or quantized, and joined where one matrix product
@@ -46,6 +48,21 @@ _OUTPUTS = {
   "parallel": [("attention/o", "mlp/wo")],
   "serial": [("attention/o",), ("mlp/wo",)],
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeSettings:
+  """All that decoding weights depend on.
+
+  Attributes:
+    model: architecture.
+    mesh_layout: axes and layout rules, checked against `model`.
+    weight_dtype: WEIGHT_DTYPE.
+  """
+
+  model: PalmConfig
+  mesh_layout: MeshLayout
+  weight_dtype: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +98,77 @@ class DecodeModel:
   scales: dict[str, LaidOut]  # {"layer_000/norm/scale": [d_model] float32, ...}
   kernels: dict[tuple[str, ...], JoinedKernel]  # keys: names of the parts
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
-  layers: Sequence[LayerWeights]
+  layers: Sequence[LayerWeights] = ()
+
+  # Whether a cache has one tensor of the keys of all layers, and one of their
+  # values, [layers, ...].
+  has_stacks = False
+
+  @property
+  def row_axis(self) -> int:
+    """The dimension of a cache's tensors that counts the rows."""
+    return int(self.has_stacks)
+
+  def embed(self, tokens: LaidOut) -> LaidOut:
+    """Returns each token's row of the embedding, [rows, d_model]."""
+    x = self.placement.slicewise(
+      local_embedding,
+      slice_offset(self.placement, self.dims.vocab),
+      self.table,
+      tokens,
+    )
+    # If a layout splits vocab, all-reduce [rows, d_model]: the slice of the
+    # table that has a token's row gives the row, and the other slices zeros.
+    axes = split_axes(self.placement, [self.dims.vocab])
+    return self.placement.allreduce(x, axes, "SUM")
+
+  def multiply(
+    self, xs: Sequence[LaidOut], kernel: LaidOut, *, packed: bool
+  ) -> LaidOut:
+    """Calls kernels.multiply on each device, with that device's arguments."""
+    return self.placement.slicewise(
+      lambda kernel, *xs: multiply(xs, kernel, packed=packed), kernel, *xs
+    )
+
+  def for_each_layer(
+    self,
+    run: Callable[["DecodeModel", "int | tf.Tensor", list[LaidOut]], list],
+    carry: list[LaidOut],
+  ) -> list[LaidOut]:
+    """Runs a function for each layer, from the first to the last.
+
+    Args:
+      run: takes a model that has only the layer, under the names of the first
+        layer; the layer's number; and what `run` returned for the layer before.
+      carry: what `run` takes for the first layer.
+
+    Returns:
+      What `run` returns for the last layer.
+    """
+    for i in range(self.config.num_layers):
+      carry = run(self._take_layer(i), i, carry)
+    return carry
+
+  def _take_layer(self, layer: int) -> "DecodeModel":
+    own, first = layer_name(layer), layer_name(0)
+
+    def rename(name: str) -> str:
+      return name.replace(own, first, 1)
+
+    return dataclasses.replace(
+      self,
+      config=dataclasses.replace(self.config, num_layers=1),
+      scales={
+        rename(name): x
+        for name, x in self.scales.items()
+        if name.startswith(own)
+      },
+      kernels={
+        tuple(map(rename, names)): x
+        for names, x in self.kernels.items()
+        if names[0].startswith(own)
+      },
+    )
 
   def make_last_scale(self) -> LaidOut:
     """Returns the scale of the last norm times 1/sqrt(d_model), [d_model]."""
@@ -110,36 +197,28 @@ def build_decode_model(
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   (slices,) = placement.lower({mesh: placement}).slices
   is_packed = _serves_natively(placement, config, weight_dtype)
-  maker = _Maker(placement, config, dims, slices, weight_dtype, is_packed)
-  dtype = tf.as_dtype(config.activation_dtype)
-  # If the other kernels are int8 or int4, the logits' kernel is int8, because
-  # it is the largest: in the activation dtype it would be half of the bytes
-  # that a step reads.
-  is_quantized = weight_dtype != "activation"
-  of_logits = dtype if is_packed else logits_dtype(config)
-  table = maker.read_variable("embedding")
-  scales = {
-    name: maker.read_variable(name)
-    for name in slices
-    if parse_name(name).is_scale
-  }
-  if config.final_norm_scale == "none":
-    scales["final_norm/scale"] = placement.slicewise(
-      lambda x: tf.ones(x.shape[1:]), table
-    )
+
+  def read(name: str) -> LaidOut:
+    values = [part.variable.value() for part in slices[name]]
+    return placement.LaidOutTensor(values)
+
+  maker = WeightMaker(
+    placement, config, dims, read, weight_dtype, is_packed=is_packed
+  )
   return DecodeModel(
     placement=placement,
     config=config,
     dims=dims,
-    table=maker.make_constant("table", dtype, table),
-    to_logits=maker.make_logits_kernel(is_quantized, of_logits, table),
+    table=maker.make_table(),
+    to_logits=maker.make_logits_kernel(),
     scales={
-      name: maker.make_constant(name, tf.float32, value)
-      for name, value in scales.items()
+      name: scale
+      for layer in (None, *range(config.num_layers))
+      for name, scale in maker.make_scales(layer).items()
     },
     kernels=dict(maker.make_joined_kernels()),
     is_packed=is_packed,
-    layers=maker.make_layers(),
+    layers=maker.make_layers(slices),
   )
 
 
@@ -161,16 +240,39 @@ def _serves_natively(
   return operations() is not None
 
 
-class _Maker:
-  """Makes decoding weights, and collects the weights' initializers."""
+class WeightMaker:
+  """Makes decoding weights, and collects the weights' initializers.
 
-  def __init__(self, placement, config, dims, slices, weight_dtype, is_packed):
+  In an XLA computation the weights are tensors that no variable keeps.
+  """
+
+  def __init__(
+    self,
+    placement: CpuGpuPlacement,
+    config: PalmConfig,
+    dims: Dims,
+    read: Callable[[str], LaidOut],
+    weight_dtype: str,
+    *,
+    is_packed: bool,
+  ):
+    """Takes the parameters.
+
+    Args:
+      placement: the devices.
+      config: architecture.
+      dims: dimensions; each device holds all of d_model.
+      read: returns a parameter, float32, given its name.
+      weight_dtype: WEIGHT_DTYPE.
+      is_packed: whether kernels are packed for `native`'s C++ operations.
+    """
     self._impl = placement
     self._config = config
-    self._slices = slices
+    self._read = read
     self._is_packed = is_packed
+    self._is_quantized = weight_dtype != "activation"
     self._dtype = tf.as_dtype(
-      config.activation_dtype if weight_dtype == "activation" else weight_dtype
+      weight_dtype if self._is_quantized else config.activation_dtype
     )
     self._dims = {
       name: [getattr(dims, dim) for dim in names]
@@ -179,15 +281,39 @@ class _Maker:
     # {`ParameterName.layer`: initializers of the layer's decoding weights}.
     self._initializers = collections.defaultdict(list)
 
-  def read_variable(self, name):
-    values = [part.variable.value() for part in self._slices[name]]
-    return self._impl.LaidOutTensor(values)
+  def make_table(self) -> LaidOut:
+    """Returns the embedding, [vocab, d_model], activation dtype."""
+    dtype = tf.as_dtype(self._config.activation_dtype)
+    return self._make_constant("table", dtype, self._read("embedding"))
 
-  def make_constant(self, name, dtype, value):
+  def make_scales(self, layer: int | None) -> dict[str, LaidOut]:
+    """Returns the scales of norms, [d_model] float32 each, by name.
+
+    `layer` is the number of the norms' layer; None for norms outside of all
+    layers.
+    """
+    scales = {
+      name: self._read(name)
+      for name in self._dims
+      if parse_name(name).is_scale and parse_name(name).layer == layer
+    }
+    if layer is None and self._config.final_norm_scale == "none":
+      scales["final_norm/scale"] = self._impl.slicewise(
+        lambda x: tf.ones(x.shape[1:]), self._read("embedding")
+      )
+    return {
+      name: self._make_constant(name, tf.float32, value)
+      for name, value in scales.items()
+    }
+
+  def _make_constant(self, name, dtype, value):
     """Makes a variable that is initialized to `value`; returns its value."""
 
     def make(value):
-      kept = make_variable(tf.cast(value, dtype), f"decode/{name}")
+      value = tf.cast(value, dtype)
+      if in_xla_computation():
+        return value
+      kept = make_variable(value, f"decode/{name}")
       self._initializers[parse_name(name).layer].append(kept.initializer)
       return kept.value()
 
@@ -202,11 +328,16 @@ class _Maker:
 
     return self._impl.slicewise(make_and_keep, *values)
 
-  def make_logits_kernel(self, is_quantized, dtype, table):
+  def make_logits_kernel(self) -> LaidOut:
     """Makes the kernel of the logits: the transposed embedding."""
+    # If the other kernels are int8 or int4, the logits' kernel is int8, because
+    # it is the largest: in the activation dtype it would be half of the bytes
+    # that a step reads.
+    is_quantized = self._is_quantized
     # As in the embedding table, weights are rounded to the activation dtype,
     # even if `dtype` is wider.
     rounded_to = tf.as_dtype(self._config.activation_dtype)
+    dtype = rounded_to if self._is_packed else logits_dtype(self._config)
 
     def pack_kernel(x, name):
       is_rounded = rounded_to == tf.bfloat16
@@ -224,33 +355,52 @@ class _Maker:
       return make_kernel(w, dtype, name)
 
     make = pack_kernel if self._is_packed else keep_plain
-    return self._make_kernel("to_logits", make, table)
+    return self._make_kernel("to_logits", make, self._read("embedding"))
 
   def make_joined_kernels(
     self,
   ) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
     """Yields (names of the parts, joined kernel), layer after layer."""
+    for names, summed in self.find_joins():
+      rounds = self._dtype == tf.int8 and not self._is_packed
+      largest = [self._find_largest(summed)] if summed and rounds else []
+      kernel = self._join(names, *largest)
+      yield names, JoinedKernel(kernel, self.find_dims(names))
+
+  def find_joins(
+    self,
+  ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yields, for each joined kernel of each layer, the names of its parts.
+
+    Also yields the names of all kernels whose products with branches are added
+    up, if the joined kernel is for branches; otherwise ().
+    """
     block = self._config.block
     for layer in range(self._config.num_layers):
       for inputs, outputs in zip(_INPUTS[block], _OUTPUTS[block], strict=True):
-        inputs, names = (
+        inputs, outputs = (
           tuple(f"{layer_name(layer)}/{part}" for part in parts)
           for parts in (inputs, outputs)
         )
-        yield inputs, self._join(inputs)
-        rounds = self._dtype == tf.int8 and not self._is_packed
-        largest = [self._find_largest(names)] if rounds else []
+        yield inputs, ()
         # Join only packed kernels, because a packed product can read its inputs
         # from several tensors. For an unpacked kernel, the inputs would have to
         # be joined too, which costs more than a second product.
         joins = self._is_packed
-        for some in [names] if joins else [(name,) for name in names]:
-          yield some, self._join(some, *largest)
+        for names in [outputs] if joins else [(name,) for name in outputs]:
+          yield names, outputs
 
-  def make_layers(self) -> list[LayerWeights]:
+  def find_dims(self, names: Sequence[str]) -> list[list[mtf.Dimension]]:
+    """Returns `JoinedKernel.dims` of the parts `names`."""
+    reads, _ = self._find_other_dims(names[0])
+    return [self._dims[name][reads] for name in names]
+
+  def make_layers(
+    self, slices: Mapping[str, Sequence[Slice]]
+  ) -> list[LayerWeights]:
     """Returns all `LayerWeights`; call it after all weights are made."""
     by_layer = collections.defaultdict(dict)
-    for name, parts in self._slices.items():
+    for name, parts in slices.items():
       by_layer[parse_name(name).layer][name] = parts
     return [
       LayerWeights(some, _free_after(self._initializers[layer], some))
@@ -258,7 +408,7 @@ class _Maker:
     ]
 
   def _join(self, names, *largest):
-    reads, axis = self._find_other_dims(names[0])
+    _, axis = self._find_other_dims(names[0])
 
     def pack_kernel(*parts, name):
       panels = pack(parts, self._dtype, joins_rows=axis == 0)
@@ -277,10 +427,7 @@ class _Maker:
 
     make = pack_kernel if self._is_packed else keep_plain
     matrices = [self._make_matrix(name) for name in names]
-    return JoinedKernel(
-      self._make_kernel(names[0], make, *matrices, *largest),
-      [self._dims[name][reads] for name in names],
-    )
+    return self._make_kernel(names[0], make, *matrices, *largest)
 
   def _find_other_dims(self, name):
     # Returns the slice of the parameter's dimensions without d_model, and the
@@ -295,7 +442,7 @@ class _Maker:
     def flatten(x):
       return tf.reshape(x, [x.shape[0], -1] if axis else [-1, x.shape[-1]])
 
-    return self._impl.slicewise(flatten, self.read_variable(name))
+    return self._impl.slicewise(flatten, self._read(name))
 
   def _find_largest(self, names):
     # Kernels whose products are summed share one scale per output column, as in
@@ -346,9 +493,7 @@ class Products:
 
   def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
     """Calls kernels.multiply on each device, with that device's arguments."""
-    return self._impl.slicewise(
-      lambda kernel, *xs: multiply(xs, kernel, packed=self._packed), kernel, *xs
-    )
+    return self._model.multiply(xs, kernel, packed=self._packed)
 
   def project_in(self, x: LaidOut, names: Sequence[str]) -> LaidOut:
     """Multiplies x [rows, d_model] by the joined kernel of `names`."""

@@ -55,7 +55,7 @@ class Generator:
     self._vocabulary = vocabulary
     self._decode = decode
     self._sample_tokens = sample_tokens
-    length = loaded.model.config.sequence_length
+    length = loaded.config.sequence_length
     self._most_prompt_tokens = length - sample_tokens + 1
     self._seed = seed
     self._start_id = start_id
@@ -65,7 +65,7 @@ class Generator:
   @property
   def activation_dtype(self) -> str:
     """The model's ACTIVATION_DTYPE, such as "float32"."""
-    return self._loaded.model.config.activation_dtype
+    return self._loaded.config.activation_dtype
 
   def continuations(
     self, prompts: Sequence[str]
@@ -192,10 +192,9 @@ class Generator:
         num_tokens=self._vocabulary.size,
         eod_id=self._vocabulary.eod_id,
       )
-      with self._client.graph.as_default():
-        self._programs[size, room] = build_decode_programs(
-          self._loaded.model, self._decode, sizes
-        )
+      self._programs[size, room] = build_decode_programs(
+        self._loaded.build, self._decode, sizes
+      )
     return self._programs[size, room]
 
   def _make_keys(self, prompt: Sequence[int]) -> np.ndarray:

@@ -143,6 +143,7 @@ def open_generator(
     config.model,
     config.mesh_layout,
     config.decode.weight_dtype,
+    pods=config.pods,
     for_steps=True,
   ) as loaded:
     yield Generator(

@@ -11,7 +11,6 @@ SEQUENCE_LENGTH = 4 and STRIDE = 2, each window scores the tokens in brackets:
 """
 
 import collections
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -19,10 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from palm_mtf.generation.decode.forward import build_score_program
+from palm_mtf.generation.decode.score_program import ScoreRows
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen
-from palm_mtf.runtime.program import Program
 
 # Row lengths are powers of two, or SEQUENCE_LENGTH, so that few programs serve
 # all texts and a short text costs less than a long text. The number of rows per
@@ -109,9 +107,9 @@ class Scorer:
     """
     self._loaded = loaded
     self._start_id = start_id
-    self._length = loaded.model.config.sequence_length
+    self._length = loaded.config.sequence_length
     self._stride = stride or max(self._length // 2, 1)
-    self._build = functools.cache(self._build_program)
+    self._build = functools.cache(lambda x: loaded.build(x, ""))
 
   def log_likelihoods(
     self, examples: Sequence[Example]
@@ -211,15 +209,6 @@ class Scorer:
       for row, (_, w) in enumerate(rows)
     ]
 
-  def _build_program(
-    self, names: tuple[str, ...], num_rows: int, length: int
-  ) -> Program:
-    with self._loaded.client.graph.as_default():
-      program = build_score_program(self._loaded.model, num_rows, length)
-    return dataclasses.replace(
-      program, outputs=[program.outputs[name] for name in names]
-    )
-
   def _run(
     self,
     names: tuple[str, ...],
@@ -228,4 +217,6 @@ class Scorer:
     num_given: np.ndarray,
   ) -> list[np.ndarray]:
     rows = {"inputs": inputs, "targets": targets, "num_given": num_given}
-    return self._loaded.client.call(self._build(names, *inputs.shape), rows)
+    program = self._build(ScoreRows(*inputs.shape, names))
+    found = self._loaded.client.call(program, rows)
+    return [found[x] for x in names]

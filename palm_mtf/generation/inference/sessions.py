@@ -3,6 +3,8 @@
 """Sessions with a checkpoint's weights, for decoding or for the loss."""
 
 import contextlib
+import functools
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -12,15 +14,24 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.memory import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import CheckpointReader
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
 from palm_mtf.data.batches.batches import Batch
-from palm_mtf.generation.decode.weights import DecodeModel, build_decode_model
+from palm_mtf.generation.decode.functions import DecodeFunction, LocalPrograms
+from palm_mtf.generation.decode.weights import (
+  DecodeSettings,
+  LayerWeights,
+  build_decode_model,
+)
+from palm_mtf.machine.accelerators import decodes_on_accelerators
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.forward_program import build_forward_program
+from palm_mtf.runtime.client.accelerator_pod import open_pod
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.program import VARIABLES, Program
+
+_logger = logging.getLogger(__name__)
 
 
 def step_session_config(
@@ -41,17 +52,17 @@ def step_session_config(
 
 def load_weights(
   client: Client,
-  model: DecodeModel,
+  layers: Sequence[LayerWeights],
   restore: Callable[[Mapping[str, Sequence[Slice]]], None],
 ) -> None:
-  """Makes the decoding weights of a model from a checkpoint.
+  """Makes the decoding weights of all layers from a checkpoint.
 
   `restore` takes {variable name: slices}, and assigns the checkpoint's values
   to the slices.
   """
   # A checkpoint is float32, up to eight times as large as the weights, so keep
   # only one layer of the checkpoint in memory at a time.
-  for i, layer in enumerate(model.layers):
+  for i, layer in enumerate(layers):
     restore(layer.slices)
     client.call(Program(operations=[layer.prepare]))
     if i == 0:  # release pages of code that later layers hardly run
@@ -63,7 +74,14 @@ def load_weights(
 
 
 class LoadedDecoder(contextlib.AbstractContextManager):
-  """Weights on devices; a context manager, which closes the client."""
+  """Weights on devices; a context manager, which closes the client.
+
+  Attributes:
+    config: the model.
+    num_slices: number of slices that the layout splits `batch` into.
+    client: runs programs.
+    build: builds the program of a function of decoding.
+  """
 
   def __init__(
     self,
@@ -72,30 +90,75 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     mesh: MeshLayout,
     weight_dtype: str = "activation",
     *,
+    pods: PodsConfig | None = None,
     for_steps: bool = False,
   ):
     # `for_steps`: whether decoding steps, rather than forward passes, will take
     # most of the time.
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
-    self.mesh = mesh
-    # Number of slices that the layout splits `batch` into.
+    self.config = config
     self.num_slices = mesh.axis_size_of("batch")
+    self._scope = contextlib.ExitStack()
+    pods = pods or PodsConfig()
+    if decodes_on_accelerators(mesh, pods):
+      settings = DecodeSettings(
+        model=config, mesh_layout=mesh, weight_dtype=weight_dtype
+      )
+      layers = self._open_accelerators(settings, pods)
+    else:
+      layers = self._open_local(config, mesh, weight_dtype, for_steps)
+    with CheckpointReader(self.client).open(checkpoint.prefix) as restore:
+      load_weights(self.client, layers, lambda slices: restore([slices]))
+
+  def _open_local(
+    self,
+    config: PalmConfig,
+    mesh: MeshLayout,
+    weight_dtype: str,
+    for_steps: bool,
+  ) -> Sequence[LayerWeights]:
+    """Opens a client of TensorFlow's devices in this process."""
+    if mesh.tpu:
+      _logger.info(f'TPU = "{mesh.tpu}": absent here, so the CPUs compute')
     graph = tf.Graph()
     with graph.as_default():
-      self.model = build_decode_model(config, mesh, weight_dtype)
+      model = build_decode_model(config, mesh, weight_dtype)
     # Set no limit for packed weights: C++ products limit their own threads.
-    is_limited = for_steps and not self.model.is_packed
+    is_limited = for_steps and not model.is_packed
     session = (
       step_session_config(config, mesh, weight_dtype)
       if is_limited
       else session_config(mesh.num_devices)
     )
     self.client = Client(tf.Session(graph=graph, config=session))
-    with CheckpointReader(self.client).open(checkpoint.prefix) as restore:
-      load_weights(self.client, self.model, lambda slices: restore([slices]))
+    self._scope.callback(self.client.close)
+    self._programs = LocalPrograms(model)
+    return model.layers
 
-  def __exit__(self, *unused: object) -> None:
-    self.client.close()
+  def _open_accelerators(
+    self, settings: DecodeSettings, pods: PodsConfig
+  ) -> Sequence[LayerWeights]:
+    """Opens a client of accelerators."""
+    # This module imports JAX, which decoding on CPUs does not need.
+    from palm_mtf.accelerators.decode_client import PodDecoder
+
+    pod = open_pod(settings.mesh_layout, pods)
+    self.client, devices = self._scope.enter_context(pod)
+    self._programs = PodDecoder(settings, devices)
+    with self.client.graph.as_default():
+      return self._programs.make_layers()
+
+  def build(self, function: DecodeFunction, state: str) -> Program:
+    """Builds the program of a function; see `LocalPrograms.build`."""
+    with self.client.graph.as_default():
+      return self._programs.build(function, state)
+
+  def close(self) -> None:
+    """Closes the client, and frees the weights."""
+    self._scope.close()
+
+  def __exit__(self, *error: object) -> None:
+    self._scope.__exit__(*error)
 
 
 def mean_loss(
@@ -116,18 +179,31 @@ def compute_mean_loss(
   model: PalmConfig,
   mesh: MeshLayout,
   batches: Sequence[Batch],
+  pods: PodsConfig | None = None,
 ) -> float:
   """Returns the `mean_loss` of a checkpoint on batches of one shape."""
   # Memory holds only weights: no gradients and no optimizer slots.
-  with tf.Graph().as_default():
-    program = build_forward_program(
-      model,
-      mesh,
-      batch_size=len(batches[0]["targets"]),
-      features=list(batches[0]),
-    )
-    client = Client(tf.Session(config=session_config(mesh.num_devices)))
-  with client:
+  build, scope = build_forward_program, contextlib.ExitStack()
+  with scope:
+    pods = pods or PodsConfig()
+    if decodes_on_accelerators(mesh, pods):
+      # This module imports JAX, which computing on CPUs does not need.
+      from palm_mtf.accelerators.train_program import build_loss_program
+
+      client, devices = scope.enter_context(open_pod(mesh, pods))
+      build = functools.partial(build_loss_program, devices=devices)
+    else:
+      session = tf.Session(
+        graph=tf.Graph(), config=session_config(mesh.num_devices)
+      )
+      client = scope.enter_context(Client(session))
+    with client.graph.as_default():
+      program = build(
+        model,
+        mesh,
+        batch_size=len(batches[0]["targets"]),
+        features=list(batches[0]),
+      )
     CheckpointReader(client).restore([program.slices], checkpoint.prefix)
     loss_and_weight = Program(
       program.features, [program.loss, program.weight_sum], reads=VARIABLES

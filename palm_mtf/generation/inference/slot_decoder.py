@@ -12,7 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.config.decode import MOST_GREEDY
-from palm_mtf.generation.decode.slot_program import SlotPrograms
+from palm_mtf.generation.decode.slot_program import (
+  MOST_STEPS,
+  InsertPrompts,
+  MakeSlots,
+  StepSlots,
+)
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 
 # A step computes only the first rows, up to the last slot in use. The number of
@@ -57,12 +62,9 @@ class SlotDecoder:
     n = loaded.num_slices
     self.num_slots = -(-num_slots // n) * n
     # Maximum number of tokens in a text, prompt included.
-    self.sequence_length = loaded.model.config.sequence_length
-    with loaded.client.graph.as_default():
-      programs = SlotPrograms(loaded.model, self.num_slots, n)
-    loaded.client.call(programs.initialize)
-    self._build_insert = functools.cache(programs.insert)
-    self._build_step = functools.cache(programs.step)
+    self.sequence_length = loaded.config.sequence_length
+    self._build = functools.cache(lambda x: loaded.build(x, "slots"))
+    loaded.client.call(self._build(MakeSlots(self.num_slots, n)))
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
     """Prefills a slot; the next step reads the prompt's last token again.
@@ -71,9 +73,8 @@ class SlotDecoder:
     """
     # Pad to a power of two, so that few programs serve all lengths.
     room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
-    with self._loaded.client.graph.as_default():
-      program = self._build_insert(room)
     n = self._loaded.num_slices
+    program = self._build(InsertPrompts(n, room))
     prompts = np.zeros([n, room], np.int32)
     prompts[:, : len(ids)] = ids
     rows = np.full([n], -1, np.int32)
@@ -110,23 +111,27 @@ class SlotDecoder:
     has_limits = not is_greedy and any(
       x.top_k is not None or x.top_p < 1 for x in texts.values()
     )
-    with self._loaded.client.graph.as_default():
-      program = self._build_step(
-        num_rows,
-        self._num_tokens,
-        is_greedy=is_greedy,
-        has_limits=has_limits,
-        wants_log_probs=wants_log_probs,
-      )
-    tokens, *log_probs = self._loaded.client.call(
-      program, {"count": count, "texts": numbers, "shares": shares}
+    function = StepSlots(
+      num_rows=num_rows,
+      num_tokens=self._num_tokens,
+      is_greedy=is_greedy,
+      has_limits=has_limits,
+      wants_log_probs=wants_log_probs,
     )
+    count = min(count, MOST_STEPS)
+    found = self._loaded.client.call(
+      self._build(function),
+      {"count": count, "texts": numbers, "shares": shares},
+    )
+    tokens = found["tokens"][:, :count]
     if not wants_log_probs:
       return {
         slot: [Chosen(token, None, {}) for token in tokens[row].tolist()]
         for slot, row in places.items()
       }
-    of_chosen, likeliest, of_likeliest = (x.tolist() for x in log_probs)
+    of_chosen, likeliest, of_likeliest = (
+      found[x].tolist() for x in ("of_chosen", "likeliest", "of_likeliest")
+    )
     return {
       slot: [
         Chosen(

@@ -65,6 +65,7 @@ class ServedWeights(contextlib.AbstractContextManager):
       self._config.model,
       self._config.mesh_layout,
       self._config.decode.weight_dtype,
+      pods=self._config.pods,
       for_steps=True,
     )
     self._scorer = Scorer(self._loaded)
@@ -102,7 +103,7 @@ class ServedWeights(contextlib.AbstractContextManager):
   def _free(self) -> None:
     # The weights are freed once the client is closed and has no references.
     if self._loaded:
-      self._loaded.client.close()
+      self._loaded.close()
     self._loaded = self._scorer = self.decoder = None
 
 

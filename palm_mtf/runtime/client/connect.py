@@ -25,7 +25,7 @@ from palm_mtf.accelerators.host_calls import (
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
-from palm_mtf.json_text import json_text
+from palm_mtf.json_text import dataclass_text, json_text
 from palm_mtf.machine.accelerators import uses_accelerators
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, local_devices
@@ -42,6 +42,7 @@ from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import Program
 from palm_mtf.runtime.server.clients import (
   Registration,
+  free_memory,
   join_server,
   leave_server,
 )
@@ -250,14 +251,9 @@ def accelerators_here(mesh: MeshLayout, num_pods: int) -> Cluster:
   devices = AcceleratorDevices(
     client, [[Process(client)]] * num_pods, [0] * mesh.num_devices
   )
-
-  def release() -> None:
-    from palm_mtf.accelerators.pod import free_client
-
-    free_client(devices.name)
-
   config = session_config(1, num_pods)
   config.device_count["GPU"] = 0  # they are JAX's
+  release = functools.partial(free_memory, devices.name)
   return Cluster(devices, config, release=release)
 
 
@@ -295,7 +291,7 @@ def _connect_accelerators(
 
   def start(host: tuple[int, str, HostSettings]) -> str:
     pod, address, settings = host
-    found = call(pod, address, start_host, settings.to_json())
+    found = call(pod, address, start_host, dataclass_text(settings))
     return f"pod {pod}: the server {address}: {found}" if found else ""
 
   hosts = []

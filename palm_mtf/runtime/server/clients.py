@@ -98,7 +98,7 @@ def leave_server(name: bytes) -> bytes:
   """Frees the memory of a client that has closed its session."""
   if probe := _clients.get(name.decode()):
     probe.until = 0.0
-    _free_memory(name.decode())
+    free_memory(name.decode())
   return b""
 
 
@@ -181,7 +181,7 @@ class _Probe(threading.Thread):
         # A step that waits for a tensor of the client holds the client's
         # memory. The step fails when the connection is shut down.
         shut_down_connections(self._address)
-      _free_memory(name)
+      free_memory(name)
 
 
 def _refuses(address: str) -> bool:
@@ -196,8 +196,8 @@ def _refuses(address: str) -> bool:
   return False
 
 
-def _free_memory(name: str) -> None:
-  """Frees the memory of a client, and forgets the client."""
+def free_memory(name: str) -> None:
+  """Frees the memory of a client in this process; forgets the client."""
   for target in _targets:
     _delete_sessions(name, target)
   for free_client in _leaving:

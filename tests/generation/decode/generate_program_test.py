@@ -12,13 +12,18 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig
+from palm_mtf.generation.decode.functions import LocalPrograms
 from palm_mtf.generation.decode.generate_program import (
   BeamSearch,
   PromptBatch,
   build_decode_programs,
 )
 from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
-from palm_mtf.generation.decode.slot_program import SlotPrograms
+from palm_mtf.generation.decode.slot_program import (
+  InsertPrompts,
+  MakeSlots,
+  StepSlots,
+)
 from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.native.operations import operations
 from tests import oracle
@@ -159,13 +164,19 @@ def test_xla_compiles_nothing_that_c_computes(settings, weight_dtype):
   )
   with tf.Graph().as_default() as graph:
     model = build_decode_model(CONFIG, SINGLE, weight_dtype)
-    build_decode_programs(model, settings, sizes)
-    slots = SlotPrograms(model, num_slots=2, num_slices=1)
-    slots.insert(4)
+    build = LocalPrograms(model).build
+    build_decode_programs(build, settings, sizes)
+    build(MakeSlots(2, 1), "slots")
+    build(InsertPrompts(1, 4), "slots")
     for wants in (False, True):
-      slots.step(
-        *(2, 25), is_greedy=wants, has_limits=wants, wants_log_probs=wants
+      step = StepSlots(
+        num_rows=2,
+        num_tokens=25,
+        is_greedy=wants,
+        has_limits=wants,
+        wants_log_probs=wants,
       )
+      build(step, "slots")
     assert not graph.as_graph_def().library.function
 
 

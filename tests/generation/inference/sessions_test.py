@@ -59,7 +59,7 @@ def test_no_two_layers_of_a_checkpoint_are_in_memory_at_once(
 
   with tf.Graph().as_default(), tf.Session(config=in_session) as session:
     model = build_decode_model(config, mesh, weight_dtype)
-    load_weights(Client(session), model, restore)
+    load_weights(Client(session), model.layers, restore)
     assert not any(are_there())
   assert {name for slices in restored for name in slices} == params.keys()
   assert len(restored) == config.num_layers + 1

@@ -103,6 +103,7 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
   import numpy as np
 
   from palm_mtf._tf import tf
+  from palm_mtf.generation.decode.functions import LocalPrograms
   from palm_mtf.generation.decode.generate_program import (
     PromptBatch,
     build_decode_programs,
@@ -130,11 +131,11 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
     model = build_decode_model(config, mesh, weight_dtype)
     client = Client(session)
     programs = build_decode_programs(
-      model, DecodeConfig(temperature=0.0), sizes
+      LocalPrograms(model).build, DecodeConfig(temperature=0.0), sizes
     )
     load_weights(
       client,
-      model,
+      model.layers,
       lambda slices: session.run(
         [
           part.variable.assign(0.04 * tf.random.normal(part.variable.shape))

@@ -42,20 +42,18 @@ def measure_loss(
   """
   import numpy as np
 
-  from palm_mtf.generation.decode.forward import build_score_program
+  from palm_mtf.generation.decode.score_program import ScoreRows
   from palm_mtf.generation.inference.sessions import LoadedDecoder, mean_loss
-  from palm_mtf.runtime.program import Program
 
   mesh = MeshLayout(mesh_shape="", layout="")
   with LoadedDecoder(checkpoint, config, mesh, weight_dtype) as loaded:
-    with loaded.client.graph.as_default():
-      built = build_score_program(loaded.model, *batches[0]["inputs"].shape)
-    inputs = {name: built.inputs[name] for name in ("inputs", "targets")}
-    score = Program(inputs, built.outputs["token_loss"])
+    rows, length = batches[0]["inputs"].shape
+    score = loaded.build(ScoreRows(rows, length, ["token_loss"]), "")
 
     def losses(batch: Batch) -> Iterator[tuple[float, float]]:
-      rows = {name: batch[name] for name in score.inputs}
-      token_loss = loaded.client.call(score, rows)
+      given = {name: batch[name] for name in ("inputs", "targets")}
+      given["num_given"] = np.zeros([rows])
+      token_loss = loaded.client.call(score, given)["token_loss"]
       weights = batch.get("loss_weights", np.ones(token_loss.shape))
       return zip(token_loss.ravel(), weights.ravel(), strict=True)
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.forward import build_score_program
+from palm_mtf.generation.decode.functions import LocalPrograms
+from palm_mtf.generation.decode.score_program import ScoreRows
 from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.mesh.session import session_config
 from tests import oracle
@@ -19,6 +20,11 @@ from tests.mtf_testing import (
 )
 
 
+def score(model, rows, length):
+  names = ["token_loss", "likeliest", "likeliest_loss"]
+  return LocalPrograms(model).build(ScoreRows(rows, length, names), "")
+
+
 def nats(config, params, batch, mesh=SINGLE):
   rows, length = batch["inputs"].shape
   with (
@@ -26,9 +32,10 @@ def nats(config, params, batch, mesh=SINGLE):
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     model = build_decode_model(config, mesh, "activation")
-    program = build_score_program(model, rows, length)
+    program = score(model, rows, length)
     load_decode_model(session, model, params)
     feed = {program.inputs[x]: batch[x] for x in ("inputs", "targets")}
+    feed[program.inputs["num_given"]] = [0] * rows
     return session.run(program.outputs["token_loss"], feed)
 
 
@@ -87,10 +94,11 @@ def test_likeliest_tokens_and_their_log_p_are_the_oracles(layout):
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     model = build_decode_model(config, mesh, "activation")
-    program = build_score_program(model, *batch["inputs"].shape)
+    program = score(model, *batch["inputs"].shape)
     load_decode_model(session, model, params)
     fetches = [program.outputs[x] for x in ("likeliest", "likeliest_loss")]
     feed = {program.inputs[x]: batch[x] for x in ("inputs", "targets")}
+    feed[program.inputs["num_given"]] = [0] * len(batch["inputs"])
     likeliest, loss = session.run(fetches, feed)
   logits = oracle.forward(config, params, batch["inputs"])
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

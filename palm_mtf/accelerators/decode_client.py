@@ -1,0 +1,125 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The client's programs of decoding on a pod of accelerators.
+
+The programs call the functions of decoder.py in the pod's hosts.
+"""
+
+import dataclasses
+
+from palm_mtf._tf import tf
+from palm_mtf.accelerators.decoder import OUTSIDE, function_text
+from palm_mtf.accelerators.devices import AcceleratorDevices
+from palm_mtf.accelerators.placement import XlaPlacement
+from palm_mtf.accelerators.stacked_weights import StackedWeights
+from palm_mtf.accelerators.train_program import call_host
+from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.generation.decode.functions import DecodeFunction
+from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
+from palm_mtf.json_text import dataclass_text
+from palm_mtf.mesh.slices import Slice, regions_of
+from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameter:
+  """A device's slice of a parameter; stands for the variable of a `Slice`."""
+
+  process: Process
+  pod: str
+  name: str
+  number: int
+  shape: tf.TensorShape
+  dtype = tf.float32
+
+  @property
+  def device(self) -> str:
+    """The CPU of the device's host."""
+    return self.process.device
+
+  def assign(self, value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor whose operation sets the slice."""
+    function = "decoder.assign_slice"
+    inputs = [self.pod, self.name, self.number, value]
+    return call_host(self.process, function, inputs, [tf.int32])[0]
+
+
+class PodDecoder:
+  """Weights and programs of decoding on the first pod of some devices."""
+
+  def __init__(self, settings: DecodeSettings, devices: AcceleratorDevices):
+    """Takes what the weights depend on, and the devices."""
+    self._devices, self._text = devices, dataclass_text(settings)
+    self._hosts, self._pod = devices.hosts[0], devices.name_pod(0)
+    self._num_layers = settings.model.num_layers
+    # The client needs only names and shapes, the same for all kinds of devices.
+    placement = XlaPlacement(settings.mesh_layout, "cpu")
+    self._weights = StackedWeights(settings, placement)
+
+  def make_layers(self) -> list[LayerWeights]:
+    """Returns the weights of each layer, to be loaded one after another.
+
+    Adds operations to the current tf.Graph.
+    """
+    return [
+      LayerWeights(
+        {name: self._make_slices(name) for name in self._weights.names_of(x)},
+        tf.group(self._call("make_layer", OUTSIDE if x is None else x)),
+      )
+      for x in (None, *range(self._num_layers))
+    ]
+
+  def build(self, function: DecodeFunction, state: str) -> Program:
+    """Builds the program of a function; see `LocalPrograms.build`."""
+    inputs = {
+      name: tf.placeholder(x.dtype, x.shape, name)
+      for name, x in function.input_specs().items()
+    }
+    dtypes = function.output_dtypes()
+    found = self._call(
+      "run_function",
+      *(function_text(function), state, *inputs.values()),
+      dtypes=dtypes.values(),
+    )
+    # All hosts have to run the program, even if no output is fetched from them.
+    with tf.control_dependencies([x for x, *_ in found]):
+      _, *outputs = map(tf.identity, found[0])
+    return Program(
+      inputs,
+      dict(zip(dtypes, outputs, strict=True)),
+      operations=[x.op for x, *_ in found],
+    )
+
+  def _call(self, function: str, *inputs: object, dtypes=()):
+    """Calls a function of decoder.py in each host."""
+    return [
+      call_host(
+        x,
+        f"decoder.{function}",
+        [self._pod, self._text, *inputs],
+        [tf.int32, *dtypes],
+      )
+      for x in self._hosts
+    ]
+
+  def _make_slices(self, name: str) -> list[Slice]:
+    """Returns the slices of a parameter, one for each device."""
+    first = f"{layer_name(0)}/{name.partition('/')[2]}"
+    variables = self._weights.variables
+    variable = variables[name if name in variables else first]
+    placement = self._weights.placement
+    shape = tf.TensorShape(placement.slice_shape(variable.shape))
+    slices = []
+    for number, region in enumerate(regions_of(variable, placement)):
+      process = self._hosts[self._devices.places[number]]
+      held = _Parameter(process, self._pod, name, number, shape)
+      slices.append(
+        Slice(
+          **dataclasses.asdict(region),
+          names=[name],
+          variable=held,
+          near=process.device,
+        )
+      )
+    return slices

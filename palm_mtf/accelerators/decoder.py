@@ -1,0 +1,337 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a decoding pod that one host holds: weights, states, functions.
+
+The client's session calls the functions of this module in the processes of all
+hosts of a pod (host_calls.py). `pod` is a `PodName` and `settings` are
+`DecodeSettings`, both as JSON. An array has a part for each device, [devices,
+...], even if devices hold equal parts.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from palm_mtf._tf import tf
+from palm_mtf.accelerators.devices import PodName, find_devices
+from palm_mtf.accelerators.parts import export_function
+from palm_mtf.accelerators.placement import XlaPlacement
+from palm_mtf.accelerators.scanned_model import Arrays, is_stacked
+from palm_mtf.accelerators.stacked_weights import StackedWeights
+from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.generation.decode.functions import DecodeFunction, Effect
+from palm_mtf.generation.decode.generate_program import (
+  AdvanceTexts,
+  ReadTexts,
+  StartTexts,
+)
+from palm_mtf.generation.decode.score_program import ScoreRows
+from palm_mtf.generation.decode.slot_program import (
+  InsertPrompts,
+  MakeSlots,
+  StepSlots,
+)
+from palm_mtf.generation.decode.weights import DecodeSettings
+from palm_mtf.json_text import dataclass_text, read_dataclass
+from palm_mtf.ops.xla import xla_computation
+from palm_mtf.runtime.server.clients import at_leave
+
+_FUNCTIONS = {
+  x.__name__: x
+  for x in (
+    *(StartTexts, AdvanceTexts, ReadTexts),
+    *(MakeSlots, InsertPrompts, StepSlots),
+    ScoreRows,
+  )
+}
+OUTSIDE = -1  # stands for the number of a layer, outside of all layers
+
+
+def function_text(function: DecodeFunction) -> str:
+  """Returns a function as text, which `run_function` takes."""
+  return f"{type(function).__name__} {dataclass_text(function)}"
+
+
+class PodPrograms:
+  """The programs of a decoding pod; JAX compiles each program once.
+
+  Attributes:
+    placement: builds the operations of one device.
+    weights: makes weights.
+    mesh: JAX's mesh of the devices.
+    devices: JAX's devices, in the order of the mesh.
+    sharding: how JAX splits an array with a part for each device.
+    local: numbers in the mesh of this host's devices.
+    get_function: returns JAX's function of (weights, state, inputs) for a
+      result of `function_text`.
+  """
+
+  def __init__(self, settings: DecodeSettings, devices, platform: str):
+    """Takes the settings, and JAX's devices in the order of the mesh."""
+    self.placement = XlaPlacement(settings.mesh_layout, platform)
+    self.weights = StackedWeights(settings, self.placement)
+    self._num_layers = settings.model.num_layers
+    self.mesh, self.devices = self.placement.make_mesh(devices), devices
+    self._parts = PartitionSpec(self.mesh.axis_names)
+    self.sharding = NamedSharding(self.mesh, self._parts)
+    here = jax.process_index()
+    self.local = [i for i, x in enumerate(devices) if x.process_index == here]
+    self.get_function = functools.cache(self._make_function)
+    self._make = {
+      x: self._compile(functools.partial(self._make_weights, in_layer=x))
+      for x in (False, True)
+    }
+    self._put_layer = jax.jit(
+      lambda stack, layer, x: stack.at[:, layer].set(x), donate_argnums=0
+    )
+
+  def join(self, parts: Mapping[int, np.ndarray]) -> jax.Array:
+    """Makes an array from the parts of this host's devices."""
+    shape = (len(self.devices), *parts[self.local[0]].shape)
+    on_devices = [
+      jax.device_put(parts[i][np.newaxis], self.devices[i]) for i in self.local
+    ]
+    return jax.make_array_from_single_device_arrays(
+      shape, self.sharding, on_devices
+    )
+
+  def add_layer(self, weights: Arrays, parameters: Arrays, layer: int) -> None:
+    """Makes the weights of a layer, or OUTSIDE of layers; adds to `weights`."""
+    made, _ = self._make[layer != OUTSIDE](parameters, [], {})
+    if layer == OUTSIDE:
+      weights |= made
+      return
+    for name, x in made.items():
+      if name not in weights:
+        shape = (x.shape[0], self._num_layers, *x.shape[1:])
+        zeros = functools.partial(jnp.zeros, shape, x.dtype)
+        weights[name] = jax.jit(zeros, out_shardings=self.sharding)()
+      weights[name] = self._put_layer(weights[name], layer, x)
+
+  def run(
+    self,
+    function: str,
+    weights: Arrays,
+    state: list[jax.Array],
+    inputs: Mapping[str, np.ndarray],
+  ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+    """Runs a function; returns the next state and outputs.
+
+    Args:
+      function: result of `function_text`.
+      weights: arrays of all weights.
+      state: arrays; a function that changes the state uses up their memory.
+      inputs: values of the function's inputs.
+    """
+    after, outputs = self.get_function(function)(weights, state, inputs)
+    is_read = read_function(function).effect is Effect.READS
+    return state if is_read else after, outputs
+
+  def abstract_weights(self) -> Arrays:
+    """Returns shape, dtype and place of the arrays of all weights."""
+    weights = {}
+    for in_layer, make in self._make.items():
+      parameters = {
+        name: self._abstract(self.placement.slice_shape(x.shape), jnp.float32)
+        for name, x in self.weights.variables.items()
+        if is_stacked(name) == in_layer
+      }
+      made, _ = jax.eval_shape(make, parameters, [], {})
+      layers = [self._num_layers] if in_layer else []
+      weights |= {
+        name: self._abstract([*layers, *x.shape[1:]], x.dtype)
+        for name, x in made.items()
+      }
+    return weights
+
+  def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
+    """Returns shape, dtype and place of the state that a function makes."""
+    inputs = abstract_inputs(function)
+    state, _ = jax.eval_shape(self.get_function(function), weights, [], inputs)
+    return [self._abstract(x.shape[1:], x.dtype) for x in state]
+
+  def _abstract(self, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(
+      (len(self.devices), *shape), dtype, sharding=self.sharding
+    )
+
+  def _make_function(self, text: str) -> Callable:
+    function = read_function(text)
+
+    def build(
+      weights: dict[str, tf.Tensor], state: list[tf.Tensor], inputs: dict
+    ):
+      model = self.weights.make_model(weights)
+      before = [self.placement.LaidOutTensor([x]) for x in state]
+      after, outputs = function(model, before, inputs)
+      if function.effect is Effect.READS:
+        after = []
+      return [x.one_slice for x in after], outputs
+
+    return self._compile(build, function.effect is Effect.CHANGES)
+
+  def _make_weights(
+    self, parameters: dict, state: list, inputs: dict, *, in_layer: bool
+  ):
+    del state, inputs
+    made = self.weights.make(parameters, in_layer=in_layer)
+    return made, {}
+
+  def _compile(self, build: Callable, donates: bool = False) -> Callable:
+    """Returns a function of arrays and of inputs that every device gets.
+
+    Args:
+      build: takes a device's parts of `weights` and of `state`, and `inputs`;
+        returns a device's parts, and outputs that all devices have.
+      donates: whether the function uses up the memory of `state`.
+    """
+    placement = self.placement
+
+    def build_on_device(index: tf.Tensor, *arrays):
+      placement.index = index
+      with xla_computation():
+        return build(*arrays)
+
+    def run(weights: Arrays, state: list, inputs: Arrays):
+      own = jax.tree.map(lambda x: x[0], (weights, state))
+      arrays = (placement.find_index(), *own, inputs)
+      with placement.lock:
+        exported = export_function(build_on_device, arrays, placement.platform)
+      parts, outputs = exported.call(*arrays)
+      return jax.tree.map(lambda x: x[jnp.newaxis], parts), outputs
+
+    mapped = jax.shard_map(
+      run,
+      mesh=self.mesh,
+      in_specs=(self._parts, self._parts, PartitionSpec()),
+      out_specs=(self._parts, PartitionSpec()),
+      check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=(1,) if donates else ())
+
+
+@functools.lru_cache(maxsize=64)
+def read_function(text: str) -> DecodeFunction:
+  """Returns the function that `function_text` wrote."""
+  name, _, arguments = text.partition(" ")
+  return read_dataclass(_FUNCTIONS[name], arguments)
+
+
+def abstract_inputs(function: str) -> Arrays:
+  """Returns shape and dtype of each input of a function."""
+  return {
+    name: jax.ShapeDtypeStruct(x.shape.as_list(), x.dtype.as_numpy_dtype)
+    for name, x in read_function(function).input_specs().items()
+  }
+
+
+@functools.lru_cache(maxsize=2)
+def make_programs(settings: bytes, number: int, num_hosts: int) -> PodPrograms:
+  """Returns the programs of a pod of this process."""
+  read = read_dataclass(DecodeSettings, settings)
+  devices = find_devices(read.mesh_layout, num_hosts, number)
+  kind = devices[0].platform
+  return PodPrograms(read, devices, "cuda" if kind == "gpu" else kind)
+
+
+class _Pod:
+  """The arrays of a client's pod."""
+
+  def __init__(self, name: PodName):
+    self.name = name
+    # {name of a parameter: {number of a device: its slice}}.
+    self.parameters: dict[str, dict[int, np.ndarray]] = {}
+    self.weights: Arrays = {}
+    self.states: dict[bytes, list[jax.Array]] = {}
+
+  def programs(self, settings: bytes) -> PodPrograms:
+    return make_programs(settings, self.name.number, self.name.num_hosts)
+
+
+_pods: dict[bytes, _Pod] = {}
+_lock = threading.Lock()  # of threads of a session, which assign slices
+
+
+def _open(pod: bytes) -> _Pod:
+  if pod not in _pods:
+    _pods[pod] = _Pod(read_dataclass(PodName, pod))
+  return _pods[pod]
+
+
+@at_leave
+def free_decoder(client: str) -> None:
+  """Frees all arrays of a client in this process."""
+  with _lock:
+    for key in [x for x, y in _pods.items() if y.name.client == client]:
+      del _pods[key]
+
+
+def assign_slice(
+  pod: bytes, name: bytes, device: np.int32, value: np.ndarray
+) -> np.int32:
+  """Takes the slice of a parameter for a device of this host."""
+  with _lock:
+    held = _open(pod).parameters.setdefault(name.decode(), {})
+    held[int(device)] = value
+  return np.int32(0)
+
+
+def make_layer(pod: bytes, settings: bytes, layer: np.int32) -> np.int32:
+  """Makes the weights of a layer from the parameters; drops the parameters.
+
+  Args:
+    pod: the pod.
+    settings: what the weights depend on.
+    layer: number of the layer, or OUTSIDE.
+  """
+  held = _open(pod)
+  programs = held.programs(settings)
+  parameters, held.parameters = held.parameters, {}
+  arrays = {}
+  for name, parts in parameters.items():
+    # In the programs, the first layer's names stand for those of all layers.
+    first = name.replace(layer_name(int(layer)), layer_name(0), 1)
+    arrays[first] = programs.join(parts)
+  programs.add_layer(held.weights, arrays, int(layer))
+  return np.int32(0)
+
+
+def run_function(
+  pod: bytes,
+  settings: bytes,
+  function: bytes,
+  state: bytes,
+  *inputs: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+  """Runs a function of decoding.
+
+  Args:
+    pod: the pod.
+    settings: what the weights depend on.
+    function: result of `function_text`.
+    state: name of the state that the function makes, changes or reads.
+    *inputs: the function's inputs, in the order of `input_specs`.
+
+  Returns:
+    0, and the outputs in the order of `output_dtypes`.
+  """
+  held, text = _open(pod), function.decode()
+  made = read_function(text)
+  makes = made.effect is Effect.MAKES
+  if makes:
+    held.states.pop(state, None)  # frees the memory
+  before = held.states.pop(state, [])
+  by_name = dict(zip(made.input_specs(), inputs, strict=True))
+  after, outputs = held.programs(settings).run(
+    text, held.weights, before, by_name
+  )
+  held.states[state] = after
+  names = made.output_dtypes()
+  found = [np.asarray(outputs[x].addressable_data(0)) for x in names]
+  return np.int32(0), *found

@@ -1,0 +1,272 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding weights on accelerators: one array for the weights of all layers.
+
+A weight's array is [layers, ...], so that a loop runs one block for all layers,
+and neither the size of a program nor the time to compile it grows with the
+number of layers.
+
+A layout that splits d_model_stored splits the arrays too. A forward pass, which
+has many rows of activations, gathers the weights of a layer, as in training. A
+decoding step has few rows, so it moves the rows, and each device multiplies all
+rows by its own part of the weights.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.accelerators.placement import XlaPlacement
+from palm_mtf.accounting.architecture import (
+  parameter_dims,
+  parse_name,
+)
+from palm_mtf.generation.decode.kernels import Kernel
+from palm_mtf.generation.decode.rows import LaidOut, flatten, unflatten
+from palm_mtf.generation.decode.weights import (
+  DecodeModel,
+  DecodeSettings,
+  JoinedKernel,
+  WeightMaker,
+)
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.weights import logits_dtype, palm_variables
+from palm_mtf.ops.matmul import matmul
+from palm_mtf.ops.slicewise import split_axes
+from palm_mtf.ops.variables import SlicedVariable
+
+# The device's slices of weights or parameters, by name.
+Tensors = Mapping[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitKernel(Kernel):
+  """A device's part of a kernel that may be split along d_model."""
+
+  place: int  # the dimension of `weights` that is d_model
+
+
+class StackedWeights:
+  """Makes a device's decoding weights from parameters; makes models of them.
+
+  The first layer's names stand for those of all layers.
+
+  Attributes:
+    placement: builds the operations of one device.
+    variables: the parameters of one layer, and those outside of all layers, by
+      name.
+    axis: the mesh axis that splits d_model of weights; None if none does.
+  """
+
+  def __init__(self, settings: DecodeSettings, placement: XlaPlacement):
+    """Takes what the weights depend on, and the devices."""
+    self.placement, self._config = placement, settings.model
+    self._one_layer = dataclasses.replace(settings.model, num_layers=1)
+    dims = model_dims(settings.model, 1, settings.mesh_layout)
+    mesh = mtf.Mesh(mtf.Graph(), "pod")
+    palm_variables([mesh], self._one_layer, dims)
+    self.variables: dict[str, SlicedVariable] = {
+      x.name: x for x in mesh.graph.trainable_variables
+    }
+    self.axis = None
+    if dims.d_model_stored != dims.d_model:
+      find_axis = placement.tensor_dimension_to_mesh_axis
+      self.axis = find_axis(dims.d_model_stored)
+    self._dims = dataclasses.replace(
+      dims, d_model_stored=dims.d_model, d_model_residual=dims.d_model
+    )
+    self._weight_dtype = settings.weight_dtype
+
+  def names_of(self, layer: int | None) -> list[str]:
+    """Returns the names in checkpoints of a layer's parameters.
+
+    `layer` is None for the parameters outside of all layers.
+    """
+    names = parameter_dims(self._config)
+    return [x for x in names if parse_name(x).layer == layer]
+
+  def make(self, parameters: Tensors, *, in_layer: bool) -> Tensors:
+    """Makes the weights of a layer, or those outside of all layers.
+
+    Args:
+      parameters: the device's slices, float32.
+      in_layer: whether to make the weights of a layer.
+    """
+
+    def read(name: str) -> LaidOut:
+      place = parameter_dims(self._one_layer)[name].index("d_model")
+      x = self.placement.LaidOutTensor([parameters[name]])
+      return self.gather(x, place)
+
+    maker = self._make_maker(read)
+    found = dict(maker.make_scales(0 if in_layer else None))
+    if in_layer:
+      for names, joined in maker.make_joined_kernels():
+        kernel = self._cut_kernel(joined.kernel, self._find_place(names))
+        found[names[0]] = kernel
+    else:
+      found["table"] = self._cut(maker.make_table(), 1)
+      if self._weight_dtype != "activation":
+        kernel = maker.make_logits_kernel()
+        found["to_logits"] = self._cut_kernel(kernel, 0)
+    return {name: x.one_slice for name, x in found.items()}
+
+  def make_model(self, weights: Tensors) -> "StackedModel":
+    """Returns a model of weights that `make` made, stacked over the layers."""
+    laid_out = {
+      name: self.placement.LaidOutTensor([x]) for name, x in weights.items()
+    }
+    table = self.gather(laid_out["table"], 1)
+    dtype, is_quantized = logits_dtype(self._config), "to_logits" in weights
+    to_logits = self.placement.slicewise(
+      lambda x: SplitKernel(
+        tf.cast(x if is_quantized else tf.transpose(x), dtype), tf.no_op(), 0
+      ),
+      # Weights of the logits that are not quantized are the table's.
+      laid_out["to_logits" if is_quantized else "table"],
+    )
+    return StackedModel(
+      placement=self.placement,
+      config=self._config,
+      dims=self._dims,
+      table=table,
+      to_logits=to_logits,
+      stored_table=laid_out["table"],
+      scales={"final_norm/scale": laid_out["final_norm/scale"]},
+      kernels={},
+      is_packed=False,
+      weights=self,
+      stacks={
+        x: y for x, y in laid_out.items() if parse_name(x).layer is not None
+      },
+    )
+
+  def take_layer(
+    self, stacks: Mapping[str, LaidOut], layer: tf.Tensor
+  ) -> tuple[dict[str, LaidOut], dict[tuple[str, ...], JoinedKernel]]:
+    """Returns `DecodeModel.scales` and `kernels` of one layer."""
+    own = {
+      name: self.placement.slicewise(lambda x: x[layer], x)
+      for name, x in stacks.items()
+    }
+    maker, kernels = self._make_maker(None), {}
+    for names, _ in maker.find_joins():
+      place = self._find_place(names)
+      kernel = self.placement.slicewise(
+        lambda x, place=place: SplitKernel(x, tf.no_op(), place), own[names[0]]
+      )
+      kernels[names] = JoinedKernel(kernel, maker.find_dims(names))
+    return {x: y for x, y in own.items() if parse_name(x).is_scale}, kernels
+
+  def _make_maker(self, read) -> WeightMaker:
+    return WeightMaker(
+      self.placement,
+      self._one_layer,
+      self._dims,
+      read,
+      self._weight_dtype,
+      is_packed=False,
+    )
+
+  def _find_place(self, names: Sequence[str]) -> int:
+    """Returns the dimension of a joined kernel that is d_model, 0 or 1."""
+    first, *_ = parameter_dims(self._one_layer)[names[0]]
+    return 0 if first == "d_model" else 1
+
+  def gather(self, x: LaidOut, place: int) -> LaidOut:
+    """Gathers x along d_model, its dimension `place`."""
+    if self.axis is None:
+      return x
+    return self.placement.allconcat(x, self.axis, place)
+
+  def _cut(self, x: LaidOut, place: int) -> LaidOut:
+    """Undoes `gather`."""
+    if self.axis is None:
+      return x
+    return self.placement.allsplit(x, self.axis, place)
+
+  def _cut_kernel(self, kernel: LaidOut, place: int) -> LaidOut:
+    whole = self.placement.slicewise(lambda x: x.weights, kernel)
+    return self._cut(whole, place)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackedModel(DecodeModel):
+  """A `DecodeModel` whose layers' weights are in stacks, [layers, ...].
+
+  Attributes:
+    weights: finds the weights of a layer.
+    stacks: the stacks, by the first layer's names.
+    stored_table: the device's part of the embedding.
+  """
+
+  weights: StackedWeights
+  stacks: Mapping[str, LaidOut]
+  stored_table: LaidOut
+
+  has_stacks = True
+
+  @property
+  def _rows_axis(self) -> int | None:
+    # The mesh axis that splits both weights and rows, so that rows can be moved
+    # in place of weights.
+    axes = split_axes(self.placement, [self.dims.batch])
+    return self.weights.axis if [self.weights.axis] == axes else None
+
+  def embed(self, tokens):
+    """Returns each token's row of the embedding; see `DecodeModel`."""
+    impl, axis = self.placement, self._rows_axis
+    if axis is None:
+      return super().embed(tokens)
+    # Each device looks up its part of the rows of all tokens.
+    own = dataclasses.replace(self, table=self.stored_table)
+    x = super(StackedModel, own).embed(impl.allconcat(tokens, axis, 0))
+    return impl.alltoall(x, axis, 0, 1)
+
+  def multiply(self, xs, kernel, *, packed):
+    """Multiplies rows by a kernel; see `DecodeModel`."""
+    impl, axis = self.placement, self._rows_axis
+    (x,), own = xs, kernel.one_slice
+    weights, size = impl.LaidOutTensor([own.weights]), own.weights.shape
+    # Move whichever has fewer numbers, the rows or the weights.
+    if axis is None or x.slice_shape[0] * sum(size) > size.num_elements():
+      whole = self.weights.gather(weights, own.place)
+      whole = impl.slicewise(lambda x: Kernel(x, tf.no_op()), whole)
+      return super().multiply(xs, whole, packed=packed)
+    dtype = x.one_slice.dtype
+
+    def product(x, w):
+      return matmul(tf.cast(x, w.dtype), w, dtype=tf.float32)
+
+    if own.place == 0:
+      # Each device has its part of d_model of all rows, and finds a term of the
+      # sum over d_model.
+      terms = impl.slicewise(product, impl.alltoall(x, axis, 1, 0), weights)
+      y = impl.reduce_scatter(terms, axis, 0)
+      return impl.slicewise(lambda y: tf.cast(y, dtype), y)
+    # Each device finds its part of d_model of all rows.
+    part = impl.slicewise(
+      lambda x, w: tf.cast(product(x, w), dtype),
+      impl.allconcat(x, axis, 0),
+      weights,
+    )
+    return impl.alltoall(part, axis, 0, 1)
+
+  def for_each_layer(self, run, carry):
+    """Runs a function for each layer in a loop; see `DecodeModel`."""
+    one_layer = dataclasses.replace(self.config, num_layers=1)
+
+    def run_layer(layer: tf.Tensor, *flat: tf.Tensor) -> list[tf.Tensor]:
+      scales, kernels = self.weights.take_layer(self.stacks, layer)
+      model = dataclasses.replace(
+        self, config=one_layer, scales=scales, kernels=kernels
+      )
+      after = run(model, layer, unflatten(self.placement, flat, 1))
+      return [layer + 1, *flatten(after)]
+
+    _, *flat = tf.while_loop(
+      lambda layer, *unused: layer < self.config.num_layers,
+      run_layer,
+      [tf.constant(0), *flatten(carry)],
+    )
+    return unflatten(self.placement, flat, 1)

@@ -1,0 +1,130 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Function that scores rows of tokens in one forward pass."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.generation.decode.forward import (
+  build_palm,
+  import_rows,
+  make_masks,
+  run_blocks,
+  take_slices,
+)
+from palm_mtf.generation.decode.functions import Effect
+from palm_mtf.generation.decode.rows import (
+  LaidOut,
+  State,
+  join_rows,
+  split_rows,
+)
+from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.model.loss import cross_entropy
+from palm_mtf.ops.slicewise import slice_offset, split_axes
+
+NUM_LIKELIEST = 5  # number of likeliest tokens to return per position
+_DTYPES = {
+  "token_loss": tf.float32,
+  "is_likeliest": tf.bool,
+  "likeliest": tf.int32,
+  "likeliest_loss": tf.float32,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreRows:
+  """Scores rows of one length, with decoding's weights and without a state.
+
+  Inputs:
+    inputs: [rows, length], int32: the token before each target.
+    targets: [rows, length], int32: tokens to score.
+    num_given: [rows], int32: the first `num_given` inputs attend to one another
+      in both directions. Ignored if OBJECTIVE is "causal".
+
+  Outputs, of which `names` lists those to compute:
+    token_loss: [rows, length], float32: -log p of each target.
+    is_likeliest: [rows, length], bool: whether no token is likelier than the
+      target.
+    likeliest: [rows, length, k], int32: the k likeliest tokens that could stand
+      in place of each target, likeliest first.
+    likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
+  """
+
+  num_rows: int  # divisible by the number of slices of `batch`
+  length: int  # at most the model's sequence_length
+  names: Sequence[str]
+
+  effect = Effect.READS
+
+  def input_specs(self) -> dict[str, tf.TensorSpec]:
+    """Returns the inputs; see `DecodeFunction`."""
+    rows = tf.TensorSpec([self.num_rows, self.length], tf.int32)
+    num_given = tf.TensorSpec([self.num_rows], tf.int32)
+    return {"inputs": rows, "targets": rows, "num_given": num_given}
+
+  def output_dtypes(self) -> dict[str, tf.DType]:
+    """Returns the dtypes; see `DecodeFunction`."""
+    return {name: _DTYPES[name] for name in self.names}
+
+  def __call__(
+    self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
+  ) -> tuple[State, dict[str, tf.Tensor]]:
+    """Scores the targets; see `DecodeFunction`."""
+    impl = model.placement
+    mesh, shape, palm = build_palm(model, self.num_rows, self.length)
+    num_given = split_rows(impl, inputs["num_given"])
+    masks = make_masks(model, mesh, num_given, shape)
+    tokens, wanted = (
+      import_rows(model, mesh, inputs[x], shape) for x in ("inputs", "targets")
+    )
+    x = run_blocks(model, palm, palm.embed(tokens), masks)
+    logits = palm.unembed(palm.last_norm(x))
+    token_loss, log_z = cross_entropy(logits, wanted)
+    # Summing `logits * is_target` over the vocabulary gives the target's logit.
+    vocab = logits.shape.dims[-1]
+    is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
+    is_likeliest = mtf.greater_equal(
+      mtf.reduce_sum(logits * is_target, reduced_dim=vocab),
+      mtf.reduce_max(logits, reduced_dim=vocab),
+    )
+    token_loss, is_likeliest, log_z, logits = take_slices(
+      model, mesh, [token_loss, is_likeliest, log_z, logits]
+    )
+    top, likeliest = _find_likeliest(model, logits)
+    found = {
+      "token_loss": token_loss,
+      "is_likeliest": is_likeliest,
+      "likeliest": likeliest,
+      "likeliest_loss": impl.slicewise(
+        lambda z, top: z[..., tf.newaxis] - top, log_z, top
+      ),
+    }
+    return state, {name: join_rows(impl, found[name]) for name in self.names}
+
+
+def _find_likeliest(
+  model: DecodeModel, logits: LaidOut
+) -> tuple[LaidOut, LaidOut]:
+  """Returns the largest logits, [rows, length, k] float32, and their tokens."""
+  impl, vocab = model.placement, model.dims.vocab
+  # The logits of the embedding's padding are lower than all others.
+  count = min(NUM_LIKELIEST, model.config.vocab_size)
+
+  def find(first, x):
+    x = tf.cast(x, tf.float32)
+    top, tokens = tf.math.top_k(x, min(count, x.shape[-1]))
+    return top, tokens + first
+
+  found = impl.slicewise(find, slice_offset(impl, vocab), logits)
+  for axis in split_axes(impl, [vocab]):
+    # Each slice of the vocabulary has found its own likeliest tokens.
+    top, tokens = (impl.allconcat(x, axis, 2) for x in found)
+
+    def choose(top, tokens):
+      top, at = tf.math.top_k(top, count)
+      return top, tf.gather(tokens, at, batch_dims=2)
+
+    found = impl.slicewise(choose, top, tokens)
+  return found
