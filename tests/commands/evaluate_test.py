@@ -193,10 +193,10 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(
   shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("eval"))
   real = answers.LoadedDecoder
 
-  def after_training_removed_it(checkpoint, *rest):
+  def after_training_removed_it(checkpoint, *rest, **more):
     if checkpoint.manifest.step == 4:
       shutil.rmtree(checkpoint.path)
-    return real(checkpoint, *rest)
+    return real(checkpoint, *rest, **more)
 
   monkeypatch.setattr(answers, "LoadedDecoder", after_training_removed_it)
   code, out, err = evaluate(

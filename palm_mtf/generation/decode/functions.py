@@ -8,9 +8,11 @@ TensorFlow's devices keep the state in variables; accelerators
 (accelerators/decoder.py) keep it in arrays.
 """
 
+import abc
+import dataclasses
 import enum
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import ClassVar
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.rows import (
@@ -31,20 +33,25 @@ class Effect(enum.Enum):
   READS = "reads"
 
 
-class DecodeFunction(Protocol):
+@dataclasses.dataclass(frozen=True)
+class DecodeFunction(abc.ABC):
   """A function that the devices of a mesh run together.
 
-  It is a frozen dataclass whose fields JSON has, or dataclasses of such fields.
+  Subclasses are frozen dataclasses whose fields JSON has, or dataclasses of
+  such fields.
   """
 
-  effect: Effect
+  effect: ClassVar[Effect]
 
   def input_specs(self) -> dict[str, tf.TensorSpec]:
     """Returns shape and dtype of each input; every device gets all inputs."""
+    return {}
 
   def output_dtypes(self) -> dict[str, tf.DType]:
     """Returns the dtype of each output."""
+    return {}
 
+  @abc.abstractmethod
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:

@@ -9,7 +9,11 @@ from typing import NamedTuple
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.decode.forward import prefill
-from palm_mtf.generation.decode.functions import BuildProgram, Effect
+from palm_mtf.generation.decode.functions import (
+  BuildProgram,
+  DecodeFunction,
+  Effect,
+)
 from palm_mtf.generation.decode.rows import (
   LaidOut,
   State,
@@ -44,7 +48,7 @@ class PromptBatch:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfBatch:
+class _OfBatch(DecodeFunction):
   """Base class of the functions that continue a batch of prompts.
 
   The state: number of tokens per row so far, [] int32; number of tokens per
@@ -58,10 +62,6 @@ class _OfBatch:
   def _make_texts(self, model: DecodeModel) -> "_Samples | _Searches":
     make = _Searches if self.decode.num_beams > 1 else _Samples
     return make(model, self.decode, self.sizes)
-
-  def output_dtypes(self) -> dict[str, tf.DType]:
-    """Returns the dtypes; see `DecodeFunction`."""
-    return {}
 
   def _group(self, x: tf.Tensor) -> tf.Tensor:
     """Reshapes [rows, ...] to [prompts, rows per prompt, ...]."""
@@ -152,10 +152,6 @@ class ReadTexts(_OfBatch):
   """
 
   effect = Effect.READS
-
-  def input_specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs; see `DecodeFunction`."""
-    return {}
 
   def output_dtypes(self) -> dict[str, tf.DType]:
     """Returns the dtypes; see `DecodeFunction`."""

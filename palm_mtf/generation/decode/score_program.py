@@ -13,7 +13,7 @@ from palm_mtf.generation.decode.forward import (
   run_blocks,
   take_slices,
 )
-from palm_mtf.generation.decode.functions import Effect
+from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.rows import (
   LaidOut,
   State,
@@ -34,7 +34,7 @@ _DTYPES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreRows:
+class ScoreRows(DecodeFunction):
   """Scores rows of one length, with decoding's weights and without a state.
 
   Inputs:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.forward import prefill
-from palm_mtf.generation.decode.functions import Effect
+from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -37,21 +37,13 @@ MOST_STEPS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class MakeSlots:
+class MakeSlots(DecodeFunction):
   """Makes the cache of all slots; has neither inputs nor outputs."""
 
   num_slots: int  # divisible by `num_slices`
   num_slices: int  # number of slices of `batch`
 
   effect = Effect.MAKES
-
-  def input_specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the inputs; see `DecodeFunction`."""
-    return {}
-
-  def output_dtypes(self) -> dict[str, tf.DType]:
-    """Returns the dtypes; see `DecodeFunction`."""
-    return {}
 
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
@@ -68,7 +60,7 @@ class MakeSlots:
 
 
 @dataclasses.dataclass(frozen=True)
-class InsertPrompts:
+class InsertPrompts(DecodeFunction):
   """Prefills slots, at most one per slice.
 
   Inputs:
@@ -92,10 +84,6 @@ class InsertPrompts:
     }
     return {x: tf.TensorSpec(y, tf.int32) for x, y in shapes.items()}
 
-  def output_dtypes(self) -> dict[str, tf.DType]:
-    """Returns the dtypes; see `DecodeFunction`."""
-    return {}
-
   def __call__(
     self, model: DecodeModel, state: State, inputs: Mapping[str, tf.Tensor]
   ) -> tuple[State, dict[str, tf.Tensor]]:
@@ -110,7 +98,7 @@ class InsertPrompts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepSlots:
+class StepSlots(DecodeFunction):
   """Adds one token or several to the first slots.
 
   Inputs:
