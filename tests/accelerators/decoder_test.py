@@ -76,7 +76,7 @@ def load(tmp_path):
   ("config", "name"),
   [
     (CONFIG, "2D"),
-    (BOTH, "fully sharded"),
+    slow(BOTH, "fully sharded"),
     slow(BOTH, "2D"),
     slow(CONFIG, "model"),
   ],
@@ -140,7 +140,7 @@ def continue_texts(loaded, settings):
   [
     (CONFIG, "2D", GREEDY, "activation"),
     (BOTH, "fully sharded", DRAWN, "activation"),
-    (CONFIG, "2D", BEAMS, "int8"),
+    slow(CONFIG, "2D", BEAMS, "int8"),
     slow(CONFIG, "model", DRAWN, "activation"),
     slow(CONFIG, "fully sharded", BEAMS, "int4"),
     slow(BOTH, "2D", DRAWN, "int8"),
@@ -164,38 +164,39 @@ def test_texts_are_those_of_the_host_path(
     np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
 
 
-def test_texts_in_slots_are_those_that_the_host_path_continues_alone(load):
+def test_texts_in_slots_are_those_of_the_host_path(load):
   """The second text begins when the first has three tokens."""
   prompts = [[0, 7, 3], [0, 12, 4, 9, 1]]
   settings = [(0.0, None, 1.0), (1.2, 9, 0.9)]
+  # For each call, the slots' texts, the number of tokens, and new texts.
+  calls = [([0], 3, [0]), ([0, 1], 1, [1]), ([0, 1], 2, [])]
 
-  def text_of(i, chosen):
-    ids = [*prompts[i], *(x.token for x in chosen)]
-    key = np.array([i, 0], np.int32)
-    return SlotText(ids[-1], len(ids) - 1, len(chosen), key, *settings[i])
-
-  def run(mesh, starts):
-    texts = {i: [] for i in starts}
+  def run(mesh):
+    chosen = [[], []]
     with load(CONFIG, mesh) as loaded:
       decoder = SlotDecoder(loaded, CONFIG.vocab_size, 4)
-      for first, last in ((0, 3), (3, 4), (4, 6)):
-        for i in [i for i, start in starts.items() if start == first]:
+      for texts, count, new in calls:
+        for i in new:
           decoder.insert(3 * i, prompts[i])
-        begun = {3 * i: i for i, start in starts.items() if start <= first}
-        found = decoder.steps(
-          {slot: text_of(i, texts[i]) for slot, i in begun.items()},
-          last - first,
-          wants_log_probs=last - first == 1,
-        )
-        for slot, i in begun.items():
-          texts[i] += found[slot]
-    return texts
+        states = {}
+        for i in texts:
+          ids = [*prompts[i], *(x.token for x in chosen[i])]
+          key = np.array([i, 0], np.int32)
+          states[3 * i] = SlotText(
+            *(ids[-1], len(ids) - 1, len(chosen[i]), key, *settings[i])
+          )
+        found = decoder.steps(states, count, wants_log_probs=count == 1)
+        for i in texts:
+          chosen[i] += found[3 * i]
+    return chosen
 
-  together = run(layout("fully sharded"), {0: 0, 1: 3})
-  for i, start in ((0, 0), (1, 3)):
-    by_itself = run(SINGLE, {i: 0})[i][: 6 - start]
-    assert [x.token for x in together[i]] == [x.token for x in by_itself]
-  assert together[0][3].log_prob is not None
+  expected, found = run(SINGLE), run(layout("fully sharded"))
+  for texts in zip(expected, found, strict=True):
+    for one, other in zip(*texts, strict=True):
+      assert other.token == one.token
+      assert other.likeliest == pytest.approx(one.likeliest, rel=1e-4)
+      if one.likeliest:  # log p was asked for
+        assert other.log_prob == pytest.approx(one.log_prob, rel=1e-4)
 
 
 def test_the_mean_loss_of_documents_is_the_oracles(load, tmp_path):

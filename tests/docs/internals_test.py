@@ -108,6 +108,7 @@ def traced(corpus, tmp_path_factory) -> dict:
   return json.loads(file.read_text("utf-8"))
 
 
+@slow
 @PAGE.shows("cli/main.py: main")
 def test_each_function_of_a_step_is_called_by_the_one_above_it(block, traced):
   for functions, callers in read_spine(block.text):
@@ -125,6 +126,7 @@ def test_the_spine_has_at_most_16_files_each_with_a_paragraph(block):
   assert len(told) == len(files) and set(told) == files
 
 
+@slow
 @PAGE.shows("cli/main.py: main")
 def test_every_other_file_of_the_step_is_in_a_folder_of_leaves(block, traced):
   rows = re.findall(r"^\| (`[\w/]+/`.*?) \|", PAGE.text, re.M)

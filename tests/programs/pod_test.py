@@ -290,7 +290,12 @@ def crossings(mesh, pods):
   ("mesh", "num_pods", "dcn_dtype"),
   [
     (SINGLE, 3, "float32"),
-    (mesh_layout("batch over data", num_microbatches=2), 2, "bfloat16"),
+    # Slow, because the next layout splits the batch too.
+    pytest.param(
+      mesh_layout("batch over data", num_microbatches=2),
+      *(2, "bfloat16"),
+      marks=pytest.mark.slow,
+    ),
     (mesh_layout("PaLM's 2D"), 2, "bfloat16"),
     pytest.param(
       mesh_layout("batch over data", num_microbatches=2),

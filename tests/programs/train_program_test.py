@@ -50,10 +50,11 @@ NAMES_BY_KIND = {
       random_tokens,
       1,
     ),
-    (
+    # Slow, because adafactor_test.py has other exponents.
+    pytest.param(
       {"beta1": 0.0, "beta2_exponent": 0.5, "weight_decay_exponent": 1.0},
-      random_documents,
-      1,
+      *(random_documents, 1),
+      marks=pytest.mark.slow,
     ),
     ({"gradient_clip": 0.05}, random_documents, 4),
     (

@@ -30,6 +30,7 @@ def rehearsal(monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
 
 
+@pytest.mark.slow
 def test_plain_jax_has_the_loss_of_our_program_from_the_same_weights():
   import jax
 
