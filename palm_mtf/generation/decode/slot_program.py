@@ -33,7 +33,7 @@ from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
 
 # Maximum number of tokens that one call of `StepSlots` chooses per text.
-MOST_STEPS = 64
+MOST_STEPS = 256
 
 
 @dataclasses.dataclass(frozen=True)
