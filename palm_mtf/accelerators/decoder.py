@@ -50,7 +50,7 @@ _FUNCTIONS = {
     ScoreRows,
   )
 }
-OUTSIDE = -1  # stands for the number of a layer, outside of all layers
+OUTSIDE = -1  # layer number of weights that belong to no layer
 
 
 def function_text(function: DecodeFunction) -> str:
@@ -102,7 +102,13 @@ class PodPrograms:
     )
 
   def add_layer(self, weights: Arrays, parameters: Arrays, layer: int) -> None:
-    """Makes the weights of a layer, or OUTSIDE of layers; adds to `weights`."""
+    """Makes the weights of one layer, and puts them into `weights`.
+
+    Args:
+      weights: arrays to change, by name; a layer's weights are stacked.
+      parameters: arrays of the parameters, by the first layer's names.
+      layer: number of the layer; OUTSIDE for weights outside of all layers.
+    """
     made, _ = self._make[layer != OUTSIDE](parameters, [], {})
     if layer == OUTSIDE:
       weights |= made
@@ -126,7 +132,8 @@ class PodPrograms:
     Args:
       function: result of `function_text`.
       weights: arrays of all weights.
-      state: arrays; a function that changes the state uses up their memory.
+      state: arrays; donated to JAX if the function changes the state, so that
+        they cannot be used again.
       inputs: values of the function's inputs.
     """
     after, outputs = self.get_function(function)(weights, state, inputs)
@@ -134,7 +141,7 @@ class PodPrograms:
     return state if is_read else after, outputs
 
   def abstract_weights(self) -> Arrays:
-    """Returns shape, dtype and place of the arrays of all weights."""
+    """Returns the shape, dtype and sharding of each weight's array, by name."""
     weights = {}
     for in_layer, make in self._make.items():
       parameters = {
@@ -151,7 +158,10 @@ class PodPrograms:
     return weights
 
   def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
-    """Returns shape, dtype and place of the state that a function makes."""
+    """Returns the shape, dtype and sharding of the arrays of a new state.
+
+    `function` is a function that makes a state, as text.
+    """
     inputs = abstract_inputs(function)
     state, _ = jax.eval_shape(self.get_function(function), weights, [], inputs)
     return [self._abstract(x.shape[1:], x.dtype) for x in state]
@@ -189,7 +199,7 @@ class PodPrograms:
     Args:
       build: takes a device's parts of `weights` and of `state`, and `inputs`;
         returns a device's parts, and outputs that all devices have.
-      donates: whether the function uses up the memory of `state`.
+      donates: whether the function donates `state`.
     """
     placement = self.placement
 
@@ -255,7 +265,8 @@ class _Pod:
 
 
 _pods: dict[bytes, _Pod] = {}
-_lock = threading.Lock()  # of threads of a session, which assign slices
+# A session calls `assign_slice` in several threads at once.
+_lock = threading.Lock()
 
 
 def _open(pod: bytes) -> _Pod:
@@ -275,7 +286,14 @@ def free_decoder(client: str) -> None:
 def assign_slice(
   pod: bytes, name: bytes, device: np.int32, value: np.ndarray
 ) -> np.int32:
-  """Takes the slice of a parameter for a device of this host."""
+  """Keeps the slice of a parameter until `make_layer` runs; returns 0.
+
+  Args:
+    pod: the pod.
+    name: name of the parameter in checkpoints.
+    device: number in the mesh of a device of this host.
+    value: the device's slice, float32.
+  """
   with _lock:
     held = _open(pod).parameters.setdefault(name.decode(), {})
     held[int(device)] = value
@@ -319,7 +337,8 @@ def run_function(
     *inputs: the function's inputs, in the order of `input_specs`.
 
   Returns:
-    0, and the outputs in the order of `output_dtypes`.
+    0, by which the client waits for this host; and the outputs, in the order of
+    `output_dtypes`.
   """
   held, text = _open(pod), function.decode()
   made = read_function(text)

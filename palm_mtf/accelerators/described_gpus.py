@@ -3,7 +3,7 @@
 """Descriptions of NVIDIA GPUs, from which XLA compiles without a GPU.
 
 A description is the text of a `GpuTargetConfigProto` of XLA, which JAX's plugin
-for CUDA takes in place of a GPU of this machine.
+for CUDA reads instead of asking a GPU of this machine.
 """
 
 import math
@@ -20,7 +20,12 @@ GPU_CHIPS = tuple(_GPUS)
 
 
 def describe_gpu(chip: str, rates: HardwareConfig) -> str:
-  """Returns XLA's description of one of GPU_CHIPS, with `rates` of memory."""
+  """Returns XLA's description of a GPU.
+
+  Args:
+    chip: one of GPU_CHIPS.
+    rates: gives the size and the bandwidth of the GPU's memory.
+  """
   name, cores, cache, clock = _GPUS[chip]
   # Limits of compute capability 9.0, from the table "Technical Specifications
   # per Compute Capability" of the CUDA C++ Programming Guide. XLA calls the "a"
@@ -44,10 +49,11 @@ gpu_device_info {{
 
 
 def describe_hosts(num_devices: int, rates: HardwareConfig) -> str:
-  """Returns XLA's "slices x hosts x GPUs of a host" for a pod.
+  """Returns the topology of a pod for XLA: "1 x hosts x GPUs per host".
 
-  A host has the GPUs that one switch joins, or fewer if that does not divide
-  the number of devices.
+  All GPUs of a pod are in one host if one switch can join them. Otherwise a
+  host has the largest number of GPUs that divides both the number of devices
+  and the number of GPUs on a switch.
   """
   joined = rates.chip_link_chips or num_devices
   of_host = num_devices

@@ -24,11 +24,13 @@ _FAILURE = re.compile(r"JAX failed in (\w+)\.(\w+): (.*)")
 _OUT_OF_MEMORY = {
   "pod": "raise NUM_MICROBATCHES, lower GLOBAL_BATCH_SIZE or take a larger "
   "mesh; `palm_mtf plan --compile` shows the memory.",
-  "decoder": "continue fewer texts at once (NUM_SAMPLES, NUM_BEAMS, --slots) "
-  "or take a larger mesh; `palm_mtf plan --compile` shows the memory.",
+  "decoder": "take a larger mesh or, if the command continues texts, continue "
+  "fewer at once (NUM_SAMPLES, NUM_BEAMS, --slots); `palm_mtf plan --compile` "
+  "shows the memory.",
 }
 _OTHERWISE = {
-  "pod": "run the same command to resume from the newest checkpoint.",
+  "pod": "run the same command again; training resumes from the newest "
+  "checkpoint.",
   "decoder": "run the same command again.",
 }
 
@@ -93,8 +95,11 @@ def call_pod(function: bytes, *inputs: Any) -> Any:
     function: its name, such as "pod.run_steps".
     inputs: its arguments.
 
+  Returns:
+    What the function returns.
+
   Raises:
-    JaxFailedError: the devices cannot run a program, for lack of memory say.
+    JaxFailedError: JAX failed, for example because a device lacks memory.
   """
   name = function.decode()
   module, _, called = name.partition(".")

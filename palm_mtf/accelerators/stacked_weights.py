@@ -6,10 +6,11 @@ A weight's array is [layers, ...], so that a loop runs one block for all layers,
 and neither the size of a program nor the time to compile it grows with the
 number of layers.
 
-A layout that splits d_model_stored splits the arrays too. A forward pass, which
-has many rows of activations, gathers the weights of a layer, as in training. A
-decoding step has few rows, so it moves the rows, and each device multiplies all
-rows by its own part of the weights.
+A layout that splits d_model_stored splits the arrays too. A forward pass has
+many rows of activations, so it gathers the weights of a layer, as in training.
+A decoding step has few rows. If the same mesh axis splits `batch`, the step
+moves the rows instead, and each device multiplies all rows by its own part of
+the weights. Otherwise a step gathers the weights too.
 """
 
 import dataclasses
@@ -47,9 +48,9 @@ class SplitKernel(Kernel):
 
 
 class StackedWeights:
-  """Makes a device's decoding weights from parameters; makes models of them.
+  """Makes a device's decoding weights, and models that use these weights.
 
-  The first layer's names stand for those of all layers.
+  Names of the first layer's weights stand for the same weights of all layers.
 
   Attributes:
     placement: builds the operations of one device.
@@ -91,6 +92,10 @@ class StackedWeights:
     Args:
       parameters: the device's slices, float32.
       in_layer: whether to make the weights of a layer.
+
+    Returns:
+      {name: the device's slice}. A joined kernel has the name of its first
+      part. Outside of all layers, also "table" and, if quantized, "to_logits".
     """
 
     def read(name: str) -> LaidOut:
@@ -112,7 +117,12 @@ class StackedWeights:
     return {name: x.one_slice for name, x in found.items()}
 
   def make_model(self, weights: Tensors) -> "StackedModel":
-    """Returns a model of weights that `make` made, stacked over the layers."""
+    """Returns a model with the weights that `make` returned.
+
+    Args:
+      weights: the device's slices; each weight of a layer is stacked over all
+        layers, [layers, ...], under the first layer's name.
+    """
     laid_out = {
       name: self.placement.LaidOutTensor([x]) for name, x in weights.items()
     }
@@ -122,7 +132,7 @@ class StackedWeights:
       lambda x: SplitKernel(
         tf.cast(x if is_quantized else tf.transpose(x), dtype), tf.no_op(), 0
       ),
-      # Weights of the logits that are not quantized are the table's.
+      # If the weights are not quantized, the logits use the embedding table.
       laid_out["to_logits" if is_quantized else "table"],
     )
     return StackedModel(
@@ -218,7 +228,7 @@ class StackedModel(DecodeModel):
     impl, axis = self.placement, self._rows_axis
     if axis is None:
       return super().embed(tokens)
-    # Each device looks up its part of the rows of all tokens.
+    # Each device looks up the tokens of all devices in its part of d_model.
     own = dataclasses.replace(self, table=self.stored_table)
     x = super(StackedModel, own).embed(impl.allconcat(tokens, axis, 0))
     return impl.alltoall(x, axis, 0, 1)
@@ -239,12 +249,12 @@ class StackedModel(DecodeModel):
       return matmul(tf.cast(x, w.dtype), w, dtype=tf.float32)
 
     if own.place == 0:
-      # Each device has its part of d_model of all rows, and finds a term of the
-      # sum over d_model.
+      # Each device has all rows, but only its part of d_model, so its product
+      # is one term of the sum over d_model.
       terms = impl.slicewise(product, impl.alltoall(x, axis, 1, 0), weights)
       y = impl.reduce_scatter(terms, axis, 0)
       return impl.slicewise(lambda y: tf.cast(y, dtype), y)
-    # Each device finds its part of d_model of all rows.
+    # Each device computes its part of d_model for all rows.
     part = impl.slicewise(
       lambda x, w: tf.cast(product(x, w), dtype),
       impl.allconcat(x, axis, 0),

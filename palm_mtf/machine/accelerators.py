@@ -14,7 +14,8 @@ from palm_mtf.config.pods import PodsConfig
 def uses_accelerators(mesh: DeviceMesh) -> bool:
   """Returns whether JAX, and not TensorFlow, runs the programs of a mesh.
 
-  JAX runs them on TPUs, on GPUs, or in rehearsals on virtual CPU devices.
+  JAX runs a mesh with TPU and, if this machine has GPUs, any mesh of PaLM
+  without STAGES. In a rehearsal, JAX runs them on virtual CPU devices.
   """
   if mesh.tpu:
     return True
@@ -23,11 +24,11 @@ def uses_accelerators(mesh: DeviceMesh) -> bool:
 
 
 def decodes_on_accelerators(mesh: MeshLayout, pods: PodsConfig) -> bool:
-  """Returns whether a trained model runs on accelerators.
+  """Returns whether JAX, and not TensorFlow, runs a trained model.
 
-  They are the accelerators of the servers in ISLANDS, or of this machine. A run
-  that TPUs have trained can be read on any machine, so that without TPUs the
-  machine's CPUs run the model.
+  JAX does so on the servers in ISLANDS if the run has them, otherwise on this
+  machine. If TPU is set, but this machine has no TPUs and ISLANDS has no
+  servers, TensorFlow runs the model on CPUs.
   """
   if not uses_accelerators(mesh):
     return False

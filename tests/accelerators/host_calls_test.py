@@ -79,8 +79,8 @@ def end_connection(*unused):
     (exhaust_memory, OUT_OF_MEMORY),
     (
       end_connection,
-      "UNAVAILABLE: Connection closed; run the same command to resume from the "
-      r"newest checkpoint\.",
+      "UNAVAILABLE: Connection closed; run the same command again; training "
+      r"resumes from the newest checkpoint\.",
     ),
   ],
 )

@@ -233,9 +233,9 @@ def run_blocks(
     palm: result of `build_palm` for `model`.
     x: [batch, length, d_model]: input of the first block.
     masks: result of `make_masks`.
-    keys_and_values: None, or a list to which keys and values are appended,
-      layer after layer; if the model `has_stacks`, those of all layers,
-      [layers, batch, memory_length, ...].
+    keys_and_values: None, or a list to which the keys and values are appended:
+      one pair per layer, [batch, memory_length, ...] each; or, if the model
+      `has_stacks`, one pair for all layers, with the dimension `layers` first.
 
   Returns:
     The output of the last block, in the shape of x.
@@ -307,6 +307,12 @@ def prefill(
     prompts: [batch, length], int32, left-aligned.
     lengths: [batch], int32: number of tokens per prompt.
     num_positions: minimum number of positions in the cache; at least `length`.
+
+  Returns:
+    `Cache`, activation dtype: [batch, positions, d_kv], or for multi-head
+    attention [batch, heads, positions, d_kv]; if the model `has_stacks`, with
+    the dimension `layers` first. `positions` is `num_positions`, rounded up to
+    a multiple of _ALIGNMENT.
   """
   impl, (num_rows, length) = model.placement, prompts.shape
   memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT

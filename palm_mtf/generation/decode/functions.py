@@ -37,8 +37,8 @@ class Effect(enum.Enum):
 class DecodeFunction(abc.ABC):
   """A function that the devices of a mesh run together.
 
-  Subclasses are frozen dataclasses whose fields JSON has, or dataclasses of
-  such fields.
+  Subclasses are frozen dataclasses. Each field is a JSON value, or a dataclass
+  of JSON values, so that `read_dataclass` can restore the function in a server.
   """
 
   effect: ClassVar[Effect]
@@ -59,7 +59,7 @@ class DecodeFunction(abc.ABC):
 
     Args:
       model: weights.
-      state: [] if the function makes the state.
+      state: [] if the function makes a state, or needs none.
       inputs: values of `input_specs`.
 
     Returns:

@@ -51,9 +51,9 @@ class PromptBatch:
 class _OfBatch(DecodeFunction):
   """Base class of the functions that continue a batch of prompts.
 
-  The state: number of tokens per row so far, [] int32; number of tokens per
-  prompt, [rows] int32; random keys, [rows, 2] int32; the tensors of `_Samples`
-  or `_Searches`; and the cache.
+  The state: number of new tokens in each row so far, [] int32; number of tokens
+  of each row's prompt, [rows] int32; random keys, [rows, 2] int32; the tensors
+  of `_Samples` or `_Searches`; and the cache.
   """
 
   decode: DecodeConfig
@@ -75,7 +75,7 @@ class StartTexts(_OfBatch):
   Inputs:
     prompts: [prompts, prompt_tokens], int32, left-aligned.
     lengths: [prompts], int32: number of tokens per prompt.
-    keys: [prompts, rows, 2], int32: random key of each row.
+    keys: [prompts, rows per prompt, 2], int32: random key of each row.
   """
 
   effect = Effect.MAKES
@@ -116,7 +116,12 @@ class StartTexts(_OfBatch):
 
 @dataclasses.dataclass(frozen=True)
 class AdvanceTexts(_OfBatch):
-  """Adds tokens until each row has ended or has `limit`, [] int32, tokens."""
+  """Adds tokens until all rows have ended, or have `limit` new tokens.
+
+  Inputs:
+    limit: [], int32: number of new tokens in a row since StartTexts, at most
+      max_tokens.
+  """
 
   effect = Effect.CHANGES
 
@@ -145,10 +150,11 @@ class ReadTexts(_OfBatch):
   Outputs:
     tokens: [prompts, rows, max_tokens], int32: continuations, [eod] after the
       end. With beam search: the ended texts found so far, best first.
-    num_done: [], int32: number of tokens per row so far.
+    num_done: [], int32: number of new tokens per row so far.
     is_over: [prompts, rows], bool: whether the row has ended; with beam search,
       whether the prompt's search is over.
-    scores: [prompts, rows], float32: only beam search has scores.
+    scores: [prompts, beams], float32, only with beam search: the texts' scores;
+      -1e30 where fewer texts than beams have ended.
   """
 
   effect = Effect.READS

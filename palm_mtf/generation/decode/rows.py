@@ -59,6 +59,7 @@ def write_row(
     x: rows along dimension `axis`; nothing else may read x.
     row: index of the row, [] int32.
     value: the row; its dimension `axis` has size 1.
+    axis: dimension of x that `row` indexes; 0 outside of an XLA computation.
   """
   # Copying all rows would cost time.
   if in_xla_computation():
@@ -75,13 +76,13 @@ def write_places(
 
   Args:
     x: [..., d]; nothing else may read x.
-    places: [n], int32: indices of different vectors in x as [vectors, d].
-    values: elements of [n, d], in any shape.
+    places: [n], int32: different row indices of x reshaped to [vectors, d].
+    values: the n new vectors, in any shape that reshapes to [n, d].
   """
   size = x.shape[-1]
   flat, values = (tf.reshape(y, [-1, size]) for y in (x, values))
-  # TensorFlow's own scatter would copy all vectors, which costs more than the
-  # rest of a step.
+  # Outside of an XLA computation, TensorFlow's scatter would copy all vectors,
+  # which costs more than the rest of a step. XLA scatters in place.
   if in_xla_computation():
     flat = tf.tensor_scatter_nd_update(flat, places[:, tf.newaxis], values)
   else:

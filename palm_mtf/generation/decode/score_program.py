@@ -43,12 +43,13 @@ class ScoreRows(DecodeFunction):
     num_given: [rows], int32: the first `num_given` inputs attend to one another
       in both directions. Ignored if OBJECTIVE is "causal".
 
-  Outputs, of which `names` lists those to compute:
+  Outputs (`names` lists the outputs to compute; k is NUM_LIKELIEST, or the
+  vocabulary's size if that is smaller):
     token_loss: [rows, length], float32: -log p of each target.
     is_likeliest: [rows, length], bool: whether no token is likelier than the
       target.
-    likeliest: [rows, length, k], int32: the k likeliest tokens that could stand
-      in place of each target, likeliest first.
+    likeliest: [rows, length, k], int32: the k tokens with the largest log p at
+      each target's position, likeliest first.
     likeliest_loss: [rows, length, k], float32: -log p of `likeliest`.
   """
 

@@ -99,13 +99,14 @@ class InsertPrompts(DecodeFunction):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepSlots(DecodeFunction):
-  """Adds one token or several to the first slots.
+  """Adds one or more tokens to the text in each of the first slots.
 
   Inputs:
     count: [], int32: number of tokens to choose per text, at most MOST_STEPS.
       If log p is computed, `count` is ignored, and one token is chosen.
     texts: [rows, 6], int32, per text: last token; the last token's position,
-      from 0; number of tokens already drawn; random key, two numbers; TOP_K.
+      from 0; number of tokens already drawn; random key, two numbers; TOP_K, at
+      least 1 (`num_tokens` keeps all tokens).
     shares: [rows, 2], float32, per text: TEMPERATURE and TOP_P.
 
   Outputs:
@@ -117,9 +118,9 @@ class StepSlots(DecodeFunction):
     of_likeliest: [rows, NUM_LIKELIEST], float32: log p of these tokens.
 
   Attributes:
-    num_rows: number of slots, divisible by the number of slices. With n =
-      num_rows / num_slices rows per slice, row i is slot `i % n * num_slices +
-      i // n`.
+    num_rows: number of slots in the step, the first slots; divisible by the
+      number of slices. With s slices and n = num_rows / s rows per slice, row i
+      is slot `i % n * s + i // n`.
     num_tokens: number of pieces in the vocabulary.
     is_greedy: whether all texts take the likeliest token.
     has_limits: whether TOP_K and TOP_P are applied; each takes 31 passes over

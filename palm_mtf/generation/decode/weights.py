@@ -75,7 +75,11 @@ class JoinedKernel:
 
 @dataclasses.dataclass(frozen=True)
 class LayerWeights:
-  """Makes the weights of one layer, or the weights outside of all layers."""
+  """A layer's slices, and the operation that makes decoding weights of them.
+
+  `load_weights` (generation/inference/sessions.py) assigns the slices, then
+  runs `prepare`. One `LayerWeights` has the weights outside of all layers.
+  """
 
   # {name of a checkpoint variable: its slices}.
   slices: Mapping[str, Sequence[Slice]]
@@ -87,7 +91,7 @@ class LayerWeights:
 class DecodeModel:
   """Weights of one model on one mesh.
 
-  `LoadedDecoder`, in inference/sessions.py, loads the weights.
+  `LoadedDecoder`, in generation/inference/sessions.py, loads the weights.
   """
 
   placement: CpuGpuPlacement  # devices and layout
@@ -100,8 +104,8 @@ class DecodeModel:
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
   layers: Sequence[LayerWeights] = ()
 
-  # Whether a cache has one tensor of the keys of all layers, and one of their
-  # values, [layers, ...].
+  # Whether a cache has only two tensors: the keys of all layers, and the values
+  # of all layers, each [layers, ...].
   has_stacks = False
 
   @property
@@ -125,7 +129,10 @@ class DecodeModel:
   def multiply(
     self, xs: Sequence[LaidOut], kernel: LaidOut, *, packed: bool
   ) -> LaidOut:
-    """Calls kernels.multiply on each device, with that device's arguments."""
+    """Multiplies rows by a kernel on each device; returns [rows, outer].
+
+    See `kernels.multiply` for the arguments; the result has the dtype of `xs`.
+    """
     return self.placement.slicewise(
       lambda kernel, *xs: multiply(xs, kernel, packed=packed), kernel, *xs
     )
@@ -138,9 +145,10 @@ class DecodeModel:
     """Runs a function for each layer, from the first to the last.
 
     Args:
-      run: takes a model that has only the layer, under the names of the first
-        layer; the layer's number; and what `run` returned for the layer before.
-      carry: what `run` takes for the first layer.
+      run: takes a model with only one layer, whose weights have the names of
+        the first layer; the layer's number, int or [] int32; and a list: for
+        the first layer `carry`, then the result of `run` for the layer before.
+      carry: see `run`.
 
     Returns:
       What `run` returns for the last layer.
@@ -370,10 +378,11 @@ class WeightMaker:
   def find_joins(
     self,
   ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yields, for each joined kernel of each layer, the names of its parts.
+    """Yields (parts, summed) for each joined kernel of each layer.
 
-    Also yields the names of all kernels whose products with branches are added
-    up, if the joined kernel is for branches; otherwise ().
+    parts: names of the kernels that are joined.
+    summed: for a kernel of `project_out`, the names of all kernels whose
+      products are added up, which share int8 scales; for other kernels, ().
     """
     block = self._config.block
     for layer in range(self._config.num_layers):
@@ -430,9 +439,9 @@ class WeightMaker:
     return self._make_kernel(names[0], make, *matrices, *largest)
 
   def _find_other_dims(self, name):
-    # Returns the slice of the parameter's dimensions without d_model, and the
-    # axis that these dimensions become in the parameter's matrix. The matrix of
-    # q is [d_model, heads * d_kv], and of o [heads * d_kv, d_model].
+    # Returns the Python slice that selects the dimensions other than d_model, and
+    # the axis of the matrix that these dimensions become. The matrix of q is
+    # [d_model, heads * d_kv], and of o [heads * d_kv, d_model].
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
 
@@ -492,7 +501,7 @@ class Products:
     return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
 
   def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
-    """Calls kernels.multiply on each device, with that device's arguments."""
+    """Multiplies rows by a kernel; see `DecodeModel.multiply`."""
     return self._model.multiply(xs, kernel, packed=self._packed)
 
   def project_in(self, x: LaidOut, names: Sequence[str]) -> LaidOut:
