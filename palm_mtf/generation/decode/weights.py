@@ -439,9 +439,9 @@ class WeightMaker:
     return self._make_kernel(names[0], make, *matrices, *largest)
 
   def _find_other_dims(self, name):
-    # Returns the Python slice that selects the dimensions other than d_model, and
-    # the axis of the matrix that these dimensions become. The matrix of q is
-    # [d_model, heads * d_kv], and of o [heads * d_kv, d_model].
+    # Returns the Python slice that selects the dimensions other than d_model,
+    # and the axis of the matrix that these dimensions become. The matrix of q
+    # is [d_model, heads * d_kv], and of o [heads * d_kv, d_model].
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
 
