@@ -32,9 +32,28 @@ class Cut(Send):
     return [cut(grad_ys[0])]
 
 
+class _Summed(mtf.Operation):
+  """Outputs its input, all-reduced if devices hold terms of a sum."""
+
+  def __init__(self, x: mtf.Tensor):
+    super().__init__([x], name="summed")
+    self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+  def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
+    """Returns the gradient of the sum, which is that of each term."""
+    return grad_ys
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to one all-reduce at most."""
+    x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
+    lowering.set_tensor_lowering(self.outputs[0], x)
+
+
 def cut(x: mtf.Tensor) -> mtf.Tensor:
   """Returns x, with which the next part of the graph begins."""
-  return Cut(x).outputs[0]
+  # The part before the cut adds up x, because several parts read x (a block's
+  # forward and backward pass), and each of them would all-reduce x again.
+  return Cut(_Summed(x).outputs[0]).outputs[0]
 
 
 class Given(mtf.Operation):

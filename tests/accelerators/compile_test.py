@@ -64,6 +64,16 @@ def test_gradients_are_reduce_scattered_with_the_bytes_of_the_plan(compiled):
   assert moved(compiled)[scatters] == planned - of_embedding - of_scales
 
 
+def test_sums_over_model_are_all_reduced_once(compile_run):
+  config = quickstart(
+    NUM_PODS=1,
+    MESH_SHAPE="data:2,model:2",
+    LAYOUT="batch:data,heads:model,d_ff:model,vocab:model,d_model_stored:data",
+  )
+  sums = ("all_reduce", "model")
+  assert moved(compile_run(config))[sums] == moved(plan_of(config))[sums]
+
+
 def test_every_collective_is_over_all_four_devices(compiled):
   assert {
     (*x["axes"], x["groups"], x["group_devices"])
