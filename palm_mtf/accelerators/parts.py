@@ -81,6 +81,7 @@ class DeviceFunction:
     updates: Sequence[mtf.Operation] = (),
     *,
     open_axes: dict[mtf.Tensor, list[int]] | None = None,
+    in_scan: bool = False,
   ):
     """Finds the operations; JAX builds them at the first call.
 
@@ -94,9 +95,10 @@ class DeviceFunction:
         the tensors in `takes`, and writes entries for tensors in `gives`, whose
         all-reduce is left to the caller. If None, the function all-reduces each
         tensor that it returns.
+      in_scan: whether JAX scans the function over the layers.
     """
     self._placement = placement
-    self._open_axes = open_axes
+    self._open_axes, self._in_scan = open_axes, in_scan
     self.gives, self._updates = list(gives), list(updates)
     known = dict.fromkeys(takes)
     self._operations = _find_operations(known, self.gives, self._updates)
@@ -142,6 +144,7 @@ class DeviceFunction:
   ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
     placement, open_axes = self._placement, self._open_axes
     placement.index, placement.assigned = index, {}
+    placement.in_scan = self._in_scan
     placement.values = dict(zip(self.variables, variables, strict=True))
     tensors = {}
     for x, value in zip(self.takes, taken, strict=True):
@@ -241,6 +244,7 @@ def cut_graph(
   graph: mtf.Graph,
   first: Mapping[mtf.Operation, int],
   wanted: Sequence[mtf.Tensor],
+  scanned: Collection[int] = (),
 ) -> tuple[list[DeviceFunction], dict[mtf.Tensor, list[int]]]:
   """Makes a function of each part of a graph that is cut at each `Cut`.
 
@@ -252,6 +256,7 @@ def cut_graph(
     graph: graph of one mesh.
     first: {operation: the first part in which it may be}.
     wanted: tensors that parts give besides those that other parts take.
+    scanned: numbers of the parts that JAX scans over the layers.
 
   Returns:
     The functions, in the order of the parts; and their `open_axes`.
@@ -276,6 +281,7 @@ def cut_graph(
         [*given, *(x for x, taker in taken if taker == number)],
         [x for x in gives if numbers[x.operation] == number],
         open_axes=open_axes,
+        in_scan=number in scanned,
       )
     )
   return functions, open_axes

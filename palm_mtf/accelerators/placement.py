@@ -27,6 +27,12 @@ from palm_mtf.accelerators.collectives import (
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.ops.variables import SlicedVariable
 
+# A part with at least this many columns is wide. The TPU's compiler keeps
+# reduce-scatters of wide parts in any memory layout: 256 columns are enough
+# (PaLM 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
+_WIDE = 256
+_TILE_COLUMNS = 128  # of a tile of a TPU's memory
+
 
 class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """Builds the operations of one device; all devices of a pod run them.
@@ -40,6 +46,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     index: the device's number in the mesh, [] int32.
     values: the device's slice of each variable that operations read, by name.
     assigned: the next values of variables that operations assign, by name.
+    in_scan: whether JAX scans the operations over the layers.
   """
 
   native_threads = 0
@@ -53,6 +60,7 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self.index: tf.Tensor | None = None
     self.values: dict[str, tf.Tensor] = {}
     self.assigned: dict[str, tf.Tensor] = {}
+    self.in_scan = False
     self.lock = threading.Lock()
     self._groups: dict[tuple[int, ...], list[list[int]]] = {}
 
@@ -175,20 +183,40 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       return x
     groups = self._find_groups([mesh_axis])
     whole = x.one_slice
-    # XLA keeps a reduce-scatter only if the split dimension is outermost in
-    # memory; otherwise XLA makes it an all-reduce. XLA chooses the memory
-    # layout of a matrix, but not of other arrays, so reshape x to a matrix.
-    # This is not possible if the split dimension is neither first nor last.
     sizes = whole.shape.as_list()
     before, after = sizes[:split_axis], sizes[split_axis + 1 :]
     if before and after:
       part = reduce_scatter(whole, groups, split_axis)
       return self.LaidOutTensor([part])
+    # XLA chooses the memory layout of a matrix, but not of other arrays, so
+    # reshape x to a matrix. This is not possible if the split dimension is
+    # neither first nor last.
     rows = math.prod(before) if before else sizes[0]
-    part = reduce_scatter(
-      tf.reshape(whole, [rows, -1]), groups, int(bool(before))
-    )
+    matrix = tf.reshape(whole, [rows, -1])
+    if before and sizes[-1] // len(groups[0]) < _WIDE:
+      part = self._scatter_columns(matrix, groups)
+    else:
+      part = reduce_scatter(matrix, groups, int(bool(before)))
     return self.LaidOutTensor([tf.reshape(part, [*before, -1, *after])])
+
+  def _scatter_columns(
+    self, matrix: tf.Tensor, groups: Sequence[Sequence[int]]
+  ) -> tf.Tensor:
+    """Reduce-scatters the columns of a matrix, if parts are not wide."""
+    # XLA keeps such a reduce-scatter only if the split dimension is outermost
+    # in memory; otherwise XLA makes it an all-reduce and a slice.
+    rows, columns = matrix.shape.as_list()
+    num_parts = len(groups[0])
+    if self.in_scan and columns == num_parts * _TILE_COLUMNS:
+      # Then XLA would not choose a layout with the columns outermost, because
+      # it chooses the layout of the array in which a scan joins the parts of
+      # all layers. The product that gives the matrix can write whole tiles in
+      # any order. (It cannot if another array is added to the product, as to
+      # the gradient of the embedding.)
+      tiles = tf.reshape(matrix, [rows, num_parts, _TILE_COLUMNS])
+      part = reduce_scatter(tf.transpose(tiles, [1, 0, 2]), groups, 0)
+      return tf.reshape(part, [rows, _TILE_COLUMNS])
+    return tf.transpose(reduce_scatter(tf.transpose(matrix), groups, 0))
 
   def _find_groups(self, mesh_axes: Sequence[int]) -> list[list[int]]:
     """Returns the groups of devices that differ only along `mesh_axes`."""

@@ -111,6 +111,7 @@ class ScannedModel:
         losses.weight.operation: _HEAD,
       },
       [*self.losses.values(), *gradients],
+      scanned=(_FORWARD, _BACKWARD),
     )
     of_embed, of_forward, of_head, *_ = self._functions
     (self._stream,) = _passed(of_embed, of_forward)

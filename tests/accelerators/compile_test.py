@@ -64,6 +64,20 @@ def test_gradients_are_reduce_scattered_with_the_bytes_of_the_plan(compiled):
   assert moved(compiled)[scatters] == planned - of_embedding - of_scales
 
 
+def test_gradients_with_128_columns_per_device_are_reduce_scattered(
+  compile_run,
+):
+  # As for PaLM 62B, a device's part of a gradient has as many columns as a tile
+  # of the TPU's memory. With D_KV = 256 no other dimension is less than a tile.
+  config = quickstart(NUM_PODS=1, D_MODEL=512, D_KV=256)
+  found, planned = moved(compile_run(config)), moved(plan_of(config))
+  of_embedding = 3 / 4 * 4096 * 512 * 2  # see above
+  of_scales = 5 * 3 / 4 * 512 * 4
+  scatters = ("reduce_scatter", "data")
+  assert found[scatters] == planned[scatters] - of_embedding - of_scales
+  assert found["all_reduce", "data"] < 4 * of_scales
+
+
 def test_sums_over_model_are_all_reduced_once(compile_run):
   config = quickstart(
     NUM_PODS=1,
