@@ -174,19 +174,26 @@ TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
   ("config", "mesh", "optimizer", "pods"),
   [
     case("batch over data"),
-    case(TWO_D, gradient_dtype="float32", activation_dtype="bfloat16"),
+    case(
+      TWO_D, slow=True, gradient_dtype="float32", activation_dtype="bfloat16"
+    ),
     case(
       "all over data and model",
       microbatches=2,
       second_moment="factored",
       **MULTI_HEAD,
     ),
-    case(NO_BATCH, **MULTI_HEAD),
+    case(NO_BATCH, slow=True, **MULTI_HEAD),
     case(NO_BATCH, slow=True, **SERIAL),
     case("padded vocab over three", pods=2),
-    case("fully sharded", microbatches=2, activation_dtype="bfloat16"),
+    case(
+      "fully sharded",
+      microbatches=2,
+      slow=True,
+      activation_dtype="bfloat16",
+    ),
     case(TWO_D, microbatches=2, slow=True, remat="layer"),
-    case(TWO_D, remat="layer", **SERIAL, **MULTI_HEAD),
+    case(TWO_D, slow=True, remat="layer", **SERIAL, **MULTI_HEAD),
     case(
       TWO_D,
       microbatches=2,

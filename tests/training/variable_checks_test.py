@@ -56,9 +56,10 @@ def plant(model_dir, name, place, value):
       "diverged; the first tensor that is not finite is the parameter "
       "embedding, before the step.",
     ),
-    (
+    pytest.param(
       ("layer_000/mlp/wi_gate", (0, 0), np.inf),
       "is the parameter layer_000/mlp/wi_gate, before the step.",
+      marks=pytest.mark.slow,
     ),
     (
       ("final_norm/scale", slice(None), 1e25),  # squares of logits overflow

@@ -71,7 +71,11 @@ def computed(config, params, batch, *lines):
 
 @pytest.mark.parametrize(
   "form",
-  [{}, {"norm": "rms_norm"}, {"block": "serial"}],
+  [
+    {},
+    pytest.param({"norm": "rms_norm"}, marks=pytest.mark.slow),
+    {"block": "serial"},
+  ],
   ids=["parallel", "rms_norm", "serial"],
 )
 def test_logits_loss_and_gradients_are_those_of_our_model_to_1e_5(form):

@@ -92,7 +92,10 @@ def test_greedy_tokens_depend_on_neither_pauses_nor_earlier_batches(
   assert greedy_tokens(chunk=4, num_starts=2) == expected
 
 
-@pytest.mark.parametrize("layout", [None, "all over data and model"])
+@pytest.mark.parametrize(
+  "layout",
+  [None, pytest.param("all over data and model", marks=pytest.mark.slow)],
+)
 def test_greedy_tokens_are_pieces_of_the_vocabulary(layout, recomputed):
   num_tokens = 25  # the embedding has more rows
   expected = [

@@ -93,8 +93,8 @@ BOTH = {**MULTI_HEAD, **SERIAL}
     (SERIAL, "one device"),
     (BOTH, "one device"),
     ({"final_norm_scale": "none"}, "one device"),
-    (BOTH, "all over data and model"),
     # Slow, because generate_program_test.py and int8 below have this layout.
+    pytest.param(BOTH, "all over data and model", marks=pytest.mark.slow),
     pytest.param({}, "all over data and model", marks=pytest.mark.slow),
     pytest.param({}, "two axes but no batch", marks=pytest.mark.slow),
     pytest.param(MULTI_HEAD, "two axes but no batch", marks=pytest.mark.slow),
