@@ -132,7 +132,12 @@ def test_settings_that_fit_are_found_by_compiling_them(compile_run, compiled):
 def test_decoding_keeps_the_weights_and_the_cache_of_the_plan():
   from palm_mtf.accelerators.compile import compile_decoding
 
-  config = plan_config("recipes/palm_8b_two_pods.gin", NUM_LAYERS=4)
+  config = plan_config(
+    "recipes/palm_8b_two_pods.gin",
+    NUM_LAYERS=2,
+    SEQUENCE_LENGTH=512,
+    VOCAB_SIZE=32000,
+  )
   plan = plan_of(config)
   # The plan's weights are float32; decoding keeps bfloat16.
   weights = plan["device_bytes"]["weights"] / 2
@@ -143,5 +148,6 @@ def test_decoding_keeps_the_weights_and_the_cache_of_the_plan():
   prefill, steps = decoding["programs"]
   assert prefill["argument_bytes"] == pytest.approx(weights, rel=0.02)
   assert steps["argument_bytes"] == pytest.approx(weights + cache, rel=0.02)
-  # A step moves activations, so it has no buffers for gathered weights.
-  assert steps["temporary_bytes"] < 0.05 * steps["argument_bytes"]
+  # A step moves activations: it has no room for one gathered kernel.
+  gathered = config.model.d_model * config.model.d_ff // 4 * 2
+  assert steps["temporary_bytes"] < gathered / 10
