@@ -12,37 +12,13 @@ from palm_mtf.accelerators.decoder import OUTSIDE, function_text
 from palm_mtf.accelerators.devices import AcceleratorDevices
 from palm_mtf.accelerators.placement import XlaPlacement
 from palm_mtf.accelerators.stacked_weights import StackedWeights
-from palm_mtf.accelerators.train_program import call_host
+from palm_mtf.accelerators.train_program import DeviceArray, call_host
 from palm_mtf.accounting.architecture import layer_name
 from palm_mtf.generation.decode.functions import DecodeFunction
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.json_text import dataclass_text
 from palm_mtf.mesh.slices import Slice, regions_of
-from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import Program
-
-
-@dataclasses.dataclass(frozen=True)
-class _Parameter:
-  """A device's slice of a parameter; stands for the variable of a `Slice`."""
-
-  process: Process
-  pod: str
-  name: str
-  number: int
-  shape: tf.TensorShape
-  dtype = tf.float32
-
-  @property
-  def device(self) -> str:
-    """The CPU of the device's host."""
-    return self.process.device
-
-  def assign(self, value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor whose operation sets the slice."""
-    function = "decoder.assign_slice"
-    inputs = [self.pod, self.name, self.number, value]
-    return call_host(self.process, function, inputs, [tf.int32])[0]
 
 
 class PodDecoder:
@@ -109,11 +85,12 @@ class PodDecoder:
     variables = self._weights.variables
     variable = variables[name if name in variables else first]
     placement = self._weights.placement
-    shape = tf.TensorShape(placement.slice_shape(variable.shape))
+    shape = placement.slice_shape(variable.shape)
     slices = []
     for number, region in enumerate(regions_of(variable, placement)):
       process = self._hosts[self._devices.places[number]]
-      held = _Parameter(process, self._pod, name, number, shape)
+      key = [self._pod, name, number]
+      held = DeviceArray(process, key, shape, tf.float32, module="decoder")
       slices.append(
         Slice(
           **dataclasses.asdict(region),

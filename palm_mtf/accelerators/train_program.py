@@ -59,9 +59,18 @@ class DeviceArray:
     key: Sequence[object],
     shape: Sequence[int],
     dtype: tf.DType,
+    module: str = "pod",
   ):
-    """Takes the process that holds the slice, and arguments of `read_slice`."""
-    self.device = process.device
+    """Takes the process that holds the slice.
+
+    Args:
+      process: the process.
+      key: first arguments of `assign_slice` and `read_slice`.
+      shape: shape of the slice.
+      dtype: its dtype.
+      module: module of these functions; decoder.py has no `read_slice`.
+    """
+    self.device, self._module = process.device, module
     self.shape, self.dtype = tf.TensorShape(shape), dtype
     self._process, self._key = process, key
 
@@ -73,8 +82,8 @@ class DeviceArray:
 
   def assign(self, value: tf.Tensor) -> tf.Tensor:
     """Returns a tensor whose operation sets the slice."""
-    key = [*self._key, value]
-    return call_host(self._process, "pod.assign_slice", key, [tf.int32])[0]
+    key, function = [*self._key, value], f"{self._module}.assign_slice"
+    return call_host(self._process, function, key, [tf.int32])[0]
 
 
 def build_train_program(
