@@ -269,17 +269,19 @@ def work(config: PlanConfig) -> None:
   batch = {"inputs": tokens, "targets": tokens}
   with (
     pod_cluster(config.pods, config.mesh_layout) as cluster,
-    tf.Graph().as_default(),
+    cluster.client() as client,
+    contextlib.ExitStack() as stack,
   ):
-    program = build_train_program(
-      config.model,
-      config.mesh_layout,
-      config.optimizer,
-      batch_size=batch_size,
-      seed=0,
-      pods=config.pods,
-      devices=cluster.devices,
-    )
+    with client.graph.as_default():
+      program = build_train_program(
+        config.model,
+        config.mesh_layout,
+        config.optimizer,
+        batch_size=batch_size,
+        seed=0,
+        pods=config.pods,
+        devices=cluster.devices,
+      )
     calls = [[program.update, *program.metrics.values()]]
     calls += [[pod.stages[0].forward for pod in program.pods]] * (
       program.num_microbatches - 1
@@ -287,28 +289,27 @@ def work(config: PlanConfig) -> None:
     moved = sum(
       traffic(x).total() + _count_bytes_between_pods(x) for x in calls
     )
-    with cluster.client() as client, contextlib.ExitStack() as stack:
-      client.call(Program(operations=[program.initialize]))
-      run, steps = TrainStep(client, program).run, itertools.count()
-      for _ in range(_WARM_UP_STEPS):
-        run(batch, next(steps))
-      machine = stack.enter_context(pace(tf.float32))
-      best_secs = PRODUCT_FLOPS / config.hardware.chip_float32_flops
+    client.call(Program(operations=[program.initialize]))
+    run, steps = TrainStep(client, program).run, itertools.count()
+    for _ in range(_WARM_UP_STEPS):
+      run(batch, next(steps))
+    machine = stack.enter_context(pace(tf.float32))
+    best_secs = PRODUCT_FLOPS / config.hardware.chip_float32_flops
 
-      def turn() -> dict[str, float]:
-        before = processor_secs(os.getpid())
-        timed = machine.time_call(lambda: run(batch, next(steps)))
-        _, *servers = processor_secs(os.getpid()).items()
-        # On an idle machine a server with one core would take its processor
-        # time. Products on all cores predict that time less well.
-        secs = max((now - before[x] for x, now in servers), default=None)
-        return {
-          "step_secs": secs or undisturbed_secs(*timed, best_secs),
-          "slowdown": timed[1] / best_secs,
-          "peak_bytes": _find_peak_bytes(),
-        }
+    def turn() -> dict[str, float]:
+      before = processor_secs(os.getpid())
+      timed = machine.time_call(lambda: run(batch, next(steps)))
+      _, *servers = processor_secs(os.getpid()).items()
+      # On an idle machine a server with one core would take its processor
+      # time. Products on all cores predict that time less well.
+      secs = max((now - before[x] for x, now in servers), default=None)
+      return {
+        "step_secs": secs or undisturbed_secs(*timed, best_secs),
+        "slowdown": timed[1] / best_secs,
+        "peak_bytes": _find_peak_bytes(),
+      }
 
-      take_turns(turn, {"moved": moved})
+    take_turns(turn, {"moved": moved})
 
 
 def _count_bytes_between_pods(fetches: list) -> int:
