@@ -96,8 +96,8 @@ IMPORTS = {
   "data/vocabulary export/trained_model",
   "export/npz": "json_text accounting export/trained_model export/huggingface",
   "generation/inference": "errors user_text config machine _tf accounting "
-  "runtime/program mesh programs generation/decode accelerators "
-  "runtime/client data/vocabulary data/batches checkpoints",
+  "runtime/program runtime/processes mesh programs generation/decode "
+  "accelerators runtime/client data/vocabulary data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
   "data/batches checkpoints runtime/addresses generation/inference",
   "evaluation": "errors user_text json_text user_code config _tf "

@@ -66,8 +66,8 @@ _ENVIRONMENT = {
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
-# Without a GPU, XLA cannot time the tiles of its own matrix products, and finds
-# no tiles at all for some, so products are calls of cuBLAS.
+# Without a GPU, XLA cannot time the tiles of the matrix products for which it
+# generates code, and finds no tiles at all for some, so products call cuBLAS.
 _CUDA_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
 _MAX_TRIES = 3  # compilations to find settings that fit

@@ -5,14 +5,17 @@
 The programs call the functions of decoder.py in the pod's hosts.
 """
 
-import dataclasses
-
 from palm_mtf._tf import tf
+from palm_mtf.accelerators.client_calls import (
+  DeviceArray,
+  after_all,
+  call_host,
+  make_slice,
+)
 from palm_mtf.accelerators.decoder import OUTSIDE, function_text
 from palm_mtf.accelerators.devices import AcceleratorDevices
 from palm_mtf.accelerators.placement import XlaPlacement
 from palm_mtf.accelerators.stacked_weights import StackedWeights
-from palm_mtf.accelerators.train_program import DeviceArray, call_host
 from palm_mtf.accounting.architecture import layer_name
 from palm_mtf.generation.decode.functions import DecodeFunction
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
@@ -48,19 +51,19 @@ class PodDecoder:
 
   def build(self, function: DecodeFunction, state: str) -> Program:
     """Builds the program of a function; see `LocalPrograms.build`."""
-    inputs = {
-      name: tf.placeholder(x.dtype, x.shape, name)
-      for name, x in function.input_specs().items()
-    }
+    with tf.device(self._devices.client):
+      inputs = {
+        name: tf.placeholder(x.dtype, x.shape, name)
+        for name, x in function.input_specs().items()
+      }
     dtypes = function.output_dtypes()
     found = self._call(
       "run_function",
       *(function_text(function), state, *inputs.values()),
       dtypes=dtypes.values(),
     )
-    # All hosts have to run the program, even if no output is fetched from them.
-    with tf.control_dependencies([x for x, *_ in found]):
-      _, *outputs = map(tf.identity, found[0])
+    with tf.device(self._devices.client):
+      _, *outputs = after_all(found)
     return Program(
       inputs,
       dict(zip(dtypes, outputs, strict=True)),
@@ -91,12 +94,5 @@ class PodDecoder:
       process = self._hosts[self._devices.places[number]]
       key = [self._pod, name, number]
       held = DeviceArray(process, key, shape, tf.float32, module="decoder")
-      slices.append(
-        Slice(
-          **dataclasses.asdict(region),
-          names=[name],
-          variable=held,
-          near=process.device,
-        )
-      )
+      slices.append(make_slice(region, [name], held))
     return slices

@@ -19,7 +19,11 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from palm_mtf._tf import tf
-from palm_mtf.accelerators.devices import PodName, find_devices
+from palm_mtf.accelerators.devices import (
+  PodName,
+  find_devices,
+  lowering_platform,
+)
 from palm_mtf.accelerators.parts import export_function
 from palm_mtf.accelerators.placement import XlaPlacement
 from palm_mtf.accelerators.scanned_model import Arrays, is_stacked
@@ -72,8 +76,16 @@ class PodPrograms:
       result of `function_text`.
   """
 
-  def __init__(self, settings: DecodeSettings, devices, platform: str):
-    """Takes the settings, and JAX's devices in the order of the mesh."""
+  def __init__(
+    self, settings: DecodeSettings, devices: Sequence[Any], platform: str
+  ):
+    """Takes what the weights depend on, and where the programs run.
+
+    Args:
+      settings: what the weights depend on.
+      devices: JAX's devices, in the order of the mesh.
+      platform: JAX's name of their kind: "cpu", "tpu" or "cuda".
+    """
     self.placement = XlaPlacement(settings.mesh_layout, platform)
     self.weights = StackedWeights(settings, self.placement)
     self._num_layers = settings.model.num_layers
@@ -119,26 +131,6 @@ class PodPrograms:
         zeros = functools.partial(jnp.zeros, shape, x.dtype)
         weights[name] = jax.jit(zeros, out_shardings=self.sharding)()
       weights[name] = self._put_layer(weights[name], layer, x)
-
-  def run(
-    self,
-    function: str,
-    weights: Arrays,
-    state: list[jax.Array],
-    inputs: Mapping[str, np.ndarray],
-  ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
-    """Runs a function; returns the next state and outputs.
-
-    Args:
-      function: result of `function_text`.
-      weights: arrays of all weights.
-      state: arrays; donated to JAX if the function changes the state, so that
-        they cannot be used again.
-      inputs: values of the function's inputs.
-    """
-    after, outputs = self.get_function(function)(weights, state, inputs)
-    is_read = read_function(function).effect is Effect.READS
-    return state if is_read else after, outputs
 
   def abstract_weights(self) -> Arrays:
     """Returns the shape, dtype and sharding of each weight's array, by name."""
@@ -246,8 +238,7 @@ def make_programs(settings: bytes, number: int, num_hosts: int) -> PodPrograms:
   """Returns the programs of a pod of this process."""
   read = read_dataclass(DecodeSettings, settings)
   devices = find_devices(read.mesh_layout, num_hosts, number)
-  kind = devices[0].platform
-  return PodPrograms(read, devices, "cuda" if kind == "gpu" else kind)
+  return PodPrograms(read, devices, lowering_platform(devices))
 
 
 class _Pod:
@@ -341,16 +332,14 @@ def run_function(
     `output_dtypes`.
   """
   held, text = _open(pod), function.decode()
-  made = read_function(text)
-  makes = made.effect is Effect.MAKES
-  if makes:
+  made, run = read_function(text), held.programs(settings).get_function(text)
+  if made.effect is Effect.MAKES:
     held.states.pop(state, None)  # frees the memory
-  before = held.states.pop(state, [])
+  before = held.states.get(state, [])
   by_name = dict(zip(made.input_specs(), inputs, strict=True))
-  after, outputs = held.programs(settings).run(
-    text, held.weights, before, by_name
-  )
-  held.states[state] = after
+  after, outputs = run(held.weights, before, by_name)
+  if made.effect is not Effect.READS:
+    held.states[state] = after
   names = made.output_dtypes()
   found = [np.asarray(outputs[x].addressable_data(0)) for x in names]
   return np.int32(0), *found

@@ -213,6 +213,12 @@ def platform_of(mesh: MeshLayout) -> str:
   return "tpu" if mesh.tpu else "gpu"
 
 
+def lowering_platform(devices: Sequence[Any]) -> str:
+  """Returns JAX's name, in lowered programs, of the kind of its devices."""
+  kind = devices[0].platform
+  return "cuda" if kind == "gpu" else kind
+
+
 def _make_virtual_devices(num: int) -> None:
   if jax.config.jax_num_cpu_devices < num:
     # JAX creates its CPU devices once per process, and later refuses to change

@@ -17,7 +17,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from palm_mtf._tf import tf
-from palm_mtf.accelerators.devices import PodName, find_devices
+from palm_mtf.accelerators.devices import (
+  PodName,
+  find_devices,
+  lowering_platform,
+)
 from palm_mtf.accelerators.scanned_model import Arrays
 from palm_mtf.accelerators.step import PodStep, StepSettings
 from palm_mtf.json_text import read_dataclass
@@ -36,9 +40,8 @@ class _Programs:
   def __init__(self, settings: str, number: int, num_hosts: int):
     layout = read_dataclass(StepSettings, settings).mesh_layout
     devices = find_devices(layout, num_hosts, number)
-    kind = devices[0].platform
     # Pods of one process share what TensorFlow has lowered.
-    made = make_pod_step(settings, "cuda" if kind == "gpu" else kind)
+    made = make_pod_step(settings, lowering_platform(devices))
     self.pod_step, self.devices = made, devices
     self.mesh = made.model.placement.make_mesh(devices)
     self.step, self.gradients = made.step(self.mesh), made.gradients(self.mesh)

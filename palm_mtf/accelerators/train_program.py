@@ -11,8 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.accelerators.client_calls import (
+  DeviceArray,
+  after_all,
+  call_host,
+  make_slice,
+)
 from palm_mtf.accelerators.devices import AcceleratorDevices
-from palm_mtf.accelerators.host_calls import call_pod
 from palm_mtf.accelerators.scanned_model import is_stacked
 from palm_mtf.accelerators.scanned_update import RATES
 from palm_mtf.accelerators.step import PodStep, StepSettings, cut_rows
@@ -37,53 +42,6 @@ from palm_mtf.programs.train_program import (
   TrainProgram,
   make_metrics,
 )
-from palm_mtf.runtime.processes import Process
-
-
-def call_host(
-  process: Process,
-  function: str,
-  inputs: Sequence[object],
-  dtypes: Sequence[tf.DType],
-) -> list[tf.Tensor]:
-  """Calls a function in a host's process; see `call_pod`, `Process.call`."""
-  return process.call(call_pod, [function, *inputs], dtypes)
-
-
-class DeviceArray:
-  """A device's slice of an array; stands for the variable of a `Slice`."""
-
-  def __init__(
-    self,
-    process: Process,
-    key: Sequence[object],
-    shape: Sequence[int],
-    dtype: tf.DType,
-    module: str = "pod",
-  ):
-    """Takes the process that holds the slice.
-
-    Args:
-      process: the process.
-      key: first arguments of `assign_slice` and `read_slice`.
-      shape: shape of the slice.
-      dtype: its dtype.
-      module: module of these functions; decoder.py has no `read_slice`.
-    """
-    self.device, self._module = process.device, module
-    self.shape, self.dtype = tf.TensorShape(shape), dtype
-    self._process, self._key = process, key
-
-  def value(self) -> tf.Tensor:
-    """Returns the value of the slice."""
-    (x,) = call_host(self._process, "pod.read_slice", self._key, [self.dtype])
-    # The value of a single layer still has the dimension of layers; drop it.
-    return tf.reshape(x, self.shape)
-
-  def assign(self, value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor whose operation sets the slice."""
-    key, function = [*self._key, value], f"{self._module}.assign_slice"
-    return call_host(self._process, function, key, [tf.int32])[0]
 
 
 def build_train_program(
@@ -279,7 +237,7 @@ class _Builder:
       *(1, of_step[tf.newaxis], states[0][tf.newaxis]),
       of_host=[[y[tf.newaxis] for y in x.values()] for x in rows[0]],
     )
-    numbers, _ = _after_all(found)
+    numbers, _ = after_all(found)
     return numbers[0]
 
   def _build_exchange(
@@ -315,7 +273,7 @@ class _Builder:
       updated += self._call(
         pod, "update_arrays", [tf.float32], *numbers, of_host=sums
       )
-    (numbers,) = _after_all(updated)
+    (numbers,) = after_all(updated)
     return numbers
 
   def _build_loop(self) -> LoopProgram | None:
@@ -338,7 +296,7 @@ class _Builder:
     dtypes = [tf.float32, tf.int32]
     found = self._call(0, "run_steps", dtypes, *inputs, *features.values())
     with tf.device(self._devices.client):
-      numbers, num_done = _after_all(found)
+      numbers, num_done = after_all(found)
       values = self._split(tf.ensure_shape(numbers, [max_steps, None]))
       return LoopProgram(
         features=features,
@@ -355,7 +313,7 @@ class _Builder:
     first, *copies = rows
     of_host = [[*x.values()] for x in rows]
     found = self._call(pod, "sum_losses", [tf.float32], of_host=of_host)
-    (losses,) = _after_all(found)
+    (losses,) = after_all(found)
     names = [*self._pod_step.model.losses]
     losses = tf.unstack(tf.ensure_shape(losses, [len(names)]))
     by_name = dict(zip(names, losses, strict=True))
@@ -386,14 +344,7 @@ class _Builder:
           held = DeviceArray(
             process, key, [*layers, *shape], variable.slice_dtype
           )
-          slices[of_rows[0]].append(
-            Slice(
-              **dataclasses.asdict(region),
-              names=of_rows,
-              variable=held,
-              near=process.device,
-            )
-          )
+          slices[of_rows[0]].append(make_slice(region, of_rows, held))
     return slices
 
   def _dropout_state(self, step: tf.Tensor, pod: int) -> tf.Tensor:
@@ -437,11 +388,3 @@ class _Builder:
     return make_metrics(
       {name: values[name] for name in self._losses}, sums, learning_rate
     )
-
-
-def _after_all(found: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-  """Returns what the first host returns, after all hosts have returned."""
-  # All hosts of a pod have to run the program, even if the session fetches only
-  # one result; otherwise the collectives of the other hosts would wait forever.
-  with tf.control_dependencies([x for x, *_ in found]):
-    return [tf.identity(x) for x in found[0]]

@@ -7,11 +7,15 @@ virtual CPU devices.
 """
 
 import functools
+import re
 
+import jax
 import numpy as np
 import pytest
 
+from palm_mtf.accelerators import decoder
 from palm_mtf.config import DecodeConfig, MeshLayout
+from palm_mtf.errors import UserError
 from palm_mtf.generation.decode import weights as decode_weights
 from palm_mtf.generation.decode.generate_program import (
   PromptBatch,
@@ -23,6 +27,7 @@ from palm_mtf.generation.inference.sessions import (
   compute_mean_loss,
 )
 from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
+from palm_mtf.machine import accelerators
 from tests import oracle
 from tests.decode_testing import EOD, save_checkpoint
 from tests.mtf_testing import (
@@ -174,10 +179,10 @@ def test_texts_in_slots_are_those_of_the_host_path(load):
   def run(mesh):
     chosen = [[], []]
     with load(CONFIG, mesh) as loaded:
-      decoder = SlotDecoder(loaded, CONFIG.vocab_size, 4)
+      slots = SlotDecoder(loaded, CONFIG.vocab_size, 4)
       for texts, count, new in calls:
         for i in new:
-          decoder.insert(3 * i, prompts[i])
+          slots.insert(3 * i, prompts[i])
         states = {}
         for i in texts:
           ids = [*prompts[i], *(x.token for x in chosen[i])]
@@ -185,7 +190,7 @@ def test_texts_in_slots_are_those_of_the_host_path(load):
           states[3 * i] = SlotText(
             *(ids[-1], len(ids) - 1, len(chosen[i]), key, *settings[i])
           )
-        found = decoder.steps(states, count, wants_log_probs=count == 1)
+        found = slots.steps(states, count, wants_log_probs=count == 1)
         for i in texts:
           chosen[i] += found[3 * i]
     return chosen
@@ -197,6 +202,38 @@ def test_texts_in_slots_are_those_of_the_host_path(load):
       assert other.likeliest == pytest.approx(one.likeliest, rel=1e-4)
       if one.likeliest:  # log p was asked for
         assert other.log_prob == pytest.approx(one.log_prob, rel=1e-4)
+
+
+def test_weights_for_which_a_device_has_no_memory_are_one_line(
+  load, monkeypatch
+):
+  def exhaust_memory(*unused):
+    return jax.numpy.zeros(2**55).block_until_ready()
+
+  monkeypatch.setattr(decoder, "make_layer", exhaust_memory)
+  with pytest.raises(UserError) as error:
+    load(CONFIG, layout("2D"))
+  assert re.fullmatch(
+    "this machine: JAX failed in make_layer, while it ran the model: "
+    "RESOURCE_EXHAUSTED: .+; take a larger mesh or, if the command continues "
+    r"texts, continue fewer at once \(NUM_SAMPLES, NUM_BEAMS, --slots\); "
+    r"`palm_mtf plan --compile` shows the memory\.",
+    str(error.value),
+  )
+
+
+def test_without_tpus_the_cpus_compute_and_a_line_says_so(
+  load, monkeypatch, caplog
+):
+  monkeypatch.delenv("JAX_PLATFORMS")
+  monkeypatch.setattr(accelerators, "has_tpus", lambda: False)
+  monkeypatch.setattr(decoder, "make_layer", None)  # JAX would call it
+  caplog.set_level("INFO")
+  with load(CONFIG, layout("model")) as loaded:
+    found = dict(Scorer(loaded).log_likelihoods([Example([3], [5, 9])]))
+  expected = oracle.log_likelihood(CONFIG, parameters(CONFIG), [3], [5, 9])
+  assert found[0] == pytest.approx(expected, rel=1e-5)
+  assert 'TPU = "v4-8": absent here, so the CPUs compute' in caplog.messages
 
 
 def test_the_mean_loss_of_documents_is_the_oracles(load, tmp_path):

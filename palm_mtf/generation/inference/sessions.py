@@ -13,6 +13,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.accounting.memory import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.processes import CheckpointProcesses
 from palm_mtf.checkpoints.variables import CheckpointReader
 from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
 from palm_mtf.data.batches.batches import Batch
@@ -24,11 +25,13 @@ from palm_mtf.generation.decode.weights import (
 )
 from palm_mtf.machine.accelerators import decodes_on_accelerators
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
+from palm_mtf.mesh.placement import Devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.runtime.client.accelerator_pod import open_pod
 from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import VARIABLES, Program
 
 _logger = logging.getLogger(__name__)
@@ -98,28 +101,30 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     free_garbage()  # so that an earlier LoadedDecoder takes no memory
     self.config = config
     self.num_slices = mesh.axis_size_of("batch")
-    self._scope = contextlib.ExitStack()
     pods = pods or PodsConfig()
-    if decodes_on_accelerators(mesh, pods):
-      settings = DecodeSettings(
-        model=config, mesh_layout=mesh, weight_dtype=weight_dtype
-      )
-      layers = self._open_accelerators(settings, pods)
-    else:
-      layers = self._open_local(config, mesh, weight_dtype, for_steps)
-    with CheckpointReader(self.client).open(checkpoint.prefix) as restore:
-      load_weights(self.client, layers, lambda slices: restore([slices]))
+    # If loading fails, `scope` closes what is open, and names a lost server.
+    with contextlib.ExitStack() as scope:
+      if decodes_on_accelerators(mesh, pods):
+        settings = DecodeSettings(
+          model=config, mesh_layout=mesh, weight_dtype=weight_dtype
+        )
+        layers = self._open_accelerators(scope, settings, pods)
+      else:
+        layers = self._open_local(scope, config, mesh, weight_dtype, for_steps)
+      with self._reader.open(checkpoint.prefix) as restore:
+        load_weights(self.client, layers, lambda slices: restore([slices]))
+      self._scope = scope.pop_all()
 
   def _open_local(
     self,
+    scope: contextlib.ExitStack,
     config: PalmConfig,
     mesh: MeshLayout,
     weight_dtype: str,
     for_steps: bool,
   ) -> Sequence[LayerWeights]:
     """Opens a client of TensorFlow's devices in this process."""
-    if mesh.tpu:
-      _logger.info(f'TPU = "{mesh.tpu}": absent here, so the CPUs compute')
+    _log_absence(mesh)
     graph = tf.Graph()
     with graph.as_default():
       model = build_decode_model(config, mesh, weight_dtype)
@@ -131,19 +136,24 @@ class LoadedDecoder(contextlib.AbstractContextManager):
       else session_config(mesh.num_devices)
     )
     self.client = Client(tf.Session(graph=graph, config=session))
-    self._scope.callback(self.client.close)
+    scope.callback(self.client.close)
+    self._reader = CheckpointReader(self.client)
     self._programs = LocalPrograms(model)
     return model.layers
 
   def _open_accelerators(
-    self, settings: DecodeSettings, pods: PodsConfig
+    self,
+    scope: contextlib.ExitStack,
+    settings: DecodeSettings,
+    pods: PodsConfig,
   ) -> Sequence[LayerWeights]:
     """Opens a client of accelerators."""
     # This module imports JAX, which decoding on CPUs does not need.
     from palm_mtf.accelerators.decode_client import PodDecoder
 
     pod = open_pod(settings.mesh_layout, pods)
-    self.client, devices = self._scope.enter_context(pod)
+    self.client, devices = scope.enter_context(pod)
+    self._reader = _make_reader(self.client, devices)
     self._programs = PodDecoder(settings, devices)
     with self.client.graph.as_default():
       return self._programs.make_layers()
@@ -159,6 +169,18 @@ class LoadedDecoder(contextlib.AbstractContextManager):
 
   def __exit__(self, *error: object) -> None:
     self._scope.__exit__(*error)
+
+
+def _log_absence(mesh: MeshLayout) -> None:
+  """Logs that CPUs take the place of a TPU, if the run has one."""
+  if mesh.tpu:
+    _logger.info(f'TPU = "{mesh.tpu}": absent here, so the CPUs compute')
+
+
+def _make_reader(client: Client, devices: Devices) -> CheckpointReader:
+  """Returns a reader whose files are read by the client's own process."""
+  # Without the client's name, TensorFlow could choose the process of a server.
+  return CheckpointReader(client, CheckpointProcesses(Process(devices.client)))
 
 
 def mean_loss(
@@ -191,12 +213,15 @@ def compute_mean_loss(
       from palm_mtf.accelerators.train_program import build_loss_program
 
       client, devices = scope.enter_context(open_pod(mesh, pods))
+      reader = _make_reader(client, devices)
       build = functools.partial(build_loss_program, devices=devices)
     else:
+      _log_absence(mesh)
       session = tf.Session(
         graph=tf.Graph(), config=session_config(mesh.num_devices)
       )
       client = scope.enter_context(Client(session))
+      reader = CheckpointReader(client)
     with client.graph.as_default():
       program = build(
         model,
@@ -204,7 +229,7 @@ def compute_mean_loss(
         batch_size=len(batches[0]["targets"]),
         features=list(batches[0]),
       )
-    CheckpointReader(client).restore([program.slices], checkpoint.prefix)
+    reader.restore([program.slices], checkpoint.prefix)
     loss_and_weight = Program(
       program.features, [program.loss, program.weight_sum], reads=VARIABLES
     )
