@@ -11,10 +11,10 @@ import pytest
 
 from palm_mtf import config
 from palm_mtf._tf import tf
-from palm_mtf.accounting.architecture import count_parameters, parameter_shapes
 from palm_mtf.accounting.communication import sent_bytes
 from palm_mtf.accounting.hardware import check_chip, chip_names
 from palm_mtf.accounting.memory import device_bytes, parameter_slices
+from palm_mtf.architecture.parameters import count_parameters, parameter_shapes
 from palm_mtf.checkpoints.writer import removable
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.command_table import COMMANDS

@@ -1,11 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: N803, N806 (names end in the letters of their axes)
-"""PaLM's forward pass, loss and optimizer in plain float64 NumPy.
+"""The forward pass, loss and optimizer in plain float64 NumPy.
 
 Tests compare palm_mtf with it. It is written only from the papers (PaLM 2 and
-5; Adafactor, Shazeer and Stern 2018) and shares no code with palm_mtf. The
-gradients come from oracle_jax.py.
+5; Adafactor, Shazeer and Stern 2018; for other blocks, the papers that the
+functions name) and shares no code with palm_mtf. The gradients of PaLM's block
+come from oracle_jax.py.
 
 Arrays have positional axes, named by the letters that end a variable's name:
   B batch        sequences
@@ -13,6 +14,7 @@ Arrays have positional axes, named by the letters that end a variable's name:
   M length       key and value positions
   D d_model      residual stream
   H num_heads    query heads
+  N kv_heads     key and value heads; multi-query attention has 1
   K d_kv         one head
   F d_ff         hidden layer of the MLP
   V vocab_size   token types
@@ -28,77 +30,170 @@ fields of AdafactorConfig. `params` and `gradients` map the name of a variable,
 as in a checkpoint, to its array.
 """
 
+import math
+
 import numpy as np
 
-NORM_EPSILON = 1e-6
-ROTARY_THETA = 10000.0
 SQUARED_GRADIENT_EPSILON = 1e-30
+T5_BUCKETS, T5_MAX_DISTANCE = 32, 128
+
+
+def _kv_heads(config) -> int:
+  if config.attention == "multi_query":
+    return 1
+  return config.num_kv_heads or config.num_heads
 
 
 def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
   """Returns the shape of every variable, by name, in the order of creation."""
   d, h, k, f = config.d_model, config.num_heads, config.d_kv, config.d_ff
-  memory = (d, h, k) if config.attention == "multi_head" else (d, k)
+  kv = (k,) if config.attention == "multi_query" else (_kv_heads(config), k)
+  biases = config.biases.split(",")
+  vectors = ["scale"] + ["bias"] * (config.norm == "layer_norm_bias")
+  is_gated = config.mlp in ("swiglu", "geglu", "geglu_tanh")
   shapes = {"embedding": (config.vocab_size, d)}
+  if config.positions == "learned":
+    shapes["position_embedding"] = (config.sequence_length, d)
   for layer in range(config.num_layers):
-    shapes[f"layer_{layer:03d}/norm/scale"] = (d,)
-    shapes[f"layer_{layer:03d}/attention/q"] = (d, h, k)
-    shapes[f"layer_{layer:03d}/attention/k"] = memory
-    shapes[f"layer_{layer:03d}/attention/v"] = memory
-    shapes[f"layer_{layer:03d}/attention/o"] = (h, k, d)
-    shapes[f"layer_{layer:03d}/mlp/wi_gate"] = (d, f)
-    shapes[f"layer_{layer:03d}/mlp/wi"] = (d, f)
-    shapes[f"layer_{layer:03d}/mlp/wo"] = (f, d)
-    if config.block == "serial":
-      shapes[f"layer_{layer:03d}/mlp_norm/scale"] = (d,)
+    own = {f"norm/{x}": (d,) for x in vectors}
+    for name, outputs in (("q", (h, k)), ("k", kv), ("v", kv)):
+      own[f"attention/{name}"] = (d, *outputs)
+      if "qkv" in biases:
+        own[f"attention/{name}_bias"] = outputs
+      if config.qk_norm == "rms_norm" and name != "v":
+        own[f"attention/{name}_norm/scale"] = (k,)
+    own["attention/o"] = (h, k, d)
+    if "o" in biases:
+      own["attention/o_bias"] = (d,)
+    if config.positions == "t5":
+      own["attention/relative_bias"] = (T5_BUCKETS, h)
+    if config.positions == "transformer_xl":
+      own["attention/relative"] = (d, h, k)
+      own["attention/content_bias"] = (h, k)
+      own["attention/position_bias"] = (h, k)
+    if config.block != "parallel":
+      own |= {f"mlp_norm/{x}": (d,) for x in vectors}
+    for name in ["wi_gate"] * is_gated + ["wi"]:
+      own[f"mlp/{name}"] = (d, f)
+      if "mlp" in biases:
+        own[f"mlp/{name}_bias"] = (f,)
+    own["mlp/wo"] = (f, d)
+    if "mlp" in biases:
+      own["mlp/wo_bias"] = (d,)
+    shapes |= {f"layer_{layer:03d}/{name}": x for name, x in own.items()}
   if config.final_norm_scale == "learned":
-    shapes["final_norm/scale"] = (d,)
+    shapes |= {f"final_norm/{x}": (d,) for x in vectors}
+  if config.output_embedding == "separate":
+    shapes["output_embedding"] = (config.vocab_size, d)
+  if "logits" in biases:
+    shapes["logits/bias"] = (config.vocab_size,)
   return shapes
 
 
 def random_parameters(config, seed: int) -> dict[str, np.ndarray]:
   """Returns parameters at which every term of the model matters.
 
-  Unlike initial parameters, norm scales differ from one, and the embedding has
-  a nonzero mean, so that layer_norm and rms_norm differ.
+  Unlike initial parameters, norm scales differ from one, biases from zero, and
+  the embedding has a nonzero mean, so that layer_norm and rms_norm differ.
   """
   rng = np.random.default_rng(seed)
   params = {}
   for name, shape in parameter_shapes(config).items():
     value = rng.standard_normal(shape)
     if name.endswith("scale"):
-      value = 1.0 + 0.3 * value
-    elif name == "embedding":
+      is_plus_one = config.norm == "rms_norm_1p" and "attention" not in name
+      value = (0.0 if is_plus_one else 1.0) + 0.3 * value
+    elif name.endswith("embedding"):
       value = 0.5 + value
-    else:
+    elif not name.endswith("bias"):
       fan_in = np.prod(shape[:-1]) if name.endswith("/o") else shape[0]
       value = value / np.sqrt(fan_in)
     params[name] = value
   return params
 
 
-def normalize(config, x_BLD, scale_D):
+def normalize(config, params, name: str, x_BLD):
   """Returns x with mean 0 and variance 1, or with mean square 1, scaled."""
-  if config.norm == "layer_norm":
+  if config.norm in ("layer_norm", "layer_norm_bias"):
     x_BLD = x_BLD - x_BLD.mean(axis=-1, keepdims=True)
   mean_square_BL1 = (x_BLD**2).mean(axis=-1, keepdims=True)
-  return x_BLD / np.sqrt(mean_square_BL1 + NORM_EPSILON) * scale_D
+  x_BLD = x_BLD / np.sqrt(mean_square_BL1 + config.norm_epsilon)
+  if f"{name}/scale" in params:
+    is_plus_one = config.norm == "rms_norm_1p"
+    x_BLD = x_BLD * (params[f"{name}/scale"] + is_plus_one)
+  return x_BLD + params.get(f"{name}/bias", 0.0)
 
 
-def rotate(x_BLHK):
-  """Returns x with each pair (i, i + K/2) turned by position * frequency_i."""
-  length, d_kv = x_BLHK.shape[1], x_BLHK.shape[3]
-  timescale_K = ROTARY_THETA ** (np.arange(0, d_kv, 2) / d_kv)
+def rotate(config, x_BLHK):
+  """Returns x with pairs of its first numbers turned by their position's angle.
+
+  (Su et al. 2021; GPT-J turns neighbours and GPT-NeoX halves of the first
+  ROTARY_FRACTION of a head.)
+  """
+  if config.positions != "rotary":
+    return x_BLHK
+  length, size = x_BLHK.shape[1], round(config.rotary_fraction * config.d_kv)
+  timescale_K = config.rotary_base ** (np.arange(0, size, 2) / size)
   angle_LK = np.arange(length)[:, None] / timescale_K
   cos_LHK, sin_LHK = np.cos(angle_LK)[:, None, :], np.sin(angle_LK)[:, None, :]
-  a_BLHK, b_BLHK = x_BLHK[..., : d_kv // 2], x_BLHK[..., d_kv // 2 :]
-  return np.concatenate(
-    [
-      a_BLHK * cos_LHK - b_BLHK * sin_LHK,
-      b_BLHK * cos_LHK + a_BLHK * sin_LHK,
-    ],
-    axis=-1,
-  )
+  first_K = np.arange(size // 2)
+  second_K = first_K + size // 2
+  if config.rotary_pairs == "neighbours":
+    first_K, second_K = 2 * first_K, 2 * first_K + 1
+  a_BLHK, b_BLHK = x_BLHK[..., first_K], x_BLHK[..., second_K]
+  y_BLHK = x_BLHK.copy()
+  y_BLHK[..., first_K] = a_BLHK * cos_LHK - b_BLHK * sin_LHK
+  y_BLHK[..., second_K] = b_BLHK * cos_LHK + a_BLHK * sin_LHK
+  return y_BLHK
+
+
+def t5_bucket(distance: int) -> int:
+  """Returns the bucket of a key that is `distance` tokens before the query.
+
+  (Raffel et al. 2020; the decoder's buckets, in which later keys share bucket
+  0.) Half of the buckets hold one distance each; the others grow
+  logarithmically up to T5_MAX_DISTANCE.
+  """
+  exact = T5_BUCKETS // 2
+  if distance < exact:
+    return max(0, distance)
+  share = np.log(distance / exact) / np.log(T5_MAX_DISTANCE / exact)
+  return min(T5_BUCKETS - 1, exact + int(share * (T5_BUCKETS - exact)))
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+  """Returns a slope per head (Press et al. 2022, and their code)."""
+
+  def powers(n):
+    return [2 ** (-8 * (i + 1) / n) for i in range(n)]
+
+  closest = 1 << (num_heads.bit_length() - 1)
+  return powers(closest) + powers(2 * closest)[0::2][: num_heads - closest]
+
+
+def position_scores(config, params, layer: str, q_BLHK):
+  """Returns what positions add to scores that are divided by sqrt(d_kv)."""
+  length, d = q_BLHK.shape[1], config.d_model
+  distance_LM = np.arange(length)[:, None] - np.arange(length)
+  if config.positions == "alibi":
+    slopes_H11 = np.array(alibi_slopes(config.num_heads))[:, None, None]
+    return -slopes_H11 * np.abs(distance_LM)
+  if config.positions == "t5":
+    table = params[f"{layer}/attention/relative_bias"]
+    return np.moveaxis(table[np.vectorize(t5_bucket)(distance_LM)], -1, 0)
+  if config.positions == "transformer_xl":  # Dai et al. 2019, equation 3.3
+    half = (d + 1) // 2
+    angle = np.maximum(distance_LM, 0)[..., None] / 10_000.0 ** (
+      np.arange(half) / half
+    )
+    vector_LMD = np.concatenate([np.sin(angle), np.cos(angle)], -1)[..., :d]
+    r_LMHK = np.einsum(
+      "LMD,DHK->LMHK", vector_LMD, params[f"{layer}/attention/relative"]
+    )
+    q_BLHK = q_BLHK + params[f"{layer}/attention/position_bias"]
+    scores = np.einsum("BLHK,LMHK->BHLM", q_BLHK, r_LMHK)
+    return scores / np.sqrt(config.d_kv)
+  return 0.0
 
 
 def visible_positions(segments_BL, prefix_BL):
@@ -113,31 +208,77 @@ def visible_positions(segments_BL, prefix_BL):
 
 def attend(config, params, layer: str, x_BLD, visible_BLM):
   """Returns causal attention of the normalized x, before the residual add."""
-  w_q_DHK = params[f"{layer}/attention/q"]
-  w_k_DHK = params[f"{layer}/attention/k"]
-  w_v_DHK = params[f"{layer}/attention/v"]
-  if config.attention == "multi_query":  # one key and value head for all heads
-    w_k_DHK = np.repeat(w_k_DHK[:, None, :], config.num_heads, axis=1)
-    w_v_DHK = np.repeat(w_v_DHK[:, None, :], config.num_heads, axis=1)
-  q_BLHK = rotate(np.einsum("BLD,DHK->BLHK", x_BLD, w_q_DHK))
-  k_BMHK = rotate(np.einsum("BMD,DHK->BMHK", x_BLD, w_k_DHK))
-  v_BMHK = np.einsum("BMD,DHK->BMHK", x_BLD, w_v_DHK)
+  d, k, heads = config.d_model, config.d_kv, config.num_heads
+  sharing = heads // _kv_heads(config)
+
+  def project(name):
+    w_DNK = params[f"{layer}/attention/{name}"].reshape(d, -1, k)
+    x_BLNK = np.einsum("BLD,DNK->BLNK", x_BLD, w_DNK)
+    bias = params.get(f"{layer}/attention/{name}_bias", np.zeros(k))
+    x_BLNK = x_BLNK + bias.reshape(-1, k)
+    if config.qk_norm == "rms_norm" and name != "v":
+      mean_square = (x_BLNK**2).mean(-1, keepdims=True)
+      x_BLNK = x_BLNK / np.sqrt(mean_square + config.norm_epsilon)
+      x_BLNK = x_BLNK * params[f"{layer}/attention/{name}_norm/scale"]
+    return x_BLNK
+
+  q_BLHK = rotate(config, project("q"))
+  k_BMHK = np.repeat(rotate(config, project("k")), sharing, axis=2)
+  v_BMHK = np.repeat(project("v"), sharing, axis=2)
+  by_position = position_scores(config, params, layer, q_BLHK)
+  q_BLHK = q_BLHK + params.get(f"{layer}/attention/content_bias", 0.0)
   scores_BHLM = np.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BMHK)
-  scores_BHLM = scores_BHLM / np.sqrt(config.d_kv)
+  scores_BHLM = scores_BHLM / np.sqrt(k) + by_position
+  if config.attention_window:
+    far_LM = np.tri(len(visible_BLM[0]), k=-config.attention_window, dtype=bool)
+    visible_BLM = visible_BLM & ~far_LM
   scores_BHLM = np.where(visible_BLM[:, None], scores_BHLM, -np.inf)
   scores_BHLM = scores_BHLM - scores_BHLM.max(axis=-1, keepdims=True)
   weights_BHLM = np.exp(scores_BHLM)
   weights_BHLM = weights_BHLM / weights_BHLM.sum(axis=-1, keepdims=True)
   y_BLHK = np.einsum("BHLM,BMHK->BLHK", weights_BHLM, v_BMHK)
-  return np.einsum("BLHK,HKD->BLD", y_BLHK, params[f"{layer}/attention/o"])
+  y_BLD = np.einsum("BLHK,HKD->BLD", y_BLHK, params[f"{layer}/attention/o"])
+  return y_BLD + params.get(f"{layer}/attention/o_bias", 0.0)
 
 
-def feed_forward(params, layer: str, x_BLD):
-  """Returns SwiGLU of the normalized x, before the residual add."""
-  gate_BLF = x_BLD @ params[f"{layer}/mlp/wi_gate"]
-  swish_BLF = gate_BLF / (1.0 + np.exp(-gate_BLF))
-  hidden_BLF = swish_BLF * (x_BLD @ params[f"{layer}/mlp/wi"])
-  return hidden_BLF @ params[f"{layer}/mlp/wo"]
+def activation(mlp: str, x):
+  """Returns the function of `mlp`, or of its gate (Shazeer 2020), of x."""
+  if mlp == "swiglu":
+    return x / (1.0 + np.exp(-x))
+  if mlp in ("relu", "relu2"):
+    return np.maximum(x, 0.0) ** (2 if mlp == "relu2" else 1)
+  if mlp.endswith("tanh"):
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    return x * (1 + np.tanh(inner)) / 2
+  return x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2
+
+
+def feed_forward(config, params, layer: str, x_BLD):
+  """Returns the MLP of the normalized x, before the residual add."""
+
+  def project(name, x):
+    bias = params.get(f"{layer}/mlp/{name}_bias", 0.0)
+    return x @ params[f"{layer}/mlp/{name}"] + bias
+
+  hidden_BLF = project("wi", x_BLD)
+  if f"{layer}/mlp/wi_gate" in params:
+    gate_BLF = project("wi_gate", x_BLD)
+    hidden_BLF = activation(config.mlp, gate_BLF) * hidden_BLF
+  else:
+    hidden_BLF = activation(config.mlp, hidden_BLF)
+  return project("wo", hidden_BLF)
+
+
+def embed(config, params, inputs, segments):
+  """Returns the input of the first block, [B, L, D]."""
+  x_BLD = params["embedding"][inputs] * config.embedding_scale
+  if config.positions == "learned":
+    for row, position in np.ndindex(*inputs.shape):
+      start = position
+      while start and segments[row, start - 1] == segments[row, position]:
+        start -= 1
+      x_BLD[row, position] += params["position_embedding"][position - start]
+  return x_BLD
 
 
 def forward(config, params, inputs, segments=None, prefix=None) -> np.ndarray:
@@ -146,19 +287,21 @@ def forward(config, params, inputs, segments=None, prefix=None) -> np.ndarray:
     np.zeros_like(inputs) if x is None else x for x in (segments, prefix)
   )
   visible_BLM = visible_positions(segments, prefix)
-  x_BLD = params["embedding"][inputs]
+  x_BLD = embed(config, params, inputs, segments)
   for index in range(config.num_layers):
     layer = f"layer_{index:03d}"
-    y_BLD = normalize(config, x_BLD, params[f"{layer}/norm/scale"])
-    if config.block == "parallel":
-      attention_BLD = attend(config, params, layer, y_BLD, visible_BLM)
-      x_BLD = x_BLD + feed_forward(params, layer, y_BLD) + attention_BLD
-    else:
-      x_BLD = x_BLD + attend(config, params, layer, y_BLD, visible_BLM)
-      y_BLD = normalize(config, x_BLD, params[f"{layer}/mlp_norm/scale"])
-      x_BLD = x_BLD + feed_forward(params, layer, y_BLD)
-  x_BLD = normalize(config, x_BLD, params.get("final_norm/scale", 1.0))
-  return x_BLD @ params["embedding"].T / np.sqrt(config.d_model)
+    y_BLD = normalize(config, params, f"{layer}/norm", x_BLD)
+    attention_BLD = attend(config, params, layer, y_BLD, visible_BLM)
+    if config.block == "parallel_two_norms":
+      y_BLD = normalize(config, params, f"{layer}/mlp_norm", x_BLD)
+    x_BLD = x_BLD + attention_BLD
+    if config.block == "serial":
+      y_BLD = normalize(config, params, f"{layer}/mlp_norm", x_BLD)
+    x_BLD = x_BLD + feed_forward(config, params, layer, y_BLD)
+  x_BLD = normalize(config, params, "final_norm", x_BLD)
+  table_VD = params.get("output_embedding", params["embedding"])
+  scale = config.logits_scale or config.d_model**-0.5
+  return scale * x_BLD @ table_VD.T + params.get("logits/bias", 0.0)
 
 
 def loss(

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from palm_mtf.accounting.architecture import count_parameters
 from palm_mtf.accounting.communication import dcn_bytes, sent_bytes
 from palm_mtf.accounting.flops import train_flops_per_token
 from palm_mtf.accounting.memory import cache_bytes_per_token
 from palm_mtf.accounting.plan import fits, plan_of, rates_of
 from palm_mtf.accounting.step_time import predict_step
 from palm_mtf.accounting.table3 import table3
+from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import PlanConfig

@@ -16,7 +16,7 @@ from palm_mtf.accelerators.decoder import OUTSIDE, function_text
 from palm_mtf.accelerators.devices import AcceleratorDevices
 from palm_mtf.accelerators.placement import XlaPlacement
 from palm_mtf.accelerators.stacked_weights import StackedWeights
-from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.generation.decode.functions import DecodeFunction
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.json_text import dataclass_text

@@ -28,7 +28,7 @@ from palm_mtf.accelerators.parts import export_function
 from palm_mtf.accelerators.placement import XlaPlacement
 from palm_mtf.accelerators.scanned_model import Arrays, is_stacked
 from palm_mtf.accelerators.stacked_weights import StackedWeights
-from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.generation.decode.functions import DecodeFunction, Effect
 from palm_mtf.generation.decode.generate_program import (
   AdvanceTexts,

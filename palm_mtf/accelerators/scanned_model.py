@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accelerators.parts import DeviceFunction, Given, cut, cut_graph
 from palm_mtf.accelerators.placement import XlaPlacement
-from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
 from palm_mtf.model.dropout import DROPOUT_STATE
 from palm_mtf.programs.features import Stage

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accelerators.placement import XlaPlacement
-from palm_mtf.accounting.architecture import (
+from palm_mtf.architecture.parameters import (
+  logits_table,
   parameter_dims,
   parse_name,
 )
@@ -36,6 +37,8 @@ from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import SlicedVariable
 
+# Weights outside of all layers that are no vectors.
+_TABLES = ("table", "to_logits")
 # The device's slices of weights or parameters, by name.
 Tensors = Mapping[str, tf.Tensor]
 
@@ -99,19 +102,19 @@ class StackedWeights:
     """
 
     def read(name: str) -> LaidOut:
-      place = parameter_dims(self._one_layer)[name].index("d_model")
+      dims = parameter_dims(self._one_layer)[name]
       x = self.placement.LaidOutTensor([parameters[name]])
-      return self.gather(x, place)
+      return self.gather(x, dims.index("d_model")) if "d_model" in dims else x
 
     maker = self._make_maker(read)
-    found = dict(maker.make_scales(0 if in_layer else None))
+    found = dict(maker.make_vectors(0 if in_layer else None))
     if in_layer:
       for names, joined in maker.make_joined_kernels():
         kernel = self._cut_kernel(joined.kernel, self._find_place(names))
         found[names[0]] = kernel
     else:
       found["table"] = self._cut(maker.make_table(), 1)
-      if self._weight_dtype != "activation":
+      if self._has_logits_kernel:
         kernel = maker.make_logits_kernel()
         found["to_logits"] = self._cut_kernel(kernel, 0)
     return {name: x.one_slice for name, x in found.items()}
@@ -127,13 +130,14 @@ class StackedWeights:
       name: self.placement.LaidOutTensor([x]) for name, x in weights.items()
     }
     table = self.gather(laid_out["table"], 1)
-    dtype, is_quantized = logits_dtype(self._config), "to_logits" in weights
+    dtype = logits_dtype(self._config)
     to_logits = self.placement.slicewise(
       lambda x: SplitKernel(
-        tf.cast(x if is_quantized else tf.transpose(x), dtype), tf.no_op(), 0
+        tf.cast(x if self._has_logits_kernel else tf.transpose(x), dtype),
+        tf.no_op(),
+        0,
       ),
-      # If the weights are not quantized, the logits use the embedding table.
-      laid_out["to_logits" if is_quantized else "table"],
+      laid_out["to_logits" if self._has_logits_kernel else "table"],
     )
     return StackedModel(
       placement=self.placement,
@@ -142,7 +146,11 @@ class StackedWeights:
       table=table,
       to_logits=to_logits,
       stored_table=laid_out["table"],
-      scales={"final_norm/scale": laid_out["final_norm/scale"]},
+      vectors={
+        name: x
+        for name, x in laid_out.items()
+        if parse_name(name).layer is None and name not in _TABLES
+      },
       kernels={},
       is_packed=False,
       weights=self,
@@ -154,7 +162,7 @@ class StackedWeights:
   def take_layer(
     self, stacks: Mapping[str, LaidOut], layer: tf.Tensor
   ) -> tuple[dict[str, LaidOut], dict[tuple[str, ...], JoinedKernel]]:
-    """Returns `DecodeModel.scales` and `kernels` of one layer."""
+    """Returns `DecodeModel.vectors` and `kernels` of one layer."""
     own = {
       name: self.placement.slicewise(lambda x: x[layer], x)
       for name, x in stacks.items()
@@ -166,7 +174,14 @@ class StackedWeights:
         lambda x, place=place: SplitKernel(x, tf.no_op(), place), own[names[0]]
       )
       kernels[names] = JoinedKernel(kernel, maker.find_dims(names))
-    return {x: y for x, y in own.items() if parse_name(x).is_scale}, kernels
+    joined = {names[0] for names in kernels}
+    return {x: y for x, y in own.items() if x not in joined}, kernels
+
+  @property
+  def _has_logits_kernel(self) -> bool:
+    # Otherwise the logits use the table of the embedding.
+    is_quantized = self._weight_dtype != "activation"
+    return is_quantized or logits_table(self._config) != "embedding"
 
   def _make_maker(self, read) -> WeightMaker:
     return WeightMaker(
@@ -267,9 +282,9 @@ class StackedModel(DecodeModel):
     one_layer = dataclasses.replace(self.config, num_layers=1)
 
     def run_layer(layer: tf.Tensor, *flat: tf.Tensor) -> list[tf.Tensor]:
-      scales, kernels = self.weights.take_layer(self.stacks, layer)
+      vectors, kernels = self.weights.take_layer(self.stacks, layer)
       model = dataclasses.replace(
-        self, config=one_layer, scales=scales, kernels=kernels
+        self, config=one_layer, vectors=vectors, kernels=kernels
       )
       after = run(model, layer, unflatten(self.placement, flat, 1))
       return [layer + 1, *flatten(after)]

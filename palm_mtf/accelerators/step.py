@@ -29,7 +29,7 @@ from palm_mtf.accelerators.scanned_model import (
   is_stacked,
 )
 from palm_mtf.accelerators.scanned_update import RATES, ScannedUpdate
-from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
 from palm_mtf.mesh.slices import pad_to
 from palm_mtf.model.dropout import DROPOUT_STATE

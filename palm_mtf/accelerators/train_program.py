@@ -21,7 +21,7 @@ from palm_mtf.accelerators.devices import AcceleratorDevices
 from palm_mtf.accelerators.scanned_model import is_stacked
 from palm_mtf.accelerators.scanned_update import RATES
 from palm_mtf.accelerators.step import PodStep, StepSettings, cut_rows
-from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
 from palm_mtf.json_text import dataclass_text
 from palm_mtf.mesh.exchange import sum_in_order

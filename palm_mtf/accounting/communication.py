@@ -15,7 +15,6 @@ import dataclasses
 import itertools
 import math
 
-from palm_mtf.accounting.architecture import parameter_dims, parse_name
 from palm_mtf.accounting.memory import (
   Activations,
   ParameterSlice,
@@ -23,7 +22,18 @@ from palm_mtf.accounting.memory import (
   gradient_bytes,
   summed_bytes,
 )
-from palm_mtf.accounting.optimizer_state import DTYPE_BYTES, row_rank
+from palm_mtf.accounting.optimizer_state import (
+  DTYPE_BYTES,
+  optimizer_state,
+  parameter_slots,
+  row_rank,
+)
+from palm_mtf.architecture.block import Branch, layer_of
+from palm_mtf.architecture.parameters import (
+  logits_table,
+  parameter_dims,
+  parse_name,
+)
 from palm_mtf.config import (
   AdafactorConfig,
   HardwareConfig,
@@ -150,20 +160,34 @@ class _Traffic:
   def summed_axes(self, name: str) -> set[str]:
     """Returns the mesh axes over which devices sum a parameter's gradient."""
     dims = ["batch"]
-    # In multi-query attention, a device computes the gradients of k and v from
-    # its own heads only, so these gradients are summed over `heads` too.
-    shared = parse_name(name).part in ("attention/k", "attention/v")
-    if shared and self._config.attention == "multi_query":
+    # A device computes gradients from its own heads only. Therefore the
+    # gradients of parameters that all heads share, such as k and v of
+    # multi-query attention, are summed over `heads` too.
+    own, part = self._dims_of(name), parse_name(name).part
+    output = layer_of(self._config).attention.output
+    if (
+      part.startswith("attention/")
+      and part not in (output.part, output.bias)
+      and not {"heads", "kv_heads"} & {*own}
+    ):
       dims.append("heads")
     return {self._rules[dim] for dim in dims if dim in self._rules}
+
+  def _dims_of(self, name: str) -> tuple[str, ...]:
+    one_layer = dataclasses.replace(self._config, num_layers=1)
+    return parameter_dims(one_layer)[name]
+
+  def _split_axis(self, branch: Branch) -> str | None:
+    # The axis that splits the inputs of a branch's last product.
+    (axis,) = {
+      self._mesh.axis_of(dim) for dim in branch.output.inputs if dim != "d_kv"
+    }
+    return axis
 
   def add_activations(self, tokens: int) -> None:
     """Adds collectives of activations; a microbatch has `tokens` per device."""
     config, width = self._config, DTYPE_BYTES[self._config.activation_dtype]
-    heads, d_ff, vocab, residual = (
-      self._rules.get(dim)
-      for dim in ("heads", "d_ff", "vocab", "d_model_residual")
-    )
+    vocab, residual = map(self._rules.get, ("vocab", "d_model_residual"))
     of_stream = tokens * config.d_model * width
     layers = config.num_layers
     again = layers if config.remat == "layer" else 0
@@ -175,30 +199,29 @@ class _Traffic:
       kind = "reduce_scatter" if axis == residual else "all_reduce"
       self.add(kind, (axis,), of_stream, times)
 
-    is_parallel = config.block == "parallel"
-    # The forward pass sums at the end of each branch, the backward pass at the
-    # start of each branch. If one axis splits both branches of a parallel
-    # block, one sum serves both branches.
-    if is_parallel and heads == d_ff:
-      add_ends(heads, layers)
-      self.add("all_reduce", (heads,), of_stream, layers)
-    elif is_parallel:
-      # Different axes split the branches, so each branch is all-reduced before
-      # the two are added.
-      for axis in (heads, d_ff):
-        self.add("all_reduce", (axis,), of_stream, 2 * layers)
-    else:
-      add_ends(heads, layers + again)
-      add_ends(d_ff, layers)
-      for axis in (heads, d_ff):
-        self.add("all_reduce", (axis,), of_stream, layers)
+    # The forward pass adds up the branches of a sum, and the backward pass
+    # their gradients of a norm. If one axis splits all branches, they share one
+    # collective. Otherwise each branch is all-reduced before the addition.
+    layer = layer_of(config)
+    for each in layer.sums:
+      # REMAT repeats the sums that later branches of the layer read.
+      times = layers + (again if each != layer.sums[-1] else 0)
+      axes = {self._split_axis(x): None for x in each.branches}
+      if len(axes) == 1:
+        add_ends(*axes, times)
+      else:
+        for axis in axes:
+          self.add("all_reduce", (axis,), of_stream, times)
+      for read in each.reads:
+        for axis in {self._split_axis(x): None for x in read.branches}:
+          self.add("all_reduce", (axis,), of_stream, layers)
     add_ends(vocab, 1)  # rows of the embedding
     self.add("all_reduce", (vocab,), of_stream)  # gradient of the last norm
     self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # cross-entropy
     # A split residual stream is gathered before each norm: in the forward pass,
     # in its repetition by REMAT, and in the backward pass. Two more gathers are
     # for the final norm and, in the backward pass, for the embedding.
-    norms = 1 if is_parallel else 2
+    norms = len(layer.reads)
     gathers = norms * (2 * layers + again) + 2
     self.add("all_gather", (residual,), of_stream, gathers)
 
@@ -211,20 +234,24 @@ class _Traffic:
     rules = {k: v for k, v in self._rules.items() if k != "d_model_stored"}
     text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
     whole = dataclasses.replace(self._mesh, layout=text)
+    is_tied = logits_table(config) == "embedding"
     for name, each, count in distinct_slices(config, whole):
-      is_scale = parse_name(name).is_scale
-      width = DTYPE_BYTES["float32" if is_scale else config.activation_dtype]
+      if "d_model" not in self._dims_of(name):
+        continue
+      parameter = parse_name(name)
+      is_vector, is_table = parameter.is_vector, parameter.kind == "embedding"
+      width = DTYPE_BYTES["float32" if is_vector else config.activation_dtype]
       num_bytes = width * each.size
-      # A kernel is gathered for the forward and for the backward pass, and the
-      # embedding for each of its two uses. A norm scale is gathered once and
-      # kept for the backward pass, unless REMAT recomputes its layer.
-      is_kept = is_scale and (
-        config.remat != "layer" or name == "final_norm/scale"
+      # A kernel is gathered for the forward and for the backward pass, and an
+      # embedding for each of its uses. A norm's scale is gathered once and kept
+      # for the backward pass, unless REMAT recomputes its layer.
+      uses = 2 if name == "embedding" and is_tied else 1
+      is_kept = is_vector and (
+        config.remat != "layer" or parameter.layer is None
       )
-      times = count if is_kept else 2 * count
-      self.add("all_gather", (stored,), num_bytes, times)
+      times = uses if is_table else 1 if is_kept else 2
+      self.add("all_gather", (stored,), num_bytes, times * count)
       if self._rules.get("batch") == stored:
-        uses = 2 if name == "embedding" else 1
         num_bytes = summed_bytes(name, config, self._mesh) * each.size
         self.add("reduce_scatter", (stored,), num_bytes, uses * count)
 
@@ -267,16 +294,21 @@ class _Traffic:
         # a parameter only the one of the embedding or of layer 0 is shared.
         joined = i < num_alike - 1
         self.add("all_reduce", axes, _FLOAT32, count - joined)
+    state = optimizer_state(optimizer)
     dims_of = parameter_dims(dataclasses.replace(self._config, num_layers=1))
     for name, each, count in slices:
       dims = dims_of[name]
       # Two sums of squares: of the update, for UPDATE_CLIP, and of the
       # parameter, because the parameter's root mean square scales the update.
       self.add("all_reduce", each.axes, _FLOAT32, 2 * count)
-      if optimizer.second_moment != "factored" or len(dims) == 1:
+      is_factored = any(
+        x.name == "second_moment_row"
+        for x in parameter_slots(name, len(dims), state)
+      )
+      if not is_factored:
         continue
       over = [
-        self._rules.get("d_model_stored" if dim == "d_model" else dim)
+        self._mesh.axis_of("d_model_stored" if dim == "d_model" else dim)
         for dim in dims
       ]
       rank = row_rank(name)

@@ -7,9 +7,11 @@ import functools
 import math
 from collections.abc import Mapping
 
-from palm_mtf.accounting.architecture import (
-  block_pairs,
+from palm_mtf.architecture.attention_blocks import block_pairs
+from palm_mtf.architecture.block import layer_of
+from palm_mtf.architecture.parameters import (
   distinct_parameters,
+  logits_table,
   parse_name,
 )
 from palm_mtf.config import MeshLayout, PalmConfig
@@ -25,17 +27,22 @@ def forward_flops(config: PalmConfig) -> Mapping[str, int]:
   """Returns {matrix product: FLOPs of a token's forward pass, all layers}.
 
   A product with a parameter has the parameter's name without the layer, such as
-  "mlp/wi"; "embedding" gives the logits. "attention/scores" is attention to
-  SEQUENCE_LENGTH positions. A multiply-add counts as 2 FLOPs.
+  "mlp/wi"; "embedding" or "output_embedding" gives the logits.
+  "attention/scores" is attention to SEQUENCE_LENGTH positions. A multiply-add
+  counts as 2 FLOPs.
   """
+  products = {x.part for x in layer_of(config).projections}
+  products.add(logits_table(config))
   terms: collections.Counter[str] = collections.Counter()
   for name, shape, n in distinct_parameters(config):
-    if not parse_name(name).is_scale:
+    if parse_name(name).part in products:
       terms[parse_name(name).part] += 2 * math.prod(shape) * n
-  # Attention has two products, q k^T and attention weights times v. The half
-  # that the causal mask hides counts too, as in other papers and programs.
+  # Attention has two products, q k^T and attention weights times v, and with
+  # Transformer-XL's positions a product of q with a vector per distance. The
+  # half that the causal mask hides counts too, as in other papers and programs.
+  num_products = 3 if config.positions == "transformer_xl" else 2
   head_dims = config.num_layers * config.num_heads * config.d_kv
-  terms[SCORES] = 4 * head_dims * config.sequence_length
+  terms[SCORES] = 2 * num_products * head_dims * config.sequence_length
   return terms
 
 
@@ -50,9 +57,7 @@ def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
   # The backward pass does not repeat the last products of a block, because no
   # gradient needs their results. In a serial block, the MLP reads the product
   # with `o`, so that product is repeated.
-  unused = {"embedding", "mlp/wo"}
-  if config.block == "parallel":
-    unused.add("attention/o")
+  unused = {logits_table(config), *layer_of(config).sums[-1].outputs}
   return {term: n for term, n in forward.items() if term not in unused}
 
 
@@ -71,18 +76,22 @@ def device_flops(
   config: PalmConfig, mesh: MeshLayout, pod_tokens: int
 ) -> float:
   """Returns the FLOPs of one device in a step; its pod reads `pod_tokens`."""
-  of_kv = "heads" if config.attention == "multi_head" else ""
-  split_by = {"embedding": "vocab", "attention/k": of_kv, "attention/v": of_kv}
+  dims_of = {
+    x.part: (*x.inputs, *x.outputs) for x in layer_of(config).projections
+  }
+  dims_of |= {SCORES: ("heads",), logits_table(config): ("vocab",)}
   repeated, length = recomputed_flops(config), config.sequence_length
   flops = 0.0
   for term, forward in forward_flops(config).items():
-    dim = "d_ff" if term.startswith("mlp/") else split_by.get(term, "heads")
     of_token = _PASSES * forward + repeated.get(term, 0)
-    if term == "embedding":  # padding rows of the table have logits too
+    if term == logits_table(
+      config
+    ):  # padding rows of the table have logits too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
     if term == SCORES:  # attention skips most of what the mask hides
-      of_token *= sum(block_pairs(length, config.has_prefix)) / length**2
-    flops += of_token / (mesh.axis_size_of(dim) if dim else 1)
+      pairs = block_pairs(length, config.has_prefix, config.attention_window)
+      of_token *= sum(pairs) / length**2
+    flops += of_token / math.prod(map(mesh.axis_size_of, dims_of[term]))
   return flops * pod_tokens / mesh.axis_size_of("batch")
 
 

@@ -19,25 +19,26 @@ import functools
 import math
 from collections.abc import Sequence
 
-from palm_mtf.accounting.architecture import (
-  block_pairs,
-  distinct_parameters,
-  parameter_dims,
-  parameter_shapes,
-  parse_name,
-)
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
   optimizer_state,
   slot_bytes,
+)
+from palm_mtf.architecture.attention_blocks import block_pairs
+from palm_mtf.architecture.block import Mlp, layer_of
+from palm_mtf.architecture.parameters import (
+  dimension_sizes,
+  distinct_parameters,
+  logits_table,
+  parameter_dims,
+  parameter_shapes,
+  parse_name,
 )
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
 
 PASSES = ("blocks", "attention", "loss", "weights")
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# model/projection.py joins these kernels for one matrix product.
-_JOINED = ("q", "k", "v", "wi_gate", "wi")
 
 # A thread reads this many bytes in about 0.2 ms. For fewer bytes, a second core
 # saves less time than waiting for it costs (`python -m tools.bench decode`).
@@ -83,7 +84,7 @@ def parameter_slices(
       -(-size // mesh.axis_size_of(dim))
       for size, dim in zip(shapes[name], split, strict=True)
     )
-    over = {mesh.rules.get(dim) for dim in split}
+    over = {mesh.axis_of(dim) for dim in split}
     axes = tuple(a for a, size in mesh.axes.items() if a in over and size > 1)
     parts = math.prod(mesh.axes[axis] for axis in axes)
     slices[name] = ParameterSlice(sizes, axes, mesh.num_devices // parts)
@@ -117,7 +118,7 @@ def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 
 def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a gradient while devices sum it."""
-  if mesh.gradient_dtype == "float32" or parse_name(name).is_scale:
+  if mesh.gradient_dtype == "float32" or parse_name(name).is_vector:
     return DTYPE_BYTES["float32"]
   return DTYPE_BYTES[config.activation_dtype]
 
@@ -157,24 +158,28 @@ class Activations:
     length = config.sequence_length
     self.tokens = rows // mesh.axis_size_of("batch") * length
     heads = config.num_heads // mesh.axis_size_of("heads")
-    kv_heads = heads if config.attention == "multi_head" else 1
-    pairs = block_pairs(length, config.has_prefix)
+    pairs = block_pairs(length, config.has_prefix, config.attention_window)
     # The sizes below are elements per token.
     self._stream = config.d_model
     # The stream between blocks, where a rule may split d_model.
     self._residual = config.d_model // mesh.axis_size_of("d_model_residual")
     self._queries = heads * config.d_kv
-    self._keys_and_values = 2 * kv_heads * config.d_kv
-    self._hidden = config.d_ff // mesh.axis_size_of("d_ff")
-    # The product with the joined kernels q, k, v, wi_gate and wi.
-    self._columns = self._queries + self._keys_and_values + 2 * self._hidden
+    layer = layer_of(config)
+    # The products with norms, and what q, k, v and the hidden layer are read
+    # off: a gated MLP reads one tensor off two products.
+    self._columns = self._read = 0
+    for branch in layer.branches:
+      sizes = [_slice_size(x.outputs, config, mesh) for x in branch.inputs]
+      self._columns += sum(sizes)
+      is_mlp = isinstance(branch.mixer, Mlp)
+      self._read += sizes[-1] if is_mlp else sum(sizes)
     # Attention scores: the mean over the tokens of a sequence, and the scores
     # of the largest block of queries.
     self._scores = heads * sum(pairs) / length
     self._block_scores = heads * max(pairs) / length
     padded = mesh.padded_vocab_size(config.vocab_size)
     self._vocab = padded // mesh.axis_size_of("vocab")
-    self._num_norms = _num_norms(config)
+    self._num_norms = len(layer.reads)
 
   def _kept_in_block(self) -> float:
     # Returns the elements per token that a block keeps for its backward pass:
@@ -218,8 +223,7 @@ class Activations:
     # scores, the joined product, its parts, and the stream) and recomputed
     # values (a norm's output, q, k, v and the hidden layer).
     of_token = 2 * self._block_scores + 2 * self._columns + 2 * self._stream
-    read = self._queries + self._keys_and_values + self._hidden
-    of_token += self._stream + read
+    of_token += self._stream + self._read
     if self._config.remat == "layer":
       of_token += self._kept_in_block()
     elif self._config.remat == "attention":
@@ -239,8 +243,7 @@ class Activations:
     the kinds of passes in a block, "blocks" and "attention".
     """
     norms, stream, residual = self._num_norms, self._stream, self._residual
-    columns = self._columns
-    read = self._queries + self._keys_and_values + self._hidden
+    columns, read = self._columns, self._read
     # The forward pass computes norms, residual sums and the softmax, and splits
     # the product with the joined kernels.
     forward = {
@@ -294,14 +297,15 @@ def weight_copy_bytes(
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
+  joined = {x for read in layer_of(config).reads for x in read.parts}
   total = 0
   for name, each, _ in distinct_slices(config, mesh, stage):
     parameter = parse_name(name)
-    if parameter.is_scale:
+    if parameter.is_vector:
       continue
     copies = 0 if width == _FLOAT32 else 1
     copies += 2 * stored if stored > 1 else 0  # the weight and its gradient
-    copies += stored if parameter.last in _JOINED else 0
+    copies += stored if parameter.part in joined else 0
     total += copies * width * each.size
   return total
 
@@ -354,8 +358,12 @@ def step_traffic(
   }
 
 
-def _num_norms(config: PalmConfig) -> int:
-  return 1 if config.block == "parallel" else 2
+def _slice_size(
+  dims: Sequence[str], config: PalmConfig, mesh: MeshLayout
+) -> int:
+  """Returns the number of elements of one row of a product on a device."""
+  sizes = dimension_sizes(config)
+  return math.prod(sizes[dim] // mesh.axis_size_of(dim) for dim in dims)
 
 
 def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
@@ -364,7 +372,7 @@ def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
   total = 0
   for name, shape, n in distinct_parameters(config):
     dtype = weight_dtype if parse_name(name).is_kernel else "activation"
-    if name == "embedding" and is_quantized:
+    if name == logits_table(config) and is_quantized:
       dtype = "int8"  # for the logits (generation/decode/weights.py)
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
     total += int(math.prod(shape) * width) * n
@@ -373,15 +381,15 @@ def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
 
 def cache_bytes_per_token(config: PalmConfig) -> int:
   """Returns the bytes of a token's keys and values in all layers."""
-  heads = config.num_heads if config.attention == "multi_head" else 1
   width = DTYPE_BYTES[config.activation_dtype]
-  return 2 * config.num_layers * heads * config.d_kv * width
+  return 2 * config.num_layers * config.key_heads * config.d_kv * width
 
 
 def step_threads(config: PalmConfig, weight_dtype: str, cores: int) -> int:
   """Returns how many of `cores` compute a decoding step's matrix products."""
-  # Per norm, a layer has one product with the joined kernels that read the norm
-  # and one with the joined output kernels. One more product gives the logits.
-  products = 2 * _num_norms(config) * config.num_layers + 1
+  # A layer has one product with the joined kernels that read a norm, and one
+  # with the joined output kernels of a sum. One more product gives the logits.
+  layer = layer_of(config)
+  products = (len(layer.reads) + len(layer.sums)) * config.num_layers + 1
   mean = decode_weight_bytes(config, weight_dtype) / products
   return max(1, min(cores, int(mean / _BYTES_FOR_A_THREAD)))

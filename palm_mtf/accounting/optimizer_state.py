@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from palm_mtf.accounting.architecture import parse_name
+from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.errors import UserError
 
@@ -65,8 +65,9 @@ def parameter_slots(
 ) -> list[Slot]:
   """Returns the slots of a parameter with `rank` dimensions, momentum last."""
   whole = slice(0, rank)
+  is_matrix = rank > 1 and not parse_name(parameter).is_vector
   slots = [Slot("second_moment", whole, "float32")]
-  if state.second_moment == "factored" and rank > 1:
+  if state.second_moment == "factored" and is_matrix:
     rows = row_rank(parameter)
     slots = [
       Slot("second_moment_row", slice(0, rows), "float32"),

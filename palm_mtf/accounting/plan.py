@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from palm_mtf.accounting.architecture import distinct_parameters, parse_name
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.accounting.flops import (
   forward_flops,
@@ -32,6 +31,7 @@ from palm_mtf.accounting.memory import (
 )
 from palm_mtf.accounting.pipeline import num_kept
 from palm_mtf.accounting.step_time import StepTime, device_rates, predict_step
+from palm_mtf.architecture.parameters import distinct_parameters, parse_name
 from palm_mtf.config import (
   AdafactorConfig,
   Config,

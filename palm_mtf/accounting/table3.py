@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-from palm_mtf.accounting.architecture import count_parameters
 from palm_mtf.accounting.flops import attention_flops_per_token, hfu
 from palm_mtf.accounting.hardware import peak_of_devices
+from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.config import HardwareConfig, PalmConfig
 
 

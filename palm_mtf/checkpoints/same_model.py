@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 
-from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   newest_whole,

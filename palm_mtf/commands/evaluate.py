@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   DamagedCheckpointError,

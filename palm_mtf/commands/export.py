@@ -6,8 +6,8 @@ import math
 import os
 
 from palm_mtf import __version__
-from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.accounting.optimizer_state import NO_MOMENTS
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
 from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.config import Config, PalmConfig

@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.accounting.memory import (
   cache_bytes_per_token,
   decode_weight_bytes,
 )
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.config import Config, DecodeConfig, PalmConfig, mesh_layout

@@ -43,6 +43,11 @@ DIMENSIONS = (
   "d_ff",
   "vocab",
 )
+# Dimensions that follow the rule of another dimension, because a slice of query
+# heads reads only its own slice of key and value heads; and dimensions that no
+# rule names.
+_RULE_OF = {"kv_heads": "heads"}
+_WITHOUT_RULE = ("positions", "buckets")
 # Splitting these dimensions divides the work of a step; splitting the other two
 # in SPLIT_DIMENSIONS divides only memory.
 WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
@@ -144,10 +149,15 @@ class MeshLayout(DeviceMesh):
         f"{self.num_devices}; give the mesh as many."
       )
 
+  def axis_of(self, dimension: str) -> str | None:
+    """Returns the mesh axis that splits `dimension`; None if none does."""
+    name = _RULE_OF.get(dimension, dimension)
+    assert name in DIMENSIONS or name in _WITHOUT_RULE, dimension
+    return self.rules.get(name)
+
   def axis_size_of(self, dimension: str) -> int:
     """Returns the number of slices of `dimension`; 1 if no rule splits it."""
-    assert dimension in DIMENSIONS, dimension
-    axis = self.rules.get(dimension)
+    axis = self.axis_of(dimension)
     return self.axes[axis] if axis else 1
 
   def padded_vocab_size(self, vocab_size: int) -> int:
@@ -196,16 +206,18 @@ def check_layout(
   sizes = [
     *(("batch", size, batch_macro) for size in at_once),
     ("heads", config.num_heads, "NUM_HEADS"),
+    ("kv_heads", config.num_kv_heads or config.num_heads, "NUM_KV_HEADS"),
     ("d_ff", config.d_ff, "D_FF"),
     ("d_model_stored", config.d_model, "D_MODEL"),
     ("d_model_residual", config.d_model, "D_MODEL"),
   ]
   for dimension, size, macro in sizes:
-    if size % layout.axis_size_of(dimension):
-      axis = layout.rules[dimension]
+    axis = layout.axis_of(dimension)
+    if axis and size % layout.axes[axis]:
+      rule = _RULE_OF.get(dimension, dimension)
       raise UserError(
         f"{dimension}={size} is not divisible by mesh axis "
-        f"{axis}={layout.axes[axis]} (rule {dimension}:{axis}). Use a divisor "
+        f"{axis}={layout.axes[axis]} (rule {rule}:{axis}). Use a divisor "
         f"of {size}, or another {macro}."
       )
 

@@ -5,15 +5,19 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from palm_mtf.config.checked import Checked, whole
+from palm_mtf.config.checked import Checked, Count, real, whole
 from palm_mtf.config.macros import values_of
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, did_you_mean
 
 # Layers are limited, because each layer has its own nodes in the graph. Sizes
 # are limited to the whole numbers that float32 represents exactly, because
 # rotary embedding computes with positions in float32.
 MAX_LAYERS, MAX_SIZE = 10_000, 2**24
 Size = Annotated[int, whole(maximum=MAX_SIZE)]
+
+# Places of BIASES: after q, k and v; after o; after the kernels of the MLP; and
+# on the logits.
+BIAS_PLACES = ("qkv", "o", "mlp", "logits")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,15 +28,43 @@ class PalmConfig(Checked):
     num_layers: number of Transformer blocks.
     d_model: width of the residual stream.
     num_heads: query heads; num_heads * d_kv may differ from d_model.
-    d_kv: width of one head, 256 in PaLM; an even number, because rotary
-      embedding rotates pairs of numbers.
+    d_kv: width of one head, 256 in PaLM.
     d_ff: hidden width of the MLP, 4 * d_model in PaLM.
-    vocab_size: rows of the tied embedding.
+    vocab_size: rows of the embedding.
     sequence_length: tokens in one sequence.
-    norm: "layer_norm" (no bias) or "rms_norm".
-    block: "parallel", x + MLP(norm(x)) + Attention(norm(x)), or "serial",
-      h + MLP(norm(h)) with h = x + Attention(norm(x)).
-    attention: "multi_query" (one key and value head) or "multi_head".
+    norm: "layer_norm" (no bias), "layer_norm_bias", "rms_norm", or
+      "rms_norm_1p", which multiplies by 1 + scale (Gemma).
+    norm_epsilon: number that a norm adds to the variance or mean square.
+    block: "parallel", x + MLP(norm(x)) + Attention(norm(x));
+      "parallel_two_norms", the same with a norm for each (GPT-NeoX); or
+      "serial", h + MLP(mlp_norm(h)) with h = x + Attention(norm(x)).
+    attention: "multi_query" (one key and value head), "multi_head", or
+      "grouped_query" (Ainslie et al. 2023): NUM_KV_HEADS key and value heads,
+      each for NUM_HEADS / NUM_KV_HEADS query heads.
+    num_kv_heads: key and value heads of "grouped_query"; None otherwise.
+    attention_window: number of positions that a position attends to, itself
+      included (Mistral); None for all earlier positions.
+    qk_norm: norm of each head of q and k, before positions are added: "none" or
+      "rms_norm", with a scale [d_kv] each for q and k (Qwen 3).
+    positions: how attention knows positions. "rotary" rotates q and k (Su et
+      al. 2021); "learned" adds a vector per position to the embedding (GPT-2);
+      "t5" adds a number per head and bucket of distances to scores (Raffel et
+      al. 2020), "alibi" a multiple of the distance (Press et al. 2022), and
+      "transformer_xl" a product with a vector per distance (Dai et al. 2019);
+      "none" uses only the causal mask.
+    rotary_fraction: share of d_kv that "rotary" rotates, from the first number.
+    rotary_pairs: which numbers rotary embedding rotates together: "halves", (i,
+      i + n / 2) of n rotated numbers, or "neighbours", (2 i, 2 i + 1).
+    rotary_base: base of the geometric series of rotary wavelengths.
+    mlp: "swiglu", "geglu" or "geglu_tanh", (f(x wi_gate) * (x wi)) wo with f =
+      swish, GELU or its tanh approximation; or "gelu", "gelu_tanh", "relu" or
+      "relu2" (relu squared), f(x wi) wo.
+    biases: places that have biases, separated by commas, such as "qkv,mlp":
+      "qkv", "o", "mlp" and "logits"; "" for none.
+    output_embedding: kernel of the logits: "tied", the transposed embedding, or
+      "separate", a second table.
+    embedding_scale: factor of the embedding's output.
+    logits_scale: factor of logits; None for 1 / sqrt(D_MODEL), as in PaLM.
     activation_dtype: "bfloat16", "float32", or "auto", which a command resolves
       to the dtype that the machine multiplies natively
       (machine/activation_dtype.py); master weights, norms, softmax, rotary
@@ -62,9 +94,32 @@ class PalmConfig(Checked):
   d_ff: Size
   vocab_size: Size
   sequence_length: Size
-  norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
-  block: Literal["parallel", "serial"] = "parallel"
-  attention: Literal["multi_query", "multi_head"] = "multi_query"
+  norm: Literal["layer_norm", "layer_norm_bias", "rms_norm", "rms_norm_1p"] = (
+    "layer_norm"
+  )
+  norm_epsilon: Annotated[float, real(1e-12, 1e-1)] = 1e-6
+  block: Literal["parallel", "parallel_two_norms", "serial"] = "parallel"
+  attention: Literal["multi_query", "multi_head", "grouped_query"] = (
+    "multi_query"
+  )
+  num_kv_heads: Count | None = None
+  attention_window: Count | None = None
+  qk_norm: Literal["none", "rms_norm"] = "none"
+  positions: Literal[
+    "rotary", "learned", "t5", "transformer_xl", "alibi", "none"
+  ] = "rotary"
+  rotary_fraction: Annotated[float, real(0.0, 1.0)] = 1.0
+  rotary_pairs: Literal["halves", "neighbours"] = "halves"
+  rotary_base: Annotated[float, real(1.0, 1e12)] = 10_000.0
+  mlp: Literal[
+    "swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"
+  ] = "swiglu"
+  biases: str = ""
+  output_embedding: Literal["tied", "separate"] = "tied"
+  embedding_scale: Annotated[float, real(1e-6, 1e6)] = 1.0
+  logits_scale: Annotated[
+    float | None, real(1e-6, 1e6, "for 1 / sqrt(D_MODEL)")
+  ] = None
   activation_dtype: Literal["auto", "bfloat16", "float32"] = "bfloat16"
   logits_dtype: Literal["float32", "activation"] = "float32"
   final_norm_scale: Literal["learned", "none"] = "learned"
@@ -74,16 +129,90 @@ class PalmConfig(Checked):
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    if self.d_kv % 2:
-      raise UserError(
-        f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "
-        f"D_KV is even; use {self.d_kv + 1}."
-      )
+    self._check_attention()
+    self._check_rotary()
+    self._check_biases()
     if self.output_fan_in == "joined" and self.block == "serial":
       raise UserError(
         'OUTPUT_FAN_IN = "joined": a serial block never adds the products of '
         'o and wo; use "separate".'
       )
+
+  def _check_attention(self) -> None:
+    heads = self.num_kv_heads
+    if self.attention != "grouped_query":
+      if heads is not None:
+        raise UserError(
+          f"NUM_KV_HEADS = {heads} and ATTENTION = {self.attention!r}: only "
+          '"grouped_query" has this setting; set NUM_KV_HEADS = None.'
+        )
+    elif heads is None or self.num_heads % heads:
+      raise UserError(
+        f'NUM_KV_HEADS = {heads} and ATTENTION = "grouped_query": give a '
+        f"divisor of NUM_HEADS = {self.num_heads}."
+      )
+    if self.attention_window and self.has_prefix:
+      raise UserError(
+        f"ATTENTION_WINDOW = {self.attention_window} and OBJECTIVE = "
+        f"{self.objective!r}: all positions see all inputs, which a window "
+        "would hide; set ATTENTION_WINDOW = None."
+      )
+
+  def _check_rotary(self) -> None:
+    if self.positions == "rotary":
+      size, fraction = self.rotary_size, self.rotary_fraction
+      if size % 2 or not size or abs(fraction * self.d_kv - size) > 1e-6:
+        what = "D_KV" if fraction == 1 else "ROTARY_FRACTION * D_KV"
+        raise UserError(
+          f"{what} = {fraction * self.d_kv:g}: rotary embedding turns pairs of "
+          f"numbers, so {what} is even; use {max(2, size + size % 2)}."
+        )
+      return
+    defaults = {x.name: x.default for x in dataclasses.fields(self)}
+    for name in ("rotary_fraction", "rotary_pairs", "rotary_base"):
+      if getattr(self, name) != defaults[name]:
+        raise UserError(
+          f"{name.upper()} = {getattr(self, name)!r} and POSITIONS = "
+          f'{self.positions!r}: only "rotary" has this setting; leave it out.'
+        )
+
+  def _check_biases(self) -> None:
+    if not isinstance(self.biases, str):
+      raise UserError(
+        f'BIASES = {self.biases!r}: give a text, such as "qkv,o".'
+      )
+    for place in self.bias_places:
+      if place not in BIAS_PLACES or self.bias_places.count(place) > 1:
+        raise UserError(
+          f'BIASES = {self.biases!r}: no place "{place}", or twice'
+          f"{did_you_mean(place, BIAS_PLACES)}. Places: "
+          f"{', '.join(BIAS_PLACES)}."
+        )
+
+  @property
+  def bias_places(self) -> tuple[str, ...]:
+    """The places of `biases`."""
+    return tuple(self.biases.split(",")) if self.biases else ()
+
+  @property
+  def key_heads(self) -> int:
+    """Number of heads of keys and values."""
+    return {
+      "multi_query": 1,
+      "multi_head": self.num_heads,
+      "grouped_query": self.num_kv_heads or 0,
+    }[self.attention]
+
+  @property
+  def rotary_size(self) -> int:
+    """How many numbers of a head "rotary" rotates."""
+    return round(self.rotary_fraction * self.d_kv)
+
+  @property
+  def logits_factor(self) -> float:
+    """The value of `logits_scale`, or what None stands for."""
+    scale = self.logits_scale
+    return self.d_model**-0.5 if scale is None else scale
 
   @property
   def has_prefix(self) -> bool:

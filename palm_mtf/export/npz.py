@@ -13,7 +13,7 @@ import zipfile
 
 import numpy as np
 
-from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.export.huggingface.config_json import NORM_EPSILON, ROTARY_BASE
 from palm_mtf.export.huggingface.tensor_files import VOCABULARY
 from palm_mtf.export.trained_model import Export, Reader, TrainedModel

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over one shared key and value head, or over one per head.
+"""Attention over key and value heads that query heads share.
 
-weights = softmax(q k / sqrt(d_kv), over visible memory_length)
+weights = softmax(q k / sqrt(d_kv) + score(positions), over visible positions)
 out     = weights v
 
-A position sees itself and the positions before it and, in a prefix LM, all of
-the prefix.
+A position sees itself and the positions before it, up to a window, and, in a
+prefix LM, all of the prefix.
 """
 
 import dataclasses
@@ -14,7 +14,12 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.architecture import AttentionBlock, attention_blocks
+from palm_mtf.architecture.attention_blocks import (
+  AttentionBlock,
+  attention_blocks,
+)
+from palm_mtf.architecture.block import PLAIN_ATTENTION, Attention
+from palm_mtf.model.positions import score_by_distance
 from palm_mtf.native import layers as native
 from palm_mtf.ops.matmul import einsum
 from palm_mtf.ops.recompute import recompute, wait_for
@@ -23,63 +28,120 @@ from palm_mtf.ops.xla import fused
 
 
 def visible_softmax(
-  scores: tf.Tensor, visible: tf.Tensor, scale: float | tf.Tensor
+  scores: tf.Tensor,
+  visible: tf.Tensor,
+  scale: float | tf.Tensor,
+  *bias: tf.Tensor,
 ) -> tf.Tensor:
-  """Returns softmax(scale * scores) over visible positions, dtype of scores.
+  """Returns softmax(scale * scores + bias) over visible positions.
 
   Args:
-    scores: [..., memory_length], any float dtype.
+    scores: [..., memory_length], any float dtype, which the result has too.
     visible: bool, broadcasts to the scores; false makes the result 0.
     scale: 1 / sqrt(d_kv).
+    *bias: nothing, or float32 that broadcasts to the scores.
   """
   # The softmax and its scale are in float32, because bfloat16 rounds the scale.
   x = tf.cast(scores, tf.float32) * scale
+  for each in bias:
+    x += each
   x = tf.where_v2(visible, x, x.dtype.min)
   x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
   return tf.cast(x / tf.reduce_sum(x, -1, keepdims=True), scores.dtype)
 
 
 @fused
-def _masked_softmax(scores, scale, begin, segments=None, prefix=None):
-  # scores: [batch, length, heads, memory_length]; the first query has position
-  # `begin`. segments and prefix: [batch, memory_length].
+def _masked_softmax(scores, scale, begin, window, masks, bias):
+  # scores: [batch, length, heads, memory_length]; the first query is key
+  # `begin`. masks: () or segments and prefix, [batch, memory_length] each.
   batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
-  visible = tf.range(memory_length) <= position
-  if prefix is not None:
-    visible |= prefix[:, tf.newaxis, tf.newaxis] > 0
+  key = tf.range(memory_length)
+  visible = key <= position
+  if window is not None:
+    visible &= key > position - window
+  segments, *prefix = masks or [None]
+  for each in prefix:
+    visible |= each[:, tf.newaxis, tf.newaxis] > 0
   if segments is not None:
     own = tf.slice(segments, [0, begin], [batch, length])
     own = own[:, :, tf.newaxis, tf.newaxis]
     visible &= tf.equal(own, segments[:, tf.newaxis, tf.newaxis])
-  return visible_softmax(scores, visible, scale)
+  return visible_softmax(scores, visible, scale, *bias)
 
 
 @fused
 def _softmax_gradient(weights, dweights, out, dout, scale):
+  # Returns the gradients of scores and of the scores' bias.
   dtype = weights.dtype
   weights, dweights, out, dout = (
     tf.cast(t, tf.float32) for t in (weights, dweights, out, dout)
   )
-  # dscores = scale * weights * (dweights - sum(weights * dweights)). This sum
-  # over memory_length equals sum(out * dout) over d_kv, which is shorter.
-  # Masked positions need no mask here, because their weights are zero.
+  # dbias = weights * (dweights - sum(weights * dweights)). This sum over
+  # memory_length equals sum(out * dout) over d_kv, which is shorter. Masked
+  # positions need no mask here, because their weights are zero.
   total = tf.reduce_sum(out * dout, -1, keepdims=True)
-  return tf.cast(scale * weights * (dweights - total), dtype)
+  dbias = weights * (dweights - total)
+  return tf.cast(scale * dbias, dtype), dbias
 
 
 @fused
-def _sum_of_starts(*parts):
+def _sum_of_parts(parts, places):
   # Adds up the gradients of the keys (or values) that each block of queries
-  # reads, [batch, keys, ...]. Each part begins at position 0, and the last part
-  # has all positions.
-  last = parts[-1]
-  total = tf.zeros(last.shape, tf.float32)
-  for part in parts:
-    behind = [0, last.shape[1] - part.shape[1]]
-    padding = [[0, 0], behind, *([[0, 0]] * (len(last.shape) - 2))]
+  # reads, [batch, keys, ...]. `places` has the number of positions before and
+  # after each part.
+  total = 0.0
+  for part, (before, after) in zip(parts, places, strict=True):
+    padding = [[0, 0], [before, after], *([[0, 0]] * (len(part.shape) - 2))]
     total += tf.pad(tf.cast(part, tf.float32), padding)
-  return tf.cast(total, last.dtype)
+  return tf.cast(total, parts[0].dtype)
+
+
+class _Heads:
+  """The products of attention, for heads that share keys and values."""
+
+  # In multi-query attention all heads read the same keys, so the heads are rows
+  # of one product, which needs no transpose and no copies of k and v. In
+  # grouped-query attention the heads of a group are such rows.
+
+  def __init__(self, num_heads: int, memory: Sequence[int]):
+    # `memory` is the shape of k: [batch, length, d_kv] or [batch, length,
+    # key_heads, d_kv].
+    *_, key_heads, _ = memory
+    self._group = None
+    self._q, self._memory, self._scores = "blhk", "bmhk", "blhm"
+    if len(memory) == 3:
+      self._memory = "bmk"
+    elif key_heads < num_heads:
+      self._group = [key_heads, num_heads // key_heads]
+      self._q, self._memory, self._scores = "blngk", "bmnk", "blngm"
+
+  def scores(self, q, k):
+    """Returns q k^T, [batch, length, heads, memory_length]."""
+    equation = f"{self._q},{self._memory}->{self._scores}"
+    return self._join(einsum(equation, self._split(q), k))
+
+  def outputs(self, weights, v):
+    """Returns weights v, [batch, length, heads, d_kv]."""
+    equation = f"{self._scores},{self._memory}->{self._q}"
+    return self._join(einsum(equation, self._split(weights), v))
+
+  def to_memory(self, weights, x):
+    """Returns weights^T x, in the shape of k."""
+    equation = f"{self._scores},{self._q}->{self._memory}"
+    return einsum(equation, self._split(weights), self._split(x))
+
+  def _split(self, x):
+    if not self._group:
+      return x
+    batch, length, _, last = x.shape
+    return tf.reshape(x, [batch, length, *self._group, last])
+
+  def _join(self, x):
+    if not self._group:
+      return x
+    batch, length, *_, last = x.shape
+    return tf.reshape(x, [batch, length, -1, last])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,30 +154,32 @@ class BlockedAttention:
 
   blocks: Sequence[AttentionBlock]
   scale: float  # 1 / sqrt(d_kv)
-  is_multi_head: bool  # whether each head has its own keys and values
   # Whether `attend` also returns the attention weights of each block, which
   # `gradient` then takes instead of masks.
   keeps_weights: bool
-
-  @property
-  def _memory(self) -> str:
-    # The dimensions of k and v, for einsum. In multi-query attention all heads
-    # read the same keys, so the heads are rows of one product, which needs no
-    # transpose and no copies of k and v.
-    return "bmhk" if self.is_multi_head else "bmk"
+  num_masks: int = 0
+  window: int | None = None
+  # Value of POSITIONS that changes scores; None for no change.
+  score_positions: str | None = None
 
   def attend(
-    self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *masks: tf.Tensor
+    self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *others: tf.Tensor
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
-    """Returns the output, in q's shape; if `keeps_weights`, also weights."""
+    """Returns the output, in q's shape; if `keeps_weights`, also weights.
+
+    `others` has the masks, then the `extras` of `score_by_distance`.
+    """
+    heads, extras = _Heads(q.shape[2], k.shape), others[self.num_masks :]
     outs, weights = [], []
-    for begin, own, keys, values, *some in self._blocks_with_keys(
-      q, k, v, *masks
+    for block, own, keys, values, *masks in self._blocks_with_keys(
+      q, k, v, *others[: self.num_masks]
     ):
       if outs:
         own = wait_for(own, outs[-1])
-      weights.append(self._compute_weights(begin, own, keys, *some))
-      outs.append(einsum(f"blhm,{self._memory}->blhk", weights[-1], values))
+      weights.append(
+        self._compute_weights(heads, block, own, keys, masks, extras)
+      )
+      outs.append(heads.outputs(weights[-1], values))
     out = _join_blocks(outs)
     return (out, *weights) if self.keeps_weights else out
 
@@ -124,24 +188,24 @@ class BlockedAttention:
     q: tf.Tensor,
     k: tf.Tensor,
     v: tf.Tensor,
-    out: tf.Tensor,
     dout: tf.Tensor,
     *others: tf.Tensor,
-  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the gradients of q, k and v.
+  ) -> tuple[tf.Tensor, ...]:
+    """Returns the gradients of q, k, v and the extras.
 
     Args:
       q: [batch, length, heads, d_kv].
       k: [batch, memory_length, d_kv] or [batch, memory_length, heads, d_kv].
       v: shape of k.
-      out: result of `attend`, shape of q.
-      dout: gradient of `out`.
-      *others: if `keeps_weights`, the weights of each block; else the masks.
+      dout: gradient of the result of `attend`, shape of q.
+      *others: the masks and extras that `attend` took, then its results.
     """
-    masks, kept = ((), others) if self.keeps_weights else (others, None)
-    dq, dk, dv = [], [], []
+    heads, num_extras = _Heads(q.shape[2], k.shape), self._count_extras(others)
+    masks, others = others[: self.num_masks], others[self.num_masks :]
+    extras, (out, *kept) = others[:num_extras], others[num_extras:]
+    dq, dk, dv, dextras = [], [], [], []
     rows = zip(self._split_blocks(out), self._split_blocks(dout), strict=True)
-    for (begin, own, keys, values, *some), (y, dy) in zip(
+    for (block, own, keys, values, *some), (y, dy) in zip(
       self._blocks_with_keys(q, k, v, *masks), rows, strict=True
     ):
       if dk:
@@ -149,27 +213,57 @@ class BlockedAttention:
       if kept:
         weights = kept[len(dk)]
       else:
-        weights = self._compute_weights(begin, own, keys, *some)
-      dv.append(einsum(f"blhm,blhk->{self._memory}", weights, dy))
-      dweights = einsum(f"blhk,{self._memory}->blhm", dy, values)
-      dscores = _softmax_gradient(
-        weights, dweights, y, dy, tf.constant(self.scale)
+        weights = self._compute_weights(heads, block, own, keys, some, extras)
+      dv.append(heads.to_memory(weights, dy))
+      dscores, dbias = _softmax_gradient(
+        weights, heads.scores(dy, values), y, dy, tf.constant(self.scale)
       )
-      dq.append(einsum(f"blhm,{self._memory}->blhk", dscores, keys))
-      dk.append(einsum(f"blhm,blhk->{self._memory}", dscores, own))
+      seen, *bias = self._score_by_distance(block, own, extras)
+      down = heads.outputs(dscores, keys)
+      dk.append(heads.to_memory(dscores, seen))
+      if bias:
+        if bias[0].shape[0] == 1:  # the same for all rows of the batch
+          dbias = tf.reduce_sum(dbias, 0, keepdims=True)
+        down, *found = tf.gradients(
+          [seen, *bias], [own, *extras], [down, dbias]
+        )
+        dextras.append(found)
+      dq.append(down)
+    dextras = [tf.add_n(each) for each in zip(*dextras, strict=True)]
     if len(dq) == 1:
-      return *dq, *dk, *dv
-    return _join_blocks(dq), _sum_of_starts(*dk), _sum_of_starts(*dv)
+      return *dq, *dk, *dv, *dextras
+    length = k.shape[1]
+    places = [(x.first_key, length - x.end_key) for x in self.blocks]
+    return (
+      _join_blocks(dq),
+      _sum_of_parts(dk, places),
+      _sum_of_parts(dv, places),
+      *dextras,
+    )
 
-  def _compute_weights(self, begin, q, k, *masks):
-    scores = einsum(f"blhk,{self._memory}->blhm", q, k)
-    scale, begin = tf.constant(self.scale), tf.constant(begin)
-    return _masked_softmax(scores, scale, begin, *masks)
+  def _count_extras(self, others):
+    num_results = 1 + (len(self.blocks) if self.keeps_weights else 0)
+    return len(others) - self.num_masks - num_results
+
+  def _score_by_distance(self, block, q, extras):
+    if self.score_positions is None:
+      return [q]
+    at = tf.range(block.begin, block.end)[:, tf.newaxis]
+    distance = (at - tf.range(block.first_key, block.end_key))[tf.newaxis]
+    return score_by_distance(self.score_positions, q, distance, extras)
+
+  def _compute_weights(self, heads, block, q, k, masks, extras):
+    q, *bias = self._score_by_distance(block, q, extras)
+    scale = tf.constant(self.scale)
+    begin = tf.constant(block.begin - block.first_key)
+    return _masked_softmax(
+      heads.scores(q, k), scale, begin, self.window, list(masks), bias
+    )
 
   def _blocks_with_keys(self, q, *others) -> Iterator[list]:
-    # Yields [first position, q, keys, values, *masks] of each block.
+    # Yields [block, q, keys, values, *masks] of each block.
     for own, block in zip(self._split_blocks(q), self.blocks, strict=True):
-      yield [block.begin, own, *_take_first(others, block.num_keys)]
+      yield [block, own, *_take_keys(others, block)]
 
   def _split_blocks(self, x: tf.Tensor) -> list[tf.Tensor]:
     if len(self.blocks) == 1:
@@ -177,17 +271,20 @@ class BlockedAttention:
     return tf.split(x, [each.end - each.begin for each in self.blocks], 1)
 
 
-def _take_first(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
-  """Returns the first `length` positions of xs [batch, memory_length, ...]."""
-  # x[:, :length] would make four operations instead of one, for each of about
+def _take_keys(
+  xs: Sequence[tf.Tensor], block: AttentionBlock
+) -> list[tf.Tensor]:
+  """Returns the keys of a block from xs [batch, memory_length, ...]."""
+  # x[:, first:end] would make four operations instead of one, for each of about
   # 100 slices per layer and device. Keys and values have equal shapes, so their
   # slices share the constants `begin` and `size`.
   constant = functools.cache(tf.constant)
   found = []
   for x in xs:
     batch, memory_length, *others = x.shape.as_list()
-    if length < memory_length:
-      begin, size = (0,) * x.shape.rank, (batch, length, *others)
+    if block.num_keys < memory_length:
+      begin = (0, block.first_key, *(0 for _ in others))
+      size = (batch, block.num_keys, *others)
       x = tf.slice(x, constant(begin), constant(size))
     found.append(x)
   return found
@@ -197,48 +294,30 @@ def _join_blocks(parts: list[tf.Tensor]) -> tf.Tensor:
   return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Slice:
-  """Attention of a slice by `blocked`, or by C++, which never keeps weights."""
-
-  blocked: BlockedAttention
-  num_masks: int
-
-  def attend_native(self, threads, q, k, v, *masks):
-    return native.attend(q, k, v, masks, threads=threads)
-
-  def gradient(self, q, k, v, dout, *others):
-    masks, (out, *weights) = self._parts(others)
-    given = weights if self.blocked.keeps_weights else masks
-    return self.blocked.gradient(q, k, v, out, dout, *given)
-
-  def gradient_native(self, threads, q, k, v, dout, *others):
-    masks, _ = self._parts(others)
-    return native.attend_gradient(q, k, v, dout, masks, threads=threads)
-
-  def _parts(self, others):
-    return others[: self.num_masks], others[self.num_masks :]
-
-
 def self_attention(
   q: mtf.Tensor,
   k: mtf.Tensor,
   v: mtf.Tensor,
   segments: mtf.Tensor | None = None,
   prefix: mtf.Tensor | None = None,
+  *,
+  mixer: Attention = PLAIN_ATTENTION,
+  extras: Sequence[mtf.Tensor] = (),
   keeps_weights: bool = True,
 ) -> mtf.Tensor:
   """Attends from each position to itself, earlier positions and the prefix.
 
   Args:
     q: [batch, length, heads, d_kv], activation dtype, rotated.
-    k: [batch, memory_length, d_kv] (multi-query), or
-      [batch, memory_length, heads, d_kv] (multi-head), rotated.
+    k: [batch, memory_length, d_kv] (multi-query), or [batch, memory_length,
+      key_heads, d_kv], rotated.
     v: shape of k.
     segments: [batch, length], int32: number of each position's document. A
       position attends only to its own document. None: one document per row.
     prefix: [batch, length], int32: 1 for a position that all positions of its
       document see, else 0. None means all 0. A prefix requires `segments`.
+    mixer: how positions change scores, and the window.
+    extras: see `score_by_distance`.
     keeps_weights: whether attention weights, length * memory_length numbers per
       head, are kept for the backward pass; otherwise the backward pass
       recomputes them, block by block. The C++ operations of CPUs never keep
@@ -248,30 +327,41 @@ def self_attention(
     [batch, length, heads, d_kv], before the output projection.
   """
   batch, length, heads, d_kv = q.shape.dims
-  blocks = attention_blocks(length.size, has_prefix=prefix is not None)
+  blocks = attention_blocks(length.size, prefix is not None, mixer.window)
   masks = [x for x in (segments, prefix) if x is not None]
+  n = len(masks)
   blocked = BlockedAttention(
     blocks=blocks,
     scale=d_kv.size**-0.5,
-    is_multi_head=heads in k.shape.dims,
     keeps_weights=keeps_weights,
+    num_masks=n,
+    window=mixer.window,
+    score_positions=mixer.score_positions,
   )
-  of_slice = _Slice(blocked, len(masks))
+
+  def attend_native(threads, q, k, v, *masks):
+    return native.attend(q, k, v, masks, threads=threads)
+
+  def gradient_native(threads, q, k, v, dout, *others):
+    return native.attend_gradient(q, k, v, dout, others[:n], threads=threads)
+
+  is_native = native.attends(mixer)
 
   def gradient(op, dout, *_):
     # q, k, v and `out` wait for `dout`. Otherwise weights and blocks of `out`
     # would be computed earlier, and stay in memory until `dout` is computed.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
+    extras = op.inputs[3 + n :]
     # In multi-query attention dk and dv are sums over `heads`. If `heads` is
     # split, WholeSlice all-reduces these sums.
-    dq, dk, dv = WholeSlice(
-      ByDevice(of_slice.gradient, of_slice.gradient_native),
+    found = WholeSlice(
+      ByDevice(blocked.gradient, gradient_native if is_native else None),
       [q, k, v, dout, *op.inputs[3:], out, *op.outputs[1:]],
-      [(x.shape, x.dtype) for x in (q, k, v)],
+      [(x.shape, x.dtype) for x in (q, k, v, *extras)],
       splittable=["batch", "heads"],
       name="attention_gradient",
     ).outputs
-    return [dq, dk, dv, *(None for _ in masks)]
+    return [*found[:3], *(None for _ in masks), *found[3:]]
 
   def weights_shape(block: AttentionBlock) -> mtf.Shape:
     own = mtf.Dimension(f"length_{block.begin}", block.end - block.begin)
@@ -280,8 +370,8 @@ def self_attention(
 
   kept = [weights_shape(block) for block in blocks] if keeps_weights else []
   return WholeSlice(
-    ByDevice(blocked.attend, of_slice.attend_native),
-    [q, k, v, *masks],
+    ByDevice(blocked.attend, attend_native if is_native else None),
+    [q, k, v, *masks, *extras],
     [(shape, q.dtype) for shape in (q.shape, *kept)],
     splittable=["batch", "heads"],
     gradient=gradient,

@@ -5,6 +5,7 @@
 import dataclasses
 
 from palm_mtf._tf import mtf
+from palm_mtf.architecture.parameters import NUM_BUCKETS
 from palm_mtf.config import MeshLayout, PalmConfig
 
 
@@ -27,11 +28,16 @@ class Dims:
   d_model_residual: mtf.Dimension
   # Query heads. In multi-query attention keys and values lack this dimension.
   heads: mtf.Dimension
+  # Heads of keys and values in grouped-query attention. The dimension is named
+  # "heads" too, so that the same layout rule splits both.
+  kv_heads: mtf.Dimension
   d_kv: mtf.Dimension  # width of one head
   d_ff: mtf.Dimension  # width of the hidden layer of the MLP
   # Rows of the tied embedding: one per token of the vocabulary, padded to a
   # multiple of the size of the mesh axis that splits the rows.
   vocab: mtf.Dimension
+  positions: mtf.Dimension  # rows of the table of learned positions
+  buckets: mtf.Dimension  # buckets of distances of POSITIONS = "t5"
 
 
 def model_dims(config: PalmConfig, batch_size: int, mesh: MeshLayout) -> Dims:
@@ -51,7 +57,10 @@ def model_dims(config: PalmConfig, batch_size: int, mesh: MeshLayout) -> Dims:
     d_model_stored=d_model_as("d_model_stored"),
     d_model_residual=d_model_as("d_model_residual"),
     heads=mtf.Dimension("heads", config.num_heads),
+    kv_heads=mtf.Dimension("heads", config.key_heads),
     d_kv=mtf.Dimension("d_kv", config.d_kv),
     d_ff=mtf.Dimension("d_ff", config.d_ff),
     vocab=mtf.Dimension("vocab", vocab_size),
+    positions=mtf.Dimension("positions", config.sequence_length),
+    buckets=mtf.Dimension("buckets", NUM_BUCKETS),
   )

@@ -1,10 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Embedding, norm, rotary embedding and SwiGLU, with their gradients."""
+"""Embedding, norms and biases, with their gradients."""
 
-import numpy as np
+from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.block import NormForm
 from palm_mtf.native import layers as native
 from palm_mtf.native.operations import IS_CENTERED
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
@@ -12,9 +13,6 @@ from palm_mtf.ops.xla import fused
 
 # Each layer below makes one pass over the memory of a device's slice. The layer
 # computes in float32 for any activation dtype, and rounds only its result.
-
-NORM_EPSILON = 1e-6
-ROTARY_BASE = 10_000.0
 
 
 def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
@@ -92,56 +90,74 @@ def embed(
   ).outputs[0]
 
 
-# Each norm takes x [..., d_model] in float32. It returns the normalized y and,
-# for the norm's gradient, 1 / deviation, [..., 1].
+# The functions of a statistic take x [..., d_model] in float32. They return the
+# normalized y and, for the norm's gradient, 1 / deviation, [..., 1].
 
 
-def _rms_norm(x):
+def _by_mean_square(x, epsilon):
   rsqrt = tf.math.rsqrt(
-    tf.reduce_mean(tf.square(x), -1, keepdims=True) + NORM_EPSILON
+    tf.reduce_mean(tf.square(x), -1, keepdims=True) + epsilon
   )
   return x * rsqrt, rsqrt
 
 
-def _layer_norm(x):
-  return _rms_norm(x - tf.reduce_mean(x, -1, keepdims=True))
+def _by_variance(x, epsilon):
+  return _by_mean_square(x - tf.reduce_mean(x, -1, keepdims=True), epsilon)
 
 
 # The gradient of x is orthogonal to y and, if the norm subtracts the mean, to
 # the vector of ones.
 
 
-def _rms_norm_gradient(y, rsqrt, dy):
+def _by_mean_square_gradient(y, rsqrt, dy):
   return (dy - y * tf.reduce_mean(dy * y, -1, keepdims=True)) * rsqrt
 
 
-def _layer_norm_gradient(y, rsqrt, dy):
+def _by_variance_gradient(y, rsqrt, dy):
   dx = dy - y * tf.reduce_mean(dy * y, -1, keepdims=True)
   return (dx - tf.reduce_mean(dy, -1, keepdims=True)) * rsqrt
 
 
-# The norm and its gradient for each value of NORM. Norms in IS_CENTERED are
-# also operations in C++.
-_NORMS = {
-  "layer_norm": (_layer_norm, _layer_norm_gradient),
-  "rms_norm": (_rms_norm, _rms_norm_gradient),
+# {statistic of a norm (see `NormForm`): its function and the gradient}. Those
+# in IS_CENTERED are also operations in C++.
+_STATISTICS = {
+  "variance": (_by_variance, _by_variance_gradient),
+  "mean_square": (_by_mean_square, _by_mean_square_gradient),
 }
 
 
-def normalize(x: tf.Tensor, kind: str) -> tf.Tensor:
+def normalize(x: tf.Tensor, statistic: str, epsilon: float) -> tf.Tensor:
   """Normalizes x without a scale; returns [..., d_model], float32.
 
   Args:
     x: [..., d_model], any float dtype.
-    kind: value of NORM, "layer_norm" or "rms_norm".
+    statistic: see `NormForm`.
+    epsilon: NORM_EPSILON.
   """
-  forward, _ = _NORMS[kind]
-  return forward(tf.cast(x, tf.float32))[0]
+  forward, _ = _STATISTICS[statistic]
+  return forward(tf.cast(x, tf.float32), epsilon)[0]
 
 
 @fused
-def _norm(x, scale, kind):
-  return tf.cast(normalize(x, kind) * scale, x.dtype)
+def apply_norm(
+  x: tf.Tensor,
+  statistic: str,
+  epsilon: float,
+  scale: tf.Tensor,
+  *bias: tf.Tensor,
+) -> tf.Tensor:
+  """Normalizes x, multiplies by a scale, and adds a bias if there is one.
+
+  Args:
+    x: [..., d_model], any float dtype.
+    statistic, epsilon: see `normalize`.
+    scale: [d_model], float32.
+    *bias: [d_model], float32; nothing for no bias.
+  """
+  y = normalize(x, statistic, epsilon) * scale
+  for each in bias:
+    y += each
+  return tf.cast(y, x.dtype)
 
 
 def _to_rows(x):
@@ -149,66 +165,82 @@ def _to_rows(x):
 
 
 @fused
-def _norm_gradient(x, scale, dy, kind):
-  forward, backward = _NORMS[kind]
+def _norm_gradient(x, scale, dy, statistic, epsilon):
+  # Returns the gradients of x, the scale and the bias.
+  forward, backward = _STATISTICS[statistic]
   shape, dtype = x.shape, x.dtype
   # x and dy become matrices, because on CPUs XLA's sums over two dimensions
   # take twice as long as sums over one dimension.
   x, dy = _to_rows(x), _to_rows(dy)
-  y, state = forward(tf.cast(x, tf.float32))
+  y, state = forward(tf.cast(x, tf.float32), epsilon)
   dy = tf.cast(dy, tf.float32)
-  dscale = tf.reduce_sum(dy * y, 0)
+  dscale, dbias = tf.reduce_sum(dy * y, 0), tf.reduce_sum(dy, 0)
   dx = backward(y, state, dy * scale)
-  return tf.reshape(tf.cast(dx, dtype), shape), dscale
+  return tf.reshape(tf.cast(dx, dtype), shape), dscale, dbias
 
 
 def norm(
-  x: mtf.Tensor, scale: mtf.Tensor, kind: str, factor: float = 1.0
+  x: mtf.Tensor,
+  vectors: Sequence[mtf.Tensor],
+  form: NormForm,
+  epsilon: float,
+  factor: float = 1.0,
 ) -> mtf.Tensor:
-  """Normalizes over d_model and multiplies by a scale.
+  """Normalizes over d_model and multiplies by a scale; may add a bias.
 
   Args:
     x: [..., d_model], activation dtype.
-    scale: [d_model], float32.
-    kind: value of NORM, "layer_norm" or "rms_norm".
-    factor: constant by which the scale is multiplied.
+    vectors: the scale, [d_model] float32, and the bias if the form has one.
+    form: what the norm computes.
+    epsilon: NORM_EPSILON.
+    factor: constant by which the result is multiplied.
   """
-  is_native = kind in IS_CENTERED
+  is_native = form.statistic in IS_CENTERED and len(vectors) == 1
   rows = [dim.name for dim in x.shape.dims[:-1]]
+  how = form.statistic, epsilon
 
-  def scaled(scale):
-    return scale if factor == 1 else scale * factor
+  def scaled(scale, *bias):
+    if form.scale_offset:
+      scale = scale + form.scale_offset
+    return [x if factor == 1 else x * factor for x in (scale, *bias)]
 
-  def forward_slice(x, scale):
-    return _norm(x, scaled(scale), kind)
+  def forward_slice(x, *vectors):
+    return apply_norm(x, *how, *scaled(*vectors))
+
+  def native_options(threads):
+    is_centered = IS_CENTERED[form.statistic]
+    return dict(is_centered=is_centered, epsilon=epsilon, threads=threads)
 
   def native_forward(threads, x, scale):
-    how = {"is_centered": IS_CENTERED[kind], "threads": threads}
-    return tf.reshape(native.norm(_to_rows(x), scaled(scale), **how), x.shape)
+    y = native.norm(_to_rows(x), *scaled(scale), **native_options(threads))
+    return tf.reshape(y, x.shape)
 
-  def backward_slice(x, scale, dy):
-    dx, dscale = _norm_gradient(x, scaled(scale), dy, kind)
-    return dx, scaled(dscale)
+  def times_factor(gradients):
+    return [x if factor == 1 else x * factor for x in gradients]
 
-  def native_backward(threads, x, scale, dy):
-    how = {"is_centered": IS_CENTERED[kind], "threads": threads}
-    given = _to_rows(x), scaled(scale), _to_rows(dy)
-    dx, dscale = native.norm_gradient(*given, **how)
-    return tf.reshape(dx, x.shape), scaled(dscale)
+  def backward_slice(x, dy, *vectors):
+    scale, *_ = scaled(*vectors)
+    dx, *gradients = _norm_gradient(x, scale, dy, *how)
+    return (dx, *times_factor(gradients[: len(vectors)]))
+
+  def native_backward(threads, x, dy, scale):
+    given = _to_rows(x), *scaled(scale), _to_rows(dy)
+    dx, dscale = native.norm_gradient(*given, **native_options(threads))
+    return (tf.reshape(dx, x.shape), *times_factor([dscale]))
 
   def gradient(op, dy):
-    x, scale = op.inputs
+    x, *vectors = op.inputs
     return WholeSlice(
       ByDevice(backward_slice, native_backward if is_native else None),
-      [x, scale, dy],
-      [(x.shape, x.dtype), (scale.shape, scale.dtype)],
+      [x, dy, *vectors],
+      [(each.shape, each.dtype) for each in (x, *vectors)],
       splittable=rows,
       name="norm_gradient",
     ).outputs
 
   return WholeSlice(
     ByDevice(forward_slice, native_forward if is_native else None),
-    [x, scale],
+    [x, *vectors],
     [(x.shape, x.dtype)],
     splittable=rows,
     gradient=gradient,
@@ -217,58 +249,35 @@ def norm(
   ).outputs[0]
 
 
-def rotary_tables(
-  mesh: mtf.Mesh, length: mtf.Dimension, d_kv: mtf.Dimension
-) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """Returns sin and cos of position * ROTARY_BASE ** (-2i / d_kv).
-
-  Each is [length, d_kv / 2], float32, and indexed by position and i.
-  """
-  pairs = mtf.Dimension("d_kv_pairs", d_kv.size // 2)
-  sin, cos = (
-    mtf.import_tf_tensor(mesh, tf.constant(table), mtf.Shape([length, pairs]))
-    for table in sines_and_cosines(length.size, d_kv.size)
-  )
-  return sin, cos
-
-
-def sines_and_cosines(length: int, d_kv: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the values of `rotary_tables` as NumPy arrays."""
-  # Tables are in float32, because bfloat16 rounds position 257 to 256.
-  frequency = ROTARY_BASE ** (-np.arange(d_kv // 2) / (d_kv // 2))
-  angle = np.arange(length)[:, np.newaxis] * frequency
-  return np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)
-
-
-def rotate_pairs(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
-  """Rotates pairs of numbers, one from each half of d_kv; keeps the dtype.
+def add_bias(x: mtf.Tensor, bias: mtf.Tensor) -> mtf.Tensor:
+  """Adds a vector to each row.
 
   Args:
-    x: [..., d_kv].
-    sin: float32, broadcasts to [..., d_kv / 2].
-    cos: float32, broadcasts to [..., d_kv / 2].
+    x: [batch, length, outputs], any float dtype.
+    bias: [outputs], float32; its gradient is added up in float32.
   """
-  x1, x2 = tf.split(tf.cast(x, tf.float32), 2, -1)
-  y = tf.concat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
-  return tf.cast(y, x.dtype)
 
+  def forward(x, bias):
+    return x + tf.cast(bias, x.dtype)
 
-def apply_gate(gate: tf.Tensor, linear: tf.Tensor) -> tf.Tensor:
-  """Returns swish(gate) * linear of one slice, in the dtype of `linear`."""
-  # swish(z) = z sigmoid(z)
-  gate, x = tf.cast(gate, tf.float32), tf.cast(linear, tf.float32)
-  return tf.cast(gate * tf.sigmoid(gate) * x, linear.dtype)
+  def gradient(op, dy):
+    (dbias,) = WholeSlice(
+      lambda dy: tf.reduce_sum(tf.cast(_to_rows(dy), tf.float32), 0),
+      [dy],
+      [(bias.shape, bias.dtype)],
+      splittable=dy.shape.dimension_names,
+      name="bias_gradient",
+    ).outputs
+    return [dy, dbias]
 
-
-def differentiate_gate(
-  gate: tf.Tensor, linear: tf.Tensor, dy: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the gradients of both arguments of `apply_gate`, in their dtype."""
-  dtype = gate.dtype
-  gate, x, dy = (tf.cast(t, tf.float32) for t in (gate, linear, dy))
-  sigmoid = tf.sigmoid(gate)
-  dgate = dy * x * sigmoid * (1.0 + gate * (1.0 - sigmoid))
-  return tf.cast(dgate, dtype), tf.cast(dy * gate * sigmoid, dtype)
+  return WholeSlice(
+    forward,
+    [x, bias],
+    [(x.shape, x.dtype)],
+    splittable=x.shape.dimension_names,
+    gradient=gradient,
+    name="bias",
+  ).outputs[0]
 
 
 # If the size of the mesh axis that splits `vocab` does not divide VOCAB_SIZE,

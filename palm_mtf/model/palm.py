@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PaLM: a decoder of parallel blocks (section 2; Chowdhery et al. 2022).
+"""A decoder of Transformer blocks; PaLM's by default.
 
   parallel   y = x + MLP(norm(x)) + Attention(norm(x))
   serial     h = x + Attention(norm(x));   y = h + MLP(mlp_norm(h))
@@ -9,22 +9,26 @@
   Attention(x) = self_attention(rotary(x q), rotary(x k), x v) o
   logits       = final_norm(x) embedding^T / sqrt(d_model)
 
-Training, validation, scoring and the prefill of decoding run this forward pass;
-weights.py stores the weights and multiplies by them. There are no biases.
+(PaLM, section 2; Chowdhery et al. 2022.) Settings choose other norms, MLPs,
+heads, positions and biases: architecture/block.py describes the block that this
+forward pass computes. Training, validation, scoring and the prefill of decoding
+run it; weights.py stores the weights and multiplies by them.
 """
 
 import functools
 from collections.abc import Callable, Iterable
 
 from palm_mtf._tf import mtf
-from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.architecture.block import NORMS, Attention, layer_of, rotary_of
+from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import self_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
-from palm_mtf.model.layers import norm, rotary_tables, without_padding
+from palm_mtf.model.layers import norm, without_padding
+from palm_mtf.model.positions import rotary_tables
 from palm_mtf.model.sharding import from_residual, to_residual
-from palm_mtf.model.weights import GATES, QKV, Weights
+from palm_mtf.model.weights import Weights
 from palm_mtf.ops.recompute import recomputed
 
 KeysAndValues = list[tuple[mtf.Tensor, mtf.Tensor]]
@@ -54,7 +58,10 @@ class Palm:
     self._dropout = dropout
     # Positions count from the start of the row even if the row has several
     # documents, because scores depend only on differences of positions.
-    self._angles = rotary_tables(weights.mesh, dims.length, dims.d_kv)
+    rotary = rotary_of(config)
+    self._angles = (
+      rotary_tables(weights.mesh, dims.length, rotary) if rotary else []
+    )
 
   def logits(
     self,
@@ -97,13 +104,15 @@ class Palm:
       [batch, length, d_model], activation dtype.
     """
     layers = range(self._config.num_layers)
-    x = self.embed(inputs)
+    x = self.embed(inputs, segments)
     x = self.run_blocks(x, layers, segments, prefix, keys_and_values)
     return self.last_norm(x)
 
-  def embed(self, inputs: mtf.Tensor) -> mtf.Tensor:
-    """Returns the input of the first block; for `inputs` see `logits`."""
-    x = self._drop(self._weights.embed(inputs), 0)
+  def embed(
+    self, inputs: mtf.Tensor, segments: mtf.Tensor | None = None
+  ) -> mtf.Tensor:
+    """Returns the input of the first block; for arguments see `logits`."""
+    x = self._drop(self._weights.embed(inputs, segments), 0)
     return to_residual(x, self._dims)
 
   def run_blocks(
@@ -120,11 +129,21 @@ class Palm:
     arguments see `hidden`.
     """
 
-    def attend(q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
+    def attend(layer: int, mixer: Attention, qkv: list[mtf.Tensor]):
+      q, k, v = qkv
       if keys_and_values is not None:
         keys_and_values.append((k, v))
+      extras = self._weights.score_extras(
+        layer_name(layer), mixer, self._dims.length
+      )
       keeps_weights = self._config.remat != "attention"
-      return self_attention(q, k, v, segments, prefix, keeps_weights)
+      masks = segments, prefix
+      return self_attention(
+        *(q, k, v, *masks),
+        mixer=mixer,
+        extras=extras,
+        keeps_weights=keeps_weights,
+      )
 
     for layer in layers:
       block = functools.partial(self._block, layer=layer, attend=attend)
@@ -134,10 +153,10 @@ class Palm:
 
   def last_norm(self, x: mtf.Tensor) -> mtf.Tensor:
     """Normalizes the output of the last block; returns `hidden`."""
-    # The last norm's scale includes the factor 1/sqrt(d_model) of the logits,
-    # because the norm multiplies in float32. Scaling bfloat16 logits would
-    # round the logits a second time.
-    return self._norm(x, "final_norm", factor=self._dims.d_model.size**-0.5)
+    # The last norm's scale includes the factor of the logits, because the norm
+    # multiplies in float32. Scaling bfloat16 logits would round the logits a
+    # second time.
+    return self._norm(x, "final_norm", factor=self._config.logits_factor)
 
   def unembed(self, hidden: mtf.Tensor) -> mtf.Tensor:
     """Returns the logits; see `logits`."""
@@ -148,28 +167,29 @@ class Palm:
     self, x: mtf.Tensor, *, layer: int, attend: Callable[..., mtf.Tensor]
   ) -> mtf.Tensor:
     weights, name = self._weights, layer_name(layer)
-    o, wo = f"{name}/attention/o", f"{name}/mlp/wo"
-    y = self._norm(x, f"{name}/norm")
-    if self._config.block == "parallel":
-      # Attention and MLP read the same norm, so one matrix product multiplies
-      # by all five kernels. The products with o and wo are added first and then
-      # share one all-reduce (PaLM, section 2).
-      q, k, v, hidden = weights.project_in(
-        y, name, [*QKV, *GATES], self._angles
-      )
-      branches = {o: attend(q, k, v), wo: hidden}
-      return self._add(x, weights.project_out(branches), 2 * layer + 1)
-    q, k, v = weights.project_in(y, name, QKV, self._angles)
-    attention = weights.project_out({o: attend(q, k, v)})
-    x = self._add(x, attention, 2 * layer + 1)
-    y = self._norm(x, f"{name}/mlp_norm")
-    (hidden,) = weights.project_in(y, name, GATES)
-    return self._add(x, weights.project_out({wo: hidden}), 2 * layer + 2)
+    for i, each in enumerate(layer_of(self._config).sums):
+      branches = {}
+      for read in each.reads:
+        # One matrix product multiplies a norm by all kernels that read it.
+        y = self._norm(x, f"{name}/{read.norm}")
+        found = weights.project_in(y, name, read, self._angles)
+        for branch in read.branches:
+          mixer = branch.mixer
+          if isinstance(mixer, Attention):
+            mixed = attend(layer, mixer, [found.pop(0) for _ in range(3)])
+          else:
+            mixed = found.pop(0)
+          branches[branch.output] = mixed
+      # The products of all branches are added first and then share one
+      # all-reduce (PaLM, section 2).
+      x = self._add(x, weights.project_out(name, branches), 2 * layer + 1 + i)
+    return x
 
   def _norm(self, x: mtf.Tensor, name: str, factor: float = 1.0) -> mtf.Tensor:
     x = from_residual(x, self._dims)
-    scale = self._weights.scale(name, after=x)
-    return norm(x, scale, self._config.norm, factor)
+    vectors = self._weights.norm_vectors(name, after=x)
+    config = self._config
+    return norm(x, vectors, NORMS[config.norm], config.norm_epsilon, factor)
 
   def _add(self, x: mtf.Tensor, branch: mtf.Tensor, place: int) -> mtf.Tensor:
     return x + to_residual(self._drop(branch, place), self._dims)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One matrix product for all kernels that read one tensor.
+"""One matrix product for all kernels that read one norm.
 
 The kernels q, k, v, wi_gate and wi of a parallel block read the same norm, so
 they share one product, x [q | k | v | wi_gate | wi]. This makes the block
@@ -12,22 +12,24 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.model.layers import apply_gate, differentiate_gate, rotate_pairs
+from palm_mtf.architecture.block import Mlp, Read
+from palm_mtf.model.activations import activate
+from palm_mtf.model.layers import normalize
+from palm_mtf.model.positions import Angles, rotate_pairs
 from palm_mtf.native import layers as native
 from palm_mtf.ops.matmul import is_emulated, matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused, in_xla_computation
 
-# The forward pass splits the product, rotates q and k and applies SwiGLU in one
-# pass over memory; another such pass computes the product's gradient. Both are
-# in C++ (native/projection.h) or, on devices without the C++ operations,
+# The forward pass splits the product, adds biases, normalizes and rotates q and
+# k, and applies the MLP's activation in one pass over memory; another such pass
+# computes the product's gradient. Both are in C++ (native/projection.h) for
+# PaLM's block or, for other blocks and on devices without the C++ operations,
 # compiled by XLA.
-
-Angles = tuple[tf.Tensor, tf.Tensor]
 
 
 # Except in `read_product`, XLA does not compile the two functions below, as its
@@ -46,42 +48,89 @@ def _split_columns(joined, rows, shapes):
   ]
 
 
-def _rotate(x: tf.Tensor, angles: Angles, num_rows: int) -> tf.Tensor:
-  # The first `num_rows` dimensions of x, such as [batch, length], index a row.
-  # The last one of these is the position, which selects the angle.
-  heads = [1] * (x.shape.rank - num_rows - 1)  # [1] if x has heads, else []
-
-  def broadcast(t):
-    return tf.reshape(t, [*[1] * (num_rows - 1), t.shape[0], *heads, -1])
-
-  return rotate_pairs(x, *map(broadcast, angles))
+def _broadcast_angles(
+  angles: Angles, num_rows: int, num_heads: int
+) -> list[tf.Tensor]:
+  # The first `num_rows` dimensions of a product, such as [batch, length], index
+  # a row. The last one of these is the position, which selects the angle.
+  before, heads = [1] * (num_rows - 1), [1] * num_heads
+  return [
+    tf.reshape(each, [*before, each.shape[0], *heads, -1]) for each in angles
+  ]
 
 
 def read_product(
   wide: tf.Tensor,
   rows: Sequence[int],
   shapes: Sequence[Sequence[int]],
+  read: Read,
+  epsilon: float,
   angles: Angles,
-  is_gated: bool,
-) -> tuple[tf.Tensor, ...]:
-  """Splits a product into rotated q, rotated k, v and the hidden layer.
+  vectors: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+  """Splits a product into what the mixers of the branches take.
 
   Args:
     wide: product of x with joined kernels, [rows, columns].
     rows: sizes of the dimensions that make up the rows: [batch, length].
     shapes: shape of one row of each part, such as [heads, d_kv] for q.
-    angles: sin and cos by which the first two parts, q and k, are rotated,
-      [length, d_kv / 2] float32 each; () if no part is rotated.
-    is_gated: whether the last two parts are products with wi_gate and wi, which
-      become one tensor, swish(x wi_gate) * (x wi).
+    read: the branches that read the norm.
+    epsilon: NORM_EPSILON, for norms of q and k.
+    angles: sin and cos of rotary embedding, [length, size / 2] float32 each.
+    vectors: biases and scales of norms of q and k, float32, in the order of
+      `vectors_of`.
+
+  Returns:
+    q, k and v of an attention branch, and the hidden layer of an MLP.
   """
-  parts = _split_columns(wide, rows, shapes)
-  if angles:
-    parts[:2] = [_rotate(x, angles, len(rows)) for x in parts[:2]]
-  return (*parts[:-2], apply_gate(*parts[-2:])) if is_gated else tuple(parts)
+  parts, given = _split_columns(wide, rows, shapes), iter(vectors)
+  read_parts = []
+  for x, each in zip(parts, read.projections, strict=True):
+    if each.has_bias:
+      x = tf.cast(tf.cast(x, tf.float32) + next(given), x.dtype)
+    if each.head_norm:
+      y = normalize(x, each.head_norm, epsilon) * next(given)
+      x = tf.cast(y, x.dtype)
+    if each.rotary:
+      num_heads = x.shape.rank - len(rows) - 1
+      turn = _broadcast_angles(angles, len(rows), num_heads)
+      x = rotate_pairs(x, *turn, each.rotary)
+    read_parts.append(x)
+  found = []
+  for branch in read.branches:
+    own = [read_parts.pop(0) for _ in branch.inputs]
+    is_mlp = isinstance(branch.mixer, Mlp)
+    found += [activate(own, branch.mixer.activation)] if is_mlp else own
+  return found
 
 
-_fused_read = fused(read_product)
+def vectors_of(read: Read) -> list[str]:
+  """Returns the names within the layer of the vectors of `read_product`."""
+  return [name for each in read.projections for name in each.vectors]
+
+
+def parts_of_outputs(read: Read) -> list[int]:
+  """Returns, for each projection, the index of the result that reads it."""
+  found, count = [], 0
+  for branch in read.branches:
+    is_mlp = isinstance(branch.mixer, Mlp)
+    found += [count + (0 if is_mlp else i) for i in range(len(branch.inputs))]
+    count = found[-1] + 1
+  return found
+
+
+@functools.cache  # so that all layers share the compiled code
+def _fused_read(*how):
+  # `how` has the arguments of `read_product` that are no tensors.
+  def split(wide, angles, vectors):
+    return read_product(wide, *how, angles, vectors)
+
+  def gradient(wide, angles, vectors, gradients):
+    # Returns the gradients of `wide` and of the vectors.
+    parts = split(wide, angles, vectors)
+    return tf.gradients(parts, [wide, *vectors], gradients)
+
+  return fused(split), fused(gradient)
 
 
 def kernel_gradient(
@@ -101,26 +150,14 @@ def kernel_gradient(
   return matmul(x, gradient, transpose_a=True)
 
 
-@fused
-def _rotate_back(xs, angles):
-  sin, cos = angles
-  return [_rotate(x, (-sin, cos), 2) for x in xs]
-
-
-@fused
-def _gates_gradient(wide, dy):
-  columns = dy.shape[-1]
-  gate, linear = tf.split(wide[:, -2 * columns :], 2, 1)
-  return differentiate_gate(gate, linear, tf.reshape(dy, [-1, columns]))
-
-
 @dataclasses.dataclass(frozen=True)
 class JoinedColumns:
   """Splits a device's product of x with joined kernels; joins gradients."""
 
   # Shape of each kernel's slice, without d_model.
   shapes: Sequence[Sequence[int]]
-  is_gated: bool  # whether the last two kernels are wi_gate and wi
+  read: Read  # the branches that read the product
+  epsilon: float  # NORM_EPSILON
   # Threads per C++ operation; 0 if the device has no C++ operations.
   threads: int
 
@@ -128,88 +165,115 @@ class JoinedColumns:
   def _sizes(self):
     return [math.prod(shape) for shape in self.shapes]
 
-  def read(
+  def split(
     self,
     wide: tf.Tensor,
     rows: Sequence[int],
-    angles: Sequence[tf.Tensor],
-  ) -> tuple[tf.Tensor, ...]:
+    angles: Angles,
+    vectors: Sequence[tf.Tensor],
+  ) -> list[tf.Tensor]:
     """Splits a product; see `read_product`."""
-    if not self.threads:
-      return _fused_read(wide, rows, self.shapes, angles, self.is_gated)
+    if not self._is_native:
+      split, _ = self._fused(rows)
+      return list(split(wide, list(angles), list(vectors)))
     parts = native.read_product(
-      wide, self._sizes, angles, is_gated=self.is_gated, threads=self.threads
+      wide, self._sizes, angles, is_gated=self._is_gated, threads=self.threads
     )
-    return tuple(
+    return [
       tf.reshape(part, [*rows, *shape])
       # wi_gate and wi have two shapes, but one part, the last.
       for part, shape in zip(parts, self.shapes, strict=False)
-    )
+    ]
 
   def gradient(
     self,
     wide: tf.Tensor,
+    rows: Sequence[int],
     gradients: Sequence[tf.Tensor],
-    angles: Sequence[tf.Tensor],
-  ) -> tf.Tensor:
-    """Returns the gradient of a product from gradients of its parts."""
-    rows = wide.shape[0]
-    if self.threads:
-      return native.read_product_gradient(
+    angles: Angles,
+    vectors: Sequence[tf.Tensor],
+  ) -> list[tf.Tensor]:
+    """Returns the gradients of a product and of the vectors.
+
+    `gradients` has the gradient of each result of `split`.
+    """
+    if self._is_native:
+      gradient = native.read_product_gradient(
         wide,
-        [tf.reshape(dy, [rows, -1]) for dy in gradients],
+        [tf.reshape(dy, [wide.shape[0], -1]) for dy in gradients],
         self._sizes,
         angles,
-        is_gated=self.is_gated,
+        is_gated=self._is_gated,
         threads=self.threads,
       )
-    gradients = list(gradients)
-    if angles:
-      gradients[:2] = _rotate_back(gradients[:2], angles)
-    if self.is_gated:
-      gradients += _gates_gradient(wide, gradients.pop())
-    return _join_columns(rows, gradients)
+      return [gradient]
+    _, gradient = self._fused(rows)
+    return gradient(wide, list(angles), list(vectors), list(gradients))
+
+  def _fused(self, rows: Sequence[int]) -> tuple[Callable, Callable]:
+    shapes = tuple(map(tuple, self.shapes))
+    return _fused_read(tuple(rows), shapes, self.read, self.epsilon)
+
+  @property
+  def _is_gated(self) -> bool:
+    mixer = self.read.branches[-1].mixer
+    return isinstance(mixer, Mlp) and mixer.is_gated
+
+  @property
+  def _is_native(self) -> bool:
+    return bool(self.threads) and native.reads(self.read, self.shapes)
 
 
 class _Projection(mtf.Operation):
-  """Outputs q, k, v, the hidden layer, and the product that gives all these."""
+  """Outputs what mixers take, and the product that these are read off."""
 
-  def __init__(self, x, kernels, positions, angles, is_gated, dtype):
-    super().__init__([x, *angles, *kernels], name="projection")
-    self.angles, self.kernels = list(angles), list(kernels)
-    self.is_gated, self.gradient_dtype = is_gated, dtype
+  def __init__(self, x, read, kernels, vectors, angles, epsilon, dtype):
+    super().__init__([x, *angles, *vectors, *kernels], name="projection")
+    self.angles, self.vectors = list(angles), list(vectors)
+    self.kernels, self.branches = list(kernels), read
+    self.epsilon, self.gradient_dtype = epsilon, dtype
     batch, length, _ = x.shape.dims
-    shapes = [
-      [batch, place, *kernel.shape.dims[1:]]
-      for place, kernel in zip(positions, kernels, strict=True)
-    ]
     # `columns` has the columns of whole kernels, although a device's product
     # has only the columns of its slices of the kernels.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
-    self.num_read = len(kernels) - is_gated
+    self.part_of = parts_of_outputs(read)
+    shapes = {
+      part: [
+        batch,
+        mtf.Dimension(each.positions, length.size),
+        *kernel.shape.dims[1:],
+      ]
+      for part, each, kernel in zip(
+        self.part_of, read.projections, kernels, strict=True
+      )
+    }
+    self.num_read = len(shapes)
     self._read_again = None
     self._outputs = [
       mtf.Tensor(self, mtf.Shape(dims), x.dtype, index=i)
-      for i, dims in enumerate(
-        [*shapes[: self.num_read], [batch, length, columns]]
-      )
+      for i, dims in enumerate([*shapes.values(), [batch, length, columns]])
     ]
 
+  def cut_inputs(self, values: Sequence) -> tuple:
+    """Returns x, the angles, the vectors and the kernels of all inputs."""
+    x, *others = values
+    n, m = len(self.angles), len(self.angles) + len(self.vectors)
+    return x, others[:n], others[n:m], others[m:]
+
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
-    num_angles = len(self.angles)
     gradients = grad_ys[: self.num_read]
-    # The kernels are read from self.inputs, because `recomputed` copies this
+    # Inputs are read from self.inputs, because `recomputed` copies this
     # operation with other inputs, but with the same self.kernels.
-    x, *kernels = (
-      recompute(each, gradients[0])
-      for each in (self.inputs[0], *self.inputs[1 + num_angles :])
-    )
-    dx, *dkernels = _ProjectionGradient(self, x, kernels, gradients).outputs
-    return [dx, *[None] * num_angles, *dkernels]
+    x, angles, vectors, kernels = self.cut_inputs(self.inputs)
+    x, *kernels = (recompute(each, gradients[0]) for each in (x, *kernels))
+    dx, *others = _ProjectionGradient(
+      self, x, vectors, kernels, gradients
+    ).outputs
+    return [dx, *(None for _ in angles), *others]
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns x (q, k, v or the hidden layer), read from the product again."""
+    """Returns x, such as q or the hidden layer, read from the product again."""
     # The first signal serves all calls, which are in one backward pass.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
@@ -218,19 +282,19 @@ class _Projection(mtf.Operation):
   def columns(self, impl: mtf.MeshImpl) -> JoinedColumns:
     """Returns the columns of a device's product."""
     shapes = [impl.slice_shape(kernel.shape)[1:] for kernel in self.kernels]
-    return JoinedColumns(shapes, self.is_gated, native_threads(impl))
+    threads = native_threads(impl)
+    return JoinedColumns(shapes, self.branches, self.epsilon, threads)
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    num_angles = len(self.angles)
     impl = lowering.mesh_impl(self)
     columns = self.columns(impl)
 
-    def apply(x, *others):
-      angles, kernels = others[:num_angles], others[num_angles:]
+    def apply(*inputs):
+      x, angles, vectors, kernels = self.cut_inputs(inputs)
       *rows, d_model = x.shape.as_list()
       x = tf.reshape(x, [-1, d_model])
       wide = matmul(x, _join_columns(d_model, kernels))
-      return (*columns.read(wide, rows, angles), wide)
+      return (*columns.split(wide, rows, angles, vectors), wide)
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
@@ -240,11 +304,13 @@ class _Projection(mtf.Operation):
 
 
 class _ReadAgain(mtf.Operation):
-  """Outputs q, k, v and the hidden layer, read from the product again."""
+  """Outputs what mixers take, read from the product again."""
 
   def __init__(self, forward, signal):
     *read, wide = forward.outputs
-    super().__init__([wide, signal, *forward.angles], name="read_again")
+    super().__init__(
+      [wide, signal, *forward.angles, *forward.vectors], name="read_again"
+    )
     self._forward = forward
     self._outputs = [
       mtf.Tensor(self, y.shape, y.dtype, index=i) for i, y in enumerate(read)
@@ -252,94 +318,88 @@ class _ReadAgain(mtf.Operation):
 
   def lower(self, lowering: mtf.Lowering) -> None:
     forward, impl = self._forward, lowering.mesh_impl(self)
-    wide, signal, *angles = (lowering.tensors[x] for x in self.inputs)
+    wide, signal, *others = (lowering.tensors[x] for x in self.inputs)
     rows = impl.slice_shape(self.outputs[0].shape)[:2]
-    columns = forward.columns(impl)
+    columns, n = forward.columns(impl), len(forward.angles)
 
-    def read(wide, *angles):
-      return columns.read(wide, rows, angles)
+    def split(wide, *others):
+      return tuple(columns.split(wide, rows, others[:n], others[n:]))
 
-    values = impl.slicewise(read, impl.delay(wide, signal), *angles)
+    values = impl.slicewise(split, impl.delay(wide, signal), *others)
     for output, value in zip(self.outputs, values, strict=True):
       lowering.set_tensor_lowering(output, value)
 
 
 class _ProjectionGradient(mtf.Operation):
-  """Outputs the gradients of x and of each kernel of a projection."""
+  """Outputs the gradients of x, of each vector and of each kernel."""
 
-  def __init__(self, forward, x, kernels, gradients):
+  def __init__(self, forward, x, vectors, kernels, gradients):
     *_, wide = forward.outputs
     super().__init__(
-      [x, wide, *forward.angles, *kernels, *gradients],
+      [x, *forward.angles, *vectors, *kernels, wide, *gradients],
       name="projection_gradient",
     )
     self._forward = forward
-    self._outputs = [mtf.Tensor(self, x.shape, x.dtype)] + [
-      mtf.Tensor(self, kernel.shape, forward.gradient_dtype, index=i)
-      for i, kernel in enumerate(forward.kernels, start=1)
+    outputs = [
+      (x.shape, x.dtype),
+      *((each.shape, each.dtype) for each in vectors),
+      *((each.shape, forward.gradient_dtype) for each in kernels),
+    ]
+    self._outputs = [
+      mtf.Tensor(self, shape, dtype, index=i)
+      for i, (shape, dtype) in enumerate(outputs)
     ]
 
   def lower(self, lowering: mtf.Lowering) -> None:
     # One matrix product gives the gradients of all kernels. For dx, adjacent
     # kernels that the same mesh axes split share a product.
     forward, impl = self._forward, lowering.mesh_impl(self)
-    x, wide, *others = (lowering.tensors[each] for each in self.inputs)
-    n, m = len(forward.angles), len(forward.angles) + len(forward.kernels)
-    angles, kernels, gradients = others[:n], others[n:m], others[m:]
+    n = len(forward.inputs)
+    values = [lowering.tensors[each] for each in self.inputs]
+    inputs, wide, gradients = values[:n], values[n], values[n + 1 :]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # `axes` has, for each kernel, the mesh axes over which the kernel's part of
     # dx must be summed. In multi-query attention dk and dv are sums over slices
     # of `heads`, each a LazyAllreduceSum. Instead of dk and dv, their linear
-    # functions dx and the kernels' gradients are all-reduced.
+    # functions are all-reduced: dx and the gradients of kernels and vectors.
     axes = []
-    for i, kernel in enumerate(forward.kernels):
-      of = min(i, len(gradients) - 1)  # wi_gate and wi share the last gradient
+    for of, kernel in zip(forward.part_of, forward.kernels, strict=True):
       over = split_axes(impl, kernel.shape.dims[1:])
       over += gradients[of].mesh_axes if is_open[of] else []
       axes.append(tuple(sorted(over)))
-    read = forward.columns(impl)
-    groups = _columns_by_axes(axes, read.shapes)
+    columns = forward.columns(impl)
+    groups = _columns_by_axes(axes, columns.shapes)
 
-    def apply(x, wide, *others):
-      angles, kernels, gradients = others[:n], others[n:m], others[m:]
+    def apply(*values):
+      x, angles, vectors, kernels = forward.cut_inputs(values[:n])
+      wide, gradients = values[n], values[n + 1 :]
+      gradient, *dvectors = columns.gradient(
+        wide, x.shape[:2], gradients, angles, vectors
+      )
       joined = _join_columns(x.shape[2], kernels)
-      gradient = read.gradient(wide, gradients, angles)
       dxs = [
         tf.reshape(
-          matmul(gradient[:, columns], joined[:, columns], transpose_b=True),
-          x.shape,
+          matmul(gradient[:, own], joined[:, own], transpose_b=True), x.shape
         )
-        for _, columns in groups
+        for _, own in groups
       ]
-      rows = tf.reshape(x, [-1, x.shape[2]])
-      if in_xla_computation():
-        # XLA would give the columns of one product a layout in which it cannot
-        # reduce-scatter rows, and would all-reduce whole gradients instead.
-        parts = tf.split(gradient, [*map(math.prod, read.shapes)], 1)
-        dkernels = [
-          tf.reshape(matmul(rows, part, transpose_a=True), [-1, *shape])
-          for part, shape in zip(parts, read.shapes, strict=True)
-        ]
-        return (*dxs, *(tf.cast(x, forward.gradient_dtype) for x in dkernels))
-      dkernels = _split_columns(
-        kernel_gradient(rows, gradient, on_cpu=bool(read.threads)),
-        [x.shape[2]],
-        read.shapes,
+      dkernels = _kernel_gradients(
+        tf.reshape(x, [-1, x.shape[2]]), gradient, columns
       )
-      return (*dxs, *(tf.cast(x, forward.gradient_dtype) for x in dkernels))
+      dtype = forward.gradient_dtype
+      return (*dxs, *dvectors, *(tf.cast(x, dtype) for x in dkernels))
 
     values = impl.slicewise(
       apply,
-      *(x, wide, *angles, *kernels),
+      *(*inputs, wide),
       *(
         dy.laid_out_input if opened else dy
         for dy, opened in zip(gradients, is_open, strict=True)
       ),
     )
-    dxs, dkernels = values[: len(groups)], values[len(groups) :]
     dxs = [
       _open_sum(impl, dx, over)
-      for dx, (over, _) in zip(dxs, groups, strict=True)
+      for dx, (over, _) in zip(values, groups, strict=False)
     ]
     # Parts of dx with different mesh axes are all-reduced before the addition.
     dx = functools.reduce(
@@ -347,12 +407,33 @@ class _ProjectionGradient(mtf.Operation):
     )
     lowering.set_tensor_lowering(self.outputs[0], dx)
     of_batch = split_axes(impl, self.inputs[0].shape.dims[:1])
+    of_vectors = [
+      axes[i]
+      for i, each in enumerate(forward.branches.projections)
+      for _ in each.vectors
+    ]
     for output, value, over in zip(
-      self.outputs[1:], dkernels, axes, strict=True
+      self.outputs[1:], values[len(groups) :], [*of_vectors, *axes], strict=True
     ):
       own = split_axes(impl, output.shape.dims)
       over = sorted({*of_batch, *over}.difference(own))
       lowering.set_tensor_lowering(output, _open_sum(impl, value, over))
+
+
+def _kernel_gradients(
+  rows: tf.Tensor, gradient: tf.Tensor, columns: JoinedColumns
+) -> list[tf.Tensor]:
+  # Returns the gradient of each kernel, given x and the product's gradient.
+  if not in_xla_computation():
+    joined = kernel_gradient(rows, gradient, on_cpu=bool(columns.threads))
+    return _split_columns(joined, [rows.shape[1]], columns.shapes)
+  # XLA would give the columns of one product a layout in which it cannot
+  # reduce-scatter rows, and would all-reduce whole gradients instead.
+  parts = tf.split(gradient, [*map(math.prod, columns.shapes)], 1)
+  return [
+    tf.reshape(matmul(rows, part, transpose_a=True), [-1, *shape])
+    for part, shape in zip(parts, columns.shapes, strict=True)
+  ]
 
 
 def _columns_by_axes(
@@ -375,27 +456,29 @@ def _open_sum(impl, x, axes):
 
 def project(
   x: mtf.Tensor,
+  read: Read,
   kernels: Sequence[mtf.Tensor],
-  positions: Sequence[mtf.Dimension],
+  vectors: Sequence[mtf.Tensor],
   angles: Sequence[mtf.Tensor],
   *,
-  is_gated: bool,
+  epsilon: float,
   gradient_dtype: tf.DType | None = None,
 ) -> list[mtf.Tensor]:
-  """Multiplies x by several kernels at once; rotates q and k; applies SwiGLU.
+  """Multiplies x by all kernels of `read` at once; see `read_product`.
 
   Args:
     x: [batch, length, d_model].
+    read: the branches that read x.
     kernels: [d_model, ...] each, dtype of x.
-    positions: dimension of each product's positions, length or memory_length.
-    angles, is_gated: see `read_product`.
+    vectors, angles, epsilon: see `read_product`.
     gradient_dtype: dtype in which devices add up gradients of kernels; None is
       the dtype of x.
 
   Returns:
-    [batch, position, ...] for each product, dtype of x.
+    What the mixers take, [batch, position, ...] each, dtype of x.
   """
-  projection = _Projection(
-    x, kernels, positions, angles, is_gated, gradient_dtype or x.dtype
-  )
+  dtype = gradient_dtype or x.dtype
+  if not any(each.rotary for each in read.projections):
+    angles = ()
+  projection = _Projection(x, read, kernels, vectors, angles, epsilon, dtype)
   return projection.outputs[: projection.num_read]

@@ -8,26 +8,29 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.architecture import (
+from palm_mtf.accounting.pipeline import stage_of
+from palm_mtf.architecture.block import NORMS, Attention, Projection, Read
+from palm_mtf.architecture.parameters import (
   ParameterName,
+  logits_table,
   parameter_dims,
   parameter_shapes,
   parse_name,
 )
-from palm_mtf.accounting.pipeline import stage_of
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.dims import Dims
-from palm_mtf.model.layers import embed
-from palm_mtf.model.projection import project
+from palm_mtf.model.layers import add_bias, embed
+from palm_mtf.model.positions import (
+  add_positions,
+  distance_vectors,
+  import_slopes,
+)
+from palm_mtf.model.projection import project, vectors_of
 from palm_mtf.model.sharding import gather_weight
 from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill, Normal, SlicedVariable
-
-# Names, within a layer, of kernels that read the same input.
-QKV = ("attention/q", "attention/k", "attention/v")
-GATES = ("mlp/wi_gate", "mlp/wi")
 
 
 class Weights(Protocol):
@@ -39,47 +42,64 @@ class Weights(Protocol):
 
   mesh: mtf.Mesh
 
-  def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
-    """Returns each token's row of the embedding, [batch, length, d_model]."""
+  def embed(
+    self, tokens: mtf.Tensor, segments: mtf.Tensor | None
+  ) -> mtf.Tensor:
+    """Returns embeddings with learned positions, if the model has any.
 
-  def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
-    """Returns a norm's scale, [d_model] float32; a gather waits for `after`."""
+    Args:
+      tokens: [batch, length], int32.
+      segments: see `add_positions`.
+
+    Returns:
+      [batch, length, d_model], activation dtype.
+    """
+
+  def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
+    """Returns the scale, and bias if any, of a norm.
+
+    Each is [d_model] float32; a gather waits for `after`.
+    """
+
+  def score_extras(
+    self, layer: str, mixer: Attention, length: mtf.Dimension
+  ) -> list[mtf.Tensor]:
+    """Returns the `extras` of `score_by_distance` for sequences of a length."""
 
   def project_in(
-    self,
-    x: mtf.Tensor,
-    layer: str,
-    parts: Sequence[str],
-    angles: Sequence[mtf.Tensor] = (),
+    self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
-    """Multiplies x by several kernels of a layer, in one product.
+    """Multiplies x by all kernels of a layer that read it, in one product.
 
     Args:
       x: [batch, length, d_model], activation dtype.
       layer: prefix of the kernels' names, from `layer_name`.
-      parts: QKV, GATES, or both.
-      angles: sin and cos of rotary embedding, [length, d_kv / 2] float32 each;
-        () without QKV.
+      read: the branches that read x.
+      angles: sin and cos of rotary embedding, [length, size / 2] float32 each;
+        () without rotary embedding.
 
     Returns:
-      For QKV: rotated q, [batch, length, heads, d_kv]; rotated k; and v. The
-      shape of k and v is [batch, memory_length, d_kv] (multi-query) or [batch,
-      memory_length, heads, d_kv] (multi-head). For GATES: one tensor,
-      swish(x wi_gate) * (x wi), [batch, length, d_ff].
+      For attention: q, [batch, length, heads, d_kv]; k; and v. The shape of k
+      and v is [batch, memory_length, d_kv] (multi-query) or [batch,
+      memory_length, key_heads, d_kv]. For an MLP: the hidden layer, [batch,
+      length, d_ff].
     """
 
-  def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
-    """Multiplies each branch by its kernel, and adds up the products.
+  def project_out(
+    self, layer: str, branches: Mapping[Projection, mtf.Tensor]
+  ) -> mtf.Tensor:
+    """Multiplies each branch by its kernel, and adds up products and biases.
 
     Args:
-      branches: {name of a kernel: branch, [batch, length, inputs...]}.
+      layer: prefix of the kernels' names.
+      branches: {product: branch, [batch, length, inputs...]}.
 
     Returns:
       [batch, length, d_model], activation dtype.
     """
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Returns x embedding^T, [batch, length, vocab], in `logits_dtype`."""
+    """Returns logits without scale, [batch, length, vocab]; `logits_dtype`."""
 
 
 def logits_dtype(config: PalmConfig) -> tf.DType:
@@ -104,7 +124,7 @@ def palm_variables(
 
   Returns:
     {name in checkpoints: value of the variable}: kernels and the embedding in
-    the activation dtype, scales in float32.
+    the activation dtype, scales and biases in float32.
   """
   sizes = parameter_shapes(config)  # without padding of the vocabulary
   variables = {}
@@ -118,7 +138,7 @@ def palm_variables(
       mtf.Shape(stored),
       initializer=_initializer(parameter, config, dim_names, seed),
       activation_dtype=tf.as_dtype(
-        "float32" if parameter.is_scale else config.activation_dtype
+        "float32" if parameter.is_vector else config.activation_dtype
       ),
       sizes=sizes[name],
     ).value
@@ -131,12 +151,20 @@ def _initializer(
   dims: tuple[str, ...],
   seed: int | None,
 ) -> Normal | Fill:
-  # These are the initializers of PaLM, section 5.
+  # For PaLM's block, these are the initializers of PaLM, section 5.
   if seed is None:
     return Fill(0.0)
   if parameter.is_scale:
-    return Fill(1.0)
-  if not parameter.is_kernel:  # the embedding
+    # A norm multiplies by 1 at first.
+    is_head_norm = parameter.kind == "attention"
+    offset = 0.0 if is_head_norm else NORMS[config.norm].scale_offset
+    return Fill(1.0 - offset)
+  if parameter.is_vector:
+    return Fill(0.0)
+  if parameter.part == logits_table(config):
+    # Logits have variance 1 at first.
+    return Normal(config.d_model**-0.5 / config.logits_factor, seed)
+  if not parameter.is_kernel:  # other embeddings
     return Normal(1.0, seed)
   fan_in = config.d_model
   if dims[0] != "d_model":  # o [heads, d_kv, d_model] and wo [d_ff, d_model]
@@ -144,15 +172,6 @@ def _initializer(
     is_joined = config.output_fan_in == "joined"
     fan_in = sum(inputs.values()) if is_joined else inputs[parameter.last]
   return Normal(fan_in**-0.5, seed)
-
-
-def positions_of(
-  parts: Sequence[str], length: mtf.Dimension
-) -> list[mtf.Dimension]:
-  """Returns the dimension of positions in each product of `project_in`."""
-  # See `Dims.memory_length`.
-  memory_length = mtf.Dimension("memory_length", length.size)
-  return [memory_length if part in QKV[1:] else length for part in parts]
 
 
 class TrainedWeights:
@@ -173,63 +192,98 @@ class TrainedWeights:
     variables: Mapping[str, mtf.Tensor] | None = None,
   ):
     self.mesh = mesh
-    self._dims = dims
+    self._config, self._dims = config, dims
     self._variables = variables or palm_variables([mesh], config, dims, seed)
     self._logits_dtype = logits_dtype(config)
     self._gradient_dtype = gradient_dtype
 
-  def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
-    """Returns each token's row of the embedding; see `Weights`."""
+  def embed(
+    self, tokens: mtf.Tensor, segments: mtf.Tensor | None
+  ) -> mtf.Tensor:
+    """Returns the input of the first block; see `Weights`."""
     table = self._kernel("embedding", tokens)
-    return embed(table, tokens, self._gradient_dtype)
+    scale = self._config.embedding_scale
+    x = embed(table, tokens, self._gradient_dtype)
+    x = x if scale == 1 else x * scale
+    if "position_embedding" not in self._variables:
+      return x
+    return add_positions(x, self._kernel("position_embedding", x), segments)
 
-  def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
-    """Returns the scale of a norm; see `Weights`."""
-    scale = self._variables.get(f"{name}/scale")
-    if scale is None:  # FINAL_NORM_SCALE = "none"
-      return mtf.ones(self.mesh, mtf.Shape([self._dims.d_model]))
-    return gather_weight(scale, after, self._dims)
+  def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
+    """Returns scale and bias of a norm; see `Weights`."""
+    names = [f"{name}/scale", f"{name}/bias"]
+    found = [self._kernel(x, after) for x in names if x in self._variables]
+    if found:
+      return found
+    # FINAL_NORM_SCALE = "none" multiplies by 1.
+    scale = 1.0 - NORMS[self._config.norm].scale_offset
+    shape = mtf.Shape([self._dims.d_model])
+    return [mtf.constant(self.mesh, scale, shape, tf.float32)]
+
+  def score_extras(
+    self, layer: str, mixer: Attention, length: mtf.Dimension
+  ) -> list[mtf.Tensor]:
+    """Returns what `score_by_distance` takes; see `Weights`."""
+    if mixer.score_positions == "alibi":
+      return [import_slopes(self.mesh, self._dims.heads)]
+    found = {
+      name: self._variables[f"{layer}/{name}"] for name, _ in mixer.extras
+    }
+    if mixer.score_positions != "transformer_xl":
+      return list(found.values())
+    kernel = found.pop("attention/relative")
+    kernel = gather_weight(kernel, kernel, self._dims)
+    return [*found.values(), distance_vectors(kernel, length.size)]
 
   def project_in(
-    self,
-    x: mtf.Tensor,
-    layer: str,
-    parts: Sequence[str],
-    angles: Sequence[mtf.Tensor] = (),
+    self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
     """Multiplies by several kernels in one product; see `Weights`."""
     return project(
       x,
-      [self._kernel(f"{layer}/{part}", x) for part in parts],
-      positions_of(parts, x.shape.dims[1]),
+      read,
+      [self._kernel(f"{layer}/{part}", x) for part in read.parts],
+      [self._variables[f"{layer}/{name}"] for name in vectors_of(read)],
       angles,
-      is_gated=parts[-1] == GATES[-1],
+      epsilon=self._config.norm_epsilon,
       gradient_dtype=self._gradient_dtype,
     )
 
-  def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+  def project_out(
+    self, layer: str, branches: Mapping[Projection, mtf.Tensor]
+  ) -> mtf.Tensor:
     """Adds up the branches' products; see `Weights`."""
     # If `heads` or `d_ff` is split, a product is an mtf.LazyAllreduceSum, which
     # is all-reduced only when it is read. Therefore, if the same mesh axis
     # splits both dimensions, the branches share one all-reduce.
     products = [
-      product(x, self._kernel(name, x), gradient_dtype=self._gradient_dtype)
-      for name, x in branches.items()
+      product(
+        x,
+        self._kernel(f"{layer}/{each.part}", x),
+        gradient_dtype=self._gradient_dtype,
+      )
+      for each, x in branches.items()
     ]
-    return functools.reduce(operator.add, products)
+    y = functools.reduce(operator.add, products)
+    for each in branches:
+      if each.has_bias:
+        y = add_bias(y, self._kernel(f"{layer}/{each.bias}", y))
+    return y
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Multiplies by the tied embedding; see `Weights`."""
+    """Multiplies by the table of the logits; see `Weights`."""
     # The backward pass begins with this product, so the gathered table is kept
     # and not gathered again.
-    return product(
+    logits = product(
       x,
-      self._kernel("embedding", x),
+      self._kernel(logits_table(self._config), x),
       transpose=True,
       dtype=self._logits_dtype,
       keeps_kernel=True,
       gradient_dtype=self._gradient_dtype,
     )
+    bias = self._variables.get("logits/bias")
+    return logits if bias is None else add_bias(logits, bias)
 
   def _kernel(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     return gather_weight(self._variables[name], after, self._dims)

@@ -29,14 +29,15 @@ template <class T>
 class Attention {
  public:
   // The next inputs are q, k and v. q is [batch, length, heads, d_kv]; k and v
-  // have the shape of q, or [batch, length, d_kv] if all heads share them.
+  // are [batch, length, key_heads, d_kv], or [batch, length, d_kv] if all heads
+  // share one key head.
   Attention(Call& call, int num_threads, bool for_gradient,
             AttentionMemory<T>& memory)
       : q(call.next()), k(call.next()), v(call.next()),
         for_gradient_(for_gradient), memory_(memory) {
     const int heads = TF_Dim(q, 2);
     batch_ = TF_Dim(q, 0);
-    sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? heads : 1,
+    sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? int(TF_Dim(k, 2)) : 1,
               int(TF_Dim(q, 3))};
     // With at least kEnough groups, threads finish at about the same time. The
     // number of groups determines the bits of sums, so kEnough is a constant.

@@ -33,7 +33,10 @@ struct StepKernel {
     model.d_kv = attrs.number("d_kv");
     model.d_ff = attrs.number("d_ff");
     model.is_serial = attrs.flag("is_serial");
-    model.is_centered = attrs.flag("is_centered");
+    model.norm = {attrs.flag("is_centered"), attrs.real("epsilon")};
+    model.rotates_neighbours = attrs.flag("rotates_neighbours");
+    model.activation = Activation(attrs.number("activation"));
+    model.embedding_scale = attrs.real("embedding_scale");
     model.format = Format(attrs.number("format"));
     model.logits_format = Format(attrs.number("logits_format"));
     threads = attrs.number("threads");
@@ -66,6 +69,7 @@ struct StepKernel {
     step.table = table.data;
     const Matrix<const float> sines = call.next_matrix<const float>();
     step.memory_length = sines.rows;
+    step.model.rotated = 2 * sines.columns;
     step.sines = sines.data;
     step.cosines = call.next_data<float>();
     const int norms = model.is_serial ? 2 : 1;  // per layer

@@ -19,10 +19,17 @@
 
 namespace palm {
 
+// Activation of the MLP's gate, in the order of ACTIVATIONS in decoding.py.
+enum class Activation { kSwish, kGelu, kGeluTanh };
+
 struct Model {
   int layers, heads, key_heads, d_kv, d_ff, d_model, vocab;
-  bool is_serial;    // 2 norms and 4 products per layer; otherwise 1 and 2
-  bool is_centered;  // true for LayerNorm, false for RMSNorm
+  int rotated;    // how many numbers of a head rotary embedding rotates
+  bool is_serial;  // 2 norms and 4 products per layer; otherwise 1 and 2
+  Norm norm;
+  bool rotates_neighbours;  // pairs (2i, 2i + 1), not (i, i + rotated / 2)
+  Activation activation;
+  float embedding_scale;
   Format format, logits_format;
 };
 
@@ -41,7 +48,7 @@ struct Step {
   int num_rows, memory_length;
   const int32_t *tokens, *positions;     // [num_rows]
   const T* table;                        // [vocab, d_model]
-  const float *sines, *cosines;          // [memory_length, d_kv / 2]
+  const float *sines, *cosines;          // [memory_length, rotated / 2]
   std::vector<const float*> scales;      // [d_model], one per norm
   std::vector<const uint8_t*> kernels;   // panels, one per product
   std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv]: for each
@@ -105,14 +112,14 @@ struct Step {
   void embed(int row) {
     const T* from = table + size_t(tokens[row]) * model.d_model;
     float* to = &x[size_t(row) * model.d_model];
-    for (int i = 0; i < model.d_model; ++i) to[i] = to_float(from[i]);
+    for (int i = 0; i < model.d_model; ++i) to[i] = to_float(from[i]) * model.embedding_scale;
   }
 
   void normalize(int thread, const float* scale, Format format) {
     const int d_model = model.d_model;
     for_rows(thread, [&](int row) {
       float* y = inputs.row(row, d_model);
-      norm_row(&x[size_t(row) * d_model], scale, d_model, model.is_centered, y);
+      norm_row(&x[size_t(row) * d_model], scale, d_model, model.norm, y);
       inputs.prepare(row, d_model, format);
     });
     team.meet();
@@ -140,15 +147,35 @@ struct Step {
     team.meet();
   }
 
-  // Writes the results of SwiGLU to `inputs`, from column `first`; a row of
+  // Writes the results of the gated MLP to `inputs`, from column `first`; a row of
   // `inputs` has `inner` numbers.
   void gate(int thread, int inner, int first) {
     for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
       const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];
       float* to = inputs.row(row, inner) + first;
-      for (int i = begin; i < end; ++i)
-        to[i] = swish(gates[i]) * gates[model.d_ff + i];
+      with_activation([&](auto activation) {
+        for (int i = begin; i < end; ++i)
+          to[i] = activation(gates[i]) * gates[model.d_ff + i];
+      });
     });
+  }
+
+  // Calls use(f), where f is the function of model.activation.
+  template <class Use>
+  void with_activation(Use use) const {
+    switch (model.activation) {
+      case Activation::kSwish:
+        return use([](float x) { return swish(x); });
+      case Activation::kGelu:
+        return use([](float x) {
+          return 0.5f * x * (1 + std::erf(x * float(M_SQRT1_2)));
+        });
+      case Activation::kGeluTanh:
+        // (1 + tanh(y)) / 2 = sigmoid(2 y), with 2 sqrt(2 / pi) as factor.
+        return use([](float x) {
+          return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
+        });
+    }
   }
 
   // Adds the keys and values of each row's position to the cache, and writes
@@ -171,7 +198,7 @@ struct Step {
     team.meet();
     for_shares(thread, model.heads, [&](int row, int begin, int end) {
       for (int head = begin; head < end; ++head) {
-        int key_head = model.key_heads == 1 ? 0 : head;
+        int key_head = head / (model.heads / model.key_heads);
         size_t at = (size_t(row) * model.key_heads + key_head) * per_head;
         attend_to(&wide[size_t(row) * wide_size() + head * model.d_kv], row,
                   keys + at, values + at,
@@ -196,13 +223,16 @@ struct Step {
   }
 
   void rotate(int row, float* head) {
-    const int half = model.d_kv / 2;
+    const int half = model.rotated / 2;
     const float* sin = sines + size_t(positions[row]) * half;
     const float* cos = cosines + size_t(positions[row]) * half;
+    // The numbers of pair i are at i * step and i * step + apart.
+    const int step = model.rotates_neighbours ? 2 : 1;
+    const int apart = model.rotates_neighbours ? 1 : half;
     for (int i = 0; i < half; ++i) {
-      float a = head[i], b = head[i + half];
-      head[i] = a * cos[i] - b * sin[i];
-      head[i + half] = b * cos[i] + a * sin[i];
+      float *a = head + i * step, *b = a + apart, first = *a;
+      *a = first * cos[i] - *b * sin[i];
+      *b = *b * cos[i] + first * sin[i];
     }
   }
 

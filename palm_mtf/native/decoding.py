@@ -8,6 +8,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
+from palm_mtf.architecture.block import (
+  MLPS,
+  NORMS,
+  PLAIN_ATTENTION,
+  layer_of,
+)
 from palm_mtf.config import PalmConfig
 from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.machine.processors import usable_cores
@@ -18,6 +24,27 @@ from palm_mtf.native.operations import IS_CENTERED, operations, set_shapes
 INT4 = tf.as_dtype("int4")
 FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4)
 GROUP = 32  # rows per scale in a column of int4 weights [inner, outer]
+
+
+# Activations of gated MLPs, in the order of `Activation` in decode_step.h.
+ACTIVATIONS = ("swish", "gelu", "gelu_tanh")
+
+
+def steps_natively(config: PalmConfig) -> bool:
+  """Returns whether the C++ step computes the model's block."""
+  layer, norm = layer_of(config), NORMS[config.norm]
+  activation, kernels = MLPS[config.mlp]
+  return (
+    config.block in ("parallel", "serial")
+    and norm.statistic in IS_CENTERED
+    and not norm.has_bias
+    and activation in ACTIVATIONS
+    and len(kernels) == 2
+    and layer.attention.mixer == PLAIN_ATTENTION
+    and config.positions in ("rotary", "none")
+    and not config.biases
+    and config.qk_norm == "none"
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +133,9 @@ class StepWeights:
   """The inputs of a decoding step besides the tokens and the cache."""
 
   config: PalmConfig  # the architecture
+  memory_length: int  # number of positions in the cache
   # Embedding, [vocab, d_model], activation dtype; sin and cos of rotary
-  # embedding, [memory_length, d_kv / 2], float32.
+  # embedding, if any, [memory_length, rotary_size / 2], float32.
   tables: Sequence[tf.Tensor]
   # Scale of each norm, [d_model] float32, in the order in which a step computes
   # the norms.
@@ -118,7 +146,8 @@ class StepWeights:
   def make_arguments(self) -> dict[str, object]:
     """Returns the inputs and attributes that both operations below share."""
     config, kernels = self.config, self.kernels
-    table, sines, cosines = self.tables
+    table, *angles = self.tables
+    sines, cosines = angles or [tf.zeros([self.memory_length, 0])] * 2
     return {
       "table": table,
       "sines": sines,
@@ -127,11 +156,15 @@ class StepWeights:
       "kernels": [kernel.panels for kernel in kernels],
       "layers": config.num_layers,
       "heads": config.num_heads,
-      "key_heads": config.num_heads if config.attention == "multi_head" else 1,
+      "key_heads": config.key_heads,
       "d_kv": config.d_kv,
       "d_ff": config.d_ff,
       "is_serial": config.block == "serial",
-      "is_centered": IS_CENTERED[config.norm],
+      "is_centered": IS_CENTERED[NORMS[config.norm].statistic],
+      "epsilon": config.norm_epsilon,
+      "rotates_neighbours": config.rotary_pairs == "neighbours",
+      "activation": ACTIVATIONS.index(MLPS[config.mlp][0]),
+      "embedding_scale": config.embedding_scale,
       "format": FORMATS.index(kernels[0].dtype),
       "logits_format": FORMATS.index(kernels[-1].dtype),
       "threads": _count_threads(kernels),

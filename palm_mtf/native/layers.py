@@ -5,7 +5,33 @@
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.architecture.block import (
+  PLAIN_ATTENTION,
+  Attention,
+  Mlp,
+  Read,
+  Rotary,
+)
 from palm_mtf.native.operations import operations, set_shapes
+
+
+def reads(read: Read, shapes: Sequence[Sequence[int]]) -> bool:
+  """Returns whether `read_product` computes what the branches of `read` take.
+
+  `shapes` has the shape of one row of each product.
+  """
+  for each, shape in zip(read.projections, shapes, strict=True):
+    if each.has_bias or each.head_norm:
+      return False
+    whole_head = Rotary(shape[-1], "halves", 0.0)
+    if each.rotary and each.rotary._replace(base=0.0) != whole_head:
+      return False
+  mixers = [branch.mixer for branch in read.branches]
+  mlps = [x for x in mixers if isinstance(x, Mlp)]
+  is_rotated = bool(read.projections[0].rotary)
+  return mlps in ([], [Mlp("swish", is_gated=True)]) and (
+    is_rotated or len(mlps) == len(mixers)
+  )
 
 
 def read_product(
@@ -22,7 +48,8 @@ def read_product(
     wide: product of rows with joined kernels, [rows, columns], float32 or
       bfloat16.
     sizes: number of columns of each kernel.
-    angles, is_gated: see `read_product` in model/projection.py.
+    angles: see `read_product` in model/projection.py.
+    is_gated: whether the last two kernels are wi_gate and wi.
 
   Returns:
     One tensor [rows, size] per kernel; if `is_gated`, one for the last two.
@@ -67,7 +94,12 @@ def read_product_gradient(
 
 
 def norm(
-  x: tf.Tensor, scale: tf.Tensor, *, is_centered: bool, threads: int
+  x: tf.Tensor,
+  scale: tf.Tensor,
+  *,
+  is_centered: bool,
+  epsilon: float,
+  threads: int,
 ) -> tf.Tensor:
   """Normalizes each row of x and multiplies by `scale`; keeps the shape of x.
 
@@ -75,9 +107,14 @@ def norm(
     x: [rows, d_model], float32 or bfloat16.
     scale: [d_model], float32.
     is_centered: whether the mean is subtracted first.
+    epsilon: number added to the mean square.
   """
   y = operations().palm_norm(
-    x=x, scale=scale, is_centered=is_centered, threads=threads
+    x=x,
+    scale=scale,
+    is_centered=is_centered,
+    epsilon=epsilon,
+    threads=threads,
   )
   y.set_shape(x.shape)
   return y
@@ -89,13 +126,24 @@ def norm_gradient(
   dy: tf.Tensor,
   *,
   is_centered: bool,
+  epsilon: float,
   threads: int,
 ) -> tuple[tf.Tensor, ...]:
   """Returns the gradients of x and scale; see `norm`."""
   gradients = operations().palm_norm_gradient(
-    x=x, scale=scale, dy=dy, is_centered=is_centered, threads=threads
+    x=x,
+    scale=scale,
+    dy=dy,
+    is_centered=is_centered,
+    epsilon=epsilon,
+    threads=threads,
   )
   return tuple(set_shapes(gradients, (x, scale)))
+
+
+def attends(mixer: Attention) -> bool:
+  """Returns whether `attend` computes what the mixer describes."""
+  return mixer == PLAIN_ATTENTION
 
 
 def attend(
@@ -110,7 +158,8 @@ def attend(
 
   Args:
     q: [batch, length, heads, d_kv], float32 or bfloat16.
-    k: shape of q, or [batch, length, d_kv] if all heads share one key head.
+    k: [batch, length, key_heads, d_kv], where each key head serves an equal
+      number of heads, or [batch, length, d_kv] if all share one key head.
     v: shape of k.
     masks: (), (segments,) or (segments, prefix), [batch, length] int32 each;
       see `self_attention`.

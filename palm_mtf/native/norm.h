@@ -1,8 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The norm of a row and its gradients: LayerNorm without bias if is_centered,
-// else RMSNorm (model/layers.py).
+// The norm of a row and its gradients (model/layers.py).
 
 #pragma once
 
@@ -12,7 +11,10 @@
 
 namespace palm {
 
-constexpr float kNormEpsilon = 1e-6f;  // NORM_EPSILON of model/layers.py
+struct Norm {
+  bool is_centered;  // LayerNorm without bias; otherwise RMSNorm
+  float epsilon;     // is added to the mean square
+};
 
 // A row x with its mean (0 for RMSNorm), and a factor such that
 // (x - mean) * factor has a mean square of 1.
@@ -22,8 +24,8 @@ struct NormedRow {
   int size;
   float mean = 0, factor;
 
-  NormedRow(const T* x, int size, bool is_centered) : x(x), size(size) {
-    if (is_centered)
+  NormedRow(const T* x, int size, Norm norm) : x(x), size(size) {
+    if (norm.is_centered)
       mean = sum_of(size, [&](int i, auto kind) {
         return get<decltype(kind)>(x + i);
       }) / size;
@@ -31,7 +33,7 @@ struct NormedRow {
       auto d = get<decltype(kind)>(x + i) - mean;
       return d * d;
     });
-    factor = 1 / std::sqrt(squares / size + kNormEpsilon);
+    factor = 1 / std::sqrt(squares / size + norm.epsilon);
   }
 
   template <class V>
@@ -41,9 +43,8 @@ struct NormedRow {
 };
 
 template <class T>
-void norm_row(const T* x, const float* scale, int size, bool is_centered,
-              T* y) {
-  const NormedRow<T> row(x, size, is_centered);
+void norm_row(const T* x, const float* scale, int size, Norm norm, T* y) {
+  const NormedRow<T> row(x, size, norm);
   for_vectors(size, [&](int i, auto kind) {
     using V = decltype(kind);
     put(y + i, V(row.template at<V>(i) * get<V>(scale + i)));
@@ -53,8 +54,8 @@ void norm_row(const T* x, const float* scale, int size, bool is_centered,
 // Writes the gradient of x to dx, and adds the gradient of scale to dscale.
 template <class T>
 void norm_row_gradient(const T* x, const float* scale, const T* dy, int size,
-                       bool is_centered, T* dx, float* dscale) {
-  const NormedRow<T> row(x, size, is_centered);
+                       Norm norm, T* dx, float* dscale) {
+  const NormedRow<T> row(x, size, norm);
   // Returns the mean of scale * dy * factor. Such means are subtracted, so that
   // dx is orthogonal to normalized x and, in LayerNorm, to the vector of ones.
   auto mean_of_scaled = [&](auto factor) {
@@ -67,7 +68,7 @@ void norm_row_gradient(const T* x, const float* scale, const T* dy, int size,
     return row.template at<decltype(kind)>(i);
   });
   const float mean =
-    is_centered ? mean_of_scaled([](int, auto) { return 1.0f; }) : 0;
+    norm.is_centered ? mean_of_scaled([](int, auto) { return 1.0f; }) : 0;
   for_vectors(size, [&](int i, auto kind) {
     using V = decltype(kind);
     const V normed = row.template at<V>(i), d = get<V>(dy + i);

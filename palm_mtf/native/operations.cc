@@ -62,7 +62,7 @@ void register_operation(const char* name, const Names& inputs,
 void register_norm_operations() {
   const char *op = "PalmNorm", *back = "PalmNormGradient";
   const Names attrs = {"T: {float, bfloat16}", "is_centered: bool",
-                       "threads: int"};
+                       "epsilon: float", "threads: int"};
   register_operation(op, {"x: T", "scale: float"}, {"y: T"}, attrs);
   register_operation(back, {"x: T", "scale: float", "dy: T"},
                      {"dx: T", "dscale: float"}, attrs);
@@ -110,8 +110,10 @@ void register_decode_operations() {
   const Names attrs = {"T: {float, bfloat16}", "num_scales: int",
                        "num_kernels: int", "num_cache: int", "layers: int",
                        "heads: int", "key_heads: int", "d_kv: int", "d_ff: int",
-                       "is_serial: bool", "is_centered: bool", "format: int",
-                       "logits_format: int", "threads: int"};
+                       "is_serial: bool", "is_centered: bool",
+                       "epsilon: float", "rotates_neighbours: bool",
+                       "activation: int", "embedding_scale: float",
+                       "format: int", "logits_format: int", "threads: int"};
   register_operation(step,
                      append({"tokens: int32", "positions: int32"}, weights),
                      {"logits: float", "cache_after: num_cache * T"}, attrs,

@@ -16,9 +16,10 @@ from palm_mtf.native.build import BuildError, load_library, read_build_options
 
 _logger = logging.getLogger(__name__)
 
-# For each value of NORM that C++ operations compute, whether the norm subtracts
-# the mean. Other norms are computed by TensorFlow's operations.
-IS_CENTERED = {"layer_norm": True, "rms_norm": False}
+# For each statistic of a norm (architecture/block.py) that C++ operations
+# compute, whether the norm subtracts the mean. TensorFlow's operations compute
+# norms of other statistics.
+IS_CENTERED = {"variance": True, "mean_square": False}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,11 +45,11 @@ void for_rows(Matrix<const T> x, int threads, Use use) {
 }
 
 struct NormKernel {
-  bool is_centered;
+  Norm norm;
   int threads;
 
   explicit NormKernel(const Attributes& attrs)
-      : is_centered(attrs.flag("is_centered")),
+      : norm{attrs.flag("is_centered"), attrs.real("epsilon")},
         threads(attrs.number("threads")) {}
 
   template <class T>
@@ -58,7 +58,7 @@ struct NormKernel {
     const float* scale = call.next_data<float>();
     const Matrix<T> y = call.allocate<T>(0, x.rows, x.columns);
     for_rows(x, threads, [&](int row) {
-      norm_row(x.row(row), scale, x.columns, is_centered, y.row(row));
+      norm_row(x.row(row), scale, x.columns, norm, y.row(row));
     });
   }
 };
@@ -79,7 +79,7 @@ struct NormGradientKernel : NormKernel {
     std::vector<float> sums(size_t(kParts) * size);
     for_parts(x, threads, [&](int part, int begin, int end) {
       for (int i = begin; i < end; ++i)
-        norm_row_gradient(x.row(i), scale, dy.row(i), size, is_centered,
+        norm_row_gradient(x.row(i), scale, dy.row(i), size, norm,
                           dx.row(i), &sums[size_t(part) * size]);
     });
     float* dscale = call.allocate_like<float>(1, scales);

@@ -145,7 +145,10 @@ class WholeSlice(mtf.Operation):
     if not isinstance(values, tuple):
       values = (values,)
     for output, value in zip(self.outputs, values, strict=False):
-      summed = split_axes(mesh_impl, list(input_dims - set(output.shape.dims)))
+      kept = set(output.shape.dimension_names)
+      summed = split_axes(
+        mesh_impl, [dim for dim in input_dims if dim.name not in kept]
+      )
       # If `summed` has axes, each slice is a partial sum. The all-reduce waits
       # until the sum is read, so that a reduce-scatter can replace it.
       if summed:

@@ -22,12 +22,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.architecture import parse_name
 from palm_mtf.accounting.optimizer_state import (
   optimizer_state,
   parameter_slots,
   row_rank,
 )
+from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import Fill, SlicedVariable

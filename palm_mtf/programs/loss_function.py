@@ -106,7 +106,8 @@ class PalmLoss:
     meshes = [x.mesh for x in stages]
     variables = palm_variables(meshes, config, self._dims, self._seed)
     models = [self._build_model(x, variables) for x in stages]
-    x = models[0].embed(stages[0].batch["inputs"])
+    first = stages[0].batch
+    x = models[0].embed(first["inputs"], first.get("segments"))
     share = config.num_layers // len(stages)
     for i, (stage, model) in enumerate(zip(stages, models, strict=True)):
       x = model.run_blocks(

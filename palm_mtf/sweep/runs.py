@@ -16,9 +16,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from palm_mtf.accounting.architecture import count_parameters
 from palm_mtf.accounting.flops import train_flops_per_token
 from palm_mtf.accounting.hardware import check_chip
+from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.config import Config, SweepConfig, mesh_layout
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.atomic_files import write_atomically

@@ -14,7 +14,6 @@ import platform
 from typing import TYPE_CHECKING
 
 from palm_mtf import __version__
-from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.optimizer_state import (
   check_same_slots,
@@ -22,6 +21,7 @@ from palm_mtf.accounting.optimizer_state import (
 )
 from palm_mtf.accounting.pipeline import bubble
 from palm_mtf.accounting.plan import memory_parts
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.initial_weights import (
   NamedWeights,
   check_same_vocabulary,

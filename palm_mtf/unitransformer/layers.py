@@ -16,15 +16,30 @@ from mesh_tensorflow.transformer import (
 )
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.block import NORMS, Rotary
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.model import layers
-from palm_mtf.model.layers import rotary_tables
+from palm_mtf.model.activations import activate
+from palm_mtf.model.positions import rotary_tables, rotate_pairs
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.xla import fused
 
-_apply_gate = fused(layers.apply_gate)
-_differentiate_gate = fused(layers.differentiate_gate)
-_rotate_pairs = fused(layers.rotate_pairs)
+NORM_EPSILON = 1e-6
+
+_rotate_pairs = fused(rotate_pairs)
+
+
+@fused
+def _apply_gate(gate: tf.Tensor, linear: tf.Tensor) -> tf.Tensor:
+  return activate([gate, linear], "swish")
+
+
+@fused
+def _differentiate_gate(
+  gate: tf.Tensor, linear: tf.Tensor, dy: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+  y = activate([gate, linear], "swish")
+  return tuple(tf.gradients(y, [gate, linear], dy))
 
 
 def _check_one_model(context: transformer.Context) -> None:
@@ -70,7 +85,7 @@ def sublayer_norm(
         dtypes.master_dtype, dtypes.slice_dtype, tf.float32
       ),
     )
-  return layers.norm(x, scale, norm)
+  return layers.norm(x, [scale], NORMS[norm], NORM_EPSILON)
 
 
 @gin.configurable(module="palm_mtf.unitransformer")
@@ -167,7 +182,7 @@ def compute_rotary_angles(
 
   angles = []
   rows = mtf.Dimension("position", length.size)  # no layout splits this name
-  for table in rotary_tables(position.mesh, rows, d_kv):
+  for table in rotary_tables(position.mesh, rows, _whole_head(d_kv.size)):
     pairs = table.shape.dims[-1]
     at = WholeSlice(
       look_up,
@@ -178,6 +193,10 @@ def compute_rotary_angles(
     )
     angles += at.outputs
   return angles
+
+
+def _whole_head(d_kv: int) -> Rotary:
+  return Rotary(d_kv, "halves", 10_000.0)
 
 
 def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
@@ -198,7 +217,7 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
   def turn(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
     for axis in missing:
       sin, cos = tf.expand_dims(sin, axis), tf.expand_dims(cos, axis)
-    return _rotate_pairs(x, sin, cos)
+    return _rotate_pairs(x, sin, cos, _whole_head(x.shape[-1]))
 
   def make_operation(
     fn: Callable[..., tf.Tensor],

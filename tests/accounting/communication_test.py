@@ -12,16 +12,16 @@ import math
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.architecture import (
-  count_parameters,
-  parameter_shapes,
-)
 from palm_mtf.accounting.communication import (
   Link,
   axes_bandwidth,
   dcn_bytes,
   step_bytes,
   step_secs,
+)
+from palm_mtf.architecture.parameters import (
+  count_parameters,
+  parameter_shapes,
 )
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout, PodsConfig

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from palm_mtf.accounting.architecture import count_parameters
 from palm_mtf.accounting.flops import (
   attention_flops_per_token,
   device_flops,
@@ -17,6 +16,7 @@ from palm_mtf.accounting.flops import (
   train_flops_per_token,
 )
 from palm_mtf.accounting.hardware import peak_of_devices
+from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B

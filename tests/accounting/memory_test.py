@@ -9,11 +9,6 @@ import math
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.architecture import (
-  count_parameters,
-  parameter_shapes,
-  parse_name,
-)
 from palm_mtf.accounting.memory import (
   PASSES,
   Activations,
@@ -28,6 +23,11 @@ from palm_mtf.accounting.memory import (
   update_traffic,
   weight_copy_bytes,
   weight_traffic,
+)
+from palm_mtf.architecture.parameters import (
+  count_parameters,
+  parameter_shapes,
+  parse_name,
 )
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.model.dims import model_dims

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.accounting.optimizer_state import (
   check_same_slots,
   checkpoint_bytes,
   optimizer_state,
   parameter_slots,
 )
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.errors import UserError
 from tests.mtf_testing import PALM_OPTIMIZER as PALM
 from tests.mtf_testing import small_config

@@ -4,7 +4,7 @@
 
 import math
 
-from palm_mtf.accounting.architecture import parameter_shapes, parse_name
+from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.config import PalmConfig
 
 

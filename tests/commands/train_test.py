@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.commands import train as train_module
 from palm_mtf.config import PalmConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.architecture import attention_blocks, block_pairs
+from palm_mtf.architecture.attention_blocks import attention_blocks, block_pairs
 from palm_mtf.model.attention import self_attention
 from tests.mtf_testing import lowered_values, without_compiler
 
@@ -91,13 +91,13 @@ def test_one_segment_is_the_same_to_the_bit_as_none(dtype):
 
 
 def test_blocks_follow_each_other_and_the_last_one_may_be_short():
-  assert attention_blocks(128) == ((0, 128, 128),)
+  assert attention_blocks(128) == ((0, 128, 0, 128),)
   assert attention_blocks(300) == (
-    (0, 128, 128),
-    (128, 256, 256),
-    (256, 300, 300),
+    (0, 128, 0, 128),
+    (128, 256, 0, 256),
+    (256, 300, 0, 300),
   )
-  assert attention_blocks(8192)[-1] == (7680, 8192, 8192)
+  assert attention_blocks(8192)[-1] == (7680, 8192, 0, 8192)
   assert block_pairs(300) == [128 * 128, 128 * 256, 44 * 300]
 
 

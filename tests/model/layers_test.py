@@ -7,12 +7,13 @@ import pytest
 import tensorflow as tf2
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.block import NORMS, Rotary
 from palm_mtf.checkpoints.variables import WeightsCopier
 from palm_mtf.config import DecodeConfig, MeshLayout
 from palm_mtf.mesh.session import session_config
-from palm_mtf.model.layers import embed, norm, sines_and_cosines
+from palm_mtf.model.layers import embed, norm
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
-from palm_mtf.model.projection import read_product
+from palm_mtf.model.positions import rotate_pairs, sines_and_cosines
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.runtime.client.client import Client
@@ -100,12 +101,10 @@ def rotated(q, k, dtype):
   """Returns q and k, [length, d_kv], each rotated by its position."""
   length, d_kv = q.shape
   with tf.Graph().as_default(), tf.Session() as session:
-    wide = tf.cast(np.concatenate([q, k], 1), dtype)
-    angles = sines_and_cosines(length, d_kv)
-    parts = read_product(
-      wide, [1, length], [[d_kv]] * 2, tuple(map(tf.constant, angles)), False
-    )
-    return [session.run(tf.cast(x, tf.float32))[0] for x in parts]
+    rotary = Rotary(d_kv, "halves", 10_000.0)
+    angles = sines_and_cosines(length, rotary)
+    parts = [rotate_pairs(tf.cast(x, dtype), *angles, rotary) for x in (q, k)]
+    return session.run([tf.cast(x, tf.float32) for x in parts])
 
 
 def test_rotary_scores_depend_on_the_distance_of_positions_alone():
@@ -174,7 +173,9 @@ def test_norm_keeps_float32_statistics_of_bfloat16_activations(kind):
   noise = rng.choice([-0.5, 0.5], size=[2, 6, 8]).astype(np.float32)
   x = 64 + noise  # exact in bfloat16
   y = lowered_values(
-    lambda x, scale: {"y": norm(mtf.cast(x, tf.bfloat16), scale, kind)},
+    lambda x, scale: {
+      "y": norm(mtf.cast(x, tf.bfloat16), [scale], NORMS[kind], 1e-6)
+    },
     x=(x, [BATCH, LENGTH, D_MODEL]),
     scale=(np.ones(8, np.float32), [D_MODEL]),
   )["y"]

@@ -19,7 +19,7 @@ DTYPES = {"float32": (np.float32, 2e-6), "bfloat16": (ml_dtypes.bfloat16, 5e-3)}
 
 def normed(x, scale, dy, is_centered, threads=2):
   """Returns y, dx and dscale."""
-  how = {"is_centered": is_centered, "threads": threads}
+  how = dict(is_centered=is_centered, epsilon=1e-6, threads=threads)
   with tf.Graph().as_default(), tf.Session() as session:
     x, scale, dy = (tf.constant(each) for each in (x, scale, dy))
     y = native.norm(x, scale, **how)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.architecture import parameter_shapes, parse_name
+from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, SlicedVariable

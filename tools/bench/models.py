@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.config import (
   AdafactorConfig,
   Config,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from palm_mtf.accounting.architecture import parameter_shapes, parse_name
+from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.export.huggingface.config_json import COHERE, ROTARY_BASE

@@ -10,15 +10,13 @@ from collections.abc import Callable
 import numpy as np
 
 from palm_mtf._tf import tf2
-from palm_mtf.accounting.architecture import layer_name, parameter_shapes
+from palm_mtf.architecture.block import NORMS, rotary_of
+from palm_mtf.architecture.parameters import layer_name, parameter_shapes
 from palm_mtf.config import PalmConfig
+from palm_mtf.model.activations import activate
 from palm_mtf.model.attention import visible_softmax
-from palm_mtf.model.layers import (
-  apply_gate,
-  normalize,
-  rotate_pairs,
-  sines_and_cosines,
-)
+from palm_mtf.model.layers import normalize
+from palm_mtf.model.positions import find_angles, rotate_pairs
 
 # Tensors [batch, memory_length, key_heads, d_kv]: keys of layer 0, values of
 # layer 0, keys of layer 1, and so on. Multi-query attention has 1 key head.
@@ -73,7 +71,7 @@ class Decoder(tf2.Module):
     visible = memory <= positions[..., tf2.newaxis]  # the causal mask
     if model.has_prefix and num_given is not None:
       visible |= memory < num_given[:, tf2.newaxis, tf2.newaxis]
-    tables = sines_and_cosines(model.sequence_length, model.d_kv)
+    tables = find_angles(model, model.sequence_length)
     angles = [tf2.gather(x, positions)[:, :, tf2.newaxis] for x in tables]
     x, after = tf2.gather(self._weights["embedding"], tokens), []
     for index in range(model.num_layers):
@@ -94,7 +92,8 @@ class Decoder(tf2.Module):
     return tf2.einsum("...d,vd->...v", y, self._weights["embedding"])
 
   def _apply_norm(self, name: str, x: tf2.Tensor) -> tf2.Tensor:
-    y = normalize(x, self._model.norm)
+    statistic = NORMS[self._model.norm].statistic
+    y = normalize(x, statistic, self._model.norm_epsilon)
     scale = self._weights.get(f"{name}/scale")
     return y if scale is None else y * scale  # FINAL_NORM_SCALE = "none"
 
@@ -104,7 +103,10 @@ class Decoder(tf2.Module):
       kernel = tf2.reshape(kernel, [self._model.d_model, -1, self._model.d_kv])
       return tf2.einsum("bld,dhk->blhk", y, kernel)
 
-    q, k = (rotate_pairs(project(part), *angles) for part in "qk")
+    q, k = (
+      rotate_pairs(project(part), *angles, rotary_of(self._model))
+      for part in "qk"
+    )
     keys, values = (
       tf2.tensor_scatter_nd_update(old, at, new)
       for old, new in zip(cache, (k, project("v")), strict=True)
@@ -127,4 +129,5 @@ class Decoder(tf2.Module):
       for name in ("wi_gate", "wi")
     )
     kernel = self._weights[f"{layer}/mlp/wo"]
-    return tf2.einsum("blf,fd->bld", apply_gate(gate, linear), kernel)
+    hidden = activate([gate, linear], "swish")
+    return tf2.einsum("blf,fd->bld", hidden, kernel)

@@ -4,7 +4,7 @@
 
 import math
 
-from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
 

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.block import Attention, Projection, Read, layer_of
+from palm_mtf.config import PalmConfig
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -14,10 +16,12 @@ from palm_mtf.generation.decode.rows import (
   write_row,
 )
 from palm_mtf.generation.decode.weights import DecodeModel, Products
+from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm
-from palm_mtf.model.projection import JoinedColumns
-from palm_mtf.model.weights import GATES, logits_dtype, positions_of
+from palm_mtf.model.positions import add_positions
+from palm_mtf.model.projection import parts_of_outputs
+from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a separate Mesh TensorFlow graph, lowered into the
@@ -67,56 +71,91 @@ class JoinedWeights:
   def _import(self, x: LaidOut, *dims: mtf.Dimension) -> mtf.Tensor:
     return mtf.import_laid_out_tensor(self.mesh, x, mtf.Shape(dims))
 
-  def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
-    """Returns each token's row of the embedding; see `Weights`."""
-    dims = self._dims
+  def embed(
+    self, tokens: mtf.Tensor, segments: mtf.Tensor | None
+  ) -> mtf.Tensor:
+    """Returns the input of the first block; see `Weights`."""
+    dims, config = self._dims, self._model.config
     table = self._import(self._model.table, dims.vocab, dims.d_model)
-    return embed(table, tokens)
+    x = embed(table, tokens)
+    if config.embedding_scale != 1:
+      x *= config.embedding_scale
+    positions = self._model.vectors.get("position_embedding")
+    if positions is None:
+      return x
+    table = self._import(positions, dims.positions, dims.d_model)
+    return add_positions(x, table, segments)
 
-  def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
-    """Returns the scale of a norm; see `Weights`."""
-    del after  # no gather waits, because every device has the whole scale
-    scale = self._model.scales[f"{name}/scale"]
-    return self._import(scale, self._dims.d_model)
+  def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
+    """Returns scale and bias of a norm; see `Weights`."""
+    del after  # no gather waits, because every device has the whole vectors
+    return [
+      self._import(x, self._dims.d_model)
+      for x in self._model.norm_vectors(name)
+    ]
 
-  def project_in(
-    self,
-    x: mtf.Tensor,
-    layer: str,
-    parts: Sequence[str],
-    angles: Sequence[mtf.Tensor] = (),
+  def score_extras(
+    self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Multiplies x by the joined kernel of `parts`; see `Weights`."""
-    names = tuple(f"{layer}/{part}" for part in parts)
-    shapes = self._products.shapes(names)
-    is_gated = parts[-1] == GATES[-1]
-    columns = JoinedColumns(shapes, is_gated, native_threads(self._impl))
-
-    def project(y: LaidOut, *angles: LaidOut) -> Sequence[LaidOut]:
-      rows = y.slice_shape[:2]  # [batch, length]
-      flat = self._impl.slicewise(lambda y: tf.reshape(y, [-1, y.shape[-1]]), y)
-      return self._impl.slicewise(
-        lambda wide, *angles: columns.read(wide, rows, angles),
-        self._products.project_in(flat, names),
-        *angles,
-      )
-
-    dims = self._model.kernels[names].dims
-    outputs = [
-      mtf.Shape([x.shape.dims[0], position, *each])
-      for position, each in zip(
-        positions_of(parts, x.shape.dims[1]), dims, strict=True
+    """Returns what `score_by_distance` takes; see `Weights`."""
+    del length  # the weights have vectors of all distances
+    dims = self._dims
+    shapes = {
+      "alibi": [[dims.heads]],
+      "t5": [[dims.buckets, dims.heads]],
+      "transformer_xl": [
+        *([[dims.heads, dims.d_kv]] * 2),
+        [dims.positions, dims.heads, dims.d_kv],
+      ],
+    }
+    found = self._model.score_extras(layer, mixer)
+    return [
+      self._import(x, *shape)
+      for x, shape in zip(
+        found, shapes[mixer.score_positions] if found else [], strict=True
       )
     ]
-    return _OnSlices(
-      project, [x, *angles], outputs[: -1 if is_gated else None]
-    ).outputs
 
-  def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+  def project_in(
+    self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
+  ) -> list[mtf.Tensor]:
+    """Multiplies x by the joined kernel of `read`; see `Weights`."""
+    names = tuple(f"{layer}/{part}" for part in read.parts)
+    columns = self._products.columns(layer, read, native_threads(self._impl))
+    vectors = self._products.vectors(layer, read)
+    n, m = 1 + len(angles), 1 + len(angles) + len(vectors)
+    dims = self._model.kernels[names].dims
+    batch, length, _ = x.shape.dims
+    outputs = {  # the last product of an MLP stands for its hidden layer
+      part: mtf.Shape([batch, mtf.Dimension(one.positions, length.size), *each])
+      for part, one, each in zip(
+        parts_of_outputs(read), read.projections, dims, strict=True
+      )
+    }
+
+    def project(y: LaidOut, *others: LaidOut) -> Sequence[LaidOut]:
+      rows = y.slice_shape[:2]  # [batch, length]
+      flat = self._impl.slicewise(lambda y: tf.reshape(y, [-1, y.shape[-1]]), y)
+
+      def split(wide, *others):
+        angles, vectors = others[: n - 1], others[n - 1 : m - 1]
+        return tuple(columns.split(wide, rows, angles, vectors))
+
+      wide = self._products.project_in(flat, names)
+      found = self._impl.slicewise(split, wide, *others, *vectors)
+      return found if isinstance(found, tuple) else [found]
+
+    return _OnSlices(project, [x, *angles], list(outputs.values())).outputs
+
+  def project_out(
+    self, layer: str, branches: Mapping[Projection, mtf.Tensor]
+  ) -> mtf.Tensor:
     """Multiplies each branch by its kernel; returns the sum; see `Weights`."""
 
     def project(*xs: LaidOut) -> LaidOut:
-      return self._products.project_out(dict(zip(branches, xs, strict=True)))
+      return self._products.project_out(
+        layer, dict(zip(branches, xs, strict=True))
+      )
 
     return self._apply_to_rows(
       project, list(branches.values()), self._dims.d_model, self._dtype
@@ -246,11 +285,9 @@ def run_blocks(
     return palm.run_blocks(x, layers, *masks, keys_and_values=keys_and_values)
   given, dims = [x, *masks], model.dims
   batch, length, _ = x.shape.dims
-  heads = [dims.heads] if config.attention == "multi_head" else []
-  of_layer = [batch, mtf.Dimension("memory_length", length.size), *heads]
-  stack = mtf.Shape(
-    [mtf.Dimension("layers", config.num_layers), *of_layer, dims.d_kv]
-  )
+  layers = mtf.Dimension("layers", config.num_layers)
+  memory_length = mtf.Dimension("memory_length", length.size)
+  stack = mtf.Shape([layers, batch, memory_length, *key_dims(config, dims)])
   num_stacks = 0 if keys_and_values is None else 2
 
   def run_layer(
@@ -292,6 +329,12 @@ def run_blocks(
   return y
 
 
+def key_dims(config: PalmConfig, dims: Dims) -> list[mtf.Dimension]:
+  """Returns the dimensions of a key: key heads, if there are any, and d_kv."""
+  k = layer_of(config).attention.inputs[1]
+  return [getattr(dims, name) for name in k.outputs]
+
+
 def prefill(
   model: DecodeModel,
   prompts: tf.Tensor,
@@ -309,10 +352,10 @@ def prefill(
     num_positions: minimum number of positions in the cache; at least `length`.
 
   Returns:
-    `Cache`, activation dtype: [batch, positions, d_kv], or for multi-head
-    attention [batch, heads, positions, d_kv]; if the model `has_stacks`, with
-    the dimension `layers` first. `positions` is `num_positions`, rounded up to
-    a multiple of _ALIGNMENT.
+    `Cache`, activation dtype: [batch, positions, d_kv], or if there are several
+    key heads [batch, key_heads, positions, d_kv]; if the model `has_stacks`,
+    with the dimension `layers` first. `positions` is `num_positions`, rounded
+    up to a multiple of _ALIGNMENT.
   """
   impl, (num_rows, length) = model.placement, prompts.shape
   memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT
@@ -326,10 +369,10 @@ def prefill(
   # The padding after a prompt gets keys and values too, but no token attends to
   # these before a later step overwrites them.
   def store(x):
-    # x is [batch, length, d_kv] or [batch, length, heads, d_kv], and may have
-    # the dimension of layers first.
+    # x is [batch, length, d_kv] or [batch, length, key_heads, d_kv], and may
+    # have the dimension of layers first.
     *before, length_at, heads_at, last = range(x.shape.rank)
-    if model.config.attention == "multi_head":
+    if len(key_dims(model.config, model.dims)) > 1:
       x = tf.transpose(x, [*before, heads_at, length_at, last])
     before = [[0, 0]] * (x.shape.rank - 2)
     return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])

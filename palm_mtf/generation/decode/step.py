@@ -2,20 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoding step: one more token per row, with cached keys and values.
 
-  keys, values   [batch, memory_length, d_kv]          multi-query
-                 [batch, heads, memory_length, d_kv]   multi-head
+  keys, values   [batch, memory_length, d_kv]              multi-query
+                 [batch, key_heads, memory_length, d_kv]   other attention
 
 A multi-query cache has 2 num_layers d_kv numbers per row and position. Rows may
 be at different positions. The protocol `Step` has two implementations, in C++
 (native/decoding.py) and by TensorFlow's operations.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.architecture.block import (
+  NORMS,
+  Attention,
+  Projection,
+  Read,
+  layer_of,
+)
+from palm_mtf.architecture.parameters import layer_name
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -28,9 +36,8 @@ from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 from palm_mtf.generation.decode.weights import DecodeModel, Products
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.attention import visible_softmax
-from palm_mtf.model.layers import normalize, sines_and_cosines
-from palm_mtf.model.projection import JoinedColumns
-from palm_mtf.model.weights import GATES, QKV
+from palm_mtf.model.layers import apply_norm, normalize
+from palm_mtf.model.positions import find_angles, score_by_distance
 from palm_mtf.native.decoding import (
   StepWeights,
   Texts,
@@ -137,13 +144,15 @@ class NativeStep:
 
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
-    norms = ["norm", "mlp_norm"][: 1 + (self._config.block == "serial")]
-    scales = [
-      model.scales[f"{layer_name(layer)}/{norm}/scale"]
-      for layer in range(self._config.num_layers)
-      for norm in norms
+    norms = [
+      f"{layer_name(i)}/{read.norm}"
+      for i in range(self._config.num_layers)
+      for read in layer_of(self._config).reads
     ]
-    scales.append(model.make_last_scale())
+    scales = [
+      *(model.add_scale_offset(model.norm_vectors(x))[0] for x in norms),
+      *model.make_last_norm(),
+    ]
     # List scales and kernels in the order in which a step uses them, which is
     # also the order of `model.kernels`.
     kernels = [x.kernel for x in model.kernels.values()]
@@ -199,9 +208,10 @@ class NativeStep:
     )
 
   def _make_weights(self, cache):
-    tables = sines_and_cosines(cache[0].slice_shape[-2], self._config.d_kv)
+    tables = find_angles(self._config, cache[0].slice_shape[-2])
     return StepWeights(
       config=self._config,
+      memory_length=cache[0].slice_shape[-2],
       tables=(self._table, *tables),
       scales=self._scales,
       kernels=self._kernels,
@@ -221,29 +231,46 @@ _LAYER = layer_name(0)  # the layer of a model that has only one
 
 
 @fused
-def _add_and_norm(x, branch, scale, kind):
+def _add_and_norm(x, branch, form, epsilon, scale, *bias):
   # Returns x + branch, [rows, d_model], and the scaled norm of this sum.
   x += branch
-  return x, tf.cast(normalize(x, kind) * scale, x.dtype)
+  y = normalize(x, form.statistic, epsilon) * scale
+  for each in bias:
+    y += each
+  return x, tf.cast(y, x.dtype)
 
 
 @fused
-def _softmax(scores, positions, scale):
+def _softmax(scores, positions, window, scale, bias):
   at = tf.reshape(positions, [-1, *[1] * (scores.shape.rank - 1)])
-  visible = tf.range(scores.shape[-1]) <= at
-  return visible_softmax(scores, visible, scale)
+  key = tf.range(scores.shape[-1])
+  visible = key <= at
+  if window is not None:
+    visible &= key > at - window
+  return visible_softmax(scores, visible, scale, *bias)
 
 
-def _attend(q, keys, values, positions):
+def _attend(q, keys, values, positions, mixer, extras):
   # Attends from one token per row, with the query q [rows, heads, d_kv], to
   # this token and all earlier tokens; returns [rows, heads * d_kv].
-  scale = q.shape[-1] ** -0.5
+  rows, _, d_kv = q.shape
+  *_, memory_length, _ = keys.shape
+  bias = []
+  if mixer.score_positions:
+    distance = positions[:, tf.newaxis, tf.newaxis] - tf.range(memory_length)
+    q, *bias = score_by_distance(
+      mixer.score_positions, q[:, tf.newaxis], distance, extras
+    )
+    q = q[:, 0]
   # In multi-query attention all heads share the keys, so the heads of q are the
-  # rows of one matrix. In multi-head attention each head has its own product.
+  # rows of one matrix. Otherwise each key head has its own product with the
+  # heads that share it.
   if keys.shape.rank == 4:
-    q = q[:, :, tf.newaxis]
-  weights = _softmax(matmul(q, keys, transpose_b=True), positions, scale)
-  return tf.reshape(matmul(weights, values), [q.shape[0], -1])
+    q = tf.reshape(q, [rows, keys.shape[1], -1, d_kv])
+  scores = matmul(q, keys, transpose_b=True)
+  bias = [tf.reshape(x, [-1, *scores.shape[1:]]) for x in bias]
+  weights = _softmax(scores, positions, mixer.window, d_kv**-0.5, bias)
+  return tf.reshape(matmul(weights, values), [rows, -1])
 
 
 def _find_cache_rows(positions, shape):
@@ -268,7 +295,7 @@ class TensorflowStep:
     self._impl, self._config = model.placement, model.config
     self._model = model
     self._products = Products(model, packed=True)
-    self._last_scale = model.make_last_scale()
+    self._last_norm = model.make_last_norm()
 
   def read(
     self, tokens: LaidOut, positions: LaidOut, cache: Cache
@@ -277,7 +304,7 @@ class TensorflowStep:
     impl, model = self._impl, self._model
     shape = cache[0].slice_shape[model.row_axis :]  # of a layer
     num_rows = tokens.slice_shape[0]
-    tables = sines_and_cosines(shape[-2], self._config.d_kv)
+    tables = find_angles(self._config, shape[-2])
     # Find each token's index in the cache and its rotation angles only once,
     # because they are the same in all layers.
     places = impl.slicewise(
@@ -294,8 +321,7 @@ class TensorflowStep:
       x, branch, *cache = carry
       own = slice(0, 2) if model.has_stacks else slice(2 * layer, 2 * layer + 2)
 
-      def attend(keys, values, positions, at, sin, cos, wide):
-        q, k, v, *hidden = columns.read(wide, sin.shape[:1], (sin, cos))
+      def write(keys, values, at, k, v):
         if model.has_stacks:
           at += layer * (math.prod(shape) // shape[-1])
         keys, values = write_places(keys, at, k), write_places(values, at, v)
@@ -305,34 +331,29 @@ class TensorflowStep:
         # A slice of the first rows is a view, so nothing is copied.
         if seen[0].shape[0] > num_rows:
           seen = [each[:num_rows] for each in seen]
-        return (keys, values, _attend(q, *seen, positions), *hidden)
+        return keys, values, seen
 
       block = _Block(model)
-      x, y = block.add_and_norm(x, branch, "norm")
-      is_parallel = model.config.block == "parallel"
-      wide, columns = block.project_in(
-        y, [*QKV, *GATES] if is_parallel else QKV
-      )
-      found = impl.slicewise(attend, *cache[own], *places, wide)
-      cache[own], (heads, *hidden) = found[:2], found[2:]
-      branches = {"attention/o": heads}
-      if is_parallel:
-        branches["mlp/wo"] = hidden[0]
-        return [x, block.project_out(branches), *cache]
-      x, y = block.add_and_norm(x, block.project_out(branches), "mlp_norm")
-      wide, columns = block.project_in(y, GATES)
-      (hidden,) = impl.slicewise(
-        lambda wide: columns.read(wide, [num_rows], ()), wide
-      )
-      return [x, block.project_out({"mlp/wo": hidden}), *cache]
+      for each in layer_of(model.config).sums:
+        branches = {}
+        for i, read in enumerate(each.reads):
+          more = [] if i else [branch]
+          x, y = block.add_and_norm(x, more, read.norm)
+          found, after = block.mix(y, read, cache[own], places, write)
+          cache[own] = after
+          branches.update(found)
+        branch = block.project_out(branches)
+      return [x, branch, *cache]
 
     x = model.embed(tokens)
+    if "position_embedding" in model.vectors:
+      x = impl.slicewise(
+        lambda x, p, table: x + tf.gather(table, p),
+        *(x, positions, model.vectors["position_embedding"]),
+      )
     zeros = impl.slicewise(tf.zeros_like, x)
     x, branch, *cache = model.for_each_layer(run_layer, [x, zeros, *cache])
-    _, y = impl.slicewise(
-      lambda *args: _add_and_norm(*args, self._config.norm),
-      *(x, branch, self._last_scale),
-    )
+    _, y = _Block(model).add_and_scale(x, [branch], self._last_norm)
     return self._products.compute_logits(y), cache
 
   def advance(
@@ -395,7 +416,7 @@ class TensorflowStep:
 
 
 class _Block:
-  """Norms of a layer, and products with its kernels, for one position.
+  """Norms, products and mixers of a layer, for one position.
 
   `model` has only the layer; parts are named as in the layer.
   """
@@ -405,32 +426,91 @@ class _Block:
     self._products = Products(model, packed=True)
 
   def add_and_norm(
-    self, x: LaidOut, branch: LaidOut, norm: str
+    self, x: LaidOut, branch: list[LaidOut], norm: str
   ) -> tuple[LaidOut, LaidOut]:
-    """Returns x + branch, [rows, d_model], and a scaled norm of this sum."""
-    kind = self._model.config.norm
-    scale = self._model.scales[f"{_LAYER}/{norm}/scale"]
-    return self._impl.slicewise(
-      lambda *args: _add_and_norm(*args, kind), x, branch, scale
-    )
+    """Returns x + branch, [rows, d_model], and a norm of this sum.
 
-  def project_in(
-    self, y: LaidOut, parts: Sequence[str]
-  ) -> tuple[LaidOut, JoinedColumns]:
-    """Multiplies y by the joined kernel of `parts`.
+    `branch` is [] or has one tensor.
+    """
+    vectors = self._model.norm_vectors(f"{_LAYER}/{norm}")
+    return self.add_and_scale(x, branch, self._model.add_scale_offset(vectors))
+
+  def add_and_scale(
+    self, x: LaidOut, branch: list[LaidOut], vectors: list[LaidOut]
+  ) -> tuple[LaidOut, LaidOut]:
+    """Is `add_and_norm` with the given scale, and bias if any."""
+    config = self._model.config
+    form, epsilon = NORMS[config.norm], config.norm_epsilon
+
+    def apply(x, *others):
+      if branch:
+        branch_, *vectors = others
+        return _add_and_norm(x, branch_, form, epsilon, *vectors)
+      return x, apply_norm(x, form.statistic, epsilon, *others)
+
+    return self._impl.slicewise(apply, x, *branch, *vectors)
+
+  def mix(
+    self,
+    y: LaidOut,
+    read: Read,
+    cache: Cache,
+    places: Sequence[LaidOut],
+    write: Callable[..., tuple],
+  ) -> tuple[dict[Projection, LaidOut], Cache]:
+    """Multiplies y by the joined kernel of `read`, and mixes the products.
+
+    Args:
+      y: a norm, [rows, d_model].
+      read: the branches that read the norm.
+      cache: keys and values of earlier tokens, of this layer.
+      places: positions of the tokens, their rows in the cache, and the angles
+        of rotary embedding, if any.
+      write: adds keys and values to the cache; returns the cache, and the part
+        of the cache that the tokens see.
 
     Returns:
-      The product, [rows, columns]; and an object that splits the columns.
+      {product: its input, [rows, inputs]}, and the cache with these tokens.
     """
-    names = [f"{_LAYER}/{part}" for part in parts]
-    is_gated = parts[-1] == GATES[-1]
-    columns = JoinedColumns(self._products.shapes(names), is_gated, threads=0)
-    return self._products.project_in(y, names), columns
+    columns = self._products.columns(_LAYER, read, threads=0)
+    vectors = self._products.vectors(_LAYER, read)
+    extras = [
+      x
+      for branch in read.branches
+      if isinstance(branch.mixer, Attention)
+      for x in self._model.score_extras(_LAYER, branch.mixer)
+    ]
+    counts = [len(cache), len(places), len(vectors), len(extras)]
 
-  def project_out(self, branches: dict[str, LaidOut]) -> LaidOut:
+    def apply(wide, *others):
+      others = iter(others)
+      cache, (positions, at, *angles), vectors, extras = (
+        list(itertools.islice(others, n)) for n in counts
+      )
+      parts = columns.split(wide, positions.shape, angles, vectors)
+      mixed = []
+      for branch in read.branches:
+        if isinstance(branch.mixer, Attention):
+          q, k, v, *parts = parts
+          *cache, seen = write(*cache, at, k, v)
+          mixed.append(_attend(q, *seen, positions, branch.mixer, extras))
+        else:
+          hidden, *parts = parts
+          mixed.append(hidden)
+      return (*cache, *mixed)
+
+    names = [f"{_LAYER}/{part}" for part in read.parts]
+    wide = self._products.project_in(y, names)
+    found = self._impl.slicewise(
+      apply, wide, *cache, *places, *vectors, *extras
+    )
+    n = len(cache)
+    outputs = [branch.output for branch in read.branches]
+    return dict(zip(outputs, found[n:], strict=True)), list(found[:n])
+
+  def project_out(self, branches: dict[Projection, LaidOut]) -> LaidOut:
     """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
 
-    `branches` is {name of a part: branch, [rows, inputs]}.
+    `branches` is {product: branch, [rows, inputs]}.
     """
-    named = {f"{_LAYER}/{part}": x for part, x in branches.items()}
-    return self._products.project_out(named)
+    return self._products.project_out(_LAYER, branches)

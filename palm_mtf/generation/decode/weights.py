@@ -8,8 +8,16 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.architecture import (
+from palm_mtf.architecture.block import (
+  NORMS,
+  Attention,
+  Projection,
+  Read,
+  layer_of,
+)
+from palm_mtf.architecture.parameters import (
   layer_name,
+  logits_table,
   parameter_dims,
   parse_name,
 )
@@ -28,9 +36,11 @@ from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims, model_dims
 from palm_mtf.model.layers import local_embedding
-from palm_mtf.model.weights import GATES, QKV, logits_dtype, palm_variables
-from palm_mtf.native.decoding import INT4, pack
-from palm_mtf.native.operations import IS_CENTERED, operations
+from palm_mtf.model.positions import alibi_slopes, project_distances
+from palm_mtf.model.projection import JoinedColumns, vectors_of
+from palm_mtf.model.weights import logits_dtype, palm_variables
+from palm_mtf.native.decoding import INT4, pack, steps_natively
+from palm_mtf.native.operations import operations
 from palm_mtf.ops.slicewise import slice_offset, split_axes
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import in_xla_computation
@@ -40,14 +50,6 @@ from palm_mtf.ops.xla import in_xla_computation
 # replaces several. Norm scales and the embedding's rows are never quantized. A
 # layer's weights depend only on the layer's own variables, so that memory need
 # not hold two layers of a checkpoint at once.
-
-# Kernels in a layer that multiply the same input; they are always joined.
-_INPUTS = {"parallel": [(*QKV, *GATES)], "serial": [QKV, GATES]}
-# Kernels in a layer whose products are summed; they are joined only if packed.
-_OUTPUTS = {
-  "parallel": [("attention/o", "mlp/wo")],
-  "serial": [("attention/o",), ("mlp/wo",)],
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,8 +100,11 @@ class DecodeModel:
   config: PalmConfig
   dims: Dims  # `build_palm` (forward.py) replaces `batch` and `length`
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
-  to_logits: LaidOut  # the transposed table: a `Kernel` for each device's slice
-  scales: dict[str, LaidOut]  # {"layer_000/norm/scale": [d_model] float32, ...}
+  # The transposed table of the logits: a `Kernel` for each device's slice.
+  to_logits: LaidOut
+  # {name: weight that multiplies no rows}. Scales and biases are float32, other
+  # vectors have the activation dtype (see `WeightMaker.make_vectors`).
+  vectors: dict[str, LaidOut]
   kernels: dict[tuple[str, ...], JoinedKernel]  # keys: names of the parts
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
   layers: Sequence[LayerWeights] = ()
@@ -124,7 +129,27 @@ class DecodeModel:
     # If a layout splits vocab, all-reduce [rows, d_model]: the slice of the
     # table that has a token's row gives the row, and the other slices zeros.
     axes = split_axes(self.placement, [self.dims.vocab])
-    return self.placement.allreduce(x, axes, "SUM")
+    x, scale = (
+      self.placement.allreduce(x, axes, "SUM"),
+      self.config.embedding_scale,
+    )
+    return x if scale == 1 else self.placement.slicewise(lambda x: x * scale, x)
+
+  def norm_vectors(self, name: str) -> list[LaidOut]:
+    """Returns the scale, and bias if any, of a norm, [d_model] float32 each."""
+    names = [f"{name}/scale", f"{name}/bias"]
+    return [self.vectors[x] for x in names if x in self.vectors]
+
+  def score_extras(self, layer: str, mixer: Attention) -> list[LaidOut]:
+    """Returns the `extras` of `score_by_distance`, for all distances."""
+    if mixer.score_positions == "alibi":
+      slopes = tf.constant(alibi_slopes(self.config.num_heads))
+      slices = self.placement.make_slices(slopes, mtf.Shape([self.dims.heads]))
+      return [self.placement.LaidOutTensor(slices)]
+    names = [name for name, _ in mixer.extras]
+    # `score_by_distance` takes the vectors of distances last.
+    names.sort(key=lambda x: x == "attention/relative")
+    return [self.vectors[f"{layer}/{name}"] for name in names]
 
   def multiply(
     self, xs: Sequence[LaidOut], kernel: LaidOut, *, packed: bool
@@ -166,9 +191,9 @@ class DecodeModel:
     return dataclasses.replace(
       self,
       config=dataclasses.replace(self.config, num_layers=1),
-      scales={
+      vectors={
         rename(name): x
-        for name, x in self.scales.items()
+        for name, x in self.vectors.items()
         if name.startswith(own)
       },
       kernels={
@@ -178,13 +203,21 @@ class DecodeModel:
       },
     )
 
-  def make_last_scale(self) -> LaidOut:
-    """Returns the scale of the last norm times 1/sqrt(d_model), [d_model]."""
-    # 1/sqrt(d_model) scales the logits, as in model/palm.py.
-    return self.placement.slicewise(
-      lambda scale: scale * self.config.d_model**-0.5,
-      self.scales["final_norm/scale"],
-    )
+  def make_last_norm(self) -> list[LaidOut]:
+    """Returns the last norm's scale and bias times the factor of the logits."""
+    # The factor scales the logits, as in model/palm.py.
+    return [
+      self.placement.slicewise(lambda x: x * self.config.logits_factor, x)
+      for x in self.add_scale_offset(self.norm_vectors("final_norm"))
+    ]
+
+  def add_scale_offset(self, vectors: list[LaidOut]) -> list[LaidOut]:
+    """Adds the offset of NORM to the scale, the first of a norm's vectors."""
+    offset = NORMS[self.config.norm].scale_offset
+    if not offset:
+      return vectors
+    scale, *bias = vectors
+    return [self.placement.slicewise(lambda x: x + offset, scale), *bias]
 
 
 def build_decode_model(
@@ -219,10 +252,10 @@ def build_decode_model(
     dims=dims,
     table=maker.make_table(),
     to_logits=maker.make_logits_kernel(),
-    scales={
-      name: scale
+    vectors={
+      name: x
       for layer in (None, *range(config.num_layers))
-      for name, scale in maker.make_scales(layer).items()
+      for name, x in maker.make_vectors(layer).items()
     },
     kernels=dict(maker.make_joined_kernels()),
     is_packed=is_packed,
@@ -235,7 +268,7 @@ def _serves_natively(
 ) -> bool:
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
-  if config.norm not in IS_CENTERED:
+  if not steps_natively(config):
     return False
   # If the CPU has AMX, oneDNN multiplies the many rows of a prompt faster than
   # the C++ operations do.
@@ -294,25 +327,38 @@ class WeightMaker:
     dtype = tf.as_dtype(self._config.activation_dtype)
     return self._make_constant("table", dtype, self._read("embedding"))
 
-  def make_scales(self, layer: int | None) -> dict[str, LaidOut]:
-    """Returns the scales of norms, [d_model] float32 each, by name.
+  def make_vectors(self, layer: int | None) -> dict[str, LaidOut]:
+    """Returns the weights that multiply no rows, by name.
 
-    `layer` is the number of the norms' layer; None for norms outside of all
-    layers.
+    These are scales and biases, float32; and in the activation dtype, learned
+    positions, [positions, d_model], and the vectors of Transformer-XL's
+    distances, [positions, heads, d_kv], in place of the kernel that gives them.
+
+    `layer` is the number of their layer; None for those outside of all layers.
     """
-    scales = {
-      name: self._read(name)
-      for name in self._dims
-      if parse_name(name).is_scale and parse_name(name).layer == layer
-    }
-    if layer is None and self._config.final_norm_scale == "none":
-      scales["final_norm/scale"] = self._impl.slicewise(
-        lambda x: tf.ones(x.shape[1:]), self._read("embedding")
+    config, found = self._config, {}
+    dtype = tf.as_dtype(config.activation_dtype)
+    for name in self._dims:
+      parameter = parse_name(name)
+      if parameter.layer != layer:
+        continue
+      if parameter.is_vector:
+        found[name] = self._make_constant(name, tf.float32, self._read(name))
+      elif parameter.part == "position_embedding":
+        found[name] = self._make_constant(name, dtype, self._read(name))
+      elif parameter.part == "attention/relative":
+        vectors = self._impl.slicewise(
+          lambda w: project_distances(w, config.sequence_length),
+          self._read(name),
+        )
+        found[name] = self._make_constant(name, dtype, vectors)
+    if layer is None and config.final_norm_scale == "none":
+      name, scale = "final_norm/scale", 1.0 - NORMS[config.norm].scale_offset
+      ones = self._impl.slicewise(
+        lambda x: tf.fill(x.shape[1:], scale), self._read("embedding")
       )
-    return {
-      name: self._make_constant(name, tf.float32, value)
-      for name, value in scales.items()
-    }
+      found[name] = self._make_constant(name, tf.float32, ones)
+    return found
 
   def _make_constant(self, name, dtype, value):
     """Makes a variable that is initialized to `value`; returns its value."""
@@ -337,7 +383,7 @@ class WeightMaker:
     return self._impl.slicewise(make_and_keep, *values)
 
   def make_logits_kernel(self) -> LaidOut:
-    """Makes the kernel of the logits: the transposed embedding."""
+    """Makes the kernel of the logits: the transposed table."""
     # If the other kernels are int8 or int4, the logits' kernel is int8, because
     # it is the largest: in the activation dtype it would be half of the bytes
     # that a step reads.
@@ -363,7 +409,8 @@ class WeightMaker:
       return make_kernel(w, dtype, name)
 
     make = pack_kernel if self._is_packed else keep_plain
-    return self._make_kernel("to_logits", make, self._read("embedding"))
+    table = self._read(logits_table(self._config))
+    return self._make_kernel("to_logits", make, table)
 
   def make_joined_kernels(
     self,
@@ -384,14 +431,14 @@ class WeightMaker:
     summed: for a kernel of `project_out`, the names of all kernels whose
       products are added up, which share int8 scales; for other kernels, ().
     """
-    block = self._config.block
     for layer in range(self._config.num_layers):
-      for inputs, outputs in zip(_INPUTS[block], _OUTPUTS[block], strict=True):
-        inputs, outputs = (
+      for each in layer_of(self._config).sums:
+        *reads, outputs = (
           tuple(f"{layer_name(layer)}/{part}" for part in parts)
-          for parts in (inputs, outputs)
+          for parts in (*(read.parts for read in each.reads), each.outputs)
         )
-        yield inputs, ()
+        for names in reads:
+          yield names, ()
         # Join only packed kernels, because a packed product can read its inputs
         # from several tensors. For an unpacked kernel, the inputs would have to
         # be joined too, which costs more than a second product.
@@ -500,6 +547,22 @@ class Products:
     dims = self._model.kernels[tuple(names)].dims
     return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
 
+  def columns(self, layer: str, read: Read, threads: int) -> JoinedColumns:
+    """Returns an object that splits the columns of `project_in`.
+
+    Args:
+      layer: prefix of the kernels' names.
+      read: the branches that read the product.
+      threads: see `JoinedColumns`.
+    """
+    shapes = self.shapes([f"{layer}/{part}" for part in read.parts])
+    return JoinedColumns(shapes, read, self._model.config.norm_epsilon, threads)
+
+  def vectors(self, layer: str, read: Read) -> list[LaidOut]:
+    """Returns the `vectors` of `read_product`."""
+    names = vectors_of(read)
+    return [self._model.vectors[f"{layer}/{name}"] for name in names]
+
   def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
     """Multiplies rows by a kernel; see `DecodeModel.multiply`."""
     return self._model.multiply(xs, kernel, packed=self._packed)
@@ -508,11 +571,27 @@ class Products:
     """Multiplies x [rows, d_model] by the joined kernel of `names`."""
     return self.multiply([x], self._model.kernels[tuple(names)].kernel)
 
-  def project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
-    """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
+  def project_out(
+    self, layer: str, branches: Mapping[Projection, LaidOut]
+  ) -> LaidOut:
+    """Multiplies each branch by its kernel; returns the sum with biases.
 
-    `branches` is {name of a kernel: branch, [rows, inputs]}.
+    Args:
+      layer: prefix of the kernels' names.
+      branches: {product: branch, [rows, inputs]}.
+
+    Returns:
+      [rows, d_model].
     """
+    y = self._project_out(
+      {f"{layer}/{each.part}": x for each, x in branches.items()}
+    )
+    for each in branches:
+      if each.has_bias:
+        y = self._add_bias(y, f"{layer}/{each.bias}")
+    return y
+
+  def _project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
     kernels, names = self._model.kernels, tuple(branches)
     if self._model.is_packed:
       return self.multiply([*branches.values()], kernels[names].kernel)
@@ -528,14 +607,20 @@ class Products:
       for axis, some in sums.items()
     )
 
+  def _add_bias(self, x: LaidOut, name: str) -> LaidOut:
+    return self._impl.slicewise(
+      lambda x, bias: x + tf.cast(bias, x.dtype), x, self._model.vectors[name]
+    )
+
   def _add(self, xs: Iterable[LaidOut]) -> LaidOut:
     return functools.reduce(lambda x, y: self._impl.slicewise(tf.add, x, y), xs)
 
   def unembed(self, y: LaidOut) -> LaidOut:
-    """Returns y times the transposed embedding: [rows, vocab], LOGITS_DTYPE."""
-    dtype = logits_dtype(self._model.config)
+    """Returns logits of y [rows, d_model]: [rows, vocab], LOGITS_DTYPE."""
+    dtype, bias = logits_dtype(self._model.config), "logits/bias"
     y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
-    return self.multiply([y], self._model.to_logits)
+    y = self.multiply([y], self._model.to_logits)
+    return self._add_bias(y, bias) if bias in self._model.vectors else y
 
   def compute_logits(self, y: LaidOut) -> LaidOut:
     """Returns the logits of y [rows, d_model], unsplit along vocab."""

@@ -11,7 +11,7 @@ a head's numbers.
 import numpy as np
 import pytest
 
-from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import (
   COHERE,

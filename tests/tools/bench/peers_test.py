@@ -29,7 +29,7 @@ def test_ratios_are_of_seconds_and_above_1_where_ours_is_faster():
 
 @pytest.mark.parametrize("size", models.SIZES)
 def test_a_model_has_the_parameters_of_its_name(size):
-  from palm_mtf.accounting.architecture import count_parameters
+  from palm_mtf.architecture.parameters import count_parameters
 
   count = count_parameters(models.benchmark_config("float32", size))
   assert count / 1e6 == pytest.approx(float(size.removesuffix("M")), rel=0.015)

@@ -33,7 +33,7 @@ FLAGS = {
 def work(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
   """Takes turns: attention and its gradient; in C++ if `block` is 0."""
   from palm_mtf._tf import tf
-  from palm_mtf.accounting.architecture import AttentionBlock
+  from palm_mtf.architecture.attention_blocks import AttentionBlock
   from palm_mtf.mesh.session import session_config
   from palm_mtf.model.attention import BlockedAttention
   from palm_mtf.native import layers as native
@@ -42,12 +42,11 @@ def work(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
   step, threads = block or length, threads_here()
   attention = BlockedAttention(
     blocks=[
-      AttentionBlock(x, end, end)
+      AttentionBlock(x, end, 0, end)
       for x in range(0, length, step)
       for end in [min(x + step, length)]
     ],
     scale=_D_KV**-0.5,
-    is_multi_head=False,
     keeps_weights=keeps_weights,
   )
   rng, rows = np.random.default_rng(0), max(1, _TOKENS // length)
@@ -67,7 +66,7 @@ def work(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
     with tf.control_dependencies([out]):
       dout = tf.identity(dout)
     if block:
-      gradients = attention.gradient(q, k, v, out, dout, *weights)
+      gradients = attention.gradient(q, k, v, dout, out, *weights)
     else:
       gradients = native.attend_gradient(q, k, v, dout, (), threads=threads)
     session.run(tf.global_variables_initializer())

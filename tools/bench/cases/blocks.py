@@ -58,7 +58,7 @@ def train(config: Config, model_dir: str) -> None:
 def multiply(config: Config, joined: bool) -> None:
   """Takes turns: the products of one block's input, forward and backward."""
   from palm_mtf._tf import tf
-  from palm_mtf.accounting.architecture import parameter_shapes
+  from palm_mtf.architecture.parameters import parameter_shapes
   from palm_mtf.mesh.session import session_config
   from palm_mtf.model.projection import kernel_gradient
   from palm_mtf.ops.matmul import matmul

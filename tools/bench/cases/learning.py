@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from palm_mtf.accounting.architecture import count_parameters
+from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.config import Config
 from palm_mtf.data.batches.corpus import Corpus
 from tools.bench.command import (

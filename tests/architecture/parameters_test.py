@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from palm_mtf.accounting.architecture import (
+from palm_mtf.architecture.parameters import (
   count_parameters,
   distinct_parameters,
   layer_name,

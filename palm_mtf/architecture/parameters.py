@@ -1,28 +1,31 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names, shapes and numbers of parameters; blocks of attention.
+"""Names, shapes and numbers of parameters.
 
 Checkpoints have parameters of these names:
 
-embedding               the table of input and output embeddings (tied)
+embedding               the table of the input embedding
 layer_007/attention/q   a kernel
 layer_007/norm/scale    the scale of a norm
 final_norm/scale        the scale of the last norm
 
-Names in Mesh TensorFlow's own layers end with the same words, such as
-"encoder/block_000/layer_000/SelfAttention/q" and "shared/embedding".
+The last word says what a parameter is: a table (embedding), a scale, a bias,
+else a kernel. Names in Mesh TensorFlow's own layers end with the same words,
+such as "encoder/block_000/layer_000/SelfAttention/q" and "shared/embedding".
 """
 
 import dataclasses
-import functools
 import math
 import re
 from typing import NamedTuple
 
+from palm_mtf.architecture.block import NORMS, Attention, layer_of
 from palm_mtf.config import PalmConfig
 
 # Numbers have at least three digits, so that names sort by layer (up to 999).
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
+# Buckets of distances of POSITIONS = "t5", as in T5.
+NUM_BUCKETS = 32
 
 
 class ParameterName(NamedTuple):
@@ -36,9 +39,12 @@ class ParameterName(NamedTuple):
 
   @property
   def kind(self) -> str:
-    """Kind of parameter, for PaLM "embedding", "norm", "attention" or "mlp"."""
+    """Kind: "embedding", "norm", "attention", "mlp" or "logits"."""
     first = self.part.partition("/")[0]  # for a norm: "norm", "mlp_norm", ...
-    return "norm" if first.endswith("norm") else first
+    for kind in ("norm", "embedding"):  # "position_embedding", ...
+      if first.endswith(kind):
+        return kind
+    return first
 
   @property
   def last(self) -> str:
@@ -48,12 +54,17 @@ class ParameterName(NamedTuple):
   @property
   def is_kernel(self) -> bool:
     """Whether the parameter is a kernel, not an embedding, scale or bias."""
-    return not self.is_scale and not self.last.endswith(("embedding", "bias"))
+    return not self.is_vector and not self.last.endswith("embedding")
 
   @property
   def is_scale(self) -> bool:
     """Whether the parameter is the scale of a norm."""
     return self.last == "scale"
+
+  @property
+  def is_vector(self) -> bool:
+    """Whether the parameter is a scale or a bias, which stays float32."""
+    return self.is_scale or self.last.endswith("bias")
 
 
 def layer_name(layer: int) -> str:
@@ -71,53 +82,23 @@ def parse_name(name: str) -> ParameterName:
   )
 
 
-# On CPUs without a C++ compiler, blocks of 128 positions are the fastest
-# (`python -m tools.bench attention`). Each block is compiled separately, so
-# sequences of more than _LONG positions have fewer and larger blocks, to limit
-# compilation time.
-_SMALL, _LARGE, _LONG = 128, 512, 2048
-
-
-class AttentionBlock(NamedTuple):
-  """A range of queries, and the keys that they read."""
-
-  begin: int  # first position
-  end: int  # first position after the block
-  num_keys: int  # number of keys, from position 0
-
-
-@functools.cache  # because a search over layouts makes thousands of calls
-def attention_blocks(
-  length: int, has_prefix: bool = False
-) -> tuple[AttentionBlock, ...]:
-  """Splits the positions of a sequence into blocks.
-
-  The causal mask hides the keys after a block. In a prefix LM (`has_prefix`), a
-  block reads all keys, because the prefix may continue after the block.
-  """
-  size = _SMALL if length <= _LONG else _LARGE
-  return tuple(
-    AttentionBlock(begin, end, length if has_prefix else end)
-    for begin in range(0, length, size)
-    for end in [min(begin + size, length)]
-  )
-
-
-def block_pairs(length: int, has_prefix: bool = False) -> list[int]:
-  """Returns how many query-key pairs attention computes in each block."""
-  blocks = attention_blocks(length, has_prefix)
-  return [(x.end - x.begin) * x.num_keys for x in blocks]
+def dimension_sizes(config: PalmConfig) -> dict[str, int]:
+  """Returns {dimension of a parameter: size}."""
+  return {
+    "vocab": config.vocab_size,
+    "positions": config.sequence_length,
+    "d_model": config.d_model,
+    "heads": config.num_heads,
+    "kv_heads": config.key_heads,
+    "d_kv": config.d_kv,
+    "d_ff": config.d_ff,
+    "buckets": NUM_BUCKETS,
+  }
 
 
 def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
   """Returns {name of a parameter: shape}, in the order of creation."""
-  sizes = {
-    "vocab": config.vocab_size,
-    "d_model": config.d_model,
-    "heads": config.num_heads,
-    "d_kv": config.d_kv,
-    "d_ff": config.d_ff,
-  }
+  sizes = dimension_sizes(config)
   return {
     name: tuple(sizes[dim] for dim in dims)
     for name, dims in parameter_dims(config).items()
@@ -141,34 +122,44 @@ def distinct_parameters(
 
 def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
   """Returns {name of a parameter: its dimensions}, in the order of creation."""
-  dims = {"embedding": ("vocab", "d_model")}
+  dims: dict[str, tuple[str, ...]] = {"embedding": ("vocab", "d_model")}
+  if config.positions == "learned":
+    dims["position_embedding"] = ("positions", "d_model")
   for layer in range(config.num_layers):
     for name, layer_dims in _layer_dims(config).items():
       dims[f"{layer_name(layer)}/{name}"] = layer_dims
   if config.final_norm_scale == "learned":
-    dims["final_norm/scale"] = ("d_model",)
+    dims |= _norm_dims(config, "final_norm")
+  if config.output_embedding == "separate":
+    dims["output_embedding"] = ("vocab", "d_model")
+  if "logits" in config.bias_places:
+    dims["logits/bias"] = ("vocab",)
   return dims
 
 
+def logits_table(config: PalmConfig) -> str:
+  """Returns the name of the table that gives the logits."""
+  return {"tied": "embedding", "separate": "output_embedding"}[
+    config.output_embedding
+  ]
+
+
+def _norm_dims(config: PalmConfig, name: str) -> dict[str, tuple[str, ...]]:
+  vectors = ["scale", "bias"] if NORMS[config.norm].has_bias else ["scale"]
+  return {f"{name}/{vector}": ("d_model",) for vector in vectors}
+
+
 def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
-  heads = ("heads", "d_kv")
-  # Multi-query attention has one head of keys and values.
-  kv_heads = heads if config.attention == "multi_head" else heads[1:]
-  dims = {
-    "norm/scale": ("d_model",),
-    "attention/q": ("d_model", *heads),
-    "attention/k": ("d_model", *kv_heads),
-    "attention/v": ("d_model", *kv_heads),
-    "attention/o": (*heads, "d_model"),
-  }
-  if config.block == "serial":
-    dims["mlp_norm/scale"] = ("d_model",)
-  return {
-    **dims,
-    "mlp/wi_gate": ("d_model", "d_ff"),
-    "mlp/wi": ("d_model", "d_ff"),
-    "mlp/wo": ("d_ff", "d_model"),
-  }
+  dims: dict[str, tuple[str, ...]] = {}
+  for read in layer_of(config).reads:
+    dims |= _norm_dims(config, read.norm)
+    for branch in read.branches:
+      for each in (*branch.inputs, branch.output):
+        dims[each.part] = (*each.inputs, *each.outputs)
+        dims |= each.vectors
+      if isinstance(branch.mixer, Attention):
+        dims |= branch.mixer.extras
+  return dims
 
 
 def count_parameters(config: PalmConfig) -> int:

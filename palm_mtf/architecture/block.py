@@ -1,0 +1,293 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The block as data: which norms, products and mixers a layer has.
+
+A layer is a list of sums. The branches of a sum read the residual stream, each
+through a norm, and the layer adds their results to the stream:
+
+  parallel             [attention(norm), mlp(norm)]
+  parallel_two_norms   [attention(norm), mlp(mlp_norm)]
+  serial               [attention(norm)], [mlp(mlp_norm)]
+
+A branch multiplies its norm by some kernels, mixes the products, and multiplies
+the result by one more kernel. Parameters, FLOPs, activations, collectives, and
+the kernels that one matrix product joins are read off this description.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from palm_mtf.config import PalmConfig
+
+Dims = tuple[str, ...]  # names of dimensions, as in `model.dims.Dims`
+
+
+class NormForm(NamedTuple):
+  """What a value of NORM computes."""
+
+  # "variance": x less its mean, divided by the root of the variance.
+  # "mean_square": x divided by the root of its mean square.
+  statistic: str
+  scale_offset: float = 0.0  # number that is added to the scale
+  has_bias: bool = False
+
+
+NORMS = {
+  "layer_norm": NormForm("variance"),
+  "layer_norm_bias": NormForm("variance", has_bias=True),
+  "rms_norm": NormForm("mean_square"),
+  "rms_norm_1p": NormForm("mean_square", scale_offset=1.0),
+}
+
+# {value of MLP: (activation, kernels that multiply the norm)}. With two
+# kernels, the activation of the first product multiplies the second product.
+_GATED, _PLAIN = ("wi_gate", "wi"), ("wi",)
+MLPS = {
+  "swiglu": ("swish", _GATED),
+  "geglu": ("gelu", _GATED),
+  "geglu_tanh": ("gelu_tanh", _GATED),
+  "gelu": ("gelu", _PLAIN),
+  "gelu_tanh": ("gelu_tanh", _PLAIN),
+  "relu": ("relu", _PLAIN),
+  "relu2": ("relu2", _PLAIN),
+}
+
+
+class Rotary(NamedTuple):
+  """How positions rotate q and k."""
+
+  size: int  # how many numbers of a head are rotated, from the first one
+  pairs: str  # value of ROTARY_PAIRS
+  base: float
+
+
+class Projection(NamedTuple):
+  """A product with one kernel of a layer, and what follows at once."""
+
+  part: str  # name of the kernel within the layer, such as "attention/q"
+  inputs: Dims  # dimensions of the kernel that the product sums over
+  outputs: Dims  # dimensions of the kernel that the product has
+  has_bias: bool = False
+  # Statistic of the norm of each head (see `NormForm`); None for no norm.
+  head_norm: str | None = None
+  rotary: Rotary | None = None  # None for no rotation
+  positions: str = "length"  # dimension of the product's positions
+
+  @property
+  def bias(self) -> str:
+    """Name of the bias within the layer."""
+    return f"{self.part}_bias"
+
+  @property
+  def vectors(self) -> dict[str, Dims]:
+    """{name within the layer: dimensions} of the bias and the norm's scale."""
+    found = {self.bias: self.outputs} if self.has_bias else {}
+    if self.head_norm:
+      found[f"{self.part}_norm/scale"] = self.outputs[-1:]
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+  """How attention mixes q, k and v.
+
+  Attributes:
+    score_positions: value of POSITIONS that changes scores; None if positions
+      change none.
+    extras: {name within the layer: dimensions} of parameters for scores.
+    window: number of positions that a position sees; None for all.
+  """
+
+  score_positions: str | None
+  extras: tuple[tuple[str, Dims], ...]
+  window: int | None
+
+
+PLAIN_ATTENTION = Attention(score_positions=None, extras=(), window=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mlp:
+  """How an MLP mixes its products, one or two (see MLPS)."""
+
+  activation: str
+  is_gated: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+  """One branch of a layer.
+
+  Attributes:
+    norm: name within the layer of the norm that the branch reads.
+    inputs: products with the norm: q, k and v, or those of the MLP.
+    mixer: maps these products to the input of `output`.
+    output: product that is added to the residual stream.
+  """
+
+  norm: str
+  inputs: tuple[Projection, ...]
+  mixer: Attention | Mlp
+  output: Projection
+
+
+class Read(NamedTuple):
+  """The branches of a sum that read one norm, in one joined product."""
+
+  norm: str
+  branches: tuple[Branch, ...]
+
+  @property
+  def projections(self) -> tuple[Projection, ...]:
+    """The products with the norm."""
+    return tuple(x for branch in self.branches for x in branch.inputs)
+
+  @property
+  def parts(self) -> tuple[str, ...]:
+    """Names within the layer of the kernels that one product joins."""
+    return tuple(x.part for x in self.projections)
+
+
+class Sum(NamedTuple):
+  """The branches whose sum is added to the residual stream at once."""
+
+  reads: tuple[Read, ...]
+
+  @property
+  def branches(self) -> tuple[Branch, ...]:
+    """The branches of all `reads`."""
+    return tuple(x for read in self.reads for x in read.branches)
+
+  @property
+  def outputs(self) -> tuple[str, ...]:
+    """Names within the layer of the kernels whose products are added."""
+    return tuple(x.output.part for x in self.branches)
+
+
+class Layer(NamedTuple):
+  """The branches of a layer, by the sums that they belong to."""
+
+  sums: tuple[Sum, ...]
+
+  @property
+  def reads(self) -> tuple[Read, ...]:
+    """The reads of all sums, in their order."""
+    return tuple(x for each in self.sums for x in each.reads)
+
+  @property
+  def branches(self) -> tuple[Branch, ...]:
+    """The branches of all sums, in their order."""
+    return tuple(x for each in self.sums for x in each.branches)
+
+  @property
+  def projections(self) -> tuple[Projection, ...]:
+    """All products, in the order of their parameters."""
+    return tuple(
+      x for each in self.branches for x in (*each.inputs, each.output)
+    )
+
+  @property
+  def attention(self) -> Branch:
+    """The attention branch."""
+    (found,) = (x for x in self.branches if isinstance(x.mixer, Attention))
+    return found
+
+
+@functools.cache  # because a search over layouts makes thousands of calls
+def layer_of(config: PalmConfig) -> Layer:
+  """Returns the layer that the settings describe; all layers are equal."""
+  build = {
+    "parallel": _parallel,
+    "parallel_two_norms": _parallel_two_norms,
+    "serial": _serial,
+  }[config.block]
+  return build(config)
+
+
+def _parallel(config: PalmConfig) -> Layer:
+  both = _attention(config, "norm"), _mlp(config, "norm")
+  return Layer((Sum((Read("norm", both),)),))
+
+
+def _parallel_two_norms(config: PalmConfig) -> Layer:
+  return Layer((Sum(tuple(_two_reads(config))),))
+
+
+def _serial(config: PalmConfig) -> Layer:
+  return Layer(tuple(Sum((read,)) for read in _two_reads(config)))
+
+
+def _two_reads(config: PalmConfig) -> Iterator[Read]:
+  yield Read("norm", (_attention(config, "norm"),))
+  yield Read("mlp_norm", (_mlp(config, "mlp_norm"),))
+
+
+# {value of ATTENTION: dimensions of a row of keys or values}
+_KEY_DIMS = {
+  "multi_query": ("d_kv",),
+  "multi_head": ("heads", "d_kv"),
+  "grouped_query": ("kv_heads", "d_kv"),
+}
+_HEADS = ("heads", "d_kv")
+# {value of POSITIONS that changes scores: parameters of the mixer}
+_SCORES: dict[str, dict[str, Dims]] = {
+  "alibi": {},
+  "t5": {"attention/relative_bias": ("buckets", "heads")},
+  "transformer_xl": {
+    "attention/relative": ("d_model", *_HEADS),
+    "attention/content_bias": _HEADS,
+    "attention/position_bias": _HEADS,
+  },
+}
+
+
+def _attention(config: PalmConfig, norm: str) -> Branch:
+  def project(name: str, dims: Dims, positions: str, **more) -> Projection:
+    part, has_bias = f"attention/{name}", "qkv" in config.bias_places
+    return Projection(
+      part, ("d_model",), dims, has_bias, positions=positions, **more
+    )
+
+  memory = _KEY_DIMS[config.attention]
+  head_norm = {"none": None, "rms_norm": "mean_square"}[config.qk_norm]
+  compared = dict(head_norm=head_norm, rotary=rotary_of(config))
+  scores = config.positions if config.positions in _SCORES else None
+  return Branch(
+    norm=norm,
+    inputs=(
+      project("q", _HEADS, "length", **compared),
+      project("k", memory, "memory_length", **compared),
+      project("v", memory, "memory_length"),
+    ),
+    mixer=Attention(
+      score_positions=scores,
+      extras=tuple(_SCORES[scores].items()) if scores else (),
+      window=config.attention_window,
+    ),
+    output=Projection(
+      "attention/o", _HEADS, ("d_model",), "o" in config.bias_places
+    ),
+  )
+
+
+def rotary_of(config: PalmConfig) -> Rotary | None:
+  """Returns how positions rotate q and k; None if POSITIONS is not "rotary"."""
+  if config.positions != "rotary":
+    return None
+  return Rotary(config.rotary_size, config.rotary_pairs, config.rotary_base)
+
+
+def _mlp(config: PalmConfig, norm: str) -> Branch:
+  has_bias = "mlp" in config.bias_places
+  activation, names = MLPS[config.mlp]
+  return Branch(
+    norm=norm,
+    inputs=tuple(
+      Projection(f"mlp/{name}", ("d_model",), ("d_ff",), has_bias)
+      for name in names
+    ),
+    mixer=Mlp(activation, is_gated=names == _GATED),
+    output=Projection("mlp/wo", ("d_ff",), ("d_model",), has_bias),
+  )

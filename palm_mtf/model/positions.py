@@ -1,0 +1,292 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How attention knows positions.
+
+rotary           q and k are rotated by angles that grow with their positions
+learned          the embedding of a token gets a vector of its position
+alibi            scores += -slope(head) * distance
+t5               scores += relative_bias[bucket(distance), head]
+transformer_xl   scores += ((q + content_bias) k + (q + position_bias) r - q k)
+                 / sqrt(d_kv), where r is the vector of the distance
+
+A distance is the position of a query less that of a key.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.block import Rotary, rotary_of
+from palm_mtf.architecture.parameters import NUM_BUCKETS
+from palm_mtf.config import PalmConfig
+from palm_mtf.ops.slicewise import WholeSlice
+
+# From this distance on, all distances have the last of T5's buckets.
+_T5_MAX_DISTANCE = 128
+
+Angles = Sequence[tf.Tensor]
+
+# --- Rotary embedding --------------------------------------------------------
+
+
+def rotary_tables(
+  mesh: mtf.Mesh, length: mtf.Dimension, rotary: Rotary
+) -> list[mtf.Tensor]:
+  """Returns sin and cos of position * base ** (-2i / size) on a mesh.
+
+  Each is [length, size / 2], float32, and indexed by position and i.
+  """
+  pairs = mtf.Dimension("d_kv_pairs", rotary.size // 2)
+  return [
+    mtf.import_tf_tensor(mesh, tf.constant(table), mtf.Shape([length, pairs]))
+    for table in sines_and_cosines(length.size, rotary)
+  ]
+
+
+def sines_and_cosines(
+  length: int, rotary: Rotary
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the values of `rotary_tables` as NumPy arrays."""
+  # Tables are in float32, because bfloat16 rounds position 257 to 256.
+  pairs = rotary.size // 2
+  frequency = rotary.base ** (-np.arange(pairs) / pairs)
+  angle = np.arange(length)[:, np.newaxis] * frequency
+  return np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)
+
+
+def find_angles(config: PalmConfig, length: int) -> list[np.ndarray]:
+  """Returns the tables of a model; [] if POSITIONS is not "rotary"."""
+  rotary = rotary_of(config)
+  return list(sines_and_cosines(length, rotary)) if rotary else []
+
+
+def rotate_pairs(
+  x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor, rotary: Rotary
+) -> tf.Tensor:
+  """Rotates pairs of the first numbers of each head; keeps shape and dtype.
+
+  Args:
+    x: [..., d_kv].
+    sin: float32, broadcasts to [..., rotary.size / 2].
+    cos: float32, broadcasts to [..., rotary.size / 2].
+    rotary: which numbers are rotated.
+  """
+  size, width = rotary.size, x.shape[-1]
+  y = tf.cast(x, tf.float32)
+  rest = []
+  if size < width:
+    y, *rest = tf.split(y, [size, width - size], -1)
+  # `split` returns both numbers of all pairs; `join` is its inverse.
+  split, join = {
+    "halves": (lambda y: tf.split(y, 2, -1), lambda ab: tf.concat(ab, -1)),
+    "neighbours": (
+      lambda y: (y[..., ::2], y[..., 1::2]),
+      lambda ab: tf.reshape(tf.stack(ab, -1), tf.shape(y)),
+    ),
+  }[rotary.pairs]
+  a, b = split(y)
+  turned = join([a * cos - b * sin, b * cos + a * sin])
+  turned.set_shape(y.shape)
+  y = tf.concat([turned, *rest], -1) if rest else turned
+  return tf.cast(y, x.dtype)
+
+
+# --- Learned positions -------------------------------------------------------
+
+
+def add_positions(
+  x: mtf.Tensor, table: mtf.Tensor, segments: mtf.Tensor | None
+) -> mtf.Tensor:
+  """Adds to each token's embedding the vector of its position.
+
+  Args:
+    x: [batch, length, d_model], activation dtype.
+    table: [positions, d_model], activation dtype.
+    segments: [batch, length], int32: number of each token's document. Positions
+      count from the start of the document. None means one document per row.
+  """
+  rows, d_model = table.shape.dims
+  others = [] if segments is None else [segments]
+
+  def forward(x, table, *segments):
+    found = tf.gather(table, _positions(x, *segments))
+    return x + found
+
+  def backward(x, dy, *segments):
+    at = tf.broadcast_to(_positions(x, *segments), x.shape[:2])
+    dy = tf.cast(dy, tf.float32)
+    return tf.cast(tf.math.unsorted_segment_sum(dy, at, rows.size), table.dtype)
+
+  def gradient(op, dy):
+    x, _, *segments = op.inputs
+    (dtable,) = WholeSlice(
+      backward,
+      [x, dy, *segments],
+      [(mtf.Shape([rows, d_model]), table.dtype)],
+      splittable=["batch"],
+      name="positions_gradient",
+    ).outputs
+    return [dy, dtable, *(None for _ in segments)]
+
+  return WholeSlice(
+    forward,
+    [x, table, *others],
+    [(x.shape, x.dtype)],
+    splittable=["batch"],
+    gradient=gradient,
+    name="positions",
+  ).outputs[0]
+
+
+def _positions(x, segments=None):
+  # Returns [1, length] or [batch, length], int32.
+  at = tf.range(x.shape[1])[tf.newaxis]
+  if segments is None:
+    return at
+  changes = tf.pad(
+    tf.not_equal(segments[:, 1:], segments[:, :-1]), [[0, 0], [1, 0]]
+  )
+  # The largest start up to a position is the start of its document.
+  starts = tf.where_v2(changes, at, 0)
+  order = tf.where_v2(
+    at[..., tf.newaxis] >= tf.range(x.shape[1]), starts[:, tf.newaxis], 0
+  )
+  return at - tf.reduce_max(order, -1)
+
+
+# --- Scores by distance ------------------------------------------------------
+
+
+def alibi_slopes(num_heads: int) -> np.ndarray:
+  """Returns the slope of each head, [heads] float32 (Press et al. 2022, 3).
+
+  If the number of heads is no power of two, slopes of the next smaller power
+  are followed by every other slope of the next larger power, as in the authors'
+  code.
+  """
+  power = 2 ** math.floor(math.log2(num_heads))
+
+  def of_power(n: int) -> np.ndarray:
+    return 2.0 ** (-8.0 * np.arange(1, n + 1) / n)
+
+  more = of_power(2 * power)[::2][: num_heads - power]
+  return np.concatenate([of_power(power), more]).astype(np.float32)
+
+
+def import_slopes(mesh: mtf.Mesh, heads: mtf.Dimension) -> mtf.Tensor:
+  """Returns `alibi_slopes` on a mesh."""
+  slopes = tf.constant(alibi_slopes(heads.size))
+  return mtf.import_tf_tensor(mesh, slopes, mtf.Shape([heads]))
+
+
+def distance_vectors(kernel: mtf.Tensor, length: int) -> mtf.Tensor:
+  """Returns the vectors of Transformer-XL, [distances, heads, d_kv].
+
+  Args:
+    kernel: [d_model, heads, d_kv], activation dtype.
+    length: number of distances, from 0.
+  """
+  d_model, heads, d_kv = kernel.shape.dims
+  shape = mtf.Shape([mtf.Dimension("distances", length), heads, d_kv])
+
+  def backward(dy):
+    x = sinusoids(length, d_model.size)
+    dkernel = tf.einsum("ld,lhk->dhk", x, tf.cast(dy, tf.float32))
+    return tf.cast(dkernel, kernel.dtype)
+
+  def gradient(op, dy):
+    del op
+    return WholeSlice(
+      backward,
+      [dy],
+      [(kernel.shape, kernel.dtype)],
+      splittable=["heads"],
+      name="distance_vectors_gradient",
+    ).outputs
+
+  return WholeSlice(
+    lambda w: project_distances(w, length),
+    [kernel],
+    [(shape, kernel.dtype)],
+    splittable=["heads"],
+    gradient=gradient,
+    name="distance_vectors",
+  ).outputs[0]
+
+
+def project_distances(kernel: tf.Tensor, length: int) -> tf.Tensor:
+  """Returns `distance_vectors` of a slice, [length, heads, d_kv]."""
+  x = sinusoids(length, kernel.shape[0])
+  y = tf.einsum("ld,dhk->lhk", x, tf.cast(kernel, tf.float32))
+  return tf.cast(y, kernel.dtype)
+
+
+def sinusoids(length: int, width: int) -> tf.Tensor:
+  """Returns the vectors of distances 0 to length - 1, [length, width] float32.
+
+  (Vaswani et al. 2017, 3.5; sines first, as in Dai et al. 2019.)
+  """
+  half = (width + 1) // 2
+  frequency = 10_000.0 ** (-tf.cast(tf.range(half), tf.float32) / half)
+  angle = tf.cast(tf.range(length), tf.float32)[:, tf.newaxis] * frequency
+  return tf.concat([tf.sin(angle), tf.cos(angle)], -1)[:, :width]
+
+
+def _t5_buckets(distance):
+  # Half of the buckets are for one distance each, the others grow (Raffel et
+  # al. 2020, 2.1, and their code for decoders). Later keys have bucket 0.
+  exact = NUM_BUCKETS // 2
+  distance = tf.maximum(distance, 0)
+  far = tf.cast(tf.maximum(distance, 1), tf.float32) / exact
+  growth = (NUM_BUCKETS - exact) / math.log(_T5_MAX_DISTANCE / exact)
+  bucket = exact + tf.cast(tf.math.log(far) * growth, tf.int32)
+  bucket = tf.minimum(bucket, NUM_BUCKETS - 1)
+  return tf.where_v2(distance < exact, distance, bucket)
+
+
+def _alibi(q, distance, slopes):
+  far = tf.cast(tf.abs(distance), tf.float32)[:, :, tf.newaxis]
+  return q, -slopes[:, tf.newaxis] * far
+
+
+def _t5(q, distance, table):
+  found = tf.gather(tf.transpose(table), _t5_buckets(distance), axis=1)
+  return q, tf.transpose(found, [1, 2, 0, 3])  # from [heads, batch, ...]
+
+
+def _transformer_xl(q, distance, content_bias, position_bias, vectors):
+  wide = tf.cast(q, tf.float32)
+  by_distance = tf.einsum(
+    "blhk,dhk->blhd", wide + position_bias, tf.cast(vectors, tf.float32)
+  )
+  batch, length, heads, _ = by_distance.shape
+  # Keys after a query are masked.
+  at = tf.maximum(distance, 0)[:, :, tf.newaxis]
+  at = tf.broadcast_to(at, [batch, length, heads, at.shape[-1]])
+  found = tf.gather(by_distance, at, axis=3, batch_dims=3)
+  return tf.cast(wide + content_bias, q.dtype), found * q.shape[-1] ** -0.5
+
+
+_SCORES = {"alibi": _alibi, "t5": _t5, "transformer_xl": _transformer_xl}
+
+
+def score_by_distance(
+  positions: str, q: tf.Tensor, distance: tf.Tensor, extras: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the queries of scores, and a number to add to each score.
+
+  Args:
+    positions: value of POSITIONS that changes scores.
+    q: [batch, length, heads, d_kv], activation dtype.
+    distance: [1 or batch, length, memory_length], int32.
+    extras: slopes, [heads] (alibi); the table, [buckets, heads] (t5); or both
+      biases, [heads, d_kv], and the vectors of all distances that occur,
+      [distances, heads, d_kv] (transformer_xl).
+
+  Returns:
+    Queries like q, and [1 or batch, length, heads, memory_length] float32, to
+    be added to scores that are already divided by sqrt(d_kv).
+  """
+  return _SCORES[positions](q, distance, *extras)
