@@ -17,6 +17,7 @@ from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.mesh.session import session_config
 from tests import oracle
+from tests.blocks import SETTINGS, block_config
 from tests.mtf_testing import (
   LAYOUTS,
   SINGLE,
@@ -117,6 +118,29 @@ def test_tensorflow_operations_give_the_same_logits(changes):
   cached = cached_logits(config, params, batch["inputs"])
   full = full_logits(config)
   np.testing.assert_allclose(cached, full, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("layout", ["one device", "all over data and model"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_cached_logits_of_other_blocks_are_the_oracle_s(name, layout):
+  config = block_config(name)
+  params, batch = case_of(config)
+  mesh = mesh_layout(layout) if layout in LAYOUTS else SINGLE
+  cached = cached_logits(config, params, batch["inputs"], mesh)
+  exact = oracle.forward(config, params, batch["inputs"])[:, PROMPT - 1 :]
+  limit = 1e-5 * np.abs(exact).max()
+  np.testing.assert_allclose(cached, exact, atol=limit, rtol=0)
+
+
+@pytest.mark.usefixtures("without_operations")
+@pytest.mark.parametrize("name", ["LLaMA 3", "Gemma", "GPT-2"])
+def test_other_blocks_need_no_cpp_operations(name):
+  config = block_config(name)
+  params, batch = case_of(config)
+  cached = cached_logits(config, params, batch["inputs"])
+  exact = oracle.forward(config, params, batch["inputs"])[:, PROMPT - 1 :]
+  limit = 1e-5 * np.abs(exact).max()
+  np.testing.assert_allclose(cached, exact, atol=limit, rtol=0)
 
 
 def test_bfloat16_differs_only_by_its_rounding():
