@@ -114,16 +114,16 @@ def add_positions(
     found = tf.gather(table, _positions(x, *segments))
     return x + found
 
-  def backward(x, dy, *segments):
-    at = tf.broadcast_to(_positions(x, *segments), x.shape[:2])
+  def backward(dy, *segments):
+    at = tf.broadcast_to(_positions(dy, *segments), dy.shape[:2])
     dy = tf.cast(dy, tf.float32)
     return tf.cast(tf.math.unsorted_segment_sum(dy, at, rows.size), table.dtype)
 
   def gradient(op, dy):
-    x, _, *segments = op.inputs
+    _, _, *segments = op.inputs
     (dtable,) = WholeSlice(
       backward,
-      [x, dy, *segments],
+      [dy, *segments],
       [(mtf.Shape([rows, d_model]), table.dtype)],
       splittable=["batch"],
       name="positions_gradient",

@@ -29,6 +29,7 @@ from palm_mtf.generation.inference.sessions import (
 from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
 from palm_mtf.machine import accelerators
 from tests import oracle
+from tests.blocks import SETTINGS, block_config
 from tests.decode_testing import EOD, save_checkpoint
 from tests.mtf_testing import (
   SINGLE,
@@ -84,6 +85,11 @@ def load(tmp_path):
     slow(BOTH, "fully sharded"),
     slow(BOTH, "2D"),
     slow(CONFIG, "model"),
+    *(
+      slow(block_config(name), where)
+      for name in SETTINGS
+      for where in ("2D", "fully sharded")
+    ),
   ],
 )
 def test_log_p_of_texts_is_the_oracles(load, config, name):
@@ -150,6 +156,10 @@ def continue_texts(loaded, settings):
     slow(CONFIG, "fully sharded", BEAMS, "int4"),
     slow(BOTH, "2D", DRAWN, "int8"),
     slow(BOTH, "model", BEAMS, "activation"),
+    *(
+      slow(block_config(name), "2D", GREEDY, "activation") for name in SETTINGS
+    ),
+    *(slow(block_config(name), "2D", BEAMS, "int8") for name in SETTINGS),
   ],
 )
 def test_texts_are_those_of_the_host_path(
