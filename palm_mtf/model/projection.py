@@ -52,11 +52,15 @@ def _broadcast_angles(
   angles: Angles, num_rows: int, num_heads: int
 ) -> list[tf.Tensor]:
   # The first `num_rows` dimensions of a product, such as [batch, length], index
-  # a row. The last one of these is the position, which selects the angle.
-  before, heads = [1] * (num_rows - 1), [1] * num_heads
-  return [
-    tf.reshape(each, [*before, each.shape[0], *heads, -1]) for each in angles
-  ]
+  # a row. Angles lack the first of these if they are the same for all rows.
+  found = []
+  for x in angles:
+    for _ in range(num_rows + 1 - x.shape.rank):
+      x = x[tf.newaxis]
+    for _ in range(num_heads):
+      x = x[..., tf.newaxis, :]
+    found.append(x)
+  return found
 
 
 def read_product(
@@ -76,7 +80,8 @@ def read_product(
     shapes: shape of one row of each part, such as [heads, d_kv] for q.
     read: the branches that read the norm.
     epsilon: NORM_EPSILON, for norms of q and k.
-    angles: sin and cos of rotary embedding, [length, size / 2] float32 each.
+    angles: sin and cos of rotary embedding, float32 each: [length, size / 2],
+      or [*rows, size / 2].
     vectors: biases and scales of norms of q and k, float32, in the order of
       `vectors_of`.
 

@@ -123,9 +123,25 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
 
   @functools.wraps(fn)
   def call(*args: object) -> object:
-    return (fn if in_xla_computation() else compiled)(*args)
+    is_plain = in_xla_computation() or _is_plain.get()
+    return (fn if is_plain else compiled)(*args)
 
   return call
+
+
+_is_plain: contextvars.ContextVar[bool] = contextvars.ContextVar(
+  "is_plain", default=False
+)
+
+
+@contextlib.contextmanager
+def without_fusion() -> Iterator[None]:
+  """Makes `fused` functions plain operations, for graphs that others run."""
+  token = _is_plain.set(True)
+  try:
+    yield
+  finally:
+    _is_plain.reset(token)
 
 
 @functools.cache

@@ -1,24 +1,37 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The forward pass of model/palm.py in plain TensorFlow, with dynamic shapes.
+"""The decoding step's block with dynamic shapes, for some tokens at once.
 
 The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from palm_mtf._tf import tf2
-from palm_mtf.architecture.block import NORMS, rotary_of
-from palm_mtf.architecture.parameters import layer_name, parameter_shapes
+from palm_mtf.architecture.block import NORMS, Projection, Read, layer_of
+from palm_mtf.architecture.parameters import (
+  layer_name,
+  logits_table,
+  parameter_shapes,
+)
 from palm_mtf.config import PalmConfig
-from palm_mtf.model.activations import activate
-from palm_mtf.model.attention import visible_softmax
-from palm_mtf.model.layers import normalize
-from palm_mtf.model.positions import find_angles, rotate_pairs
+from palm_mtf.generation.decode.block import (
+  add_and_scale,
+  attend_to_cache,
+  mix_products,
+  run_layer,
+)
+from palm_mtf.model.positions import (
+  alibi_slopes,
+  find_angles,
+  project_distances,
+)
+from palm_mtf.model.projection import read_product, vectors_of
+from palm_mtf.ops.xla import without_fusion
 
-# Tensors [batch, memory_length, key_heads, d_kv]: keys of layer 0, values of
+# Tensors [batch, key_heads, memory_length, d_kv]: keys of layer 0, values of
 # layer 0, keys of layer 1, and so on. Multi-query attention has 1 key head.
 Cache = list[tf2.Tensor]
 
@@ -39,8 +52,7 @@ class Decoder(tf2.Module):
   ) -> Cache:
     """Returns a cache of zeros for `hidden` to fill."""
     model = self._model
-    key_heads = 1 if model.attention == "multi_query" else model.num_heads
-    shape = [num_rows, memory_length, key_heads, model.d_kv]
+    shape = [num_rows, model.key_heads, memory_length, model.d_kv]
     return [tf2.zeros(shape) for _ in range(2 * model.num_layers)]
 
   def hidden(
@@ -62,72 +74,137 @@ class Decoder(tf2.Module):
       The output of the last norm, [batch, length, d_model], and the cache with
       the keys and values of `tokens` added.
     """
+    with without_fusion():
+      return self._hidden(tokens, start, cache, num_given)
+
+  def _hidden(self, tokens, start, cache, num_given):
     model = self._model
     length = tf2.shape(tokens)[1]
     positions = start[:, tf2.newaxis] + tf2.range(length)
-    rows = tf2.range(tf2.shape(tokens)[0])[:, tf2.newaxis]
-    at = tf2.stack([tf2.broadcast_to(rows, tf2.shape(tokens)), positions], -1)
-    memory = tf2.range(tf2.shape(cache[0])[1])
-    visible = memory <= positions[..., tf2.newaxis]  # the causal mask
-    if model.has_prefix and num_given is not None:
-      visible |= memory < num_given[:, tf2.newaxis, tf2.newaxis]
-    tables = find_angles(model, model.sequence_length)
-    angles = [tf2.gather(x, positions)[:, :, tf2.newaxis] for x in tables]
-    x, after = tf2.gather(self._weights["embedding"], tokens), []
+    angles = [
+      tf2.gather(x, positions)
+      for x in find_angles(model, model.sequence_length)
+    ]
+    is_seen = model.has_prefix and num_given is not None
+    x = tf2.gather(self._weights["embedding"], tokens) * model.embedding_scale
+    if model.positions == "learned":
+      x += tf2.gather(self._weights["position_embedding"], positions)
+    branch, after = tf2.zeros_like(x), []
     for index in range(model.num_layers):
-      layer, kept = layer_name(index), cache[2 * index : 2 * index + 2]
-      y = self._apply_norm(f"{layer}/norm", x)
-      attention, kept = self._attend(layer, y, at, visible, angles, kept)
-      after += kept
-      if model.block == "serial":
-        x += attention
-        x += self._feed_forward(layer, self._apply_norm(f"{layer}/mlp_norm", x))
-      else:
-        x += attention + self._feed_forward(layer, y)
-    return self._apply_norm("final_norm", x), after
+      block = _Block(
+        model,
+        {
+          name.removeprefix(f"{layer_name(index)}/"): value
+          for name, value in self._weights.items()
+        },
+        cache[2 * index : 2 * index + 2],
+        positions,
+        angles,
+        [num_given] if is_seen else [],
+      )
+      x, branch = run_layer(layer_of(model), block, x, branch)
+      after += block.cache
+    vectors = _norm_vectors(model, self._weights, "final_norm")
+    how = NORMS[model.norm], model.norm_epsilon, vectors
+    return add_and_scale(x, [branch], *how)[1], after
 
   def logits(self, y: tf2.Tensor) -> tf2.Tensor:
     """Returns logits [..., vocab] for the last norm's output [..., d_model]."""
-    y *= self._model.d_model**-0.5
-    return tf2.einsum("...d,vd->...v", y, self._weights["embedding"])
+    table = self._weights[logits_table(self._model)]
+    y = tf2.einsum("...d,vd->...v", y * self._model.logits_factor, table)
+    bias = self._weights.get("logits/bias")
+    return y if bias is None else y + bias
 
-  def _apply_norm(self, name: str, x: tf2.Tensor) -> tf2.Tensor:
-    statistic = NORMS[self._model.norm].statistic
-    y = normalize(x, statistic, self._model.norm_epsilon)
-    scale = self._weights.get(f"{name}/scale")
-    return y if scale is None else y * scale  # FINAL_NORM_SCALE = "none"
 
-  def _attend(self, layer, y, at, visible, angles, cache):
-    def project(part):
-      kernel = self._weights[f"{layer}/attention/{part}"]
-      kernel = tf2.reshape(kernel, [self._model.d_model, -1, self._model.d_kv])
-      return tf2.einsum("bld,dhk->blhk", y, kernel)
+def _norm_vectors(
+  model: PalmConfig, weights: Mapping[str, tf2.Variable], name: str
+) -> list[tf2.Tensor]:
+  names = [x for x in (f"{name}/scale", f"{name}/bias") if x in weights]
+  if not names:  # FINAL_NORM_SCALE = "none"
+    return [tf2.ones([model.d_model])]
+  scale, *bias = (weights[x] for x in names)
+  return [scale + NORMS[model.norm].scale_offset, *bias]
 
-    q, k = (
-      rotate_pairs(project(part), *angles, rotary_of(self._model))
-      for part in "qk"
-    )
-    keys, values = (
-      tf2.tensor_scatter_nd_update(old, at, new)
-      for old, new in zip(cache, (k, project("v")), strict=True)
-    )
-    # In the einsums, n is a key head, and g is a query head of this key head.
-    batch, length, heads, d_kv = tf2.unstack(tf2.shape(q))
-    q = tf2.reshape(q, [batch, length, keys.shape[2], -1, d_kv])
-    scores = tf2.einsum("blngk,bmnk->bnglm", q, keys)
-    weights = visible_softmax(
-      scores, visible[:, tf2.newaxis, tf2.newaxis], self._model.d_kv**-0.5
-    )
-    y = tf2.einsum("bnglm,bmnk->blngk", weights, values)
-    y = tf2.reshape(y, [batch, length, heads, d_kv])
-    kernel = self._weights[f"{layer}/attention/o"]
-    return tf2.einsum("blhk,hkd->bld", y, kernel), [keys, values]
 
-  def _feed_forward(self, layer: str, y: tf2.Tensor) -> tf2.Tensor:
-    gate, linear = (
-      tf2.einsum("bld,df->blf", y, self._weights[f"{layer}/mlp/{name}"])
-      for name in ("wi_gate", "wi")
+class _Block:
+  """A layer's `Block` (generation/decode/block.py) for tokens of all rows."""
+
+  def __init__(
+    self,
+    model: PalmConfig,
+    weights: Mapping[str, tf2.Variable],
+    cache: Cache,
+    positions: tf2.Tensor,
+    angles: list[tf2.Tensor],
+    num_given: list[tf2.Tensor],
+  ):
+    # positions: [rows, tokens]; angles: [rows, tokens, size / 2] each.
+    self.cache = cache
+    self._model, self._weights, self._positions = model, weights, positions
+    self._angles, self._num_given = angles, num_given
+
+  def add_and_norm(self, x, branch, norm):
+    form, epsilon = NORMS[self._model.norm], self._model.norm_epsilon
+    vectors = _norm_vectors(self._model, self._weights, norm)
+    return add_and_scale(x, branch, form, epsilon, vectors)
+
+  def mix(self, y, read: Read):
+    kernels = [self._weights[part] for part in read.parts]
+    rows, tokens = tf2.unstack(tf2.shape(y)[:2])
+    joined = [tf2.reshape(x, [y.shape[-1], -1]) for x in kernels]
+    wide = tf2.reshape(y, [-1, y.shape[-1]]) @ tf2.concat(joined, 1)
+    parts = read_product(
+      wide,
+      [rows, tokens],
+      [x.shape[1:].as_list() for x in kernels],
+      read,
+      self._model.norm_epsilon,
+      self._angles,
+      [self._weights[name] for name in vectors_of(read)],
     )
-    kernel = self._weights[f"{layer}/mlp/wo"]
-    hidden = activate([gate, linear], "swish")
-    return tf2.einsum("blf,fd->bld", hidden, kernel)
+    mixed = mix_products(read, parts, self._attend)
+    return {
+      branch.output: x for branch, x in zip(read.branches, mixed, strict=True)
+    }
+
+  def _attend(self, q, k, v, mixer):
+    self.cache = [
+      self._write(old, new) for old, new in zip(self.cache, (k, v), strict=True)
+    ]
+    extras = [self._weights[name] for name, _ in sorted(mixer.extras)]
+    if mixer.score_positions == "alibi":
+      extras = [tf2.constant(alibi_slopes(self._model.num_heads))]
+    if mixer.score_positions == "transformer_xl":
+      content_bias, position_bias, kernel = extras
+      vectors = project_distances(kernel, self._model.sequence_length)
+      extras = [content_bias, position_bias, vectors]
+    return attend_to_cache(
+      q, *self.cache, self._positions, mixer, extras, self._num_given
+    )
+
+  def _write(self, cache, new):
+    # `new` is [rows, tokens, key_heads, d_kv], or without key heads.
+    rows, key_heads, _, d_kv = tf2.unstack(tf2.shape(cache))
+    tokens = tf2.shape(new)[1]
+    new = tf2.reshape(new, [rows, tokens, key_heads, d_kv])
+    new = tf2.transpose(new, [0, 2, 1, 3])
+    shape = [rows, key_heads, tokens]
+    at = tf2.stack(
+      [
+        tf2.broadcast_to(tf2.reshape(tf2.range(rows), [-1, 1, 1]), shape),
+        tf2.broadcast_to(tf2.reshape(tf2.range(key_heads), [1, -1, 1]), shape),
+        tf2.broadcast_to(self._positions[:, tf2.newaxis], shape),
+      ],
+      -1,
+    )
+    return tf2.tensor_scatter_nd_update(cache, at, new)
+
+  def project_out(self, branches: Mapping[Projection, tf2.Tensor]):
+    y = 0.0
+    for each, x in branches.items():
+      kernel = self._weights[each.part]
+      x = tf2.reshape(x, [*tf2.unstack(tf2.shape(x)[:2]), -1])
+      y += x @ tf2.reshape(kernel, [-1, kernel.shape[-1]])
+      if each.has_bias:
+        y += self._weights[each.bias]
+    return y

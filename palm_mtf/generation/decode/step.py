@@ -24,6 +24,12 @@ from palm_mtf.architecture.block import (
   layer_of,
 )
 from palm_mtf.architecture.parameters import layer_name
+from palm_mtf.generation.decode.block import (
+  add_and_scale,
+  attend_to_cache,
+  mix_products,
+  run_layer,
+)
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -35,9 +41,7 @@ from palm_mtf.generation.decode.rows import (
 from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 from palm_mtf.generation.decode.weights import DecodeModel, Products
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
-from palm_mtf.model.attention import visible_softmax
-from palm_mtf.model.layers import apply_norm, normalize
-from palm_mtf.model.positions import find_angles, score_by_distance
+from palm_mtf.model.positions import find_angles
 from palm_mtf.native.decoding import (
   StepWeights,
   Texts,
@@ -46,8 +50,7 @@ from palm_mtf.native.decoding import (
   run_decode_step,
   run_text_steps,
 )
-from palm_mtf.ops.matmul import matmul
-from palm_mtf.ops.xla import fused, in_xla_computation
+from palm_mtf.ops.xla import in_xla_computation
 
 
 class Step(Protocol):
@@ -230,49 +233,6 @@ _LAYER = layer_name(0)  # the layer of a model that has only one
 # function between products into one operation, which passes over memory once.
 
 
-@fused
-def _add_and_norm(x, branch, form, epsilon, scale, *bias):
-  # Returns x + branch, [rows, d_model], and the scaled norm of this sum.
-  x += branch
-  y = normalize(x, form.statistic, epsilon) * scale
-  for each in bias:
-    y += each
-  return x, tf.cast(y, x.dtype)
-
-
-@fused
-def _softmax(scores, positions, window, scale, bias):
-  at = tf.reshape(positions, [-1, *[1] * (scores.shape.rank - 1)])
-  key = tf.range(scores.shape[-1])
-  visible = key <= at
-  if window is not None:
-    visible &= key > at - window
-  return visible_softmax(scores, visible, scale, *bias)
-
-
-def _attend(q, keys, values, positions, mixer, extras):
-  # Attends from one token per row, with the query q [rows, heads, d_kv], to
-  # this token and all earlier tokens; returns [rows, heads * d_kv].
-  rows, _, d_kv = q.shape
-  *_, memory_length, _ = keys.shape
-  bias = []
-  if mixer.score_positions:
-    distance = positions[:, tf.newaxis, tf.newaxis] - tf.range(memory_length)
-    q, *bias = score_by_distance(
-      mixer.score_positions, q[:, tf.newaxis], distance, extras
-    )
-    q = q[:, 0]
-  # In multi-query attention all heads share the keys, so the heads of q are the
-  # rows of one matrix. Otherwise each key head has its own product with the
-  # heads that share it.
-  if keys.shape.rank == 4:
-    q = tf.reshape(q, [rows, keys.shape[1], -1, d_kv])
-  scores = matmul(q, keys, transpose_b=True)
-  bias = [tf.reshape(x, [-1, *scores.shape[1:]]) for x in bias]
-  weights = _softmax(scores, positions, mixer.window, d_kv**-0.5, bias)
-  return tf.reshape(matmul(weights, values), [rows, -1])
-
-
 def _find_cache_rows(positions, shape):
   # Returns the index of each row's token, [rows * heads] int32, in a cache that
   # is reshaped from `shape` to [rows * heads * memory_length, d_kv]. For a
@@ -315,7 +275,7 @@ class TensorflowStep:
       positions,
     )
 
-    def run_layer(
+    def run_one(
       model: DecodeModel, layer: int | tf.Tensor, carry: list[LaidOut]
     ) -> list[LaidOut]:
       x, branch, *cache = carry
@@ -333,16 +293,9 @@ class TensorflowStep:
           seen = [each[:num_rows] for each in seen]
         return keys, values, seen
 
-      block = _Block(model)
-      for each in layer_of(model.config).sums:
-        branches = {}
-        for i, read in enumerate(each.reads):
-          more = [] if i else [branch]
-          x, y = block.add_and_norm(x, more, read.norm)
-          found, after = block.mix(y, read, cache[own], places, write)
-          cache[own] = after
-          branches.update(found)
-        branch = block.project_out(branches)
+      block = _Block(model, cache[own], places, write)
+      x, branch = run_layer(layer_of(model.config), block, x, branch)
+      cache[own] = block.cache
       return [x, branch, *cache]
 
     x = model.embed(tokens)
@@ -352,8 +305,8 @@ class TensorflowStep:
         *(x, positions, model.vectors["position_embedding"]),
       )
     zeros = impl.slicewise(tf.zeros_like, x)
-    x, branch, *cache = model.for_each_layer(run_layer, [x, zeros, *cache])
-    _, y = _Block(model).add_and_scale(x, [branch], self._last_norm)
+    x, branch, *cache = model.for_each_layer(run_one, [x, zeros, *cache])
+    _, y = _add_and_scale(model, x, [branch], self._last_norm)
     return self._products.compute_logits(y), cache
 
   def advance(
@@ -415,63 +368,58 @@ class TensorflowStep:
     return TextSteps(num_steps, chosen, logits, seen, state[first_cache:])
 
 
-class _Block:
-  """Norms, products and mixers of a layer, for one position.
+def _add_and_scale(
+  model: DecodeModel, x: LaidOut, branch: list[LaidOut], vectors: list[LaidOut]
+) -> tuple[LaidOut, LaidOut]:
+  """Calls `add_and_scale` on each device."""
+  form, epsilon = NORMS[model.config.norm], model.config.norm_epsilon
 
-  `model` has only the layer; parts are named as in the layer.
+  def apply(x, *others):
+    n = len(branch)
+    return add_and_scale(x, list(others[:n]), form, epsilon, list(others[n:]))
+
+  return model.placement.slicewise(apply, x, *branch, *vectors)
+
+
+class _Block:
+  """A layer's `Block` (block.py) on the devices of a mesh, for one position.
+
+  Attributes:
+    cache: keys and values of the layer; `mix` adds those of the tokens.
   """
 
-  def __init__(self, model: DecodeModel):
+  def __init__(
+    self,
+    model: DecodeModel,
+    cache: Cache,
+    places: Sequence[LaidOut],
+    write: Callable[..., tuple],
+  ):
+    """Takes what all layers share.
+
+    Args:
+      model: has only this layer.
+      cache: keys and values of earlier tokens.
+      places: positions of the tokens, their rows in the cache, and the angles
+        of rotary embedding, if any.
+      write: adds keys and values to the cache; returns the cache, and the part
+        of the cache that the tokens see.
+    """
+    self.cache = cache
     self._impl, self._model = model.placement, model
+    self._places, self._write = places, write
     self._products = Products(model, packed=True)
 
   def add_and_norm(
     self, x: LaidOut, branch: list[LaidOut], norm: str
   ) -> tuple[LaidOut, LaidOut]:
-    """Returns x + branch, [rows, d_model], and a norm of this sum.
-
-    `branch` is [] or has one tensor.
-    """
+    """Returns x + branch and a norm of it; see `Block`."""
     vectors = self._model.norm_vectors(f"{_LAYER}/{norm}")
-    return self.add_and_scale(x, branch, self._model.add_scale_offset(vectors))
+    vectors = self._model.add_scale_offset(vectors)
+    return _add_and_scale(self._model, x, branch, vectors)
 
-  def add_and_scale(
-    self, x: LaidOut, branch: list[LaidOut], vectors: list[LaidOut]
-  ) -> tuple[LaidOut, LaidOut]:
-    """Is `add_and_norm` with the given scale, and bias if any."""
-    config = self._model.config
-    form, epsilon = NORMS[config.norm], config.norm_epsilon
-
-    def apply(x, *others):
-      if branch:
-        branch_, *vectors = others
-        return _add_and_norm(x, branch_, form, epsilon, *vectors)
-      return x, apply_norm(x, form.statistic, epsilon, *others)
-
-    return self._impl.slicewise(apply, x, *branch, *vectors)
-
-  def mix(
-    self,
-    y: LaidOut,
-    read: Read,
-    cache: Cache,
-    places: Sequence[LaidOut],
-    write: Callable[..., tuple],
-  ) -> tuple[dict[Projection, LaidOut], Cache]:
-    """Multiplies y by the joined kernel of `read`, and mixes the products.
-
-    Args:
-      y: a norm, [rows, d_model].
-      read: the branches that read the norm.
-      cache: keys and values of earlier tokens, of this layer.
-      places: positions of the tokens, their rows in the cache, and the angles
-        of rotary embedding, if any.
-      write: adds keys and values to the cache; returns the cache, and the part
-        of the cache that the tokens see.
-
-    Returns:
-      {product: its input, [rows, inputs]}, and the cache with these tokens.
-    """
+  def mix(self, y: LaidOut, read: Read) -> dict[Projection, LaidOut]:
+    """Mixes the products of a norm, [rows, d_model]; see `Block`."""
     columns = self._products.columns(_LAYER, read, threads=0)
     vectors = self._products.vectors(_LAYER, read)
     extras = [
@@ -480,37 +428,32 @@ class _Block:
       if isinstance(branch.mixer, Attention)
       for x in self._model.score_extras(_LAYER, branch.mixer)
     ]
-    counts = [len(cache), len(places), len(vectors), len(extras)]
+    given = self.cache, self._places, vectors, extras
 
     def apply(wide, *others):
       others = iter(others)
       cache, (positions, at, *angles), vectors, extras = (
-        list(itertools.islice(others, n)) for n in counts
+        list(itertools.islice(others, len(some))) for some in given
       )
+
+      def attend(q, k, v, mixer):
+        *cache[:], seen = self._write(*cache, at, k, v)
+        where = positions[:, tf.newaxis]
+        y = attend_to_cache(q[:, tf.newaxis], *seen, where, mixer, extras)
+        return y[:, 0]
+
       parts = columns.split(wide, positions.shape, angles, vectors)
-      mixed = []
-      for branch in read.branches:
-        if isinstance(branch.mixer, Attention):
-          q, k, v, *parts = parts
-          *cache, seen = write(*cache, at, k, v)
-          mixed.append(_attend(q, *seen, positions, branch.mixer, extras))
-        else:
-          hidden, *parts = parts
-          mixed.append(hidden)
+      mixed = mix_products(read, parts, attend)
       return (*cache, *mixed)
 
     names = [f"{_LAYER}/{part}" for part in read.parts]
     wide = self._products.project_in(y, names)
-    found = self._impl.slicewise(
-      apply, wide, *cache, *places, *vectors, *extras
-    )
-    n = len(cache)
+    found = self._impl.slicewise(apply, wide, *itertools.chain(*given))
+    n = len(self.cache)
+    self.cache = list(found[:n])
     outputs = [branch.output for branch in read.branches]
-    return dict(zip(outputs, found[n:], strict=True)), list(found[:n])
+    return dict(zip(outputs, found[n:], strict=True))
 
   def project_out(self, branches: dict[Projection, LaidOut]) -> LaidOut:
-    """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
-
-    `branches` is {product: branch, [rows, inputs]}.
-    """
+    """Adds up the branches' products, [rows, d_model]; see `Block`."""
     return self._products.project_out(_LAYER, branches)

@@ -8,6 +8,7 @@ import pytest
 from palm_mtf._tf import tf2
 from palm_mtf.export.saved_model.decoder import Decoder
 from tests import oracle
+from tests.blocks import SETTINGS
 from tests.mtf_testing import random_tokens, small_config
 
 MODELS = [
@@ -23,7 +24,7 @@ def _decoder(model, params) -> Decoder:
   return Decoder(model, lambda name: params[name].astype(np.float32))
 
 
-@pytest.mark.parametrize("changes", MODELS, ids=str)
+@pytest.mark.parametrize("changes", [*MODELS, *SETTINGS.values()], ids=str)
 def test_logits_equal_the_oracles_in_one_pass_and_in_steps(changes):
   model = small_config(**changes)
   params = oracle.random_parameters(model, seed=1)

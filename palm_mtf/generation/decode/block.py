@@ -1,0 +1,195 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The block of a decoding step: new tokens, and cached keys and values.
+
+The block of model/palm.py for some tokens of each row, usually one, in plain
+TensorFlow. A SavedModel (export/saved_model/decoder.py) has the same block.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from palm_mtf._tf import tf
+from palm_mtf.architecture.block import (
+  Attention,
+  Layer,
+  NormForm,
+  Projection,
+  Read,
+)
+from palm_mtf.model.attention import visible_softmax
+from palm_mtf.model.layers import normalize
+from palm_mtf.model.positions import score_by_distance
+from palm_mtf.ops.matmul import matmul
+from palm_mtf.ops.xla import fused
+
+
+class Block(Protocol):
+  """Norms, products and mixers of one layer."""
+
+  def add_and_norm(self, x: Any, branch: list, norm: str) -> tuple[Any, Any]:
+    """Returns x + branch, [rows, ..., d_model], and a norm of this sum.
+
+    `branch` is [] or has one tensor; `norm` is the norm's name in the layer.
+    """
+
+  def mix(self, y: Any, read: Read) -> Mapping[Projection, Any]:
+    """Multiplies the norm y by the kernels of `read`, and mixes the products.
+
+    Returns:
+      {product that is added to the residual stream: its input}.
+    """
+
+  def project_out(self, branches: Mapping[Projection, Any]) -> Any:
+    """Multiplies each branch by its kernel; returns the sum with biases."""
+
+
+def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
+  """Runs one layer; the input of the layer is x + branch.
+
+  The caller adds the last branch, so that an addition and the norm that reads
+  its result are one pass over memory.
+
+  Returns:
+    x and the branch to be added to it.
+  """
+  for each in layer.sums:
+    branches: dict[Projection, Any] = {}
+    for i, read in enumerate(each.reads):
+      x, y = block.add_and_norm(x, [] if i else [branch], read.norm)
+      branches.update(block.mix(y, read))
+    branch = block.project_out(branches)
+  return x, branch
+
+
+def mix_products(
+  read: Read,
+  parts: Sequence[tf.Tensor],
+  attend: Callable[..., tf.Tensor],
+) -> list[tf.Tensor]:
+  """Returns the mixers' results, one per branch.
+
+  Args:
+    read: the branches.
+    parts: results of `read_product`.
+    attend: takes q, k, v and the branch's mixer; returns attention's result.
+  """
+  mixed, parts = [], list(parts)
+  for branch in read.branches:
+    if isinstance(branch.mixer, Attention):
+      q, k, v, *parts = parts
+      mixed.append(attend(q, k, v, branch.mixer))
+    else:
+      hidden, *parts = parts
+      mixed.append(hidden)
+  return mixed
+
+
+@fused
+def add_and_scale(
+  x: tf.Tensor,
+  branch: list,
+  form: NormForm,
+  epsilon: float,
+  vectors: list,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns x + branch, and its norm, scaled and with a bias if there is one.
+
+  Args:
+    x: [rows, ..., d_model].
+    branch: [] or one tensor like x.
+    form: what the norm computes.
+    epsilon: NORM_EPSILON.
+    vectors: the scale, offset included, and the bias, if any, [d_model] each.
+  """
+  for each in branch:
+    x += each
+  scale, *bias = vectors
+  y = normalize(x, form.statistic, epsilon) * scale
+  for each in bias:
+    y += each
+  return x, tf.cast(y, x.dtype)
+
+
+@fused
+def _softmax(scores, positions, window, num_given, scale, bias):
+  # scores and bias: [rows, key_heads, queries, memory_length]; positions:
+  # [rows, queries] or [rows, 1]; num_given: [] or one tensor, [rows].
+  at = positions[:, tf.newaxis, :, tf.newaxis]
+  key = tf.range(tf.shape(scores)[-1])
+  visible = key <= at
+  if window is not None:
+    visible &= key > at - window
+  for each in num_given:
+    visible |= key < tf.reshape(each, [-1, 1, 1, 1])
+  return visible_softmax(scores, visible, scale, *bias)
+
+
+def _find_shape(x):
+  # Returns the sizes of dimensions; those that are not static are tensors.
+  if x.shape.is_fully_defined():
+    return x.shape.as_list()
+  sizes = tf.unstack(tf.shape(x))
+  return [sizes[i] if n is None else n for i, n in enumerate(x.shape.as_list())]
+
+
+def _by_key_head(x, key_heads):
+  # Changes [rows, tokens, heads, n] to [rows, key_heads, queries, n]. Queries
+  # are tokens, and the heads that share a key head.
+  rows, tokens, heads, n = _find_shape(x)
+  group = heads // key_heads
+  if x.shape[1] != 1:
+    x = tf.reshape(x, [rows, tokens, key_heads, group, n])
+    x = tf.transpose(x, [0, 2, 1, 3, 4])
+  return tf.reshape(x, [rows, key_heads, tokens * group, n])
+
+
+def attend_to_cache(
+  q: tf.Tensor,
+  keys: tf.Tensor,
+  values: tf.Tensor,
+  positions: tf.Tensor,
+  mixer: Attention,
+  extras: Sequence[tf.Tensor],
+  num_given: Sequence[tf.Tensor] = (),
+) -> tf.Tensor:
+  """Attends from new tokens to themselves and the cached tokens before them.
+
+  Args:
+    q: [rows, tokens, heads, d_kv].
+    keys: [rows, memory_length, d_kv] or [rows, key_heads, memory_length, d_kv];
+      includes the new tokens.
+    values: shape of keys.
+    positions: [rows, tokens], int32.
+    mixer: how positions change scores, and the window.
+    extras: see `score_by_distance`.
+    num_given: () or one tensor, [rows] int32: number of tokens at the start of
+      each row that all tokens see.
+
+  Returns:
+    [rows, tokens, heads * d_kv].
+  """
+  if keys.shape.rank == 3:
+    keys, values = keys[:, tf.newaxis], values[:, tf.newaxis]
+  rows, tokens, heads, d_kv = _find_shape(q)
+  key_heads, bias = keys.shape[1], []
+  group = heads // key_heads
+  if mixer.score_positions:
+    distance = positions[..., tf.newaxis] - tf.range(tf.shape(keys)[2])
+    q, *bias = score_by_distance(mixer.score_positions, q, distance, extras)
+  scores = matmul(_by_key_head(q, key_heads), keys, transpose_b=True)
+  if q.shape[1] != 1:
+    positions = tf.repeat(positions, group, axis=1)
+  weights = _softmax(
+    scores,
+    positions,
+    mixer.window,
+    list(num_given),
+    d_kv**-0.5,
+    [_by_key_head(x, key_heads) for x in bias],
+  )
+  y = matmul(weights, values)
+  if q.shape[1] != 1:
+    y = tf.reshape(y, [rows, key_heads, tokens, group, d_kv])
+    y = tf.transpose(y, [0, 2, 1, 3, 4])
+  return tf.reshape(y, [rows, tokens, heads * d_kv])
