@@ -70,7 +70,7 @@ def import_model(
 ) -> None:
   """Makes a MODEL_DIR, with a checkpoint of step 0, of a Hugging Face model."""
   check_new(output)
-  architecture, model, packing = read_config(folder)
+  family, model, packing = read_config(folder)
   if vocabulary_path is None:
     vocabulary_path = os.path.join(folder, VOCABULARY)
     if not os.path.exists(vocabulary_path):
@@ -82,8 +82,8 @@ def import_model(
   vocabulary.check_size(model.vocab_size)
   files = TensorFiles(folder)
   num_bytes = _check_memory(files, folder)
-  check_tensors(files, model, folder)
-  parameters = import_parameters(model, architecture, files.read)
+  check_tensors(files, model, family, folder)
+  parameters = import_parameters(model, family, files.read)
   from palm_mtf.checkpoints.variables import write_arrays
 
   output = os.path.abspath(output)

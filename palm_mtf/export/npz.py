@@ -14,7 +14,6 @@ import zipfile
 import numpy as np
 
 from palm_mtf.architecture.parameters import parameter_shapes
-from palm_mtf.export.huggingface.config_json import NORM_EPSILON, ROTARY_BASE
 from palm_mtf.export.huggingface.tensor_files import VOCABULARY
 from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 from palm_mtf.json_text import json_text
@@ -29,8 +28,6 @@ def make_npz(trained: TrainedModel) -> Export:
     described = {
       **trained.model.macros(),
       "PACKING": trained.config.data.packing,
-      "norm_epsilon": NORM_EPSILON,
-      "rotary_base": ROTARY_BASE,
       "start_id": trained.start_id,
       "eod_id": trained.vocabulary.eod_id,
       "step": trained.checkpoint.manifest.step,

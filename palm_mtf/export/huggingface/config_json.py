@@ -1,15 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""config.json, for classes of transformers that compute exactly our model.
+"""config.json of transformers, for the classes of families.py, and back.
 
-  CohereForCausalLM    BLOCK = "parallel", NORM = "layer_norm"
-  GraniteForCausalLM   BLOCK = "serial", NORM = "rms_norm"
-
-Both have SwiGLU, tied and rotary embeddings, any number of key and value heads,
-and no biases. PaLM multiplies logits by 1/sqrt(d_model), which is Cohere's
-logit_scale, and the inverse of Granite's logits_scaling.
+A class computes a model exactly if the config.json that is made for the class
+describes the same model again.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -17,76 +14,92 @@ from typing import NamedTuple, get_args
 
 from palm_mtf.config.data import Packing
 from palm_mtf.config.palm import MAX_LAYERS, MAX_SIZE, PalmConfig
-from palm_mtf.errors import UserError, shorten
+from palm_mtf.errors import UserError, did_you_mean, shorten
+from palm_mtf.export.huggingface.families import (
+  BY_ARCHITECTURE,
+  FAMILIES,
+  REFUSED,
+  Family,
+)
 from palm_mtf.model_dir.foreign_files import read_json_object
 
-COHERE, GRANITE = "CohereForCausalLM", "GraniteForCausalLM"
-_BY_SETTINGS = {
-  ("parallel", "layer_norm"): COHERE,
-  ("serial", "rms_norm"): GRANITE,
-}
-_SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
-NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
+Json = Mapping[str, object]
+
 # Key for settings that transformers lacks; transformers ignores the key.
 _OWN = "palm_mtf"
 _OWN_CHOICES = {
   "FINAL_NORM_SCALE": ("learned", "none"),
   "PACKING": get_args(Packing),
 }
-# Optional keys of config.json, with the value that our models have.
-_WANTED = {
-  "hidden_act": "silu",
-  "attention_bias": False,
-  "rope_theta": ROTARY_BASE,
-  # If one of the next five keys has another value, the model has quantized
-  # weights, code from outside transformers, or other layers.
+# If a key has another value, the model has quantized weights, code from outside
+# transformers, or other layers.
+_CONSTANTS = {
   "quantization_config": None,
   "compression_config": None,
   "auto_map": None,
   "pruned_heads": {},
   "add_cross_attention": False,
   "is_encoder_decoder": False,
-  "partial_rotary_factor": 1.0,
-  "tie_word_embeddings": True,
 }
-# Optional keys of rope_parameters (before transformers 5: rope_scaling).
-_WANTED_ROPE = {
-  "rope_type": "default",
-  "type": "default",
-  "rope_theta": ROTARY_BASE,
-  "partial_rotary_factor": 1.0,
-}
-# {architecture: {key: value that transformers uses if config.json lacks the
-# key}}. Only values that differ from palm_mtf's values are listed.
-_DEFAULTS = {
-  COHERE: {"layer_norm_eps": 1e-5, "logit_scale": 0.0625},
-  GRANITE: {
-    "logits_scaling": 1.0,
-    "attention_multiplier": 1.0,
-    "tie_word_embeddings": False,
-  },
-}
+# Keys of rope_parameters (before transformers 5: rope_scaling) that say the
+# kind of rotary embedding; the only kind that we compute; and other names.
+_ROPE_TYPES, _ROPE_TYPE = ("rope_type", "type"), "default"
+_BASES = ("rope_theta", "rotary_emb_base")
+_FRACTIONS = ("partial_rotary_factor", "rotary_pct")
+# Settings that change no result, or that every class has.
+_NOT_COMPARED = (
+  *("activation_dtype", "logits_dtype", "output_fan_in", "remat"),
+  *("rotary_pairs", "logits_scale"),
+)
 
 
-def find_architecture(model: PalmConfig) -> str:
-  """Returns the transformers class of a model, or raises UserError."""
+def find_family(model: PalmConfig) -> Family:
+  """Returns the class of transformers of a model, or raises UserError."""
   if model.has_prefix:
     raise UserError(
       f"OBJECTIVE = {model.objective!r}: inputs attend to one another in both "
       "directions, in none of the architectures of transformers and llama.cpp "
       "that are known here; use --format=saved_model or --format=npz."
     )
-  found = _BY_SETTINGS.get((model.block, model.norm))
-  if found:
-    return found
-  fixes = " or ".join(
-    f'NORM = "{norm}" with BLOCK = "{block}"' for block, norm in _BY_SETTINGS
+  # {class: settings in which it differs from the model}
+  different = {}
+  for family in FAMILIES:
+    config = _make_model_keys(family, model)
+    try:
+      again = _parse_model(config, family, {}, family.architecture)
+    except UserError:  # sizes that the class cannot have
+      continue
+    different[family] = list(_list_differences(model, again))
+    if not different[family]:
+      return family
+  nearest = min(different, key=lambda family: len(different[family]))
+  names, values = zip(*different[nearest], strict=True)
+  given = ", ".join(f"{x.upper()} = {getattr(model, x)!r}" for x in names)
+  theirs = ", ".join(
+    f"{x.upper()} = {value!r}" for x, value in zip(names, values, strict=True)
   )
   raise UserError(
-    f"NORM = {model.norm!r}: no architecture of transformers has it in a "
-    f"{model.block} block; a model can be exported that was trained with "
-    f"{fixes}."
+    f"{given}: no architecture of transformers that is known here has this "
+    f"block; a {nearest.architecture} has {theirs}; use --format=saved_model "
+    "or --format=npz."
   )
+
+
+def _list_differences(
+  model: PalmConfig, other: PalmConfig
+) -> Iterator[tuple[str, object]]:
+  """Yields (field, value of `other`) for settings that differ."""
+  for field in dataclasses.fields(model):
+    if field.name in (*_NOT_COMPARED, "final_norm_scale"):
+      continue
+    ours, theirs = getattr(model, field.name), getattr(other, field.name)
+    if field.name == "biases":
+      ours, theirs = (",".join(sorted(x.split(","))) for x in (ours, theirs))
+    is_float = isinstance(ours, float)
+    if not (math.isclose(ours, theirs) if is_float else ours == theirs):
+      yield field.name, getattr(other, field.name)
+  if not math.isclose(model.logits_factor, other.logits_factor):
+    yield "logits_scale", other.logits_scale
 
 
 def make_config(
@@ -100,25 +113,11 @@ def make_config(
   Raises:
     UserError: if no class of transformers computes this model.
   """
-  architecture = find_architecture(model)
-  is_shared = model.attention == "multi_query"
-  config = {
-    "architectures": [architecture],
-    "vocab_size": model.vocab_size,
-    "hidden_size": model.d_model,
-    "intermediate_size": model.d_ff,
-    "num_hidden_layers": model.num_layers,
-    "num_attention_heads": model.num_heads,
-    "num_key_value_heads": 1 if is_shared else model.num_heads,
-    "head_dim": model.d_kv,
-    "hidden_act": "silu",
-    "max_position_embeddings": model.sequence_length,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "tie_word_embeddings": True,
-    "rope_theta": ROTARY_BASE,
-    # transformers 5 reads this key instead of rope_theta.
-    "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+  family = find_family(model)
+  return {
+    "architectures": [family.architecture],
+    "model_type": family.model_type,
+    **_make_model_keys(family, model),
     "torch_dtype": "float32",
     "bos_token_id": start_id,
     "eos_token_id": eod_id,
@@ -126,37 +125,46 @@ def make_config(
     "pad_token_id": eod_id,
     _OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
   }
-  return config | _make_architecture_keys(
-    architecture, model.d_model, model.d_kv
-  )
 
 
-def _make_architecture_keys(
-  architecture: str, d_model: int, d_kv: int
-) -> dict[str, object]:
-  """Returns the content of config.json that is specific to an architecture."""
-  if architecture == COHERE:
-    return {
-      "model_type": "cohere",
-      "layer_norm_eps": NORM_EPSILON,
-      "logit_scale": d_model**-0.5,
-      "use_qk_norm": False,
-    }
-  return {
-    "model_type": "granite",
-    "rms_norm_eps": NORM_EPSILON,
-    "logits_scaling": d_model**0.5,
-    "attention_multiplier": d_kv**-0.5,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "mlp_bias": False,
+def _make_model_keys(family: Family, model: PalmConfig) -> dict[str, object]:
+  """Returns the keys of config.json that describe a model."""
+  config: dict[str, object] = {
+    key: getattr(model, field) for key, field in family.sizes.items()
   }
+  if family.has_key_heads:
+    config["num_key_value_heads"] = model.key_heads
+    config["head_dim"] = model.d_kv
+  for key, choice in family.choices.items():
+    own = getattr(model, choice.setting)
+    for theirs, ours in choice.values.items():
+      if ours == own:
+        config[key] = theirs
+        break
+  for key, number in family.numbers.items():
+    config[key] = number.get(model)
+  for key, (places, _) in family.biases.items():
+    config[key] = set(places.split(",")) <= {*model.bias_places}
+  if family.window is not None:
+    config["sliding_window"] = model.attention_window
+  if family.rotary_size:
+    config[family.rotary_size[0]] = model.rotary_size
+  if family.rotary_base is not None:
+    rope = {"rope_type": _ROPE_TYPE, "rope_theta": model.rotary_base}
+    if family.rotary_fraction is not None:
+      rope["partial_rotary_factor"] = model.rotary_fraction
+    # transformers 5 reads rope_parameters; earlier versions read the others.
+    config["rope_parameters"] = rope
+    config |= {key: x for key, x in rope.items() if key != "rope_type"}
+  for key, (value, _) in family.derived.items():
+    config[key] = value(model)
+  return {**config, **family.constants, "attention_dropout": 0.0}
 
 
 class DescribedModel(NamedTuple):
   """A model that a config.json describes."""
 
-  architecture: str  # class of transformers
+  family: Family
   model: PalmConfig
   packing: str  # PACKING of the run that trained the model
 
@@ -173,7 +181,7 @@ def read_config(folder: str) -> DescribedModel:
   )
 
 
-def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
+def parse_config(config: Json, what: str) -> DescribedModel:
   """Returns the model that a config.json describes.
 
   Raises:
@@ -181,32 +189,26 @@ def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
       `what`, and names the first key with an unsupported value.
   """
   named = config.get("architectures")
-  if not isinstance(named, list) or named not in [[x] for x in _SETTINGS_OF]:
+  name = named[0] if isinstance(named, list) and len(named) == 1 else None
+  if name in REFUSED:
+    raise UserError(f"{what}: {name} is not computed here: {REFUSED[name]}.")
+  if not isinstance(name, str) or name not in BY_ARCHITECTURE:
+    hint = did_you_mean(name, BY_ARCHITECTURE) if isinstance(name, str) else ""
     raise UserError(
-      f"{what}: architectures = {shorten(named)}: the models of palm_mtf "
-      f"are {' and '.join(_SETTINGS_OF)}."
+      f"{what}: architectures = {shorten(named)}{hint}: the models of palm_mtf "
+      f"are {', '.join(BY_ARCHITECTURE)}."
     )
-  architecture = named[0]
+  family = BY_ARCHITECTURE[name]
   own = _parse_own_settings(config, what)
-  model = _parse_model(config, architecture, own, what)
-  for name, value, ours in _list_compared_keys(
-    config, architecture, model, what
-  ):
-    if not _is_same(value, ours):
-      raise UserError(
-        f"{what}: {name} = {shorten(value)}: palm_mtf computes only with "
-        f"{ours!r}."
-      )
+  model = _parse_model(config, family, own, what)
   begins_with_eod = "bos_token_id" in config and config[
     "bos_token_id"
   ] == config.get("eos_token_id")
   packing = own.get("PACKING", "joined" if begins_with_eod else "packed")
-  return DescribedModel(architecture, model, packing)
+  return DescribedModel(family, model, packing)
 
 
-def _parse_own_settings(
-  config: Mapping[str, object], what: str
-) -> dict[str, str]:
+def _parse_own_settings(config: Json, what: str) -> dict[str, str]:
   """Returns {macro: value} from the key _OWN, or {} without this key."""
   found = config.get(_OWN)
   if found is None:
@@ -226,67 +228,166 @@ def _parse_own_settings(
 
 
 def _parse_model(
-  config: Mapping[str, object],
-  architecture: str,
-  own: Mapping[str, str],
-  what: str,
+  config: Json, family: Family, own: Mapping[str, str], what: str
 ) -> PalmConfig:
-  def size(name: str, field: str, default: int | None = None) -> int:
-    most = MAX_LAYERS if field == "num_layers" else MAX_SIZE
-    value = config.get(name)
-    value = default if value is None else value
-    if type(value) is not int or not 1 <= value <= most:
-      raise UserError(
-        f"{name} = {shorten(value)}: give a whole number from 1 to {most:,}."
-      )
-    return value
-
-  block, norm = _SETTINGS_OF[architecture]
   try:
-    width = size("hidden_size", "d_model")
-    heads = size("num_attention_heads", "num_heads")
-    key_heads = size("num_key_value_heads", "num_heads", heads)
-    if key_heads not in (1, heads):
-      raise UserError(
-        f"num_key_value_heads = {key_heads}: keys and values have one head or "
-        f"num_attention_heads = {heads} in palm_mtf."
-      )
-    return PalmConfig(
-      num_layers=size("num_hidden_layers", "num_layers"),
-      d_model=width,
-      num_heads=heads,
-      d_kv=size("head_dim", "d_kv", width // heads),
-      d_ff=size("intermediate_size", "d_ff"),
-      vocab_size=size("vocab_size", "vocab_size"),
-      sequence_length=size("max_position_embeddings", "sequence_length"),
-      norm=norm,
-      block=block,
-      attention="multi_query" if key_heads == 1 else "multi_head",
+    settings = _parse_sizes(config, family)
+    for key, value in family.settings.items():
+      is_derived = callable(value)
+      settings[key] = value(settings["d_model"]) if is_derived else value
+    for key, choice in family.choices.items():
+      settings[choice.setting] = _parse_choice(config, key, choice)
+    for key, number in family.numbers.items():
+      settings |= number.parse(_parse_number(config, key, number.default))
+    settings["biases"] = _parse_biases(config, family)
+    settings |= _parse_rotary(config, family, settings["d_kv"])
+    window = config.get("sliding_window", family.window)
+    if family.window is not None and window is not None:
+      window = _parse_size(config, "sliding_window", family.window)
+      # A window of a whole sequence hides nothing.
+      is_whole = window >= settings["sequence_length"]
+      settings["attention_window"] = None if is_whole else window
+    model = PalmConfig(
       activation_dtype="auto",
       final_norm_scale=own.get("FINAL_NORM_SCALE", "learned"),
+      **settings,
     )
   except UserError as error:
     raise UserError(f"{what}: {error}") from None
+  constants = {**_CONSTANTS, **family.constants}
+  compared = [(key, config.get(key, x), x) for key, x in constants.items()]
+  for key, (value, default) in family.derived.items():
+    compared.append((key, config.get(key, default), value(model)))
+  for key, value, ours in compared:
+    if not _is_same(value, ours):
+      raise UserError(
+        f"{what}: {key} = {shorten(value)}: palm_mtf computes only with "
+        f"{ours!r}."
+      )
+  return model
 
 
-def _list_compared_keys(
-  config: Mapping[str, object], architecture: str, model: PalmConfig, what: str
-) -> Iterator[tuple[str, object, object]]:
-  """Yields (key, its value, our value) for keys that affect the results."""
-  wanted = (
-    _make_architecture_keys(architecture, model.d_model, model.d_kv) | _WANTED
-  )
-  defaults = _DEFAULTS[architecture]
-  for name, ours in wanted.items():
-    yield name, config.get(name, defaults.get(name, ours)), ours
-  for name in ("rope_parameters", "rope_scaling"):
-    table = config.get(name)
-    if table is None:
+def _parse_size(
+  config: Json, key: str, default: int | None = None, most: int = MAX_SIZE
+) -> int:
+  value = config.get(key)
+  value = default if value is None else value
+  if type(value) is not int or not 1 <= value <= most:
+    raise UserError(
+      f"{key} = {shorten(value)}: give a whole number from 1 to {most:,}."
+    )
+  return value
+
+
+def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
+  """Returns the sizes, and the heads of keys and values."""
+  found: dict = {}
+  keys = {field: key for key, field in family.sizes.items()}
+  found["d_model"] = _parse_size(config, keys["d_model"])
+  for field, key in keys.items():
+    # Without n_inner, GPT-2 and GPT-J have four times the width.
+    default = 4 * found["d_model"] if key == "n_inner" else None
+    most = MAX_LAYERS if field == "num_layers" else MAX_SIZE
+    found[field] = _parse_size(config, key, default, most)
+  heads, width = found["num_heads"], found["d_model"]
+  key_heads, d_kv = heads, width // heads
+  if family.has_key_heads:
+    key_heads = _parse_size(config, "num_key_value_heads", heads)
+    d_kv = _parse_size(config, "head_dim", d_kv)
+  elif width % heads:
+    raise UserError(
+      f"{keys['num_heads']} = {heads}: it divides {keys['d_model']} = {width}."
+    )
+  attention = "multi_head" if key_heads == heads else "grouped_query"
+  if family.has_key_heads and key_heads == 1:
+    attention = "multi_query"
+  is_grouped = attention == "grouped_query"
+  return {
+    **found,
+    "d_kv": d_kv,
+    "attention": attention,
+    "num_kv_heads": key_heads if is_grouped else None,
+  }
+
+
+def _parse_choice(config: Json, key: str, choice) -> object:
+  names = [x for x in (key, *choice.other_names) if config.get(x) is not None]
+  found = []
+  for name in names:
+    value = config[name]
+    if not any(_is_same(value, x) for x in choice.values):
+      known = " or ".join(map(repr, choice.values))
+      raise UserError(
+        f"{name} = {shorten(value)}: palm_mtf computes only with {known}."
+      )
+    found.append(choice.values[value])
+  if len({*found}) > 1:
+    raise UserError(f"{' and '.join(names)} contradict each other.")
+  return found[0] if found else choice.values[choice.default]
+
+
+def _parse_number(config: Json, key: str, default: float) -> float:
+  value = config.get(key, default)
+  is_number = type(value) in (int, float) and 0 < value < 2**53
+  if not is_number:
+    raise UserError(f"{key} = {shorten(value)}: give a number above 0.")
+  return float(value)
+
+
+def _parse_biases(config: Json, family: Family) -> str:
+  places = [x for x in (family.settings.get("biases", ""),) if x]
+  for key, (added, default) in family.biases.items():
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+      raise UserError(f"{key} = {shorten(value)}: give true or false.")
+    places += [added] if value else []
+  return ",".join(places)
+
+
+def _parse_rotary(config: Json, family: Family, d_kv: int) -> dict[str, object]:
+  if family.settings.get("positions", "rotary") != "rotary":
+    return {}
+  if family.rotary_size:
+    size = _parse_size(config, *family.rotary_size)
+    return {"rotary_fraction": size / d_kv}
+  known = {
+    **dict.fromkeys(_BASES, family.rotary_base),
+    **dict.fromkeys(_FRACTIONS, family.rotary_fraction or 1.0),
+  }
+  found: dict[str, float] = {}
+  for table in ("rope_parameters", "rope_scaling", None):
+    keys = config if table is None else config.get(table)
+    if keys is None:
       continue
-    if not isinstance(table, dict):
-      raise UserError(f"{what}: {name} = {shorten(table)}: is no JSON object.")
-    for key, value in table.items():
-      yield f"{name}: {shorten(key)}", value, _WANTED_ROPE.get(key)
+    if not isinstance(keys, dict):
+      raise UserError(f"{table} = {shorten(keys)}: is no JSON object.")
+    for key, value in keys.items():
+      if key in known:
+        number = _parse_number(keys, key, 1.0)
+        if not _is_same(number, found.setdefault(_name_of(key), number)):
+          raise UserError(
+            f"{key} = {shorten(value)}: another key says "
+            f"{found[_name_of(key)]!r}."
+          )
+      elif table and not (key in _ROPE_TYPES and value == _ROPE_TYPE):
+        raise UserError(
+          f"{table}: {shorten(key)} = {shorten(value)}: palm_mtf computes only "
+          f"with rope_type = {_ROPE_TYPE!r}, without scaling."
+        )
+  fraction = found.get("fraction", family.rotary_fraction or 1.0)
+  if family.rotary_fraction is None and fraction != 1:
+    raise UserError(
+      f"partial_rotary_factor = {fraction}: palm_mtf computes only with 1.0."
+    )
+  # transformers rounds the number of rotated dimensions down.
+  return {
+    "rotary_base": found.get("base", family.rotary_base),
+    "rotary_fraction": 1.0 if fraction == 1 else int(fraction * d_kv) / d_kv,
+  }
+
+
+def _name_of(key: str) -> str:
+  return "base" if key in _BASES else "fraction"
 
 
 def _is_same(value: object, ours: object) -> bool:

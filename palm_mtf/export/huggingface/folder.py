@@ -18,7 +18,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
 from palm_mtf.export.huggingface.config_json import (
-  find_architecture,
+  find_family,
   make_config,
 )
 from palm_mtf.export.huggingface.tensor_files import (
@@ -45,8 +45,8 @@ def make_hf(trained: TrainedModel) -> Export:
   Raises:
     UserError: if no class of transformers computes the model.
   """
-  architecture = find_architecture(trained.model)
-  shapes = find_tensor_shapes(trained.model)
+  family = find_family(trained.model)
+  shapes = find_tensor_shapes(trained.model, family)
 
   def write(path: str, read: Reader) -> None:
     os.mkdir(path)
@@ -55,11 +55,11 @@ def make_hf(trained: TrainedModel) -> Export:
         file.write(json_text(content, indent=1))
     with open(os.path.join(path, VOCABULARY), "wb") as file:
       file.write(trained.vocabulary.model)
-    read = make_tensor_reader(trained.model, architecture, read)
+    read = make_tensor_reader(trained.model, family, read)
     write_safetensors(os.path.join(path, WEIGHTS), shapes, read)
 
   num_bytes = 4 * sum(map(math.prod, shapes.values()))
-  return Export(f"a {architecture}", num_bytes, write)
+  return Export(f"a {family.architecture}", num_bytes, write)
 
 
 def _make_json_files(trained: TrainedModel) -> dict[str, object]:

@@ -2,172 +2,189 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts parameters to the names and layouts of transformers, and back.
 
-Kernels are [outputs, inputs] in transformers, and [inputs, outputs] here. The
-rotary embedding rotates elements (2i, 2i + 1) of a head in Cohere, and (i, i +
-d_kv / 2) in palm_mtf and Granite. Therefore, for Cohere, the columns of the
-kernels of q and k are permuted.
+Kernels are [outputs, inputs] in transformers (in GPT-2 [inputs, outputs]), and
+[inputs, outputs] here. Some classes join q, k and v in one tensor. Some rotate
+elements (2i, 2i + 1) of a head, and our models usually (i, i + n / 2); then the
+columns of q and k are permuted.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from palm_mtf.architecture.parameters import parameter_shapes, parse_name
+from palm_mtf.architecture.block import NORMS
+from palm_mtf.architecture.parameters import (
+  parameter_shapes,
+  parse_name,
+)
 from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError, shorten
-from palm_mtf.export.huggingface.config_json import COHERE, ROTARY_BASE
+from palm_mtf.export.huggingface.families import Family
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
 
-_IN_LAYER = {
-  "norm/scale": "input_layernorm",
-  "mlp_norm/scale": "post_attention_layernorm",
-  "attention/q": "self_attn.q_proj",
-  "attention/k": "self_attn.k_proj",
-  "attention/v": "self_attn.v_proj",
-  "attention/o": "self_attn.o_proj",
-  "mlp/wi_gate": "mlp.gate_proj",
-  "mlp/wi": "mlp.up_proj",
-  "mlp/wo": "mlp.down_proj",
-}
-FINAL_NORM = "model.norm.weight"
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# Older versions of transformers wrote the rotary embedding's frequencies as
-# tensors with these names.
+Read = Callable[[str], np.ndarray]
+
+# Older versions of transformers wrote the rotary embedding's frequencies and
+# the causal mask as tensors with these names.
 _FREQUENCIES = re.compile(
-  r"model\.(layers\.(?P<layer>\d{1,5})\.self_attn\.)?rotary_emb\.inv_freq",
+  r"(model|gpt_neox)\.(layers\.(?P<layer>\d{1,5})\.(self_attn|attention)\.)?"
+  r"rotary_emb\.inv_freq",
+  re.ASCII,
+)
+_MASK = re.compile(
+  r"(transformer\.h|gpt_neox\.layers)\.\d{1,5}\.(attn|attention)\."
+  r"(masked_)?bias",
   re.ASCII,
 )
 # {dtype: maximum relative error of the frequencies}. The error is from rounding
 # to the dtype and, for float32, also from computing the power.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
+_ROTATED = re.compile(r"attention/[qk](_bias|_norm/scale)?")
 
 
-def find_tensor_names(model: PalmConfig) -> dict[str, str]:
-  """Returns {our name: name in transformers} of every parameter."""
-  names = {"embedding": _EMBEDDING, "final_norm/scale": FINAL_NORM}
+def find_tensors(model: PalmConfig, family: Family) -> dict[str, list[str]]:
+  """Returns {name in transformers: our parameters} of every tensor.
+
+  A tensor has several parameters if it joins q, k and v, and none if our last
+  norm has no scale.
+  """
+  found: dict[str, list[str]] = {}
   for name in parameter_shapes(model):
     layer, part = parse_name(name)
-    if layer is not None:
-      names[name] = f"model.layers.{layer}.{_IN_LAYER[part]}.weight"
+    theirs = family.names[part].format(layer)
+    found.setdefault(theirs, []).append(name)
   if model.final_norm_scale == "none":
-    del names["final_norm/scale"]
-  return names
-
-
-def find_tensor_shapes(model: PalmConfig) -> dict[str, tuple[int, ...]]:
-  """Returns {name in transformers: shape} of every tensor."""
-  shapes = parameter_shapes(model)
-  found = {}
-  for name, theirs in find_tensor_names(model).items():
-    inputs = _count_inputs(name, shapes[name])
-    size = int(np.prod(shapes[name]))
-    kernel = parse_name(name).is_kernel
-    found[theirs] = (size // inputs, inputs) if kernel else shapes[name]
-  # If our model's last norm has no scale, transformers gets a scale of ones.
-  found.setdefault(FINAL_NORM, (model.d_model,))
+    found[family.names["final_norm/scale"]] = []
+    if NORMS[model.norm].has_bias:
+      found[family.names["final_norm/bias"]] = []
   return found
 
 
-def make_tensor_reader(
-  model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
-) -> Callable[[str], np.ndarray]:
+def find_tensor_shapes(
+  model: PalmConfig, family: Family
+) -> dict[str, tuple[int, ...]]:
+  """Returns {name in transformers: shape} of every tensor."""
+  shapes = parameter_shapes(model)
+  found: dict[str, tuple[int, ...]] = {}
+  for theirs, names in find_tensors(model, family).items():
+    if not names:
+      found[theirs] = (model.d_model,)
+      continue
+    sizes = [int(np.prod(shapes[name])) for name in names]
+    parameter = parse_name(names[0])
+    if parameter.is_vector:
+      found[theirs] = (sum(sizes),)
+    elif parameter.is_kernel:
+      inputs = _count_inputs(names[0], shapes[names[0]])
+      outputs = sum(sizes) // inputs
+      is_plain = family.is_conv1d
+      found[theirs] = (inputs, outputs) if is_plain else (outputs, inputs)
+    else:
+      found[theirs] = shapes[names[0]]
+  return found
+
+
+def make_tensor_reader(model: PalmConfig, family: Family, read: Read) -> Read:
   """Returns a function that reads tensors by their names in transformers.
 
-  `read` returns a parameter by our name; `architecture` is a class of
-  transformers.
+  `read` returns a parameter by our name.
   """
-  ours = {theirs: name for name, theirs in find_tensor_names(model).items()}
+  ours = find_tensors(model, family)
 
   def read_exported(theirs: str) -> np.ndarray:
-    if theirs not in ours:  # FINAL_NORM_SCALE = "none"
-      return np.ones(model.d_model, np.float32)
-    name = ours[theirs]
-    value = read(name)
-    if not parse_name(name).is_kernel:
-      return value
-    value = value.reshape(_count_inputs(name, value.shape), -1)
-    if _is_rotated(name, architecture):
-      halves = value.reshape(len(value), -1, 2, model.d_kv // 2)
-      value = halves.swapaxes(2, 3).reshape(value.shape)
-    return value.T
+    if not ours[theirs]:  # FINAL_NORM_SCALE = "none"
+      is_bias = theirs == family.names.get("final_norm/bias")
+      scale = 0.0 if is_bias else 1.0 - NORMS[model.norm].scale_offset
+      return np.full(model.d_model, scale, np.float32)
+    parts = [_to_matrix(name, read(name)) for name in ours[theirs]]
+    if _permutes(model, family):
+      parts = [
+        _permute(x, model, to_neighbours=family.rotary_pairs == "neighbours")
+        if _is_rotated(name)
+        else x
+        for name, x in zip(ours[theirs], parts, strict=True)
+      ]
+    value = parts[0] if len(parts) == 1 else _join(parts, model, family)
+    is_kernel = parse_name(ours[theirs][0]).is_kernel
+    return value.T if is_kernel and not family.is_conv1d else value
 
   return read_exported
 
 
 def import_parameters(
-  model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
+  model: PalmConfig, family: Family, read: Read
 ) -> dict[str, np.ndarray]:
   """Returns {our name: parameter}; the inverse of `make_tensor_reader`.
 
-  `read` returns a float32 tensor by its name in transformers; `architecture` is
-  a class of transformers.
+  `read` returns a float32 tensor by its name in transformers.
   """
-  parameters, names = {}, find_tensor_names(model)
-  for name, shape in parameter_shapes(model).items():
-    value = read(names[name])
-    if parse_name(name).is_kernel:
+  parameters, shapes = {}, parameter_shapes(model)
+  for theirs, names in find_tensors(model, family).items():
+    if not names:
+      continue
+    value = read(theirs)
+    if parse_name(names[0]).is_kernel and not family.is_conv1d:
       value = value.T
-      if _is_rotated(name, architecture):
-        pairs = value.reshape(len(value), -1, model.d_kv // 2, 2)
-        value = pairs.swapaxes(2, 3)
-    parameters[name] = np.ascontiguousarray(value.reshape(shape))
-  return parameters
+    parts = [value]
+    if len(names) > 1:
+      parts = _split(value, [shapes[x] for x in names], model, family)
+    for name, part in zip(names, parts, strict=True):
+      if _permutes(model, family) and _is_rotated(name):
+        to_neighbours = model.rotary_pairs == "neighbours"
+        part = _permute(part, model, to_neighbours=to_neighbours)
+      parameters[name] = np.ascontiguousarray(part.reshape(shapes[name]))
+  return {name: parameters[name] for name in shapes}
 
 
-def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
-  """Raises UserError unless `files` hold the tensors of a model.
-
-  Redundant tensors, such as the tied lm_head, may exist if they have the
-  expected values. Unknown tensors may not. `what` names the files in messages.
-  """
-  wanted = find_tensor_shapes(model)
-  for name in sorted({*wanted, *files.shapes}):
-    expected = wanted.get(name) or _find_redundant_shape(name, model)
-    found = files.shapes.get(name)
-    if found != expected:
-      raise UserError(
-        f"{what}: {name if name in wanted else shorten(name)} is "
-        f"{found or 'missing'}; its config.json wants "
-        f"{expected or 'no such tensor'}."
-      )
-  for name in sorted(files.shapes.keys() - find_tensor_names(model).values()):
-    _check_redundant(name, files, model, what)
+def _to_matrix(name: str, x: np.ndarray) -> np.ndarray:
+  # Returns a kernel as [inputs, outputs], and a vector as [outputs].
+  parameter = parse_name(name)
+  if parameter.is_vector:
+    return x.reshape(-1)
+  return x.reshape(_count_inputs(name, x.shape), -1)
 
 
-def _find_redundant_shape(
-  name: str, model: PalmConfig
-) -> tuple[int, ...] | None:
-  """Returns the shape of a redundant tensor, or None for any other name."""
-  if name == _HEAD:
-    return model.vocab_size, model.d_model
-  match = _FREQUENCIES.fullmatch(name)
-  if match and int(match["layer"] or 0) < model.num_layers:
-    return (model.d_kv // 2,)
-  return None
+def _join(
+  parts: Sequence[np.ndarray], model: PalmConfig, family: Family
+) -> np.ndarray:
+  # Joins q, k and v along their last dimension, the outputs.
+  if not family.joins_heads:
+    return np.concatenate(parts, -1)
+  heads = [x.reshape(*x.shape[:-1], model.num_heads, -1) for x in parts]
+  joined = np.stack(heads, -2)
+  return joined.reshape(*parts[0].shape[:-1], -1)
 
 
-def _check_redundant(
-  name: str, files: TensorFiles, model: PalmConfig, what: str
-) -> None:
-  """Raises UserError if a redundant tensor has unexpected values.
+def _split(
+  x: np.ndarray,
+  shapes: Sequence[tuple[int, ...]],
+  model: PalmConfig,
+  family: Family,
+) -> list[np.ndarray]:
+  # Undoes `_join`; `shapes` has the shapes of our parameters.
+  if family.joins_heads:
+    heads = x.reshape(*x.shape[:-1], model.num_heads, len(shapes), model.d_kv)
+    return [heads[..., i, :] for i in range(len(shapes))]
+  rows = x.shape[0] if x.ndim > 1 else 1
+  sizes = [int(np.prod(shape)) // rows for shape in shapes]
+  return np.split(x, np.cumsum(sizes)[:-1], -1)
 
-  FINAL_NORM is redundant in a model whose last norm has no scale.
-  """
-  value, error = files.read(name), 0.0
-  if name == _HEAD:
-    ours, reason = files.read(_EMBEDDING), "the embedding, to which it is tied"
-  elif name == FINAL_NORM:
-    ours, reason = 1.0, '1, and FINAL_NORM_SCALE is "none"'
-  else:
-    ours = ROTARY_BASE ** (-np.arange(0, model.d_kv, 2) / model.d_kv)
-    reason = f"the frequencies of rope_theta = {ROTARY_BASE}"
-    error = _ROUNDING[files.dtypes[name]]
-  if not np.allclose(value, ours, rtol=error, atol=0):
-    raise UserError(
-      f"{what}: {name} is not {reason}; palm_mtf computes only with these "
-      "numbers."
-    )
+
+def _permutes(model: PalmConfig, family: Family) -> bool:
+  is_rotary = model.positions == "rotary"
+  return is_rotary and model.rotary_pairs != family.rotary_pairs
+
+
+def _permute(
+  x: np.ndarray, model: PalmConfig, *, to_neighbours: bool
+) -> np.ndarray:
+  # Reorders the rotated numbers of each head along the last dimension.
+  heads, size = x.reshape(*x.shape[:-1], -1, model.d_kv), model.rotary_size
+  sizes = (2, size // 2) if to_neighbours else (size // 2, 2)
+  rotated = heads[..., :size].reshape(*heads.shape[:-1], *sizes)
+  rotated = rotated.swapaxes(-1, -2).reshape(*heads.shape[:-1], size)
+  return np.concatenate([rotated, heads[..., size:]], -1).reshape(x.shape)
 
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
@@ -175,5 +192,71 @@ def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
   return int(np.prod(shape[:-1] if parse_name(name).last == "o" else shape[:1]))
 
 
-def _is_rotated(name: str, architecture: str) -> bool:
-  return architecture == COHERE and parse_name(name).last in ("q", "k")
+def _is_rotated(name: str) -> bool:
+  return bool(_ROTATED.fullmatch(parse_name(name).part))
+
+
+def check_tensors(
+  files: TensorFiles, model: PalmConfig, family: Family, what: str
+) -> None:
+  """Raises UserError unless `files` hold the tensors of a model.
+
+  Redundant tensors, such as the tied lm_head, may exist if they have the
+  expected values. Unknown tensors may not. `what` names the files in messages.
+  """
+  wanted = find_tensor_shapes(model, family)
+  redundant = []
+  for name in sorted({*wanted, *files.shapes}):
+    if _MASK.fullmatch(name) and name not in wanted:
+      continue
+    expected = wanted.get(name) or _find_redundant_shape(name, model, family)
+    found = files.shapes.get(name)
+    if found != expected:
+      raise UserError(
+        f"{what}: {name if name in wanted else shorten(name)} is "
+        f"{found or 'missing'}; its config.json wants "
+        f"{expected or 'no such tensor'}."
+      )
+    if not find_tensors(model, family).get(name):
+      redundant.append(name)
+  for name in redundant:
+    _check_redundant(name, files, model, family, what)
+
+
+def _find_redundant_shape(
+  name: str, model: PalmConfig, family: Family
+) -> tuple[int, ...] | None:
+  """Returns the shape of a redundant tensor, or None for any other name."""
+  if name == family.names.get("output_embedding", "lm_head.weight"):
+    return model.vocab_size, model.d_model
+  match = _FREQUENCIES.fullmatch(name)
+  if match and int(match["layer"] or 0) < model.num_layers:
+    return (model.rotary_size // 2,)
+  return None
+
+
+def _check_redundant(
+  name: str, files: TensorFiles, model: PalmConfig, family: Family, what: str
+) -> None:
+  """Raises UserError if a redundant tensor has unexpected values.
+
+  The last norm's scale and bias are redundant if our last norm has none.
+  """
+  value, error = files.read(name), 0.0
+  if name == family.names.get("output_embedding", "lm_head.weight"):
+    ours = files.read(family.names["embedding"])
+    reason = "the embedding, to which it is tied"
+  elif _FREQUENCIES.fullmatch(name):
+    size = model.rotary_size
+    ours = model.rotary_base ** (-np.arange(0, size, 2) / size)
+    reason = f"the frequencies of rope_theta = {model.rotary_base}"
+    error = _ROUNDING[files.dtypes[name]]
+  else:
+    is_bias = name == family.names.get("final_norm/bias")
+    ours = 0.0 if is_bias else 1.0 - NORMS[model.norm].scale_offset
+    reason = f'{ours:g}, and FINAL_NORM_SCALE is "none"'
+  if not np.allclose(value, ours, rtol=error, atol=0):
+    raise UserError(
+      f"{what}: {name} is not {reason}; palm_mtf computes only with these "
+      "numbers."
+    )

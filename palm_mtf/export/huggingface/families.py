@@ -1,0 +1,461 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of transformers that compute exactly one of our blocks, as data.
+
+A family says which settings its class has, which key of config.json holds which
+setting, and how it names and stores tensors. config_json.py and weights.py read
+families; a new family is one more entry here.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from palm_mtf.config import PalmConfig
+
+# Keys of config.json that say the sizes.
+_SIZES = {
+  "vocab_size": "vocab_size",
+  "hidden_size": "d_model",
+  "intermediate_size": "d_ff",
+  "num_hidden_layers": "num_layers",
+  "num_attention_heads": "num_heads",
+  "max_position_embeddings": "sequence_length",
+}
+_GPT_SIZES = {
+  "vocab_size": "vocab_size",
+  "n_embd": "d_model",
+  "n_inner": "d_ff",
+  "n_layer": "num_layers",
+  "n_head": "num_heads",
+  "n_positions": "sequence_length",
+}
+
+
+class Choice(NamedTuple):
+  """A key of config.json that chooses a value of a setting."""
+
+  setting: str  # field of PalmConfig
+  values: Mapping[object, object]  # {value of the key: value of the setting}
+  default: object  # value that transformers uses without the key
+  other_names: tuple[str, ...] = ()  # keys that older configurations have
+
+
+class Number(NamedTuple):
+  """A key of config.json that holds the number of a setting."""
+
+  get: Callable[[PalmConfig], float]  # value of the key, given the model
+  # Returns the setting {field: value}, given the value of the key.
+  parse: Callable[[float], Mapping[str, float]]
+  default: float  # value that transformers uses without the key
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+  """One class of transformers.
+
+  Attributes:
+    architecture: the class, such as "LlamaForCausalLM".
+    model_type: value of the key model_type.
+    settings: settings that all models of the class have; a function gives the
+      value for a width (D_MODEL).
+    sizes: {key: field of PalmConfig}.
+    has_key_heads: whether the keys num_key_value_heads and head_dim exist;
+      otherwise every head has its own keys, and d_kv is width / heads.
+    choices: keys that choose a setting.
+    numbers: keys that hold a number.
+    biases: {key: places of BIASES} that a true value adds; None if the class
+      has none of these keys.
+    window: default of the key sliding_window; None if the class lacks the key.
+    rotary_fraction: default of the share of a head that is rotated; None if
+      the class rotates whole heads.
+    rotary_size: key and default of the number of rotated dimensions, if the
+      class has this key in place of a share.
+    rotary_base: default of ROTARY_BASE; None if the class lacks the key.
+    rotary_pairs: which numbers the class rotates together.
+    constants: {key: the one value that we compute}.
+    derived: {key: (its value for a model, the default)}, for keys whose value
+      follows from other settings.
+    names: {our name, in a layer or outside: theirs}; {} is the layer's number.
+    is_conv1d: whether kernels are [inputs, outputs].
+    joins_heads: whether joined q, k and v are [heads, 3, d_kv] rows, not
+      [q | k | v].
+  """
+
+  architecture: str
+  model_type: str
+  settings: Mapping[str, object]
+  names: Mapping[str, str]
+  sizes: Mapping[str, str] = dataclasses.field(default_factory=lambda: _SIZES)
+  has_key_heads: bool = True
+  choices: Mapping[str, Choice] = dataclasses.field(default_factory=dict)
+  numbers: Mapping[str, Number] = dataclasses.field(default_factory=dict)
+  biases: Mapping[str, tuple[str, bool]] = dataclasses.field(
+    default_factory=dict
+  )
+  window: int | None = None
+  rotary_fraction: float | None = None
+  rotary_size: tuple[str, int] | None = None
+  rotary_base: float | None = None
+  rotary_pairs: str = "halves"
+  constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
+  derived: Mapping[str, tuple[Callable[[PalmConfig], float], float]] = (
+    dataclasses.field(default_factory=dict)
+  )
+  is_conv1d: bool = False
+  joins_heads: bool = False
+
+
+def _epsilon(default: float) -> Number:
+  return Number(
+    lambda model: model.norm_epsilon,
+    lambda value: {"norm_epsilon": value},
+    default,
+  )
+
+
+def _tie(default: bool) -> Choice:
+  return Choice("output_embedding", {True: "tied", False: "separate"}, default)
+
+
+def _activation(values: Mapping[str, str], default: str, *names: str) -> Choice:
+  return Choice("mlp", values, default, names)
+
+
+_SWIGLU = Choice("mlp", {"silu": "swiglu", "swish": "swiglu"}, "silu")
+_GELUS = {
+  "gelu_new": "gelu_tanh",
+  "gelu_pytorch_tanh": "gelu_tanh",
+  "gelu_fast": "gelu_tanh",
+  "gelu": "gelu",
+  "relu": "relu",
+  "relu2": "relu2",
+}
+
+_TABLES = {
+  "embedding": "model.embed_tokens.weight",
+  "output_embedding": "lm_head.weight",
+  "final_norm/scale": "model.norm.weight",
+  "final_norm/bias": "model.norm.bias",
+}
+_ATTENTION = {
+  f"attention/{ours}{end}": f"model.layers.{{}}.self_attn.{theirs}.{their_end}"
+  for ours, theirs in (
+    *(("q", "q_proj"), ("k", "k_proj")),
+    *(("v", "v_proj"), ("o", "o_proj")),
+  )
+  for end, their_end in (("", "weight"), ("_bias", "bias"))
+}
+_NORMS = {
+  f"{ours}/{end}": f"model.layers.{{}}.{theirs}.{their_end}"
+  for ours, theirs in (
+    ("norm", "input_layernorm"),
+    ("mlp_norm", "post_attention_layernorm"),
+  )
+  for end, their_end in (("scale", "weight"), ("bias", "bias"))
+}
+_LLAMA_NAMES = {
+  **_TABLES,
+  **_NORMS,
+  **_ATTENTION,
+  **{
+    f"mlp/{ours}{end}": f"model.layers.{{}}.mlp.{theirs}.{their_end}"
+    for ours, theirs in (
+      *(("wi_gate", "gate_proj"), ("wi", "up_proj")),
+      ("wo", "down_proj"),
+    )
+    for end, their_end in (("", "weight"), ("_bias", "bias"))
+  },
+}
+_LLAMA_SETTINGS = {
+  "block": "serial",
+  "norm": "rms_norm",
+  "logits_scale": 1.0,
+}
+
+LLAMA = Family(
+  architecture="LlamaForCausalLM",
+  model_type="llama",
+  settings=_LLAMA_SETTINGS,
+  choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
+  numbers={"rms_norm_eps": _epsilon(1e-6)},
+  biases={"attention_bias": ("qkv,o", False), "mlp_bias": ("mlp", False)},
+  rotary_base=10_000.0,
+  names=_LLAMA_NAMES,
+)
+MISTRAL = dataclasses.replace(
+  LLAMA,
+  architecture="MistralForCausalLM",
+  model_type="mistral",
+  biases={},
+  window=4096,
+)
+GEMMA = Family(
+  architecture="GemmaForCausalLM",
+  model_type="gemma",
+  settings={
+    "block": "serial",
+    "norm": "rms_norm_1p",
+    "embedding_scale": lambda d_model: d_model**0.5,
+    "logits_scale": 1.0,
+  },
+  choices={
+    # "gelu" in old configurations of Gemma means the tanh approximation.
+    "hidden_act": _activation(
+      {"gelu_pytorch_tanh": "geglu_tanh", "gelu": "geglu_tanh"},
+      "gelu_pytorch_tanh",
+      "hidden_activation",
+    ),
+    "tie_word_embeddings": _tie(True),
+  },
+  numbers={"rms_norm_eps": _epsilon(1e-6)},
+  biases={"attention_bias": ("qkv,o", False)},
+  rotary_base=10_000.0,
+  constants={"use_bidirectional_attention": None},
+  names=_LLAMA_NAMES,
+)
+COHERE = Family(
+  architecture="CohereForCausalLM",
+  model_type="cohere",
+  settings={"block": "parallel", "norm": "layer_norm"},
+  choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(True)},
+  numbers={
+    "layer_norm_eps": _epsilon(1e-5),
+    "logit_scale": Number(
+      lambda model: model.logits_factor,
+      lambda value: {"logits_scale": value},
+      0.0625,
+    ),
+  },
+  biases={"attention_bias": ("qkv,o", False)},
+  rotary_base=10_000.0,
+  rotary_pairs="neighbours",
+  constants={"use_qk_norm": False},
+  names=_LLAMA_NAMES,
+)
+GRANITE = Family(
+  architecture="GraniteForCausalLM",
+  model_type="granite",
+  settings={"block": "serial", "norm": "rms_norm"},
+  choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
+  numbers={
+    "rms_norm_eps": _epsilon(1e-6),
+    "logits_scaling": Number(
+      lambda model: 1 / model.logits_factor,
+      lambda value: {"logits_scale": 1 / value},
+      1.0,
+    ),
+    "embedding_multiplier": Number(
+      lambda model: model.embedding_scale,
+      lambda value: {"embedding_scale": value},
+      1.0,
+    ),
+  },
+  biases={"attention_bias": ("qkv,o", False), "mlp_bias": ("mlp", False)},
+  rotary_base=10_000.0,
+  constants={"residual_multiplier": 1.0},
+  derived={"attention_multiplier": (lambda model: model.d_kv**-0.5, 1.0)},
+  names=_LLAMA_NAMES,
+)
+_GPT_SETTINGS = {
+  "norm": "layer_norm_bias",
+  "attention": "multi_head",
+  "logits_scale": 1.0,
+}
+_GPT_NAMES = {
+  "embedding": "transformer.wte.weight",
+  "norm/scale": "transformer.h.{}.ln_1.weight",
+  "norm/bias": "transformer.h.{}.ln_1.bias",
+  "mlp_norm/scale": "transformer.h.{}.ln_2.weight",
+  "mlp_norm/bias": "transformer.h.{}.ln_2.bias",
+  "final_norm/scale": "transformer.ln_f.weight",
+  "final_norm/bias": "transformer.ln_f.bias",
+  "output_embedding": "lm_head.weight",
+  "logits/bias": "lm_head.bias",
+}
+GPT2 = Family(
+  architecture="GPT2LMHeadModel",
+  model_type="gpt2",
+  settings={
+    **_GPT_SETTINGS,
+    "block": "serial",
+    "positions": "learned",
+    "biases": "qkv,o,mlp",
+  },
+  sizes=_GPT_SIZES,
+  has_key_heads=False,
+  choices={
+    "activation_function": _activation(_GELUS, "gelu_new"),
+    "tie_word_embeddings": _tie(True),
+  },
+  numbers={"layer_norm_epsilon": _epsilon(1e-5)},
+  constants={
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+  },
+  names={
+    **_GPT_NAMES,
+    "position_embedding": "transformer.wpe.weight",
+    **{
+      f"attention/{x}{end}": f"transformer.h.{{}}.attn.c_attn.{their_end}"
+      for end, their_end in (("", "weight"), ("_bias", "bias"))
+      for x in "qkv"
+    },
+    "attention/o": "transformer.h.{}.attn.c_proj.weight",
+    "attention/o_bias": "transformer.h.{}.attn.c_proj.bias",
+    "mlp/wi": "transformer.h.{}.mlp.c_fc.weight",
+    "mlp/wi_bias": "transformer.h.{}.mlp.c_fc.bias",
+    "mlp/wo": "transformer.h.{}.mlp.c_proj.weight",
+    "mlp/wo_bias": "transformer.h.{}.mlp.c_proj.bias",
+  },
+  is_conv1d=True,
+)
+GPTJ = Family(
+  architecture="GPTJForCausalLM",
+  model_type="gptj",
+  settings={**_GPT_SETTINGS, "block": "parallel", "biases": "mlp,logits"},
+  sizes=_GPT_SIZES,
+  has_key_heads=False,
+  choices={
+    "activation_function": _activation(_GELUS, "gelu_new"),
+    "tie_word_embeddings": _tie(False),
+  },
+  numbers={"layer_norm_epsilon": _epsilon(1e-5)},
+  rotary_size=("rotary_dim", 64),
+  rotary_pairs="neighbours",
+  names={
+    **_GPT_NAMES,
+    **{
+      f"attention/{x}": f"transformer.h.{{}}.attn.{x}_proj.weight"
+      for x in "qkv"
+    },
+    "attention/o": "transformer.h.{}.attn.out_proj.weight",
+    "mlp/wi": "transformer.h.{}.mlp.fc_in.weight",
+    "mlp/wi_bias": "transformer.h.{}.mlp.fc_in.bias",
+    "mlp/wo": "transformer.h.{}.mlp.fc_out.weight",
+    "mlp/wo_bias": "transformer.h.{}.mlp.fc_out.bias",
+  },
+)
+GPT_NEOX = Family(
+  architecture="GPTNeoXForCausalLM",
+  model_type="gpt_neox",
+  settings={**_GPT_SETTINGS, "biases": "mlp"},
+  has_key_heads=False,
+  choices={
+    "hidden_act": _activation(_GELUS, "gelu"),
+    "tie_word_embeddings": _tie(False),
+    "use_parallel_residual": Choice(
+      "block", {True: "parallel_two_norms", False: "serial"}, True
+    ),
+  },
+  numbers={"layer_norm_eps": _epsilon(1e-5)},
+  biases={"attention_bias": ("qkv,o", True)},
+  rotary_fraction=0.25,
+  rotary_base=10_000.0,
+  names={
+    "embedding": "gpt_neox.embed_in.weight",
+    "output_embedding": "embed_out.weight",
+    "norm/scale": "gpt_neox.layers.{}.input_layernorm.weight",
+    "norm/bias": "gpt_neox.layers.{}.input_layernorm.bias",
+    "mlp_norm/scale": "gpt_neox.layers.{}.post_attention_layernorm.weight",
+    "mlp_norm/bias": "gpt_neox.layers.{}.post_attention_layernorm.bias",
+    **{
+      f"attention/{x}{end}": "gpt_neox.layers.{}.attention.query_key_value."
+      + their_end
+      for end, their_end in (("", "weight"), ("_bias", "bias"))
+      for x in "qkv"
+    },
+    "attention/o": "gpt_neox.layers.{}.attention.dense.weight",
+    "attention/o_bias": "gpt_neox.layers.{}.attention.dense.bias",
+    "mlp/wi": "gpt_neox.layers.{}.mlp.dense_h_to_4h.weight",
+    "mlp/wi_bias": "gpt_neox.layers.{}.mlp.dense_h_to_4h.bias",
+    "mlp/wo": "gpt_neox.layers.{}.mlp.dense_4h_to_h.weight",
+    "mlp/wo_bias": "gpt_neox.layers.{}.mlp.dense_4h_to_h.bias",
+    "final_norm/scale": "gpt_neox.final_layer_norm.weight",
+    "final_norm/bias": "gpt_neox.final_layer_norm.bias",
+  },
+  joins_heads=True,
+)
+PHI = Family(
+  architecture="PhiForCausalLM",
+  model_type="phi",
+  settings={
+    "block": "parallel",
+    "norm": "layer_norm_bias",
+    "logits_scale": 1.0,
+    "biases": "qkv,o,mlp,logits",
+  },
+  choices={
+    "hidden_act": _activation(_GELUS, "gelu_new"),
+    "tie_word_embeddings": _tie(False),
+  },
+  numbers={"layer_norm_eps": _epsilon(1e-5)},
+  rotary_fraction=0.5,
+  rotary_base=10_000.0,
+  constants={"qk_layernorm": False},
+  names={
+    **_TABLES,
+    **_NORMS,
+    **_ATTENTION,
+    "attention/o": "model.layers.{}.self_attn.dense.weight",
+    "attention/o_bias": "model.layers.{}.self_attn.dense.bias",
+    "mlp/wi": "model.layers.{}.mlp.fc1.weight",
+    "mlp/wi_bias": "model.layers.{}.mlp.fc1.bias",
+    "mlp/wo": "model.layers.{}.mlp.fc2.weight",
+    "mlp/wo_bias": "model.layers.{}.mlp.fc2.bias",
+    "final_norm/scale": "model.final_layernorm.weight",
+    "final_norm/bias": "model.final_layernorm.bias",
+    "logits/bias": "lm_head.bias",
+  },
+)
+STABLELM = Family(
+  architecture="StableLmForCausalLM",
+  model_type="stablelm",
+  settings={"block": "serial", "norm": "layer_norm_bias", "logits_scale": 1.0},
+  choices={"hidden_act": _SWIGLU, "tie_word_embeddings": _tie(False)},
+  numbers={"layer_norm_eps": _epsilon(1e-5)},
+  biases={"use_qkv_bias": ("qkv", False)},
+  rotary_fraction=0.25,
+  rotary_base=10_000.0,
+  constants={"qk_layernorm": False, "use_parallel_residual": False},
+  names=_LLAMA_NAMES,
+)
+QWEN2 = dataclasses.replace(
+  LLAMA,
+  architecture="Qwen2ForCausalLM",
+  model_type="qwen2",
+  settings={**_LLAMA_SETTINGS, "biases": "qkv"},
+  biases={},
+  constants={"use_sliding_window": False},
+)
+QWEN3 = dataclasses.replace(
+  LLAMA,
+  architecture="Qwen3ForCausalLM",
+  model_type="qwen3",
+  settings={**_LLAMA_SETTINGS, "qk_norm": "rms_norm"},
+  biases={"attention_bias": ("qkv,o", False)},
+  constants={"use_sliding_window": False},
+  names={
+    **_LLAMA_NAMES,
+    "attention/q_norm/scale": "model.layers.{}.self_attn.q_norm.weight",
+    "attention/k_norm/scale": "model.layers.{}.self_attn.k_norm.weight",
+  },
+)
+
+# A model is exported as the first family that computes it.
+FAMILIES = (
+  *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GRANITE, COHERE),
+  *(GPT2, GPTJ, GPT_NEOX, PHI, STABLELM),
+)
+BY_ARCHITECTURE = {x.architecture: x for x in FAMILIES}
+
+# Classes of which no model is computed exactly, with the reason.
+REFUSED = {
+  "Gemma2ForCausalLM": "it caps logits and scores, and norms the branches",
+  "Gemma3ForCausalLM": "it norms the branches, and windows differ by layer",
+  "Phi3ForCausalLM": "its rotary embedding may be scaled by length",
+  "MixtralForCausalLM": "it has a mixture of experts",
+  "FalconForCausalLM": "it is not known here",
+  "OPTForCausalLM": "its positions have an offset",
+  "Cohere2ForCausalLM": "windows and positions differ by layer",
+}
