@@ -50,7 +50,7 @@ class Number(NamedTuple):
   default: float  # value that transformers uses without the key
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
   """One class of transformers.
 

@@ -168,3 +168,90 @@ def parse_float32(model):
   import dataclasses
 
   return dataclasses.replace(model, activation_dtype="float32")
+
+
+# {settings of tests/blocks.py, or changes of PaLM's: class of transformers}
+EXPORTED = {
+  "LLaMA": "LlamaForCausalLM",
+  "LLaMA 3": "LlamaForCausalLM",
+  "Mistral": "MistralForCausalLM",
+  "Qwen 3": "Qwen3ForCausalLM",
+  "Gemma": "GemmaForCausalLM",
+  "GPT-2": "GPT2LMHeadModel",
+  "GPT-J": "GPTJForCausalLM",
+  "GPT-NeoX": "GPTNeoXForCausalLM",
+  "Phi": "PhiForCausalLM",
+}
+ONE_WIDTH = dict(num_heads=4, d_kv=6, rotary_fraction=2 / 3)
+
+
+def exported_config(name):
+  """Returns a model; where the class wants it, heads are as wide as d_model."""
+  has_own_width = name in ("LLaMA", "LLaMA 3", "Mistral", "Qwen 3", "Gemma")
+  if has_own_width:
+    return block_config(name)
+  if name == "GPT-2":
+    return block_config(name, d_kv=6)
+  return block_config(name, **ONE_WIDTH)
+
+
+def export(model, packing="joined"):
+  """Returns config.json, and the tensors by their names in transformers."""
+  params = {
+    name: x.astype(np.float32)
+    for name, x in oracle.random_parameters(model, seed=1).items()
+  }
+  config = make_config(model, start_id=1, eod_id=1, packing=packing)
+  family = find_family(model)
+  read = make_tensor_reader(model, family, params.__getitem__)
+  tensors = {name: read(name) for name in find_tensor_shapes(model, family)}
+  return params, config, tensors
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_export_is_imported_bit_for_bit(name):
+  """Only the pairs of rotary embedding may differ, which the import chooses."""
+  model = exported_config(name)
+  params, config, tensors = export(model)
+  assert config["architectures"] == [EXPORTED[name]]
+  family, again, _ = parse_config(json.loads(json.dumps(config)), "there")
+  params_again = import_parameters(again, family, tensors.__getitem__)
+  _, config_again, tensors_again = export(again)
+  assert config_again == config
+  for key, value in params.items():
+    if model.rotary_pairs == again.rotary_pairs or "attention" not in key:
+      np.testing.assert_array_equal(params_again[key], value, err_msg=key)
+  tokens = np.random.default_rng(1).integers(44, size=[2, 9])
+  before, after = (
+    oracle.forward(
+      config, {k: v.astype(float) for k, v in each.items()}, tokens
+    )
+    for config, each in ((model, params), (again, params_again))
+  )
+  np.testing.assert_allclose(after, before, rtol=1e-9, atol=1e-9)
+  assert tensors_again.keys() == tensors.keys()
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", EXPORTED)
+def test_transformers_computes_our_logits_of_an_export(name, tmp_path):
+  import transformers
+
+  from palm_mtf.export.huggingface.tensor_files import write_safetensors
+
+  model = exported_config(name)
+  params, config, tensors = export(model)
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  shapes = {key: x.shape for key, x in tensors.items()}
+  path = str(tmp_path / "model.safetensors")
+  write_safetensors(path, shapes, tensors.__getitem__)
+  peer, report = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path, output_loading_info=True
+  )
+  assert not report["missing_keys"] and not report["unexpected_keys"]
+  tokens = np.random.default_rng(1).integers(44, size=[2, 9])
+  theirs = logits_of(peer.eval(), tokens)
+  ours = oracle.forward(
+    model, {k: v.astype(float) for k, v in params.items()}, tokens
+  )
+  assert np.abs(ours - theirs).max() < 1e-6 * np.ptp(theirs)
