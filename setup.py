@@ -121,6 +121,8 @@ setup(
       "six>=1.16,<2",
     ],
     "tensorboard": ["tensorboard>=2.20,<3"],
+    # VOCABULARY may be a tokenizer.json of Hugging Face's with this library.
+    "tokenizers": ["tokenizers>=0.23,<0.24"],
     # Tests compare with these: clients of serve, and readers of exports.
     "test": [
       "aiohttp>=3.14,<4",

@@ -78,7 +78,7 @@ IMPORTS = {
   "data/worker_pool": "errors console",
   "data/filters": "errors json_text user_code config model_dir "
   "data/sources data/statistics data/worker_pool",
-  "data/vocabulary": "errors console config model_dir data/sources "
+  "data/vocabulary": "errors console json_text config model_dir data/sources "
   "data/worker_pool data/filters",
   "data/tokens": "errors json_text config model_dir data/sources "
   "data/worker_pool data/filters data/vocabulary",
@@ -92,7 +92,7 @@ IMPORTS = {
   "data/vocabulary export/trained_model",
   "export/gguf": "errors config data/vocabulary export/trained_model "
   "export/huggingface",
-  "export/saved_model": "config machine _tf accounting model model_dir "
+  "export/saved_model": "errors config machine _tf accounting model model_dir "
   "data/vocabulary export/trained_model",
   "export/npz": "json_text accounting export/trained_model export/huggingface",
   "generation/inference": "errors user_text config machine _tf accounting "
@@ -153,6 +153,7 @@ ONLY_IMPORTERS = {
   "grpc": "palm_mtf/runtime/manager/",
   "grpc_health": "palm_mtf/runtime/manager/service.py",
   "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
+  "tokenizers": "palm_mtf/data/vocabulary/byte_pair.py",
 }
 
 # Only these modules may call Python's json.dumps, which writes NaN as NaN.

@@ -28,8 +28,8 @@ from palm_mtf.data.tokens.shard import (
   write_shard,
 )
 from palm_mtf.data.tokens.store import read_store
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.answers import AnswerJournal
 from palm_mtf.evaluation.exemplars import read_exemplars
@@ -212,7 +212,7 @@ def make_vocabulary(folder: Path) -> None:
 
 
 def read_vocabulary(folder: Path) -> None:
-  vocabulary = Vocabulary(str(folder / "a.model"))
+  vocabulary = open_vocabulary(str(folder / "a.model"))
   ids = vocabulary.encode("one two \u2581 \u00e9")
   assert max(ids) < vocabulary.size
   assert isinstance(vocabulary.decode(range(vocabulary.size + 1)), str)

@@ -54,7 +54,7 @@ def trained(request, corpus, tmp_path_factory):
 def validation_batches(model_dir):
   from palm_mtf.cli import gin_files
   from palm_mtf.data.batches.corpus import corpus_of_run
-  from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+  from palm_mtf.data.vocabulary.load import load_vocabulary
 
   files = [str(model_dir / "config.gin")]
   _, config = gin_files.load("train", files, []).build()

@@ -7,6 +7,7 @@ import pathlib
 
 import sentencepiece
 
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 
@@ -35,4 +36,4 @@ def train_prefixed(text: str, folder: pathlib.Path, **settings) -> Vocabulary:
   )
   path = folder / "prefixed.model"
   path.write_bytes(model.getvalue())
-  return Vocabulary(str(path))
+  return open_vocabulary(str(path))

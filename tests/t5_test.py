@@ -15,8 +15,8 @@ from palm_mtf.data.sources.seqio_task import (  # noqa: E402
   find_provider,
   open_task,
 )
+from palm_mtf.data.vocabulary.load import open_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
 from tests.seqio_testing import (  # noqa: E402
@@ -45,7 +45,7 @@ INDEX = {"idx": [0, 1, 2, 3]}
 def vocabulary(tmp_path_factory):
   path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
   train_vocabulary(["acceptable True 3.8 Ann home\n" * 20], 290, path=path)
-  return Vocabulary(path)
+  return open_vocabulary(path)
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +178,7 @@ def test_ids_of_t5s_preprocessors_are_the_same_when_read_again(vocabulary):
     output_features={x: seqio.Feature(own) for x in ("inputs", "targets")},
   )
   source = open_one("corrupted", sequence_length=32)
-  source.check_vocabulary(Vocabulary(vocabulary.path, extra_ids=20).sha256)
+  source.check_vocabulary(open_vocabulary(vocabulary.path, extra_ids=20).sha256)
   with pytest.raises(UserError, match=r"set VOCABULARY = .* EXTRA_IDS = 20"):
     source.check_vocabulary(vocabulary.sha256)
   first, again = ([d for _, d in source.documents()] for _ in range(2))

@@ -15,7 +15,6 @@ from palm_mtf.export.huggingface.config_json import (
   make_config,
 )
 from palm_mtf.export.huggingface.tensor_files import (
-  VOCABULARY,
   WEIGHTS,
   write_safetensors,
 )
@@ -54,7 +53,7 @@ def write(folder: Path, model: PalmConfig) -> Path:
   """Writes a model as `palm_mtf export` does, without a tokenizer.json."""
   folder.mkdir(parents=True, exist_ok=True)
   texts = [" ".join(runs.WORDS[n:]) for n in range(10)]
-  train_vocabulary(texts, VOCAB_SIZE, path=str(folder / VOCABULARY))
+  train_vocabulary(texts, VOCAB_SIZE, path=str(folder / "vocabulary.model"))
   config = make_config(model, start_id=1, eod_id=1, packing="joined")
   (folder / "config.json").write_text(json.dumps(config))
   write_tensors(folder / WEIGHTS, tensors(model))

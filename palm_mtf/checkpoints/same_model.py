@@ -14,7 +14,8 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.config import CorpusConfig, DataConfig
 from palm_mtf.data.batches.corpus import Corpus
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.data.vocabulary.load import load_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 
 _SHOWN_DIFFERENCES = 3

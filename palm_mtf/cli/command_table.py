@@ -278,8 +278,8 @@ COMMANDS = {
       ),
       "--vocabulary": _flag(
         "PATH",
-        "the model's vocabulary, for SentencePiece (default: "
-        "FOLDER/vocabulary.model, which export writes)",
+        "the model's vocabulary (default: FOLDER/vocabulary.model, else "
+        "FOLDER/tokenizer.json)",
         dest="vocabulary_path",
       ),
     },
@@ -375,7 +375,7 @@ COMMANDS = {
     entry_point="palm_mtf.commands.vocab.inspect",
     flags={
       "--vocabulary": _flag(
-        "PATH", "a SentencePiece model, ours or a foreign one", required=True
+        "PATH", "a SentencePiece model or a tokenizer.json", required=True
       ),
       "--input": _INPUT,
       "--text_field": _TEXT_FIELD,

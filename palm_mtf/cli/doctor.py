@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 _SHOWN_PACKAGES = (
   *("tensorflow", "mesh-tensorflow", "gin-config", "sentencepiece", "seqio"),
   *("tensorflow-text", "tensorflow-datasets", "protobuf", "numpy", "rich"),
-  *("jax", "libtpu", "t5", "tensorboard"),
+  *("jax", "libtpu", "t5", "tensorboard", "tokenizers"),
 )
 _SHOWN_CPU_FLAGS = (
   *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),

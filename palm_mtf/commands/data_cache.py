@@ -13,7 +13,7 @@ import time
 from palm_mtf.config import CorpusConfig
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.tokens.store import TokenStore, cache_stores
-from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.json_text import json_text
 
 

@@ -16,8 +16,9 @@ from palm_mtf.config import Config
 from palm_mtf.data.batches.batches import Batch, Batches, batch_hash
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.batches.packing import Piece
+from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.text_reader import decode_after
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.json_text import json_text
 
 
@@ -120,9 +121,8 @@ def _split_row(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # Decoding drops a space before the first token. If that token is inside a
-    # text, decode another token before it, so that the space is kept.
-    before = [vocabulary.anchor] if is_inside else []
+    # Decoding drops a space before the first token of a text.
+    before = None if is_inside else ()
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),
       "learnt": bool(in_loss[start]),

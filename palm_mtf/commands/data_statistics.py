@@ -30,7 +30,8 @@ from palm_mtf.data.statistics.near_duplicates import Group
 from palm_mtf.data.statistics.survey import Measured, Survey, survey
 from palm_mtf.data.tokens.array import Shard, TokenArray
 from palm_mtf.data.tokens.encoder import Encoder
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.data.vocabulary.load import load_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 

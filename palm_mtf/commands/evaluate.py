@@ -33,7 +33,7 @@ from palm_mtf.config import Config, mesh_layout
 from palm_mtf.config.task_eval import EVERY, NEWEST, TaskEvalConfig
 from palm_mtf.data.batches.batches import split_batch, unigram_entropy
 from palm_mtf.data.batches.corpus import corpus_of_run
-from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.json_text import json_text

@@ -11,12 +11,13 @@ from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
 from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.config import Config, PalmConfig
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf import make_gguf
 from palm_mtf.export.huggingface.config_json import read_config
 from palm_mtf.export.huggingface.folder import make_hf
-from palm_mtf.export.huggingface.tensor_files import VOCABULARY, TensorFiles
+from palm_mtf.export.huggingface.tensor_files import TensorFiles
 from palm_mtf.export.huggingface.weights import check_tensors, import_parameters
 from palm_mtf.export.npz import make_npz
 from palm_mtf.export.saved_model.folder import make_saved_model
@@ -72,13 +73,13 @@ def import_model(
   check_new(output)
   family, model, packing = read_config(folder)
   if vocabulary_path is None:
-    vocabulary_path = os.path.join(folder, VOCABULARY)
+    vocabulary_path = ModelDir(folder).vocabulary
     if not os.path.exists(vocabulary_path):
       raise UserError(
-        f"{folder}: has no {VOCABULARY}, as exports of palm_mtf have; give "
-        "--vocabulary PATH, the SentencePiece model of its ids."
+        f"{folder}: has neither vocabulary.model nor tokenizer.json; give "
+        "--vocabulary PATH, the vocabulary of its ids."
       )
-  vocabulary = Vocabulary(vocabulary_path, setting="--vocabulary")
+  vocabulary = open_vocabulary(vocabulary_path, setting="--vocabulary")
   vocabulary.check_size(model.vocab_size)
   files = TensorFiles(folder)
   num_bytes = _check_memory(files, folder)
@@ -93,8 +94,7 @@ def import_model(
     os.makedirs(checkpoint)
     write_arrays(os.path.join(checkpoint, WEIGHTS), parameters)
     write_manifest(checkpoint, _make_manifest(model, vocabulary))
-    with open(paths.vocabulary, "wb") as file:
-      file.write(vocabulary.model)
+    vocabulary.write(partial)
     with open(paths.config, "w", encoding="utf-8") as file:
       file.write(_format_gin(model, packing))
   print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")
@@ -136,7 +136,7 @@ def _format_gin(model: PalmConfig, packing: str) -> str:
     # matches TEXT_FILES shows this text.
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
-    "VOCABULARY = None",  # None stands for MODEL_DIR/vocabulary.model
+    "VOCABULARY = None",  # None stands for the vocabulary in MODEL_DIR
     # gin accepts strings and numbers in JSON's notation.
     *(f"{name} = {json_text(value)}" for name, value in settings.items()),
   ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from palm_mtf.config import ConfigOfSweep
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.tokens.store import cache_stores
-from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.lock import training_lock

@@ -16,13 +16,13 @@ from palm_mtf.data.tokens.vocabulary_report import (
   count_pieces,
   measure_fit,
 )
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import (
   MIN_VOCAB_SIZE,
   learn_model,
   list_pieces,
   training_sample,
 )
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
@@ -59,7 +59,7 @@ def vocab(
   write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
   # Write the model last, so that PREFIX.vocab exists if PREFIX.model exists.
   write_atomically(path, model)
-  vocabulary = Vocabulary(path, setting="--output")
+  vocabulary = open_vocabulary(path, setting="--output")
   # The sample's chunks are in the order of their hashes, not of the files, so
   # the first chunks are a random sample of all files.
   fit = measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
@@ -85,7 +85,7 @@ def inspect(
   Also prints the kinds of text that decode(encode(text)) changes.
   """
   path = os.path.expanduser(vocabulary)
-  loaded = Vocabulary(path, setting="--vocabulary")
+  loaded = open_vocabulary(path, setting="--vocabulary")
   # decode(encode(text)) may differ from the text. `losses` checks this on short
   # probe texts, `measure_fit` on every document.
   pieces = count_pieces(loaded)

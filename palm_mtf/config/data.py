@@ -132,8 +132,9 @@ class DataConfig(Checked):
     text_field: the field of a JSON line that holds the document.
     weight_field: the field of a JSON line that says how often, on average, an
       epoch reads the document; None to read every document once.
-    vocabulary: path of a SentencePiece model; None to train a model with
-      vocab_size pieces on the training documents and keep it in MODEL_DIR.
+    vocabulary: path of a SentencePiece model, or of a tokenizer.json of Hugging
+      Face; None to train a model with vocab_size pieces on the training
+      documents and keep it in MODEL_DIR.
     extra_ids: number of sentinels <extra_id_0>, <extra_id_1>, ..., 100 in T5.
       Their ids come after the vocabulary's pieces, in reverse order.
     validation_share: share of the documents that is held out, chosen by a hash
@@ -153,7 +154,7 @@ class DataConfig(Checked):
 
   text_files: str | list[str] | tuple[str, ...] | None
   vocabulary: Annotated[
-    str | None, text("the path of a SentencePiece model, or None to train one")
+    str | None, text("the path of a vocabulary, or None to train one")
   ]
   validation_share: Annotated[float, real(1e-4, 0.5)]
   task: Annotated[str | None, text("the name of a SeqIO task, or None")] = None

@@ -8,7 +8,7 @@
 In both of these architectures of llama.cpp, kernels are [outputs, inputs], and
 the rotary embedding rotates neighbouring elements of a head. llama.cpp's
 tokenizer "llama" gives the same ids as SentencePiece's byte-pair encoding with
-byte fallback. Unlike vocabulary.py, "llama" encodes a U+2581 in a text as a
+byte fallback. Unlike the vocabulary, "llama" encodes a U+2581 in a text as a
 space, not as three bytes.
 """
 
@@ -19,6 +19,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from palm_mtf.config import PalmConfig
+from palm_mtf.data.vocabulary.gguf_tokenizer import make_gguf_tokenizer
+from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  SentencePieceVocabulary,
+)
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import (
@@ -28,7 +32,7 @@ from palm_mtf.export.huggingface.config_json import (
   ROTARY_BASE,
   find_architecture,
 )
-from palm_mtf.export.huggingface.folder import explain_inexact, parse_model
+from palm_mtf.export.huggingface.folder import explain_inexact
 from palm_mtf.export.huggingface.weights import (
   FINAL_NORM,
   find_tensor_shapes,
@@ -58,8 +62,6 @@ _IN_LAYER = {
   "mlp.up_proj": "ffn_up",
   "mlp.down_proj": "ffn_down",
 }
-# Type of an unused token. GGUF and SentencePiece have the same token types.
-_UNUSED = 5
 
 
 def make_gguf(trained: TrainedModel, dtype: str) -> Export:
@@ -73,7 +75,7 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
   model, vocabulary = trained.model, trained.vocabulary
   metadata = make_model_metadata(model, dtype)
   check_vocabulary(vocabulary)
-  metadata |= make_vocabulary_metadata(
+  metadata |= make_gguf_tokenizer(
     vocabulary, start_id=trained.start_id, vocab_size=model.vocab_size
   )
   shapes = find_tensor_shapes(model)
@@ -224,38 +226,14 @@ def make_model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
 
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
-  """Raises UserError unless llama.cpp encodes texts like the vocabulary."""
+  """Raises UserError unless llama.cpp encodes texts like a SentencePiece model.
+
+  `make_gguf_tokenizer` checks vocabularies of other kinds.
+  """
+  if not isinstance(vocabulary, SentencePieceVocabulary):
+    return
   if reason := explain_inexact(vocabulary):
     raise UserError(
       f"{vocabulary.path}: llama.cpp would encode differently: {reason}; train "
       "a model with a vocabulary of palm_mtf vocab, or use another --format."
     )
-
-
-def make_vocabulary_metadata(
-  vocabulary: Vocabulary, *, start_id: int, vocab_size: int
-) -> dict[str, Value]:
-  """Returns {key of GGUF: value} for the tokenizer.
-
-  The vocabulary has passed `check_vocabulary`. The embedding has `vocab_size`
-  rows. The model reads token `start_id` at position 0.
-  """
-  pieces = parse_model(vocabulary).pieces
-  missing = range(len(pieces), vocab_size)  # embedding rows without a piece
-  return {
-    "tokenizer.ggml.model": "llama",
-    "tokenizer.ggml.pre": "default",
-    "tokenizer.ggml.tokens": [x.piece for x in pieces]
-    + [f"[UNUSED {i}]" for i in missing],
-    "tokenizer.ggml.scores": [x.score for x in pieces] + [0.0] * len(missing),
-    "tokenizer.ggml.token_type": [x.type for x in pieces]
-    + [_UNUSED] * len(missing),
-    "tokenizer.ggml.bos_token_id": start_id,
-    "tokenizer.ggml.eos_token_id": vocabulary.eod_id,
-    "tokenizer.ggml.unknown_token_id": vocabulary.unknown_id,
-    "tokenizer.ggml.padding_token_id": vocabulary.eod_id,
-    "tokenizer.ggml.add_bos_token": True,
-    "tokenizer.ggml.add_eos_token": False,
-    "tokenizer.ggml.add_space_prefix": False,
-    "tokenizer.ggml.remove_extra_whitespaces": False,
-  }

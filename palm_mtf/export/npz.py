@@ -4,7 +4,8 @@
 
 weights.npz        every parameter by name, float32
 config.json        macros of the architecture, constants and token ids
-vocabulary.model   the SentencePiece model
+vocabulary.model   the SentencePiece model, or
+tokenizer.json     the tokenizer, with tokenizer_config.json
 """
 
 import math
@@ -14,7 +15,6 @@ import zipfile
 import numpy as np
 
 from palm_mtf.architecture.parameters import parameter_shapes
-from palm_mtf.export.huggingface.tensor_files import VOCABULARY
 from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 from palm_mtf.json_text import json_text
 
@@ -34,8 +34,7 @@ def make_npz(trained: TrainedModel) -> Export:
     }
     with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
       file.write(json_text(described, indent=1))
-    with open(os.path.join(path, VOCABULARY), "wb") as file:
-      file.write(trained.vocabulary.model)
+    trained.vocabulary.write(path)
     # Do not call np.savez, because np.savez needs all arrays in memory.
     weights = os.path.join(path, "weights.npz")
     with zipfile.ZipFile(weights, "w") as archive:

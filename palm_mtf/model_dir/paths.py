@@ -15,8 +15,6 @@ class ModelDir:
     self.path = path
     # All settings of the run as a gin file, which other commands can read.
     self.config = os.path.join(path, "config.gin")
-    # The SentencePiece model, if the run trained its own vocabulary.
-    self.vocabulary = os.path.join(path, "vocabulary.model")
     # The default of CACHE_DIR, a folder with the tokenized text.
     self.tokens = os.path.join(path, "tokens")
     # Folders step_00000200/ with manifest.json and TensorFlow's files.
@@ -38,6 +36,15 @@ class ModelDir:
     self.report = os.path.join(path, "report.html")
     # The lock that a training process holds (lock.py).
     self.lock = os.path.join(path, "trainer.lock")
+
+  @property
+  def vocabulary(self) -> str:
+    """The run's own vocabulary, which it trains; an import may copy another."""
+    trained, copied = (
+      os.path.join(self.path, x) for x in ("vocabulary.model", "tokenizer.json")
+    )
+    is_copied = os.path.exists(copied) and not os.path.exists(trained)
+    return copied if is_copied else trained
 
   def checkpoint(self, step: int) -> str:
     """Returns the folder of a step's checkpoint."""

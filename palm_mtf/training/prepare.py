@@ -46,7 +46,8 @@ from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.data.batches.batches import unigram_entropy
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.data.vocabulary.load import load_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.prompts import (
   check_prompts,
   check_room,

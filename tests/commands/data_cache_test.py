@@ -10,7 +10,7 @@ import pytest
 import seqio
 
 from palm_mtf.data.tokens import store
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from tests import processes, runs
 from tests.seqio_testing import add_examples, registries_restored
 
@@ -25,7 +25,7 @@ def test_the_figures_are_those_of_the_files(cache, corpus, tmp_path):
   code, out, _ = cache("--json")
   assert code == 0
   (found,) = map(json.loads, out.splitlines())
-  vocabulary = Vocabulary(str(tmp_path / "run" / "vocabulary.model"))
+  vocabulary = open_vocabulary(str(tmp_path / "run" / "vocabulary.model"))
   texts = [path.read_text() for path in corpus.iterdir()]
   num_tokens = sum(len(vocabulary.encode(text)) + 1 for text in texts)
   (folder,) = (x for x in (tmp_path / "cache").iterdir() if x.is_dir())

@@ -15,7 +15,7 @@ from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.batches import Batches, batch_hash
 from palm_mtf.data.batches.objectives import PrefixLM
 from palm_mtf.data.sources.document import Document
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from tests import runs
 from tests.data.small_sources import (
   ExampleSource,
@@ -44,7 +44,7 @@ def inspect(texts, on_corpus):
 @pytest.fixture
 def vocabulary(inspect, tmp_path):
   inspect()
-  return Vocabulary(str(tmp_path / "run" / "vocabulary.model"))
+  return open_vocabulary(str(tmp_path / "run" / "vocabulary.model"))
 
 
 def batches_of_training(texts, tmp_path, vocabulary, **settings) -> Batches:

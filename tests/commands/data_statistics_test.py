@@ -15,8 +15,8 @@ from palm_mtf.data.batches.objectives import CAUSAL
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.statistics.contamination import Examples
 from palm_mtf.data.tokens.encoder import Encoder
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import runs
 from tests.data.small_sources import ExampleSource, ListSource, corpus_of
 from tests.log_lines import without_stamps
@@ -41,7 +41,7 @@ def documents(count, seed, *, examples=False):
 def vocabulary(tmp_path):
   path = str(tmp_path / "vocabulary.model")
   train_vocabulary(["ab c never read in training\n" * 20], 290, path=path)
-  return Vocabulary(path)
+  return open_vocabulary(path)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from palm_mtf.commands.score import (
   read_items,
 )
 from palm_mtf.config import PalmConfig
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.errors import UserError
 from tests import oracle, runs
 
@@ -124,7 +124,7 @@ def expected(finished):
     vocab_size=320,
     sequence_length=32,
   )
-  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   params = runs.read_tensors(finished, 12)
 
   def compute(targets, inputs=""):
@@ -189,7 +189,7 @@ def test_a_document_beyond_the_context_has_the_numbers_of_its_rows(
   text = " ".join(runs.WORDS * 8)
   file = tmp_path / "a.txt"
   file.write_text(text)
-  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   assert len(vocabulary.encode(text)) > 64
   found = []
   for flags in ([], ["--gin.STRIDE=16"], ["--gin.STRIDE=32"]):

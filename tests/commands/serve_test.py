@@ -14,7 +14,7 @@ import time
 import pytest
 
 from palm_mtf.commands import serve
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from tests import runs
 from tests.serve_testing import (
   ask,
@@ -114,7 +114,7 @@ def test_log_p_of_an_echoed_prompt_is_what_score_prints(server, finished):
 def test_a_harness_that_cuts_the_last_entry_off_reads_the_numbers_of_score(
   server, finished, stop
 ):
-  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   context, continuation = map(vocabulary.encode, ("one two", " three four"))
   ids, length = [*context, *continuation], len(context)
   scores = complete(server, prompt=ids, echo=True, max_tokens=0, logprobs=1)
@@ -152,7 +152,7 @@ def test_every_token_that_usage_counts_has_an_entry(server):
 
 
 def test_ids_that_hold_the_start_token_are_read_as_without_it(server, finished):
-  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   ids = vocabulary.encode("one two")
   start = [vocabulary.eod_id]  # PACKING = "joined"
   found = [

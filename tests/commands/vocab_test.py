@@ -10,8 +10,8 @@ import pytest
 import sentencepiece
 
 from palm_mtf.cli.main import main
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import list_pieces
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import runs
 
 STDLIB = pathlib.Path(sysconfig.get_path("stdlib"))
@@ -40,7 +40,7 @@ def train(prefix: str, *flags: str, size: int = 500) -> int:
 def test_a_vocabulary_is_written_with_the_list_of_its_pieces(here, capsys):
   assert train("a/words") == 0
   assert sorted(os.listdir(here / "a")) == ["words.model", "words.vocab"]
-  vocabulary = Vocabulary("a/words.model")
+  vocabulary = open_vocabulary("a/words.model")
   assert vocabulary.size == 500
   listed = (here / "a" / "words.vocab").read_text(encoding="utf-8")
   assert listed == list_pieces((here / "a" / "words.model").read_bytes())
@@ -54,7 +54,7 @@ def test_json_says_what_was_made_and_how_well_it_fits(here, capsys):
   assert train("words", "--json") == 0
   (line,) = capsys.readouterr().out.splitlines()
   results = json.loads(line)
-  vocabulary = Vocabulary("words.model")
+  vocabulary = open_vocabulary("words.model")
   assert (results["pieces"], results["sha256"]) == (500, vocabulary.sha256)
   text = [p.read_text(encoding="utf-8") for p in STDLIB.glob("json/*.py")]
   num_bytes = sum(len(x.encode()) for x in text)
@@ -184,11 +184,13 @@ INSPECT = "vocab inspect --input=words.txt --vocabulary="
     (
       f"{INSPECT}word.model",
       "--vocabulary = 'word.model': no such file (did you mean \"words.model\""
-      "?); give a SentencePiece model, or train one (palm_mtf vocab).",
+      "?); give a SentencePiece model, a tokenizer.json, or train one "
+      "(palm_mtf vocab).",
     ),
     (
       f"{INSPECT}words.txt",
-      "--vocabulary = 'words.txt': not a SentencePiece model; give another, or "
+      "--vocabulary = 'words.txt': neither a SentencePiece model nor a "
+      "tokenizer.json; give another, or "
       "train one (palm_mtf vocab).",
     ),
   ],

@@ -187,8 +187,7 @@ def test_a_word_that_is_no_choice_is_answered_with_the_choices(
     (
       TEXT,
       {"vocabulary": 3},
-      "VOCABULARY = 3: give the path of a SentencePiece model, or None to "
-      "train one.",
+      "VOCABULARY = 3: give the path of a vocabulary, or None to train one.",
     ),
     (RUN, {"prompts": "one"}, f"PROMPTS = 'one': {TEXTS}"),
     (RUN, {"prompts": ["a", ""]}, f"PROMPTS = ['a', '']: {TEXTS}"),

@@ -9,6 +9,7 @@ import sysconfig
 import pytest
 import sentencepiece
 
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
@@ -26,7 +27,7 @@ def code() -> list[str]:
 def vocabulary(code, tmp_path_factory) -> Vocabulary:
   path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
   train_vocabulary(code, 1000, path=path)
-  return Vocabulary(path)
+  return open_vocabulary(path)
 
 
 @pytest.fixture

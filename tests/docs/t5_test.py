@@ -14,7 +14,7 @@ import tensorflow as tf  # noqa: E402
 from sentencepiece import sentencepiece_model_pb2  # noqa: E402
 
 from palm_mtf.cli.main import main  # noqa: E402
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
+from palm_mtf.data.vocabulary.load import open_vocabulary  # noqa: E402
 from tests import processes, runs  # noqa: E402
 from tests.doc_pages import Page  # noqa: E402
 from tests.seqio_testing import registries_restored  # noqa: E402
@@ -127,7 +127,7 @@ def test_sentinels_have_the_ids_of_the_page(block, tmp_path, monkeypatch):
     proto.pieces.add(piece=f"\u2581{i}", score=-100.0 - i)
   (tmp_path / "sentencepiece.model").write_bytes(proto.SerializeToString())
   shown = dict(re.findall(r"^(\w+) = (\S+)", block.text, re.M))
-  vocabulary = Vocabulary(
+  vocabulary = open_vocabulary(
     shown["VOCABULARY"].strip('"'), extra_ids=int(shown["EXTRA_IDS"])
   )
   for text, number in re.findall(

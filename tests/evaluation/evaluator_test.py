@@ -20,8 +20,8 @@ from palm_mtf.config import (  # noqa: E402
   FewShotConfig,
   TaskEvalConfig,
 )
+from palm_mtf.data.vocabulary.load import open_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
 from palm_mtf.evaluation import evaluator  # noqa: E402
 from palm_mtf.evaluation.evaluator import find_clean_examples  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
@@ -101,7 +101,7 @@ def find(tmp_path):
   (folder / "a.jsonl").write_text("".join(lines))
   path = str(tmp_path / "vocabulary.model")
   train_vocabulary(["1 + 1 = 2\nabcxy?\n" * 20], 280, path=path)
-  vocabulary = Vocabulary(path)
+  vocabulary = open_vocabulary(path)
   config = CorpusConfig(
     model=small_config(sequence_length=64, vocab_size=vocabulary.size),
     data=DataConfig(
@@ -328,7 +328,7 @@ def tasks():
 def vocabulary(tmp_path_factory):
   path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
   train_vocabulary(["abc\ncab\nbca\n" * 20], 275, path=path)
-  return Vocabulary(path)
+  return open_vocabulary(path)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 from palm_mtf._tf import tf  # noqa: E402
 from palm_mtf.config import FewShotConfig, TaskEvalConfig  # noqa: E402
+from palm_mtf.data.vocabulary.load import open_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
 from tests.seqio_testing import (  # noqa: E402
   Says,
@@ -38,7 +38,7 @@ QUESTIONS = {
 def vocabulary(tmp_path_factory):
   path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
   train_vocabulary(["1 + 1 = 2\n2 + 2 = 4\nabcxy?\n" * 20], 290, path=path)
-  return Vocabulary(path)
+  return open_vocabulary(path)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ import pytest
 import sentencepiece
 
 from palm_mtf.cli.main import main
+from palm_mtf.data.vocabulary.gguf_tokenizer import make_gguf_tokenizer
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
@@ -18,7 +20,6 @@ from palm_mtf.export.gguf import (
   find_gguf_architecture,
   make_gguf_name,
   make_model_metadata,
-  make_vocabulary_metadata,
   write_gguf,
 )
 from palm_mtf.export.huggingface.config_json import COHERE
@@ -88,11 +89,11 @@ NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
 def vocabulary(tmp_path_factory) -> Vocabulary:
   path = tmp_path_factory.mktemp("vocabulary") / "code.model"
   path.write_bytes(learn_model(SOURCES, 400))
-  return Vocabulary(str(path))
+  return open_vocabulary(str(path))
 
 
 def test_pieces_scores_and_types_are_sentencepieces(vocabulary):
-  found = make_vocabulary_metadata(
+  found = make_gguf_tokenizer(
     vocabulary, start_id=1, vocab_size=vocabulary.size
   )
   processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
@@ -110,7 +111,7 @@ def test_rows_without_a_piece_have_separate_names_and_are_unused(
   vocabulary,
 ):
   size = vocabulary.size + 3
-  found = make_vocabulary_metadata(vocabulary, start_id=1, vocab_size=size)
+  found = make_gguf_tokenizer(vocabulary, start_id=1, vocab_size=size)
   tokens = found["tokenizer.ggml.tokens"]
   assert len(tokens) == len(set(tokens)) == size
   assert found["tokenizer.ggml.token_type"][-3:] == [UNUSED] * 3
@@ -118,7 +119,7 @@ def test_rows_without_a_piece_have_separate_names_and_are_unused(
 
 
 def test_the_start_token_is_added_before_a_text_but_no_space(vocabulary):
-  found = make_vocabulary_metadata(
+  found = make_gguf_tokenizer(
     vocabulary, start_id=0, vocab_size=vocabulary.size
   )
   name = "tokenizer.ggml."
@@ -140,7 +141,7 @@ def test_a_vocabulary_that_llama_cpp_would_encode_differently_is_refused(
     hard_vocab_limit=False,
     minloglevel=2,
   )
-  vocabulary = Vocabulary(str(tmp_path / "foreign.model"))
+  vocabulary = open_vocabulary(str(tmp_path / "foreign.model"))
   with pytest.raises(UserError, match="differently: it is not a byte-pair"):
     check_vocabulary(vocabulary)
 
@@ -298,7 +299,10 @@ def test_llama_cpp_computes_our_logits_and_our_greedy_text(
     **{"type_k": 0, "type_v": 0},
   )
   ids = model.tokenize(TEXT.encode())
-  assert ids == [1, *Vocabulary(str(a_run / "vocabulary.model")).encode(TEXT)]
+  assert ids == [
+    1,
+    *open_vocabulary(str(a_run / "vocabulary.model")).encode(TEXT),
+  ]
   model.eval(ids)
   expected = _logits(a_run, np.array([ids]))
   difference = np.abs(model.scores[: len(ids)] - expected).max()
@@ -318,7 +322,7 @@ def test_llama_cpp_computes_our_logits_and_our_greedy_text(
 def test_llama_cpp_has_the_ids_of_the_vocabulary(llama_cpp, finished, tmp_path):
   path = _export(finished, tmp_path, "float16")
   model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
-  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   rng = random.Random(0)
   pieces = [vocabulary.piece(i) for i in range(vocabulary.size)]
   pieces += ["\u00e9", "\0", "\n", "\U0001f600"]

@@ -8,7 +8,7 @@ import pytest
 
 from palm_mtf.cli.main import main
 from palm_mtf.config import DecodeConfig
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.lm_eval.run import Run, read_generation, split_pair
 from tests import runs
@@ -102,7 +102,7 @@ def test_one_prompt_asked_for_twice_has_two_samples(run):
 
 
 def test_a_prompt_that_is_too_long_keeps_its_end(run, finished):
-  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   room = runs.SETTINGS["SEQUENCE_LENGTH"] - GREEDY["max_gen_toks"]
   end = vocabulary.decode(vocabulary.encode(LONG)[-room:])
   assert len(vocabulary.encode(end)) == room

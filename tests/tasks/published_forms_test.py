@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("t5", reason="T5 is not installed; `make test` installs it")
 
 from palm_mtf.config import FewShotConfig, TaskEvalConfig
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 from palm_mtf.tasks import fewshot
 from tests.seqio_testing import Says, bind
@@ -87,7 +87,7 @@ def evaluated(tmp_path, vocabulary):
     config = TaskEvalConfig(
       eval_tasks=[name], few_shot=FewShotConfig(**few_shot), **settings
     )
-    (task,) = open_eval_tasks(config, Vocabulary(vocabulary.path), 2048)
+    (task,) = open_eval_tasks(config, open_vocabulary(vocabulary.path), 2048)
     return task
 
   return run
@@ -106,7 +106,7 @@ MMLU = {
 
 def test_mmlu_in_the_form_of_its_authors(evaluated, vocabulary):
   task = evaluated("mmlu", MMLU)
-  found = prompts(task, Vocabulary(vocabulary.path))
+  found = prompts(task, open_vocabulary(vocabulary.path))
   expected = [published_mmlu(row, 2) for row in TEST for _ in "ABCD"]
   assert found == expected
   assert task.name == "mmlu_2_shot_custom"
@@ -150,7 +150,7 @@ def test_chains_of_thought_of_the_users_file(evaluated, vocabulary, tmp_path):
     answer_patterns={"gsm8k": r"The answer is (.*?)\."},
   )
   assert task.name == "gsm8k_custom"
-  found = prompts(task, Vocabulary(vocabulary.path))
+  found = prompts(task, open_vocabulary(vocabulary.path))
   assert found == [f"{CHAINS}Q: {row['question']}\nA:" for row in GSM8K]
   # Only the pattern finds an answer, and only before the next question.
   says = Says(

@@ -10,7 +10,7 @@ import numpy as np
 
 from palm_mtf.data.sources.document import TRAIN, Document
 from palm_mtf.data.tokens.encoder import Encoder
-from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
+from palm_mtf.data.vocabulary.vocabulary import EACH_BYTE, Vocabulary
 
 _NUM_LONGEST = 5
 _CONTEXT = 10  # characters shown before and after the first difference
@@ -21,7 +21,7 @@ class Pieces:
   """How many pieces of each kind a vocabulary has."""
 
   control: int  # never part of a text: padding, end of document, unknown
-  byte: int  # one per byte, for characters without a piece
+  byte: int  # byte pieces, and pieces that end within a character
   digit: int  # one decimal digit of any script
   joined_digits: int  # longer pieces that hold a digit; PaLM has none
   white_space: int  # runs of two or more spaces, tabs and line ends
@@ -35,14 +35,14 @@ def count_pieces(vocabulary: Vocabulary) -> Pieces:
   kinds = {"control": [], "byte": [], "digit": [], "joined_digits": []}
   kinds |= {"white_space": [], "other": []}
   for i in range(vocabulary.size):
-    piece = vocabulary.piece(i)
-    kinds[_kind_of(vocabulary, i, piece)].append(piece)
+    text = vocabulary.token_bytes(i).decode(errors=EACH_BYTE)
+    kinds[_kind_of(vocabulary, i, text)].append(text)
   longest = sorted(kinds["other"], key=lambda x: (-len(x), x))[:_NUM_LONGEST]
   joined = kinds["joined_digits"]
   return Pieces(
     **{kind: len(pieces) for kind, pieces in kinds.items()},
-    longest=[piece.replace(SPACE_MARK, " ") for piece in longest],
-    first_joined_digits=joined[0].replace(SPACE_MARK, " ") if joined else "",
+    longest=longest,
+    first_joined_digits=joined[0] if joined else "",
   )
 
 
@@ -69,7 +69,7 @@ class Fit:
 
   @property
   def byte_share(self) -> float:
-    """Share of the tokens that are byte pieces."""
+    """Share of the tokens that are byte pieces or parts of characters."""
     made = int(self.counts[self._vocabulary.is_byte].sum())
     return made / max(1, self.num_tokens)
 
@@ -105,14 +105,14 @@ def measure_fit(vocabulary: Vocabulary, texts: Iterable[str]) -> Fit:
   return fit
 
 
-def _kind_of(vocabulary: Vocabulary, i: int, piece: str) -> str:
+def _kind_of(vocabulary: Vocabulary, i: int, text: str) -> str:
   if vocabulary.is_control(i):
     return "control"
   if vocabulary.is_byte[i]:
     return "byte"
-  if any(map(str.isdecimal, piece)):
-    return "digit" if len(piece) == 1 else "joined_digits"
-  if len(piece) > 1 and not piece.replace(SPACE_MARK, " ").strip():
+  if any(map(str.isdecimal, text)):
+    return "digit" if len(text) == 1 else "joined_digits"
+  if len(text) > 1 and not text.strip():
     return "white_space"
   return "other"
 

@@ -2,30 +2,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """--format=hf: a folder that Hugging Face transformers loads.
 
-The folder has the vocabulary as a fast tokenizer, if it is of `palm_mtf vocab`.
-Both tokenizers are byte-pair encodings. SentencePiece merges the neighbours
-whose merged piece has the best score; transformers merges the pair that comes
-first in a list. tokenizer.json has spaces instead of SentencePiece's U+2581, so
-that texts need no normalization. A U+2581 in a text becomes three bytes, as in
-vocabulary.py.
+The folder has the vocabulary as a fast tokenizer, if the vocabulary is a
+tokenizer.json or a SentencePiece model of `palm_mtf vocab`. SentencePiece and
+transformers have the same byte-pair encoding, except that SentencePiece merges
+the neighbours whose merged piece has the best score, and transformers merges
+the pair that comes first in a list. The tokenizer.json of a SentencePiece model
+has spaces instead of U+2581, so that texts need no normalization. A U+2581 in a
+text becomes three bytes, as in sentencepiece_vocabulary.py.
 """
 
+import json
 import logging
 import math
 import os
 
 from sentencepiece import sentencepiece_model_pb2
 
-from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
+from palm_mtf.data.vocabulary.byte_pair import (
+  FILE_NAME,
+  BytePairVocabulary,
+  start_processor,
+)
+from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  SPACE_MARK,
+  SentencePieceVocabulary,
+)
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.export.huggingface.config_json import (
   find_family,
   make_config,
 )
-from palm_mtf.export.huggingface.tensor_files import (
-  VOCABULARY,
-  WEIGHTS,
-  write_safetensors,
-)
+from palm_mtf.export.huggingface.tensor_files import WEIGHTS, write_safetensors
 from palm_mtf.export.huggingface.weights import (
   find_tensor_shapes,
   make_tensor_reader,
@@ -50,11 +57,10 @@ def make_hf(trained: TrainedModel) -> Export:
 
   def write(path: str, read: Reader) -> None:
     os.mkdir(path)
+    trained.vocabulary.write(path)
     for name, content in _make_json_files(trained).items():
       with open(os.path.join(path, name), "w", encoding="utf-8") as file:
         file.write(json_text(content, indent=1))
-    with open(os.path.join(path, VOCABULARY), "wb") as file:
-      file.write(trained.vocabulary.model)
     read = make_tensor_reader(trained.model, family, read)
     write_safetensors(os.path.join(path, WEIGHTS), shapes, read)
 
@@ -77,10 +83,13 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
     "config.json": described,
     "generation_config.json": {name: described[name] for name in ids},
   }
-  if reason := explain_inexact(vocabulary):
+  if reason := (
+    isinstance(vocabulary, SentencePieceVocabulary)
+    and explain_inexact(vocabulary)
+  ):
     _logger.warning(
       f"no tokenizer.json is written for {vocabulary.path}: {reason}; encode "
-      f"with SentencePiece and {VOCABULARY}"
+      "with SentencePiece and vocabulary.model"
     )
     return files
   return files | {
@@ -91,7 +100,7 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
   }
 
 
-def explain_inexact(vocabulary: Vocabulary) -> str:
+def explain_inexact(vocabulary: SentencePieceVocabulary) -> str:
   """Returns why an exported tokenizer would change ids; "" if it would not."""
   model = parse_model(vocabulary)
   normalizer = model.normalizer_spec
@@ -117,8 +126,12 @@ def make_tokenizer_json(
   """Returns tokenizer.json, which gives the vocabulary's ids for every text.
 
   An encoding with special tokens begins with `start_id`. `explain_inexact` must
-  return "" for the vocabulary.
+  return "" for a SentencePieceVocabulary.
   """
+  if isinstance(vocabulary, BytePairVocabulary):
+    start = start_processor(vocabulary.piece(start_id), start_id)
+    found = json.loads(vocabulary.files()[FILE_NAME])
+    return {**found, "post_processor": start}
   model = parse_model(vocabulary)
   pieces = [x.piece.replace(SPACE_MARK, " ") for x in model.pieces]
   scores = {
@@ -135,7 +148,6 @@ def make_tokenizer_json(
     for cut in range(1, len(piece))
     if piece[:cut] in scores and piece[cut:] in scores
   ]
-  start = pieces[start_id]
   return {
     "version": "1.0",
     "truncation": None,
@@ -144,21 +156,7 @@ def make_tokenizer_json(
     "added_tokens": [],
     "normalizer": None,
     "pre_tokenizer": None,
-    "post_processor": {
-      "type": "TemplateProcessing",
-      "single": [
-        {"SpecialToken": {"id": start, "type_id": 0}},
-        {"Sequence": {"id": "A", "type_id": 0}},
-      ],
-      "pair": [
-        {"SpecialToken": {"id": start, "type_id": 0}},
-        {"Sequence": {"id": "A", "type_id": 0}},
-        {"Sequence": {"id": "B", "type_id": 0}},
-      ],
-      "special_tokens": {
-        start: {"id": start, "ids": [start_id], "tokens": [start]}
-      },
-    },
+    "post_processor": start_processor(pieces[start_id], start_id),
     "decoder": {
       "type": "Sequence",
       "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}],
@@ -195,6 +193,8 @@ def make_tokenizer_config(
   }
 
 
-def parse_model(vocabulary: Vocabulary) -> sentencepiece_model_pb2.ModelProto:
+def parse_model(
+  vocabulary: SentencePieceVocabulary,
+) -> sentencepiece_model_pb2.ModelProto:
   """Returns a vocabulary's pieces, in the order of ids, and its settings."""
   return sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model)

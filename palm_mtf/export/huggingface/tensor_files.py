@@ -36,7 +36,6 @@ _logger = logging.getLogger(__name__)
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # {"weight_map": {tensor: file}}
 # File with the SentencePiece model, which transformers does not read.
-VOCABULARY = "vocabulary.model"
 # Weight files of PyTorch, TensorFlow, JAX, llama.cpp and ONNX, and of adapters.
 _ENDINGS = r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
 _WEIGHT_FILES = re.compile(

@@ -5,12 +5,25 @@
 import math
 
 from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  SentencePieceVocabulary,
+)
+from palm_mtf.errors import UserError
 from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
 
 def make_saved_model(trained: TrainedModel) -> Export:
-  """Makes a SavedModel, which includes the tokenizer."""
-  config = trained.config
+  """Makes a SavedModel, which includes the tokenizer.
+
+  Raises:
+    UserError: TensorFlow has no operation for the tokenizer.
+  """
+  config, vocabulary = trained.config, trained.vocabulary
+  if not isinstance(vocabulary, SentencePieceVocabulary):
+    raise UserError(
+      f"{vocabulary.path}: a SavedModel encodes texts in TensorFlow, which has "
+      "only SentencePiece; use another --format."
+    )
 
   def write(path: str, read: Reader) -> None:
     from palm_mtf._tf import tf2
@@ -23,7 +36,7 @@ def make_saved_model(trained: TrainedModel) -> Export:
       text_model = TextModel(
         trained.model,
         read,
-        trained.vocabulary,
+        vocabulary,
         start_id=trained.start_id,
         stride=config.evaluation.stride or max(length // 2, 1),
       )

@@ -7,7 +7,10 @@ import dataclasses
 from palm_mtf._tf import tf2
 from palm_mtf.config import DecodeConfig, PalmConfig
 from palm_mtf.config.decode import MOST_GREEDY
-from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
+from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  SPACE_MARK,
+  SentencePieceVocabulary,
+)
 from palm_mtf.export.saved_model.decoder import Decoder
 from palm_mtf.export.trained_model import Reader
 from palm_mtf.machine.process import silent_unless_it_fails
@@ -24,7 +27,7 @@ class TextModel(tf2.Module):
     self,
     model: PalmConfig,
     read: Reader,
-    vocabulary: Vocabulary,
+    vocabulary: SentencePieceVocabulary,
     *,
     start_id: int,
     stride: int,
@@ -237,12 +240,12 @@ class Sampler:
 
 
 class TextCoder(tf2.Module):
-  """Encodes and decodes batches of texts, with ids as in vocabulary.py.
+  """Encodes and decodes batches of texts, with the ids of a vocabulary.
 
   The operations are from tensorflow_text, and hold the SentencePiece model.
   """
 
-  def __init__(self, vocabulary: Vocabulary):
+  def __init__(self, vocabulary: SentencePieceVocabulary):
     super().__init__("text_coder")
     # Import late, because the import takes seconds.
     import tensorflow_text
@@ -258,9 +261,7 @@ class TextCoder(tf2.Module):
     self._anchor = vocabulary.anchor
     self._anchor_bytes = len(vocabulary.decode([vocabulary.anchor]).encode())
     ids = range(vocabulary.size)
-    self._has_text = [
-      bool(vocabulary.is_byte[i] or vocabulary.text_inside(i)) for i in ids
-    ]
+    self._has_text = [bool(vocabulary.token_bytes(i)) for i in ids]
     self._num_spaces = [vocabulary.piece(i).startswith(SPACE_MARK) for i in ids]
     self._space_mark_ids = vocabulary.encode(SPACE_MARK)
 

@@ -136,12 +136,13 @@ def test_processes_end_with_the_encoder_also_by_an_error_of_the_documents(
 def test_processes_end_when_this_one_is_killed(vocabulary):
   program = f"""
 from palm_mtf.data import worker_pool
-from palm_mtf.data.tokens.encoder import Document, Encoder, Vocabulary
+from palm_mtf.data.tokens.encoder import Document, Encoder
+from palm_mtf.data.vocabulary.load import open_vocabulary
 worker_pool._BATCHES_BEFORE_PROCESSES = 0
 def many():
   for _ in range(10_000):
     yield "train", Document("words and words\\n" * 1000)
-with Encoder(Vocabulary({vocabulary.path!r}), 2) as processes:
+with Encoder(open_vocabulary({vocabulary.path!r}), 2) as processes:
   for _ in processes.encode(many()):
     print("encoded", flush=True)
 """

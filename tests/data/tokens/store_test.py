@@ -19,7 +19,9 @@ from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.tokens import store as store_module
 from palm_mtf.data.tokens.shard import DamagedShardError
 from palm_mtf.data.tokens.store import cache_stores, load_stores, read_store
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  SentencePieceVocabulary,
+)
 from palm_mtf.errors import UserError
 from tests import processes
 from tests.data.processes import disk_full_at
@@ -106,11 +108,11 @@ def test_shards_hold_about_as_much_text_as_asked_for_repeats_included(
   assert len(list((tmp_path / "a").glob("shard-*.json"))) == 10
 
 
-class Wide(Vocabulary):
+class Wide(SentencePieceVocabulary):
   """A vocabulary with the same ids, and more pieces than two bytes count."""
 
   def __init__(self, path, size):
-    super().__init__(path)
+    super().__init__(path, pathlib.Path(path).read_bytes(), what=path)
     self.size = size
 
 
@@ -202,7 +204,7 @@ def test_a_damaged_manifest_is_found_and_no_shard_is_made_anew(
 STOPPED = """
 import time
 from palm_mtf.data.tokens.store import write_store
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data import worker_pool
 from tests.data.small_sources import ListSource
 
@@ -217,7 +219,7 @@ class Slow(ListSource):
       yield each
 
 texts = [f"document {{i}}\\n" * 500 for i in range(40)]
-write_store({path!r}, Slow(texts), Vocabulary({vocabulary!r}),
+write_store({path!r}, Slow(texts), open_vocabulary({vocabulary!r}),
             num_processes={processes}, shard_bytes=20_000)
 """
 
@@ -523,13 +525,14 @@ from palm_mtf.config import DataConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.tokens.store import load_stores
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.load import open_vocabulary
 configure_logging()
 data = DataConfig(text_files={texts!r}, vocabulary=None, validation_share=0.2)
 sources = open_sources(data)
 print("ready", flush=True)
 sys.stdin.readline()
-(store,) = load_stores({model_dir!r}, data, sources, Vocabulary({vocabulary!r}))
+vocabulary = open_vocabulary({vocabulary!r})
+(store,) = load_stores({model_dir!r}, data, sources, vocabulary)
 print(store.fingerprint)
 """
 

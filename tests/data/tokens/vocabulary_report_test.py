@@ -9,7 +9,7 @@ from palm_mtf.data.tokens.vocabulary_report import (
   count_pieces,
   measure_fit,
 )
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from tests.prefixed_vocabulary import train_prefixed
 
 LOSSLESS = {
@@ -24,7 +24,7 @@ LOSSLESS = {
 @pytest.fixture
 def lossless(foreign):
   """Trains a model that is lossless except for `settings`."""
-  return lambda **settings: Vocabulary(foreign(**LOSSLESS | settings))
+  return lambda **settings: open_vocabulary(foreign(**LOSSLESS | settings))
 
 
 def test_every_piece_is_of_one_kind(vocabulary):
@@ -42,7 +42,7 @@ def test_every_piece_is_of_one_kind(vocabulary):
 @pytest.mark.parametrize("joined", [False, True])
 def test_pieces_that_join_digits_are_found(foreign, joined):
   path = foreign(model_type="bpe", split_digits=not joined)
-  pieces = count_pieces(Vocabulary(path))
+  pieces = count_pieces(open_vocabulary(path))
   assert (pieces.joined_digits > 0) == joined
   assert any(c.isdigit() for c in pieces.first_joined_digits) == joined
 

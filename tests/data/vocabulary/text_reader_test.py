@@ -6,8 +6,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.text_reader import TextReader, decode_after
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 OPEN = "\ufffd"
 PLAIN = {
@@ -33,7 +33,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module", params=list(SETTINGS))
 def some(request, train_foreign):
-  return Vocabulary(train_foreign(**SETTINGS[request.param]))
+  return open_vocabulary(train_foreign(**SETTINGS[request.param]))
 
 
 def _ids(vocabulary):
@@ -97,5 +97,7 @@ def test_a_byte_is_written_as_openai_writes_it(vocabulary):
 
 
 def test_a_byte_that_is_a_character_is_written_as_the_character(vocabulary):
-  (caret,) = (i for i in range(vocabulary.size) if vocabulary.byte(i) == 0x5E)
+  (caret,) = (
+    i for i in range(vocabulary.size) if vocabulary.piece(i) == "<0x5E>"
+  )
   assert TextReader(vocabulary).token_text(caret) == "^"

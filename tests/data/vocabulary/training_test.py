@@ -19,6 +19,7 @@ import pytest
 import sentencepiece
 
 from palm_mtf.data.sources.document import cut_text
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import (
   RefusedError,
   limit_words,
@@ -27,7 +28,6 @@ from palm_mtf.data.vocabulary.training import (
   train_sentencepiece,
   train_vocabulary,
 )
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from tests import processes
 from tests.data.processes import disk_full_at
@@ -91,7 +91,7 @@ def test_too_few_pieces_and_too_little_text_are_errors(
 
 def test_digits_are_pieces_even_where_the_text_has_none(tmp_path):
   train(["some words and some more words\n"] * 9, 290, tmp_path / "a")
-  vocabulary = Vocabulary(str(tmp_path / "a"))
+  vocabulary = open_vocabulary(str(tmp_path / "a"))
   ids = vocabulary.encode("0123456789")
   assert [vocabulary.piece(i) for i in ids] == list("0123456789")
 
@@ -101,7 +101,7 @@ def test_digits_of_every_script_are_learnt_alone(tmp_path):
   scripts += ["\u0966\u0967\u0968", "\U0001d7ce\U0001d7cf\U0001d7d0"]
   words = [f"{digits} words {digits}{digits}\n" for digits in scripts] * 50
   train(words, 297, tmp_path / "a")
-  vocabulary = Vocabulary(str(tmp_path / "a"))
+  vocabulary = open_vocabulary(str(tmp_path / "a"))
   for text in scripts:
     ids = vocabulary.encode(text)
     assert [vocabulary.piece(i) for i in ids] == list(text)
@@ -142,7 +142,7 @@ def test_reserved_characters_cost_no_more_than_themselves(code, tmp_path):
   sizes = []
   for documents in (code, marked):
     train(documents, 700, tmp_path / "a")
-    sizes.append(len(Vocabulary(str(tmp_path / "a")).encode(code[0])))
+    sizes.append(len(open_vocabulary(str(tmp_path / "a")).encode(code[0])))
   assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
 
 

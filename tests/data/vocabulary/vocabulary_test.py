@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from palm_mtf.config import DataConfig
 from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.vocabulary import training
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.data.vocabulary.load import load_vocabulary, open_vocabulary
 from palm_mtf.errors import UserError
 from tests.prefixed_vocabulary import train_prefixed
 
@@ -138,7 +138,7 @@ def test_indentation_is_learnt_in_runs(vocabulary):
 def test_words_may_begin_with_the_space_before_them(vocabulary, foreign):
   assert vocabulary.joins_spaces()
   path = foreign(treat_whitespace_as_suffix=True)
-  assert not Vocabulary(path).joins_spaces()
+  assert not open_vocabulary(path).joins_spaces()
 
 
 def test_ids_above_the_vocabulary_are_unknown_and_not_an_error(vocabulary):
@@ -228,15 +228,15 @@ def test_what_is_no_file_is_an_error_with_the_nearest_name(
 ):
   (tmp_path / "words.model").touch()
   with pytest.raises(UserError, match=message):
-    Vocabulary(str(tmp_path / name))
+    open_vocabulary(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("content", [b"", b"a text file\n", bytes(range(256))])
 def test_a_file_that_is_no_model_is_an_error(tmp_path, content, capfd):
   path = tmp_path / "words.model"
   path.write_bytes(content)
-  with pytest.raises(UserError, match="not a SentencePiece model"):
-    Vocabulary(str(path))
+  with pytest.raises(UserError, match="neither a SentencePiece model nor"):
+    open_vocabulary(str(path))
   assert capfd.readouterr() == ("", "")
 
 
@@ -246,12 +246,12 @@ def test_a_model_with_a_piece_that_is_no_text_is_an_error(vocabulary, tmp_path):
   path = tmp_path / "words.model"
   path.write_bytes(model.replace(piece, b"\xff" * len(piece)))
   with pytest.raises(UserError, match=r"is damaged: piece \d+ is not UTF-8"):
-    Vocabulary(str(path))
+    open_vocabulary(str(path))
 
 
 def test_a_foreign_model_without_an_end_of_document_is_an_error(foreign):
   with pytest.raises(UserError, match="has no end-of-sentence piece"):
-    Vocabulary(foreign(eos_id=-1))
+    open_vocabulary(foreign(eos_id=-1))
 
 
 # Like T5's vocabulary: no byte pieces, and its order of ids.
@@ -270,7 +270,7 @@ OF_T5 = {
 def test_ids_of_a_model_like_t5s_are_those_of_seqio(foreign, extra_ids):
   seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
   path = foreign(**OF_T5)
-  ours = Vocabulary(path, extra_ids=extra_ids)
+  ours = open_vocabulary(path, extra_ids=extra_ids)
   peer = seqio.SentencePieceVocabulary(path, extra_ids)
   assert (ours.eod_id, ours.unknown_id, ours.size) == (1, 2, peer.vocab_size)
   for text in (
@@ -310,7 +310,7 @@ def test_one_warning_names_what_a_model_like_t5s_loses(foreign, capfd):
     f"{path} has no byte pieces and does not keep every text as it is; it "
     "loses or changes: spaces at both ends, runs of spaces, tabs, line ends, "
   )
-  vocabulary = Vocabulary(path)
+  vocabulary = open_vocabulary(path)
   lost = said.rpartition("the characters ")[2].split()
   known = {c for i in range(3, vocabulary.size) for c in vocabulary.piece(i)}
   assert set(lost) == set(string.printable.strip()) - known
@@ -318,4 +318,4 @@ def test_one_warning_names_what_a_model_like_t5s_loses(foreign, capfd):
 
 
 def test_a_foreign_model_keeps_its_own_end_of_document(foreign):
-  assert Vocabulary(foreign(eos_id=2)).eod_id == 2
+  assert open_vocabulary(foreign(eos_id=2)).eod_id == 2

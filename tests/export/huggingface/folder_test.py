@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.export.huggingface.folder import (
@@ -27,7 +28,7 @@ SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:60]
 def vocabulary(tmp_path_factory) -> Vocabulary:
   path = tmp_path_factory.mktemp("vocabulary") / "code.model"
   path.write_bytes(learn_model(SOURCES, 1500))
-  return Vocabulary(str(path))
+  return open_vocabulary(str(path))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_a_vocabulary_that_encodes_differently_has_a_reason(
       **setting,
     },
   )
-  vocabulary = Vocabulary(str(tmp_path / "foreign.model"))
+  vocabulary = open_vocabulary(str(tmp_path / "foreign.model"))
   assert reason in explain_inexact(vocabulary)
 
 

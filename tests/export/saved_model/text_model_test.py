@@ -12,6 +12,7 @@ import pytest
 import sentencepiece
 
 from palm_mtf._tf import tf2
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -83,7 +84,7 @@ def vocabulary(request, tmp_path_factory) -> Vocabulary:
     return train_prefixed("import re\nimport json\nthe a the", folder)
   path = tmp_path_factory.mktemp("vocabulary") / "code.model"
   path.write_bytes(learn_model(SOURCES, 1500))
-  return Vocabulary(str(path))
+  return open_vocabulary(str(path))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_ids_of_a_vocabulary_without_byte_pieces_are_the_same(tmp_path):
     hard_vocab_limit=False,
     minloglevel=2,
   )
-  vocabulary = Vocabulary(str(tmp_path / "t5.model"), extra_ids=10)
+  vocabulary = open_vocabulary(str(tmp_path / "t5.model"), extra_ids=10)
   texts = ["import re", "a <extra_id_0> b", "x\u2581y \u4e2d  ~\n", ""]
   ids = TextCoder(vocabulary).encode(tf2.constant(texts))
   assert ids.to_list() == vocabulary.encode_batch(texts)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.generator import Generator
 from palm_mtf.generation.inference.sessions import LoadedDecoder
 from tests import oracle
@@ -33,7 +33,7 @@ def vocabulary(tmp_path_factory):
   path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
   text = "".join(f"{letter}\n" for letter in "abcdefghijk")
   train_vocabulary([text * 20], 281, path=path)
-  return Vocabulary(path)
+  return open_vocabulary(path)
 
 
 @pytest.fixture(scope="module")

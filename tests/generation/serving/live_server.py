@@ -13,6 +13,7 @@ import time
 
 from palm_mtf.cli.gin_files import load
 from palm_mtf.config import Config
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.slot_decoder import Chosen
@@ -29,7 +30,7 @@ def small_vocabulary() -> Vocabulary:
   with tempfile.TemporaryDirectory() as folder:
     path = f"{folder}/vocabulary.model"
     train_vocabulary(["one two three four\n" * 20], 290, path=path)
-    return Vocabulary(path)
+    return open_vocabulary(path)
 
 
 @functools.cache

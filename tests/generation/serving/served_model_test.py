@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from palm_mtf.config import DecodeConfig
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.prompts import add_start
 from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
@@ -17,16 +17,22 @@ from palm_mtf.generation.serving.completion_request import (
   read_completion_request,
 )
 from palm_mtf.generation.serving.served_model import Choice
+from tests import tokenizer_files
 from tests.prefixed_vocabulary import train_prefixed
 
 TEXT = "one \u00e9 two\u2581 \U0001f600\n three"
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-  path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
-  train_vocabulary(["one two three four\n" * 20], 290, path=path)
-  return Vocabulary(path)
+@pytest.fixture(scope="module", params=["sentencepiece", "byte level"])
+def vocabulary(request, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("vocabulary")
+  texts = ["one two three four\n" * 20]
+  if request.param == "byte level":
+    content = tokenizer_files.make_byte_level("gpt-2", texts, 290)
+    return open_vocabulary(tokenizer_files.write(folder, content))
+  path = str(folder / "vocabulary.model")
+  train_vocabulary(texts, 290, path=path)
+  return open_vocabulary(path)
 
 
 def begin(vocabulary, prompt="one", **body):
@@ -106,7 +112,7 @@ def test_log_p_of_each_token_is_returned_once_with_its_place(vocabulary):
 def test_tokens_join_to_a_text_with_bytes_that_are_characters(vocabulary):
   text = "one ^ ~two"
   ids = vocabulary.encode(text)
-  assert any(vocabulary.byte(i) == ord("^") for i in ids)
+  assert any(vocabulary.token_bytes(i) == b"^" for i in ids)
   found = read_all(*begin(vocabulary, logprobs=1), ids, "length")
   assert "".join(piece["text"] for piece in found) == text
   assert "".join(joined(found, "tokens")) == text

@@ -30,7 +30,8 @@ from palm_mtf.data.sources.document import Source
 from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.data.vocabulary.load import load_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tools.bench.command import Flag
 from tools.bench.pairs import time_call
 

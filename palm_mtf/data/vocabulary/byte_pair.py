@@ -1,0 +1,383 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Vocabularies of Hugging Face's library `tokenizers`, from a tokenizer.json.
+
+Two kinds of byte-pair encoding keep every text:
+
+  byte level      of GPT-2, GPT-NeoX, LLaMA 3, Qwen, Cohere and SmolLM: a token
+                  is a run of bytes, which may be a part of a character
+  byte fallback   of LLaMA 2, Mistral and Gemma: a token is a run of characters,
+                  or one byte; most files write a space as U+2581
+
+The library splits and merges texts as the file says, except that it does not
+apply the file's post-processor, which may add a token at the start of a text.
+
+A text that spells a special token is encoded like any other text. llama.cpp and
+transformers do the same if their caller says that a text is plain. Added tokens
+that are not special have their ids in a text.
+"""
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf.data.vocabulary.vocabulary import (
+  EACH_BYTE,
+  Vocabulary,
+  encode_parts,
+)
+from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
+from palm_mtf.model_dir.foreign_files import read_json_object
+
+FILE_NAME, CONFIG = "tokenizer.json", "tokenizer_config.json"
+_ID_FILES = ("config.json", "generation_config.json")
+_END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+_OTHER = "give a byte-pair encoding that keeps bytes, or a SentencePiece model"
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+# Larger ids are refused, because a table has one row per id.
+_MOST_IDS = 2**24
+_SPACE_TO_MARK = {
+  "type": "Replace",
+  "pattern": {"String": " "},
+  "content": "\u2581",
+}
+# {field of a normalizer, pre-tokenizer or decoder of type "Sequence"}
+_PARTS = ("normalizers", "pretokenizers", "decoders")
+
+Json = dict[str, Any]
+
+
+class BytePairVocabulary(Vocabulary):
+  """A tokenizer.json whose model is a byte-pair encoding that keeps bytes."""
+
+  def __init__(self, path: str, model: bytes, *, what: str, extra_ids: int = 0):
+    """Reads a tokenizer, and which of its tokens is [eod].
+
+    The end of a document is `eos_token` in a tokenizer_config.json in the same
+    folder, else `eos_token_id` in config.json or generation_config.json, else a
+    token with a well-known name, such as "<|endoftext|>".
+
+    Args:
+      path: path of the tokenizer.json.
+      model: content of that file.
+      what: the setting and the path, for messages.
+      extra_ids: EXTRA_IDS, number of sentinels after the tokens of the file.
+
+    Raises:
+      UserError: the file is damaged, or is a tokenizer of another kind, or no
+        token is the end of a document.
+    """
+    self.path, self.extra_ids = path, extra_ids
+    self._model, self._what = model, what
+    described = _read_tokenizer(model, what)
+    self._tokenizer = _make_tokenizer(described, extra_ids, what)
+    inside = {
+      **described,
+      "normalizer": _drop_prefix(described.get("normalizer")),
+      "pre_tokenizer": _drop_prefix(described.get("pre_tokenizer")),
+    }
+    # Encodes a text that continues another text, so that it gets no space.
+    self._inside = (
+      self._tokenizer
+      if inside == described
+      else _make_tokenizer(inside, extra_ids, what)
+    )
+    self._names = {i: name for name, i in self._tokenizer.get_vocab().items()}
+    self.size = max(self._names) + 1
+    if self.size > _MOST_IDS:
+      raise UserError(f"{what}: has an id above {_MOST_IDS:,}; copy it again.")
+    self.eod_id = _find_eod(path, self._tokenizer.token_to_id, what)
+    if self.eod_id not in self._names:
+      raise UserError(
+        f"{what}: the files in its folder say that id {self.eod_id} ends a "
+        "text, but no token has this id; copy all files again."
+      )
+    self._read_bytes(described)
+    # Other fields decide no id.
+    kept = ("normalizer", "pre_tokenizer", "model", "added_tokens", "decoder")
+    parts = [*map(described.get, kept), extra_ids, self.eod_id]
+    self.sha256 = hashlib.sha256(json_text(parts).encode()).hexdigest()
+
+  def _read_bytes(self, described: Json) -> None:
+    added = self._tokenizer.get_added_tokens_decoder()
+    special = {i for i, token in added.items() if token.special}
+    unused = set(range(self.size)) - self._names.keys()
+    self._controls = {self.eod_id} | special | unused
+    decoders = [*list_parts(described.get("decoder"))]
+    is_byte_level = any(x["type"] == "ByteLevel" for x in decoders)
+    to_bytes = (
+      _level_bytes
+      if is_byte_level
+      else functools.partial(_fallback_bytes, replaced=_list_replaced(decoders))
+    )
+    self._bytes = [b""] * self.size  # of each token
+    self.is_byte = np.zeros(self.size, bool)
+    for i, name in self._names.items():
+      if i in added and i not in self._controls:
+        self._bytes[i] = name.encode()
+      elif i not in self._controls:
+        self._bytes[i] = to_bytes(name)
+        self.is_byte[i] = (
+          _is_part(self._bytes[i]) if is_byte_level else bool(_BYTE.match(name))
+        )
+    # Decoding drops the space that the tokenizer puts before a text.
+    self._drops_space = any(
+      x["type"] == "Strip"
+      or (x["type"] == "Metaspace" and x.get("prepend_scheme") != "never")
+      for x in decoders
+    )
+    normalizers = list_parts(described.get("normalizer"))
+    keeps_length = all(
+      x["type"] == "Prepend" or x == _SPACE_TO_MARK for x in normalizers
+    )
+    self.most_characters = (
+      max(map(len, self._bytes)) if keeps_length else math.inf
+    )
+
+  def __reduce__(self) -> tuple:
+    # Worker processes read the file's content again, because the library does
+    # not pickle that special tokens are encoded as text.
+    settings = {"what": self._what, "extra_ids": self.extra_ids}
+    make = functools.partial(BytePairVocabulary, **settings)
+    return make, (self.path, self._model)
+
+  def files(self) -> Mapping[str, bytes]:
+    """Returns the tokenizer.json, with its sentinels, and which id is [eod]."""
+    model, config = self._model, {"eos_token": self.piece(self.eod_id)}
+    if self.extra_ids:
+      model = self._tokenizer.to_str().encode()
+    return {FILE_NAME: model, CONFIG: json_text(config).encode()}
+
+  def losses(self) -> list[str]:
+    """Returns the kinds of text that decode(encode(text)) changes, or []."""
+    kept = set(self._bytes)
+    # No UTF-8 text has any other byte.
+    possible = [*range(0xC0), *range(0xC2, 0xF5)]
+    lost = [f"0x{i:02x}" for i in possible if bytes([i]) not in kept]
+    found = [f"the bytes {' '.join(lost)} of UTF-8"] if lost else []
+    return [*super().losses(), *found]
+
+  def piece(self, i: int) -> str:
+    """Returns the name of id `i` in the file; "" if the id is unused."""
+    return self._names.get(i, "")
+
+  def is_control(self, i: int) -> bool:
+    """Whether id `i` stands for no text: a special token or an unused id."""
+    return i in self._controls
+
+  def token_bytes(self, i: int, before: Sequence[int] | None = None) -> bytes:
+    """Returns the bytes that id `i` adds to a text; see `Vocabulary`."""
+    found = self._bytes[i] if i < self.size else "\ufffd".encode()
+    if before is None or not self._drops_space:
+      return found
+    is_dropped = any(self._bytes[x] for x in before if x < self.size)
+    return found if is_dropped else found.removeprefix(b" ")
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`; special tokens have no text."""
+    runs = itertools.groupby(map(int, ids), self._controls.__contains__)
+    text = "".join(
+      b"".join(map(self.token_bytes, run)).decode(errors=EACH_BYTE)
+      for is_control, run in runs
+      if not is_control
+    )
+    return text.removeprefix(" ") if self._drops_space else text
+
+  def _encode(
+    self, texts: Sequence[str], num_threads: int, are_inside: Sequence[bool]
+  ) -> list[np.ndarray]:
+    def encode(tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+      if num_threads > 1:
+        found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+      else:  # encode_batch_fast would start a thread per core
+        found = [tokenizer.encode(x, add_special_tokens=False) for x in texts]
+      return [np.array(x.ids, np.int32) for x in found]
+
+    return encode_parts(
+      functools.partial(encode, self._tokenizer),
+      functools.partial(encode, self._inside),
+      texts,
+      are_inside,
+    )
+
+
+def _read_tokenizer(model: bytes, what: str) -> Json:
+  """Returns a tokenizer.json, whose kind has been checked."""
+  try:
+    found = json.loads(model)
+  except (ValueError, RecursionError):
+    found = None
+  if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+    raise UserError(
+      f"{what}: is JSON, but no tokenizer.json of Hugging Face's tokenizers; "
+      "copy it again, or give another file."
+    )
+  kind = found["model"].get("type", "BPE")
+  decoders = {x["type"] for x in list_parts(found.get("decoder"))}
+  if kind != "BPE":
+    raise UserError(f"{what}: its model is {kind}; {_OTHER}.")
+  is_fallback = (
+    found["model"].get("byte_fallback") and "ByteFallback" in decoders
+  )
+  known = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
+  if decoders != {"ByteLevel"} and not (is_fallback and decoders <= known):
+    raise UserError(
+      f"{what}: its encoding is neither of byte level nor with byte fallback "
+      f"(decoders: {', '.join(sorted(decoders)) or 'none'}); {_OTHER}."
+    )
+  return found
+
+
+def _make_tokenizer(described: Json, extra_ids: int, what: str) -> Any:
+  """Returns a tokenizers.Tokenizer that encodes whole texts as plain texts."""
+  try:
+    import tokenizers
+  except ImportError as error:
+    raise UserError(
+      f"{what}: is read with Hugging Face's tokenizers, which cannot be "
+      f"imported ({error}): pip install 'palm_mtf[tokenizers]', or give a "
+      "SentencePiece model."
+    ) from None
+  try:
+    made = tokenizers.Tokenizer.from_str(json_text(described))
+  except Exception as error:  # the library's errors have no class
+    raise UserError(f"{what}: {error}; copy the file again.") from None
+  made.no_truncation()
+  made.no_padding()
+  made.model.dropout = None  # random merges
+  made.encode_special_tokens = True  # as text
+  # T5's sentinels: <extra_id_0> has the last id.
+  made.add_tokens(
+    [
+      tokenizers.AddedToken(f" <extra_id_{i}>", normalized=False)
+      for i in reversed(range(extra_ids))
+    ]
+  )
+  return made
+
+
+def list_parts(part: Json | None) -> Iterable[Json]:
+  """Yields the parts of a normalizer, pre-tokenizer or decoder, in order."""
+  if part and part.get("type") == "Sequence":
+    for each in itertools.chain(*(part.get(name, ()) for name in _PARTS)):
+      yield from list_parts(each)
+  elif part:
+    yield part
+
+
+def _drop_prefix(part: Json | None) -> Json | None:
+  """Returns a normalizer or pre-tokenizer that puts no space before a text."""
+  if part is None or part["type"] == "Prepend":
+    return None
+  if part["type"] == "Sequence":
+    kept = {
+      name: [x for x in map(_drop_prefix, part[name]) if x]
+      for name in _PARTS
+      if name in part
+    }
+    return part | kept
+  if part["type"] == "Metaspace":
+    return part | {"prepend_scheme": "never"}
+  if "add_prefix_space" in part:
+    return part | {"add_prefix_space": False}
+  return part
+
+
+def _find_eod(path: str, id_of: Any, what: str) -> int:
+  """Returns the id of the end of a document; see BytePairVocabulary."""
+
+  def read(name: str) -> Json:
+    found = os.path.join(os.path.dirname(path), name)
+    if not os.path.exists(found):
+      return {}
+    return read_json_object(found, "copy it again")
+
+  name = read(CONFIG).get("eos_token")
+  if isinstance(name, dict):  # an added token, with its settings
+    name = name.get("content")
+  if isinstance(name, str):
+    if id_of(name) is None:
+      raise UserError(
+        f"{what}: has no token {name!r}, the eos_token in its folder's "
+        f"{CONFIG}; name a token of the file there."
+      )
+    return id_of(name)
+  for given in (read(x).get("eos_token_id") for x in _ID_FILES):
+    found = given[0] if isinstance(given, list) and given else given
+    if isinstance(found, int):
+      return found
+  known = [i for i in map(id_of, _END_NAMES) if i is not None]
+  if not known:
+    raise UserError(
+      f"{what}: no token is known as the end of a text; write "
+      f'{{"eos_token": "..."}} with its name into a {CONFIG} in its folder.'
+    )
+  return known[0]
+
+
+def start_processor(name: str, start_id: int) -> Json:
+  """Returns a post-processor that puts a token before a text."""
+  start = {"SpecialToken": {"id": name, "type_id": 0}}
+  first, second = ({"Sequence": {"id": x, "type_id": 0}} for x in "AB")
+  return {
+    "type": "TemplateProcessing",
+    "single": [start, first],
+    "pair": [start, first, second],
+    "special_tokens": {name: {"id": name, "ids": [start_id], "tokens": [name]}},
+  }
+
+
+@functools.cache
+def _read_characters() -> dict[str, int]:
+  """Returns {character that stands for a byte in a byte-level token: byte}.
+
+  As in GPT-2, bytes that Latin-1 can print are themselves; the other bytes are
+  the characters from U+0100 on.
+  """
+  prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  others = itertools.count(0x100)
+  return {chr(i if i in prints else next(others)): i for i in range(256)}
+
+
+def _level_bytes(name: str) -> bytes:
+  try:
+    return bytes(map(_read_characters().__getitem__, name))
+  except KeyError:  # the library decodes such a token as its own text
+    return name.encode()
+
+
+def _list_replaced(decoders: Iterable[Json]) -> list[tuple[str, str]]:
+  """Returns (text in a token's name, text that it stands for) pairs."""
+  found = []
+  for each in decoders:
+    if each["type"] == "Metaspace":
+      found.append((each["replacement"], " "))
+    elif each["type"] == "Replace" and "String" in each["pattern"]:
+      found.append((each["pattern"]["String"], each["content"]))
+  return found
+
+
+def _fallback_bytes(name: str, replaced: list[tuple[str, str]]) -> bytes:
+  if match := _BYTE.fullmatch(name):
+    return bytes([int(match[1], 16)])
+  for old, new in replaced:
+    name = name.replace(old, new)
+  return name.encode()
+
+
+def _is_part(text: bytes) -> bool:
+  """Whether bytes are not whole characters."""
+  try:
+    text.decode()
+  except UnicodeDecodeError:
+    return True
+  return False

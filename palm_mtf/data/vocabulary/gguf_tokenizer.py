@@ -1,0 +1,333 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizers as metadata of GGUF files, which llama.cpp reads.
+
+  tokenizer.ggml.model = "gpt2"    byte-level byte-pair encoding
+  tokenizer.ggml.model = "llama"   SentencePiece's byte-pair encoding
+
+The metadata of "gpt2" names how llama.cpp splits a text before it merges bytes,
+and llama.cpp neither normalizes a text nor puts a space before it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sentencepiece import sentencepiece_model_pb2
+
+from palm_mtf.data.vocabulary import byte_pair, sentencepiece_vocabulary
+from palm_mtf.data.vocabulary.byte_pair import (
+  BytePairVocabulary,
+  list_parts,
+  start_processor,
+)
+from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  SentencePieceVocabulary,
+)
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.json_text import json_text
+
+_KEY = "tokenizer.ggml."
+# GGUF and SentencePiece have the same types of tokens.
+_PIECE = sentencepiece_model_pb2.ModelProto.SentencePiece
+_NORMAL, _UNKNOWN, _CONTROL = _PIECE.NORMAL, _PIECE.UNKNOWN, _PIECE.CONTROL
+_USER_DEFINED, _UNUSED, _BYTE = _PIECE.USER_DEFINED, _PIECE.UNUSED, _PIECE.BYTE
+
+_GPT2 = (
+  r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
+  r"|\s+(?!\S)|\s+"
+)
+_DIGIT, _DIGITS, _THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
+_PUNCTUATION = r"[\p{P}$+<=>^~|]+"
+# Files of Hugging Face have the first form, which also takes U+017F for an "s".
+_ANY_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_BOTH_CASES = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+_LLAMA3 = (
+  _BOTH_CASES
+  + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace("{1,3}", "")
+# {first name: (patterns that split a text one after the other, whether a word
+# that is a token is not split by merges)}
+_SPLITS = {
+  "gpt-2": ((_GPT2,), False),
+  "smollm": ((_DIGIT, _GPT2), False),
+  "llama-bpe": ((_LLAMA3,), True),
+  "smaug-bpe": ((_LLAMA3,), False),
+  "qwen2": ((_QWEN2,), False),
+  "falcon": ((r"[\p{P}$+<=>^~|`]+", _GPT2, _THREE_DIGITS), False),
+  "default": ((_PUNCTUATION, _GPT2, _DIGITS, _THREE_DIGITS), False),
+}
+_SAME = {
+  "gpt-2": "gpt-neox olmo mpt jais phi-2 trillion exaone4 granite-docling",
+  "smollm": "command-r starcoder refact codeshell exaone minerva-7b",
+  "llama-bpe": "llama3 llama-v3 falcon3 pixtral lfm2",
+  "smaug-bpe": "dbrx",
+  "qwen2": "stablelm2 deepseek-r1-qwen hunyuan megrez",
+}
+_FIRST_NAMES = {x: x for x in _SPLITS} | {
+  x: first for first, names in _SAME.items() for x in names.split()
+}
+
+
+def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
+  """Returns {name: content} of files; the first one is a vocabulary's file.
+
+  Args:
+    metadata: {key: value} of a GGUF file, such as "tokenizer.ggml.tokens".
+
+  Raises:
+    UserError: llama.cpp splits texts in a way that this package lacks, or the
+      metadata is incomplete.
+  """
+  kind = metadata.get(f"{_KEY}model")
+  if kind not in ("gpt2", "llama"):
+    raise UserError(
+      f"{_KEY}model = {kind!r}: only 'gpt2' and 'llama' are read; give a "
+      "tokenizer.json or a SentencePiece model."
+    )
+  tokens = [x or f"[EMPTY_{i}]" for i, x in enumerate(_get(metadata, "tokens"))]
+  types = list(metadata.get(f"{_KEY}token_type") or [_NORMAL] * len(tokens))
+  eod_id = _get(metadata, "eos_token_id")
+  if len(types) != len(tokens) or not 0 <= eod_id < len(tokens):
+    raise UserError(
+      f"{_KEY}tokens: are {len(tokens):,} with {len(types):,} types, and "
+      f"{_KEY}eos_token_id is {eod_id}; convert the model again."
+    )
+  types[eod_id] = _CONTROL
+  read = _read_byte_level if kind == "gpt2" else _read_sentencepiece
+  return read(metadata, tokens, types, eod_id)
+
+
+def make_gguf_tokenizer(
+  vocabulary: Vocabulary, *, start_id: int, vocab_size: int
+) -> dict[str, Any]:
+  """Returns {key of GGUF: value} for a tokenizer with the vocabulary's ids.
+
+  The embedding has `vocab_size` rows. The model reads token `start_id` at
+  position 0. llama.cpp's ids equal those of a SentencePieceVocabulary only if
+  `palm_mtf vocab` trained it.
+
+  Raises:
+    UserError: llama.cpp would encode a text differently.
+  """
+  if isinstance(vocabulary, BytePairVocabulary):
+    described = _describe_byte_level(vocabulary)
+  else:
+    described = _describe_sentencepiece(vocabulary)
+  missing = range(vocabulary.size, vocab_size)  # embedding rows without a piece
+  described["tokens"] += [f"[UNUSED {i}]" for i in missing]
+  described["token_type"] += [_UNUSED] * len(missing)
+  if "scores" in described:
+    described["scores"] += [0.0] * len(missing)
+  described |= {
+    "bos_token_id": start_id,
+    "eos_token_id": vocabulary.eod_id,
+    "padding_token_id": vocabulary.eod_id,
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "add_space_prefix": False,
+    "remove_extra_whitespaces": False,
+  }
+  return {f"{_KEY}{name}": value for name, value in described.items()}
+
+
+def _get(metadata: Mapping[str, Any], name: str) -> Any:
+  if metadata.get(f"{_KEY}{name}") is None:
+    raise UserError(
+      f"{_KEY}{name}: is missing in the GGUF file; convert the model again."
+    )
+  return metadata[f"{_KEY}{name}"]
+
+
+def _read_byte_level(
+  metadata: Mapping[str, Any],
+  tokens: Sequence[str],
+  types: Sequence[int],
+  eod_id: int,
+) -> dict[str, bytes]:
+  name = metadata.get(f"{_KEY}pre") or "default"
+  if name not in _FIRST_NAMES:
+    raise UserError(
+      f"{_KEY}pre = {name!r}{did_you_mean(name, _FIRST_NAMES)}: this way to "
+      "split texts is unknown here; give the model's tokenizer.json."
+    )
+  patterns, ignores_merges = _SPLITS[_FIRST_NAMES[name]]
+  used = [i for i, kind in enumerate(types) if kind != _UNUSED]
+  ids = {tokens[i]: i for i in used}
+  if len(ids) < len(used):
+    raise UserError(
+      f"{_KEY}tokens: some tokens have the same name; convert the model again."
+    )
+  adds_start = metadata.get(f"{_KEY}add_bos_token", name == "llama-bpe")
+  start_id = metadata.get(f"{_KEY}bos_token_id")
+  described = {
+    "added_tokens": [
+      {"id": i, "content": tokens[i], "special": kind != _USER_DEFINED}
+      | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+      for i, kind in enumerate(types)
+      if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
+    ],
+    "normalizer": None,
+    "pre_tokenizer": {
+      "type": "Sequence",
+      "pretokenizers": [
+        *(_make_split(x) for x in patterns),
+        _byte_level(use_regex=False),
+      ],
+    },
+    "post_processor": (
+      start_processor(tokens[start_id], start_id)
+      if adds_start and start_id is not None
+      else None
+    ),
+    "decoder": _byte_level(use_regex=False),
+    "model": {
+      "type": "BPE",
+      "ignore_merges": ignores_merges,
+      "vocab": ids,
+      # The first token of a merge may begin with a space.
+      "merges": [_split_merge(x) for x in _get(metadata, "merges")],
+    },
+  }
+  config = {"eos_token": tokens[eod_id]}
+  return {
+    byte_pair.FILE_NAME: json_text(described).encode(),
+    byte_pair.CONFIG: json_text(config).encode(),
+  }
+
+
+def _split_merge(merge: str) -> list[str]:
+  cut = merge.find(" ", 1)
+  return [merge[:cut], merge[cut + 1 :]]
+
+
+def _make_split(pattern: str) -> dict[str, Any]:
+  return {
+    "type": "Split",
+    "pattern": {"Regex": pattern},
+    "behavior": "Isolated",
+    "invert": False,
+  }
+
+
+def _byte_level(**settings: bool) -> dict[str, Any]:
+  return {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": False,
+    **settings,
+  }
+
+
+def _read_sentencepiece(
+  metadata: Mapping[str, Any],
+  tokens: Sequence[str],
+  types: list[int],
+  eod_id: int,
+) -> dict[str, bytes]:
+  # SentencePiece requires exactly one unknown piece.
+  unknown_id = metadata.get(f"{_KEY}unknown_token_id", 0)
+  types = [_CONTROL if kind == _UNKNOWN else kind for kind in types]
+  types[unknown_id] = _UNKNOWN
+  proto = sentencepiece_model_pb2.ModelProto()
+  scores = _get(metadata, "scores")
+  for token, score, kind in zip(tokens, scores, types, strict=True):
+    proto.pieces.add(piece=token, score=score, type=kind)
+  trained, normalizer = proto.trainer_spec, proto.normalizer_spec
+  trained.model_type = sentencepiece_model_pb2.TrainerSpec.BPE
+  trained.vocab_size = len(tokens)
+  trained.byte_fallback = types.count(_BYTE) == 256
+  trained.unk_id, trained.unk_piece = unknown_id, tokens[unknown_id]
+  trained.eos_id, trained.eos_piece = eod_id, tokens[eod_id]
+  trained.bos_id = metadata.get(f"{_KEY}bos_token_id", -1)
+  if trained.bos_id >= 0:
+    trained.bos_piece = tokens[trained.bos_id]
+  trained.pad_id = -1
+  normalizer.name = "identity"
+  normalizer.add_dummy_prefix = metadata.get(f"{_KEY}add_space_prefix", True)
+  normalizer.remove_extra_whitespaces = False
+  return {sentencepiece_vocabulary.FILE_NAME: proto.SerializeToString()}
+
+
+def _describe_byte_level(vocabulary: BytePairVocabulary) -> dict[str, Any]:
+  found = json.loads(vocabulary.files()[byte_pair.FILE_NAME])
+  model, added = found["model"], found["added_tokens"]
+  if reason := _explain_inexact(found):
+    raise UserError(
+      f"{vocabulary.path}: llama.cpp would encode differently: {reason}; use "
+      "another --format."
+    )
+  user_defined = {x["content"] for x in added if not x["special"]}
+  ids = range(vocabulary.size)
+  names = [vocabulary.piece(i) or f"[UNUSED {i}]" for i in ids]
+  key = (_list_patterns(found), bool(model.get("ignore_merges")))
+  return {
+    "model": "gpt2",
+    "pre": next(name for name, split in _SPLITS.items() if split == key),
+    "tokens": names,
+    "token_type": [
+      _USER_DEFINED
+      if names[i] in user_defined
+      else _UNUSED
+      if not vocabulary.piece(i)
+      else _CONTROL
+      if vocabulary.is_control(i)
+      else _NORMAL
+      for i in ids
+    ],
+    "merges": [
+      x if isinstance(x, str) else " ".join(x) for x in model["merges"]
+    ],
+  }
+
+
+def _explain_inexact(found: Mapping[str, Any]) -> str:
+  """Returns why llama.cpp lacks a tokenizer.json; "" if llama.cpp has it."""
+  model = found["model"]
+  if model.get("byte_fallback"):
+    return "it has byte fallback, not byte level"
+  if found.get("normalizer"):
+    return "it normalizes text"
+  if any(
+    not x["special"] and (x["lstrip"] or x["rstrip"] or x["single_word"])
+    for x in found["added_tokens"]
+  ):
+    return "it has added tokens that depend on the text around them"
+  key = (_list_patterns(found), bool(model.get("ignore_merges")))
+  if key not in _SPLITS.values():
+    return "its pre_tokenizer splits texts in another way than any of llama.cpp"
+  return ""
+
+
+def _list_patterns(found: Mapping[str, Any]) -> tuple[str, ...]:
+  """Returns the patterns that split texts; () if these are no patterns."""
+  patterns: list[str] = []
+  for each in list_parts(found.get("pre_tokenizer")):
+    if each["type"] == "ByteLevel" and not each["add_prefix_space"]:
+      patterns += [_GPT2] if each.get("use_regex", True) else []
+    elif each["type"] == "Digits" and each["individual_digits"]:
+      patterns.append(_DIGIT)
+    elif each["type"] == "Split" and "Regex" in each["pattern"]:
+      if each != _make_split(each["pattern"]["Regex"]):
+        return ()
+      patterns.append(each["pattern"]["Regex"].replace(_ANY_CASE, _BOTH_CASES))
+    else:
+      return ()
+  return tuple(patterns)
+
+
+def _describe_sentencepiece(
+  vocabulary: SentencePieceVocabulary,
+) -> dict[str, Any]:
+  model = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model)
+  return {
+    "model": "llama",
+    "pre": "default",
+    "tokens": [x.piece for x in model.pieces],
+    "scores": [x.score for x in model.pieces],
+    "token_type": [x.type for x in model.pieces],
+    "unknown_token_id": vocabulary.unknown_id,
+  }

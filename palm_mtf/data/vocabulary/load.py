@@ -1,0 +1,104 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Opens a run's vocabulary, and trains it if there is none."""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+
+from palm_mtf.config import DataConfig
+from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.sources.document import TRAIN, Source, read_with_progress
+from palm_mtf.data.vocabulary.byte_pair import BytePairVocabulary
+from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  TRAIN_ONE,
+  SentencePieceVocabulary,
+)
+from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError, suggest_name
+from palm_mtf.model_dir.foreign_files import read_regular
+from palm_mtf.model_dir.paths import ModelDir
+
+_logger = logging.getLogger(__name__)
+
+# Larger files are refused. 256,000 pieces take 5 MB in SentencePiece's format,
+# and 40 MB in a tokenizer.json.
+_MAX_BYTES = 2**30
+
+
+def open_vocabulary(
+  path: str, *, setting: str = "VOCABULARY", extra_ids: int = 0
+) -> Vocabulary:
+  """Opens a SentencePiece model or a tokenizer.json, whatever its name is.
+
+  Args:
+    setting: name of the setting that holds `path`, for messages.
+    extra_ids: EXTRA_IDS, number of sentinels after the tokens of the file.
+
+  Raises:
+    UserError: there is no such file, or its vocabulary cannot be used.
+  """
+  what = f"{setting} = {path!r}"
+  content = _read(path, what)
+  # A SentencePiece model begins with the byte 0x0A, the tag of its first piece.
+  is_json = content.lstrip()[:1] == b"{"
+  kind = BytePairVocabulary if is_json else SentencePieceVocabulary
+  return kind(path, content, what=what, extra_ids=extra_ids)
+
+
+def load_vocabulary(
+  model_dir: str, data: DataConfig, *, vocab_size: int
+) -> Vocabulary:
+  """Opens VOCABULARY or, if None, opens or trains MODEL_DIR's own vocabulary.
+
+  Raises:
+    UserError: the file is not a usable vocabulary, has more than `vocab_size`
+      pieces, or cannot be trained or written.
+  """
+  path = data.vocabulary
+  if path is None:
+    path = ModelDir(model_dir).vocabulary
+    # The vocabulary is trained once, and kept even if text or VOCAB_SIZE
+    # change, because checkpoints depend on it.
+    if not os.path.exists(path):
+      sources = open_filtered(model_dir, data)
+      for source in sources:
+        source.check_vocabulary(None)
+      _logger.info(f"training a vocabulary of {vocab_size:,} pieces: {path}")
+      train_vocabulary(
+        training_texts(sources), vocab_size - data.extra_ids, path=path
+      )
+  path = os.path.expanduser(path)
+  vocabulary = open_vocabulary(path, extra_ids=data.extra_ids)
+  vocabulary.check_size(vocab_size)
+  losses = vocabulary.losses()
+  if losses:
+    why = "" if vocabulary.has_bytes else "has no byte pieces and "
+    _logger.warning(
+      f"{path} {why}does not keep every text as it is; it loses or changes: "
+      f"{', '.join(losses)}"
+    )
+  return vocabulary
+
+
+def training_texts(sources: Iterable[Source]) -> Iterator[str]:
+  """Yields the inputs and text of training documents, except token ids."""
+  for source in sources:
+    for split, document in read_with_progress(source, "Reading"):
+      if split == TRAIN:
+        for text in (document.inputs, document.text):
+          if isinstance(text, str):
+            yield text
+
+
+def _read(path: str, what: str) -> bytes:
+  try:
+    return read_regular(path, _MAX_BYTES)
+  except FileNotFoundError:
+    raise UserError(
+      f"{what}: no such file{suggest_name(path)}; give a SentencePiece model, "
+      f"a tokenizer.json, {TRAIN_ONE}."
+    ) from None
+  except OSError as error:
+    raise UserError(f"{what}: {error.strerror}.") from None
