@@ -38,7 +38,7 @@ from palm_mtf.model_dir.foreign_files import seal
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.model_dir.samples import write_samples
 from palm_mtf.report.runs import read_runs
-from tests import checkpoint_files, runs, transformers_folder
+from tests import checkpoint_files, runs, tokenizer_files, transformers_folder
 
 STEPS = [{"step": n, "loss": 8 - n / 10, "tokens": 64 * n} for n in range(1, 6)]
 
@@ -218,6 +218,29 @@ def read_vocabulary(folder: Path) -> None:
   assert isinstance(vocabulary.decode(range(vocabulary.size + 1)), str)
 
 
+def make_tokenizer(folder: Path) -> None:
+  for form in ("llama-bpe", "llama2"):
+    path = folder / form
+    path.mkdir()
+    if form == "llama2":
+      content, _ = tokenizer_files.make_llama2(path)
+    else:
+      content = tokenizer_files.make_byte_level(form, size=280)
+    tokenizer_files.write(path, content, eos_token=tokenizer_files.START)
+    text = json.dumps(content, indent=1)
+    (path / "tokenizer.json").write_text(text)
+
+
+def read_tokenizer(folder: Path) -> None:
+  for form in ("llama-bpe", "llama2"):
+    path = str(folder / form / "tokenizer.json")
+    vocabulary = open_vocabulary(path)
+    ids = vocabulary.encode("one two \u2581 \u00e9")
+    assert max(ids, default=0) < vocabulary.size
+    assert isinstance(vocabulary.decode(range(vocabulary.size + 1)), str)
+    vocabulary.losses()
+
+
 def make_index(folder: Path) -> None:
   ones = np.ones([2, 3], np.float32)
   checkpoint_files.save_tensors(folder / "weights", a__b=ones, c=ones)
@@ -273,8 +296,9 @@ KINDS: dict[str, tuple] = {
   "tokens": (make_store, "*", read_tokens, DamagedShardError),
   "kept": (make_kept, "d*", read_kept),
   "vocabulary": (make_vocabulary, "a.model", read_vocabulary),
+  "tokenizer": (make_tokenizer, "**/*.json", read_tokenizer),
   "index": (make_index, "weights.*", read_index),
   "transformers": (make_transformers, "**/*.json", read_transformers),
 }
 # C++ libraries read these files, so a new seed might end the process.
-IN_CHILD = {"vocabulary", "index"}
+IN_CHILD = {"vocabulary", "tokenizer", "index"}

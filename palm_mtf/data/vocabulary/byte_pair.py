@@ -21,10 +21,9 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from palm_mtf.data.vocabulary.vocabulary import (
   Vocabulary,
   encode_parts,
 )
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, shorten
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.foreign_files import read_json_object
 
@@ -44,14 +43,11 @@ _END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _OTHER = "give a byte-pair encoding that keeps bytes, or a SentencePiece model"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 # Larger ids are refused, because a table has one row per id.
-_MOST_IDS = 2**24
-_SPACE_TO_MARK = {
-  "type": "Replace",
-  "pattern": {"String": " "},
-  "content": "\u2581",
-}
+_MOST_IDS = 2**20
 # {field of a normalizer, pre-tokenizer or decoder of type "Sequence"}
 _PARTS = ("normalizers", "pretokenizers", "decoders")
+# Decoders that files with byte fallback may have.
+_FALLBACK = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
 
 Json = dict[str, Any]
 
@@ -79,69 +75,41 @@ class BytePairVocabulary(Vocabulary):
     self.path, self.extra_ids = path, extra_ids
     self._model, self._what = model, what
     described = _read_tokenizer(model, what)
-    self._tokenizer = _make_tokenizer(described, extra_ids, what)
-    inside = {
-      **described,
-      "normalizer": _drop_prefix(described.get("normalizer")),
-      "pre_tokenizer": _drop_prefix(described.get("pre_tokenizer")),
+    self._tokenizer = self._inside = _make_tokenizer(described, extra_ids, what)
+    inside = described | {
+      name: _drop_prefix(described.get(name))
+      for name in ("normalizer", "pre_tokenizer")
     }
-    # Encodes a text that continues another text, so that it gets no space.
-    self._inside = (
-      self._tokenizer
-      if inside == described
-      else _make_tokenizer(inside, extra_ids, what)
-    )
-    self._names = {i: name for name, i in self._tokenizer.get_vocab().items()}
+    if inside != described:
+      # Encodes a text that continues another text, so that it gets no space.
+      self._inside = _make_tokenizer(inside, extra_ids, what)
+    ids = self._tokenizer.get_vocab()
+    self._names = {i: name for name, i in ids.items()}
     self.size = max(self._names) + 1
     if self.size > _MOST_IDS:
       raise UserError(f"{what}: has an id above {_MOST_IDS:,}; copy it again.")
-    self.eod_id = _find_eod(path, self._tokenizer.token_to_id, what)
+    self.eod_id = _find_eod(path, ids, what)
     if self.eod_id not in self._names:
       raise UserError(
         f"{what}: the files in its folder say that id {self.eod_id} ends a "
         "text, but no token has this id; copy all files again."
       )
-    self._read_bytes(described)
+    added = self._tokenizer.get_added_tokens_decoder()
+    # Special tokens and unused ids have no text.
+    self._controls = {i for i in range(self.size) if i not in self._names}
+    self._controls |= {self.eod_id, *(i for i in added if added[i].special)}
+    to_bytes, self._drops_space = _read_decoders(described, what)
+    self._bytes = [b""] * self.size  # of each token
+    self.is_byte = np.zeros(self.size, bool)
+    for i in self._names.keys() - self._controls:
+      name = self._names[i]
+      self._bytes[i] = name.encode() if i in added else to_bytes(name)
+      is_piece = bool(_BYTE.fullmatch(name))
+      self.is_byte[i] = is_piece or _is_part(self._bytes[i])
     # Other fields decide no id.
     kept = ("normalizer", "pre_tokenizer", "model", "added_tokens", "decoder")
     parts = [*map(described.get, kept), extra_ids, self.eod_id]
     self.sha256 = hashlib.sha256(json_text(parts).encode()).hexdigest()
-
-  def _read_bytes(self, described: Json) -> None:
-    added = self._tokenizer.get_added_tokens_decoder()
-    special = {i for i, token in added.items() if token.special}
-    unused = set(range(self.size)) - self._names.keys()
-    self._controls = {self.eod_id} | special | unused
-    decoders = [*list_parts(described.get("decoder"))]
-    is_byte_level = any(x["type"] == "ByteLevel" for x in decoders)
-    to_bytes = (
-      _level_bytes
-      if is_byte_level
-      else functools.partial(_fallback_bytes, replaced=_list_replaced(decoders))
-    )
-    self._bytes = [b""] * self.size  # of each token
-    self.is_byte = np.zeros(self.size, bool)
-    for i, name in self._names.items():
-      if i in added and i not in self._controls:
-        self._bytes[i] = name.encode()
-      elif i not in self._controls:
-        self._bytes[i] = to_bytes(name)
-        self.is_byte[i] = (
-          _is_part(self._bytes[i]) if is_byte_level else bool(_BYTE.match(name))
-        )
-    # Decoding drops the space that the tokenizer puts before a text.
-    self._drops_space = any(
-      x["type"] == "Strip"
-      or (x["type"] == "Metaspace" and x.get("prepend_scheme") != "never")
-      for x in decoders
-    )
-    normalizers = list_parts(described.get("normalizer"))
-    keeps_length = all(
-      x["type"] == "Prepend" or x == _SPACE_TO_MARK for x in normalizers
-    )
-    self.most_characters = (
-      max(map(len, self._bytes)) if keeps_length else math.inf
-    )
 
   def __reduce__(self) -> tuple:
     # Worker processes read the file's content again, because the library does
@@ -157,15 +125,6 @@ class BytePairVocabulary(Vocabulary):
       model = self._tokenizer.to_str().encode()
     return {FILE_NAME: model, CONFIG: json_text(config).encode()}
 
-  def losses(self) -> list[str]:
-    """Returns the kinds of text that decode(encode(text)) changes, or []."""
-    kept = set(self._bytes)
-    # No UTF-8 text has any other byte.
-    possible = [*range(0xC0), *range(0xC2, 0xF5)]
-    lost = [f"0x{i:02x}" for i in possible if bytes([i]) not in kept]
-    found = [f"the bytes {' '.join(lost)} of UTF-8"] if lost else []
-    return [*super().losses(), *found]
-
   def piece(self, i: int) -> str:
     """Returns the name of id `i` in the file; "" if the id is unused."""
     return self._names.get(i, "")
@@ -179,7 +138,7 @@ class BytePairVocabulary(Vocabulary):
     found = self._bytes[i] if i < self.size else "\ufffd".encode()
     if before is None or not self._drops_space:
       return found
-    is_dropped = any(self._bytes[x] for x in before if x < self.size)
+    is_dropped = any(map(self.token_bytes, before))
     return found if is_dropped else found.removeprefix(b" ")
 
   def decode(self, ids: Iterable[int]) -> str:
@@ -195,23 +154,20 @@ class BytePairVocabulary(Vocabulary):
   def _encode(
     self, texts: Sequence[str], num_threads: int, are_inside: Sequence[bool]
   ) -> list[np.ndarray]:
-    def encode(tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+    def encode(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
       if num_threads > 1:
         found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
       else:  # encode_batch_fast would start a thread per core
         found = [tokenizer.encode(x, add_special_tokens=False) for x in texts]
       return [np.array(x.ids, np.int32) for x in found]
 
-    return encode_parts(
-      functools.partial(encode, self._tokenizer),
-      functools.partial(encode, self._inside),
-      texts,
-      are_inside,
-    )
+    first = functools.partial(encode, self._tokenizer)
+    inside = functools.partial(encode, self._inside)
+    return encode_parts(first, inside, texts, are_inside)
 
 
 def _read_tokenizer(model: bytes, what: str) -> Json:
-  """Returns a tokenizer.json, whose kind has been checked."""
+  """Returns a tokenizer.json of a byte-pair encoding."""
   try:
     found = json.loads(model)
   except (ValueError, RecursionError):
@@ -222,18 +178,8 @@ def _read_tokenizer(model: bytes, what: str) -> Json:
       "copy it again, or give another file."
     )
   kind = found["model"].get("type", "BPE")
-  decoders = {x["type"] for x in list_parts(found.get("decoder"))}
   if kind != "BPE":
     raise UserError(f"{what}: its model is {kind}; {_OTHER}.")
-  is_fallback = (
-    found["model"].get("byte_fallback") and "ByteFallback" in decoders
-  )
-  known = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
-  if decoders != {"ByteLevel"} and not (is_fallback and decoders <= known):
-    raise UserError(
-      f"{what}: its encoding is neither of byte level nor with byte fallback "
-      f"(decoders: {', '.join(sorted(decoders)) or 'none'}); {_OTHER}."
-    )
   return found
 
 
@@ -256,16 +202,14 @@ def _make_tokenizer(described: Json, extra_ids: int, what: str) -> Any:
   made.model.dropout = None  # random merges
   made.encode_special_tokens = True  # as text
   # T5's sentinels: <extra_id_0> has the last id.
+  sentinels = [f" <extra_id_{i}>" for i in reversed(range(extra_ids))]
   made.add_tokens(
-    [
-      tokenizers.AddedToken(f" <extra_id_{i}>", normalized=False)
-      for i in reversed(range(extra_ids))
-    ]
+    [tokenizers.AddedToken(x, normalized=False) for x in sentinels]
   )
   return made
 
 
-def list_parts(part: Json | None) -> Iterable[Json]:
+def list_parts(part: Json | None) -> Iterator[Json]:
   """Yields the parts of a normalizer, pre-tokenizer or decoder, in order."""
   if part and part.get("type") == "Sequence":
     for each in itertools.chain(*(part.get(name, ()) for name in _PARTS)):
@@ -276,52 +220,49 @@ def list_parts(part: Json | None) -> Iterable[Json]:
 
 def _drop_prefix(part: Json | None) -> Json | None:
   """Returns a normalizer or pre-tokenizer that puts no space before a text."""
-  if part is None or part["type"] == "Prepend":
+  if part is None or part.get("type") == "Prepend":
     return None
-  if part["type"] == "Sequence":
-    kept = {
-      name: [x for x in map(_drop_prefix, part[name]) if x]
-      for name in _PARTS
-      if name in part
-    }
-    return part | kept
-  if part["type"] == "Metaspace":
-    return part | {"prepend_scheme": "never"}
-  if "add_prefix_space" in part:
-    return part | {"add_prefix_space": False}
-  return part
+  changes = {
+    name: [x for x in map(_drop_prefix, part[name]) if x]
+    for name in _PARTS
+    if name in part
+  }
+  if part.get("type") == "Metaspace":
+    changes["prepend_scheme"] = "never"
+  elif "add_prefix_space" in part:
+    changes["add_prefix_space"] = False
+  return part | changes
 
 
-def _find_eod(path: str, id_of: Any, what: str) -> int:
+def _find_eod(path: str, ids: Mapping[str, int], what: str) -> int:
   """Returns the id of the end of a document; see BytePairVocabulary."""
 
   def read(name: str) -> Json:
     found = os.path.join(os.path.dirname(path), name)
-    if not os.path.exists(found):
-      return {}
-    return read_json_object(found, "copy it again")
+    is_there = os.path.exists(found)
+    return read_json_object(found, "copy it again") if is_there else {}
 
   name = read(CONFIG).get("eos_token")
   if isinstance(name, dict):  # an added token, with its settings
     name = name.get("content")
   if isinstance(name, str):
-    if id_of(name) is None:
+    if name not in ids:
       raise UserError(
-        f"{what}: has no token {name!r}, the eos_token in its folder's "
+        f"{what}: has no token {shorten(name)}, the eos_token in its folder's "
         f"{CONFIG}; name a token of the file there."
       )
-    return id_of(name)
+    return ids[name]
   for given in (read(x).get("eos_token_id") for x in _ID_FILES):
     found = given[0] if isinstance(given, list) and given else given
     if isinstance(found, int):
       return found
-  known = [i for i in map(id_of, _END_NAMES) if i is not None]
-  if not known:
-    raise UserError(
-      f"{what}: no token is known as the end of a text; write "
-      f'{{"eos_token": "..."}} with its name into a {CONFIG} in its folder.'
-    )
-  return known[0]
+  for name in _END_NAMES:
+    if name in ids:
+      return ids[name]
+  raise UserError(
+    f"{what}: no token is known as the end of a text; write "
+    f'{{"eos_token": "..."}} with its name into a {CONFIG} in its folder.'
+  )
 
 
 def start_processor(name: str, start_id: int) -> Json:
@@ -336,42 +277,56 @@ def start_processor(name: str, start_id: int) -> Json:
   }
 
 
-@functools.cache
-def _read_characters() -> dict[str, int]:
-  """Returns {character that stands for a byte in a byte-level token: byte}.
+def _read_decoders(
+  described: Json, what: str
+) -> tuple[Callable[[str], bytes], bool]:
+  """Returns what a tokenizer decodes, which the library does per whole text.
 
-  As in GPT-2, bytes that Latin-1 can print are themselves; the other bytes are
-  the characters from U+0100 on.
+  Returns:
+    The function from a token's name to its bytes; and whether decoding drops
+    the space that the tokenizer puts before a text.
   """
+  decoders = [*list_parts(described.get("decoder"))]
+  kinds = {str(x.get("type")) for x in decoders}
+  replaced = [  # (text in a name, what it stands for)
+    (x["pattern"].get("String"), x["content"])
+    if x["type"] == "Replace"
+    else (x["replacement"], " ")
+    for x in decoders
+    if x.get("type") in ("Metaspace", "Replace")
+  ]
+  is_fallback = described["model"].get("byte_fallback") and (
+    {"ByteFallback"} <= kinds <= _FALLBACK and all(old for old, _ in replaced)
+  )
+  if kinds != {"ByteLevel"} and not is_fallback:
+    raise UserError(
+      f"{what}: its encoding is neither of byte level nor with byte fallback "
+      f"(decoders: {', '.join(sorted(kinds)) or 'none'}); {_OTHER}."
+    )
+  # As in GPT-2, bytes that Latin-1 can print are themselves in a byte-level
+  # token; the other bytes are the characters from U+0100 on.
   prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
   others = itertools.count(0x100)
-  return {chr(i if i in prints else next(others)): i for i in range(256)}
+  bytes_of = {chr(i if i in prints else next(others)): i for i in range(256)}
 
+  def read_byte_level(name: str) -> bytes:
+    # The library decodes a token with other characters as its own text.
+    is_bytes = bytes_of.keys() >= {*name}
+    return bytes(map(bytes_of.get, name)) if is_bytes else name.encode()
 
-def _level_bytes(name: str) -> bytes:
-  try:
-    return bytes(map(_read_characters().__getitem__, name))
-  except KeyError:  # the library decodes such a token as its own text
+  def read_fallback(name: str) -> bytes:
+    if match := _BYTE.fullmatch(name):
+      return bytes([int(match[1], 16)])
+    for old, new in replaced:
+      name = name.replace(old, new)
     return name.encode()
 
-
-def _list_replaced(decoders: Iterable[Json]) -> list[tuple[str, str]]:
-  """Returns (text in a token's name, text that it stands for) pairs."""
-  found = []
-  for each in decoders:
-    if each["type"] == "Metaspace":
-      found.append((each["replacement"], " "))
-    elif each["type"] == "Replace" and "String" in each["pattern"]:
-      found.append((each["pattern"]["String"], each["content"]))
-  return found
-
-
-def _fallback_bytes(name: str, replaced: list[tuple[str, str]]) -> bytes:
-  if match := _BYTE.fullmatch(name):
-    return bytes([int(match[1], 16)])
-  for old, new in replaced:
-    name = name.replace(old, new)
-  return name.encode()
+  drops_space = any(
+    x["type"] == "Strip"
+    or (x["type"] == "Metaspace" and x.get("prepend_scheme") != "never")
+    for x in decoders
+  )
+  return read_fallback if is_fallback else read_byte_level, drops_space
 
 
 def _is_part(text: bytes) -> bool:

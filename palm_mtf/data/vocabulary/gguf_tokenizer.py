@@ -5,8 +5,8 @@
   tokenizer.ggml.model = "gpt2"    byte-level byte-pair encoding
   tokenizer.ggml.model = "llama"   SentencePiece's byte-pair encoding
 
-The metadata of "gpt2" names how llama.cpp splits a text before it merges bytes,
-and llama.cpp neither normalizes a text nor puts a space before it.
+The metadata of "gpt2" names how llama.cpp splits a text before it merges bytes.
+llama.cpp neither normalizes a text nor puts a space before it.
 """
 
 import json
@@ -38,17 +38,14 @@ _GPT2 = (
   r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
   r"|\s+(?!\S)|\s+"
 )
-_DIGIT, _DIGITS, _THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
-_PUNCTUATION = r"[\p{P}$+<=>^~|]+"
 # Files of Hugging Face have the first form, which also takes U+017F for an "s".
 _ANY_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BOTH_CASES = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
 _LLAMA3 = (
-  _BOTH_CASES
-  + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-  r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+  _BOTH_CASES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+  r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_QWEN2 = _LLAMA3.replace("{1,3}", "")
+_DIGIT, _THREE_DIGITS = r"\p{N}", "[0-9][0-9][0-9]"
 # {first name: (patterns that split a text one after the other, whether a word
 # that is a token is not split by merges)}
 _SPLITS = {
@@ -56,9 +53,9 @@ _SPLITS = {
   "smollm": ((_DIGIT, _GPT2), False),
   "llama-bpe": ((_LLAMA3,), True),
   "smaug-bpe": ((_LLAMA3,), False),
-  "qwen2": ((_QWEN2,), False),
+  "qwen2": ((_LLAMA3.replace("{1,3}", ""),), False),
   "falcon": ((r"[\p{P}$+<=>^~|`]+", _GPT2, _THREE_DIGITS), False),
-  "default": ((_PUNCTUATION, _GPT2, _DIGITS, _THREE_DIGITS), False),
+  "default": ((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", _THREE_DIGITS), False),
 }
 _SAME = {
   "gpt-2": "gpt-neox olmo mpt jais phi-2 trillion exaone4 granite-docling",
@@ -88,9 +85,14 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
       f"{_KEY}model = {kind!r}: only 'gpt2' and 'llama' are read; give a "
       "tokenizer.json or a SentencePiece model."
     )
-  tokens = [x or f"[EMPTY_{i}]" for i, x in enumerate(_get(metadata, "tokens"))]
+  names = ("tokens", "eos_token_id", "merges" if kind == "gpt2" else "scores")
+  for name in names:
+    if metadata.get(f"{_KEY}{name}") is None:
+      raise UserError(
+        f"{_KEY}{name}: is missing in the GGUF file; convert the model again."
+      )
+  tokens, eod_id, _ = (metadata[f"{_KEY}{name}"] for name in names)
   types = list(metadata.get(f"{_KEY}token_type") or [_NORMAL] * len(tokens))
-  eod_id = _get(metadata, "eos_token_id")
   if len(types) != len(tokens) or not 0 <= eod_id < len(tokens):
     raise UserError(
       f"{_KEY}tokens: are {len(tokens):,} with {len(types):,} types, and "
@@ -107,20 +109,19 @@ def make_gguf_tokenizer(
   """Returns {key of GGUF: value} for a tokenizer with the vocabulary's ids.
 
   The embedding has `vocab_size` rows. The model reads token `start_id` at
-  position 0. llama.cpp's ids equal those of a SentencePieceVocabulary only if
-  `palm_mtf vocab` trained it.
+  position 0. The ids of a SentencePieceVocabulary are those of llama.cpp only
+  if `palm_mtf vocab` trained it.
 
   Raises:
     UserError: llama.cpp would encode a text differently.
   """
-  if isinstance(vocabulary, BytePairVocabulary):
-    described = _describe_byte_level(vocabulary)
-  else:
-    described = _describe_sentencepiece(vocabulary)
+  is_bytes = isinstance(vocabulary, BytePairVocabulary)
+  describe = _describe_byte_level if is_bytes else _describe_sentencepiece
+  described = describe(vocabulary)
   missing = range(vocabulary.size, vocab_size)  # embedding rows without a piece
   described["tokens"] += [f"[UNUSED {i}]" for i in missing]
   described["token_type"] += [_UNUSED] * len(missing)
-  if "scores" in described:
+  if not is_bytes:
     described["scores"] += [0.0] * len(missing)
   described |= {
     "bos_token_id": start_id,
@@ -132,14 +133,6 @@ def make_gguf_tokenizer(
     "remove_extra_whitespaces": False,
   }
   return {f"{_KEY}{name}": value for name, value in described.items()}
-
-
-def _get(metadata: Mapping[str, Any], name: str) -> Any:
-  if metadata.get(f"{_KEY}{name}") is None:
-    raise UserError(
-      f"{_KEY}{name}: is missing in the GGUF file; convert the model again."
-    )
-  return metadata[f"{_KEY}{name}"]
 
 
 def _read_byte_level(
@@ -161,35 +154,36 @@ def _read_byte_level(
     raise UserError(
       f"{_KEY}tokens: some tokens have the same name; convert the model again."
     )
-  adds_start = metadata.get(f"{_KEY}add_bos_token", name == "llama-bpe")
-  start_id = metadata.get(f"{_KEY}bos_token_id")
+  adds_start = metadata.get(f"{_KEY}add_bos_token", ignores_merges)
+  start_id = metadata.get(f"{_KEY}bos_token_id") if adds_start else None
+  plain = dict.fromkeys(
+    ("single_word", "lstrip", "rstrip", "normalized"), False
+  )
+  byte_level = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": False,
+    "use_regex": False,
+  }
   described = {
     "added_tokens": [
-      {"id": i, "content": tokens[i], "special": kind != _USER_DEFINED}
-      | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+      {"id": i, "content": tokens[i], "special": kind != _USER_DEFINED} | plain
       for i, kind in enumerate(types)
       if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED)
     ],
-    "normalizer": None,
     "pre_tokenizer": {
       "type": "Sequence",
-      "pretokenizers": [
-        *(_make_split(x) for x in patterns),
-        _byte_level(use_regex=False),
-      ],
+      "pretokenizers": [*map(_make_split, patterns), byte_level],
     },
-    "post_processor": (
-      start_processor(tokens[start_id], start_id)
-      if adds_start and start_id is not None
-      else None
-    ),
-    "decoder": _byte_level(use_regex=False),
+    "post_processor": None
+    if start_id is None
+    else start_processor(tokens[start_id], start_id),
+    "decoder": byte_level,
     "model": {
       "type": "BPE",
       "ignore_merges": ignores_merges,
       "vocab": ids,
-      # The first token of a merge may begin with a space.
-      "merges": [_split_merge(x) for x in _get(metadata, "merges")],
+      "merges": metadata[f"{_KEY}merges"],
     },
   }
   config = {"eos_token": tokens[eod_id]}
@@ -197,11 +191,6 @@ def _read_byte_level(
     byte_pair.FILE_NAME: json_text(described).encode(),
     byte_pair.CONFIG: json_text(config).encode(),
   }
-
-
-def _split_merge(merge: str) -> list[str]:
-  cut = merge.find(" ", 1)
-  return [merge[:cut], merge[cut + 1 :]]
 
 
 def _make_split(pattern: str) -> dict[str, Any]:
@@ -213,19 +202,10 @@ def _make_split(pattern: str) -> dict[str, Any]:
   }
 
 
-def _byte_level(**settings: bool) -> dict[str, Any]:
-  return {
-    "type": "ByteLevel",
-    "add_prefix_space": False,
-    "trim_offsets": False,
-    **settings,
-  }
-
-
 def _read_sentencepiece(
   metadata: Mapping[str, Any],
   tokens: Sequence[str],
-  types: list[int],
+  types: Sequence[int],
   eod_id: int,
 ) -> dict[str, bytes]:
   # SentencePiece requires exactly one unknown piece.
@@ -233,7 +213,7 @@ def _read_sentencepiece(
   types = [_CONTROL if kind == _UNKNOWN else kind for kind in types]
   types[unknown_id] = _UNKNOWN
   proto = sentencepiece_model_pb2.ModelProto()
-  scores = _get(metadata, "scores")
+  scores = metadata[f"{_KEY}scores"]
   for token, score, kind in zip(tokens, scores, types, strict=True):
     proto.pieces.add(piece=token, score=score, type=kind)
   trained, normalizer = proto.trainer_spec, proto.normalizer_spec
@@ -242,10 +222,6 @@ def _read_sentencepiece(
   trained.byte_fallback = types.count(_BYTE) == 256
   trained.unk_id, trained.unk_piece = unknown_id, tokens[unknown_id]
   trained.eos_id, trained.eos_piece = eod_id, tokens[eod_id]
-  trained.bos_id = metadata.get(f"{_KEY}bos_token_id", -1)
-  if trained.bos_id >= 0:
-    trained.bos_piece = tokens[trained.bos_id]
-  trained.pad_id = -1
   normalizer.name = "identity"
   normalizer.add_dummy_prefix = metadata.get(f"{_KEY}add_space_prefix", True)
   normalizer.remove_extra_whitespaces = False
@@ -254,66 +230,55 @@ def _read_sentencepiece(
 
 def _describe_byte_level(vocabulary: BytePairVocabulary) -> dict[str, Any]:
   found = json.loads(vocabulary.files()[byte_pair.FILE_NAME])
-  model, added = found["model"], found["added_tokens"]
-  if reason := _explain_inexact(found):
+  model, reason = found["model"], ""
+  plain = {x["content"]: x for x in found["added_tokens"] if not x["special"]}
+  split = _list_patterns(found), bool(model.get("ignore_merges"))
+  if model.get("byte_fallback"):
+    reason = "it has byte fallback, not byte level"
+  elif found.get("normalizer"):
+    reason = "it normalizes text"
+  elif any(
+    x["lstrip"] or x["rstrip"] or x["single_word"] for x in plain.values()
+  ):
+    reason = "it has added tokens that depend on the text around them"
+  elif split not in _SPLITS.values():
+    reason = "its pre_tokenizer splits texts in another way than llama.cpp can"
+  if reason:
     raise UserError(
       f"{vocabulary.path}: llama.cpp would encode differently: {reason}; use "
       "another --format."
     )
-  user_defined = {x["content"] for x in added if not x["special"]}
+
+  def type_of(i: int) -> int:
+    if not vocabulary.piece(i):
+      return _UNUSED
+    if vocabulary.is_control(i):
+      return _CONTROL
+    return _USER_DEFINED if vocabulary.piece(i) in plain else _NORMAL
+
   ids = range(vocabulary.size)
-  names = [vocabulary.piece(i) or f"[UNUSED {i}]" for i in ids]
-  key = (_list_patterns(found), bool(model.get("ignore_merges")))
   return {
     "model": "gpt2",
-    "pre": next(name for name, split in _SPLITS.items() if split == key),
-    "tokens": names,
-    "token_type": [
-      _USER_DEFINED
-      if names[i] in user_defined
-      else _UNUSED
-      if not vocabulary.piece(i)
-      else _CONTROL
-      if vocabulary.is_control(i)
-      else _NORMAL
-      for i in ids
-    ],
+    "pre": next(name for name, value in _SPLITS.items() if value == split),
+    "tokens": [vocabulary.piece(i) or f"[UNUSED {i}]" for i in ids],
+    "token_type": [*map(type_of, ids)],
     "merges": [
       x if isinstance(x, str) else " ".join(x) for x in model["merges"]
     ],
   }
 
 
-def _explain_inexact(found: Mapping[str, Any]) -> str:
-  """Returns why llama.cpp lacks a tokenizer.json; "" if llama.cpp has it."""
-  model = found["model"]
-  if model.get("byte_fallback"):
-    return "it has byte fallback, not byte level"
-  if found.get("normalizer"):
-    return "it normalizes text"
-  if any(
-    not x["special"] and (x["lstrip"] or x["rstrip"] or x["single_word"])
-    for x in found["added_tokens"]
-  ):
-    return "it has added tokens that depend on the text around them"
-  key = (_list_patterns(found), bool(model.get("ignore_merges")))
-  if key not in _SPLITS.values():
-    return "its pre_tokenizer splits texts in another way than any of llama.cpp"
-  return ""
-
-
 def _list_patterns(found: Mapping[str, Any]) -> tuple[str, ...]:
   """Returns the patterns that split texts; () if these are no patterns."""
   patterns: list[str] = []
   for each in list_parts(found.get("pre_tokenizer")):
+    regex = each.get("pattern", {}).get("Regex", "")
     if each["type"] == "ByteLevel" and not each["add_prefix_space"]:
       patterns += [_GPT2] if each.get("use_regex", True) else []
     elif each["type"] == "Digits" and each["individual_digits"]:
       patterns.append(_DIGIT)
-    elif each["type"] == "Split" and "Regex" in each["pattern"]:
-      if each != _make_split(each["pattern"]["Regex"]):
-        return ()
-      patterns.append(each["pattern"]["Regex"].replace(_ANY_CASE, _BOTH_CASES))
+    elif each == _make_split(regex):
+      patterns.append(regex.replace(_ANY_CASE, _BOTH_CASES))
     else:
       return ()
   return tuple(patterns)

@@ -20,7 +20,6 @@ piece becomes <unk> and is lost.
 
 import functools
 import hashlib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -81,10 +80,9 @@ class SentencePieceVocabulary(Vocabulary):
     self.is_byte = np.array(  # [size], bool
       [self._processor.IsByte(i) for i in range(self.size)]
     )
-    longest = 0  # number of characters
     try:
       for i in range(self.size):
-        longest = max(longest, len(self.piece(i)))
+        self.piece(i)
     except UnicodeDecodeError:
       raise UserError(
         f"{what}: is damaged: piece {i} is not UTF-8; give another, "
@@ -99,8 +97,6 @@ class SentencePieceVocabulary(Vocabulary):
     self.anchor = next(
       (i for i in range(self.size) if self._processor.Decode([i]).strip()), 0
     )
-    # Without byte pieces, <unk> can be any number of characters.
-    self.most_characters = longest if self.has_bytes else math.inf
     self._bytes_inside: dict[int, bytes] = {}
 
   def files(self) -> Mapping[str, bytes]:
@@ -110,14 +106,6 @@ class SentencePieceVocabulary(Vocabulary):
   def piece(self, i: int) -> str:
     """Returns the piece of id `i`, with spaces written as U+2581."""
     return self._processor.IdToPiece(i)
-
-  def joins_spaces(self) -> bool:
-    """Whether any piece begins with a space; see `Vocabulary`."""
-    # Decoding moves a space at the end of a piece to the next piece.
-    return any(
-      piece.startswith(SPACE_MARK) and piece.strip(SPACE_MARK)
-      for piece in map(self.piece, range(self.size))
-    )
 
   def token_bytes(self, i: int, before: Sequence[int] | None = None) -> bytes:
     """Returns the bytes that id `i` adds to a text; see `Vocabulary`."""

@@ -25,12 +25,15 @@ _PROBES = {
   "runs of spaces": "a    b",
   "tabs": "\ta\t\tb",
   "line ends": "a\n\nb\r\nc\n",
-  "control characters": "a\x00b\x1fc\x7f",
+  "control characters": "".join(map(chr, [*range(32), 127])),
   "the order of combining marks": "e\u0301 \u00e9",
   "compatibility characters": "\ufb01 \uff21 \u212b \u00b2",
   "U+2581": "a\u2581b",
   "rare characters": "\U0001f469\u200d\U0001f467 \u0645\u202e\ue000\U0010fffd",
+  "unassigned characters": "\U00040000\U00080000\U000c0000",
 }
+# A space in the name of a token: of SentencePiece, of byte level, and itself.
+SPACE_MARKS = "\u2581\u0120 "
 _CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 # Name of the error handler of codecs that replaces each byte by U+FFFD.
 EACH_BYTE = "palm_mtf.each_byte"
@@ -54,8 +57,6 @@ class Vocabulary(abc.ABC):
   sha256: str  # hash of everything that decides the ids
   # [size], bool: whether a token is a byte piece or a part of a character.
   is_byte: np.ndarray
-  # Upper bound of the characters of text per token; math.inf if there is none.
-  most_characters: float
 
   @abc.abstractmethod
   def files(self) -> Mapping[str, bytes]:
@@ -151,8 +152,8 @@ class Vocabulary(abc.ABC):
 
   def joins_spaces(self) -> bool:
     """Whether any token is a space and the text after it, such as " word"."""
-    texts = map(self.token_bytes, range(self.size))
-    return any(text.startswith(b" ") and text.strip(b" ") for text in texts)
+    pieces = map(self.piece, range(self.size))
+    return any(x[:1] in SPACE_MARKS and x.strip(SPACE_MARKS) for x in pieces)
 
   def check_size(self, vocab_size: int) -> None:
     """Raises UserError unless the embedding has a row for every id."""

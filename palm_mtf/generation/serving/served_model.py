@@ -3,6 +3,8 @@
 """The model that a server offers, and the choices of its answers."""
 
 import dataclasses
+import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -186,10 +188,13 @@ class ServedModel:
     """Maximum number of tokens in a prompt and its completion."""
     return self.config.model.sequence_length
 
-  @property
+  @functools.cached_property
   def most_characters(self) -> float:
     """Upper bound of the number of characters in SEQUENCE_LENGTH tokens."""
-    return self.sequence_length * self.vocabulary.most_characters
+    if not self.vocabulary.has_bytes:  # <unk> can be any number of characters
+      return math.inf
+    pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
+    return self.sequence_length * max(map(len, pieces))
 
   def describe(self, *, step: int, created: int) -> dict:
     """Returns the entry of this model in the answer of /v1/models.
