@@ -68,7 +68,7 @@ def check_same_model(
   """Raises UserError if a checkpoint belongs to another model or vocabulary.
 
   `shapes` has the shape of every parameter of the model, by name. If the hash
-  of the run's SentencePiece model is None, vocabularies are not compared.
+  of the run's vocabulary is None, vocabularies are not compared.
   """
   if different := shape_differences(checkpoint.manifest.shapes, shapes):
     raise UserError(

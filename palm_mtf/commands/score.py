@@ -189,7 +189,7 @@ def _encode(
   """Returns, for each item, a list of (ids of inputs, ids of one target)."""
   # Encode inputs and targets separately, as in training, because the model has
   # never seen a piece that spans both. Encode all texts in one call, so that
-  # SentencePiece uses several threads.
+  # the tokenizer uses several threads.
   texts = [text for item in items for text in (item.inputs, *item.targets)]
   encoded = iter(vocabulary.encode_batch(texts))
   found = []

@@ -7,7 +7,7 @@ Its parts, in the order in which documents pass through them:
   sources/        reads text files and SeqIO tasks; holds out some documents
   statistics/     measures sizes, near duplicates and contamination of a corpus
   filters/        drops short, low-quality, duplicate, contaminated documents
-  vocabulary/     trains, loads and measures SentencePiece models
+  vocabulary/     trains SentencePiece models, and opens vocabularies
   tokens/         stores the token ids of all documents on disk, in shards
   batches/        packs documents into rows; mixes, shuffles and batches rows
   worker_pool.py  runs worker processes for batches of documents

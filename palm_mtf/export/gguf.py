@@ -8,8 +8,8 @@
 In both of these architectures of llama.cpp, kernels are [outputs, inputs], and
 the rotary embedding rotates neighbouring elements of a head. llama.cpp's
 tokenizer "llama" gives the same ids as SentencePiece's byte-pair encoding with
-byte fallback. Unlike the vocabulary, "llama" encodes a U+2581 in a text as a
-space, not as three bytes.
+byte fallback. Unlike sentencepiece_vocabulary.py, "llama" encodes a U+2581 in a
+text as a space, not as three bytes. gguf_tokenizer.py has other tokenizers.
 """
 
 import math

@@ -78,7 +78,7 @@ class Source(Protocol):
   def check_vocabulary(self, sha256: str | None) -> None:
     """Raises UserError if documents are token ids of another vocabulary.
 
-    `sha256` is the hash of the run's SentencePiece model, in hexadecimal; None
+    `sha256` is the hash of the run's vocabulary, in hexadecimal; None
     if the run has yet to train the model.
     """
 

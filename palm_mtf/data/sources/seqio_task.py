@@ -109,7 +109,7 @@ def check_ids(
 
   Args:
     task: a `seqio.Task` that makes token ids.
-    sha256: hash of the run's SentencePiece model; None if the run has yet to
+    sha256: hash of the run's vocabulary; None if the run has yet to
       train the model.
     setting: name of the setting that holds the task's name, for messages.
   """

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains, loads and measures SentencePiece vocabularies."""
+"""Trains SentencePiece vocabularies, and opens those of other programs."""

@@ -75,14 +75,15 @@ class BytePairVocabulary(Vocabulary):
     self.path, self.extra_ids = path, extra_ids
     self._model, self._what = model, what
     described = _read_tokenizer(model, what)
-    self._tokenizer = self._inside = _make_tokenizer(described, extra_ids, what)
+    text = model.decode()
+    self._tokenizer = self._inside = _make_tokenizer(text, extra_ids, what)
     inside = described | {
       name: _drop_prefix(described.get(name))
       for name in ("normalizer", "pre_tokenizer")
     }
     if inside != described:
       # Encodes a text that continues another text, so that it gets no space.
-      self._inside = _make_tokenizer(inside, extra_ids, what)
+      self._inside = _make_tokenizer(json_text(inside), extra_ids, what)
     ids = self._tokenizer.get_vocab()
     self._names = {i: name for name, i in ids.items()}
     self.size = max(self._names) + 1
@@ -169,7 +170,7 @@ class BytePairVocabulary(Vocabulary):
 def _read_tokenizer(model: bytes, what: str) -> Json:
   """Returns a tokenizer.json of a byte-pair encoding."""
   try:
-    found = json.loads(model)
+    found = json.loads(model.decode())
   except (ValueError, RecursionError):
     found = None
   if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
@@ -183,8 +184,11 @@ def _read_tokenizer(model: bytes, what: str) -> Json:
   return found
 
 
-def _make_tokenizer(described: Json, extra_ids: int, what: str) -> Any:
-  """Returns a tokenizers.Tokenizer that encodes whole texts as plain texts."""
+def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
+  """Returns a tokenizers.Tokenizer that encodes whole texts as plain texts.
+
+  `text` is the content of a tokenizer.json.
+  """
   try:
     import tokenizers
   except ImportError as error:
@@ -194,7 +198,7 @@ def _make_tokenizer(described: Json, extra_ids: int, what: str) -> Any:
       "SentencePiece model."
     ) from None
   try:
-    made = tokenizers.Tokenizer.from_str(json_text(described))
+    made = tokenizers.Tokenizer.from_str(text)
   except Exception as error:  # the library's errors have no class
     raise UserError(f"{what}: {error}; copy the file again.") from None
   made.no_truncation()

@@ -93,10 +93,15 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
       )
   tokens, eod_id, _ = (metadata[f"{_KEY}{name}"] for name in names)
   types = list(metadata.get(f"{_KEY}token_type") or [_NORMAL] * len(tokens))
-  if len(types) != len(tokens) or not 0 <= eod_id < len(tokens):
+  lengths = {len(tokens), len(types)}
+  if kind == "llama":
+    lengths.add(len(metadata[f"{_KEY}scores"]))
+  special = ("eos_token_id", "bos_token_id", "unknown_token_id")
+  ids = [metadata.get(f"{_KEY}{name}", 0) for name in special]
+  if len(lengths) > 1 or not all(0 <= i < len(tokens) for i in ids):
     raise UserError(
-      f"{_KEY}tokens: are {len(tokens):,} with {len(types):,} types, and "
-      f"{_KEY}eos_token_id is {eod_id}; convert the model again."
+      f"{_KEY}tokens: are {len(tokens):,} with {len(types):,} types, and the "
+      f"ids of special tokens are {ids}; convert the model again."
     )
   types[eod_id] = _CONTROL
   read = _read_byte_level if kind == "gpt2" else _read_sentencepiece

@@ -122,7 +122,7 @@ class NewerCheckpoint:
     Args:
       served: checkpoint that is served now.
       shapes: {name of a parameter: its shape}, for the whole model.
-      vocabulary_sha256: hash of the run's SentencePiece model.
+      vocabulary_sha256: hash of the run's vocabulary.
     """
     self._model_dir, self._served = model_dir, served.blake2b
     self._shapes, self._vocabulary_sha256 = shapes, vocabulary_sha256
