@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
+from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.export.huggingface.tensor_files import SafetensorsFile
 from palm_mtf.export.huggingface.weights import find_tensor_names
 from palm_mtf.machine import host_memory
-from tests import oracle, runs
+from tests import oracle, runs, tokenizer_files
 from tests.mtf_testing import small_config
 from tests.transformers_folder import (
   EMBEDDING,
@@ -149,10 +150,28 @@ def test_another_checkpoints_folder_needs_its_vocabulary(
   foreign = tmp_path / "foreign"
   shutil.copytree(folder, foreign)
   vocabulary = (foreign / "vocabulary.model").rename(tmp_path / "its.model")
+  (foreign / "tokenizer.json").unlink()
   flags = ["import", str(foreign), "--output", str(tmp_path / "run")]
   assert main(flags) == 2
   assert "give --vocabulary PATH" in capsys.readouterr().err
   assert main([*flags, "--vocabulary", str(vocabulary)]) == 0
+
+
+def test_a_model_with_only_a_fast_tokenizer_generates_the_same_text(
+  folder, finished, tmp_path, capsys
+):
+  """The tokenizer.json of an export has the ids of its vocabulary.model."""
+  foreign, output = tmp_path / "foreign", tmp_path / "run"
+  shutil.copytree(folder, foreign)
+  (foreign / "vocabulary.model").unlink()
+  assert main(["import", str(foreign), "--output", str(output)]) == 0
+  assert _generate(output, capsys) == _generate(finished, capsys)
+  one = open_vocabulary(str(output / "tokenizer.json"))
+  other = open_vocabulary(str(folder / "vocabulary.model"))
+  texts = tokenizer_files.fuzzed_texts(2000)
+  assert one.encode_batch(texts) == other.encode_batch(texts)
+  ids = range(3, other.size)  # after <pad>, [eod] and <unk>
+  assert [*map(one.token_bytes, ids)] == [*map(other.token_bytes, ids)]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path, capsys):
