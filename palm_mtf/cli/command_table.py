@@ -267,10 +267,12 @@ COMMANDS = {
     },
   ),
   "import": Command(
-    "turn a model of Hugging Face transformers into a checkpoint",
+    "turn a model of Hugging Face transformers or llama.cpp into a checkpoint",
     entry_point="palm_mtf.commands.export.import_model",
     flags={
-      "folder": _flag("FOLDER", "with config.json and model.safetensors"),
+      "folder": _flag(
+        "FOLDER", "with config.json and model.safetensors; or a file.gguf"
+      ),
       "--output": _flag(
         "MODEL_DIR",
         "the folder to make, for --model_dir and INIT_CHECKPOINT",
@@ -278,8 +280,8 @@ COMMANDS = {
       ),
       "--vocabulary": _flag(
         "PATH",
-        "the model's vocabulary (default: FOLDER/vocabulary.model, else "
-        "FOLDER/tokenizer.json)",
+        "the model's vocabulary (default: FOLDER/vocabulary.model, "
+        "tokenizer.json or tokenizer.model, or the one in file.gguf)",
         dest="vocabulary_path",
       ),
     },

@@ -4,6 +4,11 @@
 
 import math
 import os
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
 
 from palm_mtf import __version__
 from palm_mtf.accounting.optimizer_state import NO_MOMENTS
@@ -11,10 +16,13 @@ from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
 from palm_mtf.checkpoints.same_model import open_newest
 from palm_mtf.config import Config, PalmConfig
+from palm_mtf.data.vocabulary.gguf_tokenizer import read_gguf_tokenizer
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf import make_gguf
+from palm_mtf.export.gguf.architectures import read_model_metadata
+from palm_mtf.export.gguf.files import GgufFile
+from palm_mtf.export.gguf.model import import_gguf_parameters, make_gguf
 from palm_mtf.export.huggingface.config_json import read_config
 from palm_mtf.export.huggingface.folder import make_hf
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
@@ -22,7 +30,6 @@ from palm_mtf.export.huggingface.weights import check_tensors, import_parameters
 from palm_mtf.export.npz import make_npz
 from palm_mtf.export.saved_model.folder import make_saved_model
 from palm_mtf.export.trained_model import TrainedModel
-from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import new_path
 from palm_mtf.model_dir.paths import ModelDir
@@ -66,25 +73,30 @@ def check_new(path: str) -> None:
     raise UserError(f"--output = {path!r}: exists; give another path.")
 
 
+class _Foreign(NamedTuple):
+  """A model of other software."""
+
+  model: PalmConfig
+  data: Mapping[str, object]  # macros of the data, such as PACKING
+  vocabulary: Vocabulary
+  files: TensorFiles | GgufFile
+  read: Callable[[], dict[str, np.ndarray]]  # reads the parameters, by name
+
+
 def import_model(
   *, folder: str, output: str, vocabulary_path: str | None
 ) -> None:
-  """Makes a MODEL_DIR, with a checkpoint of step 0, of a Hugging Face model."""
+  """Makes a MODEL_DIR, with a checkpoint of step 0, of another's model.
+
+  `folder` is a folder of Hugging Face transformers, or a GGUF file.
+  """
   check_new(output)
-  family, model, packing = read_config(folder)
-  if vocabulary_path is None:
-    vocabulary_path = ModelDir(folder).vocabulary
-    if not os.path.exists(vocabulary_path):
-      raise UserError(
-        f"{folder}: has neither vocabulary.model nor tokenizer.json; give "
-        "--vocabulary PATH, the vocabulary of its ids."
-      )
-  vocabulary = open_vocabulary(vocabulary_path, setting="--vocabulary")
-  vocabulary.check_size(model.vocab_size)
-  files = TensorFiles(folder)
-  num_bytes = _check_memory(files, folder)
-  check_tensors(files, model, family, folder)
-  parameters = import_parameters(model, family, files.read)
+  open_model = _open_folder if os.path.isdir(folder) else _open_gguf
+  with tempfile.TemporaryDirectory() as scratch:
+    found = open_model(folder, vocabulary_path, scratch)
+  found.vocabulary.check_size(found.model.vocab_size)
+  num_bytes = _check_memory(found.files, folder)
+  parameters = found.read()
   from palm_mtf.checkpoints.variables import write_arrays
 
   output = os.path.abspath(output)
@@ -93,14 +105,64 @@ def import_model(
     checkpoint = paths.checkpoint(0)
     os.makedirs(checkpoint)
     write_arrays(os.path.join(checkpoint, WEIGHTS), parameters)
-    write_manifest(checkpoint, _make_manifest(model, vocabulary))
-    vocabulary.write(partial)
+    write_manifest(checkpoint, _make_manifest(found.model, found.vocabulary))
+    found.vocabulary.write(partial)
     with open(paths.config, "w", encoding="utf-8") as file:
-      file.write(_format_gin(model, packing))
+      file.write(_format_gin(found.model, found.data))
   print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")
 
 
-def _check_memory(files: TensorFiles, folder: str) -> int:
+def _open_folder(
+  folder: str, vocabulary_path: str | None, scratch: str
+) -> _Foreign:
+  del scratch
+  described = read_config(folder)
+  model, family = described.model, described.family
+  if vocabulary_path is None:
+    vocabulary_path = ModelDir(folder).vocabulary
+    if not os.path.exists(vocabulary_path):
+      vocabulary_path = os.path.join(folder, "tokenizer.model")
+    if not os.path.exists(vocabulary_path):
+      raise UserError(
+        f"{folder}: has none of vocabulary.model, tokenizer.json and "
+        "tokenizer.model; give --vocabulary PATH, the vocabulary of its ids."
+      )
+  vocabulary = open_vocabulary(vocabulary_path, setting="--vocabulary")
+  files = TensorFiles(folder)
+
+  def read() -> dict[str, np.ndarray]:
+    check_tensors(files, model, family, folder)
+    return import_parameters(model, family, files.read)
+
+  data = {"PACKING": described.packing, "START_ID": described.start_id}
+  return _Foreign(model, data, vocabulary, files, read)
+
+
+def _open_gguf(
+  path: str, vocabulary_path: str | None, scratch: str
+) -> _Foreign:
+  file = GgufFile(path)
+  own, model = read_model_metadata(file.metadata, file.shapes, path)
+  if vocabulary_path is None:
+    # Write the vocabulary's files, because vocabularies are opened by path.
+    content = read_gguf_tokenizer(file.metadata)
+    for name, value in content.items():
+      with open(os.path.join(scratch, name), "wb") as part:
+        part.write(value)
+    vocabulary_path = os.path.join(scratch, next(iter(content)))
+  vocabulary = open_vocabulary(vocabulary_path, setting="--vocabulary")
+  start_id = file.metadata.get("tokenizer.ggml.bos_token_id")
+  data = {"PACKING": "packed", "START_ID": start_id}
+  return _Foreign(
+    model,
+    data,
+    vocabulary,
+    file,
+    lambda: import_gguf_parameters(file, model, own, path),
+  )
+
+
+def _check_memory(files: TensorFiles | GgufFile, folder: str) -> int:
   """Returns the bytes of all tensors in float32, which must fit in memory."""
   # Check before reading, because a small sparse file can claim huge shapes.
   needed = 4 * sum(map(math.prod, files.shapes.values()))
@@ -123,12 +185,12 @@ def _make_manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:
   )
 
 
-def _format_gin(model: PalmConfig, packing: str) -> str:
+def _format_gin(model: PalmConfig, data: Mapping[str, object]) -> str:
   """Returns the text of config.gin, a finetuning recipe for `model`."""
   settings = {
     **model.macros(),
     "ACTIVATION_DTYPE": model.activation_dtype,
-    "PACKING": packing,
+    **data,
   }
   lines = [
     'include "recipes/finetune.gin"',
@@ -137,7 +199,6 @@ def _format_gin(model: PalmConfig, packing: str) -> str:
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
     "VOCABULARY = None",  # None stands for the vocabulary in MODEL_DIR
-    # gin accepts strings and numbers in JSON's notation.
-    *(f"{name} = {json_text(value)}" for name, value in settings.items()),
+    *(f"{name} = {value!r}" for name, value in settings.items()),
   ]
   return "\n".join(lines) + "\n"

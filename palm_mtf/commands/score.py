@@ -154,7 +154,7 @@ def score(
   checkpoint, vocabulary = open_newest(model_dir, config)
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
-  start_id = document_start(config.data.packing, vocabulary.eod_id)
+  start_id = document_start(config.data, vocabulary.eod_id)
   likelihoods = _compute_log_likelihoods(checkpoint, config, encoded, start_id)
   records = []
   for item, examples in zip(items, encoded, strict=True):
@@ -225,7 +225,9 @@ def _compute_log_likelihoods(
   model, mesh = config.model, config.mesh_layout
   warn_if_slow(model, mesh)
   with LoadedDecoder(checkpoint, model, mesh, pods=config.pods) as loaded:
-    scorer = Scorer(loaded, config.evaluation.stride, start_id)
+    scorer = Scorer(
+      loaded, config.evaluation.stride, start_id, config.data.start_id or 0
+    )
     found = dict(scorer.log_likelihoods(examples))
   return (found[index] for index in range(len(examples)))
 

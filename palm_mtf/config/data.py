@@ -146,6 +146,9 @@ class DataConfig(Checked):
       same tokens, but positions and attention restart after each [eod]),
       "packed" (as many whole documents as fit, padded and masked) or "single"
       (one document per row, padded).
+    start_id: id of the token that the model reads before each document, and at
+      the start of each row; None for 0 or, between "joined" documents, [eod].
+      Imported models have the token with which they were trained.
     noise_density: share of a text's tokens that OBJECTIVE = "span_corruption"
       removes.
     mean_span_length: tokens per removed span, on average.
@@ -162,6 +165,7 @@ class DataConfig(Checked):
   weight_field: FieldName = None
   cache_dir: Annotated[str | None, text("the path of a folder, or None")] = None
   packing: Packing = "joined"
+  start_id: Annotated[int | None, whole(0)] = None
   extra_ids: Annotated[int, whole(0, 10_000)] = 0
   noise_density: Annotated[float, real(0.01, 0.99)] = 0.15  # as in T5
   mean_span_length: Annotated[float, real(1.0, 1000.0)] = 3.0  # as in T5

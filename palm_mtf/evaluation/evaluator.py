@@ -194,7 +194,7 @@ class TaskEvaluation:
     self._model_dir = ModelDir(model_dir)
     self._config, self._vocabulary = config, vocabulary
     self._tasks = tasks
-    self._start_id = document_start(config.data.packing, vocabulary.eod_id)
+    self._start_id = document_start(config.data, vocabulary.eod_id)
     self._clean: dict[str, list[int]] = {}
     if config.evaluation.clean_subset:
       self._clean = find_clean_examples(model_dir, config, self._tasks)

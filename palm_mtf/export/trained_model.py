@@ -32,7 +32,7 @@ class TrainedModel:
   @property
   def start_id(self) -> int:
     """Id of the token that the model reads at position 0."""
-    return document_start(self.config.data.packing, self.vocabulary.eod_id)
+    return document_start(self.config.data, self.vocabulary.eod_id)
 
 
 class Export(NamedTuple):

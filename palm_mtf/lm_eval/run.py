@@ -125,9 +125,7 @@ class Run:
       config.decode.weight_dtype,
       pods=config.pods,
     )
-    self._start_id = document_start(
-      config.data.packing, self._vocabulary.eod_id
-    )
+    self._start_id = document_start(config.data, self._vocabulary.eod_id)
     self._scorer = Scorer(
       self._loaded, config.evaluation.stride, self._start_id
     )

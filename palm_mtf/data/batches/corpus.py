@@ -46,6 +46,7 @@ class Corpus:
   eod_id: int
   seed: int  # seed of every shuffle
   objective: Objective = CAUSAL
+  first: int = 0  # input at the start of a row or document
 
   @property
   def fingerprint(self) -> str:
@@ -54,6 +55,8 @@ class Corpus:
     if self.packing.startswith("joined"):
       # Earlier versions shuffled only rows, so their hash must differ.
       parts.append("shuffled documents")
+    if self.first:
+      parts.append(f"start {self.first}")
     if self.objective != CAUSAL:
       parts.append(to_json(self.objective))
     for source, store in zip(self.sources, self.stores, strict=True):
@@ -114,6 +117,7 @@ class Corpus:
       self.sequence_length,
       eod_id=self._segment_end,
       seed=self.seed,
+      first=self.first,
     )
 
   @functools.cached_property
@@ -136,13 +140,16 @@ class Corpus:
     tokens: TokenArray = getattr(store, split).tokens
     if self.packing in ("joined", "joined_masked"):
       self._check_has_a_row(source, split, tokens)
-      return JoinedRows(tokens, self.sequence_length, eod_id=self._segment_end)
+      return JoinedRows(
+        tokens, self.sequence_length, eod_id=self._segment_end, first=self.first
+      )
     rows = WholeRows(
       tokens,
       self.sequence_length,
       objective=self.objective,
       packed=self.packing == "packed",
       seed=self.seed,
+      first=self.first,
     )
     if rows.num_cut:
       _logger.warning(
@@ -199,6 +206,7 @@ def corpus_of_run(
     sequence_length=sequence_length,
     eod_id=vocabulary.eod_id,
     seed=config.run.seed,
+    first=data.start_id or 0,
   )
 
 

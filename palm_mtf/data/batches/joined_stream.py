@@ -242,14 +242,20 @@ class JoinedStream:
     *,
     eod_id: int | None,
     seed: int,
+    first: int = 0,
   ):
-    """Prepares rows of `length` tokens; `seed` seeds every shuffle.
+    """Prepares rows.
 
-    `eod_id` is the id of [eod] if [eod] ends a segment; otherwise None.
+    Args:
+      sources: the documents.
+      length: tokens per row.
+      eod_id: id of [eod] if [eod] ends a segment; otherwise None.
+      seed: seed of every shuffle.
+      first: input at the start of a row or segment.
     """
     self._sources = sources
     self._length = length
-    self._eod_id = eod_id
+    self._eod_id, self._first = eod_id, first
     self._seed = seed
     self._stream = DocumentStream(sources, seed=seed)
     tokens = [source.tokens for source in sources]
@@ -278,7 +284,9 @@ class JoinedStream:
       for x in row
     ]
     targets, is_target = map(np.concatenate, zip(*parts, strict=True))
-    return make_joined_row(targets, is_target, self.features, self._eod_id)
+    return make_joined_row(
+      targets, is_target, self.features, self._eod_id, self._first
+    )
 
   def _stretches(self, numbers: np.ndarray) -> list[list[Stretch]]:
     begins = self._shuffle_rows(numbers) * self._length

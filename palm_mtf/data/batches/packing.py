@@ -24,6 +24,8 @@ each document; "_" is padding.
                  inputs         0 a b 0 0 0    0 c 0 0 0 0    0 d e f 0 0
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
+A 0 in the inputs is START_ID if this setting has a value.
+
 PaLM (section 5) packs "joined". A token attends only to its own segment.
 If inputs attend to one another in both directions (objectives.py), feature
 "prefix" is 1 at the inputs and at the 0 before the first input. If "a" and "c"
@@ -38,6 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from palm_mtf.config import DataConfig
 from palm_mtf.data.batches.objectives import CAUSAL, Example, Objective
 from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
@@ -59,14 +62,25 @@ class Piece(NamedTuple):
 class JoinedRows:
   """Rows of one source, whose documents are joined in order, then cut."""
 
-  def __init__(self, tokens: TokenArray, length: int, *, eod_id: int | None):
+  def __init__(
+    self,
+    tokens: TokenArray,
+    length: int,
+    *,
+    eod_id: int | None,
+    first: int = 0,
+  ):
     """Cuts at least `length` tokens into rows of `length` tokens.
 
-    `eod_id` is the id of [eod] if [eod] ends a segment; otherwise None.
+    Args:
+      tokens: the tokens.
+      length: tokens per row.
+      eod_id: id of [eod] if [eod] ends a segment; otherwise None.
+      first: input at the start of a row or segment.
     """
     self._tokens = tokens
     self._length = length
-    self._eod_id = eod_id
+    self._eod_id, self._first = eod_id, first
     self.num_rows = len(tokens) // length
     self.features = join_features([tokens], eod_id)
 
@@ -74,18 +88,22 @@ class JoinedRows:
     """Returns the features of row `number`, which is below `num_rows`."""
     start = number * self._length
     targets, is_target = self._tokens.read(start, start + self._length)
-    return make_joined_row(targets, is_target, self.features, self._eod_id)
+    return make_joined_row(
+      targets, is_target, self.features, self._eod_id, self._first
+    )
 
 
-def document_start(packing: str, eod_id: int) -> int:
+def document_start(data: DataConfig, eod_id: int) -> int:
   """Returns the input id from which training predicts a document's first token.
 
-  `packing` is PACKING, such as "joined".
+  `eod_id` is the id of [eod].
   """
+  if data.start_id is not None:
+    return data.start_id
   # Rows of "joined" begin with input 0 even in the middle of a document, so
   # only [eod] marks the start of a document. In other packings, every document
   # begins with input 0.
-  return eod_id if packing == "joined" else 0
+  return eod_id if data.packing == "joined" else 0
 
 
 def join_features(
@@ -105,6 +123,7 @@ def make_joined_row(
   is_target: np.ndarray,
   features: Sequence[str],
   eod_id: int | None,
+  first: int = 0,
 ) -> Row:
   """Returns the features of one row of joined documents.
 
@@ -113,12 +132,14 @@ def make_joined_row(
     is_target: whether each token has a loss, [length], bool.
     features: names that `join_features` returned.
     eod_id: id of [eod] if [eod] ends a segment; otherwise None.
+    first: input at the start of the row or of a segment.
   """
-  row = {"inputs": _shift(targets), "targets": targets}
+  row = {"inputs": _shift(targets, first), "targets": targets}
   if eod_id is not None:
-    # A segment begins where the shifted input is [eod]; this input becomes 0.
+    # A segment begins where the shifted input is [eod]; `first` replaces it.
     begins = row["inputs"] == eod_id
-    row["inputs"][begins] = 0
+    begins[0] = False
+    row["inputs"][begins] = first
     row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
   if "loss_weights" in features:
     row["loss_weights"] = is_target.astype(np.float32)
@@ -136,6 +157,7 @@ class WholeRows:
     packed: bool,
     seed: int,
     objective: Objective = CAUSAL,
+    first: int = 0,
   ):
     """Assigns documents to rows; memory holds a few integers per document.
 
@@ -143,8 +165,10 @@ class WholeRows:
       tokens: tokens of at least one document.
       packed: whether a row holds as many documents as fit.
       seed: seed of the packing order and of the objective's random numbers.
+      objective: what training predicts.
+      first: input before the first token of a document.
     """
-    self._tokens = tokens
+    self._tokens, self._first_input = tokens, first
     self._length = length
     self._objective = objective
     self._seed = seed
@@ -187,7 +211,7 @@ class WholeRows:
       tokens, num_inputs = self._read_example(*span, epoch)
       begin, end = end, end + len(tokens)
       row["targets"][begin:end] = tokens
-      row["inputs"][begin:end] = _shift(tokens)
+      row["inputs"][begin:end] = _shift(tokens, self._first_input)
       row["loss_weights"][begin + num_inputs : end] = 1.0
       if "segments" in row:
         row["segments"][begin:end] = segment
@@ -218,8 +242,8 @@ class WholeRows:
     return self._objective.example(tokens, key)
 
 
-def _shift(targets: np.ndarray) -> np.ndarray:
-  inputs = np.zeros_like(targets)
+def _shift(targets: np.ndarray, first: int) -> np.ndarray:
+  inputs = np.full_like(targets, first)
   inputs[1:] = targets[:-1]
   return inputs
 

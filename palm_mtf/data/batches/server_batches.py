@@ -40,6 +40,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
       "sequence_length": corpus.sequence_length,
       "eod_id": corpus.eod_id,
       "seed": corpus.seed,
+      "first": corpus.first,
       "fingerprint": corpus.fingerprint,
       "sizes": sizes.pairs,
       "skips": skips.ranges,
@@ -84,6 +85,7 @@ class _Reader:
       sequence_length=held["sequence_length"],
       eod_id=held["eod_id"],
       seed=held["seed"],
+      first=held["first"],
     )
     if corpus.fingerprint != held["fingerprint"]:
       raise ValueError("these are other tokens")

@@ -167,6 +167,7 @@ class DescribedModel(NamedTuple):
   family: Family
   model: PalmConfig
   packing: str  # PACKING of the run that trained the model
+  start_id: int | None  # START_ID of the run
 
 
 def read_config(folder: str) -> DescribedModel:
@@ -201,11 +202,14 @@ def parse_config(config: Json, what: str) -> DescribedModel:
   family = BY_ARCHITECTURE[name]
   own = _parse_own_settings(config, what)
   model = _parse_model(config, family, own, what)
-  begins_with_eod = "bos_token_id" in config and config[
-    "bos_token_id"
-  ] == config.get("eos_token_id")
+  start_id, eod_id = config.get("bos_token_id"), config.get("eos_token_id")
+  begins_with_eod = start_id is not None and start_id == eod_id
   packing = own.get("PACKING", "joined" if begins_with_eod else "packed")
-  return DescribedModel(family, model, packing)
+  # Models of palm_mtf begin with [eod] or 0, by PACKING.
+  is_default = start_id == (eod_id if packing == "joined" else 0)
+  is_known = type(start_id) is int and 0 <= start_id < model.vocab_size
+  start_id = None if is_default or not is_known else start_id
+  return DescribedModel(family, model, packing, start_id)
 
 
 def _parse_own_settings(config: Json, what: str) -> dict[str, str]:

@@ -152,5 +152,5 @@ def open_generator(
       config.decode,
       sample_tokens=config.run.sample_tokens,
       seed=config.run.seed,
-      start_id=document_start(config.data.packing, vocabulary.eod_id),
+      start_id=document_start(config.data, vocabulary.eod_id),
     )

@@ -96,7 +96,11 @@ class Scorer:
   """Scores texts with the weights of one checkpoint."""
 
   def __init__(
-    self, loaded: LoadedDecoder, stride: int | None = None, start_id: int = 0
+    self,
+    loaded: LoadedDecoder,
+    stride: int | None = None,
+    start_id: int = 0,
+    first: int = 0,
   ):
     """Takes the weights; each program is built at its first use.
 
@@ -104,9 +108,11 @@ class Scorer:
       stride: number of scored tokens in each window after the first; None for
         half of the sequence length.
       start_id: start token, from packing.document_start.
+      first: input of a window that begins within a text; as in training, the
+        input of a row that begins within a document.
     """
     self._loaded = loaded
-    self._start_id = start_id
+    self._start_id, self._first = start_id, first
     self._length = loaded.config.sequence_length
     self._stride = stride or max(self._length // 2, 1)
     self._build = functools.cache(lambda x: loaded.build(x, ""))
@@ -196,10 +202,7 @@ class Scorer:
       ids = [*examples[index].inputs, *examples[index].targets]
       ids = ids[window.start : window.stop]
       targets[row, : len(ids)] = ids
-      # If a window begins within the text, the window's first input is 0, as in
-      # a training row that begins within a document.
-      if window.start == 0:
-        inputs[row, 0] = self._start_id
+      inputs[row, 0] = self._first if window.start else self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
       # All tokens before the first scored token count as given inputs.
       num_given[row] = 1 + window.first - window.start

@@ -266,7 +266,7 @@ class ServedModel:
       )
     # Use one thread, because starting threads takes longer than encoding.
     encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
-    start = document_start(self.config.data.packing, self.vocabulary.eod_id)
+    start = document_start(self.config.data, self.vocabulary.eod_id)
     prompts = [
       [start, *next(encoded).tolist()]
       if isinstance(x, str)

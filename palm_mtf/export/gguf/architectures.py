@@ -1,0 +1,333 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Architectures of llama.cpp, as data.
+
+An architecture is a class of transformers (huggingface/families.py) with other
+names of keys and tensors. Kernels are always [outputs, inputs].
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from palm_mtf.architecture.block import NORMS
+from palm_mtf.config import PalmConfig
+from palm_mtf.errors import UserError, did_you_mean, shorten
+from palm_mtf.export.huggingface import families
+from palm_mtf.export.huggingface.config_json import find_family, parse_config
+from palm_mtf.export.huggingface.families import Family
+
+Value = bool | int | float | str | list
+Metadata = Mapping[str, Any]
+
+# {our name, in a layer or outside: name in GGUF}; {} is the layer's number.
+_NAMES = {
+  f"{ours}{our_end}": f"{theirs}.{their_end}"
+  for ours, theirs in (
+    ("attention/q", "blk.{}.attn_q"),
+    ("attention/k", "blk.{}.attn_k"),
+    ("attention/v", "blk.{}.attn_v"),
+    ("attention/o", "blk.{}.attn_output"),
+    ("mlp/wi_gate", "blk.{}.ffn_gate"),
+    ("mlp/wi", "blk.{}.ffn_up"),
+    ("mlp/wo", "blk.{}.ffn_down"),
+  )
+  for our_end, their_end in (("", "weight"), ("_bias", "bias"))
+} | {
+  f"{ours}/{our_end}": f"{theirs}.{their_end}"
+  for ours, theirs in (
+    ("norm", "blk.{}.attn_norm"),
+    ("mlp_norm", "blk.{}.ffn_norm"),
+    ("final_norm", "output_norm"),
+    ("attention/q_norm", "blk.{}.attn_q_norm"),
+    ("attention/k_norm", "blk.{}.attn_k_norm"),
+  )
+  for our_end, their_end in (("scale", "weight"), ("bias", "bias"))
+}
+_NAMES |= {
+  "embedding": "token_embd.weight",
+  "position_embedding": "position_embd.weight",
+  "output_embedding": "output.weight",
+  "logits/bias": "output.bias",
+}
+_JOINED = {
+  f"attention/{x}{our_end}": f"blk.{{}}.attn_qkv.{their_end}"
+  for x in "qkv"
+  for our_end, their_end in (("", "weight"), ("_bias", "bias"))
+}
+# {key of GGUF: field of PalmConfig}
+_SIZES = {
+  "context_length": "sequence_length",
+  "embedding_length": "d_model",
+  "feed_forward_length": "d_ff",
+  "block_count": "num_layers",
+  "attention.head_count": "num_heads",
+}
+_EPSILONS = {
+  "mean_square": "attention.layer_norm_rms_epsilon",
+  "variance": "attention.layer_norm_epsilon",
+}
+# Keys of models that we do not compute, with the values that change nothing.
+_REFUSED = {
+  "rope.scaling.type": ("none",),
+  "rope.scaling.factor": (0.0, 1.0),
+  "rope.scaling.attn_factor": (1.0,),
+  "attention.sliding_window": (0,),
+  "attn_logit_softcapping": (0.0,),
+  "final_logit_softcapping": (0.0,),
+  "expert_count": (0,),
+  "attention.causal": (True,),
+  "attention.max_alibi_bias": (0.0,),
+  "attention.clamp_kqv": (0.0,),
+  "residual_scale": (1.0,),
+}
+# From this many layers on, llama.cpp expects a command-r to normalize q and k.
+_LAYERS_OF_COMMAND_R_PLUS = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class GgufArchitecture:
+  """An architecture of llama.cpp.
+
+  Attributes:
+    name: value of the key general.architecture.
+    family: the class of transformers that computes the same.
+    rotary_pairs: which numbers llama.cpp rotates together.
+    joins_qkv: whether q, k and v are one tensor, [q | k | v].
+    scale_offset: number that is added to scales of norms in the file.
+    numbers: {key of GGUF: key of config.json} of numbers.
+    flags: {key of GGUF: key of config.json} of booleans.
+    mlp: the value of MLP that llama.cpp computes, if it has only one.
+  """
+
+  name: str
+  family: Family
+  rotary_pairs: str = "halves"
+  joins_qkv: bool = False
+  scale_offset: float = 0.0
+  numbers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  mlp: str | None = None
+
+  @property
+  def layout(self) -> Family:
+    """The family with names and layouts of tensors in GGUF."""
+    return dataclasses.replace(
+      self.family,
+      names={**_NAMES, **(_JOINED if self.joins_qkv else {})},
+      rotary_pairs=self.rotary_pairs,
+      is_conv1d=False,
+      joins_heads=False,
+    )
+
+
+# llama.cpp's GELU is the tanh approximation.
+_TANH = "gelu_tanh"
+ARCHITECTURES = (
+  GgufArchitecture(
+    name="llama", family=families.LLAMA, rotary_pairs="neighbours"
+  ),
+  GgufArchitecture(
+    name="llama", family=families.MISTRAL, rotary_pairs="neighbours"
+  ),
+  GgufArchitecture(name="qwen2", family=families.QWEN2),
+  GgufArchitecture(name="qwen3", family=families.QWEN3),
+  GgufArchitecture(name="gemma", family=families.GEMMA, scale_offset=1.0),
+  GgufArchitecture(
+    name="granite",
+    family=families.GRANITE,
+    rotary_pairs="neighbours",
+    numbers={
+      "logit_scale": "logits_scaling",
+      "embedding_scale": "embedding_multiplier",
+      "attention.scale": "attention_multiplier",
+    },
+  ),
+  GgufArchitecture(
+    name="command-r",
+    family=families.COHERE,
+    rotary_pairs="neighbours",
+    numbers={"logit_scale": "logit_scale"},
+  ),
+  GgufArchitecture(
+    name="gpt2", family=families.GPT2, joins_qkv=True, mlp=_TANH
+  ),
+  GgufArchitecture(
+    name="gptneox",
+    family=families.GPT_NEOX,
+    joins_qkv=True,
+    flags={"use_parallel_residual": "use_parallel_residual"},
+    mlp=_TANH,
+  ),
+  GgufArchitecture(name="phi2", family=families.PHI, mlp=_TANH),
+  GgufArchitecture(
+    name="stablelm",
+    family=families.STABLELM,
+    flags={"use_parallel_residual": "use_parallel_residual"},
+  ),
+)
+
+
+def find_gguf_architecture(model: PalmConfig) -> GgufArchitecture:
+  """Returns the architecture of llama.cpp of a model, or raises UserError."""
+  family = find_family(model)
+  found = [x for x in ARCHITECTURES if x.family is family]
+  if not found:
+    raise UserError(
+      f"a {family.architecture}: llama.cpp has no such architecture; use "
+      "another --format."
+    )
+  (own,) = found
+  if own.mlp not in (None, model.mlp):
+    raise UserError(
+      f"MLP = {model.mlp!r}: llama.cpp computes a {own.name} with "
+      f"{own.mlp!r}; use another --format."
+    )
+  if model.attention_window:
+    raise UserError(
+      f"ATTENTION_WINDOW = {model.attention_window}: a {own.name} of llama.cpp "
+      "has no window; use another --format."
+    )
+  if own.name == "command-r":
+    _check_command_r(model)
+  return own
+
+
+def _check_command_r(model: PalmConfig) -> None:
+  width = model.num_heads * model.d_kv
+  if width != model.d_model:
+    raise UserError(
+      f"NUM_HEADS * D_KV = {width} and D_MODEL = {model.d_model}: a command-r "
+      "of llama.cpp has the same of both; use another --format."
+    )
+  if model.num_layers >= _LAYERS_OF_COMMAND_R_PLUS:
+    raise UserError(
+      f"NUM_LAYERS = {model.num_layers}: llama.cpp takes a command-r of "
+      f"{_LAYERS_OF_COMMAND_R_PLUS} layers or more for one with norms of q and "
+      "k; use another --format."
+    )
+
+
+def make_model_metadata(
+  model: PalmConfig, own: GgufArchitecture
+) -> dict[str, Value]:
+  """Returns {key of GGUF: value} that describe a model."""
+  family = own.family
+  described: dict[str, Value] = {
+    key: getattr(model, field) for key, field in _SIZES.items()
+  }
+  described["vocab_size"] = model.vocab_size
+  described["attention.head_count_kv"] = model.key_heads
+  described["attention.key_length"] = model.d_kv
+  described["attention.value_length"] = model.d_kv
+  if model.positions == "rotary":
+    described["rope.dimension_count"] = model.rotary_size
+    described["rope.freq_base"] = model.rotary_base
+  described[_EPSILONS[NORMS[model.norm].statistic]] = model.norm_epsilon
+  for key, theirs in own.numbers.items():
+    if theirs in family.numbers:
+      described[key] = family.numbers[theirs].get(model)
+    else:
+      described[key] = family.derived[theirs][0](model)
+  for key, theirs in own.flags.items():
+    described[key] = bool(_flag_of(model, family, theirs))
+  return {
+    "general.architecture": own.name,
+    **{f"{own.name}.{key}": value for key, value in described.items()},
+  }
+
+
+def _flag_of(model: PalmConfig, family: Family, key: str) -> object:
+  if key not in family.choices:
+    return family.constants[key]
+  choice = family.choices[key]
+  own = getattr(model, choice.setting)
+  return next(x for x, value in choice.values.items() if value == own)
+
+
+def read_model_metadata(
+  metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], what: str
+) -> tuple[GgufArchitecture, PalmConfig]:
+  """Returns the architecture and the model that a GGUF file describes.
+
+  Args:
+    metadata: {key: value} of the file.
+    shapes: {name: shape} of its tensors.
+    what: names the file in messages.
+
+  Raises:
+    UserError: if palm_mtf cannot compute this model.
+  """
+  name = metadata.get("general.architecture")
+  known = {x.name: x for x in reversed(ARCHITECTURES)}
+  if name not in known:
+    hint = did_you_mean(name, known) if isinstance(name, str) else ""
+    raise UserError(
+      f"{what}: general.architecture = {shorten(name)}{hint}: the "
+      f"architectures that palm_mtf reads are {', '.join(known)}."
+    )
+  own = known[name]
+  for key, harmless in _REFUSED.items():
+    value = metadata.get(f"{name}.{key}")
+    if value is not None and value not in harmless:
+      raise UserError(
+        f"{what}: {name}.{key} = {shorten(value)}: palm_mtf does not compute "
+        "this."
+      )
+  config = _make_config(metadata, shapes, own, what)
+  return own, parse_config(config, what).model
+
+
+def _make_config(
+  metadata: Metadata,
+  shapes: Mapping[str, tuple[int, ...]],
+  own: GgufArchitecture,
+  what: str,
+) -> dict[str, object]:
+  # Returns the config.json of the same model.
+  def get(key: str) -> Any:
+    value = metadata.get(f"{own.name}.{key}")
+    # Numbers are float32; 1e-5 is meant by 9.99999975e-06.
+    return float(str(np.float32(value))) if type(value) is float else value
+
+  family, embedding = own.family, shapes.get(_NAMES["embedding"])
+  if not embedding:
+    raise UserError(f"{what}: has no {_NAMES['embedding']}; copy it again.")
+  keys = {field: key for key, field in family.sizes.items()}
+  config: dict[str, object] = {
+    "architectures": [family.architecture],
+    keys["vocab_size"]: embedding[0],
+    **{keys[field]: get(key) for key, field in _SIZES.items()},
+  }
+  if family.has_key_heads:
+    config["num_key_value_heads"] = get("attention.head_count_kv")
+    config["head_dim"] = get("attention.key_length")
+  statistic = NORMS[str(family.settings["norm"])].statistic
+  epsilon = next(x for x in family.numbers if "eps" in x)
+  config[epsilon] = get(_EPSILONS[statistic])
+  for key, theirs in {**own.numbers, **own.flags}.items():
+    config[theirs] = get(key)
+  size, heads = get("rope.dimension_count"), get("attention.head_count")
+  d_kv = get("attention.key_length")
+  if d_kv is None and isinstance(heads, int) and heads:
+    d_kv = get("embedding_length") // heads
+  if family.rotary_size:
+    config[family.rotary_size[0]] = size
+  elif family.rotary_base is not None:
+    config["rope_theta"] = get("rope.freq_base")
+    if size and d_kv and (size != d_kv or family.rotary_fraction is not None):
+      config["partial_rotary_factor"] = size / d_kv
+  layout = own.layout.names
+  config["tie_word_embeddings"] = layout["output_embedding"] not in shapes
+  first_of = {"qkv": "attention/q_bias", "o": "attention/o_bias"}
+  for key, (places, _) in family.biases.items():
+    first = first_of.get(places.split(",")[0], "mlp/wi_bias")
+    config[key] = layout[first].format(0) in shapes
+  if own.mlp:
+    key, choice = next(
+      (x, y) for x, y in family.choices.items() if y.setting == "mlp"
+    )
+    config[key] = next(x for x, y in choice.values.items() if y == own.mlp)
+  return {key: value for key, value in config.items() if value is not None}

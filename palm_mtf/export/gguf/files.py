@@ -1,0 +1,160 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes GGUF files, with the gguf package."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from palm_mtf.errors import UserError, shorten
+from palm_mtf.export.gguf.architectures import Value
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# {dtype of most weights: value of GGUF's key general.file_type}
+FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
+_GGUF_NAMES = {"float32": "F32", "float16": "F16", "q8_0": "Q8_0"}
+# In q8_0, _BLOCK elements of a row share a float16 scale: max |x| / 127.
+_BLOCK, _LARGEST_INT8 = 32, np.float32(127)
+
+
+class GgufFile:
+  """A memory-mapped GGUF file.
+
+  Attributes:
+    metadata: {key: value}.
+    shapes: {name of a tensor: shape}.
+    dtypes: {name of a tensor: type in GGUF, such as "Q4_K"}.
+  """
+
+  def __init__(self, path: str):
+    """Reads the header.
+
+    Raises:
+      UserError: if there is no such file, or it is not a complete GGUF file.
+    """
+    from gguf import GGUFReader
+
+    self._path = path
+    try:
+      reader = GGUFReader(path)
+      self.metadata: dict[str, Any] = {
+        key: field.contents() for key, field in reader.fields.items()
+      }
+    except FileNotFoundError:
+      raise UserError(f"{path}: no such file.") from None
+    except OSError as error:
+      raise UserError(f"{path}: {error.strerror or error}.") from None
+    # The reader raises these if the file is truncated or another file.
+    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+      raise UserError(
+        f"{path}: is no whole GGUF file: {shorten(str(error))}; copy it again."
+      ) from None
+    self._tensors = {x.name: x for x in reader.tensors}
+    self.shapes = {
+      name: tuple(reversed(x.shape.tolist()))
+      for name, x in self._tensors.items()
+    }
+    self.dtypes = {
+      name: x.tensor_type.name for name, x in self._tensors.items()
+    }
+
+  def read(self, name: str) -> np.ndarray:
+    """Returns a tensor as float32; quantized numbers times their scales.
+
+    Raises:
+      UserError: if the gguf package does not read the tensor's type, or a
+        number is not finite.
+    """
+    from gguf import quants
+
+    tensor = self._tensors[name]
+    try:
+      value = quants.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError:
+      raise UserError(
+        f"{self._path}: its {name} is {self.dtypes[name]}, which is not read; "
+        "give a file with K-quants, q4_0 to q8_0 or floats."
+      ) from None
+    value = np.asarray(value, np.float32).reshape(self.shapes[name])
+    if not np.isfinite(value).all():
+      raise UserError(
+        f"{self._path}: its {name} holds a number that is not finite; give a "
+        "model without such weights."
+      )
+    return value
+
+
+def write_gguf(
+  path: str,
+  metadata: Mapping[str, Value],
+  shapes: Shapes,
+  dtype: str,
+  read: Callable[[str], np.ndarray],
+) -> None:
+  """Writes a GGUF file, with one tensor at a time in memory.
+
+  Args:
+    metadata: {key of GGUF: value}.
+    shapes: {name of a tensor: shape}.
+    read: function from a tensor's name to its float32 value.
+
+  Raises:
+    UserError: if a weight, or a scale of q8_0, is beyond the range of float16.
+  """
+  from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
+
+  writer = GGUFWriter(path, metadata["general.architecture"])
+  for key, value in metadata.items():
+    is_int = type(value) is int
+    kind = GGUFValueType.UINT32 if is_int else GGUFValueType.get_type(value)
+    if key != "general.architecture":  # GGUFWriter itself adds this key
+      writer.add_key_value(key, value, kind)
+  dtypes = {
+    name: choose_dtype(name, shape, dtype) for name, shape in shapes.items()
+  }
+  types = {k: GGMLQuantizationType[_GGUF_NAMES[x]] for k, x in dtypes.items()}
+  for name, shape in shapes.items():
+    num_bytes = count_bytes(shape, dtypes[name])
+    writer.add_tensor_info(
+      name, shape, np.dtype(np.float32), num_bytes, types[name]
+    )
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_ti_data_to_file()
+  for name in shapes:
+    x = np.ascontiguousarray(read(name), np.float32)
+    _check_range(x, dtypes[name], name)
+    writer.write_tensor_data(quants.quantize(x, types[name]))
+  writer.close()
+
+
+def choose_dtype(name: str, shape: tuple[int, ...], wanted: str) -> str:
+  """Returns a tensor's dtype in a file where most weights have `wanted`."""
+  # llama.cpp reads scales, biases and learned positions only in float32.
+  if len(shape) == 1 or name.startswith("position_embd"):
+    return "float32"
+  return "float16" if wanted == "q8_0" and shape[-1] % _BLOCK else wanted
+
+
+def count_bytes(shape: tuple[int, ...], dtype: str) -> int:
+  """Returns the bytes of a tensor."""
+  size = math.prod(shape)
+  if dtype == "q8_0":
+    return size // _BLOCK * (2 + _BLOCK)
+  return size * (2 if dtype == "float16" else 4)
+
+
+def _check_range(x: np.ndarray, dtype: str, name: str) -> None:
+  """Raises UserError if an element or a scale of q8_0 overflows float16."""
+  if dtype == "float32":
+    return
+  largest = np.abs(x).max() / (_LARGEST_INT8 if dtype == "q8_0" else 1)
+  with np.errstate(over="ignore"):
+    is_finite = np.isfinite(largest.astype(np.float16))
+  if not is_finite:
+    raise UserError(
+      f"--dtype = {dtype!r}: numbers of {name} are beyond float16; use float32."
+    )

@@ -1,0 +1,133 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""--format=gguf: one file that llama.cpp loads; and the import of such files.
+
+llama.cpp's tokenizer "llama" gives the same ids as SentencePiece's byte-pair
+encoding with byte fallback. Unlike sentencepiece_vocabulary.py, "llama" encodes
+a U+2581 in a text as a space, not as three bytes. gguf_tokenizer.py has other
+tokenizers.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from palm_mtf.architecture.parameters import parse_name
+from palm_mtf.config import PalmConfig
+from palm_mtf.data.vocabulary.gguf_tokenizer import make_gguf_tokenizer
+from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
+  SentencePieceVocabulary,
+)
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.export.gguf.architectures import (
+  GgufArchitecture,
+  find_gguf_architecture,
+  make_model_metadata,
+)
+from palm_mtf.export.gguf.files import (
+  FILE_TYPES,
+  GgufFile,
+  choose_dtype,
+  count_bytes,
+  write_gguf,
+)
+from palm_mtf.export.huggingface.folder import explain_inexact
+from palm_mtf.export.huggingface.weights import (
+  check_tensors,
+  find_tensor_shapes,
+  find_tensors,
+  import_parameters,
+  make_tensor_reader,
+)
+from palm_mtf.export.trained_model import Export, Reader, TrainedModel
+
+
+def make_gguf(trained: TrainedModel, dtype: str) -> Export:
+  """Makes a GGUF file with the weights and the tokenizer.
+
+  Most weights have `dtype`; other tensors have float16 or float32.
+
+  Raises:
+    UserError: if llama.cpp lacks the architecture or the tokenizer.
+  """
+  model, vocabulary = trained.model, trained.vocabulary
+  own = find_gguf_architecture(model)
+  check_vocabulary(vocabulary)
+  metadata = {
+    **make_model_metadata(model, own),
+    "general.file_type": FILE_TYPES[dtype],
+    "general.quantization_version": 2,
+    **make_gguf_tokenizer(
+      vocabulary, start_id=trained.start_id, vocab_size=model.vocab_size
+    ),
+  }
+  shapes = find_tensor_shapes(model, own.layout)
+
+  def write(path: str, read: Reader) -> None:
+    write_gguf(path, metadata, shapes, dtype, make_reader(model, own, read))
+
+  return Export(
+    f"a {own.name} in {dtype}",
+    sum(
+      count_bytes(shape, choose_dtype(name, shape, dtype))
+      for name, shape in shapes.items()
+    ),
+    write,
+  )
+
+
+def make_reader(
+  model: PalmConfig, own: GgufArchitecture, read: Reader
+) -> Callable[[str], np.ndarray]:
+  """Returns a function that reads tensors by their names in GGUF."""
+  read, scales = (
+    make_tensor_reader(model, own.layout, read),
+    _scales(model, own),
+  )
+  return lambda name: read(name) + scales.get(name, np.float32(0))
+
+
+def import_gguf_parameters(
+  file: GgufFile, model: PalmConfig, own: GgufArchitecture, what: str
+) -> dict[str, np.ndarray]:
+  """Returns {our name: parameter} of a GGUF file.
+
+  Raises:
+    UserError: if the file lacks a tensor, or has others. The message begins
+      with `what`.
+  """
+  check_tensors(file, model, own.layout, what)
+  scales = _scales(model, own)
+  return import_parameters(
+    model,
+    own.layout,
+    lambda name: file.read(name) - scales.get(name, np.float32(0)),
+  )
+
+
+def _scales(
+  model: PalmConfig, own: GgufArchitecture
+) -> Mapping[str, np.float32]:
+  # Returns {tensor: number that the file adds to the scale of a norm}.
+  if not own.scale_offset:
+    return {}
+  return {
+    theirs: np.float32(own.scale_offset)
+    for theirs, names in find_tensors(model, own.layout).items()
+    if not names or parse_name(names[0]).is_scale
+  }
+
+
+def check_vocabulary(vocabulary: Vocabulary) -> None:
+  """Raises UserError unless llama.cpp encodes texts like a SentencePiece model.
+
+  `make_gguf_tokenizer` checks vocabularies of other kinds.
+  """
+  if not isinstance(vocabulary, SentencePieceVocabulary):
+    return
+  if reason := explain_inexact(vocabulary):
+    raise UserError(
+      f"{vocabulary.path}: llama.cpp would encode differently: {reason}; train "
+      "a model with a vocabulary of palm_mtf vocab, or use another --format."
+    )
