@@ -35,16 +35,17 @@ IMPORTS = {
   "config": "errors",
   "machine": "__init__ errors config",
   "_tf": "machine",
-  "accounting": "__init__ errors config",
+  "architecture": "config",
+  "accounting": "__init__ errors config architecture",
   "ops": "errors machine _tf",
-  "native": "config machine _tf",
+  "native": "config architecture machine _tf",
   "runtime/host_functions": "",
   "runtime/program": "errors _tf",
   "runtime/processes": "_tf",
   "mesh": "errors config machine _tf ops native",
-  "model": "config _tf accounting ops native",
-  "unitransformer": "errors _tf ops model",
-  "optim": "config _tf accounting ops",
+  "model": "config _tf architecture accounting ops native",
+  "unitransformer": "errors architecture _tf ops model",
+  "optim": "config _tf architecture accounting ops",
   "runtime/addresses": "errors",
   "runtime/scheduler": "errors",
   "runtime/sockets": "",
@@ -54,11 +55,11 @@ IMPORTS = {
   "runtime/host_functions runtime/processes runtime/addresses runtime/sockets "
   "runtime/server_info",
   "programs": "errors config _tf accounting ops mesh model optim",
-  "generation/decode": "config machine _tf accounting ops native "
+  "generation/decode": "config machine _tf architecture ops native "
   "runtime/program mesh model",
-  "accelerators": "errors json_text config machine _tf accounting ops "
-  "runtime/program runtime/host_functions runtime/processes mesh model optim "
-  "runtime/server programs generation/decode",
+  "accelerators": "errors json_text config machine _tf architecture accounting "
+  "ops runtime/program runtime/host_functions runtime/processes mesh model "
+  "optim runtime/server programs generation/decode",
   "runtime/manager": "__init__ errors json_text config runtime/addresses "
   "runtime/scheduler runtime/server",
   "runtime/client": "__init__ errors json_text config machine _tf native mesh "
@@ -76,47 +77,46 @@ IMPORTS = {
   "model_dir",
   "data/statistics": "data/sources",
   "data/worker_pool": "errors console",
-  "data/filters": "errors json_text user_code config model_dir "
-  "data/sources data/statistics data/worker_pool",
+  "data/filters": "errors json_text user_code config model_dir data/sources "
+  "data/statistics data/worker_pool",
   "data/vocabulary": "errors console json_text config model_dir data/sources "
   "data/worker_pool data/filters",
   "data/tokens": "errors json_text config model_dir data/sources "
   "data/worker_pool data/filters data/vocabulary",
   "data/batches": "errors json_text config runtime/host_functions data/sources "
   "data/filters data/vocabulary data/tokens",
-  "checkpoints": "errors json_text config _tf accounting "
+  "checkpoints": "errors json_text config _tf architecture accounting "
   "runtime/host_functions runtime/program runtime/processes mesh "
   "runtime/client model_dir data/vocabulary data/batches",
   "export/trained_model": "config data/vocabulary data/batches checkpoints",
-  "export/huggingface": "errors json_text config accounting model_dir "
+  "export/huggingface": "errors json_text config architecture model_dir "
   "data/vocabulary export/trained_model",
-  "export/gguf": "errors config data/vocabulary export/trained_model "
-  "export/huggingface",
-  "export/saved_model": "errors config machine _tf accounting model model_dir "
-  "data/vocabulary export/trained_model",
-  "export/npz": "json_text accounting export/trained_model export/huggingface",
+  "export/gguf": "errors config architecture data/vocabulary "
+  "export/trained_model export/huggingface",
+  "export/saved_model": "errors config machine _tf architecture ops model "
+  "generation/decode model_dir data/vocabulary export/trained_model",
+  "export/npz": "json_text architecture export/trained_model",
   "generation/inference": "errors user_text config machine _tf accounting "
   "runtime/program runtime/processes mesh programs generation/decode "
   "accelerators runtime/client data/vocabulary data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
   "data/batches checkpoints runtime/addresses generation/inference",
-  "evaluation": "errors user_text json_text user_code config _tf "
-  "model_dir data/sources data/statistics data/filters data/vocabulary "
-  "data/batches checkpoints generation/inference",
-  "training": "__init__ errors json_text config machine _tf accounting ops "
-  "native runtime/program runtime/processes mesh runtime/addresses "
-  "runtime/server_info runtime/client programs rates model_dir trace "
-  "data/vocabulary data/batches accelerators checkpoints "
+  "evaluation": "errors user_text json_text user_code config _tf model_dir "
+  "data/sources data/statistics data/filters data/vocabulary data/batches "
+  "checkpoints generation/inference",
+  "training": "__init__ errors json_text config machine _tf architecture "
+  "accounting ops native runtime/program runtime/processes mesh "
+  "runtime/addresses runtime/server_info runtime/client programs rates "
+  "model_dir trace data/vocabulary data/batches accelerators checkpoints "
   "generation/inference evaluation",
-  "sweep": "errors config machine accounting model_dir",
-  "commands": "__init__ errors user_text console json_text config machine "
-  "_tf accounting mesh rates accelerators model_dir report data/sources "
-  "data/statistics data/filters data/vocabulary data/tokens "
-  "data/batches checkpoints export/trained_model "
-  "export/huggingface export/gguf export/saved_model export/npz "
-  "runtime/addresses runtime/server_info runtime/server runtime/manager "
-  "runtime/client generation/inference generation/serving evaluation training "
-  "sweep",
+  "sweep": "errors config machine architecture accounting model_dir",
+  "commands": "__init__ errors user_text console json_text config machine _tf "
+  "architecture accounting mesh rates accelerators model_dir report "
+  "data/sources data/statistics data/filters data/vocabulary data/tokens "
+  "data/batches checkpoints export/trained_model export/huggingface "
+  "export/gguf export/saved_model export/npz runtime/addresses "
+  "runtime/server_info runtime/server runtime/manager runtime/client "
+  "generation/inference generation/serving evaluation training sweep",
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine _tf "
   "model_dir",
@@ -127,7 +127,8 @@ IMPORTS = {
   "__main__": "cli",
 }
 PURE = {
-  *("__init__", "_old_names", "accounting", "config", "errors"),
+  *("__init__", "_old_names", "accounting", "architecture", "config"),
+  "errors",
   *("json_text", "machine", "runtime/scheduler"),
 }
 GRAPH = {

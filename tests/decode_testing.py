@@ -18,7 +18,7 @@ from palm_mtf.generation.decode.generate_program import (
   PromptBatch,
   build_decode_programs,
 )
-from palm_mtf.generation.decode.weights import build_decode_model
+from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.runtime.client.client import Client

@@ -146,7 +146,8 @@ def test_the_jax_oracle_leaves_other_jax_code_in_float32():
 
 def test_rotary_turns_halves_with_the_frequencies_of_theta_10000():
   vectors = np.tile([1.0, 2.0, 3.0, 4.0], (1, 3, 1, 1))
-  turned = oracle.rotate(vectors)[0, :, 0]
+  config = dataclasses.replace(SMALL, d_kv=4)
+  turned = oracle.rotate(config, vectors)[0, :, 0]
   np.testing.assert_array_equal(turned[0], [1, 2, 3, 4])
   first = (1 + 3j) * np.exp(2j)  # position 2, frequency 1
   second = (2 + 4j) * np.exp(0.02j)  # position 2, frequency 10000 ** -0.5

@@ -11,7 +11,7 @@ import numpy as np
 from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.export.huggingface.config_json import (
-  find_architecture,
+  find_family,
   make_config,
 )
 from palm_mtf.export.huggingface.tensor_files import (
@@ -44,9 +44,11 @@ def parameters(model: PalmConfig) -> dict[str, np.ndarray]:
 def tensors(model: PalmConfig) -> dict[str, np.ndarray]:
   """Returns the tensors that `write` writes, by their names in transformers."""
   read = make_tensor_reader(
-    model, find_architecture(model), parameters(model).__getitem__
+    model, find_family(model), parameters(model).__getitem__
   )
-  return {name: read(name) for name in find_tensor_shapes(model)}
+  return {
+    name: read(name) for name in find_tensor_shapes(model, find_family(model))
+  }
 
 
 def write(folder: Path, model: PalmConfig) -> Path:

@@ -25,11 +25,11 @@ from palm_mtf.architecture.parameters import (
 )
 from palm_mtf.generation.decode.kernels import Kernel
 from palm_mtf.generation.decode.rows import LaidOut, flatten, unflatten
+from palm_mtf.generation.decode.weight_maker import WeightMaker
 from palm_mtf.generation.decode.weights import (
   DecodeModel,
   DecodeSettings,
   JoinedKernel,
-  WeightMaker,
 )
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import logits_dtype, palm_variables

@@ -294,6 +294,21 @@ def _join_blocks(parts: list[tf.Tensor]) -> tf.Tensor:
   return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
 
 
+def _weights_shapes(q: mtf.Tensor, blocks: Sequence[AttentionBlock]):
+  batch, _, heads, _ = q.shape.dims
+  return [
+    mtf.Shape(
+      [
+        batch,
+        mtf.Dimension(f"length_{x.begin}", x.end - x.begin),
+        heads,
+        mtf.Dimension("memory_length", x.num_keys),
+      ]
+    )
+    for x in blocks
+  ]
+
+
 def self_attention(
   q: mtf.Tensor,
   k: mtf.Tensor,
@@ -326,7 +341,7 @@ def self_attention(
   Returns:
     [batch, length, heads, d_kv], before the output projection.
   """
-  batch, length, heads, d_kv = q.shape.dims
+  _, length, _, d_kv = q.shape.dims
   blocks = attention_blocks(length.size, prefix is not None, mixer.window)
   masks = [x for x in (segments, prefix) if x is not None]
   n = len(masks)
@@ -363,12 +378,7 @@ def self_attention(
     ).outputs
     return [*found[:3], *(None for _ in masks), *found[3:]]
 
-  def weights_shape(block: AttentionBlock) -> mtf.Shape:
-    own = mtf.Dimension(f"length_{block.begin}", block.end - block.begin)
-    keys = mtf.Dimension("memory_length", block.num_keys)
-    return mtf.Shape([batch, own, heads, keys])
-
-  kept = [weights_shape(block) for block in blocks] if keeps_weights else []
+  kept = _weights_shapes(q, blocks) if keeps_weights else []
   return WholeSlice(
     ByDevice(blocked.attend, attend_native if is_native else None),
     [q, k, v, *masks, *extras],

@@ -16,7 +16,7 @@ import pytest
 from palm_mtf.accelerators import decoder
 from palm_mtf.config import DecodeConfig, MeshLayout
 from palm_mtf.errors import UserError
-from palm_mtf.generation.decode import weights as decode_weights
+from palm_mtf.generation.decode import weight_maker as decode_weights
 from palm_mtf.generation.decode.generate_program import (
   PromptBatch,
   build_decode_programs,

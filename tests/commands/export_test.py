@@ -12,8 +12,8 @@ import pytest
 
 from palm_mtf.cli.main import main
 from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.export.huggingface.families import COHERE
 from palm_mtf.export.huggingface.tensor_files import SafetensorsFile
-from palm_mtf.export.huggingface.weights import find_tensor_names
 from palm_mtf.machine import host_memory
 from tests import oracle, runs, tokenizer_files
 from tests.mtf_testing import small_config
@@ -129,7 +129,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(
   flags = ["--model_dir", str(finished), "--output", str(output)]
   assert main(["export", *flags, "--gin.NORM='rms_norm'"]) == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert 'NORM = "layer_norm" with BLOCK = "parallel"' in line
+  assert "a GraniteForCausalLM has BLOCK = 'serial'" in line
   assert not any(tmp_path.iterdir())
 
 
@@ -451,7 +451,7 @@ def test_half_precision_is_imported_exactly(dtype, model_folder, weights):
   found = weights()
   begin, end = (x // 2 for x in header[EMBEDDING]["data_offsets"])
   assert found["embedding"].tobytes() == expected[begin:end].tobytes()
-  norm = find_tensor_names(MODEL)["layer_001/norm/scale"]
+  norm = COHERE.names["norm/scale"].format(1)
   begin, end = (x // 2 for x in header[norm]["data_offsets"])
   assert (
     found["layer_001/norm/scale"].tobytes() == expected[begin:end].tobytes()

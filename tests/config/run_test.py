@@ -120,9 +120,35 @@ def test_a_number_out_of_bounds_is_named_with_them(
 @pytest.mark.parametrize(
   ("settings", "name", "value", "nearest", "choices"),
   [
-    (PALM, "norm", "layernorm", "layer_norm", "layer_norm rms_norm"),
-    (PALM, "block", "paralel", "parallel", "parallel serial"),
-    (PALM, "attention", "gqa", "", "multi_query multi_head"),
+    (
+      *(PALM, "norm", "layernorm", "layer_norm"),
+      "layer_norm layer_norm_bias rms_norm rms_norm_1p",
+    ),
+    (
+      PALM,
+      "positions",
+      "rotry",
+      "rotary",
+      "rotary learned t5 transformer_xl alibi none",
+    ),
+    (
+      PALM,
+      "mlp",
+      "swigl",
+      "swiglu",
+      "swiglu geglu geglu_tanh gelu gelu_tanh relu relu2",
+    ),
+    (PALM, "qk_norm", "rmsnorm", "rms_norm", "none rms_norm"),
+    (PALM, "rotary_pairs", "half", "halves", "halves neighbours"),
+    (PALM, "output_embedding", "tide", "tied", "tied separate"),
+    (
+      PALM,
+      "block",
+      "paralel",
+      "parallel",
+      "parallel parallel_two_norms serial",
+    ),
+    (PALM, "attention", "gqa", "", "multi_query multi_head grouped_query"),
     (
       PALM,
       "activation_dtype",

@@ -9,7 +9,7 @@ from palm_mtf._tf import tf
 from palm_mtf.generation.decode.forward import prefill
 from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
 from palm_mtf.generation.decode.step import NativeStep
-from palm_mtf.generation.decode.weights import build_decode_model
+from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.native.decoding import Texts, TextSettings
 from palm_mtf.native.operations import operations
 from tests import oracle

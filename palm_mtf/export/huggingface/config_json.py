@@ -191,7 +191,7 @@ def parse_config(config: Json, what: str) -> DescribedModel:
   """
   named = config.get("architectures")
   name = named[0] if isinstance(named, list) and len(named) == 1 else None
-  if name in REFUSED:
+  if isinstance(name, str) and name in REFUSED:
     raise UserError(f"{what}: {name} is not computed here: {REFUSED[name]}.")
   if not isinstance(name, str) or name not in BY_ARCHITECTURE:
     hint = did_you_mean(name, BY_ARCHITECTURE) if isinstance(name, str) else ""
@@ -251,6 +251,9 @@ def _parse_model(
       # A window of a whole sequence hides nothing.
       is_whole = window >= settings["sequence_length"]
       settings["attention_window"] = None if is_whole else window
+    # None stands for PaLM's factor, 1 / sqrt(D_MODEL).
+    if math.isclose(settings["logits_scale"], settings["d_model"] ** -0.5):
+      settings["logits_scale"] = None
     model = PalmConfig(
       activation_dtype="auto",
       final_norm_scale=own.get("FINAL_NORM_SCALE", "learned"),
@@ -258,7 +261,11 @@ def _parse_model(
     )
   except UserError as error:
     raise UserError(f"{what}: {error}") from None
-  constants = {**_CONSTANTS, **family.constants}
+  constants = {
+    **_CONSTANTS,
+    **family.constants,
+    "model_type": family.model_type,
+  }
   compared = [(key, config.get(key, x), x) for key, x in constants.items()]
   for key, (value, default) in family.derived.items():
     compared.append((key, config.get(key, default), value(model)))
@@ -302,6 +309,11 @@ def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
     raise UserError(
       f"{keys['num_heads']} = {heads}: it divides {keys['d_model']} = {width}."
     )
+  if heads % key_heads:
+    raise UserError(
+      f"num_key_value_heads = {key_heads}: it divides {keys['num_heads']} = "
+      f"{heads}."
+    )
   attention = "multi_head" if key_heads == heads else "grouped_query"
   if family.has_key_heads and key_heads == 1:
     attention = "multi_query"
@@ -315,7 +327,9 @@ def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
 
 
 def _parse_choice(config: Json, key: str, choice) -> object:
-  names = [x for x in (key, *choice.other_names) if config.get(x) is not None]
+  # Older configurations may set the other names to null.
+  names = [key] if key in config else []
+  names += [x for x in choice.other_names if config.get(x) is not None]
   found = []
   for name in names:
     value = config[name]
@@ -324,7 +338,7 @@ def _parse_choice(config: Json, key: str, choice) -> object:
       raise UserError(
         f"{name} = {shorten(value)}: palm_mtf computes only with {known}."
       )
-    found.append(choice.values[value])
+    found += [y for x, y in choice.values.items() if _is_same(value, x)]
   if len({*found}) > 1:
     raise UserError(f"{' and '.join(names)} contradict each other.")
   return found[0] if found else choice.values[choice.default]

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Attention, Projection, Read, layer_of
 from palm_mtf.config import PalmConfig
+from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
   split_rows,
   write_row,
 )
-from palm_mtf.generation.decode.weights import DecodeModel, Products
+from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm

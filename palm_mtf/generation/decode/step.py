@@ -30,6 +30,7 @@ from palm_mtf.generation.decode.block import (
   mix_products,
   run_layer,
 )
+from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import (
   Cache,
   LaidOut,
@@ -39,7 +40,7 @@ from palm_mtf.generation.decode.rows import (
   write_places,
 )
 from palm_mtf.generation.decode.sampling import SamplingSettings, choose_tokens
-from palm_mtf.generation.decode.weights import DecodeModel, Products
+from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.positions import find_angles
 from palm_mtf.native.decoding import (

@@ -18,11 +18,8 @@ from palm_mtf.checkpoints.variables import CheckpointReader
 from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.generation.decode.functions import DecodeFunction, LocalPrograms
-from palm_mtf.generation.decode.weights import (
-  DecodeSettings,
-  LayerWeights,
-  build_decode_model,
-)
+from palm_mtf.generation.decode.weight_maker import build_decode_model
+from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
 from palm_mtf.machine.accelerators import decodes_on_accelerators
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
 from palm_mtf.mesh.placement import Devices

@@ -76,7 +76,7 @@ def test_a_config_that_describes_no_model_is_refused(content, tmp_path):
     ("num_attention_heads", True),
     ("num_key_value_heads", True),
     ("num_key_value_heads", [1]),
-    ("num_key_value_heads", 2),
+    ("num_key_value_heads", 3),
     ("head_dim", 10.0),
     ("hidden_size", None),
     ("hidden_size", 24.0),
@@ -103,7 +103,7 @@ def test_a_config_that_describes_no_model_is_refused(content, tmp_path):
     ("partial_rotary_factor", 0.5),
     ("hidden_act", ["silu"]),
     ("model_type", "llama"),
-    ("tie_word_embeddings", False),
+    ("tie_word_embeddings", 0),
     ("tie_word_embeddings", None),
     ("quantization_config", {"quant_method": "gptq"}),
     ("compression_config", {"format": "dense"}),
@@ -140,12 +140,21 @@ def test_an_odd_width_of_heads_is_refused():
 def test_a_missing_key_has_the_default_of_its_class():
   config = _config()
   del config["layer_norm_eps"]  # 1e-5 in Cohere
-  with pytest.raises(UserError, match="layer_norm_eps = 1e-05"):
-    parse_config(config, "there")
+  assert parse_config(config, "there").model.norm_epsilon == 1e-5
   config = _config(**SERIAL)
   del config["tie_word_embeddings"]  # False in Granite
-  with pytest.raises(UserError, match="tie_word_embeddings = False"):
-    parse_config(config, "there")
+  assert parse_config(config, "there").model.output_embedding == "separate"
+
+
+@pytest.mark.parametrize(
+  "name, reason",
+  [
+    ("Gemma2ForCausalLM", "it caps logits and scores"),
+    ("LlamaForCausalM", 'did you mean "LlamaForCausalLM"'),
+  ],
+)
+def test_a_class_that_is_not_computed_is_refused_with_the_reason(name, reason):
+  assert reason in _refused(architectures=[name])
 
 
 def test_what_other_programs_leave_out_or_write_differently_is_accepted():

@@ -13,7 +13,6 @@ from palm_mtf.export.huggingface.config_json import (
   parse_config,
   read_config,
 )
-from palm_mtf.export.huggingface.families import FAMILIES
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
 from palm_mtf.export.huggingface.weights import (
   check_tensors,
@@ -23,7 +22,7 @@ from palm_mtf.export.huggingface.weights import (
 )
 from tests import oracle
 from tests.blocks import block_config
-from tests.mtf_testing import run_model, small_config
+from tests.mtf_testing import run_model
 
 SIZES = dict(
   vocab_size=44,
@@ -131,7 +130,7 @@ def make_peer(name):
 
 def import_folder(folder):
   """Returns the model of a folder, its class and its parameters."""
-  family, model, _ = read_config(str(folder))
+  family, model, *_ = read_config(str(folder))
   files = TensorFiles(str(folder))
   check_tensors(files, model, family, str(folder))
   return model, family, import_parameters(model, family, files.read)
@@ -214,7 +213,7 @@ def test_an_export_is_imported_bit_for_bit(name):
   model = exported_config(name)
   params, config, tensors = export(model)
   assert config["architectures"] == [EXPORTED[name]]
-  family, again, _ = parse_config(json.loads(json.dumps(config)), "there")
+  family, again, *_ = parse_config(json.loads(json.dumps(config)), "there")
   params_again = import_parameters(again, family, tensors.__getitem__)
   _, config_again, tensors_again = export(again)
   assert config_again == config

@@ -24,7 +24,9 @@ def _decoder(model, params) -> Decoder:
   return Decoder(model, lambda name: params[name].astype(np.float32))
 
 
-@pytest.mark.parametrize("changes", [*MODELS, *SETTINGS.values()], ids=str)
+@pytest.mark.parametrize(
+  "changes", [*MODELS, *SETTINGS.values()], ids=[*map(str, MODELS), *SETTINGS]
+)
 def test_logits_equal_the_oracles_in_one_pass_and_in_steps(changes):
   model = small_config(**changes)
   params = oracle.random_parameters(model, seed=1)

@@ -24,7 +24,7 @@ from palm_mtf.generation.decode.slot_program import (
   MakeSlots,
   StepSlots,
 )
-from palm_mtf.generation.decode.weights import build_decode_model
+from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.native.operations import operations
 from tests import oracle
 from tests.decode_testing import EOD, Recomputed, decode

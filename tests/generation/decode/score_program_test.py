@@ -8,7 +8,7 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.functions import LocalPrograms
 from palm_mtf.generation.decode.score_program import ScoreRows
-from palm_mtf.generation.decode.weights import build_decode_model
+from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
 from tests import oracle
 from tests.mtf_testing import (

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode import weights as decode_weights
+from palm_mtf.generation.decode import weight_maker as decode_weights
 from palm_mtf.generation.decode.forward import prefill
 from palm_mtf.generation.decode.rows import join_rows, split_rows
 from palm_mtf.generation.decode.step import make_step
-from palm_mtf.generation.decode.weights import build_decode_model
+from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
 from tests import oracle
 from tests.blocks import SETTINGS, block_config

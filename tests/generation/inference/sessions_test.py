@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.weights import build_decode_model
+from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.generation.inference.sessions import (
   compute_mean_loss,
   load_weights,

@@ -108,7 +108,7 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
     PromptBatch,
     build_decode_programs,
   )
-  from palm_mtf.generation.decode.weights import build_decode_model
+  from palm_mtf.generation.decode.weight_maker import build_decode_model
   from palm_mtf.generation.inference.sessions import (
     load_weights,
     step_session_config,

@@ -15,18 +15,13 @@ from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf import (
-  check_vocabulary,
+from palm_mtf.export.gguf.architectures import (
   find_gguf_architecture,
-  make_gguf_name,
   make_model_metadata,
-  write_gguf,
 )
-from palm_mtf.export.huggingface.config_json import COHERE
-from palm_mtf.export.huggingface.weights import (
-  find_tensor_shapes,
-  make_tensor_reader,
-)
+from palm_mtf.export.gguf.files import write_gguf
+from palm_mtf.export.gguf.model import check_vocabulary, make_reader
+from palm_mtf.export.huggingface.weights import find_tensor_shapes
 from tests import oracle, runs
 from tests.export import llama_cpp_oracle
 from tests.export.read_gguf import read_gguf
@@ -49,12 +44,11 @@ def test_tensors_give_our_logits_in_the_architecture_named(changes):
   model = small_config(**changes)
   params = oracle.random_parameters(model, seed=1)
   tokens = random_tokens(model, batch_size=1, seed=0)["inputs"]
-  read = make_tensor_reader(model, COHERE, params.__getitem__)
-  tensors = {
-    make_gguf_name(name): read(name) for name in find_tensor_shapes(model)
-  }
+  own = find_gguf_architecture(model)
+  read = make_reader(model, own, params.__getitem__)
+  tensors = {name: read(name) for name in find_tensor_shapes(model, own.layout)}
   actual = llama_cpp_oracle.forward(
-    make_model_metadata(model, "float32"), tensors, tokens[0]
+    make_model_metadata(model, own), tensors, tokens[0]
   )
   expected = oracle.forward(model, params, tokens)[0]
   assert np.abs(actual - expected).max() < 1e-9 * np.ptp(expected)
@@ -63,7 +57,8 @@ def test_tensors_give_our_logits_in_the_architecture_named(changes):
 @pytest.mark.parametrize(
   "changes, message",
   [
-    ({"norm": "rms_norm"}, "^NORM = "),
+    ({"norm": "rms_norm"}, "no architecture of transformers"),
+    ({"attention_window": 4}, "no architecture of transformers"),
     ({**WIDTH, "num_heads": 2}, r"^NUM_HEADS \* D_KV = 16 and D_MODEL = 24"),
     ({**WIDTH, "num_layers": 64}, "^NUM_LAYERS = 64: .*norms of q and k"),
   ],
@@ -78,7 +73,7 @@ def test_a_model_that_llama_cpp_would_compute_differently_is_refused(
 def test_a_serial_model_of_any_width_and_depth_is_a_granite():
   model = small_config(**SERIAL, num_layers=64)
   assert model.num_heads * model.d_kv != model.d_model
-  assert find_gguf_architecture(model) == "granite"
+  assert find_gguf_architecture(model).name == "granite"
 
 
 SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:20]
@@ -147,9 +142,9 @@ def test_a_vocabulary_that_llama_cpp_would_encode_differently_is_refused(
 
 
 SHAPES = {
-  "model.norm.weight": (64,),
-  "model.embed_tokens.weight": (4, 64),
-  "model.layers.0.mlp.up_proj.weight": (2, 48),  # no whole blocks
+  "output_norm.weight": (64,),
+  "token_embd.weight": (4, 64),
+  "blk.0.ffn_up.weight": (2, 48),  # no whole blocks
 }
 
 
@@ -174,14 +169,12 @@ def test_a_tensor_that_a_dtype_cannot_hold_has_a_larger_one(
   for name, value in values.items():
     # Half a step of int8, and one rounding to float16.
     limit = np.abs(value).max() * (0.5 / 127 + 2**-11)
-    np.testing.assert_allclose(
-      found.tensors[make_gguf_name(name)], value, rtol=0, atol=limit
-    )
+    np.testing.assert_allclose(found.tensors[name], value, rtol=0, atol=limit)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "q8_0"])
 def test_a_number_that_float16_cannot_hold_is_refused(dtype, tmp_path):
-  shapes = {"model.embed_tokens.weight": (1, 32)}
+  shapes = {"token_embd.weight": (1, 32)}
   with pytest.raises(UserError, match=r"numbers of token_embd\.weight are"):
     write_gguf(
       str(tmp_path / "model.gguf"),

@@ -1,0 +1,126 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products with decoding weights, on every device of a mesh."""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.block import (
+  Projection,
+  Read,
+)
+from palm_mtf.generation.decode.rows import LaidOut
+from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.model.projection import JoinedColumns, vectors_of
+from palm_mtf.model.weights import logits_dtype
+from palm_mtf.ops.slicewise import split_axes
+
+
+class Products:
+  """Multiplies rows of activations by the weights of one model.
+
+  The decoding step (step.py) and the forward pass (forward.py) share this code.
+  """
+
+  def __init__(self, model: DecodeModel, *, packed: bool):
+    """Takes the weights; for `packed`, see `kernels.multiply`."""
+    self._impl = model.placement
+    self._model = model
+    self._packed = packed
+
+  def shapes(self, names: Sequence[str]) -> list[list[int]]:
+    """Returns the output shape of each part of a joined kernel, for one row.
+
+    The parts are the kernels `names`. The shape is that of one device's slice,
+    such as [heads, d_kv] for q.
+    """
+    dims = self._model.kernels[tuple(names)].dims
+    return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
+
+  def columns(self, layer: str, read: Read, threads: int) -> JoinedColumns:
+    """Returns an object that splits the columns of `project_in`.
+
+    Args:
+      layer: prefix of the kernels' names.
+      read: the branches that read the product.
+      threads: see `JoinedColumns`.
+    """
+    shapes = self.shapes([f"{layer}/{part}" for part in read.parts])
+    return JoinedColumns(shapes, read, self._model.config.norm_epsilon, threads)
+
+  def vectors(self, layer: str, read: Read) -> list[LaidOut]:
+    """Returns the `vectors` of `read_product`."""
+    names = vectors_of(read)
+    return [self._model.vectors[f"{layer}/{name}"] for name in names]
+
+  def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
+    """Multiplies rows by a kernel; see `DecodeModel.multiply`."""
+    return self._model.multiply(xs, kernel, packed=self._packed)
+
+  def project_in(self, x: LaidOut, names: Sequence[str]) -> LaidOut:
+    """Multiplies x [rows, d_model] by the joined kernel of `names`."""
+    return self.multiply([x], self._model.kernels[tuple(names)].kernel)
+
+  def project_out(
+    self, layer: str, branches: Mapping[Projection, LaidOut]
+  ) -> LaidOut:
+    """Multiplies each branch by its kernel; returns the sum with biases.
+
+    Args:
+      layer: prefix of the kernels' names.
+      branches: {product: branch, [rows, inputs]}.
+
+    Returns:
+      [rows, d_model].
+    """
+    y = self._project_out(
+      {f"{layer}/{each.part}": x for each, x in branches.items()}
+    )
+    for each in branches:
+      if each.has_bias:
+        y = self._add_bias(y, f"{layer}/{each.bias}")
+    return y
+
+  def _project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
+    kernels, names = self._model.kernels, tuple(branches)
+    if self._model.is_packed:
+      return self.multiply([*branches.values()], kernels[names].kernel)
+    sums = {}
+    for name, x in branches.items():
+      joined = kernels[name,]
+      axis = tuple(split_axes(self._impl, joined.dims[0]))
+      sums.setdefault(axis, []).append(self.multiply([x], joined.kernel))
+    # Before the all-reduce, add the products that need the same mesh axes, so
+    # that each set of axes takes only one all-reduce of [rows, d_model].
+    return self._add(
+      self._impl.allreduce(self._add(some), axis, "SUM")
+      for axis, some in sums.items()
+    )
+
+  def _add_bias(self, x: LaidOut, name: str) -> LaidOut:
+    return self._impl.slicewise(
+      lambda x, bias: x + tf.cast(bias, x.dtype), x, self._model.vectors[name]
+    )
+
+  def _add(self, xs: Iterable[LaidOut]) -> LaidOut:
+    return functools.reduce(lambda x, y: self._impl.slicewise(tf.add, x, y), xs)
+
+  def unembed(self, y: LaidOut) -> LaidOut:
+    """Returns logits of y [rows, d_model]: [rows, vocab], LOGITS_DTYPE."""
+    dtype, bias = logits_dtype(self._model.config), "logits/bias"
+    y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
+    y = self.multiply([y], self._model.to_logits)
+    return self._add_bias(y, bias) if bias in self._model.vectors else y
+
+  def compute_logits(self, y: LaidOut) -> LaidOut:
+    """Returns the logits of y [rows, d_model], unsplit along vocab."""
+    logits = self.unembed(y)
+    for axis in split_axes(self._impl, [self._model.dims.vocab]):
+      # All-gather [rows, vocab], because every device samples from all logits.
+      logits = self._impl.allconcat(logits, axis, 1)
+    vocab_size = self._model.config.vocab_size
+    if self._model.dims.vocab.size == vocab_size:
+      return logits
+    # Drop the logits of embedding rows that are only padding.
+    return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)

@@ -1,0 +1,357 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Makes decoding weights from a checkpoint's parameters, on every device."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.architecture.block import (
+  NORMS,
+  layer_of,
+)
+from palm_mtf.architecture.parameters import (
+  layer_name,
+  logits_table,
+  parameter_dims,
+  parse_name,
+)
+from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.generation.decode.kernels import (
+  find_largest,
+  make_kernel,
+  make_packed_kernel,
+  round_to_int4,
+  round_to_int8,
+)
+from palm_mtf.generation.decode.rows import LaidOut
+from palm_mtf.generation.decode.weights import (
+  DecodeModel,
+  JoinedKernel,
+  LayerWeights,
+)
+from palm_mtf.machine.processors import bfloat16_flags
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
+from palm_mtf.mesh.slices import Slice
+from palm_mtf.model.dims import Dims, model_dims
+from palm_mtf.model.positions import project_distances
+from palm_mtf.model.weights import logits_dtype, palm_variables
+from palm_mtf.native.decoding import INT4, pack, steps_natively
+from palm_mtf.native.operations import operations
+from palm_mtf.ops.slicewise import split_axes
+from palm_mtf.ops.variables import make_variable
+from palm_mtf.ops.xla import in_xla_computation
+
+# The decoding weights are made once from a checkpoint's float32 variables: cast
+# to the activation dtype or quantized, and joined where one matrix product
+# replaces several. Norm scales and the embedding's rows are never quantized. A
+# layer's weights depend only on the layer's own variables, so that memory need
+# not hold two layers of a checkpoint at once.
+
+
+def build_decode_model(
+  config: PalmConfig, mesh_layout: MeshLayout, weight_dtype: str
+) -> DecodeModel:
+  """Builds a checkpoint's variables and decoding weights in the current graph.
+
+  The layout rules of `mesh_layout` must be valid for `config`.
+  """
+  mesh = mtf.Mesh(mtf.Graph(), "pod")
+  dims = model_dims(config, 1, mesh_layout)
+  # Each device holds all of d_model, whatever the layout, because gathering
+  # weights for each token would cost more than the rest of a step.
+  dims = dataclasses.replace(
+    dims, d_model_stored=dims.d_model, d_model_residual=dims.d_model
+  )
+  palm_variables([mesh], config, dims)
+  placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
+  (slices,) = placement.lower({mesh: placement}).slices
+  is_packed = _serves_natively(placement, config, weight_dtype)
+
+  def read(name: str) -> LaidOut:
+    values = [part.variable.value() for part in slices[name]]
+    return placement.LaidOutTensor(values)
+
+  maker = WeightMaker(
+    placement, config, dims, read, weight_dtype, is_packed=is_packed
+  )
+  return DecodeModel(
+    placement=placement,
+    config=config,
+    dims=dims,
+    table=maker.make_table(),
+    to_logits=maker.make_logits_kernel(),
+    vectors={
+      name: x
+      for layer in (None, *range(config.num_layers))
+      for name, x in maker.make_vectors(layer).items()
+    },
+    kernels=dict(maker.make_joined_kernels()),
+    is_packed=is_packed,
+    layers=maker.make_layers(slices),
+  )
+
+
+def _serves_natively(
+  placement: CpuGpuPlacement, config: PalmConfig, weight_dtype: str
+) -> bool:
+  if placement.size > 1 or "gpu" in placement.devices[0].lower():
+    return False
+  if not steps_natively(config):
+    return False
+  # If the CPU has AMX, oneDNN multiplies the many rows of a prompt faster than
+  # the C++ operations do.
+  is_bfloat16 = (weight_dtype, config.activation_dtype) == (
+    "activation",
+    "bfloat16",
+  )
+  if is_bfloat16 and "amx_bf16" in bfloat16_flags():
+    return False
+  return operations() is not None
+
+
+class WeightMaker:
+  """Makes decoding weights, and collects the weights' initializers.
+
+  In an XLA computation the weights are tensors that no variable keeps.
+  """
+
+  def __init__(
+    self,
+    placement: CpuGpuPlacement,
+    config: PalmConfig,
+    dims: Dims,
+    read: Callable[[str], LaidOut],
+    weight_dtype: str,
+    *,
+    is_packed: bool,
+  ):
+    """Takes the parameters.
+
+    Args:
+      placement: the devices.
+      config: architecture.
+      dims: dimensions; each device holds all of d_model.
+      read: returns a parameter, float32, given its name.
+      weight_dtype: WEIGHT_DTYPE.
+      is_packed: whether kernels are packed for `native`'s C++ operations.
+    """
+    self._impl = placement
+    self._config = config
+    self._read = read
+    self._is_packed = is_packed
+    self._is_quantized = weight_dtype != "activation"
+    self._dtype = tf.as_dtype(
+      weight_dtype if self._is_quantized else config.activation_dtype
+    )
+    self._dims = {
+      name: [getattr(dims, dim) for dim in names]
+      for name, names in parameter_dims(config).items()
+    }
+    # {`ParameterName.layer`: initializers of the layer's decoding weights}.
+    self._initializers = collections.defaultdict(list)
+
+  def make_table(self) -> LaidOut:
+    """Returns the embedding, [vocab, d_model], activation dtype."""
+    dtype = tf.as_dtype(self._config.activation_dtype)
+    return self._make_constant("table", dtype, self._read("embedding"))
+
+  def make_vectors(self, layer: int | None) -> dict[str, LaidOut]:
+    """Returns the weights that multiply no rows, by name.
+
+    These are scales and biases, float32; and in the activation dtype, learned
+    positions, [positions, d_model], and the vectors of Transformer-XL's
+    distances, [positions, heads, d_kv], in place of the kernel that gives them.
+
+    `layer` is the number of their layer; None for those outside of all layers.
+    """
+    config, found = self._config, {}
+    dtype = tf.as_dtype(config.activation_dtype)
+    for name in self._dims:
+      parameter = parse_name(name)
+      if parameter.layer != layer:
+        continue
+      if parameter.is_vector:
+        found[name] = self._make_constant(name, tf.float32, self._read(name))
+      elif parameter.part == "position_embedding":
+        found[name] = self._make_constant(name, dtype, self._read(name))
+      elif parameter.part == "attention/relative":
+        vectors = self._impl.slicewise(
+          lambda w: project_distances(w, config.sequence_length),
+          self._read(name),
+        )
+        found[name] = self._make_constant(name, dtype, vectors)
+    if layer is None and config.final_norm_scale == "none":
+      name, scale = "final_norm/scale", 1.0 - NORMS[config.norm].scale_offset
+      ones = self._impl.slicewise(
+        lambda x: tf.fill(x.shape[1:], scale), self._read("embedding")
+      )
+      found[name] = self._make_constant(name, tf.float32, ones)
+    return found
+
+  def _make_constant(self, name, dtype, value):
+    """Makes a variable that is initialized to `value`; returns its value."""
+
+    def make(value):
+      value = tf.cast(value, dtype)
+      if in_xla_computation():
+        return value
+      kept = make_variable(value, f"decode/{name}")
+      self._initializers[parse_name(name).layer].append(kept.initializer)
+      return kept.value()
+
+    return self._impl.slicewise(make, value)
+
+  def _make_kernel(self, name, make, *values):
+    # Calls make(*values, name=...) on each device; returns the kernels.
+    def make_and_keep(*values):
+      kernel = make(*values, name=f"decode/{name}")
+      self._initializers[parse_name(name).layer].append(kernel.initialize)
+      return kernel
+
+    return self._impl.slicewise(make_and_keep, *values)
+
+  def make_logits_kernel(self) -> LaidOut:
+    """Makes the kernel of the logits: the transposed table."""
+    # If the other kernels are int8 or int4, the logits' kernel is int8, because
+    # it is the largest: in the activation dtype it would be half of the bytes
+    # that a step reads.
+    is_quantized = self._is_quantized
+    # As in the embedding table, weights are rounded to the activation dtype,
+    # even if `dtype` is wider.
+    rounded_to = tf.as_dtype(self._config.activation_dtype)
+    dtype = rounded_to if self._is_packed else logits_dtype(self._config)
+
+    def pack_kernel(x, name):
+      is_rounded = rounded_to == tf.bfloat16
+      packed_dtype = tf.int8 if is_quantized else dtype
+      panels = pack(
+        [x], packed_dtype, is_transposed=True, is_rounded=is_rounded
+      )
+      return make_packed_kernel(panels, name)
+
+    def keep_plain(x, name):
+      w = tf.cast(tf.transpose(x), rounded_to)
+      if is_quantized:
+        w = tf.cast(w, tf.float32)
+        w = round_to_int8(w, find_largest(w))
+      return make_kernel(w, dtype, name)
+
+    make = pack_kernel if self._is_packed else keep_plain
+    table = self._read(logits_table(self._config))
+    return self._make_kernel("to_logits", make, table)
+
+  def make_joined_kernels(
+    self,
+  ) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
+    """Yields (names of the parts, joined kernel), layer after layer."""
+    for names, summed in self.find_joins():
+      rounds = self._dtype == tf.int8 and not self._is_packed
+      largest = [self._find_largest(summed)] if summed and rounds else []
+      kernel = self._join(names, *largest)
+      yield names, JoinedKernel(kernel, self.find_dims(names))
+
+  def find_joins(
+    self,
+  ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yields (parts, summed) for each joined kernel of each layer.
+
+    parts: names of the kernels that are joined.
+    summed: for a kernel of `project_out`, the names of all kernels whose
+      products are added up, which share int8 scales; for other kernels, ().
+    """
+    for layer in range(self._config.num_layers):
+      for each in layer_of(self._config).sums:
+        *reads, outputs = (
+          tuple(f"{layer_name(layer)}/{part}" for part in parts)
+          for parts in (*(read.parts for read in each.reads), each.outputs)
+        )
+        for names in reads:
+          yield names, ()
+        # Join only packed kernels, because a packed product can read its inputs
+        # from several tensors. For an unpacked kernel, the inputs would have to
+        # be joined too, which costs more than a second product.
+        joins = self._is_packed
+        for names in [outputs] if joins else [(name,) for name in outputs]:
+          yield names, outputs
+
+  def find_dims(self, names: Sequence[str]) -> list[list[mtf.Dimension]]:
+    """Returns `JoinedKernel.dims` of the parts `names`."""
+    reads, _ = self._find_other_dims(names[0])
+    return [self._dims[name][reads] for name in names]
+
+  def make_layers(
+    self, slices: Mapping[str, Sequence[Slice]]
+  ) -> list[LayerWeights]:
+    """Returns all `LayerWeights`; call it after all weights are made."""
+    by_layer = collections.defaultdict(dict)
+    for name, parts in slices.items():
+      by_layer[parse_name(name).layer][name] = parts
+    return [
+      LayerWeights(some, _free_after(self._initializers[layer], some))
+      for layer, some in by_layer.items()
+    ]
+
+  def _join(self, names, *largest):
+    _, axis = self._find_other_dims(names[0])
+
+    def pack_kernel(*parts, name):
+      panels = pack(parts, self._dtype, joins_rows=axis == 0)
+      return make_packed_kernel(panels, name)
+
+    def keep_plain(*parts, name):
+      parts, largest = parts[: len(names)], parts[len(names) :]
+      whole = tf.concat(parts, axis)
+      # Round to numbers that int8 or int4 can hold, but keep a float dtype,
+      # because TensorFlow multiplies by float weights.
+      if self._dtype == INT4:
+        whole = round_to_int4(whole)
+      elif self._dtype == tf.int8:
+        whole = round_to_int8(whole, *(largest or [find_largest(whole)]))
+      return make_kernel(whole, self._config.activation_dtype, name)
+
+    make = pack_kernel if self._is_packed else keep_plain
+    matrices = [self._make_matrix(name) for name in names]
+    return self._make_kernel(names[0], make, *matrices, *largest)
+
+  def _find_other_dims(self, name):
+    # Returns the Python slice that selects the dimensions other than d_model,
+    # and the axis of the matrix that these dimensions become. The matrix of q
+    # is [d_model, heads * d_kv], and of o [heads * d_kv, d_model].
+    is_input = self._dims[name][0].name == "d_model"
+    return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
+
+  def _make_matrix(self, name):
+    _, axis = self._find_other_dims(name)
+
+    def flatten(x):
+      return tf.reshape(x, [x.shape[0], -1] if axis else [-1, x.shape[-1]])
+
+    return self._impl.slicewise(flatten, self._read(name))
+
+  def _find_largest(self, names):
+    # Kernels whose products are summed share one scale per output column, as in
+    # `native`, so that the rounded numbers do not depend on the layout.
+    found = []
+    for name in names:
+      largest = self._impl.slicewise(find_largest, self._make_matrix(name))
+      axes = split_axes(self._impl, self._dims[name])
+      found.append(self._impl.allreduce(largest, axes, "MAX"))
+    return self._impl.slicewise(
+      lambda *x: functools.reduce(tf.maximum, x), *found
+    )
+
+
+def _free_after(
+  operations: Sequence[tf.Operation], slices: Mapping[str, Sequence[Slice]]
+) -> tf.Operation:
+  with tf.control_dependencies(operations):
+    return tf.group(
+      [
+        tf.raw_ops.DestroyResourceOp(resource=each.variable.handle)
+        for parts in slices.values()
+        for each in parts
+      ]
+    )
