@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import itertools
 import re
+from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
@@ -20,12 +21,12 @@ from tests.data.small_sources import EOD, examples, repeatable, token_array
 _FEATURES = ("targets", "inputs", "segments", "loss_weights")
 
 
-def joined(tokens, length, *, masked=False):
-  return JoinedRows(tokens, length, eod_id=EOD if masked else None)
+def joined(tokens, length, *, masked=False, **more):
+  return JoinedRows(tokens, length, eod_id=EOD if masked else None, **more)
 
 
-def whole(tokens, length, *, packed, seed=0):
-  return WholeRows(tokens, length, packed=packed, seed=seed)
+def whole(tokens, length, *, packed, seed=0, **more):
+  return WholeRows(tokens, length, packed=packed, seed=seed, **more)
 
 
 def written_example() -> dict[str, dict[str, list[list[str]]]]:
@@ -183,19 +184,31 @@ def test_rows_of_whole_documents_are_as_few_as_they_fill(packed):
 
 
 @pytest.mark.parametrize(
-  ("packing", "start"),
-  [("joined", EOD), ("joined_masked", 0), ("packed", 0), ("single", 0)],
+  ("packing", "start_id", "start"),
+  [
+    ("joined", None, EOD),
+    ("joined", EOD, EOD),
+    ("joined_masked", None, 0),
+    ("joined_masked", 3, 3),
+    ("packed", None, 0),
+    ("packed", 3, 3),
+    ("single", None, 0),
+    ("single", 3, 3),
+  ],
 )
 def test_the_start_of_a_document_is_the_input_before_it_in_training(
-  packing, start
+  packing, start_id, start
 ):
   """Except for the first document of a joined row, which is cut anywhere."""
-  assert document_start(packing, EOD) == start
+  data = SimpleNamespace(packing=packing, start_id=start_id)
+  assert document_start(data, EOD) == start
   tokens = token_array([([], [5, 6]), ([], [7, 8])], has_inputs=False)
+  first = start_id or 0
   if packing.startswith("joined"):
-    rows = joined(tokens, 6, masked=packing == "joined_masked")
+    is_masked = packing == "joined_masked"
+    rows = joined(tokens, 6, masked=is_masked, first=first)
   else:
-    rows = whole(tokens, 6, packed=packing == "packed")
+    rows = whole(tokens, 6, packed=packing == "packed", first=first)
   second = rows.read(0)
   place = second["targets"].tolist().index(7 if 7 in second["targets"] else 5)
   assert second["inputs"][place] == start
