@@ -54,6 +54,26 @@ SIZES = {
   "113M": _sizes(12, 768, 16384),
   "125M": _sizes(12, 768, 32000),
   "1010M": _sizes(16, 2048, 32000),
+  # SmolLM2-135M, which has BLOCKS["llama"] with 3 key heads.
+  "135M": {**_sizes(30, 576, 49152), "d_ff": 1536},
+}
+# {name: settings of a block}
+BLOCKS = {
+  "palm": {},
+  "llama": {
+    "block": "serial",
+    "norm": "rms_norm",
+    "norm_epsilon": 1e-5,
+    "attention": "grouped_query",
+    "num_kv_heads": 3,
+    "logits_scale": 1.0,
+  },
+  "gemma": {
+    "block": "serial",
+    "norm": "rms_norm_1p",
+    "mlp": "geglu_tanh",
+    "logits_scale": 1.0,
+  },
 }
 
 
@@ -62,9 +82,14 @@ def fast_dtype_here() -> str:
   return "bfloat16" if native_bfloat16() else "float32"
 
 
-def benchmark_config(dtype: str, size: str = "26.6M") -> PalmConfig:
-  """Returns the architecture of one of SIZES, which peers have too."""
-  return PalmConfig(activation_dtype=dtype, **SIZES[size])
+def benchmark_config(
+  dtype: str, size: str = "26.6M", block: str = "palm"
+) -> PalmConfig:
+  """Returns the architecture of one of SIZES and BLOCKS."""
+  settings = {**SIZES[size], **BLOCKS[block]}
+  if block == "gemma":
+    settings["embedding_scale"] = settings["d_model"] ** 0.5
+  return PalmConfig(activation_dtype=dtype, **settings)
 
 
 def num_parameters(config: PalmConfig) -> int:

@@ -6,6 +6,7 @@ python -m tools.bench decode
 python -m tools.bench decode --size 125M --bits 8,4
 python -m tools.bench decode --peer llama_cpp,onnx --peer_python PYTHON
 python -m tools.bench decode --attention --sequence_length 4096
+python -m tools.bench decode --block llama --size 125M --peer llama_cpp
 """
 
 # Every program decodes the same architecture with random weights, greedily,
@@ -48,13 +49,15 @@ class Task:
     size: one of SIZES in models.py.
     sequence_length: number of tokens of prompt and continuation.
     batch_size: number of prompts.
-    attention: "multi_query" or "multi_head".
+    attention: "multi_query" or "multi_head"; None for the block's own.
+    block: one of BLOCKS in models.py.
   """
 
   size: str
   sequence_length: int
   batch_size: int
-  attention: str = "multi_query"
+  attention: str | None = None
+  block: str = "palm"
 
   @property
   def prompt_tokens(self) -> int:
@@ -70,27 +73,26 @@ class Task:
   def config(self, dtype: str) -> PalmConfig:
     """Returns the architecture; int8 and int4 use the fast activation dtype."""
     dtype = models.fast_dtype_here() if dtype in _QUANTIZED else dtype
-    model = models.benchmark_config(dtype, self.size)
+    model = models.benchmark_config(dtype, self.size, self.block)
+    model = dataclasses.replace(model, sequence_length=self.sequence_length)
+    if self.attention is None:
+      return model
     d_ff = model.d_ff
     if self.attention == "multi_head":
       # Kernels of d_model rows: every further head has two of d_kv columns, for
       # keys and values; every column of d_ff is in three.
       columns = 2 * (model.num_heads - 1) * model.d_kv / 3
       d_ff = _D_FF_MULTIPLE * round((d_ff - columns) / _D_FF_MULTIPLE)
-    return dataclasses.replace(
-      model,
-      sequence_length=self.sequence_length,
-      attention=self.attention,
-      d_ff=d_ff,
-    )
+    return dataclasses.replace(model, attention=self.attention, d_ff=d_ff)
 
 
 FLAGS = {
   **peers.SPEED_FLAGS,
   **peers.peer_flags("decode"),
   "--batch_size": Flag(1, "number of prompts"),
+  "--block": Flag("palm", "of peers: only llama_cpp has all", models.BLOCKS),
   "--sequence_length": Flag(256, "a quarter is prompt", count(8)),
-  "--bits": Flag("32,16,8,4", "bits per weight", choices(map(str, OURS))),
+  "--bits": Flag("32,16,8,4", "bits per weight", choices([str(x) for x in OURS])),
   "--attention": Flag(
     None, "compare both attentions", settings={"action": "store_true"}
   ),
@@ -188,17 +190,22 @@ def _write_gguf(task: Task, folder: str) -> str:
   """Writes a model for llama.cpp with random weights; returns its path."""
   import numpy as np
 
-  from palm_mtf.export import gguf
+  from palm_mtf.export.gguf.architectures import (
+    find_gguf_architecture,
+    make_model_metadata,
+  )
+  from palm_mtf.export.gguf.files import write_gguf
   from palm_mtf.export.huggingface.weights import find_tensor_shapes
 
   config = task.config("float32")
-  shapes = find_tensor_shapes(config)
+  own = find_gguf_architecture(config)
+  shapes = find_tensor_shapes(config, own.layout)
   rng = np.random.default_rng(0)
   path = os.path.join(folder, "model.gguf")
-  gguf.write_gguf(
+  write_gguf(
     path,
     {
-      **gguf.make_model_metadata(config, "float32"),
+      **make_model_metadata(config, own),
       "tokenizer.ggml.model": "no_vocab",
     },
     shapes,
@@ -241,7 +248,12 @@ def _races(
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields a record per program and number of bits."""
   peers.check_peers("decode", chosen.peer, chosen.peer_python)
-  task = Task(chosen.size, chosen.sequence_length, chosen.batch_size)
+  task = Task(
+    chosen.size,
+    chosen.sequence_length,
+    chosen.batch_size,
+    block=chosen.block,
+  )
   tolerance = _TOLERANCE if chosen.attention else 0.0
   with tempfile.TemporaryDirectory() as folder:
     for commands in _races(chosen, task, folder):
