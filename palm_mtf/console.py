@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines and a progress bar on stderr; stdout is for results.
+"""Log lines and a progress bar on stderr; results and tables on stdout.
 
 Control characters, which might for example set a terminal's clipboard, are
 escaped in log lines, and also in results if stdout is a terminal. It is an
@@ -17,10 +17,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 
 # All control characters of Unicode except tab and line feed.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -155,6 +156,47 @@ class _StderrHandler(logging.Handler):
 
 
 _HANDLER = _StderrHandler()
+
+
+def print_results(
+  results: Mapping[str, Any], as_json: bool, space: str = "_"
+) -> None:
+  """Prints results as one JSON object, or else as a line for each result.
+
+  A mapping among the results has a line for each of its entries. `space` is
+  printed in place of each "_" of a name, but not in JSON.
+  """
+  if as_json:
+    print(json_text(results))
+    return
+  width = max(map(len, results)) + 2
+  for name, value in results.items():
+    lines = [_format_result(value)]
+    if isinstance(value, Mapping):
+      lines = [f"{key} {_format_result(x)}" for key, x in value.items()]
+    for line in lines or ["none"]:
+      print(f"{name.replace('_', space):{width}}{line}")
+
+
+def _format_result(value: object) -> str:
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  if isinstance(value, float):
+    return f"{value:.4f}" if abs(value) >= 0.1 else f"{value:.3g}"
+  if isinstance(value, list):
+    return ", ".join(map(repr, value)) or "none"
+  return f"{value:,}" if isinstance(value, int) else str(value) or "none"
+
+
+def format_table(rows: Iterable[Sequence[str]], sides: str) -> str:
+  """Returns rows of cells as lines; `sides` has "<" or ">" for each column."""
+  rows = list(rows)
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = []
+  for row in rows:
+    cells = (f"{x:{y}{z}}" for x, y, z in zip(row, sides, widths, strict=True))
+    lines.append("  ".join(cells).rstrip())
+  return "\n".join(lines)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ import seqio
 import tensorflow as tf
 
 from palm_mtf.data.statistics.ngrams import hash_ngrams, hash_words
-from palm_mtf.data.tokens.array import TokenArray
+from palm_mtf.data.tokens.shard import TokenArray
 from palm_mtf.data.tokens.store import read_store
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.tasks.documents import LateVocabulary

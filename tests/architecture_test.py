@@ -29,8 +29,8 @@ IMPORTS = {
   "__init__": "_old_names",
   "errors": "",
   "user_text": "errors",
-  "console": "errors",
   "json_text": "",
+  "console": "errors json_text",
   "user_code": "errors",
   "config": "errors",
   "machine": "__init__ errors config",
@@ -48,11 +48,10 @@ IMPORTS = {
   "optim": "config _tf architecture accounting ops",
   "runtime/addresses": "errors",
   "runtime/scheduler": "errors",
-  "runtime/sockets": "",
   "runtime/server_info": "__init__ errors json_text machine _tf "
   "runtime/processes",
   "runtime/server": "__init__ console json_text machine _tf native "
-  "runtime/host_functions runtime/processes runtime/addresses runtime/sockets "
+  "runtime/host_functions runtime/processes runtime/addresses "
   "runtime/server_info",
   "programs": "errors config _tf accounting ops mesh model optim",
   "generation/decode": "config machine _tf architecture ops native "
@@ -63,7 +62,7 @@ IMPORTS = {
   "runtime/manager": "__init__ errors json_text config runtime/addresses "
   "runtime/scheduler runtime/server",
   "runtime/client": "__init__ errors json_text config machine _tf native mesh "
-  "runtime/program runtime/processes runtime/addresses runtime/sockets "
+  "runtime/program runtime/processes runtime/addresses "
   "runtime/scheduler runtime/server_info runtime/server accelerators "
   "runtime/manager",
   "runtime/tracer": "errors user_code config machine _tf ops runtime/program "
@@ -109,12 +108,13 @@ IMPORTS = {
   "runtime/addresses runtime/server_info runtime/client programs rates "
   "model_dir trace data/vocabulary data/batches accelerators checkpoints "
   "generation/inference evaluation",
-  "sweep": "errors config machine architecture accounting model_dir",
+  "sweep": "errors console config machine architecture accounting model_dir",
   "commands": "__init__ errors user_text console json_text config machine _tf "
   "architecture accounting mesh rates accelerators model_dir report "
   "data/sources data/statistics data/filters data/vocabulary data/tokens "
   "data/batches checkpoints export/trained_model export/huggingface "
-  "export/gguf export/saved_model export/npz runtime/addresses "
+  "export/gguf export/saved_model export/npz runtime/host_functions "
+  "runtime/addresses "
   "runtime/server_info runtime/server runtime/manager runtime/client "
   "generation/inference generation/serving evaluation training sweep",
   # Commands are imported by the names in the command table and in gin files.
@@ -190,11 +190,9 @@ STARTERS = {
   for name in (
     "addresses",
     "client/local_servers",
-    "client/managed_places",
     "client/places",
     "server/process",
     "server/restricted_port",
-    "sockets",
   )
 }
 TENSORFLOW_FREE_FILES = STARTERS | {"palm_mtf/export/saved_model/folder.py"}

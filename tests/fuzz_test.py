@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.training import prepare
+from palm_mtf.training import job
 from tests import processes, runs
 from tests.fuzzed_files import IN_CHILD, KINDS, TextWouldBeReadError, seal_again
 from tests.mutations import mutate
@@ -31,7 +31,7 @@ def up_to_text(monkeypatch, tmp_path):
   def end(*unused: object, **keywords: object) -> None:
     raise TextWouldBeReadError
 
-  monkeypatch.setattr(prepare, "load_vocabulary", end)
+  monkeypatch.setattr(job, "load_vocabulary", end)
   monkeypatch.chdir(tmp_path)
 
 

@@ -32,12 +32,12 @@ from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.answers import AnswerJournal
-from palm_mtf.evaluation.exemplars import read_exemplars
+from palm_mtf.evaluation.few_shot import read_exemplars
 from palm_mtf.generation.inference.prompts import read_prompts
 from palm_mtf.model_dir.foreign_files import seal
 from palm_mtf.model_dir.metrics import MetricsWriter
-from palm_mtf.model_dir.samples import write_samples
-from palm_mtf.report.runs import read_runs
+from palm_mtf.report.page import read_runs
+from palm_mtf.training.job import write_samples
 from tests import checkpoint_files, runs, tokenizer_files, transformers_folder
 
 STEPS = [{"step": n, "loss": 8 - n / 10, "tokens": 64 * n} for n in range(1, 6)]

@@ -16,7 +16,7 @@ import time
 import pytest
 
 from tests import processes, runs
-from tests.commands.pods_serve_test import OTHER_VERSION, serve
+from tests.commands.pods_test import OTHER_VERSION, serve
 from tests.processes import wait_until
 from tests.relay import Relay
 

@@ -13,7 +13,7 @@ import pytest
 
 from palm_mtf import runtime
 from tests import processes, runs
-from tests.commands.pods_manage_test import Processes
+from tests.commands.pods_test import Processes
 from tests.processes import wait_until
 from tests.relay import Relay
 from tests.runtime.client.connect_test import resident_bytes_of

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests import runs
-from tests.commands.pods_manage_test import Processes
+from tests.commands.pods_test import Processes
 from tests.processes import wait_until
 from tests.runtime.served import Served
 

@@ -26,7 +26,7 @@ from palm_mtf.cli.gin_statements import read_file as read_gin
 from palm_mtf.commands.score import read_items
 from palm_mtf.data.sources.text_files import Fields, TextFiles
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.exemplars import read_exemplars
+from palm_mtf.evaluation.few_shot import read_exemplars
 from palm_mtf.generation.inference.prompts import read_prompts
 from palm_mtf.user_text import compression_of, format_of
 

@@ -13,7 +13,7 @@ SEQUENCE_LENGTH tokens.
 import argparse
 import statistics
 
-from palm_mtf.checkpoints.same_model import open_newest
+from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import Config
 from palm_mtf.console import configure_logging

@@ -3,49 +3,147 @@
 """Saves the variables of all processes in checkpoints, and restores them.
 
 The files have TensorFlow's own format. Each process writes the slices that it
-holds to one file, and the client writes one index of all files. processes.py
-says which processes read and write.
+holds to one file, and the client writes one index of all files. If all servers
+of a run see the folder of its checkpoints, each server reads and writes the
+slices on its devices. Otherwise the client reads and writes all.
 """
 
 import collections
 import contextlib
+import dataclasses
+import logging
+import math
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.initial_weights import NamedWeights
 from palm_mtf.checkpoints.manifest import (
   WEIGHTS,
   Checkpoint,
   FileSeal,
   WriteWeights,
-  read_checkpoint,
-  reading,
-  verify,
-)
-from palm_mtf.checkpoints.processes import (
-  THIS_PROCESS,
-  CheckpointProcesses,
-  assign_slices,
-)
-from palm_mtf.checkpoints.weight_files import (
   close_weights,
   find_opened_prefix,
+  make_empty_file,
   open_weights,
+  read_checkpoint,
+  reading,
   seal_file,
+  verify,
 )
+from palm_mtf.checkpoints.weights_to_load import NamedWeights
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.mesh.session import SERVER_ERRORS
-from palm_mtf.mesh.slices import Pods, Slice, pad_to
-from palm_mtf.model_dir.atomic_files import as_os_errors
+from palm_mtf.mesh.slices import Pods, Slice, cpu_of_process, pad_to
+from palm_mtf.model_dir.atomic_files import PARTIAL, as_os_errors, writing
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import VARIABLES, Program
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointProcesses:
+  """The processes that read and write the checkpoints of a session."""
+
+  # The client, which reads and writes everything if `servers` is empty.
+  client: Process
+  # Servers of all devices, by the name of the server's CPU device.
+  servers: Mapping[str, Process] = dataclasses.field(default_factory=dict)
+
+  @property
+  def all(self) -> list[Process]:
+    """The servers, or the client if there are no servers."""
+    return list(self.servers.values()) or [self.client]
+
+  def of(self, part: Slice) -> Process:
+    """Returns the process that reads, and can write, a variable's slice."""
+    return self.servers.get(cpu_of_process(part.near), self.client)
+
+
+THIS_PROCESS = CheckpointProcesses(Process("/device:cpu:0"))
+
+
+def find_checkpoint_processes(
+  client: Client, this: Process, servers: Sequence[Process], folder: str
+) -> CheckpointProcesses:
+  """Returns the processes that read and write the checkpoints in a folder.
+
+  These are the servers if all of them share the folder, otherwise the client.
+  The folder is made if it is missing. `servers` is empty if the client has the
+  devices.
+  """
+  if not servers:
+    return CheckpointProcesses(this)
+  # Each server makes a file in a temporary folder. If the client does not find
+  # the file, that server does not share the folder.
+  with writing(folder, None):
+    os.makedirs(folder, exist_ok=True)
+    common = tempfile.mkdtemp(prefix=PARTIAL, dir=os.path.abspath(folder))
+  try:
+    with client.graph.as_default():
+      made = [
+        server.call(make_empty_file, [os.path.join(common, str(i))], [tf.int32])
+        for i, server in enumerate(servers)
+      ]
+    client.call(Program(outputs=made))
+    found = os.listdir(common)
+  finally:
+    shutil.rmtree(common, ignore_errors=True)
+  for number, server in enumerate(servers):
+    if str(number) not in found:
+      _logger.info(
+        f"the client reads and writes checkpoints for all servers: "
+        f"{server.device} does not share {folder}"
+      )
+      return CheckpointProcesses(this)
+  return CheckpointProcesses(this, {x.device: x for x in servers})
+
+
+def assign_slices(
+  pods: Pods, processes: CheckpointProcesses
+) -> dict[Process, list[Slice]]:
+  """Assigns each region of a variable to one process, and balances the bytes.
+
+  A region is the part of the variable that a slice holds. Several devices, and
+  all pods, may hold the same region.
+
+  Returns:
+    The slices that each process has to write, without processes that write
+    none.
+  """
+  # For each region, collect one slice from each process that holds the region.
+  regions = []
+  for name in pods[0]:
+    holders = collections.defaultdict(dict)
+    for slices in pods:
+      for part in slices[name]:
+        if part.spec is not None:
+          holders[part.spec].setdefault(processes.of(part).device, part)
+    regions += holders.values()
+  # Begin with the largest region. Assign each region to the process that has
+  # the fewest bytes so far, of those that hold the region.
+  num_bytes = {process.device: 0 for process in processes.all}
+  found = {process.device: [] for process in processes.all}
+  for holders in sorted(regions, key=_count_bytes, reverse=True):
+    device = min(holders, key=num_bytes.get)
+    num_bytes[device] += _count_bytes(holders)
+    found[device].append(holders[device])
+  return {x: found[x.device] for x in processes.all if found[x.device]}
+
+
+def _count_bytes(holders: Mapping[str, Slice]) -> int:
+  part = next(iter(holders.values()))
+  size = part.variable.dtype.base_dtype.size
+  return len(part.names) * math.prod(part.sizes) * size
+
 
 # The errors that TensorFlow raises for a damaged checkpoint file.
 _DAMAGE = (
@@ -73,9 +171,7 @@ class WeightsCopier:
     """Builds programs that copy and write slices, the same bits on all pods."""
     self._client = client
     with client.graph.as_default():
-      writer = build_writer(pods, processes)
-    self._copy = Program(operations=writer.copy, reads=VARIABLES)
-    self._write = Program({"prefix": writer.prefix}, writer.sealed_files)
+      self._copy, self._write = build_writer(pods, processes)
 
   def copy(self) -> WriteWeights:
     """Copies every variable; returns a function that writes the copy."""
@@ -103,18 +199,16 @@ class WeightsCopier:
     }
 
 
-class Writer(NamedTuple):
-  """Operations that copy variables, and operations that write the copy."""
+def build_writer(
+  pods: Pods, processes: CheckpointProcesses
+) -> tuple[Program, Program]:
+  """Builds programs that write each variable once, not once per pod.
 
-  copy: list[tf.Operation]
-  prefix: tf.Tensor  # [], string, to be fed: TensorFlow's prefix of the files
-  # For the file of each process: its size [] int64, hash [] string and error
-  # number [] int32. Fetching all of them writes the files.
-  sealed_files: list[list[tf.Tensor]]
-
-
-def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
-  """Builds operations that write each variable once, not once per pod."""
+  Returns:
+    A program that copies the variables, and one that writes the copy. The input
+    "prefix" is TensorFlow's prefix of the files. The outputs are, for the file
+    of each process, its size [] int64, hash [] string and errno [] int32.
+  """
   with tf.device(processes.client.device):
     prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
   shares = assign_slices(pods, processes)
@@ -149,7 +243,8 @@ def build_writer(pods: Pods, processes: CheckpointProcesses) -> Writer:
   with tf.control_dependencies([merged]):
     # No tf.device here, so that each copy is on the device of its input.
     sealed = [[tf.identity(x) for x in each] for each in sealed]
-  return Writer(copies, prefix, sealed)
+  copy = Program(operations=copies, reads=VARIABLES)
+  return copy, Program({"prefix": prefix}, sealed)
 
 
 def _read_into_process(part: Slice, process: Process) -> tf.Tensor:

@@ -39,6 +39,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import PARTIAL, new_path, writing
 from palm_mtf.model_dir.paths import ModelDir, step_of
 
+_logger = logging.getLogger(__name__)
+
 
 class BackgroundWriter(contextlib.AbstractContextManager):
   """Writes the checkpoints of a run in a thread, one at a time.
@@ -179,9 +181,6 @@ def write_checkpoint(
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
     remove_or_warn(old)
   return written
-
-
-_logger = logging.getLogger(__name__)
 
 
 def removable(

@@ -288,7 +288,7 @@ COMMANDS = {
   ),
   "data cache": Command(
     "encode the documents of a run, to be shared by runs",
-    entry_point="palm_mtf.commands.data_cache.data_cache",
+    entry_point="palm_mtf.commands.data.data_cache",
     config="CorpusConfig",
     has_results=True,
     flags={
@@ -299,7 +299,7 @@ COMMANDS = {
   ),
   "data inspect": Command(
     "print what a training step reads, as text",
-    entry_point="palm_mtf.commands.data_inspect.data_inspect",
+    entry_point="palm_mtf.commands.data.data_inspect",
     config="Config",
     has_results=True,
   ),
@@ -385,7 +385,7 @@ COMMANDS = {
   ),
   "pods serve": Command(
     "serve devices of this host to the client of a cluster",
-    entry_point="palm_mtf.commands.pods_serve.serve",
+    entry_point="palm_mtf.commands.pods.serve",
     flags={
       "--listen": _listen("127.0.0.1:0"),
       "--devices": _number("N", "virtual CPU devices", default=1),
@@ -408,7 +408,7 @@ COMMANDS = {
   ),
   "pods manage": Command(
     "give the devices of many servers to many clients",
-    entry_point="palm_mtf.commands.pods_manage.manage",
+    entry_point="palm_mtf.commands.pods.manage",
     flags={
       "--listen": _listen("127.0.0.1:2200"),
       "--state": _flag(
@@ -427,13 +427,13 @@ COMMANDS = {
   "pods list": Command(
     "print the servers of a manager, and who has their devices",
     has_results=True,
-    entry_point="palm_mtf.commands.pods_manage.list_all",
+    entry_point="palm_mtf.commands.pods.list_all",
     flags=_TO_MANAGER,
   ),
   "pods drain": Command(
     "let clients avoid a server, and runs leave it",
     has_results=True,
-    entry_point="palm_mtf.commands.pods_manage.drain",
+    entry_point="palm_mtf.commands.pods.drain",
     flags={
       "server": _flag("SERVER", "its address"),
       "--undo": _switch("let new clients use the server again"),
@@ -443,7 +443,7 @@ COMMANDS = {
   "pods release": Command(
     "give the devices of a client to other clients",
     has_results=True,
-    entry_point="palm_mtf.commands.pods_manage.release",
+    entry_point="palm_mtf.commands.pods.release",
     flags={"owner": _flag("OWNER", "name of the client"), **_TO_MANAGER},
   ),
   "report": Command(

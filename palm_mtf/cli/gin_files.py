@@ -129,10 +129,9 @@ class Configuration:
 
   def _make_operative(self) -> "Configuration":
     """Returns a copy in which values replace references to macros."""
+    values = self._resolve_all()
     macros = {
-      name: dataclasses.replace(
-        setting, value=self._resolve_macros(setting.value)
-      )
+      name: dataclasses.replace(setting, value=values[name])
       for name, setting in self.macros.items()
     }
     return dataclasses.replace(self, macros=macros)

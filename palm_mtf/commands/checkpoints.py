@@ -5,18 +5,14 @@
 # Only `compare` reads tensors, which needs TensorFlow. The other commands only
 # read manifests and hash files.
 
+import datetime
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from palm_mtf.checkpoints.initial_weights import (
-  NamedWeights,
-  find_weights,
-  read_shapes,
-  reading,
-)
 from palm_mtf.checkpoints.manifest import (
+  MANIFEST,
   Checkpoint,
   DamagedCheckpointError,
   RemovedCheckpointError,
@@ -24,14 +20,21 @@ from palm_mtf.checkpoints.manifest import (
   read_checkpoint,
   read_whole,
 )
+from palm_mtf.checkpoints.weights_to_load import (
+  NamedWeights,
+  find_weights,
+  read_shapes,
+  reading,
+)
 from palm_mtf.checkpoints.writer import removable, remove_checkpoint
+from palm_mtf.console import format_table, print_results
 from palm_mtf.errors import UserError, check_count, suggest_name
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import ModelDir, step_of
-from palm_mtf.report.runs import is_number
+from palm_mtf.report.page import is_number
 
 _WHOLE = "whole"
 
@@ -46,8 +49,10 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
       # `read_checkpoint` compares only file sizes, so that listing is fast. The
       # command `checkpoints verify` hashes all bytes.
       checkpoint = read_checkpoint(path)
-      row["written"] = checkpoint.written.isoformat(" ")
-      row["bytes"] = checkpoint.num_bytes
+      secs = int(os.path.getmtime(os.path.join(path, MANIFEST)))
+      written = datetime.datetime.fromtimestamp(secs)  # in local time
+      row["written"] = written.isoformat(" ")
+      row["bytes"] = sum(size for size, _ in checkpoint.files.values())
     except (RemovedCheckpointError, FileNotFoundError):
       continue  # a training run has just removed it
     except DamagedCheckpointError as error:
@@ -74,7 +79,7 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
     )
     for row in rows
   ]
-  _print_table([head, *table])
+  print(format_table([head, *table], ">>>>><"))
 
 
 def verify(*, model_dir: str, as_json: bool) -> None:
@@ -117,7 +122,7 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
     if ours[name] != theirs[name]
   }
   differences = _compare_tensors(weights, set(shared) - other_shapes.keys())
-  results = {
+  found = {
     "first": a.place,
     "second": b.place,
     "tensors": len(shared),
@@ -128,17 +133,7 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
     "other_settings": _compare_settings(a, b),
     "bitwise_equal": ours == theirs and not differences,
   }
-  if as_json:
-    print(json_text(results))
-    return
-  for name, value in results.items():
-    title = name.replace("_", " ")
-    if isinstance(value, Mapping):
-      lines = [f"{key} {_format_value(each)}" for key, each in value.items()]
-    else:
-      lines = [_format_value(value)]
-    for line in lines or ["none"]:
-      print(f"{title:16} {line}")
+  print_results(found, as_json, " ")
 
 
 def prune(
@@ -275,18 +270,3 @@ def _read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
   # The files that TEXT_FILES names may have changed, so compare the hash of the
   # tokens too.
   return {**manifest.settings, "the tokens": manifest.data.get("the tokens")}
-
-
-def _format_value(value: object) -> str:
-  if isinstance(value, bool):
-    return "yes" if value else "no"
-  if isinstance(value, list):
-    return ", ".join(map(str, value)) or "none"
-  return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  for *cells, last in rows:
-    padded = [f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=False)]
-    print("  ".join([*padded, last]))

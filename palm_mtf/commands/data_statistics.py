@@ -10,30 +10,192 @@ import dataclasses
 import itertools
 import logging
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import NamedTuple
 
 import numpy as np
 
 from palm_mtf.config import CorpusConfig, StatisticsConfig
-from palm_mtf.data.batches.mixed_rows import BLOCK_ROWS, Mixture
-from palm_mtf.data.batches.objectives import Objective, make_objective
-from palm_mtf.data.batches.packing import WholeRows
+from palm_mtf.console import format_table
+from palm_mtf.data.batches.packing import Objective, WholeRows, make_objective
+from palm_mtf.data.batches.row_streams import BLOCK_ROWS, Mixture
 from palm_mtf.data.filters.filtered_source import (
   FilteredSource,
   open_filtered,
   read_all,
 )
-from palm_mtf.data.sources.document import Document, Source, num_repeats
-from palm_mtf.data.statistics.contamination import Contamination, Examples
-from palm_mtf.data.statistics.near_duplicates import Group
-from palm_mtf.data.statistics.survey import Measured, Survey, survey
-from palm_mtf.data.tokens.array import Shard, TokenArray
+from palm_mtf.data.sources.document import (
+  TRAIN,
+  VALIDATION,
+  Document,
+  Source,
+  num_repeats,
+  read_with_progress,
+)
+from palm_mtf.data.statistics.ngrams import (
+  Contamination,
+  ContaminationSearch,
+  Duplicates,
+  Examples,
+  Group,
+  Sketches,
+  find_duplicates,
+)
 from palm_mtf.data.tokens.encoder import Encoder
+from palm_mtf.data.tokens.shard import Shard, TokenArray
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+
+_START_CHARACTERS = 60
+_START_IDS = 10
+
+# Number of tokens in a document's inputs, and in its text without [eod].
+Lengths = tuple[int, int]
+# Takes pairs (split, document); yields triples (split, document, lengths).
+CountTokens = Callable[
+  [Iterable[tuple[str, Document]]], Iterator[tuple[str, Document, Lengths]]
+]
+
+
+@dataclasses.dataclass
+class TextCounts:
+  """Counts of the documents of one source, or of all sources."""
+
+  documents: int = 0  # each once, whatever its weight
+  bytes: int = 0  # `Document.num_bytes` of all documents
+  tokens: int | None = None  # with an [eod] per document; None if not counted
+  held_out_documents: int = 0
+  held_out_bytes: int = 0
+  longest_bytes: int = 0  # of the longest document
+  longest_start: str = ""  # beginning of the longest document
+
+  def add(self, split: str, document: Document, tokens: int | None) -> None:
+    """Counts a document; `tokens` excludes [eod], and is None if unknown."""
+    num_bytes = document.num_bytes
+    self.documents += 1
+    self.bytes += num_bytes
+    if tokens is not None:
+      self.tokens = (self.tokens or 0) + tokens + 1
+    if split == VALIDATION:
+      self.held_out_documents += 1
+      self.held_out_bytes += num_bytes
+    if num_bytes > self.longest_bytes:
+      self.longest_bytes = num_bytes
+      self.longest_start = _start_of(document)
+
+
+class Measured(NamedTuple):
+  """The counts and the duplicates of one source, or of all sources together."""
+
+  counts: TextCounts
+  duplicates: Duplicates
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+  """The statistics of a corpus."""
+
+  sources: dict[str, Measured]  # by source name
+  total: Measured  # all sources together, with duplicates across sources
+  # Maps each evaluation set to its contamination by all training documents.
+  # The set "validation" is the validation split of all sources.
+  contamination: dict[str, Contamination]
+  # Maps each largest group's `digest` to the beginning of the hashed document.
+  starts: dict[bytes, str]
+
+
+def survey(
+  sources: Sequence[Source],
+  count_tokens: CountTokens | None,
+  evaluation_sets: dict[str, Examples],
+  note_length: Callable[[Source, Document, Lengths], None] = lambda *_: None,
+) -> Survey:
+  """Reads all sources twice and returns their statistics.
+
+  Args:
+    sources: sources of a run; each logs a warning if it skips documents.
+    count_tokens: function that counts documents' tokens; None to count none.
+    evaluation_sets: evaluation sets by name, besides the validation split.
+    note_length: function to call for each training document whose tokens are
+      counted.
+
+  Raises:
+    UserError: a source cannot be read.
+  """
+  total, counts = TextCounts(), [TextCounts() for _ in sources]
+  sketches = [Sketches() for _ in sources]
+  held_out = Examples()
+  # First pass: counts, sketches of all documents to find duplicates, and
+  # n-grams of held-out documents to find contamination.
+  for source, counted, sketch in zip(sources, counts, sketches, strict=True):
+    documents = read_with_progress(source, "Measuring")
+    if count_tokens:
+      counts_of = count_tokens(documents)
+    else:
+      counts_of = ((*each, None) for each in documents)
+    for split, document, lengths in counts_of:
+      tokens = None if lengths is None else sum(lengths)
+      if split == TRAIN and lengths is not None:
+        note_length(source, document, lengths)
+      counted.add(split, document, tokens)
+      total.add(split, document, tokens)
+      sketch.add(document, split)
+      if split == VALIDATION:
+        held_out.add(document)
+    source.report_skipped()
+  measured = {
+    source.name: Measured(counted, find_duplicates([sketch]))
+    for source, counted, sketch in zip(sources, counts, sketches, strict=True)
+  }
+  everything = Measured(total, find_duplicates(sketches))
+  del sketches, sketch  # frees memory for the second pass
+  searches = {
+    name: ContaminationSearch(examples)
+    for name, examples in {"validation": held_out, **evaluation_sets}.items()
+  }
+  starts = _search(sources, [*measured.values(), everything], searches.values())
+  found = {name: each.result() for name, each in searches.items()}
+  return Survey(measured, everything, found, starts)
+
+
+def _search(
+  sources: Sequence[Source],
+  measured: Sequence[Measured],
+  searches: Collection[ContaminationSearch],
+) -> dict[bytes, str]:
+  """Adds the training documents to `searches`; returns `Survey.starts`."""
+  wanted = {
+    group.digest
+    for each in measured
+    for group in each.duplicates.largest_exact + each.duplicates.largest_near
+  }
+  starts = {}
+  for source in sources:
+    for split, document in read_with_progress(source, "Comparing"):
+      digest = document.digest()
+      if digest in wanted:
+        starts[digest] = _start_of(document)
+      if split == TRAIN:
+        for search in searches:
+          search.add(document)
+  return starts
+
+
+def _start_of(document: Document) -> str:
+  text = document.text if document.inputs is None else document.inputs
+  if isinstance(text, str):
+    return text[:_START_CHARACTERS]
+  return f"token ids {', '.join(map(str, text[:_START_IDS].tolist()))}"
+
 
 _logger = logging.getLogger(__name__)
 
@@ -209,9 +371,8 @@ def _format_survey(result: Survey) -> Iterator[str]:
     measured["all"] = result.total
   header = ("source", "documents", "bytes", "tokens", "held out")
   header += ("exact copies", "near copies", "longest")
-  yield from _format_table(
-    [header, *(_format_row(*each) for each in measured.items())]
-  )
+  rows = (_format_row(*each) for each in measured.items())
+  yield format_table([header, *rows], "<>>>>>>>")
   yield ""
   counts, found = result.total
   share = _format_percent(found.exact_bytes, counts.bytes)
@@ -287,13 +448,6 @@ def _format_row(name: str, measured: Measured) -> tuple[str, ...]:
     _format_percent(found.near_texts, counts.documents),
     f"{counts.longest_bytes:,}",
   )
-
-
-def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-  first, *others = (max(map(len, x)) for x in zip(*rows, strict=True))
-  for name, *numbers in rows:
-    cells = (f"{x:>{w}}" for x, w in zip(numbers, others, strict=True))
-    yield "  ".join([f"{name:{first}}", *cells])
 
 
 def _format_groups(

@@ -22,7 +22,7 @@ from palm_mtf.checkpoints.manifest import (
   read_and_hold,
   warn_of_damage,
 )
-from palm_mtf.checkpoints.same_model import (
+from palm_mtf.checkpoints.weights_to_load import (
   check_same_model,
   newest_checkpoint,
   open_newest,
@@ -31,8 +31,12 @@ from palm_mtf.checkpoints.same_model import (
 )
 from palm_mtf.config import Config, mesh_layout
 from palm_mtf.config.task_eval import EVERY, NEWEST, TaskEvalConfig
-from palm_mtf.data.batches.batches import split_batch, unigram_entropy
-from palm_mtf.data.batches.corpus import corpus_of_run
+from palm_mtf.console import print_results
+from palm_mtf.data.batches.corpus import (
+  corpus_of_run,
+  split_batch,
+  unigram_entropy,
+)
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import check_room
@@ -42,6 +46,8 @@ from palm_mtf.model_dir.paths import step_of
 
 if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
   from palm_mtf.evaluation.evaluator import TaskOutcome
+
+_logger = logging.getLogger(__name__)
 
 
 def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
@@ -56,7 +62,7 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   model = resolve_dtype(config.model, mesh)
   config = dataclasses.replace(config, model=model)
   if not config.evaluation.eval_tasks:
-    _print_results(_compute_validation_loss(model_dir, config), as_json)
+    print_results(_compute_validation_loss(model_dir, config), as_json)
     return
   shapes = parameter_shapes(model)
   check_room(model, run)
@@ -127,15 +133,6 @@ def _compute_validation_loss(
   return results
 
 
-def _print_results(results: dict[str, object], as_json: bool) -> None:
-  if as_json:
-    print(json_text(results))
-    return
-  for name, value in results.items():
-    text = f"{value:.4f}" if isinstance(value, float) else value
-    print(f"{name:16} {text}")
-
-
 def _print_outcome(
   outcome: "TaskOutcome", as_json: bool, *, has_head: bool
 ) -> None:
@@ -159,8 +156,6 @@ def _print_outcome(
       flush=True,
     )
 
-
-_logger = logging.getLogger(__name__)
 
 _POLL_SECS = 1.0
 

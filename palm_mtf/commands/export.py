@@ -14,7 +14,7 @@ from palm_mtf import __version__
 from palm_mtf.accounting.optimizer_state import NO_MOMENTS
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
-from palm_mtf.checkpoints.same_model import open_newest
+from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, PalmConfig
 from palm_mtf.data.vocabulary.gguf_tokenizer import read_gguf_tokenizer
 from palm_mtf.data.vocabulary.load import open_vocabulary
@@ -105,7 +105,14 @@ def import_model(
     checkpoint = paths.checkpoint(0)
     os.makedirs(checkpoint)
     write_arrays(os.path.join(checkpoint, WEIGHTS), parameters)
-    write_manifest(checkpoint, _make_manifest(found.model, found.vocabulary))
+    manifest = Manifest(
+      shapes=parameter_shapes(found.model),
+      vocabulary_sha256=found.vocabulary.sha256,
+      data={},
+      settings={**found.model.macros(), "SECOND_MOMENT": NO_MOMENTS},
+      versions={"palm_mtf": __version__},
+    )
+    write_manifest(checkpoint, manifest)
     found.vocabulary.write(partial)
     with open(paths.config, "w", encoding="utf-8") as file:
       file.write(_format_gin(found.model, found.data))
@@ -173,16 +180,6 @@ def _check_memory(files: TensorFiles | GgufFile, folder: str) -> int:
       f"machine has {memory:,} of memory; use a larger machine."
     )
   return needed
-
-
-def _make_manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:
-  return Manifest(
-    shapes=parameter_shapes(model),
-    vocabulary_sha256=vocabulary.sha256,
-    data={},
-    settings={**model.macros(), "SECOND_MOMENT": NO_MOMENTS},
-    versions={"palm_mtf": __version__},
-  )
 
 
 def _format_gin(model: PalmConfig, data: Mapping[str, object]) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from palm_mtf.checkpoints.same_model import open_newest
+from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, RunConfig, mesh_layout
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import (
@@ -22,7 +22,7 @@ from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
 from palm_mtf.user_text import split_lines
 
 if TYPE_CHECKING:  # the module imports TensorFlow, which takes seconds
-  from palm_mtf.generation.inference.generator import Continuation, Generator
+  from palm_mtf.generation.inference.generator import Generator
 
 
 def generate(
@@ -113,19 +113,20 @@ def _print_all(
   ):
     for number, result in enumerate(results):
       if as_json:
-        record = _make_record(prompt, number, result)
-        record["activation_dtype"] = loaded.activation_dtype
-        print(json_text(record))
+        record = {
+          "prompt": prompt,
+          "continuation": result.text,
+          "sample": number,
+          "num_tokens": result.num_tokens,
+          "ended": result.ended,
+          "score": result.score,  # only beam search gives a score
+          "activation_dtype": loaded.activation_dtype,
+        }
+        found = {k: v for k, v in record.items() if v is not None}
+        print(json_text(found))
       else:
         sample = f" ({number + 1})" if len(results) > 1 else ""
         print(f"--- {prompt!r}{sample}\n{prompt}{result.text}\n")
-
-
-def _make_record(prompt: str, number: int, result: "Continuation") -> dict:
-  record = {"prompt": prompt, "continuation": result.text, "sample": number}
-  fields = {x: getattr(result, x) for x in ("num_tokens", "ended", "score")}
-  # Omit fields that are None: only beam search gives a score.
-  return record | {k: v for k, v in fields.items() if v is not None}
 
 
 def _answer_stdin(

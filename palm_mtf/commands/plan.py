@@ -35,7 +35,7 @@ from palm_mtf.machine.cache_folder import (
   write_cached,
 )
 from palm_mtf.model_dir.atomic_files import write_atomically
-from palm_mtf.report.figures import check_can_draw
+from palm_mtf.report.page import check_can_draw
 from palm_mtf.report.plans import (
   format_compiled,
   format_curves,
@@ -257,8 +257,16 @@ def print_search(
   else:
     print(format_search(records, num_devices, _summarize(result, config)))
   if output:
-    content = _format_gin_file(best.config, records[0], num_devices)
-    write_atomically(os.path.expanduser(output), content.encode())
+    settings, secs = records[0]["settings"], records[0]["step_secs"]
+    lines = [
+      f"# Found by `palm_mtf plan --search` for {num_devices:,} devices, CHIP "
+      f'= "{config.run.chip}":',
+      f"# {secs:.4g} s per step predicted. After the recipe:",
+      "#   palm_mtf train --gin_file=RECIPE --gin_file=THIS",
+      *(f"{name} = {value!r}" for name, value in settings.items()),
+    ]
+    content = "\n".join([*lines, ""]).encode()
+    write_atomically(os.path.expanduser(output), content)
 
 
 def _make_record(found: Found, best: Found) -> dict[str, object]:
@@ -293,27 +301,8 @@ def _summarize(result: SearchResult, config: PlanConfig) -> str:
     changed = changes_between(config, each.config)
     # Compare parsed rules, because the user may have written the same rules in
     # another order or with other spaces.
-    if _read_mesh_rules(each.config) == _read_mesh_rules(config) and not (
-      changed.keys() - {"LAYOUT", "MESH_SHAPE"}
-    ):
+    mesh, given = each.config.mesh_layout, config.mesh_layout
+    is_same = (mesh.axes, mesh.rules) == (given.axes, given.rules)
+    if is_same and not changed.keys() - {"LAYOUT", "MESH_SHAPE"}:
       return f"{text}; the given settings are number {place}"
   return text
-
-
-def _read_mesh_rules(
-  config: PlanConfig,
-) -> tuple[dict[str, int], dict[str, str]]:
-  return config.mesh_layout.axes, config.mesh_layout.rules
-
-
-def _format_gin_file(
-  config: PlanConfig, record: dict[str, object], num_devices: int
-) -> str:
-  lines = [
-    f"# Found by `palm_mtf plan --search` for {num_devices:,} devices, CHIP = "
-    f'"{config.run.chip}":',
-    f"# {record['step_secs']:.4g} s per step predicted. After the recipe:",
-    "#   palm_mtf train --gin_file=RECIPE --gin_file=THIS",
-    *(f"{name} = {value!r}" for name, value in record["settings"].items()),
-  ]
-  return "\n".join(lines) + "\n"

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.paths import ModelDir
-from palm_mtf.report.figures import check_can_draw
-from palm_mtf.report.page import render_page
-from palm_mtf.report.runs import read_runs
+from palm_mtf.report.page import check_can_draw, read_runs, render_page
 
 
 def report(*, model_dirs: Sequence[str], output: str | None) -> None:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.same_model import open_newest
+from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, PalmConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -143,7 +143,12 @@ def score(
   mesh_layout.check_layout(mesh, config.model)
   model = resolve_dtype(config.model, mesh)
   config = dataclasses.replace(config, model=model)
-  _check_stride(config.evaluation.stride, model)
+  stride = config.evaluation.stride
+  if stride is not None and stride > model.sequence_length:
+    raise UserError(
+      f"STRIDE = {stride}: tokens would be left out; give at most "
+      f"SEQUENCE_LENGTH = {model.sequence_length}."
+    )
   if not texts and not input_files:
     raise UserError(
       "nothing to score: give at least one --text TEXT, or --input FILE."
@@ -173,14 +178,6 @@ def score(
       print(json_text(record | dtype))
   else:
     _print_table(items, records, totals)
-
-
-def _check_stride(stride: int | None, model: PalmConfig) -> None:
-  if stride is not None and stride > model.sequence_length:
-    raise UserError(
-      f"STRIDE = {stride}: tokens would be left out; give at most "
-      f"SEQUENCE_LENGTH = {model.sequence_length}."
-    )
 
 
 def _encode(

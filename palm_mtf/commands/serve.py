@@ -20,7 +20,7 @@ from palm_mtf.accounting.memory import (
 )
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.same_model import open_newest
+from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, DecodeConfig, PalmConfig, mesh_layout
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
@@ -59,7 +59,11 @@ def serve(
   check_count("--slots", slots, 1, 10**9)
   check_count("--most_waiting", most_waiting, 1, 10_000)
   check_count("--most_secs", most_secs, 1, 10**6)
-  _check_installed()
+  if importlib.util.find_spec("aiohttp") is None:
+    raise UserError(
+      "palm_mtf serve answers by aiohttp, which is not installed: "
+      f"{sys.executable} -m pip install 'aiohttp>=3.14,<4'"
+    )
   from palm_mtf.generation.serving import access
 
   keys = access.read_keys(api_key_file) if api_key_file else []
@@ -97,14 +101,6 @@ def serve(
       most_secs=most_secs,
     )
   raise StoppedError(stopped_by)
-
-
-def _check_installed() -> None:
-  if importlib.util.find_spec("aiohttp") is None:
-    raise UserError(
-      "palm_mtf serve answers by aiohttp, which is not installed: "
-      f"{sys.executable} -m pip install 'aiohttp>=3.14,<4'"
-    )
 
 
 def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:

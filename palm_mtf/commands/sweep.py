@@ -14,15 +14,17 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import SweepDir
-from palm_mtf.sweep.runner import check_none_failed, cores_of_runs, train_runs
 from palm_mtf.sweep.runs import (
   LoadRun,
   SweepRun,
+  check_none_failed,
   check_unchanged,
+  cores_of_runs,
   make_runs,
   table_csv,
   table_text,
   tabulate,
+  train_runs,
 )
 from palm_mtf.sweep.scaling_law import law_record, law_text, why_no_law
 

@@ -19,9 +19,8 @@ from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.report.plans import format_prediction
 from palm_mtf.runtime.client.local_servers import PodServers
-from palm_mtf.training.host_modules import HOST_MODULES
-from palm_mtf.training.job import Finished, Stopped, TrainJob
-from palm_mtf.training.prepare import prepare
+from palm_mtf.runtime.host_functions import HOST_MODULES
+from palm_mtf.training.job import Finished, Stopped, TrainJob, prepare
 
 _logger = logging.getLogger(__name__)
 

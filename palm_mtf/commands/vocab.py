@@ -5,17 +5,17 @@
 # A run for which VOCABULARY is not set trains a vocabulary on its own training
 # documents. This command trains a vocabulary for many runs, on --input files.
 
+import dataclasses
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from palm_mtf.console import progress_bar
+import numpy as np
+
+from palm_mtf.console import print_results, progress_bar
+from palm_mtf.data.sources.document import TRAIN, Document
 from palm_mtf.data.sources.text_files import Fields, Settings, TextFiles
-from palm_mtf.data.tokens.vocabulary_report import (
-  Fit,
-  count_pieces,
-  measure_fit,
-)
+from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import (
   MIN_VOCAB_SIZE,
@@ -23,9 +23,121 @@ from palm_mtf.data.vocabulary.training import (
   list_pieces,
   training_sample,
 )
+from palm_mtf.data.vocabulary.vocabulary import EACH_BYTE, Vocabulary
 from palm_mtf.errors import UserError, check_count
-from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
+
+_NUM_LONGEST = 5
+_CONTEXT = 10  # characters shown before and after the first difference
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+  """How many pieces of each kind a vocabulary has."""
+
+  control: int  # never part of a text: padding, end of document, unknown
+  byte: int  # byte pieces, and pieces that end within a character
+  digit: int  # one decimal digit of any script
+  joined_digits: int  # longer pieces that hold a digit; PaLM has none
+  white_space: int  # runs of two or more spaces, tabs and line ends
+  other: int  # all other learned pieces
+  longest: list[str]  # the longest pieces of `other`, longest first
+  first_joined_digits: str  # an example; "" if there is none
+
+
+def count_pieces(vocabulary: Vocabulary) -> Pieces:
+  """Counts a vocabulary's pieces by kind."""
+  kinds = {"control": [], "byte": [], "digit": [], "joined_digits": []}
+  kinds |= {"white_space": [], "other": []}
+  for i in range(vocabulary.size):
+    text = vocabulary.token_bytes(i).decode(errors=EACH_BYTE)
+    kinds[_kind_of(vocabulary, i, text)].append(text)
+  longest = sorted(kinds["other"], key=lambda x: (-len(x), x))[:_NUM_LONGEST]
+  joined = kinds["joined_digits"]
+  return Pieces(
+    **{kind: len(pieces) for kind, pieces in kinds.items()},
+    longest=longest,
+    first_joined_digits=joined[0] if joined else "",
+  )
+
+
+class Fit:
+  """Statistics of how a vocabulary encodes texts."""
+
+  def __init__(self, vocabulary: Vocabulary):
+    self._vocabulary = vocabulary
+    self.num_documents = 0
+    self.num_bytes = 0  # size of the texts in UTF-8
+    self.counts = np.zeros(vocabulary.size, np.int64)  # number of tokens per id
+    self.num_changed = 0  # texts that decode(encode(text)) changes
+    self.first_change = ""  # where and how the first of these texts changes
+
+  @property
+  def num_tokens(self) -> int:
+    """Number of tokens in all texts, without [eod]."""
+    return int(self.counts.sum())
+
+  @property
+  def num_used(self) -> int:
+    """Number of pieces that occur in the encoded texts."""
+    return int((self.counts > 0).sum())
+
+  @property
+  def byte_share(self) -> float:
+    """Share of the tokens that are byte pieces or parts of characters."""
+    made = int(self.counts[self._vocabulary.is_byte].sum())
+    return made / max(1, self.num_tokens)
+
+  @property
+  def tokens_per_byte(self) -> float:
+    """Tokens per byte of text."""
+    return self.num_tokens / max(1, self.num_bytes)
+
+  @property
+  def bytes_per_token(self) -> float:
+    """Bytes of text per token."""
+    return self.num_bytes / max(1, self.num_tokens)
+
+  def add(self, text: str, ids: np.ndarray) -> None:
+    """Counts a text's tokens `ids`, and compares the text with their text."""
+    self.num_documents += 1
+    self.num_bytes += len(text.encode())
+    np.add.at(self.counts, ids, 1)
+    again = self._vocabulary.decode(ids)
+    if again != text:
+      self.num_changed += 1
+      self.first_change = self.first_change or (
+        f"document {self.num_documents:,}: {_show_difference(text, again)}"
+      )
+
+
+def measure_fit(vocabulary: Vocabulary, texts: Iterable[str]) -> Fit:
+  """Measures how a vocabulary encodes texts."""
+  fit = Fit(vocabulary)
+  with Encoder(vocabulary) as encoder:
+    for each in encoder.encode((TRAIN, Document(text)) for text in texts):
+      fit.add(each.document.text, each.text)
+  return fit
+
+
+def _kind_of(vocabulary: Vocabulary, i: int, text: str) -> str:
+  if vocabulary.is_control(i):
+    return "control"
+  if vocabulary.is_byte[i]:
+    return "byte"
+  if any(map(str.isdecimal, text)):
+    return "digit" if len(text) == 1 else "joined_digits"
+  if len(text) > 1 and not text.strip():
+    return "white_space"
+  return "other"
+
+
+def _show_difference(before: str, after: str) -> str:
+  pairs = enumerate(itertools.zip_longest(before, after))
+  same = next(i for i, (x, y) in pairs if x != y)
+  shown = slice(max(0, same - _CONTEXT), same + _CONTEXT)
+  return f"{before[shown]!r} becomes {after[shown]!r}"
+
 
 # Names for error messages: this command has flags instead of macros, and no
 # flag for the field with a document's weight.
@@ -70,7 +182,7 @@ def vocab(
     **_make_fit_results(fit),
     "sha256": vocabulary.sha256,
   }
-  _print(results, as_json)
+  print_results(results, as_json, " ")
 
 
 def inspect(
@@ -113,7 +225,7 @@ def inspect(
     "pieces_used": fit.num_used,
     "sha256": loaded.sha256,
   }
-  _print(results, as_json)
+  print_results(results, as_json, " ")
 
 
 def _read(globs: Sequence[str], text_field: str) -> Iterator[str]:
@@ -160,22 +272,3 @@ def _make_fit_results(fit: Fit) -> dict[str, int | float]:
     "bytes_per_token": fit.bytes_per_token,
     "byte_share": fit.byte_share,
   }
-
-
-def _print(results: Mapping[str, Any], as_json: bool) -> None:
-  if as_json:
-    print(json_text(results))
-    return
-  width = max(map(len, results)) + 2
-  for name, value in results.items():
-    print(f"{name.replace('_', ' '):{width}}{_format_value(value)}")
-
-
-def _format_value(value: object) -> str:
-  if isinstance(value, bool):
-    return "yes" if value else "no"
-  if isinstance(value, float):
-    return f"{value:.4f}"
-  if isinstance(value, list):
-    return ", ".join(map(repr, value)) or "none"
-  return f"{value:,}" if isinstance(value, int) else str(value) or "none"

@@ -84,7 +84,7 @@ class PalmConfig(Checked):
       before it; "prefix_lm", the rest of a text from its start; or
       "span_corruption", removed spans from the remaining text. With the last
       two, inputs attend to one another in both directions
-      (data/batches/objectives.py).
+      (data/batches/packing.py).
   """
 
   num_layers: Annotated[int, whole(maximum=MAX_LAYERS)]

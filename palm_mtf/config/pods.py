@@ -57,7 +57,7 @@ class PodsConfig(Checked):
     pod_timeout_secs: if a server gives no sign of life for so many seconds, its
       pod counts as lost. A step may take longer.
     on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the pods
-      that are left (runtime/client/recovery.py).
+      that are left (training/supervisor.py).
     pod_wait_secs: the longest wait for a lost pod, or for a pod that is missing
       when the run starts.
   """

@@ -35,7 +35,7 @@ class FewShotConfig(Checked):
       example. "first": all examples have the first exemplars of the split.
     seed: seed of the draw.
     exemplar_files: {task: path}; the file's exemplars replace the training
-      split (evaluation/exemplars.py).
+      split (evaluation/few_shot.py).
     prompt_headers: {task: text before the exemplars}; "{group}" stands for the
       group of the example, such as MMLU's subject.
   """

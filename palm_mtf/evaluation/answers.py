@@ -37,7 +37,16 @@ class CheckpointModel(contextlib.ExitStack):
     self.config, self.vocabulary = config, vocabulary
     self._checkpoint = checkpoint
     # Functions from a start id, the id of the token that precedes each text.
-    self.get_generator = functools.cache(self._make_generator)
+    self.get_generator = functools.cache(
+      lambda start_id: Generator(
+        self._loaded,
+        vocabulary,
+        config.decode,
+        sample_tokens=config.run.sample_tokens,
+        seed=config.run.seed,
+        start_id=start_id,
+      )
+    )
     self.get_scorer = functools.cache(
       lambda start_id: Scorer(self._loaded, start_id=start_id)
     )
@@ -54,16 +63,6 @@ class CheckpointModel(contextlib.ExitStack):
       pods=config.pods,
     )
     return self.enter_context(decoder)
-
-  def _make_generator(self, start_id: int) -> Generator:
-    return Generator(
-      self._loaded,
-      self.vocabulary,
-      self.config.decode,
-      sample_tokens=self.config.run.sample_tokens,
-      seed=self.config.run.seed,
-      start_id=start_id,
-    )
 
 
 class TaskAnswers:

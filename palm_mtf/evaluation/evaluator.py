@@ -35,7 +35,7 @@ from palm_mtf.data.sources.document import (
   read_with_progress,
 )
 from palm_mtf.data.sources.files import FileDigests, writable_folder
-from palm_mtf.data.statistics.contamination import ContainedExamples
+from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.answers import (

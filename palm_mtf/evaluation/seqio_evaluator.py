@@ -16,7 +16,7 @@ import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.config import TaskEvalConfig
-from palm_mtf.data.sources.seqio_steps import (
+from palm_mtf.data.sources.seqio_task import (
   function_name,
   name_step_errors,
   type_name,

@@ -27,8 +27,7 @@ import numpy as np
 from palm_mtf._tf import eager_mode
 from palm_mtf.config import TaskEvalConfig
 from palm_mtf.data.sources.document import Document
-from palm_mtf.data.sources.seqio_steps import tokenizes
-from palm_mtf.data.sources.seqio_task import check_ids, find_provider
+from palm_mtf.data.sources.seqio_task import check_ids, find_provider, tokenizes
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.evaluation.answers import TaskAnswers

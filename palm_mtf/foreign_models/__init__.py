@@ -10,8 +10,7 @@ PodTraining and train_on_pods gin configurables of the module
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.foreign_models.gin_run import main, parse_gin, train_on_pods
-from palm_mtf.foreign_models.model_function import ModelFunction
-from palm_mtf.foreign_models.training import PodTraining
+from palm_mtf.foreign_models.training import ModelFunction, PodTraining
 
 __all__ = [
   "AdafactorConfig",

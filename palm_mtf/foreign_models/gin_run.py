@@ -28,8 +28,7 @@ from palm_mtf.cli.main import FlagParser, parse_flags, run_command
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
-from palm_mtf.foreign_models.model_function import ModelFunction
-from palm_mtf.foreign_models.training import PodTraining
+from palm_mtf.foreign_models.training import ModelFunction, PodTraining
 from palm_mtf.user_code import user_code
 
 _MODULE = "palm_mtf.foreign_models"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from palm_mtf.checkpoints.same_model import open_newest
+from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import DecodeConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start

@@ -9,11 +9,13 @@ palm_mtf keeps its own settings.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib.abc
 import importlib.machinery
 import os
 import resource
+import signal
 import sys
 import tempfile
 import types
@@ -22,6 +24,7 @@ from collections.abc import Iterator
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import release_file_pages
 
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl.h
 _is_owned = False
 
 
@@ -37,6 +40,23 @@ def own_process() -> None:
 def is_owned() -> bool:
   """Returns whether `own_process` was called."""
   return _is_owned
+
+
+def die_with(parent: int) -> None:
+  """Makes the kernel kill this process when its parent, by its id, ends.
+
+  The setting survives exec.
+  """
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != parent:  # the parent ended before the line above
+    os._exit(1)
+
+
+def make_child_environment() -> dict[str, str]:
+  """Returns variables with which a child process finds the same modules."""
+  path = os.pathsep.join(folder for folder in sys.path if folder)
+  return {**os.environ, "PYTHONPATH": path}
 
 
 @contextlib.contextmanager

@@ -8,8 +8,6 @@ pod.py adds both over microbatches and pods, and then divides.
 """
 
 import dataclasses
-import functools
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -20,7 +18,6 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import (
   cross_entropy,
-  divisor,
   weight_sum,
   weighted_sum,
 )
@@ -38,16 +35,6 @@ class LossSums:
   terms: Mapping[str, mtf.Tensor]
   # Sum of the rows' loss weights, which divides `terms` to give means.
   weight: mtf.Tensor
-
-  @property
-  def total(self) -> mtf.Tensor:
-    """The sum of all terms, which training minimizes, [] float32."""
-    return functools.reduce(operator.add, self.terms.values())
-
-  @property
-  def mean_loss(self) -> mtf.Tensor:
-    """The term "loss" divided by the weight, [] float32."""
-    return self.terms["loss"] / divisor(self.weight)
 
 
 class LossFunction(Protocol):

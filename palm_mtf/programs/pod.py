@@ -20,6 +20,8 @@ calls (mesh/stages.py).
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
@@ -54,7 +56,7 @@ class Sums:
   """Sums over rows, on the mesh of one pod, float32."""
 
   losses: LossSums  # sums of the losses
-  # Sums of the gradients of `losses.total`, one per variable.
+  # Sums of the gradients of the sum of all terms, one per variable.
   gradients: Sequence[mtf.Tensor]
 
 
@@ -64,7 +66,8 @@ def sum_microbatch(losses: LossSums, variables: Sequence[mtf.Variable]) -> Sums:
   Raises:
     UserError: the loss does not depend on one of the trained `variables`.
   """
-  gradients = mtf.gradients([losses.total], [v.value for v in variables])
+  total = functools.reduce(operator.add, losses.terms.values())
+  gradients = mtf.gradients([total], [v.value for v in variables])
   for variable, gradient in zip(variables, gradients, strict=True):
     if gradient is None:
       raise UserError(

@@ -18,6 +18,7 @@ from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.stages import StagesLowering, find_parts
+from palm_mtf.model.loss import divisor
 from palm_mtf.optim.adafactor import SumOfSquares, rms_by_kind
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
@@ -222,13 +223,21 @@ def build_program(
     builder.build_update(*each) for each in zip(built, sums, strict=True)
   ]
   mean_losses = [
-    {"loss": x.losses.mean_loss, "weight_sum": x.losses.weight} for x in built
+    {
+      "loss": x.losses.terms["loss"] / divisor(x.losses.weight),
+      "weight_sum": x.losses.weight,
+    }
+    for x in built
   ]
   # The lines above build Mesh TensorFlow operations, those below lower them.
   lowering = _lower(built)
   losses = [lowering.call(x)[0] for x in mean_losses]
   stages = [_build_stages(pod, lowering) for pod in built]
   step = _lower_step(built[0], updates, lowering)
+  if mesh_layout.stages > 1:
+    passes = stage_passes(mesh_layout)
+  else:  # the last microbatch runs with the update
+    passes = [[(FORWARD, i) for i in range(mesh_layout.num_microbatches - 1)]]
   return TrainProgram(
     pods=[
       PodProgram(
@@ -249,7 +258,7 @@ def build_program(
     devices=devices,
     batches=builder.batches if read else None,
     loop=None,
-    passes=_list_passes(mesh_layout),
+    passes=passes,
     **step,
   )
 
@@ -300,12 +309,6 @@ def _build_stages(pod: Gradients, lowering: Lowering) -> list[StageProgram]:
       )
     )
   return made
-
-
-def _list_passes(mesh: DeviceMesh) -> list[list[Pass]]:
-  if mesh.stages == 1:  # the last microbatch runs with the update
-    return [[(FORWARD, i) for i in range(mesh.num_microbatches - 1)]]
-  return stage_passes(mesh)
 
 
 def _drop_accumulators(

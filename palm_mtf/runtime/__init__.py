@@ -6,8 +6,8 @@ import importlib
 from typing import Any
 
 _MODULES = {
-  "connect": "connect",
-  "connect_managed": "connect",
+  "connect": "client",
+  "connect_managed": "client",
   "function": "functions",
   "mesh_function": "functions",
   "all_sum": "functions",

@@ -11,6 +11,12 @@ from typing import TypeVar
 
 _Function = TypeVar("_Function", bound=Callable)
 
+# The modules with the host functions that a training run calls in servers.
+HOST_MODULES = (
+  "palm_mtf.accelerators.host_calls",
+  "palm_mtf.checkpoints.manifest",
+  "palm_mtf.data.batches.server_batches",
+)
 HOST_FUNCTIONS: dict[str, Callable] = {}  # by name
 
 

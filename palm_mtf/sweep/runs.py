@@ -1,6 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A sweep's runs: makes them from SWEEP_RUNS, and tabulates their results.
+"""A sweep's runs: makes them from SWEEP_RUNS, trains them, tabulates results.
+
+Each run has its own process: python -m palm_mtf.sweep.runs PID CORES GIN_FILE
 
 An axis of SWEEP_RUNS is {name: {macro: value}}.
 """
@@ -10,9 +12,13 @@ import csv
 import dataclasses
 import io
 import itertools
+import logging
 import math
 import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +26,17 @@ from palm_mtf.accounting.flops import train_flops_per_token
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.config import Config, SweepConfig, mesh_layout
-from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.console import format_table
+from palm_mtf.errors import StoppedError, UserError, did_you_mean
+from palm_mtf.machine.process import die_with, make_child_environment
+from palm_mtf.machine.processors import usable_cores, visible_cores
+from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.paths import ModelDir, SweepDir
+
+_logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # also the name of the run's folder
 _MAX_RUNS = 1000
@@ -81,7 +93,14 @@ def make_runs(
     "CACHE_DIR": config.data.cache_dir or where.tokens,
   }
   axes = _check_axes(sweep.sweep_runs)
-  _check_held_out(sweep, [name for axis in axes for name, _ in axis])
+  names = [name for axis in axes for name, _ in axis]
+  for name in sweep.sweep_held_out:
+    if name not in names:
+      raise UserError(
+        f"SWEEP_HELD_OUT = {list(sweep.sweep_held_out)!r}: no axis of "
+        f'SWEEP_RUNS has "{name}"{did_you_mean(name, names)}; its names are '
+        f"{', '.join(names)}."
+      )
   runs = []
   for entries in itertools.product(*axes):
     name = "-".join(entry for entry, _ in entries)
@@ -196,16 +215,6 @@ def _join_macros(
   return found
 
 
-def _check_held_out(sweep: SweepConfig, names: Sequence[str]) -> None:
-  for name in sweep.sweep_held_out:
-    if name not in names:
-      raise UserError(
-        f"SWEEP_HELD_OUT = {list(sweep.sweep_held_out)!r}: no axis of "
-        f'SWEEP_RUNS has "{name}"{did_you_mean(name, names)}; its names are '
-        f"{', '.join(names)}."
-      )
-
-
 def _check_fits(name: str, config: Config) -> None:
   try:
     mesh_layout.check_layout(
@@ -258,11 +267,6 @@ def has_finished(where: SweepDir, name: str) -> bool:
     return False
 
 
-def mark_finished(where: SweepDir, name: str) -> None:
-  """Records in a file that a run has finished, so that no sweep repeats it."""
-  write_atomically(where.outcome(name), f"{FINISHED}\n".encode())
-
-
 def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
   """Returns a row {column: value} for each run.
 
@@ -303,22 +307,16 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
 
 def table_text(rows: Sequence[Row]) -> str:
   """Returns the rows of `tabulate` as a text table."""
-  width = max(len("run"), *(len(row["run"]) for row in rows))
-  lines = [
-    f"{'run':{width}}  {'parameters':>14}  {'tokens':>15}  {'FLOPs':>9}  "
-    f"{'secs':>9}  {'loss':>7}  {'best':>7}"
-  ]
+  lines = [("run", "parameters", "tokens", "FLOPs", "secs", "loss", "best", "")]
   for row in rows:
     losses = (row["loss"], row["best_loss"])
     loss, best = ("-" if x is None else f"{x:.4f}" for x in losses)
     notes = [] if row["outcome"] == FINISHED else [row["outcome"]]
     notes += ["held out"] * row["held_out"]
-    lines.append(
-      f"{row['run']:{width}}  {row['parameters']:14,}  {row['tokens']:15,}  "
-      f"{row['flops']:9.3g}  {row['secs']:9,.1f}  {loss:>7}  {best:>7}  "
-      f"{', '.join(notes)}".rstrip()
-    )
-  return "\n".join(lines)
+    cost = f"{row['flops']:.3g}", f"{row['secs']:,.1f}"
+    size = f"{row['parameters']:,}", f"{row['tokens']:,}"
+    lines.append((row["run"], *size, *cost, loss, best, ", ".join(notes)))
+  return format_table(lines, "<>>>>>><")
 
 
 def table_csv(rows: Sequence[Row]) -> bytes:
@@ -328,3 +326,150 @@ def table_csv(rows: Sequence[Row]) -> bytes:
   writer.writeheader()
   writer.writerows(rows)
   return file.getvalue().encode()
+
+
+_POLL_SECS = 0.5
+_LAST_BYTES = 4096  # bytes at the end of a log that are read for its last line
+
+
+@dataclasses.dataclass
+class _Process:
+  run: SweepRun
+  cores: Sequence[int]
+  process: subprocess.Popen
+
+
+def cores_of_runs(num_at_once: int) -> list[list[int]]:
+  """Returns core numbers for each of `num_at_once` runs.
+
+  Raises:
+    UserError: if there are fewer cores than runs.
+  """
+  if num_at_once > usable_cores():
+    raise UserError(
+      f"SWEEP_AT_ONCE = {num_at_once}: more runs than the {usable_cores()} "
+      "cores that this process may use; give at most as many."
+    )
+  cores = visible_cores()
+  share = len(cores) // num_at_once
+  # Give all runs the same number of cores, so that their times compare.
+  return [cores[i * share : (i + 1) * share] for i in range(num_at_once)]
+
+
+def train_runs(
+  runs: Sequence[SweepRun], sweep: SweepConfig, where: SweepDir
+) -> dict[str, str]:
+  """Trains those of `runs` that have not finished, in this order.
+
+  Returns:
+    {name of a failed run: exit code and last line of its log}.
+
+  Raises:
+    StoppedError: if a signal came; the runs have saved their last steps.
+  """
+  waiting = [x for x in runs if not has_finished(where, x.name)]
+  free = cores_of_runs(sweep.sweep_at_once)
+  if len(waiting) < len(runs):
+    _logger.info(f"{len(runs) - len(waiting)} of {len(runs)} runs have ended")
+  training: list[_Process] = []
+  failed: dict[str, str] = {}
+  with StopRequest() as stop:
+    try:
+      while (waiting or training) and not stop.signal_name:
+        while waiting and free:
+          training.append(_start(waiting.pop(0), free.pop(0), where))
+        time.sleep(_POLL_SECS)
+        for each in list(training):
+          if each.process.poll() is not None:
+            training.remove(each)
+            free.append(each.cores)
+            _end(each, where, failed)
+      for each in training:  # a signal came: the runs save their last steps
+        each.process.terminate()
+      for each in training:
+        each.process.wait()
+    finally:
+      # After a second SIGINT or an error, runs still train. It is safe to kill
+      # these runs, because the same command resumes them.
+      for each in training:
+        each.process.kill()
+        each.process.wait()
+  if stop.signal_name:
+    _logger.info(
+      f"stopped by {stop.signal_name}; run the same command to resume"
+    )
+    raise StoppedError(stop.signal_name)
+  return failed
+
+
+def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
+  settings = where.settings(run.name)
+  write_atomically(settings, run.gin_text.encode())
+  numbers = ",".join(map(str, cores))
+  with open(where.log(run.name), "ab") as log:
+    process = subprocess.Popen(
+      [
+        *(sys.executable, "-m", "palm_mtf.sweep.runs"),
+        *(str(os.getpid()), numbers, settings),
+      ],
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=log,
+      env=make_child_environment(),
+      # In a new session, a run gets no Ctrl-C from the terminal; the sweep gets
+      # Ctrl-C and stops each run.
+      start_new_session=True,
+    )
+  _logger.info(
+    f"{run.name}: {run.num_parameters:,} parameters, {run.num_tokens:,} "
+    f"tokens, on cores {numbers}, process {process.pid}"
+  )
+  return _Process(run, cores, process)
+
+
+def _end(each: _Process, where: SweepDir, failed: dict[str, str]) -> None:
+  code, name = each.process.returncode, each.run.name
+  if code:
+    failed[name] = f"exit code {code}, {_last_line(where.log(name))}"
+    _logger.warning(f"{name}: failed: {failed[name]}")
+    return
+  # Record that the run has finished, so that no sweep repeats it.
+  write_atomically(where.outcome(name), f"{FINISHED}\n".encode())
+  (row,) = tabulate([each.run], where)
+  if row["loss"] is not None:
+    _logger.info(f"{name}: finished, validation loss {row['loss']:.4f}")
+
+
+def _last_line(log: str) -> str:
+  with open(log, "rb") as file:
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - _LAST_BYTES))
+    lines = file.read().decode(errors="replace").splitlines()
+  return lines[-1] if lines else "nothing printed"
+
+
+def check_none_failed(failed: Mapping[str, str], where: SweepDir) -> None:
+  """Raises UserError if a run failed; the message says how each one failed."""
+  if failed:
+    each = "; ".join(f"{name}: {how}" for name, how in failed.items())
+    raise UserError(
+      f"{len(failed)} of the runs failed ({each}); "
+      f"{where.log('NAME')} has what they printed; the same command tries "
+      "them again."
+    )
+
+
+def main() -> None:
+  """Executes `palm_mtf train --gin_file=GIN_FILE` on CORES, such as "0,1"."""
+  sweep, cores, gin_file = sys.argv[1:]
+  # Set the cores before TensorFlow is imported, because TensorFlow counts them.
+  os.sched_setaffinity(0, map(int, cores.split(",")))
+  # If the sweep's process dies, the kernel kills this process, and the same
+  # sweep command resumes the run. The cores survive exec too.
+  die_with(int(sweep))
+  command = [sys.executable, "-m", "palm_mtf", "train"]
+  os.execv(sys.executable, [*command, f"--gin_file={gin_file}"])
+
+
+if __name__ == "__main__":
+  main()

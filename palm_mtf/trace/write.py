@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a traced step: MODEL_DIR/traces/step_00000020.json.
 
+A traced step has the same feeds and fetches as every other step, and computes
+the same bits. Each host's times are from its own clock.
+
 chrome://tracing and ui.perfetto.dev show the file. The lane "pod 0" has the
 operations of pod 0, and the lane "pod 0 -> pod 1" the transfers from pod 0 to
 pod 1. Times are in microseconds. The file also has the time in which a pod
@@ -12,8 +15,12 @@ computing   #########------##########
                   hhheee      hhhh      hidden, exposed
 """
 
+import collections
+import dataclasses
 import heapq
 import itertools
+import math
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +29,272 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.train_program import TrainProgram
-from palm_mtf.trace.records import Operation, Trace, Transfer, read_trace
+
+FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
+  "forward",
+  "backward",
+  "exchange",
+  "update",
+)
+_EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
+# An operation has the first phase whose pattern is found in its name.
+_PHASES = {
+  EXCHANGE: _EXCHANGE,
+  UPDATE: re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
+  BACKWARD: re.compile(r"/gradients/|_sum/(add|read)(_\d+)?/"),
+}
+_UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
+_DEVICE = re.compile(
+  r"(?:/job:(\w+))?(?:/replica:\d+)?(?:/task:(\d+))?/device:(\w+):(\d+)"
+)
+# TensorFlow's label of a received tensor: the operation that computed it, the
+# sender's device, the receiver's device.
+_RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
+# Maximum number of operations from a transferred tensor to the update of its
+# variable.
+_MOST_OPERATIONS_TO_UPDATE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+  """An operation that a device ran; times are seconds since the step began."""
+
+  pod: int
+  device: int  # number of the device in the pod's mesh
+  name: str
+  phase: str  # one of PHASES; EXCHANGE includes reduce-scatters within the pod
+  start: float
+  end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+  """A tensor sent from pod to pod; times are seconds since the step began.
+
+  Pods of one process pass tensors in memory, so the three times are equal.
+  """
+
+  name: str  # a gradient's variable; another tensor's operation
+  source: int  # number of the sending pod
+  target: int  # number of the receiving pod
+  num_bytes: int
+  ready: float  # when the sender has computed the tensor
+  sent: float  # when sending starts, after the receiver's request
+  arrived: float  # when the receiver has the tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+  """A traced step of all pods; times are seconds since the step began."""
+
+  num_pods: int
+  # Start of the last call into the session. This call computes each pod's
+  # last microbatch, sums gradients over pods, and updates the variables.
+  last_call: float
+  operations: list[Operation]
+  transfers: list[Transfer]
+  end: float  # end of the last record
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+  """One record of a device: an operation, or a received tensor."""
+
+  device: tuple  # job, task, kind, number
+  name: str
+  # Nanoseconds since 1970, as whole numbers, because a float64 would round them
+  # to a quarter of a microsecond.
+  start: int
+  end: int
+  # The next two fields describe a received tensor; an operation has 0 and "".
+  num_bytes: int
+  label: str
+
+
+def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
+  """Returns the trace of a step, given the record of each session call."""
+  graph, devices = program.step.graph, program.devices
+  # {device: (pod, number in the pod)}, without the client's devices.
+  numbers = {
+    _parse_device(name): (pod, number)
+    for pod, names in enumerate(devices.pods)
+    for number, name in enumerate(names)
+  }
+  spans = [list(_read_spans(call)) for call in calls]
+  begin = min(span.start for each in spans for span in each)
+  operations, transfers = [], []
+  forward = _find_forward(program)
+  for each in spans:
+    ran = [x for x in each if not x.label and x.device in numbers]
+    transfers += _read_transfers(each, ran, graph, numbers)
+    operations += [
+      Operation(
+        *numbers[x.device], x.name, _find_phase(x.name, forward), x.start, x.end
+      )
+      for x in ran
+    ]
+  return Trace(
+    num_pods=len(devices.pods),
+    last_call=(min(x.start for x in spans[-1]) - begin) / 1e9,
+    operations=[_to_seconds(begin, x, "start", "end") for x in operations],
+    transfers=[
+      _to_seconds(begin, x, "ready", "sent", "arrived") for x in transfers
+    ],
+    end=(max(x.end for each in spans for x in each) - begin) / 1e9,
+  )
+
+
+def _to_seconds(begin: int, record: Any, *names: str) -> Any:
+  """Converts the fields `names` of a record to seconds since `begin`."""
+  times = {name: (getattr(record, name) - begin) / 1e9 for name in names}
+  return dataclasses.replace(record, **times)
+
+
+def _parse_device(name: str) -> tuple:
+  job, task, kind, number = _DEVICE.match(name).groups()
+  return job or "localhost", int(task or 0), kind.upper(), int(number)
+
+
+def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
+  for device in call.step_stats.dev_stats:
+    if not _DEVICE.fullmatch(device.device):
+      continue  # a GPU's stream; the GPU has records of the operations too
+    for node in device.node_stats:
+      received = node.node_name == "RecvTensor"
+      # Records of received tensors have times only in microseconds.
+      begin = node.all_start_nanos or node.all_start_micros * 1000
+      end = node.op_end_rel_nanos or node.op_end_rel_micros * 1000
+      num_bytes = (
+        node.output[0].tensor_description.allocation_description.requested_bytes
+        if received
+        else 0
+      )
+      label = node.timeline_label if received else ""
+      yield _Span(
+        _parse_device(device.device),
+        node.node_name,
+        begin + node.op_start_rel_nanos,
+        begin + end,
+        num_bytes,
+        label,
+      )
+
+
+def _find_forward(program: TrainProgram) -> set[str]:
+  """Returns names of operations on which losses or sums over pods depend."""
+  todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
+  todo += [x.evaluate for pod in program.pods for x in pod.stages]
+  todo += [
+    x for x in program.step.graph.get_operations() if _EXCHANGE.match(x.name)
+  ]
+  found = set()
+  while todo:
+    operation = todo.pop()
+    if operation.name not in found:
+      found.add(operation.name)
+      todo += [x.op for x in operation.inputs]
+      todo += operation.control_inputs
+  return found
+
+
+def _find_phase(name: str, forward: set[str]) -> str:
+  # An operation that matches no pattern belongs to the forward pass if a loss
+  # depends on it, otherwise to the update.
+  scoped = (phase for phase, scope in _PHASES.items() if scope.search(name))
+  return next(scoped, FORWARD if name in forward else UPDATE)
+
+
+def _read_transfers(
+  spans: Iterable[_Span],
+  ran: Sequence[_Span],
+  graph: tf.Graph,
+  numbers: Mapping[tuple, tuple[int, int]],
+) -> Iterator[Transfer]:
+  """Yields the transfers between pods in one call into the session."""
+  # The sender's operation ends when the tensor is ready. The receiver records
+  # when sending starts, and when the tensor arrives. If a step takes only
+  # milliseconds, its first transfers may be missing, because the client does
+  # not wait until a server has started to record.
+  ends = {(x.device, x.name): x.end for x in ran}
+  yield from _infer_transfers(graph, ends, numbers)
+  for span in spans:
+    if not span.label:
+      continue
+    name, *places = _RECEIVED.search(span.label).groups()
+    source, target = map(_parse_device, places)
+    if source not in numbers or target not in numbers:
+      continue  # the client sent or received the tensor
+    pods = numbers[source][0], numbers[target][0]
+    if pods[0] == pods[1]:
+      continue  # both servers belong to one pod
+    # The sender's clock may run ahead, so TensorFlow clamps the send time to
+    # the interval from the receiver's request to the arrival. Clamp `ready`
+    # too, to be no later than the send time.
+    ready = min(ends.get((source, name), span.start), span.start)
+    yield Transfer(
+      _find_variable(graph, name),
+      *pods,
+      span.num_bytes,
+      ready,
+      span.start,
+      span.end,
+    )
+
+
+def _infer_transfers(
+  graph: tf.Graph,
+  ends: Mapping[tuple[tuple, str], int],
+  numbers: Mapping[tuple, tuple[int, int]],
+) -> Iterator[Transfer]:
+  """Yields transfers between pods of this process; TensorFlow records none."""
+  if any(device[0] != "localhost" for device in numbers):
+    return
+  seen = set()
+  for operation in graph.get_operations():
+    if not operation.device:  # a variable is read on its device: no transfer
+      continue
+    target = _parse_device(operation.device)
+    if (target, operation.name) not in ends:
+      continue  # this call did not run the operation
+    for x in operation.inputs:
+      source = _parse_device(x.op.device) if x.op.device else target
+      ready = ends.get((source, x.op.name))
+      if ready is None or numbers[source][0] == numbers[target][0]:
+        continue
+      if (x.name, target) in seen:  # TensorFlow sends x to a device once
+        continue
+      seen.add((x.name, target))
+      yield Transfer(
+        _find_variable(graph, x.op.name),
+        numbers[source][0],
+        numbers[target][0],
+        x.dtype.size * math.prod(x.shape.as_list()),
+        *[ready] * 3,
+      )
+
+
+def _find_variable(graph: tf.Graph, name: str) -> str:
+  """Returns the name of the only variable that an operation's outputs update.
+
+  If there is not exactly one such variable, returns the operation's name.
+  """
+  try:
+    level = [graph.get_operation_by_name(name)]
+  except KeyError:  # TensorFlow's runtime added the operation
+    return name
+  for _ in range(_MOST_OPERATIONS_TO_UPDATE):
+    level = [
+      consumer
+      for operation in level
+      for x in operation.outputs
+      for consumer in x.consumers()
+    ]
+    matches = filter(None, (_UPDATED.match(x.name) for x in level))
+    variables = collections.Counter(match[1] for match in matches)
+    if variables:
+      return next(iter(variables)) if len(variables) == 1 else name
+  return name
+
 
 Intervals = list[tuple[float, float]]  # [start, end) in seconds
 
@@ -33,11 +305,6 @@ class Received(NamedTuple):
   received_bytes: int
   hidden_secs: float  # time in which the pod both received and computed
   exposed: Intervals  # when the pod received and did not compute
-
-  @property
-  def exposed_secs(self) -> float:
-    """Total length of `exposed`."""
-    return length(self.exposed)
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
@@ -103,7 +370,7 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   pods = [measure_received(trace, pod) for pod in range(trace.num_pods)]
   num_bytes = sum(x.received_bytes for x in pods)
   hidden = sum(x.hidden_secs for x in pods)
-  exposed = sum(x.exposed_secs for x in pods)
+  exposed = sum(length(x.exposed) for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
     # The bytes that all pods received. If all tokens have the same loss weight
@@ -124,27 +391,21 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
 _SHORTEST_SECS = 1e-6
 
 
-class WrittenTrace(NamedTuple):
-  """The result of writing a trace."""
-
-  says: str  # the line for stderr
-  figures: Mapping[str, float]  # the step's metrics by name
-
-
 def write_trace(
   model_dir: str,
   step: int,
   program: TrainProgram,
   calls: Sequence[tf.RunMetadata],
-) -> WrittenTrace:
-  """Writes a step's trace file, given the record of each session call."""
+) -> tuple[str, dict[str, float]]:
+  """Writes a step's trace file, given the record of each session call.
+
+  Returns the line for stderr, and the step's metrics by name.
+  """
   trace = read_trace(calls, program)
   path = f"{ModelDir(model_dir).trace(step)}.json"
   write_atomically(path, json_text(chrome_trace(trace, step)).encode())
   figures = step_figures(trace)
-  return WrittenTrace(
-    f"{_headline(step, trace.num_pods, figures)}: {path}", figures
-  )
+  return f"{_headline(step, trace.num_pods, figures)}: {path}", figures
 
 
 def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
@@ -175,15 +436,20 @@ def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
   # Lanes of pods come first, then a lane for each direction of transfers.
   events: list[dict] = []
   for pod in range(trace.num_pods):
-    of_pod = [x for x in operations if x.pod == pod]
-    events += _lane(f"pod {pod}", pod, [_operation(x) for x in of_pod])
+    of_pod = [
+      _event(x.name, x.phase, x.start, x.end, {"device": x.device})
+      for x in operations
+      if x.pod == pod
+    ]
+    events += _lane(f"pod {pod}", pod, of_pod)
   directions = sorted({(x.source, x.target) for x in trace.transfers})
   for number, (source, target) in enumerate(directions, start=trace.num_pods):
-    crossed = [
-      _transfer(x)
-      for x in trace.transfers
-      if (x.source, x.target) == (source, target)
-    ]
+    crossed = []
+    for x in trace.transfers:
+      if (x.source, x.target) == (source, target):
+        sent = _micros(x.sent - x.ready)
+        details = {"bytes": x.num_bytes, "usecs until sent": sent}
+        crossed.append(_event(x.name, "transfer", x.ready, x.arrived, details))
     events += _lane(f"pod {source} -> pod {target}", number, crossed)
   return {
     "displayTimeUnit": "ms",
@@ -211,7 +477,7 @@ def _direction(
     "target": target,
     "bytes": crossed.received_bytes,
     "hidden_usecs": _micros(crossed.hidden_secs),
-    "exposed_usecs": _micros(crossed.exposed_secs),
+    "exposed_usecs": _micros(length(crossed.exposed)),
     "exposed": [[_micros(a), _micros(b)] for a, b in crossed.exposed],
   }
 
@@ -220,27 +486,11 @@ def _micros(secs: float) -> float:
   return round(secs * 1e6, 3)
 
 
-def _operation(operation: Operation) -> dict[str, Any]:
-  return {
-    "name": operation.name,
-    "cat": operation.phase,
-    "ts": _micros(operation.start),
-    "dur": _micros(operation.end - operation.start),
-    "args": {"device": operation.device},
-  }
-
-
-def _transfer(transfer: Transfer) -> dict[str, Any]:
-  return {
-    "name": transfer.name,
-    "cat": "transfer",
-    "ts": _micros(transfer.ready),
-    "dur": _micros(transfer.arrived - transfer.ready),
-    "args": {
-      "bytes": transfer.num_bytes,
-      "usecs until sent": _micros(transfer.sent - transfer.ready),
-    },
-  }
+def _event(
+  name: str, kind: str, start: float, end: float, details: Mapping[str, Any]
+) -> dict[str, Any]:
+  times = {"ts": _micros(start), "dur": _micros(end - start)}
+  return {"name": name, "cat": kind, **times, "args": details}
 
 
 def _lane(

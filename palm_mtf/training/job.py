@@ -1,20 +1,66 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The job of a training run, and the events that end a training loop."""
+"""The job of a training run: its checks, samples, and events that end its loop.
+
+The user's mistakes are found before TensorFlow is imported, and before a file
+in MODEL_DIR changes.
+"""
 
 import dataclasses
+import importlib.metadata
+import json
 import logging
+import platform
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from palm_mtf.checkpoints.initial_weights import NamedWeights
-from palm_mtf.checkpoints.manifest import Checkpoint, Manifest
-from palm_mtf.config import Config
-from palm_mtf.data.batches.corpus import Corpus
+from palm_mtf import __version__
+from palm_mtf.accounting.hardware import check_chip
+from palm_mtf.accounting.optimizer_state import (
+  check_same_slots,
+  optimizer_state,
+)
+from palm_mtf.accounting.pipeline import bubble
+from palm_mtf.accounting.plan import memory_parts
+from palm_mtf.architecture.parameters import parameter_shapes
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  Manifest,
+  newest_whole,
+  read_checkpoint,
+  read_whole,
+)
+from palm_mtf.checkpoints.weights_to_load import (
+  NamedWeights,
+  check_same_model,
+  check_same_vocabulary,
+  check_vocabulary_given,
+  find_initial_state,
+  find_initial_weights,
+  warn_of_other_split,
+)
+from palm_mtf.checkpoints.writer import check_space
+from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
+from palm_mtf.config.macros import values_of
+from palm_mtf.config.tpu_slice import check_pods, tpu_slice
+from palm_mtf.data.batches.corpus import Corpus, corpus_of_run, unigram_entropy
+from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.generation.inference.prompts import continue_prompts
-from palm_mtf.machine.kernels import difference
-from palm_mtf.model_dir.samples import write_samples
+from palm_mtf.generation.inference.prompts import (
+  check_prompts,
+  check_room,
+  continue_prompts,
+  warn_of_spaces,
+)
+from palm_mtf.json_text import json_text
+from palm_mtf.machine.accelerators import is_rehearsal, uses_accelerators
+from palm_mtf.machine.activation_dtype import log_dtype, resolve_dtype
+from palm_mtf.machine.compiled_code import check_xla_flags
+from palm_mtf.machine.processors import difference
+from palm_mtf.model_dir.json_lines import read_json_lines, write_json_lines
+from palm_mtf.model_dir.paths import ModelDir
+from palm_mtf.runtime.addresses import check_client
+from palm_mtf.runtime.client.places import check_slices, cluster_places
 from palm_mtf.training.loss_spikes import Rewind
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -23,9 +69,32 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 _logger = logging.getLogger(__name__)
 
 
+def write_samples(
+  model_dir: str, step: int, prompts: Sequence[str], texts: Sequence[str]
+) -> None:
+  """Adds `texts`, which continue `prompts` at a step, to samples.jsonl."""
+  if not prompts:
+    return
+  path = ModelDir(model_dir).samples
+  # Drop samples of this and later steps, which a resumed run makes again.
+  lines = read_json_lines(path, number="step")
+  kept = [x for x in lines if x["step"] < step]
+  new = [
+    {"step": step, "prompt": prompt, "continuation": text}
+    for prompt, text in zip(prompts, texts, strict=True)
+  ]
+  write_json_lines(path, [*kept, *new])
+
+
+def has_samples(model_dir: str, step: int) -> bool:
+  """Returns whether samples.jsonl has continuations after `step` steps."""
+  lines = read_json_lines(ModelDir(model_dir).samples, number="step")
+  return any(line["step"] == step for line in lines)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainJob:
-  """Input of a training loop; prepare.py has checked it."""
+  """Input of a training loop; `prepare` has checked it."""
 
   model_dir: str
   config: Config  # ACTIVATION_DTYPE is resolved
@@ -89,33 +158,253 @@ class TrainJob:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
   """The run has done all TRAIN_STEPS steps."""
 
   checkpoint: Checkpoint
   validation_loss: float  # nats per token
 
 
-@dataclasses.dataclass(frozen=True)
-class Stopped:
+class Stopped(NamedTuple):
   """The run received a stop signal, and has saved its last step."""
 
   checkpoint: Checkpoint | None  # None before the first step
   signal_name: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Moved:
+class Moved(NamedTuple):
   """The manager has other servers for the run, such as after a drain."""
 
   checkpoint: Checkpoint | None  # of the step that has just ended
   rewinds: Sequence[Rewind] = ()  # the checkpoint has all
 
 
-@dataclasses.dataclass(frozen=True)
-class Spike:
+class Spike(NamedTuple):
   """The loss has spiked, and training rewinds."""
 
   checkpoint: Checkpoint | None  # to rewind to; None for the initial weights
   rewinds: Sequence[Rewind]  # all rewinds of the run
+
+
+# Settings that earlier versions lacked: {name: value that was implied}.
+_BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
+# A run's losses and weights depend on the versions of these packages.
+_COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
+
+
+def prepare(model_dir: str, config: Config) -> TrainJob:
+  """Checks all input, and makes vocabulary and tokens if they are missing.
+
+  The caller holds the training lock of MODEL_DIR.
+
+  Raises:
+    UserError: the input is wrong; no file has been overwritten.
+  """
+  # Short checks come first, because encoding a large corpus may take hours.
+  _check_devices(config)
+  shapes = parameter_shapes(config.model)
+  newest = _find_newest(model_dir, config)
+  config = _reserve_memory(_resolve_dtype(config, newest))
+  _warn_of_short_ramp(config.run)
+  model, data, run = config.model, config.data, config.run
+  initial = find_initial_weights(run.init_checkpoint, newest, shapes)
+  check_vocabulary_given(initial, model_dir, data)
+  check_space(model_dir, shapes, run, optimizer_state(config.optimizer))
+  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  if newest:
+    check_same_model(newest, shapes, vocabulary.sha256)
+  check_same_vocabulary(initial, vocabulary)
+  state = None
+  if initial and run.init_state == "all":
+    state = find_initial_state(initial, run, config.optimizer)
+  check_prompts(run.prompts, vocabulary, model, run)
+  warn_of_spaces(run.prompts, vocabulary)
+  corpus = corpus_of_run(model_dir, config, vocabulary)
+  corpus.batches(run.batch_sizes)  # raises UserError if there are too few
+  task_evaluation = _open_tasks(model_dir, config, vocabulary)
+  # Use the batch size of the last step, like the validation after that step.
+  validation = corpus.validation_batches(
+    batch_size=run.batch_sizes.size(run.train_steps - 1),
+    num_rows=run.num_validation_rows,
+  )
+  entropy = unigram_entropy(validation)
+  manifest = _make_manifest(config, vocabulary, corpus)
+  if newest:
+    _log_resumption(newest, manifest)
+    warn_of_other_split(newest, corpus, data)
+  return TrainJob(
+    model_dir=model_dir,
+    config=config,
+    vocabulary=vocabulary,
+    corpus=corpus,
+    manifest=_add_parent(initial, state, manifest),
+    checkpoint=newest,
+    unigram_entropy=entropy,
+    task_evaluation=task_evaluation,
+    initial_weights=initial,
+    initial_state=state,
+  )
+
+
+def _open_tasks(
+  model_dir: str, config: Config, vocabulary: Vocabulary
+) -> "TaskEvaluation | None":
+  """Returns the evaluation on EVAL_TASKS; None if TASK_EVAL_STEPS is unset."""
+  if not config.evaluation.task_eval_steps:
+    return None
+  check_room(config.model, config.run)
+  # Import SeqIO late, because it imports TensorFlow, which takes seconds.
+  from palm_mtf.evaluation.evaluator import TaskEvaluation
+  from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
+
+  tasks = open_eval_tasks(
+    config.evaluation, vocabulary, config.model.sequence_length
+  )
+  # Tasks decode greedily. The run's decoding settings are only for samples.
+  greedy = dataclasses.replace(config, decode=DecodeConfig(temperature=0.0))
+  return TaskEvaluation(model_dir, greedy, vocabulary, tasks)
+
+
+def _check_devices(config: Config) -> None:
+  mesh, pods, run = config.mesh_layout, config.pods, config.run
+  sizes = run.batch_sizes.sizes
+  mesh_layout.check_layout(mesh, config.model, *sizes, num_pods=pods.num_pods)
+  check_chip(run.chip, config.hardware)
+  if mesh.num_microbatches < mesh.stages:
+    _logger.warning(
+      f"NUM_MICROBATCHES = {mesh.num_microbatches} and STAGES = {mesh.stages}: "
+      "not all stages compute at the same time; use more microbatches (a stage "
+      f"idles for {bubble(mesh):.0%} of a step)"
+    )
+  if not uses_accelerators(mesh):
+    check_xla_flags(mesh.pod_devices * pods.num_pods)
+  if mesh.tpu:
+    check_pods(tpu_slice(mesh.tpu), pods, is_rehearsal=is_rehearsal())
+  if pods.pods == "cluster" and not pods.is_managed:
+    cluster_places(pods, mesh)
+  if pods.pods == "cluster":
+    check_client(pods.client_address)
+  if uses_accelerators(mesh) and pods.pods == "in_process":
+    # Check accelerators after the other devices, because importing TensorFlow
+    # takes seconds, but before making the data, which may take hours.
+    from palm_mtf.runtime.client.connect import accelerators_here
+
+    accelerators_here(mesh, pods.num_pods)
+
+
+def _warn_of_short_ramp(run: RunConfig) -> None:
+  """Warns if TRAIN_STEPS ends before the last change of the batch size."""
+  unreached = [x for x in run.batch_sizes.pairs if x[0] >= run.train_steps]
+  if unreached:
+    start, size = unreached[0]
+    _logger.warning(
+      f"TRAIN_STEPS = {run.train_steps:,}: ends before step {start:,}, from "
+      f"where GLOBAL_BATCH_SIZE is {size:,}"
+    )
+
+
+def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
+  """Returns the checkpoint to resume from; None if MODEL_DIR has none."""
+  # If servers have the pods, compare only the sizes of the files here: the
+  # servers compare the hashes when the training session restores the
+  # checkpoint.
+  read = read_whole if config.pods.pods == "in_process" else read_checkpoint
+  newest = newest_whole(model_dir, read=read)
+  if newest:
+    check_same_model(newest, parameter_shapes(config.model))
+    check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
+  return newest
+
+
+def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
+  """Replaces ACTIVATION_DTYPE = "auto" by a dtype, and logs the dtype."""
+  # A resumed run keeps its dtype, even on another machine.
+  begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
+  model = resolve_dtype(config.model, config.mesh_layout, begun_in)
+  log_dtype(model, config.mesh_layout, begun_in)
+  return dataclasses.replace(config, model=model)
+
+
+def _reserve_memory(config: Config) -> Config:
+  """Sets DEVICE_BYTES for a manager, and asks it for such devices.
+
+  Raises:
+    UserError: no island can hold the run's slices, or no manager answers.
+  """
+  pods = config.pods
+  if not pods.is_managed:
+    return config
+  if pods.device_bytes is None:
+    parts = memory_parts(config, config.run.batch_sizes.largest)
+    parts.pop("process", 0)  # whose memory a server has already
+    pods = dataclasses.replace(pods, device_bytes=sum(parts.values()))
+  check_slices(pods, config.mesh_layout)
+  return dataclasses.replace(config, pods=pods)
+
+
+def _make_manifest(
+  config: Config, vocabulary: Vocabulary, corpus: Corpus
+) -> Manifest:
+  """Returns a manifest with the fields that all checkpoints of a run share."""
+  model, run = config.model, config.run
+  parts = (
+    model,
+    config.mesh_layout,
+    config.pods,
+    config.optimizer,
+    config.data,
+    config.fault_tolerance,
+    run,
+  )
+  settings = {}
+  for part in parts:
+    settings |= values_of(part)
+  return Manifest(
+    shapes=parameter_shapes(model),
+    vocabulary_sha256=vocabulary.sha256,
+    data={
+      "SEED": run.seed,
+      "GLOBAL_BATCH_SIZE": run.batch_sizes.pairs,
+      "SEQUENCE_LENGTH": model.sequence_length,
+      "PACKING": corpus.packing,
+      "the tokens": corpus.fingerprint,
+    },
+    settings=json.loads(json_text(settings)),  # as if read from a file
+    versions={
+      "palm_mtf": __version__,
+      "python": platform.python_version(),
+      **{x: importlib.metadata.version(x) for x in _COMPUTING_PACKAGES},
+    },
+  )
+
+
+def _add_parent(
+  initial: NamedWeights | None, state: Checkpoint | None, manifest: Manifest
+) -> Manifest:
+  """Sets the manifest's `parent` if the weights are from another run."""
+  if not initial:
+    return manifest
+  what, step = "the weights", 0
+  if state:
+    what, step = "weights and optimizer", state.manifest.step
+  _logger.info(f"starting from {what} of {initial.place}, with step {step}")
+  if not initial.checkpoint:
+    return manifest
+  return dataclasses.replace(manifest, parent=initial.checkpoint.as_parent)
+
+
+def _log_resumption(newest: Checkpoint, manifest: Manifest) -> None:
+  _logger.info(f"resuming from {newest.path}")
+  for name, before in _BEFORE.items():
+    now = manifest.settings[name]
+    if name not in newest.manifest.settings and now != before:
+      _logger.warning(
+        f"{name} = {now!r}: the run began in a version that knew only "
+        f"{before!r}; set it to that to continue as it began"
+      )
+  for name, value in manifest.data.items():
+    if newest.manifest.data.get(name) != value:
+      _logger.warning(
+        f"{name} differs from that checkpoint's: from here on each step reads "
+        "other batches than a run from the start would"
+      )

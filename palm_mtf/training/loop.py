@@ -16,13 +16,12 @@ from palm_mtf.accounting import flops
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.writer import BackgroundWriter
-from palm_mtf.data.batches.batches import Prefetcher
+from palm_mtf.data.batches.corpus import Prefetcher
 from palm_mtf.data.batches.server_batches import batches_spec
 from palm_mtf.generation.inference.sessions import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
-from palm_mtf.model_dir.samples import has_samples
 from palm_mtf.trace.write import write_trace
 from palm_mtf.training.job import (
   Finished,
@@ -30,12 +29,17 @@ from palm_mtf.training.job import (
   Spike,
   Stopped,
   TrainJob,
+  has_samples,
 )
 from palm_mtf.training.loss_spikes import SpikePolicy
-from palm_mtf.training.progress import Clock, TrainProgress, count_rows_left
+from palm_mtf.training.progress import (
+  Clock,
+  TrainProgress,
+  Watchdog,
+  count_rows_left,
+)
 from palm_mtf.training.session import TrainSession
 from palm_mtf.training.step import NonFiniteStepError
-from palm_mtf.training.watchdog import Watchdog
 
 _logger = logging.getLogger(__name__)
 
@@ -282,9 +286,9 @@ class TrainLoop:
     self._watchdog.note_step(until)
     if is_traced:
       self._watchdog.expect_slow()
-      trace = write_trace(self._job.model_dir, until, program, records)
-      _logger.info(trace.says)
-      all_metrics[-1] |= trace.figures
+      line, figures = write_trace(self._job.model_dir, until, program, records)
+      _logger.info(line)
+      all_metrics[-1] |= figures
     return all_metrics
 
   def _use_batch_size(self, size: int) -> None:
@@ -364,7 +368,7 @@ class TrainLoop:
       "dcn_bytes": dcn_bytes(config.model, config.mesh_layout, config.pods),
     }
     with self._during(f"while its memory was read after step {self._step}"):
-      metrics |= self._session.memory.read()
+      metrics |= self._session.read_memory()
     # If no step was timed since the last log line, a traced step has no rates.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)

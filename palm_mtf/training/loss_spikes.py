@@ -22,7 +22,6 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.config import WatchConfig
 from palm_mtf.config.run import BatchSizes
-from palm_mtf.config.watch import Skips
 from palm_mtf.model_dir.json_lines import write_json_lines
 from palm_mtf.model_dir.paths import ModelDir, step_of
 
@@ -183,21 +182,16 @@ class SpikePolicy:
       skipped=[first, first + self._config.spike_skip_steps - 1],
     )
     rewinds = [*self.rewinds, new]
+    where = back.path if back else "the first weights"
+    age = step - to_step
+    kept = "" if age >= REWIND_STEPS else ", the oldest there is"
+    skips = self.skips.and_also([new.skipped])
     _logger.warning(
-      _format_message(new, back, self.skips.and_also([new.skipped]))
+      f"loss spike at step {step}: {loss:.4f}, usually {new.usual_loss:.4f}; "
+      f"back by {age} steps to {where}{kept}; resuming without the "
+      f"batches {new.skipped[0]} to {new.skipped[1]} (as with SKIP_STEPS = "
+      f"{skips.ranges})"
     )
     path = ModelDir(model_dir).rewinds
     write_json_lines(path, map(dataclasses.asdict, rewinds))
     return back, rewinds
-
-
-def _format_message(new: Rewind, back: Checkpoint | None, skips: Skips) -> str:
-  where = back.path if back else "the first weights"
-  age = new.step - new.to_step
-  kept = "" if age >= REWIND_STEPS else ", the oldest there is"
-  return (
-    f"loss spike at step {new.step}: {new.loss:.4f}, usually "
-    f"{new.usual_loss:.4f}; back by {age} steps to {where}{kept}; resuming "
-    f"without the batches {new.skipped[0]} to {new.skipped[1]} (as with "
-    f"SKIP_STEPS = {skips.ranges})"
-  )

@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.processes import find_checkpoint_processes
-from palm_mtf.checkpoints.variables import CheckpointReader, WeightsCopier
+from palm_mtf.checkpoints.variables import (
+  CheckpointProcesses,
+  CheckpointReader,
+  WeightsCopier,
+  find_checkpoint_processes,
+)
 from palm_mtf.checkpoints.writer import remove_later
 from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.server_batches import (
@@ -22,7 +26,7 @@ from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.runtime.client.client import Client
-from palm_mtf.runtime.client.connect import Cluster, ServerMemory
+from palm_mtf.runtime.client.connect import Cluster, memory_reader
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import VARIABLES, Program
@@ -44,7 +48,7 @@ class TrainSession:
     checks: checks that variables are finite, and equal on all pods.
     copier: copies the weights for a checkpoint.
     read_whole: reads a checkpoint; raises an error if a file is damaged.
-    memory: reads the memory use of the servers.
+    read_memory: reads the memory of the servers (`memory_reader`).
   """
 
   def __init__(
@@ -74,7 +78,7 @@ class TrainSession:
     with self.during("while its servers were asked for batches"):
       heartbeat.connect(client)
       self._features = self._find_features(job)
-    self.memory = ServerMemory(client, cluster.servers)
+    self.read_memory = memory_reader(client, cluster.servers)
     self._programs: dict[int, TrainProgram] = {}  # by batch size
     self._train_step: TrainStep | None = None
     program = self.make_step(job.config.run.batch_sizes.size(job.step)).program
@@ -92,7 +96,8 @@ class TrainSession:
       )
     self.copier = WeightsCopier(client, self._pods, processes)
     self._reader = CheckpointReader(client, processes)
-    self._client_reader = CheckpointReader(client, processes.client_only)
+    only_client = CheckpointProcesses(processes.client)
+    self._client_reader = CheckpointReader(client, only_client)
     self.read_whole = self._reader.read_whole
 
   def make_step(self, batch_size: int) -> TrainStep:
@@ -138,31 +143,27 @@ class TrainSession:
       DamagedCheckpointError: if a file of the checkpoint is damaged.
     """
     with self.during("while its variables were set"):
-      self._set_variables(job)
+      if job.checkpoint:
+        if not job.checkpoint.is_verified:
+          self.read_whole(job.checkpoint.path)
+        self._reader.restore(self._pods, job.checkpoint.prefix)
+      elif job.initial_state:
+        # Read the files that `initial_weights` holds open, because the other
+        # run may remove the checkpoint.
+        files = job.initial_weights.prefix
+        self._client_reader.restore(self._pods, files)
+      else:
+        self._client.call(self._initialize)
+        # Take only parameters from the initial weights, no optimizer slots.
+        if job.initial_weights:
+          names = set(job.manifest.shapes)
+          parameters = [
+            {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
+            for pod in self._pods
+          ]
+          self._client_reader.restore_weights(parameters, job.initial_weights)
     if job.rewinds:  # the weights from before the spike are restored
       remove_later(job.model_dir, job.step)
-
-  def _set_variables(self, job: TrainJob) -> None:
-    if job.checkpoint:
-      if not job.checkpoint.is_verified:
-        self.read_whole(job.checkpoint.path)
-      self._reader.restore(self._pods, job.checkpoint.prefix)
-      return
-    if job.initial_state:
-      # Read the files that `initial_weights` holds open, because the other run
-      # may remove the checkpoint.
-      files = job.initial_weights.prefix
-      self._client_reader.restore(self._pods, files)
-      return
-    self._client.call(self._initialize)
-    # Take only parameters from the initial weights, no optimizer slots.
-    if job.initial_weights:
-      names = set(job.manifest.shapes)
-      parameters = [
-        {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
-        for pod in self._pods
-      ]
-      self._client_reader.restore_weights(parameters, job.initial_weights)
 
   def _find_features(self, job: TrainJob) -> Sequence[str] | ServerFeatures:
     """Finds the features of the batches, and whether servers can read them.

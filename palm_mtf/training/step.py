@@ -9,7 +9,7 @@ import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.pipeline import BACKWARD, FORWARD, HEAD, Pass
-from palm_mtf.data.batches.batches import Batch
+from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.mesh.session import ONE_BY_ONE
 from palm_mtf.programs.train_program import (
   PodProgram,
@@ -128,10 +128,10 @@ class TrainStep:
     """
     options = None
     if records is not None:
-      options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
-      if "/job:" not in self.program.devices.client:
-        # In one process, only one call at a time can have a full trace.
-        options.trace_level = tf.RunOptions.SOFTWARE_TRACE
+      # In one process, only one call at a time can have a full trace.
+      has_servers = "/job:" in self.program.devices.client
+      level = "FULL_TRACE" if has_servers else "SOFTWARE_TRACE"
+      options = tf.RunOptions(trace_level=level)
     elif self._is_first and len(self.program.pods) > 1:
       # With this option, which servers ignore, pods of this process compile one
       # after another, so that later pods reuse the first pod's compiled code.

@@ -101,9 +101,7 @@ class VariableChecks:
     # differs, the pod's memory, network or processor is at fault.
     if len(self._pods) == 1:
       return
-    numbers = np.stack(
-      self._client.call(self._fingerprints)
-    )  # [pods, variables]
+    numbers = np.stack(self._client.call(self._fingerprints))
     differ = np.flatnonzero((numbers != numbers[0]).any(axis=0))
     if not len(differ):
       return

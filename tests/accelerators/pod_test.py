@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.processes import THIS_PROCESS
-from palm_mtf.checkpoints.variables import build_restorer, build_writer
-from palm_mtf.checkpoints.weight_files import close_weights, open_weights
+from palm_mtf.checkpoints.manifest import close_weights, open_weights
+from palm_mtf.checkpoints.variables import (
+  THIS_PROCESS,
+  build_restorer,
+  build_writer,
+)
 from palm_mtf.mesh.slices import names_of
 from palm_mtf.programs.features import ServerFeatures
 from palm_mtf.training.step import NonFiniteStepError

@@ -8,22 +8,36 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from palm_mtf.checkpoints import manifest as manifest_module
 from palm_mtf.checkpoints.manifest import (
   DamagedCheckpointError,
+  OpenWeights,
   find_checkpoints,
   newest_whole,
   read_whole,
 )
-from palm_mtf.checkpoints.same_model import newest_checkpoint
+from palm_mtf.checkpoints.weights_to_load import newest_checkpoint
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.foreign_files import seal
-from tests.checkpoint_files import SHAPES, manifest, steps_of, write
+from tests import runs
+from tests.checkpoint_files import (
+  SHAPES,
+  manifest,
+  save_tensors,
+  steps_of,
+  write,
+)
 
 
 def flip_bit(path: pathlib.Path, place: int) -> None:
@@ -186,7 +200,7 @@ def test_a_manifest_is_read_as_it_was_written_with_the_hashes_of_the_files(
   (found,) = find_checkpoints(str(tmp_path))
   assert found == written == read_whole(written.path)
   assert found.manifest == manifest(7)
-  assert found.num_bytes == 7
+  assert [size for size, _ in found.files.values()] == [7]
   content = json.loads(open(f"{found.path}/manifest.json").read())
   seal = content.pop("blake2b")
   text = json.dumps(content, sort_keys=True).encode()
@@ -194,3 +208,68 @@ def test_a_manifest_is_read_as_it_was_written_with_the_hashes_of_the_files(
   assert seal == found.blake2b
   digest = hashlib.blake2b(b"weights", digest_size=16).hexdigest()
   assert content["files"] == {"weights.data": [7, digest]}
+
+
+WEIGHTS = np.arange(6, dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", ["plain", "lr[0.01]", "a*?", "{a,b} c\\d"])
+def test_files_of_any_name_are_read_when_their_folder_is_gone(name, tmp_path):
+  folder = tmp_path / name
+  save_tensors(folder / "weights", x=WEIGHTS)
+  files = OpenWeights(str(folder / "weights"))
+  shutil.rmtree(folder)
+  assert (runs.load(files.prefix)["x"] == WEIGHTS).all()
+  links = os.path.dirname(files.prefix)
+  assert os.listdir(links)
+  del files
+  assert not os.path.exists(links)
+
+
+OPEN_AND_DIE = """
+import os, signal, sys
+from palm_mtf.checkpoints.manifest import OpenWeights
+files = OpenWeights(sys.argv[1])
+print(files.prefix, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_links_of_a_killed_process_are_removed_by_the_next(
+  tmp_path, monkeypatch
+):
+  temporary = tmp_path / "temporary"
+  temporary.mkdir()
+  monkeypatch.setenv("TMPDIR", str(temporary))
+  monkeypatch.setattr(tempfile, "tempdir", None)
+  (tmp_path / "weights.index").touch()
+  prefix = str(tmp_path / "weights")
+  running = OpenWeights(prefix)
+  killed = subprocess.run(
+    [sys.executable, "-c", OPEN_AND_DIE, prefix], stdout=subprocess.PIPE
+  )
+  assert killed.returncode == -signal.SIGKILL
+  left = pathlib.Path(os.fsdecode(killed.stdout).strip()).parent
+  kept = pathlib.Path(running.prefix).parent
+  assert {*temporary.iterdir()} == {left, kept}
+  files = OpenWeights(prefix)
+  assert {*temporary.iterdir()} == {kept, pathlib.Path(files.prefix).parent}
+  assert os.listdir(kept) == ["weights.index"]
+  files.close()
+  running.close()
+  assert not any(temporary.iterdir())
+
+
+def test_without_a_temporary_folder_files_are_read_at_their_own_path(
+  tmp_path, monkeypatch
+):
+  save_tensors(tmp_path / "weights", x=WEIGHTS)
+
+  def refuse(**unused):
+    raise FileNotFoundError("No usable temporary directory found")
+
+  monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+  files = OpenWeights(str(tmp_path / "weights"))
+  assert files.prefix == str(tmp_path / "weights")
+  with pytest.raises(FileNotFoundError):
+    files.path("weights.other")

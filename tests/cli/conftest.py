@@ -64,8 +64,10 @@ def site(tmp_path_factory) -> Path:
   commands = package / "commands"
   commands.mkdir()
   (commands / "__init__.py").touch()
-  for name in ("train", "evaluate", "generate", "score", "data_inspect"):
+  for name in ("train", "evaluate", "generate", "score"):
     (commands / f"{name}.py").write_text(ENTRY_POINTS.format(name=name))
+  inspect = ENTRY_POINTS.format(name="data_inspect")
+  (commands / "data.py").write_text(inspect)
   (commands / "vocab.py").write_text(
     "def vocab(**flags):\n  print('vocab', flags)\n"
     "def inspect(**flags):\n  print('inspect', flags)\n"

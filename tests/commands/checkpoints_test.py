@@ -156,7 +156,7 @@ def test_compare_tells_names_shapes_and_numbers_apart(
   (found,) = results("compare", a, a)
   assert found["bitwise_equal"]
   _, out, _ = palm_mtf("checkpoints", "compare", a, b)
-  assert "max difference   near 0.5" in out
+  assert "max difference  near 0.5000" in out
 
 
 @pytest.mark.parametrize(

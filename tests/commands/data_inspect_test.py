@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from palm_mtf.commands.data_inspect import describe_step
+from palm_mtf.commands.data import describe_step
 from palm_mtf.config import DataConfig
 from palm_mtf.config.run import BatchSizes
-from palm_mtf.data.batches.batches import Batches, batch_hash
-from palm_mtf.data.batches.objectives import PrefixLM
+from palm_mtf.data.batches.corpus import Batches, batch_hash
+from palm_mtf.data.batches.packing import PrefixLM
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from tests import runs

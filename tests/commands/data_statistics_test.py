@@ -11,9 +11,9 @@ import pytest
 
 from palm_mtf.commands.data_statistics import EpochLengths, epochs_of_run
 from palm_mtf.config.run import BatchSizes
-from palm_mtf.data.batches.objectives import CAUSAL
+from palm_mtf.data.batches.packing import CAUSAL
 from palm_mtf.data.sources.document import Document
-from palm_mtf.data.statistics.contamination import Examples
+from palm_mtf.data.statistics.ngrams import Examples
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary

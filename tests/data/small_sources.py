@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from palm_mtf.config import DataConfig
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
-from palm_mtf.data.tokens.array import Shard, TokenArray
+from palm_mtf.data.tokens.shard import Shard, TokenArray
 from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 

@@ -148,7 +148,7 @@ TESTS = {
     "test_too_little_memory_for_tensorflow_is_said_in_one_line",
   ),
   "no ... can hold": (
-    "runtime/client/managed_places_test.py",
+    "runtime/client/places_test.py",
     "test_pods_that_no_island_can_hold_are_refused_before_a_run",
   ),
   "...: no manager answers": (
@@ -156,7 +156,7 @@ TESTS = {
     "test_where_no_manager_answers_is_one_line",
   ),
   "another manager uses it": (
-    "commands/pods_manage_test.py",
+    "commands/pods_test.py",
     "test_a_second_manager_on_the_same_file_is_refused",
   ),
   "no disk space left": (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf import runtime
-from palm_mtf.commands.pods_serve import join_manager
+from palm_mtf.commands.pods import join_manager
 from palm_mtf.errors import UserError
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.service import serve

@@ -13,7 +13,7 @@ import sys
 from palm_mtf.machine.process import own_process
 own_process()
 import palm_mtf.training.supervisor
-from palm_mtf.training.host_modules import HOST_MODULES
+from palm_mtf.runtime.host_functions import HOST_MODULES
 for name in HOST_MODULES:
   __import__(name)
 print([x for x in sys.modules if x.split(".")[0] in ("jax", "jaxlib")])

@@ -3,13 +3,23 @@
 """The page has all tables, figures and samples, and refers to nothing else."""
 
 import json
+import math
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
-from palm_mtf.report.figures import choose_panels
-from palm_mtf.report.page import render_page
-from palm_mtf.report.runs import read_runs
+from palm_mtf.errors import UserError
+from palm_mtf.report.page import (
+  RUN_LINES,
+  Panel,
+  Run,
+  choose_panels,
+  draw,
+  read_runs,
+  render_image,
+  render_page,
+)
 from tests.report.conftest import log_line
 
 EVIL = "<script>alert('&lt;')</script>\" onload=\"x"
@@ -143,3 +153,219 @@ def test_the_page_of_one_run_names_it_once(folders):
   root = read(folders[0])
   assert "".join(root.itertext()).count("<i>") == 2  # title and heading
   assert texts(root, "p") == ["step 10", "step 2,000"]
+
+
+LOSS = Panel("Loss", ("loss", "validation_loss", "unigram_entropy"))
+
+
+def a_run(*lines, rewinds=()) -> Run:
+  return Run("a", lines, rewinds, (), (), {}, set(), {})
+
+
+def axes_of(runs, panel):
+  figure = draw(runs, panel)
+  figure.draw_without_rendering()  # makes the tick labels
+  return figure.axes[0]
+
+
+def labels(axis) -> set[str]:
+  return {x.get_text() for x in axis.get_ticklabels(which="both")}
+
+
+def test_each_field_with_numbers_has_a_panel():
+  lines = [log_line(1), log_line(2, validation_loss=7.0)]
+  assert [panel.title for panel in choose_panels([a_run(*lines)])] == [
+    *("Loss (nats/token)", "Learning rate", "Gradient norm before clipping"),
+    *("Speed (tokens/s)", "MFU (% of the chips' peak)", "Step time"),
+  ]
+  # A new field has a panel if it changes, unless it is a field of traces.
+  lines = [
+    {"step": x, "same": 1, "rms/mlp": x, "new_secs": x, "traced_secs": x}
+    | {"update_rms/mlp": x, "host_memory_bytes/pod_0": x}
+    for x in (1, 2)
+  ]
+  assert choose_panels(
+    [a_run(*lines), a_run({"step": 1, "loss": math.nan})]
+  ) == [
+    Panel("rms/mlp", ("rms/mlp",)),
+    Panel("new_secs", ("new_secs",), "s"),
+    Panel("RMS of updates: mlp", ("update_rms/mlp",)),
+    Panel("Memory of pod_0", ("host_memory_bytes/pod_0",), "B"),
+  ]
+
+
+def test_lines_have_the_points_of_each_run_in_its_color():
+  first = a_run(
+    log_line(1, unigram_entropy=9.0),
+    log_line(2, loss=math.nan),
+    log_line(3, validation_loss=7.5),
+  )
+  axes = axes_of([first, a_run(log_line(1), log_line(4, loss=2.5))], LOSS)
+  blue, red = (color for color, _ in RUN_LINES[:2])
+  assert [
+    (x.get_color(), x.get_xydata().tolist())
+    for x in axes.lines
+    if len(x.get_xydata())
+  ] == [
+    (blue, [[64, 7.99], [192, 7.97]]),
+    (blue, [[192, 7.5]]),
+    (blue, [[0, 9], [64, 9]]),
+    (red, [[64, 7.99], [256, 2.5]]),
+  ]
+  legend = [x.get_text() for x in axes.get_legend().get_texts()]
+  assert legend == ["training", "validation", "unigram entropy"]
+
+
+def test_x_is_tokens_if_all_runs_have_them():
+  with_tokens = a_run(log_line(1), log_line(2, tokens=6e9))
+  without = a_run(log_line(1, tokens=None), {"step": 2000, "loss": 2.0})
+  axes = axes_of([with_tokens], LOSS)
+  assert axes.get_xlabel() == "tokens" and "6B" in labels(axes.xaxis)
+  axes = axes_of([with_tokens, without], LOSS)
+  assert axes.get_xlabel() == "steps" and "2k" in labels(axes.xaxis)
+
+
+@pytest.mark.parametrize(
+  ("unit", "high", "label"),
+  [
+    ("%", 0.5, "40%"),
+    ("s", 0.0042, "4 ms"),
+    ("s", 0, "0 s"),
+    ("B", 4.2e9, "3 GiB"),
+    ("/s", 8100, "8 k/s"),
+    ("", 10, "8"),
+    ("", 200, "50"),  # logarithmic
+  ],
+)
+def test_tick_labels_have_units(unit, high, label):
+  run = a_run({"step": 1, "y": min(1, high)}, {"step": 2, "y": high})
+  axes = axes_of([run], Panel("y", ("y",), unit))
+  assert label in labels(axes.yaxis)
+  assert axes.get_yscale() == ("log" if high == 200 else "linear")
+
+
+@pytest.mark.parametrize("last_step", [20, 12])  # 12: the run has not caught up
+def test_a_rewind_is_marked_from_its_step_back(last_step):
+  rewind = {"step": 15, "to_step": 5}
+  run = a_run(log_line(10), log_line(last_step), rewinds=[rewind])
+  axes = axes_of([a_run(log_line(1)), run], Panel("MFU", ("mfu",)))
+  assert axes.lines[-1].get_color() == RUN_LINES[1][0]
+  assert list(axes.lines[-1].get_xdata()) == [15 * 64] * 2
+  (span,) = axes.patches
+  assert (span.get_x(), span.get_width()) == (5 * 64, 10 * 64)
+
+
+def test_a_long_run_has_its_points_and_means_of_neighbors():
+  run = a_run(*({"step": i, "y": i % 10} for i in range(100_000)))
+  points, means = axes_of([run], Panel("y", ("y",))).lines
+  assert len(points.get_xydata()) == 100_000
+  np.testing.assert_allclose(means.get_ydata(), [4.5] * 200)
+  assert means.get_alpha() is None and points.get_alpha() < 0.5
+
+
+@pytest.mark.parametrize("y", [[2.0], [0], [-1, 3], [0, 900], [1e-9, 1e9]])
+@pytest.mark.parametrize("unit", ["", "s"])
+def test_any_numbers_make_the_same_image_each_time(y, unit):
+  run = a_run(*({"step": i, "y": each} for i, each in enumerate(y)))
+  panel = Panel("y", ("y",), unit)
+  url = render_image([run], panel)
+  assert url.startswith("data:image/png;base64,iVBORw0KGgo")
+  assert url == render_image([run], panel)
+
+
+def read_of(*folders):
+  return read_runs([str(folder) for folder in folders])
+
+
+def test_every_file_of_a_run_is_read(write_run):
+  sample = {"step": 20, "prompt": "p", "continuation": "c"}
+  rewind, result = {"step": 10, "to_step": 5}, {"step": 9, "metrics": {"a": 1}}
+  files = {
+    "config.gin": 'NAME = "a # b"  # x.gin:3\nSIZE = 3  # x\nmodule.f = 1\n'
+    "B = 0  # default\n",
+    "samples.jsonl": [sample],
+    "rewinds.jsonl": [rewind],
+    "eval/step_00000009/quiz-test.json": json.dumps(result),
+    "plan.json": '{"mfu": 0.5, "step_secs": null, "run": {"secs": 1}}',
+  }
+  lines, settings = (
+    [log_line(10), log_line(20)],
+    {"NAME": "a # b", "SIZE": 3, "B": 0},
+  )
+  assert read_of(write_run("a", lines, files)) == [
+    Run("a", lines, [rewind], [sample], [result], settings, {"B"}, {"mfu": 0.5})
+  ]
+
+
+def test_metrics_are_enough_and_damaged_files_are_skipped(write_run):
+  results = enumerate(["{", "[]", "{}", '{"step": 1, "metrics": 2}'])
+  files = {f"eval/step_00000001/{i}.json": text for i, text in results}
+  damaged = write_run("b", [log_line(1)], files)
+  (damaged / "config.gin").write_bytes(b"SEED = 1 # \xff")
+  (damaged / "plan.json").write_bytes(b"[" * 100_000)
+  for run in read_of(write_run("a", [log_line(1)]), damaged):
+    assert run == Run(run.name, [log_line(1)], [], [], [], {}, set(), {})
+
+
+def test_a_missing_or_infinite_number_makes_no_point(write_run):
+  lines = [log_line(1), log_line(2, loss=math.nan), {"step": 3, "mfu": None}]
+  (run,) = read_of(write_run("a", [*lines, log_line(4, loss=math.inf)]))
+  assert run.points("loss", "step") == [(1, 7.99)]
+  assert run.values("no such field") == []
+
+
+def test_half_a_line_is_skipped_only_at_the_end(write_run):
+  folder = write_run("a", [log_line(10)])
+  path = folder / "metrics.jsonl"
+  path.write_text(path.read_text() + '{"step": 20, "los')
+  (run,) = read_of(folder)
+  assert run.lines == [log_line(10)]
+  path.write_text(path.read_text() + "\n" + json.dumps(log_line(20)))
+  with pytest.raises(UserError) as error:
+    read_of(folder)
+  message = f"{path}, line 2: is no JSON object; remove the line."
+  assert str(error.value) == message
+
+
+def test_runs_are_named_by_the_last_parts_that_differ_and_read_once(write_run):
+  folders = [
+    write_run(name, [log_line(1)]) for name in ("x/a/run", "x/b/run", "y/a/run")
+  ]
+  assert [run.name for run in read_of(*folders[:2])] == ["a/run", "b/run"]
+  names = [run.name for run in read_of(*folders, f"{folders[0]}/")]
+  assert names == ["x/a/run", "x/b/run", "y/a/run"]
+
+
+@pytest.mark.parametrize(
+  ("path", "message"),
+  [
+    (
+      "rum",
+      'there is no such folder (did you mean "run"?); give the folder of a '
+      "run.",
+    ),
+    ("run/metrics.jsonl", "is a file; give the folder of a run."),
+    (
+      ".",
+      "holds no metrics.jsonl, but folders of runs; give one, such as './run'.",
+    ),
+    (
+      "run/eval",
+      "holds no metrics.jsonl; give the MODEL_DIR of a run that has logged a "
+      "step.",
+    ),
+  ],
+)
+def test_what_is_not_a_run_is_an_error_with_a_fix(
+  write_run, tmp_path, monkeypatch, path, message
+):
+  write_run("run", [log_line(1)], {"eval/empty": ""})
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError) as error:
+    read_of(path)
+  assert str(error.value) == f"MODEL_DIR = {path!r}: {message}"
+
+
+def test_a_run_that_has_logged_no_number_yet_is_an_error(write_run):
+  with pytest.raises(UserError, match=r"has no line with numbers yet; wait"):
+    read_of(write_run("a", [{"step": 0}]))

@@ -4,7 +4,7 @@
 
 import contextlib
 
-from tests.commands.pods_serve_test import serve
+from tests.commands.pods_test import serve
 
 
 class Served(contextlib.ExitStack):

@@ -9,8 +9,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from palm_mtf.errors import UserError
-from palm_mtf.machine.kernels import kernels_here
-from palm_mtf.machine.processors import kernel_flags
+from palm_mtf.machine.processors import kernel_flags, kernels_here
 from palm_mtf.native.operations import operations_built_with
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import (

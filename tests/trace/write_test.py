@@ -9,9 +9,12 @@ import random
 
 import pytest
 
-from palm_mtf.trace.records import Operation, Trace, Transfer
 from palm_mtf.trace.write import (
+  Operation,
+  Trace,
+  Transfer,
   chrome_trace,
+  length,
   measure_received,
   step_figures,
   subtract,
@@ -44,14 +47,14 @@ def test_the_example_of_the_docstring_where_only_the_receiver_hides():
   )
   assert found.hidden_secs == 3 + 4
   assert found.exposed == [(9, 12)]
-  assert found.exposed_secs == 3
+  assert length(found.exposed) == 3
 
 
 def test_transfers_at_once_and_devices_at_once_count_once():
   operations = [computing(1, 0, 3), computing(1, 2, 4)]
   transfers = [transfer(0, 1, 1, 6, 10), transfer(2, 1, 2, 7, 20)]
   of_all = measure_received(trace(operations, transfers, 3), 1)
-  assert (of_all.hidden_secs, of_all.exposed_secs) == (3, 3)
+  assert (of_all.hidden_secs, length(of_all.exposed)) == (3, 3)
   assert of_all.received_bytes == 30
   of_one = measure_received(trace(operations, transfers, 3), 1, [2])
   assert (of_one.hidden_secs, of_one.exposed) == (2, [(4, 7)])
@@ -133,7 +136,7 @@ def train_in_servers(corpus, model_dir, **macros):
 
 @pytest.fixture(scope="module")
 def in_servers(corpus, in_process, tmp_path_factory):
-  """A run of which TensorFlow recorded whole steps; see trace/records.py.
+  """A run of which TensorFlow recorded whole steps; see trace/write.py.
 
   On a busy machine a server may begin to record too late: that run is repeated.
   """

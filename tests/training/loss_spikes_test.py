@@ -20,7 +20,7 @@ from palm_mtf.checkpoints.manifest import find_checkpoints
 from palm_mtf.checkpoints.variables import CheckpointReader
 from palm_mtf.config import WatchConfig
 from palm_mtf.config.run import BatchSizes
-from palm_mtf.data.batches.batches import Batches
+from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.errors import UserError
 from palm_mtf.training.loss_spikes import Rewind, SpikeDetector, SpikePolicy
 from tests import runs

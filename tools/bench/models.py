@@ -19,7 +19,7 @@ from palm_mtf.config import (
   PalmConfig,
   PodsConfig,
 )
-from palm_mtf.data.batches.batches import Batches
+from palm_mtf.data.batches.corpus import Batches
 from palm_mtf.machine.activation_dtype import native_bfloat16
 
 BATCH_SIZE = 8  # sequences in a step of one pod
@@ -173,7 +173,7 @@ def warm_training(config: Config, batches: Batches) -> Iterator:
 def pod_cluster(pods: PodsConfig, mesh: MeshLayout) -> Iterator:
   """Yields the cluster of the pods' servers, which this process starts."""
   from palm_mtf.runtime.client.local_servers import PodServers
-  from palm_mtf.training.host_modules import HOST_MODULES
+  from palm_mtf.runtime.host_functions import HOST_MODULES
 
   # Servers start before this process imports TensorFlow.
   with PodServers(pods, mesh, HOST_MODULES) as servers:

@@ -17,9 +17,8 @@ import numpy as np
 
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
-from palm_mtf.data.batches.batches import Prefetcher
-from palm_mtf.data.batches.corpus import Corpus
-from palm_mtf.data.batches.objectives import from_json, to_json
+from palm_mtf.data.batches.corpus import Corpus, Prefetcher
+from palm_mtf.data.batches.packing import from_json, to_json
 from palm_mtf.data.tokens.store import read_store
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.host_functions import host_function

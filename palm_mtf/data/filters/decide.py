@@ -24,13 +24,11 @@ from palm_mtf.data.sources.document import (
   Source,
   read_with_progress,
 )
-from palm_mtf.data.statistics.contamination import (
-  ContainedExamples,
-  find_ngrams,
-)
-from palm_mtf.data.statistics.near_duplicates import (
+from palm_mtf.data.statistics.ngrams import (
   NUM_VALUES,
+  ContainedExamples,
   begins_run,
+  find_ngrams,
   group_similar,
   minhash,
 )

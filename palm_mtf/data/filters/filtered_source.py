@@ -26,20 +26,21 @@ from palm_mtf.config.data import FilterConfig
 from palm_mtf.data.filters.decide import count_removed, decide
 from palm_mtf.data.sources.document import TRAIN, Document, Source, hash_parts
 from palm_mtf.data.sources.files import FileDigests, writable_folder
-from palm_mtf.data.sources.seqio_steps import (
+from palm_mtf.data.sources.seqio_task import (
   apply_steps,
+  find_provider,
+  import_seqio,
   kind_of_feature,
   read_examples,
   split_at_tokenize,
 )
-from palm_mtf.data.sources.seqio_task import find_provider, import_seqio
 from palm_mtf.data.sources.text_files import (
   MACROS,
   Fields,
   TextFiles,
   open_sources,
 )
-from palm_mtf.data.statistics.contamination import ContainedExamples
+from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically

@@ -8,7 +8,7 @@ store is a folder of shards in NumPy's .npy format:
 
   train-00000.npy            joined documents, each with its [eod]: uint16, or
                              uint32 if the vocabulary has over 65,536 pieces
-  train-00000.documents.npy  where each document is: see Shard in array.py
+  train-00000.documents.npy  where each document is: see Shard in shard.py
   validation-00000.npy ...   the same for the held-out documents of the shard
   shard-00000.json           counts and hashes of these files
   manifest.json              written last, when the store is complete
@@ -37,12 +37,12 @@ from palm_mtf.data.sources.document import (
   read_with_progress,
 )
 from palm_mtf.data.sources.files import FileDigests, writable_folder
-from palm_mtf.data.tokens.array import TokenArray
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.shard import (
   Counts,
   DamagedShardError,
   ShardSummary,
+  TokenArray,
   check_shard,
   map_shard,
   read_sealed_json,

@@ -13,10 +13,9 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.accounting.memory import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.processes import CheckpointProcesses
-from palm_mtf.checkpoints.variables import CheckpointReader
+from palm_mtf.checkpoints.variables import CheckpointProcesses, CheckpointReader
 from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
-from palm_mtf.data.batches.batches import Batch
+from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.generation.decode.functions import DecodeFunction, LocalPrograms
 from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.generation.decode.weights import DecodeSettings, LayerWeights
@@ -26,8 +25,8 @@ from palm_mtf.mesh.placement import Devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.forward_program import build_forward_program
-from palm_mtf.runtime.client.accelerator_pod import open_pod
 from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.connect import open_pod
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.program import VARIABLES, Program
 

@@ -17,7 +17,7 @@ from palm_mtf.checkpoints.manifest import (
   read_and_hold,
   read_checkpoint,
 )
-from palm_mtf.checkpoints.same_model import check_same_model
+from palm_mtf.checkpoints.weights_to_load import check_same_model
 from palm_mtf.config import Config
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.scorer import Scorer

@@ -34,7 +34,8 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.native.operations import operations
 from palm_mtf.runtime.addresses import resolve
 from palm_mtf.runtime.client.client import Client
-from palm_mtf.runtime.client.heartbeat import PodLostError
+from palm_mtf.runtime.client.heartbeat import Heartbeat, PodLostError
+from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.client.turns import ManagedTurns
 from palm_mtf.runtime.manager.client import Stream
@@ -327,34 +328,50 @@ def _client_server(ip: str, port: int) -> tf.distribute.Server:
   return start_server(1, 0, (ip, port))
 
 
-class ServerMemory:
-  """Reads the resident memory, in bytes, of a client's servers."""
+def memory_reader(
+  client: Client, servers: Sequence[Process]
+) -> Callable[[], dict[str, int]]:
+  """Returns a function that reads the resident memory of a client's servers.
 
-  def __init__(self, client: Client, servers: Sequence[Process]):
-    """Builds a program that reads the memory.
+  The function returns the bytes of each pod's largest server, by metric name.
+  It raises OpError if a server is lost. `servers` is empty if the client has
+  the devices.
+  """
+  values: dict[str, list[tf.Tensor]] = {}  # of each server, by metric name
+  with client.graph.as_default():
+    for server in servers:
+      (pod,) = _POD.findall(server.device)
+      read = server.call(resident_bytes, [], [tf.int64])
+      values.setdefault(f"host_memory_bytes/{pod}", []).extend(read)
+  program = Program(outputs=values)
+  return lambda: {k: int(max(x)) for k, x in client.call(program).items()}
 
-    Args:
-      client: client of the servers.
-      servers: servers of all devices; empty if the client has the devices.
-    """
-    self._client = client
-    values: dict[str, list[tf.Tensor]] = {}  # of each server, by pod
-    with client.graph.as_default():
-      for server in servers:
-        (pod,) = _POD.findall(server.device)
-        read = server.call(resident_bytes, [], [tf.int64])
-        values.setdefault(pod, []).extend(read)
-    self._program = Program(outputs=values)
 
-  def read(self) -> dict[str, int]:
-    """Returns the memory in bytes of each pod's largest server, by metric name.
+@contextlib.contextmanager
+def open_pod(
+  mesh: MeshLayout, pods: PodsConfig
+) -> Iterator[tuple[Client, Devices]]:
+  """Opens a client; yields it and the pod's devices.
 
-    Raises:
-      OpError: a server is lost.
-    """
-    if not self._program.outputs:
-      return {}
-    return {
-      f"host_memory_bytes/{pod}": int(max(sizes))
-      for pod, sizes in self._client.call(self._program).items()
-    }
+  Args:
+    mesh: axes of the pod.
+    pods: settings of the run's pods. If servers are named in ISLANDS, the pod
+      is the first of ISLANDS; otherwise this process has the accelerators.
+
+  Raises:
+    UserError: accelerators or servers are missing, or a server is lost while
+      the client is open.
+  """
+  here = PodsConfig(pod_timeout_secs=pods.pod_timeout_secs)
+  first = dataclasses.replace(pods, num_pods=1, islands=pods.islands[:1])
+  pods = first if pods.has_islands else here
+  with PodServers(pods, mesh) as servers:
+    places, secs = servers.places(), pods.pod_timeout_secs
+    with Heartbeat(servers, places, secs) as heartbeat:
+      cluster = connect(pods, mesh, places, heartbeat.infos)
+      with (
+        heartbeat.during("while it ran the model"),
+        cluster.client() as client,
+      ):
+        heartbeat.connect(client)
+        yield client, cluster.devices

@@ -23,6 +23,7 @@ from palm_mtf.accelerators.host_calls import describe_failure
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.mesh.session import SERVER_ERRORS
+from palm_mtf.runtime.addresses import shut_down_connections
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
@@ -37,7 +38,6 @@ from palm_mtf.runtime.server_info import (
   read_incarnation,
   read_info,
 )
-from palm_mtf.runtime.sockets import shut_down_connections
 
 _logger = logging.getLogger(__name__)
 

@@ -22,8 +22,13 @@ from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.accelerators import uses_accelerators
-from palm_mtf.runtime.client.managed_places import ManagedPlaces, pod_slices
-from palm_mtf.runtime.client.places import Place, cluster_places
+from palm_mtf.machine.process import make_child_environment
+from palm_mtf.runtime.client.places import (
+  ManagedPlaces,
+  Place,
+  cluster_places,
+  pod_slices,
+)
 from palm_mtf.runtime.manager.client import Stream
 from palm_mtf.runtime.server.process import ServerSettings
 
@@ -229,14 +234,12 @@ def _stop(server: _Server) -> None:
 
 def _start(pod: int, settings: ServerSettings) -> _Server:
   log = tempfile.TemporaryFile()
-  # The server imports the same modules as the client, from the same folders.
-  path = os.pathsep.join(folder for folder in sys.path if folder)
   process = subprocess.Popen(
     [sys.executable, "-m", "palm_mtf.runtime.server.process"],
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=log,
-    env={**os.environ, "PYTHONPATH": path},
+    env=make_child_environment(),
   )
   line = json_text(dataclasses.asdict(settings)) + "\n"
   process.stdin.write(line.encode())

@@ -25,8 +25,7 @@ from palm_mtf.runtime.manager.client import (
   TURNS,
   read_tls,
 )
-from palm_mtf.runtime.manager.manager import Manager
-from palm_mtf.runtime.manager.store import Store
+from palm_mtf.runtime.manager.manager import Manager, Store
 from palm_mtf.runtime.manager.turns import Turns
 from palm_mtf.runtime.scheduler import GangScheduler
 from palm_mtf.runtime.server.restricted_port import restricted_port

@@ -36,7 +36,6 @@ from collections.abc import (
   Iterable,
   Iterator,
   Mapping,
-  Sequence,
 )
 from typing import Any
 
@@ -125,11 +124,11 @@ class Turns:
           "num_bytes": num_bytes,
           "after": numbers,
         }:
-          secs = _estimate(runs.get(program))
+          secs = statistics.median_low(runs.get(program) or [0.0])
           after = [live[x][0] for x in numbers if x in live]
           try:
             ticket = self._scheduler.submit(
-              tenant, num_bytes, secs, weight, after
+              tenant, num_bytes, secs or _FIRST_SECS, weight, after
             )
           except UserError as error:
             answer({"refuse": number, "why": str(error)})
@@ -181,10 +180,6 @@ class Turns:
       if ticket in self._tickets:
         number, answer = self._tickets[ticket]
         answer({"start": number})
-
-
-def _estimate(runs: Sequence[float] | None) -> float:
-  return (statistics.median_low(runs) if runs else 0.0) or _FIRST_SECS
 
 
 class DeviceTime:

@@ -24,9 +24,9 @@ from typing import TypeVar
 from palm_mtf._tf import tf
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import free_garbage
+from palm_mtf.runtime.addresses import shut_down_connections
 from palm_mtf.runtime.host_functions import host_function
 from palm_mtf.runtime.server_info import NoAnswerError, read_incarnation
-from palm_mtf.runtime.sockets import shut_down_connections
 
 _logger = logging.getLogger(__name__)
 

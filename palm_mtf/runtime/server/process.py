@@ -7,7 +7,6 @@ stdin, and reads the server's address from its stdout. The process ends with the
 client.
 """
 
-import ctypes
 import dataclasses
 import importlib
 import json
@@ -19,9 +18,7 @@ from collections.abc import Sequence
 from palm_mtf.console import configure_logging
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.compiled_code import save_compiled_code
-from palm_mtf.machine.process import own_process
-
-_PR_SET_PDEATHSIG = 1
+from palm_mtf.machine.process import die_with, own_process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,14 +47,6 @@ def serve(settings: ServerSettings) -> None:
   os._exit(0)  # a TensorFlow server has no other way to stop
 
 
-def _die_with(client: int) -> None:
-  """Makes the kernel kill this process when its parent thread ends."""
-  if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != client:  # the client ended before the line above
-    os._exit(0)
-
-
 def main() -> None:
   """Reads the settings from the first line of stdin, and serves."""
   # The client handles these signals and then stops this server. The server
@@ -68,7 +57,7 @@ def main() -> None:
   configure_logging()
   own_process()
   settings = ServerSettings(**json.loads(sys.stdin.readline()))
-  _die_with(settings.client)
+  die_with(settings.client)
   serve(settings)
 
 

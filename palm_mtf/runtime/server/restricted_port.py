@@ -27,11 +27,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from palm_mtf.runtime.addresses import is_loopback
-from palm_mtf.runtime.sockets import (
+from palm_mtf.runtime.addresses import (
   accepts,
   duplicate,
   is_inet,
+  is_loopback,
   listeners,
   socket_numbers,
 )

@@ -8,8 +8,7 @@ from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.machine.compiled_code import check_xla_flags
 from palm_mtf.machine.host_memory import memory_bytes, resident_bytes
-from palm_mtf.machine.kernels import kernels_here
-from palm_mtf.machine.processors import kernel_flags
+from palm_mtf.machine.processors import kernel_flags, kernels_here
 from palm_mtf.native.operations import operations, operations_built_with
 from palm_mtf.runtime.addresses import ANY_ADDRESS, explain_start_error
 from palm_mtf.runtime.host_functions import HOST_FUNCTIONS, host_function
@@ -61,13 +60,8 @@ def start_server(
     raise explain_start_error(f"{host}:{listen[1]}", error) from None
   server.start()
   add_server(server.target)
-  publish_info(server.target, _describe(num_devices, num_threads))
-  return server
-
-
-def _describe(num_devices: int, num_threads: int) -> ServerInfo:
   _, available = memory_bytes()
-  return ServerInfo(
+  info = ServerInfo(
     palm_mtf=__version__,
     tensorflow=tf.__version__,
     num_devices=num_devices,
@@ -78,3 +72,5 @@ def _describe(num_devices: int, num_threads: int) -> ServerInfo:
     cpu_flags=kernel_flags(),
     kernels=kernels_here(operations_built_with()),
   )
+  publish_info(server.target, info)
+  return server

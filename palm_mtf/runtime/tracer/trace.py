@@ -26,10 +26,10 @@ from palm_mtf.runtime.tracer.functions import Function, to_rows
 from palm_mtf.runtime.tracer.shards import (
   Sharding,
   Shards,
+  Tickets,
   VirtualSlice,
   move,
 )
-from palm_mtf.runtime.tracer.stores import Tickets
 from palm_mtf.user_code import user_code
 
 

@@ -2,19 +2,45 @@
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import dataclasses
+import hashlib
 import itertools
+import shutil
+import threading
+import time
 
+import numpy as np
 import pytest
 
 from palm_mtf.config import DataConfig
 from palm_mtf.config.run import BatchSizes
+from palm_mtf.data import worker_pool
+from palm_mtf.data.batches import row_streams
+from palm_mtf.data.batches.corpus import (
+  Batches,
+  Prefetcher,
+  batch_hash,
+  unigram_entropy,
+  validation_batches,
+)
+from palm_mtf.data.batches.packing import JoinedRows, WholeRows
+from palm_mtf.data.batches.row_streams import (
+  JoinedStream,
+  MixedRows,
+  RowSource,
+  TokenSource,
+)
+from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.sources.document import Document
+from palm_mtf.data.sources.text_files import Fields, TextFiles
+from palm_mtf.data.tokens import encoder
 from palm_mtf.errors import UserError
 from tests.data.small_sources import (
   ExampleSource,
   ListSource,
   corpus_of,
   load_corpus,
+  numbered,
+  token_array,
 )
 from tests.log_lines import without_stamps
 
@@ -140,7 +166,7 @@ def test_examples_that_are_cut_are_told_once(vocabulary, tmp_path, capsys):
   ]
 
 
-def mixed(code, vocabulary, folder, **settings):
+def mixed_corpus(code, vocabulary, folder, **settings):
   """Returns a corpus of two sources with rates 0.75 and 0.25."""
   one = ListSource(code[:12], code[12:16], name="one", rate=0.75)
   two = ListSource(code[16:22], code[22:26], name="two", rate=0.25)
@@ -150,7 +176,7 @@ def mixed(code, vocabulary, folder, **settings):
 def test_tokens_of_a_mixture_come_and_its_bytes_are_weighted_by_the_rates(
   code, vocabulary, tmp_path
 ):
-  corpus = mixed(code, vocabulary, tmp_path)
+  corpus = mixed_corpus(code, vocabulary, tmp_path)
   batches = corpus.batches(BatchSizes(100))
   counts = collections.Counter()
   for step in range(100):
@@ -169,7 +195,7 @@ def test_tokens_of_a_mixture_come_and_its_bytes_are_weighted_by_the_rates(
 def test_the_fingerprint_tells_all_that_decides_batches(
   code, vocabulary, tmp_path
 ):
-  corpus = mixed(code, vocabulary, tmp_path)
+  corpus = mixed_corpus(code, vocabulary, tmp_path)
   sources = [ListSource([], name="one", rate=0.5), corpus.sources[1]]
   others = [
     dataclasses.replace(corpus, packing="joined_masked"),
@@ -180,3 +206,367 @@ def test_the_fingerprint_tells_all_that_decides_batches(
   fingerprints = {each.fingerprint for each in [corpus, *others]}
   assert len(fingerprints) == 5
   assert dataclasses.replace(corpus).fingerprint == corpus.fingerprint
+
+
+LENGTH = 8
+RAMP = [[0, 4], [3, 8], [7, 16]]
+
+
+def batches(size=16, seed=0) -> Batches:
+  source = TokenSource("source", 1.0, numbered([5, 11, 3, 40] * 14))
+  stream = JoinedStream([source], LENGTH, eod_id=None, seed=seed)
+  return Batches(stream, BatchSizes(size))
+
+
+def mixed(size=8, seed=0) -> Batches:
+  sources = [
+    TokenSource("0", 0.7, numbered([5, 11, 3, 40] * 20)),
+    TokenSource("1", 0.3, numbered([9] * 45, 10_000)),
+  ]
+  stream = JoinedStream(sources, LENGTH, eod_id=None, seed=seed)
+  return Batches(stream, BatchSizes(size))
+
+
+def whole(size=8, seed=0) -> Batches:
+  sources = [
+    RowSource(str(i), rate, single(count, 1000 * i))
+    for i, (rate, count) in enumerate([(0.7, 150), (0.3, 50)])
+  ]
+  return Batches(MixedRows(sources, seed=seed), BatchSizes(size))
+
+
+def single(count: int, first: int) -> WholeRows:
+  """Returns rows of one document each, all different."""
+  tokens = numbered([LENGTH] * count, first * LENGTH)
+  return WholeRows(tokens, LENGTH, packed=False, seed=0)
+
+
+def hashes(data, steps=range(12)) -> list[str]:
+  return [batch_hash(data.batch(step)) for step in steps]
+
+
+# A corpus on disk, read in every way that must not change a batch.
+
+
+@pytest.fixture(scope="module")
+def corpus(code, vocabulary, tmp_path_factory):
+  """Makes the same corpus again, stored under other settings."""
+
+  def make(packing="joined", seed=0, folder=None, **settings):
+    home = tmp_path_factory.mktemp("corpus")
+    folder = folder or home / "text"
+    if not folder.exists():
+      folder.mkdir()
+      for i, text in enumerate(code[:20]):
+        (folder / f"{i:02d}.txt").write_text(text, encoding="utf-8")
+    files = TextFiles(
+      f"{folder}/*.txt", Fields("text"), validation_share=0.2, name="files"
+    )
+    files.rate = 0.6
+    lines = [text[i : i + 300] for text in code for i in (0, 400, 900)]
+    other = ListSource(lines, lines[:3], name="lines", rate=0.4)
+    return corpus_of(
+      [files, other],
+      vocabulary,
+      home,
+      packing=packing,
+      seed=seed,
+      sequence_length=64,
+      **settings,
+    )
+
+  return make
+
+
+PACKINGS = ("joined", "joined_masked", "packed", "single")
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_parts_of_any_number_of_pods_joined_are_the_batch(corpus, packing):
+  data = corpus(packing).batches(BatchSizes(RAMP))
+  for step in range(12):
+    whole = data.batch(step)
+    for num_parts in (1, 2, 4):
+      parts = [data.batch(step, part, num_parts) for part in range(num_parts)]
+      again = {
+        name: np.concatenate([part[name] for part in parts]) for name in whole
+      }
+      assert batch_hash(again) == batch_hash(whole)
+      assert all(
+        len(p["targets"]) * num_parts == len(whole["targets"]) for p in parts
+      )
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_neither_shards_nor_processes_nor_places_change_a_batch(
+  corpus, packing, tmp_path, monkeypatch
+):
+  first = corpus(packing)
+  expected = hashes(first.batches(BatchSizes(RAMP)))
+  moved = tmp_path / "moved" / "deep"
+  shutil.copytree(first.sources[0].files[0].path.rsplit("/", 1)[0], moved)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(encoder, "_BATCH_CHARACTERS", 5000)
+  settings_of_stores = [
+    {"shard_bytes": 1},
+    {"shard_bytes": 30_000},
+    {"folder": moved},
+  ]
+  if packing == "joined":  # packings see documents, not who encoded them
+    settings_of_stores += [{"num_processes": n} for n in (1, 2)]
+  for settings in settings_of_stores:
+    again = corpus(packing, **settings)
+    assert hashes(again.batches(BatchSizes(RAMP))) == expected, settings
+
+
+def test_another_seed_or_packing_gives_other_batches(corpus):
+  found = [
+    hashes(corpus(packing, seed).batches(BatchSizes(8)))
+    for packing in PACKINGS
+    for seed in (0, 1)
+  ]
+  assert len({each for run in found for each in run}) == 8 * 12
+
+
+# Order: a function of only (SEED, step).
+
+
+@pytest.mark.parametrize("make", [batches, mixed, whole])
+def test_a_step_is_the_same_in_any_order_and_from_a_fresh_start(make):
+  data = make()
+  forward = hashes(data)
+  assert forward == hashes(data, reversed(range(12)))[::-1]
+  assert forward == [hashes(make(), [step])[0] for step in range(12)]
+  assert len(set(forward)) == 12
+
+
+@pytest.mark.parametrize("make", [batches, mixed, whole])
+def test_batch_sizes_only_group_the_rows(make):
+  def rows(size, count=120):
+    data, found, step = make(size=size), [], 0
+    while sum(map(len, found)) < count:
+      found.append(data.batch(step)["targets"])
+      step += 1
+    return np.concatenate(found)[:count]
+
+  for size in (1, 7, 60, 120, [[0, 1], [3, 5], [9, 20]], RAMP):
+    assert np.array_equal(rows(size), rows(24))
+
+
+@pytest.mark.parametrize("make", [batches, mixed, whole])
+def test_a_step_far_away_costs_no_more_than_the_first(make, monkeypatch):
+  work = []
+
+  def counted(index, size, key):
+    work.append(index.size)
+    return shuffle(index, size, key)
+
+  for module in (row_streams,):
+    monkeypatch.setattr(module, "shuffle", counted)
+  costs = []
+  for step in (0, 10**9):
+    work.clear()
+    make().batch(step)
+    costs.append((len(work), sum(work)))
+  # A batch may touch the end of one epoch, or of one block.
+  assert costs[1][0] <= costs[0][0] + 12
+  assert costs[1][1] <= 2 * costs[0][1] + 10_000
+
+
+def test_batches_never_change():
+  # Resumed runs depend on exactly these numbers.
+  digests = [
+    hashlib.sha256("".join(hashes(make())).encode()).hexdigest()[:16]
+    for make in (batches, mixed, whole)
+  ]
+  assert digests == [
+    "576c16c7018c461a",
+    "60f1bf34ab70f86d",
+    "e6c8bb51110ea1c7",
+  ]
+
+
+def test_rows_without_a_feature_that_others_have_get_ones():
+  examples = token_array([([5] * 3, [6] * 4)] * 20, has_inputs=True)
+  sources = [
+    RowSource("packed", 0.5, WholeRows(examples, LENGTH, packed=True, seed=0)),
+    RowSource("single", 0.5, single(100, 9)),
+  ]
+  data = Batches(MixedRows(sources, seed=0), BatchSizes(20))
+  assert data.features == ("inputs", "targets", "segments", "loss_weights")
+  batch = data.batch(0)
+  for i, (piece, *_) in enumerate(data.pieces(0)):
+    if piece.source == "single":
+      assert (batch["segments"][i] == 1).all()
+  assert not batch["loss_weights"].all()
+  assert batch["loss_weights"].dtype == np.float32
+  assert batch["segments"].dtype == np.int32
+
+
+# Validation.
+
+
+def held_out(sizes, rates, batch_size, num_rows) -> list[list[int]]:
+  """Returns the first token of each row: 8 per row, 10,000 per source."""
+  sources = [
+    RowSource(
+      f"{i}",
+      rate,
+      JoinedRows(numbered([rows * LENGTH], 10_000 * i), LENGTH, eod_id=None),
+    )
+    for i, (rate, rows) in enumerate(zip(rates, sizes, strict=True))
+  ]
+  found = validation_batches(
+    sources, batch_size=batch_size, num_rows=num_rows, seed=0
+  )
+  return [batch["targets"][:, 0].tolist() for batch in found]
+
+
+@pytest.mark.parametrize(
+  ("num_rows", "num_batches"), [(12, 4), (11, 3), (1, 1), (300, 6)]
+)
+def test_validation_batches_are_the_first_rows_in_order_in_whole_batches(
+  num_rows, num_batches
+):
+  found = held_out([20], [1.0], batch_size=3, num_rows=num_rows)
+  expected = [[8 * (3 * b + i) for i in range(3)] for b in range(num_batches)]
+  assert found == expected
+
+
+def test_validation_of_a_mixture_is_each_sources_first_rows_by_its_rate():
+  found = list(itertools.chain(*held_out([60, 30], [0.75, 0.25], 4, 40)))
+  assert len(found) == 40
+  for source, rate in enumerate((0.75, 0.25)):
+    mine = [f - 10_000 * source for f in found if f // 10_000 == source]
+    assert mine == [8 * i for i in range(len(mine))]
+    assert abs(len(mine) - 40 * rate) <= 5 * (40 * rate * (1 - rate)) ** 0.5
+
+
+def test_validation_of_a_mixture_ends_where_a_source_has_no_row_left():
+  found = list(itertools.chain(*held_out([1000, 5], [0.5, 0.5], 2, 1000)))
+  small = [f for f in found if f >= 10_000]
+  assert len(small) in (4, 5)  # the row beyond may be the second of a batch
+  assert len(found) == len(set(found)) < 40
+
+
+def test_less_than_one_validation_batch_is_an_error_before_the_first():
+  with pytest.raises(UserError) as info:
+    held_out([3], [1.0], batch_size=4, num_rows=4)
+  assert str(info.value) == (
+    "validation text of 0: 3 rows of SEQUENCE_LENGTH tokens, less than its "
+    "share of one batch of 4; raise VALIDATION_SHARE, give more text, or lower "
+    "GLOBAL_BATCH_SIZE."
+  )
+  with pytest.raises(UserError, match="validation text of 1: 2 rows"):
+    held_out([500, 2], [0.5, 0.5], batch_size=100, num_rows=4)
+
+
+def test_the_hash_tells_features_and_numbers_apart():
+  batch = batches().batch(0)
+  other = {**batch, "targets": batch["targets"].copy()}
+  assert batch_hash(other) == batch_hash(batch)
+  other["targets"][-1, -1] += 1
+  assert batch_hash(other) != batch_hash(batch)
+  assert batch_hash({"segments": batch["targets"]}) != batch_hash(
+    {"targets": batch["targets"]}
+  )
+  assert batch_hash(dict(reversed(batch.items()))) == batch_hash(batch)
+
+
+class CountedBatches:
+  """Counts the batches that are made, and the threads that make them."""
+
+  def __init__(self):
+    self.made, self.threads = [], set()
+
+  def batch(self, step):
+    self.made.append(step)
+    self.threads.add(threading.current_thread().name)
+    return {"inputs": step}
+
+
+@pytest.mark.parametrize(("first", "depth"), [(4, 3), (8, 5)])
+def test_each_batch_is_that_of_its_step_made_once_and_none_after_the_last(
+  first, depth
+):
+  batches = CountedBatches()
+  steps = [*range(first, 10)]
+  with Prefetcher(batches.batch, 10, depth) as ahead:
+    assert [ahead.batch(i)["inputs"] for i in steps] == steps
+  assert batches.made == steps
+
+
+def test_the_next_batches_are_made_by_another_thread():
+  batches = CountedBatches()
+  with Prefetcher(batches.batch, 10, depth=2) as ahead:
+    ahead.batch(0)
+    assert ahead._made[2].result(timeout=10) == {"inputs": 2}
+    assert 3 not in ahead._made
+  assert threading.main_thread().name not in batches.threads
+
+
+def test_an_error_is_raised_where_its_batch_is_asked_for():
+  def batch_of(step):
+    if step == 1:
+      raise OSError("the disk is gone")
+    return step
+
+  with Prefetcher(batch_of, 5, depth=3) as ahead:
+    assert ahead.batch(0) == 0
+    with pytest.raises(OSError, match="gone"):
+      ahead.batch(1)
+
+
+def test_the_end_waits_for_no_batch_that_is_not_begun():
+  made = []
+
+  def batch_of(step):
+    time.sleep(0.02)
+    made.append(step)
+
+  with Prefetcher(batch_of, 1000, depth=500) as ahead:
+    ahead.batch(0)
+  assert len(made) < 100
+
+
+def unigram_batches(tokens, size=7, **features):
+  """Cuts `tokens`, [n], into batches like validation batches."""
+  names = {"targets": tokens, **features}
+  return (
+    {name: values[i : i + size][None] for name, values in names.items()}
+    for i in range(0, len(tokens), size)
+  )
+
+
+def test_one_token_alone_has_no_entropy():
+  assert unigram_entropy(unigram_batches(np.full(9, 7, np.int32))) == 0.0
+  assert unigram_entropy([]) == 0.0
+
+
+def test_later_batches_may_have_higher_and_lower_tokens():
+  tokens = np.array([3, 3, 900, 900, 5, 5, 3, 3], np.int32)
+  shares = np.array([4, 2, 2]) / 8
+  entropy = -(shares * np.log(shares)).sum()
+  assert unigram_entropy(unigram_batches(tokens, 2)) == pytest.approx(entropy)
+  assert unigram_entropy(unigram_batches(tokens, 8)) == pytest.approx(entropy)
+
+
+def test_only_learnt_tokens_count():
+  tokens = np.array([4, 4, 9, 9, 0, 0], np.int32)
+  weights = np.array([1, 1, 1, 0, 0, 0], np.float32)
+  shares = np.array([2, 1]) / 3
+  entropy = unigram_entropy(unigram_batches(tokens, 4, loss_weights=weights))
+  assert entropy == pytest.approx(-(shares * np.log(shares)).sum())
+
+
+def test_the_entropy_is_the_best_loss_without_context():
+  random = np.random.default_rng(0)
+  tokens = random.geometric(0.2, size=3_000_000).astype(np.int32)
+  share = np.bincount(tokens) / len(tokens)
+  loss = np.mean(-np.log(share[tokens]))
+  entropy = unigram_entropy(unigram_batches(tokens, 100_000))
+  assert entropy == pytest.approx(loss)
+  # The entropy of a geometric distribution is H(p) / p, H the binary entropy.
+  assert entropy == pytest.approx(
+    -(0.2 * np.log(0.2) + 0.8 * np.log(0.8)) / 0.2, rel=1e-3
+  )

@@ -20,7 +20,7 @@ from palm_mtf.data.filters.decide import (
   find_repeats,
 )
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
-from palm_mtf.data.statistics.contamination import ContainedExamples
+from palm_mtf.data.statistics.ngrams import ContainedExamples
 from palm_mtf.errors import UserError
 from tests.data.processes import peak_memory
 from tests.data.small_sources import ListSource, repeatable

@@ -3,6 +3,7 @@
 """Wherever pods are, they train the same bits; their memory is logged."""
 
 import dataclasses
+import functools
 import os
 import re
 import signal
@@ -18,13 +19,15 @@ from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.native.operations import operations
 from palm_mtf.runtime.client import connect
-from palm_mtf.runtime.client.connect import ServerMemory
+from palm_mtf.runtime.client.client import Client
+from palm_mtf.runtime.client.connect import memory_reader
 from palm_mtf.runtime.client.heartbeat import PodLostError
 from palm_mtf.runtime.client.local_servers import cores_of_pods
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.processes import Process
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_info
+from palm_mtf.training import session
 from tests import runs
 from tests.runtime.client.local_servers_test import (
   is_running,
@@ -119,11 +122,11 @@ def test_a_pod_has_the_number_of_its_largest_server():
 
   def call(program):
     assert [len(x) for x in program.outputs.values()] == [2, 1]
-    return {"pod_0": [np.int64(5), np.int64(9)], "pod_1": [np.int64(7)]}
+    found = [np.int64(5), np.int64(9)], [np.int64(7)]
+    return dict(zip(program.outputs, found, strict=True))
 
   client = types.SimpleNamespace(graph=tf.Graph(), call=call)
-  memory = ServerMemory(client, servers)
-  assert memory.read() == {
+  assert memory_reader(client, servers)() == {
     "host_memory_bytes/pod_0": 9,
     "host_memory_bytes/pod_1": 7,
   }
@@ -133,20 +136,24 @@ def test_a_pod_has_the_number_of_its_largest_server():
 def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
   corpus, tmp_path, monkeypatch, capsys
 ):
-  real, seen, lost = ServerMemory.read, [], []
+  seen, lost = [], []
 
-  def read(memory):
+  def read(real):
     pids = servers_of(os.getpid())
     before = [*map(resident_bytes_of, pids)]
     if len(seen) == 3:
       wait_until((tmp_path / "checkpoints" / "step_00000002").exists)
       os.kill(pids[1], signal.SIGKILL)
       lost.append((time.monotonic(), pids))
-    found = real(memory)
+    found = real()
     seen.append((found, before, [*map(resident_bytes_of, pids)]))
     return found
 
-  monkeypatch.setattr(ServerMemory, "read", read)
+  monkeypatch.setattr(
+    session,
+    "memory_reader",
+    lambda *arguments: functools.partial(read, memory_reader(*arguments)),
+  )
   settings = {"NUM_PODS": 2, "PODS": "local_servers", "LOG_STEPS": 1}
   settings |= {"POD_TIMEOUT_SECS": 4.0, "CHECKPOINT_STEPS": 2}
   assert runs.run("train", corpus, tmp_path, **settings) == 2
@@ -174,4 +181,6 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
 
 
 def test_pods_in_process_have_the_memory_of_the_process_alone():
-  assert ServerMemory(types.SimpleNamespace(graph=tf.Graph()), []).read() == {}
+  with tf.Graph().as_default(), Client(tf.Session()) as client:
+    tf.constant(0)  # an empty graph cannot run
+    assert memory_reader(client, [])() == {}

@@ -2,11 +2,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """ISLANDS gives each pod its devices, or is refused with its text."""
 
+import dataclasses
+import functools
+import json
+import re
+import signal
+import time
+
+import numpy as np
 import pytest
 
+from palm_mtf import runtime
+from palm_mtf.cli.main import main
+from palm_mtf.commands.pods import join_manager
 from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
-from palm_mtf.runtime.client.places import Place, places_of_pods, resolve_places
+from palm_mtf.runtime.client.local_servers import PodServers
+from palm_mtf.runtime.client.places import (
+  Place,
+  check_slices,
+  places_of_pods,
+  resolve_places,
+)
+from palm_mtf.runtime.manager.service import serve
+from palm_mtf.runtime.server import start
+from palm_mtf.runtime.server.start import start_server
+from tests import runs
+from tests.commands.pods_test import Processes
+from tests.mtf_testing import SINGLE
+from tests.processes import wait_until
+from tests.runtime.manager.service_test import (
+  connect,
+  register,
+  tensorflow_address,
+)
+from tests.training.supervisor_test import resumed_step, train
 
 MESH = MeshLayout(mesh_shape="data:2,model:2", layout="batch:data,d_ff:model")
 
@@ -109,3 +140,234 @@ def test_a_pods_servers_have_its_stages_one_after_another():
     "ISLANDS: pod 0 has 1 + 1 = 2 devices and needs 2 x 2 = 4 (MESH_SHAPE = "
     '"data:2", STAGES = 2); give as many as the pod needs.'
   )
+
+
+TWO = MeshLayout(mesh_shape="data:2", layout="batch:data")
+
+
+@pytest.fixture
+def pods(tmp_path):
+  """Settings of a pod, and a manager of one server with two devices."""
+  with serve("127.0.0.1", 0, str(tmp_path / "state"), "") as port:
+    yield PodsConfig(
+      pods="cluster", islands="auto", manager=f"127.0.0.1:{port}"
+    )
+
+
+def join(pods):
+  """Registers a server of this process as one of this version."""
+  client = connect(pods.manager.partition(":")[2])
+  join_manager(client, tensorflow_address(), "main")
+  return client
+
+
+def test_a_pod_has_the_devices_of_its_mesh_until_the_run_ends(pods):
+  with join(pods) as client:
+    check_slices(pods, TWO)
+    with PodServers(pods, TWO) as servers:
+      address = tensorflow_address()
+      assert servers.places() == [[(address, 0), (address, 1)]]
+      assert servers.places() == [[(address, 0), (address, 1)]]
+      (owner,) = client.call("list_all")[0]["owners"]
+      assert owner
+    assert client.call("list_all")[0]["owners"] == []
+
+
+def test_a_client_has_slices_of_several_shapes_on_islands_as_it_asks(pods):
+  total = runtime.function(lambda x: runtime.all_sum(x))
+  with join(pods) as client:
+    other = start_server(1, 1).target.removeprefix("grpc://")
+    join_manager(client, other, "east")
+    asked = functools.partial(runtime.connect_managed, pods.manager, ["2", "1"])
+    with asked(islands="apart", device_bytes=10**6, share=2.0) as traced:
+      allocation = client.call("list_all")[-1]
+      assert allocation["wish"]["device_bytes"] == 10**6
+      assert allocation["places"][1] == [[other, 0]]
+      b, a = traced.slices("1", "2")
+      assert [*a.devices, *b.devices] == traced.devices
+      found = total.on(b)(total.on(a)(np.arange(4.0)))
+      np.testing.assert_array_equal(found.fetch(), [2, 4, 2, 4])
+      with pytest.raises(UserError) as error:
+        traced.slices("1x3")
+      assert str(error.value) == (
+        'slice "x:1,y:3" has 3 devices, and the client has room for 2; give a '
+        "slice of at most 2."
+      )
+    assert client.call("list_all")[0]["owners"] == []
+    for arguments, message in (
+      ({"islands": "same"}, "no island can hold"),
+      ({"device_bytes": 10**15}, "no server has such a device"),
+      ({"islands": "apar"}, "ISLANDS = 'apar' (did you mean \"apart\"?)"),
+    ):
+      with (
+        pytest.raises(UserError, match=re.escape(message)),
+        asked(**arguments),
+      ):
+        pass
+
+
+def test_a_run_that_shrinks_avoids_the_servers_of_the_lost_pod(pods):
+  with join(pods) as client:
+    other = start_server(2, 1).target.removeprefix("grpc://")
+    join_manager(client, other, "main")
+    both = dataclasses.replace(pods, num_pods=2)
+    with PodServers(both, TWO) as servers:
+      hosts = [places[0].address for places in servers.places()]
+      assert {*hosts} == {tensorflow_address(), other}
+      assert servers.remove(0).islands == "auto"
+      assert servers.places() == [[(hosts[1], 0), (hosts[1], 1)]]
+
+
+def test_pods_that_no_island_can_hold_are_refused_before_a_run(pods):
+  four = DeviceMesh(mesh_shape="data:2,model:2", layout="")
+  with join(pods), pytest.raises(UserError) as error:
+    check_slices(pods, four)
+  assert str(error.value) == (
+    'no island can hold the slice "2x2" (4 devices): the largest that fits is '
+    '"2x1"; ask for that, or start more servers (`palm_mtf pods serve '
+    "--manager`)."
+  )
+
+
+def test_a_run_asks_for_the_memory_of_its_plan_before_it_reads_data(
+  pods, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(start, "memory_bytes", lambda: (10**6, 2 * 10**5))
+  address = start.start_server(2, 1).target.removeprefix("grpc://")
+  with connect(pods.manager.partition(":")[2]) as client:
+    join_manager(client, address, "main")
+    settings = {"PODS": "cluster", "MANAGER": pods.manager, "ISLANDS": "same"}
+    settings |= {"NUM_LAYERS": 4, "STAGES": 2, "NUM_MICROBATCHES": 2}
+    assert (
+      main([*runs.arguments("plan", None, tmp_path, **settings), "--json"]) == 0
+    )
+    planned = json.loads(capsys.readouterr().out)["device_bytes"]
+    needed = sum(planned.values())
+    for macros, rest in (
+      ({}, f"each of {needed:,} bytes): no server has such a device"),
+      ({"DEVICE_BYTES": 0}, "each): there is room for 1; ask for that"),
+    ):
+      assert runs.run("train", None, tmp_path, **settings, **macros) == 2
+      assert (
+        f'palm_mtf: no island can hold the 2 slices "1" (1 devices {rest}'
+      ) in capsys.readouterr().err
+
+
+def test_a_server_of_another_version_is_no_place_for_a_run(pods):
+  with connect(pods.manager.partition(":")[2]) as client:
+    register(client, tensorflow_address(), 2)
+    with pytest.raises(UserError, match="no server has such a device"):
+      check_slices(pods, SINGLE)
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    (
+      {"pods": "cluster", "islands": "atuo"},
+      "ISLANDS = 'atuo' (did you mean \"auto\"?): choose one of 'auto', "
+      "'same', 'apart'.",
+    ),
+    (
+      {"pods": "cluster", "islands": "auto"},
+      'MANAGER = "", ISLANDS = \'auto\' and PODS = "cluster": for servers that '
+      'a manager chooses, set MANAGER = "host:port", ISLANDS = "auto" and PODS '
+      '= "cluster"; else drop MANAGER.',
+    ),
+    (
+      {"manager": "a:1"},
+      'MANAGER = "a:1", ISLANDS = () and PODS = "in_process": for servers that '
+      'a manager chooses, set MANAGER = "host:port", ISLANDS = "auto" and PODS '
+      '= "cluster"; else drop MANAGER.',
+    ),
+  ],
+)
+def test_settings_that_contradict_each_other_are_one_line(settings, message):
+  with pytest.raises(UserError) as error:
+    PodsConfig(**settings)
+  assert str(error.value) == message
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_a_server_continues_on_another_with_the_same_bits(
+  corpus, tmp_path
+):
+  lost, undisturbed = tmp_path / "lost", tmp_path / "undisturbed"
+  with Processes(tmp_path) as pods:
+    servers = dict(pods.serve()[::-1] for _ in range(3))
+    managed = {
+      "PODS": "cluster",
+      "ISLANDS": "auto",
+      "MANAGER": pods.address,
+      "ON_POD_FAILURE": "wait",
+    }
+
+    def kill_one(unused_client):
+      used = [x["address"] for x in pods.list_all() if x.get("owners")]
+      assert len(used) == 2
+      servers.pop(used[0]).send_signal(signal.SIGKILL)
+
+    error = train(corpus, lost, kill_one, **managed)
+    assert 4 <= resumed_step(error) < 60
+    assert [x["owners"] for x in pods.list_all() if "owners" in x] == 3 * [[]]
+    train(corpus, undisturbed, **managed)
+  runs.assert_same_tensors(lost, undisturbed, 60)
+
+
+@pytest.mark.slow
+def test_a_run_leaves_a_drained_server_at_a_checkpoint_with_the_same_bits(
+  corpus, tmp_path
+):
+  moved, undisturbed = tmp_path / "moved", tmp_path / "undisturbed"
+  with Processes(tmp_path) as pods:
+    for _ in range(3):
+      pods.serve()
+
+    def used():
+      return {x["address"] for x in pods.list_all() if x.get("owners")}
+
+    def drain_one(client):
+      first, _ = sorted(used())
+      with connect(pods.address.partition(":")[2]) as manager:
+        manager.call("drain", address=first, is_drained=True)
+      wait_until(lambda: len(used() - {first}) == len(used()) == 2, client)
+
+    managed = {"PODS": "cluster", "ISLANDS": "auto", "MANAGER": pods.address}
+    error = train(corpus, moved, drain_one, **managed)
+  assert error.count("moving to other servers") == 1
+  train(corpus, undisturbed, PODS="in_process")
+  runs.assert_same_tensors(moved, undisturbed, 60)
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_manager_and_leaves_a_drained_server(
+  corpus, tmp_path
+):
+  disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "undisturbed"
+  with Processes(tmp_path) as pods:
+    servers = dict(pods.serve()[::-1] for _ in range(4))
+    managed = {
+      "PODS": "cluster",
+      "ISLANDS": "auto",
+      "MANAGER": pods.address,
+      "ON_POD_FAILURE": "wait",
+    }
+
+    def disturb(unused_client):
+      pods.manager.kill()
+      pods.manager.wait()
+      pods.manager = pods.manage()
+      pods.wait_for(dict.fromkeys(servers, "serving"))
+      first, second = (x["address"] for x in pods.list_all() if x.get("owners"))
+      with connect(pods.address.partition(":")[2]) as client:
+        client.call("drain", address=first, is_drained=True)
+      servers[second].send_signal(signal.SIGKILL)
+      used = set()
+      while len(used - {second}) < 2 or first in used:
+        used = {x["address"] for x in pods.list_all() if x.get("owners")}
+        time.sleep(0.1)
+
+    error = train(corpus, disturbed, disturb, **managed)
+    assert 4 <= resumed_step(error) < 60
+    train(corpus, undisturbed, PODS="in_process")
+  runs.assert_same_tensors(disturbed, undisturbed, 60)

@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from palm_mtf.config.pods import PodsConfig
+from palm_mtf.runtime.addresses import socket_numbers
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.server import start
 from palm_mtf.runtime.server.restricted_port import (
@@ -21,7 +22,6 @@ from palm_mtf.runtime.server.restricted_port import (
   restrict_to_admitted,
   restricted_port,
 )
-from palm_mtf.runtime.sockets import socket_numbers
 from tests import processes, runs
 from tests.mtf_testing import SINGLE
 from tests.runtime.intrusion import (

@@ -14,7 +14,7 @@ import pytest
 
 from palm_mtf import runtime
 from palm_mtf._tf import tf
-from palm_mtf.commands.pods_serve import join_manager
+from palm_mtf.commands.pods import join_manager
 from palm_mtf.errors import UserError
 from palm_mtf.runtime.client import turns
 from palm_mtf.runtime.manager.client import ManagerClient

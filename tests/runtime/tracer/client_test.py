@@ -15,7 +15,7 @@ from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.runtime.program import Program
 from palm_mtf.runtime.server.start import start_server
-from palm_mtf.runtime.tracer import stores
+from palm_mtf.runtime.tracer import shards
 from tests import processes
 from tests.runtime.served import Served
 
@@ -160,7 +160,7 @@ def test_readers_of_a_failed_program_raise_its_error_and_do_not_wait(client):
 
 def test_a_program_that_waits_for_long_runs_in_the_end(client, monkeypatch):
   """Longer than programs wait in servers."""
-  monkeypatch.setattr(stores, "WAIT_SECS", 0.2)
+  monkeypatch.setattr(shards, "WAIT_SECS", 0.2)
   a, b = client.slices("1", "1")
   gate, add_two = Gate(), runtime.function(lambda x: x + 2)
   gate.shut_after_one_run(a, np.zeros(1))

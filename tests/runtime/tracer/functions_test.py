@@ -13,7 +13,7 @@ from palm_mtf._tf import tf
 from palm_mtf.config import AdafactorConfig, DecodeConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
-from palm_mtf.foreign_models.model_function import ModelLoss
+from palm_mtf.foreign_models.training import ModelLoss
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.program import VARIABLES, Program

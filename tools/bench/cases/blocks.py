@@ -41,7 +41,7 @@ FLAGS = {"--steps": Flag(200, "steps, and rounds of products")}
 
 def train(config: Config, model_dir: str) -> None:
   """Takes turns: one training step each."""
-  from palm_mtf.training.prepare import prepare
+  from palm_mtf.training.job import prepare
 
   corpus = prepare(model_dir, config).corpus
   batches = corpus.batches(config.run.batch_sizes)

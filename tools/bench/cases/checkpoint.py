@@ -58,8 +58,11 @@ def _records(
     models.benchmark_config("float32"), num_layers=num_layers
   )
   with models.pod_cluster(pods, models.ONE_DEVICE) as cluster:
-    from palm_mtf.checkpoints.processes import find_checkpoint_processes
-    from palm_mtf.checkpoints.variables import CheckpointReader, WeightsCopier
+    from palm_mtf.checkpoints.variables import (
+      CheckpointReader,
+      WeightsCopier,
+      find_checkpoint_processes,
+    )
     from palm_mtf.programs.train_program import build_train_program
     from palm_mtf.runtime.processes import Process
     from palm_mtf.runtime.program import Program

@@ -24,8 +24,8 @@ import sentencepiece
 from palm_mtf.config import DataConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.console import configure_logging
-from palm_mtf.data.batches.batches import Batches
-from palm_mtf.data.batches.joined_stream import JoinedStream, TokenSource
+from palm_mtf.data.batches.corpus import Batches
+from palm_mtf.data.batches.row_streams import JoinedStream, TokenSource
 from palm_mtf.data.sources.document import Source
 from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.tokens.encoder import Encoder

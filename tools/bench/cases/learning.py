@@ -54,7 +54,7 @@ FLAGS = {
 
 
 def _corpus(config: Config, model_dir: str) -> Corpus:
-  from palm_mtf.training.prepare import prepare
+  from palm_mtf.training.job import prepare
 
   return prepare(model_dir, config).corpus
 

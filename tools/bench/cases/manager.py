@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_mtf._tf import tf
-from palm_mtf.commands.pods_serve import join_manager
+from palm_mtf.commands.pods import join_manager
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
@@ -41,13 +41,13 @@ from palm_mtf.runtime.client.connect import Membership, connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
+from palm_mtf.runtime.host_functions import HOST_MODULES
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.slices import Server, Wish
 from palm_mtf.runtime.program import Program
 from palm_mtf.runtime.server.clients import Registration
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_incarnation, read_info
-from palm_mtf.training.host_modules import HOST_MODULES
 from tools.bench.command import Flag, count, worker_command
 from tools.bench.pairs import time_call
 

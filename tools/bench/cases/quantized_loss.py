@@ -13,12 +13,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.same_model import open_newest
+from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.console import configure_logging
-from palm_mtf.data.batches.batches import Batch
-from palm_mtf.data.batches.corpus import corpus_of_run
+from palm_mtf.data.batches.corpus import Batch, corpus_of_run
 from palm_mtf.errors import UserError
 from tools.bench.command import REQUIRED, Flag
 

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 
-from palm_mtf.checkpoints.same_model import open_newest
+from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.console import configure_logging
 from palm_mtf.errors import UserError

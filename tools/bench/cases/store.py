@@ -19,8 +19,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from palm_mtf.config.run import BatchSizes
-from palm_mtf.data.batches.batches import Batches
-from palm_mtf.data.batches.joined_stream import JoinedStream, TokenSource
+from palm_mtf.data.batches.corpus import Batches
+from palm_mtf.data.batches.row_streams import JoinedStream, TokenSource
 from palm_mtf.data.tokens.shard import (
   Counts,
   ShardSummary,

@@ -29,7 +29,7 @@ import gin
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.foreign_models.model_function import ModelLoss
+from palm_mtf.foreign_models.training import ModelLoss
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_program

@@ -37,7 +37,7 @@ import numpy as np
 
 from palm_mtf import runtime
 from palm_mtf._tf import tf
-from palm_mtf.commands.pods_serve import join_manager
+from palm_mtf.commands.pods import join_manager
 from palm_mtf.errors import UserError
 from palm_mtf.report.plans import write_png
 from palm_mtf.runtime.manager import service

@@ -2,20 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """INIT_CHECKPOINT is used as asked, or is an error before training."""
 
+import dataclasses
 import os
 import types
 
 import numpy as np
 import pytest
 
-from palm_mtf.checkpoints import initial_weights
-from palm_mtf.checkpoints.initial_weights import (
+from palm_mtf.checkpoints import weights_to_load
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.weights_to_load import (
+  check_same_model,
   find_initial_weights,
   find_weights,
   read_shapes,
+  shape_differences,
+  warn_of_other_evaluation_text,
+  warn_of_other_split,
 )
 from palm_mtf.config import DataConfig
+from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.errors import UserError
+from tests import checkpoint_files
 from tests.checkpoint_files import SHAPES, save_tensors, write
 
 DATA = DataConfig(text_files="*.txt", vocabulary=None, validation_share=0.1)
@@ -64,7 +72,7 @@ def test_a_file_that_says_no_step_has_no_state_to_resume(tmp_path):
   path = str(tmp_path / "file")
   weights = find_weights("INIT_CHECKPOINT", path)
   with pytest.raises(UserError) as error:
-    initial_weights.find_initial_state(weights, run=None, optimizer=None)
+    weights_to_load.find_initial_state(weights, run=None, optimizer=None)
   assert str(error.value) == (
     f'INIT_CHECKPOINT = {path!r}: INIT_STATE = "all", and a checkpoint of '
     "TensorFlow does not say its step; give one of palm_mtf, or set INIT_STATE "
@@ -79,7 +87,7 @@ def test_weights_without_their_vocabulary_are_refused(tmp_path, capsys):
   given = f"INIT_CHECKPOINT = {path!r}"
   for hint in ("", f", such as '{theirs}/vocabulary.model'"):
     with pytest.raises(UserError) as error:
-      initial_weights.check_vocabulary_given(weights, str(mine), DATA)
+      weights_to_load.check_vocabulary_given(weights, str(mine), DATA)
     assert str(error.value) == (
       f"VOCABULARY = None: {given} was trained with another vocabulary; name "
       f"that vocabulary in VOCABULARY{hint}."
@@ -87,11 +95,11 @@ def test_weights_without_their_vocabulary_are_refused(tmp_path, capsys):
     (theirs / "vocabulary.model").write_text("pieces")
   mine.mkdir()
   (mine / "vocabulary.model").write_text("pieces")
-  initial_weights.check_vocabulary_given(weights, str(mine), DATA)
+  weights_to_load.check_vocabulary_given(weights, str(mine), DATA)
   same, other = (types.SimpleNamespace(sha256=x) for x in ("f00d", "beef"))
-  initial_weights.check_same_vocabulary(weights, same)
+  weights_to_load.check_same_vocabulary(weights, same)
   with pytest.raises(UserError, match="was trained with another vocabulary"):
-    initial_weights.check_same_vocabulary(weights, other)
+    weights_to_load.check_same_vocabulary(weights, other)
 
 
 def test_a_run_is_its_newest_whole_checkpoint(tmp_path, capsys):
@@ -152,3 +160,94 @@ def test_a_file_that_tensorflow_cannot_read_is_one_line(tmp_path):
   (tmp_path / "model.index").write_text("no index")
   with pytest.raises(UserError, match=r"A = .*: TensorFlow cannot read it: ."):
     read_shapes(find_weights("A", str(tmp_path / "model")))
+
+
+def test_other_models_and_vocabularies_are_refused(tmp_path):
+  checkpoint = write(tmp_path, 1)
+  check_same_model(checkpoint, SHAPES, "f00d")
+  with pytest.raises(UserError) as error:
+    check_same_model(checkpoint, {**SHAPES, "embedding": (4, 3)})
+  assert str(error.value) == (
+    f"{checkpoint.path} has embedding [4, 2], the model wants [4, 3]: it is of "
+    "another model; use the models/*.gin it was trained with, or another "
+    "MODEL_DIR."
+  )
+  with pytest.raises(UserError, match="was trained with another vocabulary"):
+    check_same_model(checkpoint, SHAPES, "beef")
+
+
+def test_differences_are_the_first_three_and_how_many_more():
+  held = {"a": (1,), "b": (2,), "c": (3,), "d": (4,)}
+  wanted = {"a": (2,), "b": (2,), "e": (5,), "f": ()}
+  assert shape_differences(held, held) == ""
+  assert shape_differences(held, wanted) == (
+    "a [1], the model wants [2]; e nothing, the model wants [5]; "
+    "f nothing, the model wants []; and 2 more"
+  )
+
+
+def corpus(text, packing="joined", sequence_length=32):
+  return Corpus(
+    sources=[types.SimpleNamespace(name="mine", rate=1.0)],
+    stores=[types.SimpleNamespace(fingerprint=text)],
+    packing=packing,
+    sequence_length=sequence_length,
+    eod_id=0,
+    seed=0,
+  )
+
+
+def trained_on(text, share):
+  manifest = dataclasses.replace(
+    checkpoint_files.manifest(8),
+    data={
+      "PACKING": "joined",
+      "SEQUENCE_LENGTH": 32,
+      "the tokens": corpus(text).fingerprint,
+    },
+    settings={"VALIDATION_SHARE": share},
+  )
+  return Checkpoint("run/step_00000008", manifest, files={}, blake2b="f00d")
+
+
+# After training with share 0.2: the text and share now, and the warning.
+EVALUATION = [
+  ("at 0.2", 0.2, ""),
+  ("at 0.5", 0.5, "0.5, but 0.2 in training: part of the validation text was "
+   "trained on"),
+  ("at 0.1", 0.1, "0.1, but 0.2 in training: the validation loss covers only "
+   "a part of the text that was held out"),
+  ("edited", 0.2, "the text or its tokens have changed since run/step_00000008 "
+   "was trained: the validation text may have been trained on"),
+  # The share does not apply to a task with a validation split.
+  ("at 0.2", 0.5, ""),
+]  # fmt: skip
+RESUMED = [
+  ("at 0.2", 0.2, ""),
+  ("at 0.5", 0.5, "0.5, but 0.2 until now: text that was trained on is held "
+   "out from here on, and validation losses are too low"),
+  ("at 0.1", 0.1, "0.1, but 0.2 until now: text that was held out becomes "
+   "training text"),
+  ("edited", 0.2, ""),  # another warning says that batches differ
+  ("at 0.2", 0.1, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("warn", "text", "share", "said"),
+  [(warn_of_other_evaluation_text, *each) for each in EVALUATION]
+  + [(warn_of_other_split, *each) for each in RESUMED],
+)
+def test_a_changed_validation_split_warns(warn, text, share, said, caplog):
+  data = DataConfig(text_files="a", vocabulary=None, validation_share=share)
+  warn(trained_on("at 0.2", 0.2), corpus(text), data)
+  assert len(caplog.records) == bool(said)
+  assert said in caplog.text
+
+
+def test_other_rows_of_the_same_text_are_no_other_text(caplog):
+  data = DataConfig(text_files="a", vocabulary=None, validation_share=0.2)
+  rows = corpus("at 0.2", packing="packed", sequence_length=64)
+  warn_of_other_evaluation_text(trained_on("at 0.2", 0.2), rows, data)
+  warn_of_other_split(trained_on("at 0.2", 0.2), rows, data)
+  assert not caplog.records

@@ -4,14 +4,26 @@
 
 import contextlib
 import json
+import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
+from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.errors import UserError
+from palm_mtf.runtime.client import heartbeat
+from palm_mtf.runtime.client.heartbeat import Heartbeat
+from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.manager.client import ManagerClient
 from palm_mtf.runtime.manager.slices import Wish
-from tests import processes
+from palm_mtf.runtime.server.start import start_server
+from palm_mtf.runtime.server_info import NoAnswerError, read_incarnation
+from tests import processes, runs
+from tests.log_lines import without_stamps
 from tests.runtime.intrusion import free_ports
 
 
@@ -186,19 +198,19 @@ def test_a_server_registers_again_with_a_manager_that_lost_its_file(tmp_path):
     pods.wait_for({address: "serving"})
 
 
-OTHER_VERSION = """
+OTHER_MANAGER = """
 import palm_mtf
 palm_mtf.__version__ = "9.9"
 from palm_mtf.runtime.manager import client
 client.PROTOCOL = 99
-from palm_mtf.commands.pods_manage import manage
+from palm_mtf.commands.pods import manage
 manage(listen="127.0.0.1:0", state={state!r}, policy="fifo", manager_tls="",
        allow_any_address=False)
 """
 
 
 def test_a_manager_of_another_version_is_refused(tmp_path, fails):
-  program = OTHER_VERSION.format(state=str(tmp_path / "state"))
+  program = OTHER_MANAGER.format(state=str(tmp_path / "state"))
   with processes.start("-c", program, stderr=None) as process:
     address = process.stdout.readline().split()[-1]
     for command in (["list"], ["serve", "--threads=1"]):
@@ -224,3 +236,233 @@ def test_a_server_that_cannot_register_does_not_start(fails):
   assert code == (
     '--island = \'a b\': give a name of letters, digits, ".", "-" and "_".'
   )
+
+
+SPLIT = {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data"}
+MESH = MeshLayout(mesh_shape="data:2", layout="batch:data")
+
+
+def serve(devices, threads=1, port=0, variables=None):
+  flags = [f"--listen=localhost:{port}", f"--devices={devices}"]
+  flags.append(f"--threads={threads}")
+  command = ["-m", "palm_mtf", "pods", "serve", *flags]
+  return processes.start(*command, variables=variables, stderr=None)
+
+
+OTHER_VERSION = """
+import palm_mtf
+palm_mtf.__version__ = "0.0.1"
+from palm_mtf.commands.pods import serve
+serve(listen="127.0.0.1:0", devices=2, threads=1)
+"""
+
+
+@contextlib.contextmanager
+def addresses_of(*started):
+  """Yields the addresses of server processes, and ends them."""
+  with contextlib.ExitStack() as stack:
+    for process in started:
+      stack.enter_context(process)
+      stack.callback(process.terminate)
+    yield [process.stdout.readline().split()[-1] for process in started]
+
+
+@pytest.fixture(scope="module")
+def servers():
+  """Addresses of servers: 2 devices, 1 device, more threads, other version."""
+  here = [
+    start_server(devices, num_threads=1).target.removeprefix("grpc://")
+    for devices in (2, 1)
+  ]
+  other_version = processes.start("-c", OTHER_VERSION, stderr=None)
+  with addresses_of(serve(2, threads=3), other_version) as there:
+    yield here + there
+
+
+@pytest.mark.slow
+def test_pods_of_several_hosts_train_the_bits_of_one_process(corpus, tmp_path):
+  """After the first client, a second one resumes on the same servers.
+
+  The second client has another address.
+  """
+  settings = {"NUM_PODS": 2, "PROMPTS": [], **SPLIT}
+  with addresses_of(serve(2), serve(1), serve(1)) as servers:
+    islands = [servers[:1], servers[1:]]
+    cluster = {"PODS": "cluster", "ISLANDS": islands}
+    for folder, steps, more in (
+      ("in_process", 4, {}),
+      ("cluster", 2, cluster),
+      ("cluster", 4, {**cluster, "CLIENT_ADDRESS": "127.0.0.2"}),
+    ):
+      process = runs.start(
+        "train",
+        corpus,
+        tmp_path / folder,
+        **{**settings, **more, "TRAIN_STEPS": steps},
+      )
+      _, error = process.communicate(timeout=240)
+      assert process.returncode == 0, error
+  runs.assert_same_tensors(tmp_path / "in_process", tmp_path / "cluster", 4)
+
+
+def refusal(*islands):
+  pods = PodsConfig(num_pods=len(islands), pods="cluster", islands=islands)
+  with PodServers(pods, MESH) as none, pytest.raises(UserError) as error:
+    Heartbeat(none, none.places(), secs=4.0)
+  return str(error.value)
+
+
+@pytest.mark.slow
+def test_a_client_that_was_stopped_while_it_asked_asks_again(
+  servers, monkeypatch
+):
+  """The answer may come while Ctrl-Z or a migration stops the client."""
+  times = []
+
+  def read(address, secs):
+    times.append(time.monotonic())
+    if len(times) == 1:
+      time.sleep(3 * secs)
+      raise NoAnswerError("has not answered")
+    return read_incarnation(address, secs)
+
+  monkeypatch.setattr(heartbeat, "read_incarnation", read)
+  pods = PodsConfig(num_pods=1, pods="cluster", islands=[servers[:1]])
+  with PodServers(pods, MESH) as none:
+    assert Heartbeat(none, none.places(), secs=1.0).infos.keys() == {servers[0]}
+  assert len(times) == 2
+
+
+END = ", at the start"
+
+
+@pytest.mark.parametrize(
+  ("index", "problem"),
+  [
+    (
+      1,
+      "serves 1 devices, but the run needs its device 1, counted from 0 "
+      f"(--devices){END}.",
+    ),
+    (
+      2,
+      "computes with 3 threads and pod 0's first with 1, whose bits would "
+      f"differ (--threads){END}.",
+    ),
+    (3, "has palm_mtf 0.0.1"),
+  ],
+  ids=["devices", "threads", "version"],
+)
+def test_a_server_of_other_devices_threads_or_version_is_named(
+  index, problem, servers
+):
+  message = refusal(servers[:1], servers[index : index + 1])
+  expected = f"pod 1: its server {servers[index]} {problem}"
+  assert message[: len(expected)] == expected
+
+
+@pytest.mark.slow
+def test_a_server_on_another_kind_of_cpu_is_refused_before_the_first_step(
+  servers,
+):
+  other = processes.start(
+    *("-m", "palm_mtf", "pods", "serve", "--listen=localhost:0"),
+    *("--devices=2", "--threads=1"),
+    variables={"ONEDNN_MAX_CPU_ISA": "SSE41"},
+    stderr=None,
+  )
+  with addresses_of(other) as (address,):
+    message = refusal(servers[:1], [address])
+  assert message.startswith(
+    f"pod 1: its server {address} has another kind of CPU than pod 0's first "
+    "(with ONEDNN_MAX_CPU_ISA=SSE41; without avx2, "
+  )
+
+
+@pytest.mark.parametrize(
+  ("flag", "line"),
+  [
+    (
+      "--listen=0.0.0.0:0",
+      '--listen = "0.0.0.0:0" lets every host that can reach this host run '
+      "programs on it; give one address, or add --allow_any_address.",
+    ),
+    (
+      "--listen=127.0.0.1:{port}",
+      '--listen = "127.0.0.1:{port}": port {port} is in use; give another, or '
+      "0 for any.",
+    ),
+    ("--devices=0", "--devices = 0: give a whole number of at least 1."),
+  ],
+  ids=["every_address", "port_in_use", "no_device"],
+)
+def test_where_a_server_cannot_listen_is_one_line(flag, line, fails):
+  with socket.create_server(("127.0.0.1", 0)) as other:
+    port = other.getsockname()[1]
+    assert fails("pods", "serve", flag.format(port=port)) == (
+      line.format(port=port)
+    )
+
+
+@contextlib.contextmanager
+def apart(script):
+  """Runs a shell script with separate mounts and network addresses."""
+  own = "unshare --user --map-root-user --net --mount sh -ec".split()
+  if not shutil.which("unshare") or subprocess.call([*own, "ip link"]):
+    pytest.skip("no namespaces, or no iproute2, here")
+  with subprocess.Popen(
+    [*own, "ip link set lo up\n" + script],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    env=processes.environment(),
+  ) as process:
+    try:
+      yield process
+    finally:
+      process.kill()
+
+
+def test_a_name_that_is_loopback_on_its_own_host_is_refused(tmp_path):
+  """Debian's installer writes such a line into /etc/hosts."""
+  hosts = tmp_path / "hosts"
+  hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node-b\n")
+  with apart(
+    f"mount --bind {hosts} /etc/hosts\n"
+    f"exec {sys.executable} -m palm_mtf pods serve --listen node-b:2222"
+  ) as process:
+    _, error = process.communicate(timeout=60)
+  assert process.returncode == 2
+  assert error == (
+    'palm_mtf: --listen = "node-b:2222": "node-b" is 127.0.1.1 on this host, '
+    "which no other host can reach; give an address that others can reach, or "
+    "localhost.\n"
+  )
+
+
+@pytest.mark.parametrize(
+  ("listen", "where"),
+  [
+    pytest.param("10.9.8.7:2222", "10.9.8.7", marks=pytest.mark.slow),
+    ("0.0.0.0:2222 --allow_any_address", "any address of this host"),
+  ],
+)
+def test_a_wide_address_is_served_with_a_warning(listen, where):
+  with apart(
+    "ip address add 10.9.8.7/32 dev lo\n"
+    f"exec {sys.executable} -m palm_mtf pods serve --listen {listen}"
+  ) as process:
+    serving = process.stdout.readline()
+    process.terminate()
+    _, error = process.communicate(timeout=60)
+  assert serving == f"serving 1 devices on {listen.split()[0]}\n"
+  assert without_stamps(error).splitlines()[0] == (
+    "palm_mtf: warning: TensorFlow's protocol has no authentication: every "
+    f"host that reaches {where} can run programs and read files as this user; "
+    "let a firewall admit only the client and the other servers"
+  )
+
+
+def test_a_cluster_without_servers_is_refused():
+  with pytest.raises(UserError, match="ISLANDS is empty"):
+    PodsConfig(num_pods=2, pods="cluster")

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import sentencepiece
 
-from palm_mtf.data.tokens.vocabulary_report import (
+from palm_mtf.commands.vocab import (
   count_pieces,
   measure_fit,
 )

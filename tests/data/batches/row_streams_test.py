@@ -3,20 +3,27 @@
 
 import collections
 import itertools
+import re
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from palm_mtf.data.batches import joined_stream
-from palm_mtf.data.batches.joined_stream import (
+from palm_mtf.data.batches import row_streams
+from palm_mtf.data.batches.packing import WholeRows
+from palm_mtf.data.batches.row_streams import (
+  BLOCK_ROWS,
   DocumentOrder,
   DocumentStream,
   JoinedStream,
+  MixedRows,
+  Mixture,
+  RowSource,
   TokenSource,
 )
-from palm_mtf.data.tokens.array import TokenArray
+from palm_mtf.data.batches.shuffle import shuffle
+from palm_mtf.data.tokens.shard import TokenArray
 from tests.data.small_sources import (
   EOD,
   examples,
@@ -57,8 +64,8 @@ def test_positions_kept_for_few_documents_find_all(monkeypatch):
   ]
   # Neither the documents summed at once nor those per kept position matter.
   for stride, chunk in ((16, 64), (256, 512), (1024, 1024)):
-    monkeypatch.setattr(joined_stream, "_STRIDE", stride)
-    monkeypatch.setattr(joined_stream, "_CHUNK", chunk)
+    monkeypatch.setattr(row_streams, "_STRIDE", stride)
+    monkeypatch.setattr(row_streams, "_CHUNK", chunk)
     order = DocumentOrder(tokens, "key")
     assert expected == [
       order.first_from(position) for position in range(0, 3 * sum(lengths), 977)
@@ -87,7 +94,7 @@ def of_source(stretches, source: int) -> list:
 @pytest.fixture(params=[50, 2000, 1 << 26])
 def block_tokens(request, monkeypatch):
   """Sets the tokens per block, smaller than documents or than sources."""
-  monkeypatch.setattr(joined_stream, "_BLOCK_TOKENS", request.param)
+  monkeypatch.setattr(row_streams, "_BLOCK_TOKENS", request.param)
   return request.param
 
 
@@ -134,7 +141,7 @@ def test_every_source_has_its_rate_of_tokens_to_within_a_document(
 def test_any_part_is_that_part_of_the_whole(begin, length):
   sources = (0.6, LENGTHS[:60]), (0.4, LENGTHS[60:90])
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(joined_stream, "_BLOCK_TOKENS", 700)
+    patch.setattr(row_streams, "_BLOCK_TOKENS", 700)
     # Read from another start, and with a fresh stream.
     whole = tokens_of(
       stream_of(*sources).stretches(max(0, begin - 999), begin + 999)
@@ -216,7 +223,7 @@ def test_every_epoch_reads_every_token_once(length, num_epochs, seed):
 
 @pytest.mark.parametrize("block_tokens", [2500, 1 << 26])
 def test_rows_are_shuffled_among_those_of_a_block(block_tokens, monkeypatch):
-  monkeypatch.setattr(joined_stream, "_BLOCK_TOKENS", block_tokens)
+  monkeypatch.setattr(row_streams, "_BLOCK_TOKENS", block_tokens)
   book = numbered([3, 5000, 4])  # one document of many rows
   rows = rows_of(book, 10)
   found = rows.pieces(np.arange(500))
@@ -265,3 +272,167 @@ def test_joined_rows_follow_the_rules_token_by_token(
   names = ["inputs", "targets"] + ["segments"] * masked
   assert list(read[0]) == names + ["loss_weights"] * has_inputs
   assert list(read[0]) == [*rows.features]
+
+
+PALM = [0.50, 0.27, 0.13, 0.05, 0.04, 0.01]  # PaLM, Table 2
+
+_rates = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=8)
+
+
+@hypothesis.given(_rates)
+@repeatable(300)
+def test_a_block_holds_each_source_to_within_a_row_of_its_rate(rates):
+  counts = Mixture(rates, seed=0).rows_of_block
+  shares = np.array(rates) / sum(rates) * BLOCK_ROWS
+  assert counts.sum() == BLOCK_ROWS
+  assert counts.min() >= 1
+  # Sources with less than one row get one, at the expense of larger sources.
+  lifted = int((shares < 1).sum())
+  assert np.abs(counts - shares).max() < 1 + lifted
+
+
+@pytest.mark.parametrize(
+  ("rates", "rows"),
+  [
+    (PALM, [5000, 2700, 1300, 500, 400, 100]),
+    ([1, 1, 1], [3334, 3333, 3333]),
+    ([1, 2, 4], [1429, 2857, 5714]),  # 1428.57, 2857.14, 5714.29
+    ([10.4, 20.2, 69.4], [1040, 2020, 6940]),
+    ([1.0, 1e-12], [9999, 1]),  # a tiny rate has a row in every block
+    ([1.0, *[1e-6] * 50], [9950, *[1] * 50]),
+  ],
+)
+def test_rates_are_met_exactly_or_by_the_largest_remainders(rates, rows):
+  assert Mixture(rates, seed=0).rows_of_block.tolist() == rows
+
+
+@hypothesis.given(_rates, st.integers(0, 99), st.integers(0, 10**6))
+@repeatable(25)
+def test_every_block_has_the_exact_counts_and_the_next_rows_of_each_source(
+  rates, seed, block
+):
+  mixture = Mixture(rates, seed=seed)
+  first = block * BLOCK_ROWS
+  sources, rows = mixture.locate(first + np.arange(BLOCK_ROWS))
+  for source, count in enumerate(mixture.rows_of_block.tolist()):
+    mine = rows[sources == source]
+    assert mine.tolist() == list(range(block * count, (block + 1) * count))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rates_hold_to_within_sampling_error_at_any_prefix(seed):
+  sources, _ = Mixture(PALM, seed=seed).locate(np.arange(3 * BLOCK_ROWS))
+  n = np.arange(1, len(sources) + 1)
+  for source, rate in enumerate(PALM):
+    seen = np.cumsum(sources == source)
+    # The deviation of independent draws; draws without replacement in a block
+    # deviate less. The worst of 30,000 prefixes may deviate five times as much.
+    deviation = np.sqrt(n * rate * (1 - rate))
+    assert (np.abs(seen - n * rate) <= 5 * deviation + 1).all()
+    assert (seen - n * rate)[BLOCK_ROWS - 1 :: BLOCK_ROWS].tolist() == (
+      pytest.approx([0, 0, 0], abs=1e-6)
+    )
+
+
+def test_any_numbers_in_any_order_are_located_alike():
+  mixture = Mixture(PALM, seed=0)
+  numbers = np.arange(4 * BLOCK_ROWS)
+  sources, rows = mixture.locate(numbers)
+  some = np.random.default_rng(0).permutation(numbers)[:500]
+  again = Mixture(PALM, seed=0).locate(some)
+  assert np.array_equal(again[0], sources[some])
+  assert np.array_equal(again[1], rows[some])
+
+
+def test_seeds_and_blocks_have_orders_of_their_own():
+  orders = {
+    Mixture(PALM, seed=seed)
+    .locate(block * BLOCK_ROWS + np.arange(BLOCK_ROWS))[0]
+    .tobytes()
+    for seed in range(3)
+    for block in range(3)
+  }
+  assert len(orders) == 9
+
+
+def test_the_example_of_the_docstring_follows_its_own_rule():
+  doc = MixedRows.__doc__
+  letters = re.search(r"source  +([abc |]+)", doc)[1].replace("|", "").split()
+  numbers = re.search(r"that source  +([\d |]+)", doc)[1].replace("|", "")
+  assert sorted(letters[:10]) == [*"aaaaabbbcc"]
+  seen = dict.fromkeys("abc", 0)
+  for place, (letter, number) in enumerate(
+    zip(letters, numbers.split(), strict=True)
+  ):
+    if place == 10:
+      assert seen == {"a": 5, "b": 3, "c": 2}
+    assert int(number) == seen[letter]
+    seen[letter] += 1
+
+
+def test_the_order_never_changes():
+  # Resumed runs depend on exactly these numbers.
+  sources, rows = Mixture(PALM, seed=0).locate(np.arange(12))
+  assert sources.tolist() == [0, 1, 0, 2, 2, 1, 0, 1, 1, 1, 1, 2]
+  assert rows.tolist() == [0, 0, 1, 0, 1, 1, 2, 2, 3, 4, 5, 2]
+
+
+def mixed(*sources: tuple[float, int], seed: int = 0) -> MixedRows:
+  """Returns the rows of sources, each a rate and a number of documents."""
+  return MixedRows(
+    [
+      RowSource(
+        str(i), rate, WholeRows(numbered([4] * n), 4, packed=False, seed=0)
+      )
+      for i, (rate, n) in enumerate(sources)
+    ],
+    seed=seed,
+  )
+
+
+def places(rows: MixedRows, first: int, count: int) -> list:
+  """Returns the document of each row; a row has one."""
+  found = rows.pieces(first + np.arange(count))
+  return [piece for (piece,) in found]
+
+
+@hypothesis.given(st.integers(1, 40), st.integers(1, 4))
+@repeatable(25)
+def test_every_epoch_reads_every_row_once(num_rows, num_epochs):
+  rows = mixed((1.0, num_rows))
+  for epoch in range(num_epochs):
+    found = places(rows, epoch * num_rows, num_rows)
+    assert sorted(p.document for p in found) == list(range(num_rows))
+    assert {p.epoch for p in found} == {epoch}
+
+
+def test_each_source_of_a_mixture_ends_an_epoch_before_the_next():
+  found = places(mixed((0.7, 30), (0.3, 20)), 0, 800)
+  for name, rows in (("0", 30), ("1", 20)):
+    mine = [p for p in found if p.source == name]
+    assert len(mine) > 150
+    for start in range(0, len(mine) - rows, rows):
+      epoch = mine[start : start + rows]
+      assert {p.epoch for p in epoch} == {start // rows}
+      assert len({p.document for p in epoch}) == rows
+
+
+def test_every_epoch_every_seed_and_every_source_has_its_own_order():
+  orders = {
+    tuple(p.document for p in places(mixed((1.0, 64), seed=seed), 64 * e, 64))
+    for seed in range(10)
+    for e in range(10)
+  }
+  assert len(orders) == 100
+  found = places(mixed((0.5, 1000), (0.5, 1000)), 0, 2000)
+  one, two = ([p.document for p in found if p.source == x] for x in "01")
+  assert one[:500] != two[:500]
+
+
+def test_a_row_far_away_is_what_counting_there_would_give():
+  far = 16 * 10**9
+  for i, piece in enumerate(places(mixed((1.0, 100)), far, 16)):
+    epoch, index = divmod(far + i, 100)
+    key = f"seed 0 source 0 epoch {epoch}"
+    assert piece.epoch == epoch
+    assert piece.document == shuffle(np.array([index]), 100, key)[0]
