@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of blocks that tests try: those of known models, and mixed ones."""
 
+import pytest
+
 from palm_mtf.config import PalmConfig
 from tests.mtf_testing import small_config
 
@@ -97,6 +99,14 @@ SETTINGS = {
     positions="t5", biases="qkv", norm="layer_norm_bias", block="serial"
   ),
 }
+
+
+def fast_only(*names: str) -> list:
+  """Returns all names of SETTINGS as parameters of a test; others are slow."""
+  return [
+    name if name in names else pytest.param(name, marks=pytest.mark.slow)
+    for name in SETTINGS
+  ]
 
 
 def block_config(name: str, **changes: object) -> PalmConfig:
