@@ -30,6 +30,7 @@ from palm_mtf.accounting.optimizer_state import (
 )
 from palm_mtf.architecture.block import Branch, layer_of
 from palm_mtf.architecture.parameters import (
+  RELATIVE,
   logits_table,
   parameter_dims,
   parse_name,
@@ -159,11 +160,14 @@ class _Traffic:
 
   def summed_axes(self, name: str) -> set[str]:
     """Returns the mesh axes over which devices sum a parameter's gradient."""
+    part = parse_name(name).part
+    if part == RELATIVE:  # its vectors' gradients are summed
+      return set()
     dims = ["batch"]
     # A device computes gradients from its own heads only. Therefore the
     # gradients of parameters that all heads share, such as k and v of
     # multi-query attention, are summed over `heads` too.
-    own, part = self._dims_of(name), parse_name(name).part
+    own = self._dims_of(name)
     output = layer_of(self._config).attention.output
     if (
       part.startswith("attention/")
@@ -215,15 +219,24 @@ class _Traffic:
       for read in each.reads:
         for axis in {self._split_axis(x): None for x in read.branches}:
           self.add("all_reduce", (axis,), of_stream, layers)
-    add_ends(vocab, 1)  # rows of the embedding
+    # Rows of the embedding, to which whole vectors of positions are added.
+    if config.positions == "learned":
+      self.add("all_reduce", (vocab,), of_stream)
+    else:
+      add_ends(vocab, 1)
     self.add("all_reduce", (vocab,), of_stream)  # gradient of the last norm
     self.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # cross-entropy
-    # A split residual stream is gathered before each norm: in the forward pass,
+    # A split residual stream is gathered before each sum: in the forward pass,
     # in its repetition by REMAT, and in the backward pass. Two more gathers are
     # for the final norm and, in the backward pass, for the embedding.
-    norms = len(layer.reads)
-    gathers = norms * (2 * layers + again) + 2
+    gathers = len(layer.sums) * (2 * layers + again) + 2
     self.add("all_gather", (residual,), of_stream, gathers)
+    # The gradient of a layer's vectors of distances is summed over the batch.
+    if config.positions == "transformer_xl":
+      heads = config.num_heads // self._mesh.axis_size_of("heads")
+      numbers = config.sequence_length * heads * config.d_kv
+      batch = self._rules.get("batch")
+      self.add("all_reduce", (batch,), numbers * width, layers)
 
   def add_stored(self) -> None:
     """Adds the collectives on weights whose d_model_stored is split."""
@@ -239,6 +252,11 @@ class _Traffic:
       if "d_model" not in self._dims_of(name):
         continue
       parameter = parse_name(name)
+      if parameter.part == RELATIVE:
+        # Devices have equal gradients, and need the kernel only once.
+        width = DTYPE_BYTES[config.activation_dtype]
+        self.add("all_gather", (stored,), width * each.size, count)
+        continue
       is_vector, is_table = parameter.is_vector, parameter.kind == "embedding"
       width = DTYPE_BYTES["float32" if is_vector else config.activation_dtype]
       num_bytes = width * each.size

@@ -179,14 +179,15 @@ class Activations:
     self._block_scores = heads * max(pairs) / length
     padded = mesh.padded_vocab_size(config.vocab_size)
     self._vocab = padded // mesh.axis_size_of("vocab")
-    self._num_norms = len(layer.reads)
+    self._num_norms, self._num_sums = len(layer.reads), len(layer.sums)
 
   def _kept_in_block(self) -> float:
     # Returns the elements per token that a block keeps for its backward pass:
-    # the inputs of norms, the product with the joined kernels, the result of
-    # attention and, unless REMAT recomputes them, attention weights. With REMAT
-    # = "layer", the block keeps them only while its backward pass runs.
-    kept = self._num_norms * self._stream + self._columns + self._queries
+    # the stream before each sum, the product with the joined kernels, the
+    # result of attention and, unless REMAT recomputes them, attention weights.
+    # With REMAT = "layer", the block keeps them only while its backward pass
+    # runs.
+    kept = self._num_sums * self._stream + self._columns + self._queries
     return kept + (0 if self._config.remat == "attention" else self._scores)
 
   def kept_bytes(self) -> int:

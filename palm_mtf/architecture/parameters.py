@@ -26,6 +26,8 @@ from palm_mtf.config import PalmConfig
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
 # Buckets of distances of POSITIONS = "t5", as in T5.
 NUM_BUCKETS = 32
+# Kernel that gives the vectors of distances of POSITIONS = "transformer_xl".
+RELATIVE = "attention/relative"
 
 
 class ParameterName(NamedTuple):

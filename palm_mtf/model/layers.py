@@ -29,14 +29,16 @@ def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
 
 
 def local_embedding(
-  first: tf.Tensor, table: tf.Tensor, tokens: tf.Tensor
+  first: tf.Tensor, table: tf.Tensor, tokens: tf.Tensor, scale: float = 1.0
 ) -> tf.Tensor:
   """Looks up tokens in one slice of the table, [rows, d_model].
 
   Tokens that are not in the slice give zeros; for arguments see `local_rows`.
+  The result is multiplied by `scale`.
   """
   row = local_rows(first, tokens, table.shape[0])
   found = tf.gather(table, tf.maximum(row, 0))
+  found = found if scale == 1 else found * scale
   return tf.where_v2((row >= 0)[..., tf.newaxis], found, tf.zeros_like(found))
 
 
@@ -48,7 +50,10 @@ def _embed_gradient(first, rows, tokens, dy):
 
 
 def embed(
-  table: mtf.Tensor, tokens: mtf.Tensor, gradient_dtype: tf.DType | None = None
+  table: mtf.Tensor,
+  tokens: mtf.Tensor,
+  gradient_dtype: tf.DType | None = None,
+  scale: float = 1.0,
 ) -> mtf.Tensor:
   """Looks up each token's row of the table; returns [batch, length, d_model].
 
@@ -57,6 +62,7 @@ def embed(
     tokens: [batch, length], int32 in [0, vocab).
     gradient_dtype: dtype in which devices add up the table's gradient; None is
       the dtype of the table.
+    scale: EMBEDDING_SCALE, which multiplies the rows.
   """
   vocab, d_model = table.shape.dims
   gradient_dtype = gradient_dtype or table.dtype
@@ -67,7 +73,9 @@ def embed(
     rows = mtf.zeros(dy.mesh, mtf.Shape([vocab]), tf.int32)
     return [
       WholeSlice(
-        lambda *inputs: tf.cast(_embed_gradient(*inputs), gradient_dtype),
+        lambda *inputs: tf.cast(
+          scale * _embed_gradient(*inputs), gradient_dtype
+        ),
         [rows, tokens, dy],
         [(table.shape, gradient_dtype)],
         splittable=["batch", "vocab"],
@@ -80,7 +88,7 @@ def embed(
   # If `vocab` is split, each slice looks up only its own tokens, and an
   # all-reduce sums the outputs, which are zeros for all other tokens.
   return WholeSlice(
-    local_embedding,
+    lambda *inputs: local_embedding(*inputs, scale),
     [table, tokens],
     [(tokens.shape + d_model, table.dtype)],
     splittable=["batch", "vocab"],

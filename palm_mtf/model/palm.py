@@ -25,7 +25,7 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import self_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
-from palm_mtf.model.layers import norm, without_padding
+from palm_mtf.model.layers import add_bias, norm, without_padding
 from palm_mtf.model.positions import rotary_tables
 from palm_mtf.model.sharding import from_residual, to_residual
 from palm_mtf.model.weights import Weights
@@ -182,7 +182,10 @@ class Palm:
           branches[branch.output] = mixed
       # The products of all branches are added first and then share one
       # all-reduce (PaLM, section 2).
-      x = self._add(x, weights.project_out(name, branches), 2 * layer + 1 + i)
+      y = self._drop(weights.project_out(name, branches), 2 * layer + 1 + i)
+      x += to_residual(y, self._dims)
+      for bias in weights.output_biases(name, branches, after=x):
+        x = add_bias(x, to_residual(bias, self._dims))
     return x
 
   def _norm(self, x: mtf.Tensor, name: str, factor: float = 1.0) -> mtf.Tensor:
@@ -190,9 +193,6 @@ class Palm:
     vectors = self._weights.norm_vectors(name, after=x)
     config = self._config
     return norm(x, vectors, NORMS[config.norm], config.norm_epsilon, factor)
-
-  def _add(self, x: mtf.Tensor, branch: mtf.Tensor, place: int) -> mtf.Tensor:
-    return x + to_residual(self._drop(branch, place), self._dims)
 
   def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
     return self._dropout(x, place) if self._dropout else x

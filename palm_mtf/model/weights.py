@@ -4,7 +4,7 @@
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
@@ -88,7 +88,7 @@ class Weights(Protocol):
   def project_out(
     self, layer: str, branches: Mapping[Projection, mtf.Tensor]
   ) -> mtf.Tensor:
-    """Multiplies each branch by its kernel, and adds up products and biases.
+    """Multiplies each branch by its kernel, and adds up the products.
 
     Args:
       layer: prefix of the kernels' names.
@@ -96,6 +96,14 @@ class Weights(Protocol):
 
     Returns:
       [batch, length, d_model], activation dtype.
+    """
+
+  def output_biases(
+    self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
+  ) -> list[mtf.Tensor]:
+    """Returns the biases of products that are added to the residual stream.
+
+    Each is [d_model] float32; a gather waits for `after`.
     """
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
@@ -203,8 +211,7 @@ class TrainedWeights:
     """Returns the input of the first block; see `Weights`."""
     table = self._kernel("embedding", tokens)
     scale = self._config.embedding_scale
-    x = embed(table, tokens, self._gradient_dtype)
-    x = x if scale == 1 else x * scale
+    x = embed(table, tokens, self._gradient_dtype, scale)
     if "position_embedding" not in self._variables:
       return x
     return add_positions(x, self._kernel("position_embedding", x), segments)
@@ -264,11 +271,17 @@ class TrainedWeights:
       )
       for each, x in branches.items()
     ]
-    y = functools.reduce(operator.add, products)
-    for each in branches:
-      if each.has_bias:
-        y = add_bias(y, self._kernel(f"{layer}/{each.bias}", y))
-    return y
+    return functools.reduce(operator.add, products)
+
+  def output_biases(
+    self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
+  ) -> list[mtf.Tensor]:
+    """Returns the biases of the last products; see `Weights`."""
+    return [
+      self._kernel(f"{layer}/{each.bias}", after)
+      for each in outputs
+      if each.has_bias
+    ]
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the table of the logits; see `Weights`."""

@@ -41,6 +41,7 @@ from tests.accounting.published_sizes import (
   PALM_540B,
   count_norm_scales,
 )
+from tests.blocks import SETTINGS, block_config
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
@@ -190,6 +191,18 @@ def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
   assert activations == expected.kept_bytes() + of_loss
   scales = {x for x in parameter_shapes(config) if parse_name(x).is_scale}
   assert weights <= {"embedding", *scales}
+
+
+@pytest.mark.parametrize("remat", ["none", "attention", "layer"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_other_blocks_keep_the_bytes_of_the_closed_form(name, remat):
+  config = block_config(name, remat=remat, sequence_length=300)
+  activations, weights = kept_for_the_backward_pass(config)
+  expected = Activations(config, SINGLE, ROWS)
+  gradient = 4 * ROWS * config.sequence_length * config.vocab_size
+  of_loss = expected.loss_bytes() - gradient
+  assert activations == expected.kept_bytes() + of_loss
+  assert not {x for x in weights if parse_name(x).is_kernel}
 
 
 def test_memory_is_linear_in_the_length_where_attention_is_computed_again():

@@ -4,7 +4,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Attention, Projection, Read, layer_of
@@ -78,9 +78,7 @@ class JoinedWeights:
     """Returns the input of the first block; see `Weights`."""
     dims, config = self._dims, self._model.config
     table = self._import(self._model.table, dims.vocab, dims.d_model)
-    x = embed(table, tokens)
-    if config.embedding_scale != 1:
-      x *= config.embedding_scale
+    x = embed(table, tokens, scale=config.embedding_scale)
     positions = self._model.vectors.get("position_embedding")
     if positions is None:
       return x
@@ -161,6 +159,16 @@ class JoinedWeights:
     return self._apply_to_rows(
       project, list(branches.values()), self._dims.d_model, self._dtype
     )
+
+  def output_biases(
+    self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
+  ) -> list[mtf.Tensor]:
+    """Returns the biases of the last products; see `Weights`."""
+    del after  # no gather waits, because every device has the whole vectors
+    return [
+      self._import(x, self._dims.d_model)
+      for x in self._products.output_biases(layer, outputs)
+    ]
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies x by the transposed embedding; see `Weights`."""

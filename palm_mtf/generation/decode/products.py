@@ -65,22 +65,22 @@ class Products:
   def project_out(
     self, layer: str, branches: Mapping[Projection, LaidOut]
   ) -> LaidOut:
-    """Multiplies each branch by its kernel; returns the sum with biases.
+    """Multiplies each branch by its kernel; returns the sum, [rows, d_model].
 
     Args:
       layer: prefix of the kernels' names.
       branches: {product: branch, [rows, inputs]}.
-
-    Returns:
-      [rows, d_model].
     """
-    y = self._project_out(
+    return self._project_out(
       {f"{layer}/{each.part}": x for each, x in branches.items()}
     )
-    for each in branches:
-      if each.has_bias:
-        y = self._add_bias(y, f"{layer}/{each.bias}")
-    return y
+
+  def output_biases(
+    self, layer: str, outputs: Iterable[Projection]
+  ) -> list[LaidOut]:
+    """Returns the biases of some products, [d_model] float32 each."""
+    vectors = self._model.vectors
+    return [vectors[f"{layer}/{x.bias}"] for x in outputs if x.has_bias]
 
   def _project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
     kernels, names = self._model.kernels, tuple(branches)
@@ -98,9 +98,10 @@ class Products:
       for axis, some in sums.items()
     )
 
-  def _add_bias(self, x: LaidOut, name: str) -> LaidOut:
+  def add_bias(self, x: LaidOut, bias: LaidOut) -> LaidOut:
+    """Adds a vector to each row of x."""
     return self._impl.slicewise(
-      lambda x, bias: x + tf.cast(bias, x.dtype), x, self._model.vectors[name]
+      lambda x, bias: x + tf.cast(bias, x.dtype), x, bias
     )
 
   def _add(self, xs: Iterable[LaidOut]) -> LaidOut:
@@ -111,7 +112,8 @@ class Products:
     dtype, bias = logits_dtype(self._model.config), "logits/bias"
     y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
     y = self.multiply([y], self._model.to_logits)
-    return self._add_bias(y, bias) if bias in self._model.vectors else y
+    vectors = self._model.vectors
+    return self.add_bias(y, vectors[bias]) if bias in vectors else y
 
   def compute_logits(self, y: LaidOut) -> LaidOut:
     """Returns the logits of y [rows, d_model], unsplit along vocab."""

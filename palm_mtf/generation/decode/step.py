@@ -457,4 +457,7 @@ class _Block:
 
   def project_out(self, branches: dict[Projection, LaidOut]) -> LaidOut:
     """Adds up the branches' products, [rows, d_model]; see `Block`."""
-    return self._products.project_out(_LAYER, branches)
+    y = self._products.project_out(_LAYER, branches)
+    for bias in self._products.output_biases(_LAYER, branches):
+      y = self._products.add_bias(y, bias)
+    return y
