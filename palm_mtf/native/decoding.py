@@ -8,12 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
-from palm_mtf.architecture.block import (
-  MLPS,
-  NORMS,
-  PLAIN_ATTENTION,
-  layer_of,
-)
+from palm_mtf.architecture.block import MLPS, NORMS
 from palm_mtf.config import PalmConfig
 from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.machine.processors import usable_cores
@@ -30,21 +25,19 @@ GROUP = 32  # rows per scale in a column of int4 weights [inner, outer]
 ACTIVATIONS = ("swish", "gelu", "gelu_tanh")
 
 
-def steps_natively(config: PalmConfig) -> bool:
-  """Returns whether the C++ step computes the model's block."""
-  layer, norm = layer_of(config), NORMS[config.norm]
-  activation, kernels = MLPS[config.mlp]
-  return (
-    config.block in ("parallel", "serial")
-    and norm.statistic in IS_CENTERED
-    and not norm.has_bias
-    and activation in ACTIVATIONS
-    and len(kernels) == 2
-    and layer.attention.mixer == PLAIN_ATTENTION
-    and config.positions in ("rotary", "none")
-    and not config.biases
-    and config.qk_norm == "none"
-  )
+def find_missing_in_step(config: PalmConfig) -> str | None:
+  """Returns the first macro of which the C++ step lacks the value, or None."""
+  norm, (activation, kernels) = NORMS[config.norm], MLPS[config.mlp]
+  is_computed = {
+    "BLOCK": config.block in ("parallel", "serial"),
+    "NORM": norm.statistic in IS_CENTERED and not norm.has_bias,
+    "MLP": activation in ACTIVATIONS and len(kernels) == 2,
+    "ATTENTION_WINDOW": config.attention_window is None,
+    "POSITIONS": config.positions in ("rotary", "none"),
+    "BIASES": not config.biases,
+    "QK_NORM": config.qk_norm == "none",
+  }
+  return next((name for name, x in is_computed.items() if not x), None)
 
 
 @dataclasses.dataclass(frozen=True)

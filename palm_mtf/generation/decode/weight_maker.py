@@ -5,6 +5,7 @@
 import collections
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
@@ -38,11 +39,13 @@ from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims, model_dims
 from palm_mtf.model.positions import project_distances
 from palm_mtf.model.weights import logits_dtype, palm_variables
-from palm_mtf.native.decoding import INT4, pack, steps_natively
+from palm_mtf.native.decoding import INT4, find_missing_in_step, pack
 from palm_mtf.native.operations import operations
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import make_variable
 from palm_mtf.ops.xla import in_xla_computation
+
+_logger = logging.getLogger(__name__)
 
 # The decoding weights are made once from a checkpoint's float32 variables: cast
 # to the activation dtype or quantized, and joined where one matrix product
@@ -99,7 +102,8 @@ def _serves_natively(
 ) -> bool:
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
-  if not steps_natively(config):
+  if missing := find_missing_in_step(config):
+    _tell_missing(missing, getattr(config, missing.lower()))
     return False
   # If the CPU has AMX, oneDNN multiplies the many rows of a prompt faster than
   # the C++ operations do.
@@ -110,6 +114,14 @@ def _serves_natively(
   if is_bfloat16 and "amx_bf16" in bfloat16_flags():
     return False
   return operations() is not None
+
+
+@functools.cache  # so that a process says it once
+def _tell_missing(name: str, value: object) -> None:
+  _logger.info(
+    f"{name} = {value!r}: TensorFlow computes the decoding steps, because the "
+    "faster C++ step lacks this value"
+  )
 
 
 class WeightMaker:

@@ -16,6 +16,7 @@ from palm_mtf.generation.decode.rows import join_rows, split_rows
 from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
+from palm_mtf.native.operations import operations
 from tests import oracle
 from tests.blocks import block_config, fast_only
 from tests.mtf_testing import (
@@ -139,6 +140,35 @@ def test_cached_logits_of_other_blocks_are_the_oracle_s(name, layout):
   exact = oracle.forward(config, params, batch["inputs"])[:, PROMPT - 1 :]
   limit = 1e-5 * np.abs(exact).max()
   np.testing.assert_allclose(cached, exact, atol=limit, rtol=0)
+
+
+@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize(
+  ("name", "missing"),
+  [
+    ("LLaMA", None),
+    ("LLaMA 3", None),
+    ("Gemma", None),
+    ("Mistral", "ATTENTION_WINDOW"),
+    ("GPT-2", "NORM"),
+    ("GPT-NeoX", "BLOCK"),
+    ("Qwen 3", "QK_NORM"),
+    ("no positions", "MLP"),
+  ],
+)
+def test_what_the_cpp_step_lacks_is_computed_by_tensorflow_and_told_once(
+  name, missing, caplog
+):
+  decode_weights._tell_missing.cache_clear()
+  caplog.set_level("INFO")
+  for _ in range(2):
+    with tf.Graph().as_default():
+      model = build_decode_model(block_config(name), SINGLE, "activation")
+    assert model.is_packed == (missing is None)
+  lines = [x.getMessage() for x in caplog.records]
+  told = [x for x in lines if "TensorFlow computes the decoding steps" in x]
+  assert len(told) == (missing is not None)
+  assert all(x.startswith(f"{missing} = ") for x in told)
 
 
 @pytest.mark.usefixtures("without_operations")
