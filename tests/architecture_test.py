@@ -44,7 +44,6 @@ IMPORTS = {
   "runtime/processes": "_tf",
   "mesh": "errors config machine _tf ops native",
   "model": "config _tf architecture accounting ops native",
-  "unitransformer": "errors architecture _tf ops model",
   "optim": "config _tf architecture accounting ops",
   "runtime/addresses": "errors",
   "runtime/scheduler": "errors",
@@ -56,6 +55,8 @@ IMPORTS = {
   "programs": "errors config _tf accounting ops mesh model optim",
   "generation/decode": "config machine _tf architecture ops native "
   "runtime/program mesh model",
+  "unitransformer": "errors config _tf architecture ops model "
+  "generation/decode",
   "accelerators": "errors json_text config machine _tf architecture accounting "
   "ops runtime/program runtime/host_functions runtime/processes mesh model "
   "optim runtime/server programs generation/decode",

@@ -224,8 +224,11 @@ class BlockedAttention:
       if bias:
         if bias[0].shape[0] == 1:  # the same for all rows of the batch
           dbias = tf.reduce_sum(dbias, 0, keepdims=True)
+        xs = [own, *extras]
+        # If a layer is recomputed by Mesh TensorFlow, q depends on the extras
+        # through the rest of the model.
         down, *found = tf.gradients(
-          [seen, *bias], [own, *extras], [down, dbias]
+          [seen, *bias], xs, [down, dbias], stop_gradients=xs
         )
         dextras.append(found)
       dq.append(down)

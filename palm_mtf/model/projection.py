@@ -21,7 +21,7 @@ from palm_mtf.model.layers import normalize
 from palm_mtf.model.positions import Angles, rotate_pairs
 from palm_mtf.native import layers as native
 from palm_mtf.ops.matmul import is_emulated, matmul
-from palm_mtf.ops.recompute import recompute
+from palm_mtf.ops.recompute import delay_slices, recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused, in_xla_computation
 
@@ -234,7 +234,7 @@ class _Projection(mtf.Operation):
 
   def __init__(self, x, read, kernels, vectors, angles, epsilon, dtype):
     super().__init__([x, *angles, *vectors, *kernels], name="projection")
-    self.angles, self.vectors = list(angles), list(vectors)
+    self.num_angles, self.num_vectors = len(angles), len(vectors)
     self.kernels, self.branches = list(kernels), read
     self.epsilon, self.gradient_dtype = epsilon, dtype
     batch, length, _ = x.shape.dims
@@ -263,7 +263,8 @@ class _Projection(mtf.Operation):
   def cut_inputs(self, values: Sequence) -> tuple:
     """Returns x, the angles, the vectors and the kernels of all inputs."""
     x, *others = values
-    n, m = len(self.angles), len(self.angles) + len(self.vectors)
+    n = self.num_angles
+    m = n + self.num_vectors
     return x, others[:n], others[n:m], others[m:]
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
@@ -273,7 +274,7 @@ class _Projection(mtf.Operation):
     x, angles, vectors, kernels = self.cut_inputs(self.inputs)
     x, *kernels = (recompute(each, gradients[0]) for each in (x, *kernels))
     dx, *others = _ProjectionGradient(
-      self, x, vectors, kernels, gradients
+      self, x, angles, vectors, kernels, gradients
     ).outputs
     return [dx, *(None for _ in angles), *others]
 
@@ -313,9 +314,8 @@ class _ReadAgain(mtf.Operation):
 
   def __init__(self, forward, signal):
     *read, wide = forward.outputs
-    super().__init__(
-      [wide, signal, *forward.angles, *forward.vectors], name="read_again"
-    )
+    _, angles, vectors, _ = forward.cut_inputs(forward.inputs)
+    super().__init__([wide, signal, *angles, *vectors], name="read_again")
     self._forward = forward
     self._outputs = [
       mtf.Tensor(self, y.shape, y.dtype, index=i) for i, y in enumerate(read)
@@ -325,12 +325,13 @@ class _ReadAgain(mtf.Operation):
     forward, impl = self._forward, lowering.mesh_impl(self)
     wide, signal, *others = (lowering.tensors[x] for x in self.inputs)
     rows = impl.slice_shape(self.outputs[0].shape)[:2]
-    columns, n = forward.columns(impl), len(forward.angles)
+    columns, n = forward.columns(impl), forward.num_angles
 
     def split(wide, *others):
       return tuple(columns.split(wide, rows, others[:n], others[n:]))
 
-    values = impl.slicewise(split, impl.delay(wide, signal), *others)
+    wide = delay_slices(impl, wide, signal)
+    values = impl.slicewise(split, wide, *others)
     for output, value in zip(self.outputs, values, strict=True):
       lowering.set_tensor_lowering(output, value)
 
@@ -338,10 +339,10 @@ class _ReadAgain(mtf.Operation):
 class _ProjectionGradient(mtf.Operation):
   """Outputs the gradients of x, of each vector and of each kernel."""
 
-  def __init__(self, forward, x, vectors, kernels, gradients):
+  def __init__(self, forward, x, angles, vectors, kernels, gradients):
     *_, wide = forward.outputs
     super().__init__(
-      [x, *forward.angles, *vectors, *kernels, wide, *gradients],
+      [x, *angles, *vectors, *kernels, wide, *gradients],
       name="projection_gradient",
     )
     self._forward = forward
@@ -411,7 +412,7 @@ class _ProjectionGradient(mtf.Operation):
       lambda x, y: impl.slicewise_delay_allreduce(tf.add, x, y), dxs
     )
     lowering.set_tensor_lowering(self.outputs[0], dx)
-    of_batch = split_axes(impl, self.inputs[0].shape.dims[:1])
+    of_rows = split_axes(impl, self.inputs[0].shape.dims[:2])
     of_vectors = [
       axes[i]
       for i, each in enumerate(forward.branches.projections)
@@ -421,7 +422,7 @@ class _ProjectionGradient(mtf.Operation):
       self.outputs[1:], values[len(groups) :], [*of_vectors, *axes], strict=True
     ):
       own = split_axes(impl, output.shape.dims)
-      over = sorted({*of_batch, *over}.difference(own))
+      over = sorted({*of_rows, *over}.difference(own))
       lowering.set_tensor_lowering(output, _open_sum(impl, value, over))
 
 

@@ -144,7 +144,7 @@ def palm_variables(
       stages[stage_of(parameter.layer, config, len(stages))],
       name,
       mtf.Shape(stored),
-      initializer=_initializer(parameter, config, dim_names, seed),
+      initializer=initializer(parameter, config, dim_names, seed),
       activation_dtype=tf.as_dtype(
         "float32" if parameter.is_vector else config.activation_dtype
       ),
@@ -153,13 +153,16 @@ def palm_variables(
   return variables
 
 
-def _initializer(
+def initializer(
   parameter: ParameterName,
   config: PalmConfig,
   dims: tuple[str, ...],
   seed: int | None,
 ) -> Normal | Fill:
-  # For PaLM's block, these are the initializers of PaLM, section 5.
+  """Returns the initializer of a parameter; see `palm_variables` for `seed`.
+
+  For PaLM's block, these are the initializers of PaLM, section 5.
+  """
   if seed is None:
     return Fill(0.0)
   if parameter.is_scale:
@@ -356,7 +359,7 @@ def product(
       backward,
       [recompute(x, dy), kernel, dy],
       [(x.shape, x.dtype), (kernel.shape, gradient_dtype or x.dtype)],
-      splittable=["batch", "heads", "d_ff", "vocab"],
+      splittable=["batch", "length", "heads", "d_ff", "vocab"],
       name="product_gradient",
     ).outputs
 
@@ -364,7 +367,7 @@ def product(
     forward,
     [x, kernel],
     [(mtf.Shape([*x.shape.dims[:2], output]), dtype or x.dtype)],
-    splittable=["batch", "heads", "d_ff", "vocab"],
+    splittable=["batch", "length", "heads", "d_ff", "vocab"],
     gradient=gradient,
     name="product",
   ).outputs[0]

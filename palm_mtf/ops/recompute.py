@@ -17,6 +17,7 @@ layer      the whole block from the residual stream (PaLM 540B)
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from palm_mtf._tf import mtf, tf
 
@@ -25,6 +26,14 @@ def wait_for(x: tf.Tensor, signal: tf.Tensor | tf.Operation) -> tf.Tensor:
   """Returns a copy of x that waits for `signal`."""
   with tf.control_dependencies([signal]):
     return tf.identity(x)
+
+
+def delay_slices(impl: mtf.MeshImpl, x: Any, signal: Any) -> Any:
+  """Returns x, laid out on a mesh, which nothing reads before `signal`."""
+  # Mesh TensorFlow's own mesh implementations lack the method.
+  if not hasattr(impl, "delay"):
+    return impl.slicewise(wait_for, x, signal)
+  return impl.delay(x, signal)
 
 
 class _Delay(mtf.Operation):
@@ -41,7 +50,7 @@ class _Delay(mtf.Operation):
 
   def lower(self, lowering: mtf.Lowering) -> None:
     x, signal = (lowering.tensors[each] for each in self.inputs)
-    value = lowering.mesh_impl(self).delay(x, signal)
+    value = delay_slices(lowering.mesh_impl(self), x, signal)
     lowering.set_tensor_lowering(self.outputs[0], value)
 
 

@@ -11,13 +11,22 @@ from these layers.
 import gin
 
 from palm_mtf.unitransformer.layers import (
+  Attention,
+  Mlp,
   MultiQueryAttention,
   ParallelBlock,
   SwiGlu,
   sublayer_norm,
 )
 
-__all__ = ["MultiQueryAttention", "ParallelBlock", "SwiGlu", "sublayer_norm"]
+__all__ = [
+  "Attention",
+  "Mlp",
+  "MultiQueryAttention",
+  "ParallelBlock",
+  "SwiGlu",
+  "sublayer_norm",
+]
 
 
 # Let old gin files still use the module name `palm_mtf.layers`. Add only exact

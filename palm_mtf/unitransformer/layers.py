@@ -1,264 +1,306 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PaLM's layers as layers of Mesh TensorFlow's Unitransformer.
+"""The block of palm_mtf as layers of Mesh TensorFlow's Unitransformer.
 
-Mesh TensorFlow provides masks, packed sequences, layouts of variables and the
-decoding cache; model/layers.py provides the arithmetic.
+Mesh TensorFlow provides variables and their layouts, masks, packed sequences
+and the decoding cache. The arithmetic is that of the forward pass (model/) and
+of the decoding step (generation/decode/block.py).
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import gin
-from mesh_tensorflow.transformer import (
-  attention,
-  transformer,
-  transformer_layers,
-)
+from mesh_tensorflow.transformer import transformer
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.block import NORMS, Rotary
-from palm_mtf.errors import UserError, check_choice, check_count
-from palm_mtf.model import layers
-from palm_mtf.model.activations import activate
-from palm_mtf.model.positions import rotary_tables, rotate_pairs
+from palm_mtf.architecture import block, parameters
+from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.errors import UserError, check_choice
+from palm_mtf.generation.decode.block import attend_to_cache, mix_products
+from palm_mtf.model import layers, positions
+from palm_mtf.model.attention import self_attention
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.sharding import Resharded
+from palm_mtf.model.weights import TrainedWeights, initializer
 from palm_mtf.ops.slicewise import WholeSlice
-from palm_mtf.ops.xla import fused
+from palm_mtf.ops.variables import Fill
 
-NORM_EPSILON = 1e-6
-
-_rotate_pairs = fused(rotate_pairs)
-
-
-@fused
-def _apply_gate(gate: tf.Tensor, linear: tf.Tensor) -> tf.Tensor:
-  return activate([gate, linear], "swish")
-
-
-@fused
-def _differentiate_gate(
-  gate: tf.Tensor, linear: tf.Tensor, dy: tf.Tensor
-) -> tuple[tf.Tensor, ...]:
-  y = activate([gate, linear], "swish")
-  return tuple(tf.gradients(y, [gate, linear], dy))
+# {kind of parameters: fields of `PalmConfig` that describe them}
+_SETTINGS = {
+  "norm": "norm norm_epsilon",
+  "attention": "num_heads d_kv attention num_kv_heads attention_window qk_norm "
+  "norm_epsilon positions rotary_fraction rotary_pairs rotary_base biases",
+  "mlp": "d_ff mlp biases",
+}
+_SIZES = "num_layers d_model num_heads d_kv d_ff vocab_size sequence_length"
+_LAYER = parameters.layer_name(0)  # variable scopes have the layer's number
+_MODULE = "palm_mtf.unitransformer"
+_Tensors = Sequence[mtf.Tensor]
 
 
-def _check_one_model(context: transformer.Context) -> None:
-  ensemble = context.model.ensemble_dim
-  if ensemble:
-    raise UserError(
-      f"Unitransformer.ensemble = {ensemble.size}: the layers of "
-      "palm_mtf.unitransformer have the weights of one model; leave ensemble "
-      "out."
+def _check(name: str, kind: str, settings: Mapping[str, object]) -> PalmConfig:
+  # Returns a model with these settings, in which other sizes are 2.
+  known = _SETTINGS[kind].split()
+  for each in settings:
+    check_choice(f"setting of {name}", each, known)
+  sizes = {each: 2 for each in _SIZES.split() if each not in known}
+  try:
+    return PalmConfig(**sizes, **settings)  # type: ignore[arg-type]
+  except UserError as error:
+    # The error has the names of macros, such as D_KV.
+    text = re.sub(r"\b[A-Z]+(_[A-Z]+)*\b", lambda x: x[0].lower(), str(error))
+    raise UserError(f"{name}.{text}") from None
+
+
+def _reshape(x: mtf.Tensor, dims: Sequence[mtf.Dimension]) -> mtf.Tensor:
+  # Returns x itself if possible, so that `recompute` finds x's operation.
+  return x if x.shape == mtf.Shape(dims) else mtf.reshape(x, dims)
+
+
+class _Call:
+  """A call of a layer. All batch dimensions, such as beams, become one."""
+
+  def __init__(self, context: transformer.Context, config: PalmConfig):
+    self.context = context
+    # A layout splits the joined dimension like its first part.
+    self.batch_dims = sorted(
+      context.batch_dims, key=lambda x: x.name != "batch"
+    )
+    self.config = dataclasses.replace(
+      config,
+      d_model=context.model.model_dim.size,
+      sequence_length=context.length_dim.size,
+    )
+    num_rows = mtf.Shape(context.batch_dims).size
+    mesh = MeshLayout(mesh_shape="", layout="")  # Mesh TensorFlow has its own
+    self.dims = model_dims(self.config, num_rows, mesh)
+
+  def make_variables(self, kind: str) -> dict[str, mtf.Tensor]:
+    """Returns {name in layer 0: value} of the parameters of a kind."""
+    context, stored = self.context, self.context.variable_dtype
+    if ensemble := context.model.ensemble_dim:
+      raise UserError(
+        f"Unitransformer.ensemble = {ensemble.size}: the layers of "
+        f"{_MODULE} have the weights of one model; leave ensemble out."
+      )
+    found = {}
+    for name, dims in parameters.parameter_dims(self.config).items():
+      parameter = parameters.parse_name(name)
+      if parameter.kind != kind or parameter.layer != 0:
+        continue
+      # Norms and biases are computed in float32.
+      dtype = tf.float32 if parameter.is_vector else context.activation_dtype
+      first = initializer(parameter, self.config, dims, seed=0)
+      x = mtf.get_variable(
+        context.mesh,
+        parameter.part.split("/", 1)[1],
+        mtf.Shape([getattr(self.dims, each) for each in dims]),
+        initializer=tf.constant_initializer(first.number)
+        if isinstance(first, Fill)
+        else tf.random_normal_initializer(stddev=first.stddev),
+        dtype=mtf.VariableDType(stored.master_dtype, stored.slice_dtype, dtype),
+      )
+      if context.train and dtype == stored.slice_dtype:
+        # Mesh TensorFlow's optimizers write over a variable in place, perhaps
+        # before the backward pass has read it. So both passes read a copy.
+        x = mtf.slicewise(
+          lambda x: tf.raw_ops.Snapshot(input=x),
+          [x],
+          splittable_dims=x.shape.dims,
+          grad_function=lambda _, dy: [dy],
+        )
+      found[name] = x
+    return found
+
+  def add_branches(
+    self,
+    x: mtf.Tensor,
+    branches: Sequence[block.Branch],
+    variables: Mapping[str, mtf.Tensor],
+  ) -> mtf.Tensor:
+    """Returns the sum of branches, which share one product with x."""
+    is_step = self.context.mode == "incremental"
+    length = mtf.Dimension("step", 1) if is_step else self.context.length_dim
+    here = tuple(
+      dataclasses.replace(
+        branch,
+        inputs=tuple(y._replace(positions=length.name) for y in branch.inputs),
+      )
+      for branch in branches
+    )
+    read = block.Read("norm", here)
+    rotary = branches[0].inputs[0].rotary
+    angles = self.find_angles(rotary, length) if rotary else []
+    dims, mesh = self.dims, self.context.mesh
+    own = TrainedWeights(mesh, self.config, dims, variables=variables)
+    rows = _reshape(self.join_batch(x), [dims.batch, length, dims.d_model])
+    parts = own.project_in(rows, _LAYER, read, angles)
+
+    def attend(
+      q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, mixer: block.Attention
+    ) -> mtf.Tensor:
+      extras = own.score_extras(_LAYER, mixer, self.context.length_dim)
+      attend = self.attend_to_cache if is_step else self.attend
+      return attend([q, k, v], mixer, extras)
+
+    mixed = mix_products(read, parts, attend)
+    y = own.project_out(
+      _LAYER, {x.output: y for x, y in zip(branches, mixed, strict=True)}
+    )
+    others = [dim for dim in x.shape.dims if dim not in self.batch_dims]
+    return mtf.broadcast(_reshape(y, [*self.batch_dims, *others]), x.shape)
+
+  def find_angles(
+    self, rotary: block.Rotary, length: mtf.Dimension
+  ) -> list[mtf.Tensor]:
+    """Returns sin and cos of the positions of q; see `read_product`."""
+    mesh, batch = self.context.mesh, self.dims.batch
+    if length == self.context.length_dim:
+      return positions.rotary_tables(mesh, length, rotary)
+    tables = positions.rotary_tables(mesh, self.dims.positions, rotary)
+    return [
+      mtf.slicewise(
+        # mtf.gather would be a product, in which TPUs round to bfloat16.
+        lambda at, table: tf.gather(table, at)[:, tf.newaxis],
+        [self.find_position(), x],
+        output_shape=[batch, length, x.shape.dims[-1]],
+        output_dtype=x.dtype,
+        splittable_dims=[batch],
+      )
+      for x in tables
+    ]
+
+  def attend(
+    self, qkv: _Tensors, mixer: block.Attention, extras: _Tensors
+  ) -> mtf.Tensor:
+    """Returns the attention of all positions, in the shape of q."""
+    # If the layout splits `length`, each device computes the attention of all
+    # positions, because the blocks of queries have fixed places.
+    whole = self.context.length_dim, self.dims.memory_length
+    given = [*qkv, *self.find_masks()]
+    q, k, v, *masks = (Resharded(x, whole).outputs[0] for x in given)
+    if self.context.mode == "first_part":
+      batch, length, *heads, d_kv = k.shape.dims
+      cached = [batch, *heads, length, d_kv]
+      self.record(mtf.transpose(x, cached) for x in (k, v))
+    y = self_attention(q, k, v, *masks, mixer=mixer, extras=extras)
+    return Resharded(y, whole[::-1]).outputs[0]
+
+  def find_masks(self) -> list[mtf.Tensor]:
+    """Returns segments and prefix if there are any; see `self_attention`."""
+    context = self.context
+    segments = [
+      self.join_batch(x)
+      for x in (context.subsequence_id, context.sequence_id)
+      if isinstance(x, mtf.Tensor) and context.length_dim in x.shape.dims
+    ][:1]
+    if context.model.fully_autoregressive:
+      return segments
+    shape = mtf.Shape([self.dims.batch, context.length_dim])
+    prefix = mtf.ones(context.mesh, shape, tf.int32)  # of an encoder
+    if context.write_priority is not None:
+      is_given = mtf.equal(context.write_priority, 0)
+      prefix = self.join_batch(mtf.cast(is_given, tf.int32))
+    return [*(segments or [mtf.zeros_like(prefix)]), prefix]
+
+  def attend_to_cache(
+    self, qkv: _Tensors, mixer: block.Attention, extras: _Tensors
+  ) -> mtf.Tensor:
+    """Returns the attention of one position per row, in the shape of q."""
+    old = [self.join_batch(x) for x in self.context.get_states(2)]
+
+    def step(
+      at: tf.Tensor, q: tf.Tensor, *others: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+      k, v, keys, values, *extras = others
+      _, *heads, length, d_kv = keys.shape
+      here = tf.equal(tf.range(length), at[:, tf.newaxis])
+      here = tf.reshape(here, [-1, *(1 for _ in heads), length, 1])
+      keys, values = (
+        tf.where_v2(here, tf.reshape(new, [-1, *heads, 1, d_kv]), old)
+        for new, old in ((k, keys), (v, values))
+      )
+      y = attend_to_cache(q, keys, values, at[:, tf.newaxis], mixer, extras)
+      return tf.reshape(y, q.shape), keys, values
+
+    y, *new = WholeSlice(
+      step,
+      [self.find_position(), *qkv, *old, *extras],
+      [(x.shape, x.dtype) for x in (qkv[0], *old)],
+      splittable=["batch", "heads"],
+      name="attention_step",
+    ).outputs
+    self.record(new)
+    return y
+
+  def join_batch(self, x: mtf.Tensor) -> mtf.Tensor:
+    """Returns x [batch dimensions..., others...] as [batch, others...]."""
+    others = [dim for dim in x.shape.dims if dim not in self.batch_dims]
+    # x may lack batch dimensions, or have another order.
+    x = mtf.broadcast(x, [*self.batch_dims, *others])
+    return _reshape(x, [self.dims.batch, *others])
+
+  def record(self, states: Iterable[mtf.Tensor]) -> None:
+    """Records keys and values, [batch, ..., memory_length, d_kv]."""
+    self.context.record_new_states(
+      [_reshape(x, [*self.batch_dims, *x.shape.dims[1:]]) for x in states]
     )
 
+  def find_position(self) -> mtf.Tensor:
+    """Returns the position of each row's token, [batch] int32."""
+    # A sequence that has ended stays in the decoding batch, and its position
+    # grows further.
+    last = self.context.length_dim.size - 1
+    return self.join_batch(mtf.minimum(self.context.position, last))
 
-@gin.configurable(module="palm_mtf.unitransformer")
+
+@gin.configurable(module=_MODULE)
 def sublayer_norm(
   x: mtf.Tensor,
   layer_stack: transformer.LayerStack,
   context: transformer.Context,
   norm: str = "layer_norm",
+  norm_epsilon: float = 1e-6,
 ) -> mtf.Tensor:
-  """Normalizes x over d_model, without bias; a sublayer of a LayerStack.
+  """Normalizes x over d_model; a sublayer of a LayerStack.
 
   Args:
     x: [..., d_model], activation dtype.
     layer_stack: unused.
     context: gives the dtypes of variables.
-    norm: "layer_norm" or "rms_norm".
+    norm: value of NORM.
+    norm_epsilon: value of NORM_EPSILON.
 
   Raises:
-    UserError: if `norm` has another value.
+    UserError: if a setting has a wrong value.
   """
   del layer_stack
-  check_choice("sublayer_norm.norm", norm, ["layer_norm", "rms_norm"])
-  _check_one_model(context)
-  dtypes = context.variable_dtype
+  settings = {"norm": norm, "norm_epsilon": norm_epsilon}
+  config = _check("sublayer_norm", "norm", settings)
   with tf.variable_scope("norm"):
-    scale = mtf.get_variable(
-      context.mesh,
-      "scale",
-      mtf.Shape([context.model.model_dim]),
-      initializer=tf.ones_initializer(),
-      # The scale is read as float32, because norms are computed in float32.
-      dtype=mtf.VariableDType(
-        dtypes.master_dtype, dtypes.slice_dtype, tf.float32
-      ),
-    )
-  return layers.norm(x, [scale], NORMS[norm], NORM_EPSILON)
+    vectors = list(_Call(context, config).make_variables("norm").values())
+  return layers.norm(x, vectors, block.NORMS[norm], norm_epsilon)
 
 
-@gin.configurable(module="palm_mtf.unitransformer")
-class MultiQueryAttention(transformer_layers.SelfAttention):
-  """Multi-query self-attention with rotary embedding (PaLM, section 2)."""
+class _Branch(transformer.TransformerLayer):
+  """A branch of a block; subclasses have names for gin and for variables."""
 
-  def __init__(self, num_heads: int, d_kv: int):
-    """Checks the sizes.
+  kind: str  # "attention" or "mlp"
 
-    Args:
-      num_heads: number of query heads.
-      d_kv: width of a head; even, because rotary embedding rotates pairs.
+  def __init__(self, **settings: object):
+    """Checks the settings, which are fields of `PalmConfig`.
 
     Raises:
-      UserError: if a size is not a positive whole number, or `d_kv` is odd.
+      UserError: if a setting is unknown or has a wrong value.
     """
-    check_count("MultiQueryAttention.num_heads", num_heads)
-    check_count("MultiQueryAttention.d_kv", d_kv)
-    if d_kv % 2:
-      raise UserError(
-        f"MultiQueryAttention.d_kv = {d_kv}: rotary embedding turns pairs of "
-        f"numbers, so d_kv is even; use {d_kv + 1}."
-      )
-    super().__init__(num_heads=num_heads, key_value_size=d_kv)
-
-  def make_params(self, context: transformer.Context) -> "_RotaryParams":
-    """Returns the kernels q, k, v and o."""
-    _check_one_model(context)
-    return _RotaryParams(context, self.num_heads, self.kv_dim)
-
-
-class _RotaryParams(attention.AttentionParams):
-  """The kernels of an attention layer; rotates queries and keys."""
-
-  def __init__(
-    self, context: transformer.Context, num_heads: int, d_kv: mtf.Dimension
-  ):
-    d_model = context.model.model_dim
-    super().__init__(
-      context.mesh,
-      query_input_dim=d_model,
-      memory_input_dim=d_model,
-      output_dim=d_model,
-      key_dim=d_kv,
-      value_dim=d_kv,
-      query_heads_dims=[mtf.Dimension("heads", num_heads)],
-      memory_heads_dims=None,
-      variable_dtype=context.variable_dtype,
-      combine_dims=False,
-      # The forward pass divides q by sqrt(d_kv) instead, so that the kernel of
-      # q has the same initializer as other kernels.
-      fold_scaling_into_initializer=False,
+    self.config = _check(type(self).__name__, self.kind, settings)
+    (self.branch,) = (
+      x
+      for x in block.layer_of(self.config).branches
+      if x.output.part.startswith(self.kind)
     )
-    self._context = context
-
-  def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
-    return self._rotate(super().compute_q(query_antecedent))
-
-  def compute_k(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
-    return self._rotate(super().compute_k(memory_antecedent))
-
-  def _rotate(self, x: mtf.Tensor) -> mtf.Tensor:
-    length = self._context.length_dim
-    if self._context.mode == "incremental":
-      position = self._context.position
-    else:
-      # In a packed row, positions count from the start of the row, because the
-      # product of q and k depends only on differences of positions.
-      names = ("length", "memory_length")
-      (dim,) = [x for x in x.shape.dims if x.name in names]
-      position = mtf.range(x.mesh, dim, tf.int32)
-    return rotate(x, *compute_rotary_angles(length, self.key_dim, position))
-
-
-def compute_rotary_angles(
-  length: mtf.Dimension, d_kv: mtf.Dimension, position: mtf.Tensor
-) -> list[mtf.Tensor]:
-  """Returns sin and cos of the angles at given positions.
-
-  Args:
-    length: dimension of a whole sequence; its size is the number of positions.
-    d_kv: width of a head.
-    position: int32, any shape.
-
-  Returns:
-    Two tensors [..., d_kv / 2], float32, with the dimensions of `position`.
-  """
-
-  # mtf.gather would be a matrix product, in which TPUs round to bfloat16.
-  def look_up(table: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
-    # A sequence that has ended stays in the decoding batch, so its position may
-    # exceed the table.
-    return tf.gather(table, tf.minimum(position, length.size - 1))
-
-  angles = []
-  rows = mtf.Dimension("position", length.size)  # no layout splits this name
-  for table in rotary_tables(position.mesh, rows, _whole_head(d_kv.size)):
-    pairs = table.shape.dims[-1]
-    at = WholeSlice(
-      look_up,
-      [table, position],
-      [(position.shape + pairs, table.dtype)],
-      splittable=[dim.name for dim in position.shape.dims],
-      name="rotary_angles",
-    )
-    angles += at.outputs
-  return angles
-
-
-def _whole_head(d_kv: int) -> Rotary:
-  return Rotary(d_kv, "halves", 10_000.0)
-
-
-def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
-  """Applies rotary embedding: rotates pairs (x[i], x[i + d_kv / 2]).
-
-  Args:
-    x: [..., d_kv], queries or keys.
-    sin: [..., d_kv / 2], float32, whose leading dimensions are a subsequence of
-      x's.
-    cos: same shape and dtype as `sin`.
-
-  Returns:
-    A tensor with the shape and dtype of x.
-  """
-  leading = x.shape.dims[:-1]
-  missing = [i for i, dim in enumerate(leading) if dim not in sin.shape.dims]
-
-  def turn(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
-    for axis in missing:
-      sin, cos = tf.expand_dims(sin, axis), tf.expand_dims(cos, axis)
-    return _rotate_pairs(x, sin, cos, _whole_head(x.shape[-1]))
-
-  def make_operation(
-    fn: Callable[..., tf.Tensor],
-    inputs: Sequence[mtf.Tensor],
-    gradient: Callable[..., list[mtf.Tensor | None]] | None = None,
-  ) -> mtf.Tensor:
-    return WholeSlice(
-      fn,
-      inputs,
-      [(x.shape, x.dtype)],
-      splittable=[dim.name for dim in leading],
-      gradient=gradient,
-      name="rotary",
-    ).outputs[0]
-
-  def gradient(op: WholeSlice, dy: mtf.Tensor) -> list[mtf.Tensor | None]:
-    # `op` may be a recomputed copy, whose angles are not `sin` and `cos`.
-    _, *angles = op.inputs
-    back = make_operation(  # rotates by the opposite angles
-      lambda dy, sin, cos: turn(dy, -sin, cos), [dy, *angles]
-    )
-    return [back, None, None]
-
-  return make_operation(turn, [x, sin, cos], gradient)
-
-
-@gin.configurable(module="palm_mtf.unitransformer")
-class SwiGlu(transformer.TransformerLayer):
-  """The MLP (swish(x wi_gate) * (x wi)) wo, no biases (PaLM, section 2)."""
-
-  def __init__(self, d_ff: int):
-    """Checks the width.
-
-    Args:
-      d_ff: hidden width, 4 * d_model in PaLM.
-
-    Raises:
-      UserError: if `d_ff` is not a positive whole number.
-    """
-    check_count("SwiGlu.d_ff", d_ff)
-    self._d_ff = mtf.Dimension("d_ff", d_ff)
 
   def call(
     self,
@@ -266,59 +308,50 @@ class SwiGlu(transformer.TransformerLayer):
     x: mtf.Tensor,
     losses: list[mtf.Tensor] | None = None,
   ) -> mtf.Tensor:
-    """Returns MLP(x), with the shape and dtype of x, [..., d_model].
+    """Returns the branch of x, with the shape and dtype of x, [..., d_model].
 
-    `context` gives the dtypes of variables; `losses` is unused.
+    `context` has positions, masks and the decoding cache; `losses` is unused.
     """
     del losses
-    _check_one_model(context)
-    gate = _multiply(context, x, "wi_gate", self._d_ff)
-    linear = _multiply(context, x, "wi", self._d_ff)
-    hidden = _activate(gate, linear)
-    return _multiply(context, hidden, "wo", context.model.model_dim)
+    call = _Call(context, self.config)
+    return call.add_branches(x, [self.branch], call.make_variables(self.kind))
 
 
-def _multiply(
-  context: transformer.Context, x: mtf.Tensor, name: str, output: mtf.Dimension
-) -> mtf.Tensor:
-  inputs = x.shape.dims[-1]
-  kernel = mtf.get_variable(
-    context.mesh,
-    name,
-    mtf.Shape([inputs, output]),
-    initializer=tf.random_normal_initializer(stddev=inputs.size**-0.5),
-    dtype=context.variable_dtype,
-  )
-  return mtf.einsum([x, kernel], reduced_dims=[inputs])
+@gin.configurable(module=_MODULE)
+class Attention(_Branch):
+  """Self-attention with `num_heads` heads of width `d_kv`.
+
+  Other settings, if they differ from PaLM's, are `attention`, `num_kv_heads`,
+  `attention_window`, `qk_norm`, `norm_epsilon`, `positions`, `rotary_fraction`,
+  `rotary_pairs`, `rotary_base` and `biases`. With `positions` = "learned",
+  `Unitransformer.positional_embedding` adds the vectors of positions.
+  """
+
+  kind = "attention"
 
 
-def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
-  # Returns swish(gate) * linear.
-  output = (linear.shape, linear.dtype)
-  splittable = linear.shape.dimension_names  # all: the gate is element-wise
+@gin.configurable(module=_MODULE)
+class MultiQueryAttention(_Branch):
+  """PaLM's attention, with `num_heads` heads of width `d_kv`, which is even."""
 
-  def gradient(op: WholeSlice, dy: mtf.Tensor) -> list[mtf.Tensor]:
-    return list(
-      WholeSlice(
-        _differentiate_gate,
-        [*op.inputs, dy],
-        [output, output],
-        splittable=splittable,
-        name="swiglu_gradient",
-      ).outputs
-    )
-
-  return WholeSlice(
-    _apply_gate,
-    [gate, linear],
-    [output],
-    splittable=splittable,
-    gradient=gradient,
-    name="swiglu",
-  ).outputs[0]
+  kind = "attention"
 
 
-@gin.configurable(module="palm_mtf.unitransformer")
+@gin.configurable(module=_MODULE)
+class Mlp(_Branch):
+  """An MLP of width `d_ff`; other settings are `mlp` and `biases`."""
+
+  kind = "mlp"
+
+
+@gin.configurable(module=_MODULE)
+class SwiGlu(_Branch):
+  """PaLM's MLP (swish(x wi_gate) * (x wi)) wo, of width `d_ff`."""
+
+  kind = "mlp"
+
+
+@gin.configurable(module=_MODULE)
 class ParallelBlock(transformer.TransformerLayer):
   """Attention(x) + MLP(x); the LayerStack normalizes x (PaLM, section 2)."""
 
@@ -343,13 +376,27 @@ class ParallelBlock(transformer.TransformerLayer):
   ) -> mtf.Tensor:
     """Returns the sum of the layers, with the shape and dtype of x.
 
+    The first attention and the first MLP of palm_mtf share one product with x.
+
     Args:
       context: positions, masks and the decoding cache.
       x: [..., d_model], normalized.
       losses: list to which layers append additional losses.
     """
-    branches = []
+    results: list[mtf.Tensor] = []
+    joined: dict[str, _Branch] = {}
+    variables: dict[str, mtf.Tensor] = {}
     for layer in self._layers:
       with tf.variable_scope(type(layer).__name__):
-        branches.append(layer.call(context, x, losses=losses))
-    return mtf.add_n(branches)
+        if isinstance(layer, _Branch) and layer.kind not in joined:
+          joined[layer.kind] = layer
+          call = _Call(context, layer.config)
+          variables |= call.make_variables(layer.kind)
+        else:
+          results.append(layer.call(context, x, losses=losses))
+    if joined:
+      first, *others = (joined[kind] for kind in sorted(joined))
+      branches = [first.branch, *(each.branch for each in others)]
+      call = _Call(context, first.config)
+      results.append(call.add_branches(x, branches, variables))
+    return mtf.add_n(results)

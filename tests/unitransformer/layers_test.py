@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import DecodeConfig
 from palm_mtf.errors import UserError
-from palm_mtf.unitransformer import MultiQueryAttention, sublayer_norm
+from palm_mtf.unitransformer import (
+  Attention,
+  Mlp,
+  MultiQueryAttention,
+  sublayer_norm,
+)
 from tests import oracle
-from tests.decode_testing import EOD, decode
 from tests.mtf_testing import (
   SINGLE,
   MeshLayout,
   mesh_layout,
   random_documents,
-  random_tokens,
   relative_error,
   run_model,
   small_config,
@@ -26,47 +28,18 @@ from tests.mtf_testing import (
 from tests.unitransformer.runs_of_layers import (
   FLOAT32,
   Run,
+  assert_close,
+  assert_decodes_like_our_model,
+  computed,
   configured,
   imported,
+  of_loss,
   our_name,
+  parameters,
+  sampling,
+  tokens_of,
 )
 from tests.unitransformer.simulated_tpus import run_on_simulated_tpus
-
-
-def tokens_of(config, seed):
-  """Returns random_tokens without token 0, which Mesh TensorFlow masks."""
-  batch = random_tokens(config, batch_size=4, seed=seed)
-  batch["targets"] = np.maximum(batch["targets"], 1)
-  batch["inputs"][:, 1:] = batch["targets"][:, :-1]
-  return batch
-
-
-def of_loss(config, mesh, batch, *lines):
-  """Returns logits, loss, and gradients by our names."""
-  features = imported(mesh, batch)
-  with configured(config, *lines) as model:
-    logits, loss = model.call_simple(
-      features["inputs"],
-      features["targets"],
-      compute_loss=True,
-      variable_dtype=FLOAT32,
-      sequence_id=features.get("segments"),
-    )
-  variables = mesh.graph.trainable_variables
-  gradients = mtf.gradients([loss], [x.outputs[0] for x in variables])
-  names = [our_name(x.name) for x in variables]
-  found = dict(zip(names, gradients, strict=True))
-  return {"logits": logits, "loss": loss, **found}
-
-
-def computed(config, params, batch, *lines):
-  """Returns the values of `of_loss` on one device."""
-
-  def build(mesh):
-    return of_loss(config, mesh, batch, *lines)
-
-  (values,) = Run(build, params).values
-  return values
 
 
 @pytest.mark.parametrize(
@@ -200,56 +173,11 @@ def test_a_mesh_that_splits_positions_gives_what_one_device_does():
 EOS = 1  # the id that Mesh TensorFlow's beam search takes as the end
 
 
-def parameters(config, seed):
-  """Returns parameters such that tokens depend on more than the last token."""
-  params = oracle.random_parameters(config, seed)
-  return {**params, "embedding": 0.1 * params["embedding"]}
-
-
-def padded(config, prompts):
-  """Returns prompts padded with zeros."""
-  rows = np.zeros([len(prompts), config.sequence_length], np.int32)
-  for row, prompt in zip(rows, prompts, strict=True):
-    row[: len(prompt)] = prompt
-  return rows
-
-
-def sampling(config, prompts):
-  """Returns a function that builds prompts, continued to their end."""
-
-  def build(mesh):
-    ids = imported(mesh, {"ids": padded(config, prompts)})["ids"]
-    with configured(config) as model:
-      tokens = model.sample_autoregressive(
-        ids,
-        stop_at_token=config.vocab_size,  # none
-        temperature=0.0,
-        variable_dtype=FLOAT32,
-      )
-    return {"tokens": tokens}
-
-  return build
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["one device", "all over data and model"])
 def test_greedy_tokens_with_cached_keys_equal_our_decoders(layout):
-  config = small_config()
-  params = parameters(config, seed=1)
-  rng = np.random.default_rng(2)
-  prompts = [list(rng.integers(1, 44, size=n)) for n in (2, 5, 3, 1)]
   mesh = SINGLE if layout == "one device" else mesh_layout(layout)
-  (theirs,) = Run(sampling(config, prompts), params, mesh).values
-  ours = decode(
-    config, params, prompts, DecodeConfig(temperature=0.0), max_tokens=4
-  ).tokens
-  for row, prompt, expected in zip(
-    theirs["tokens"], prompts, ours[:, 0], strict=True
-  ):
-    np.testing.assert_array_equal(row[: len(prompt)], prompt)
-    expected = list(expected)
-    end = expected.index(EOD) + 1 if EOD in expected else 4
-    assert list(row[len(prompt) :][:end]) == expected[:end]
+  assert_decodes_like_our_model(small_config(), mesh)
 
 
 @pytest.mark.slow
@@ -307,6 +235,179 @@ def test_a_beam_search_that_is_wide_enough_finds_the_likeliest_text():
   np.testing.assert_array_equal(values["texts"], [expected])
 
 
+# --- Other settings ----------------------------------------------------------
+
+_GROUPS = dict(attention="grouped_query", num_kv_heads=2)
+FORMS = {
+  "in groups": dict(
+    _GROUPS,
+    norm="rms_norm_1p",
+    mlp="geglu_tanh",
+    rotary_fraction=0.4,
+    rotary_pairs="neighbours",
+    rotary_base=5e5,
+    biases="qkv",
+  ),
+  "GPT-2 with ALiBi": dict(
+    block="serial",
+    norm="layer_norm_bias",
+    norm_epsilon=1e-4,
+    attention="multi_head",
+    positions="alibi",
+    mlp="gelu_tanh",
+    biases="o,mlp",
+  ),
+  "Transformer-XL": dict(
+    _GROUPS, positions="transformer_xl", attention_window=4, mlp="relu"
+  ),
+  "T5": dict(block="serial", norm="rms_norm", positions="t5", mlp="geglu"),
+  "multi-head": dict(attention="multi_head", mlp="relu2", qk_norm="rms_norm"),
+  "no positions": dict(positions="none", mlp="gelu", biases="mlp"),
+}
+# The others only when slow tests run.
+_FAST = ("in groups", "GPT-2 with ALiBi")
+
+
+@pytest.fixture(
+  params=[
+    pytest.param(x, marks=() if x in _FAST else pytest.mark.slow) for x in FORMS
+  ]
+)
+def config(request):
+  """The settings of a small model."""
+  return small_config(**FORMS[request.param])
+
+
+def test_other_settings_have_the_logits_of_the_oracle_and_our_gradients(config):
+  params = oracle.random_parameters(config, seed=1)
+  batch = tokens_of(config, seed=2)
+  ours = run_model(config, params, batch)
+  theirs = computed(config, params, batch)
+  assert theirs.keys() == {"logits", "loss", *ours.gradients}
+  assert_close(theirs, ours.gradients)
+  exact = oracle.forward(config, params, batch["inputs"])
+  assert_close(theirs, {"logits": exact})
+
+
+def test_greedy_tokens_with_other_settings_equal_our_decoders(config):
+  assert_decodes_like_our_model(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["in groups", "GPT-2 with ALiBi"])
+def test_a_mesh_that_splits_heads_gives_what_one_device_does(form):
+  config, layout = small_config(**FORMS[form]), "all over data and model"
+  params = oracle.random_parameters(config, seed=3)
+  batch = random_documents(config, batch_size=4, seed=4)
+  del batch["loss_weights"]
+  batch["targets"] = np.maximum(batch["targets"], 1)
+  one = computed(config, params, batch)
+  assert_close(computed(config, params, batch, layout=mesh_layout(layout)), one)
+  again = "transformer.LayerStack.recompute_grads = True"
+  assert_close(computed(config, params, batch, again), one)
+  assert_decodes_like_our_model(config, mesh_layout(layout))
+
+
+def test_an_encoder_attends_in_both_directions():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=5)
+  batch = tokens_of(config, seed=6)
+  line = "transformer.Unitransformer.autoregressive = False"
+  found = computed(config, params, batch, line)["logits"]
+  prefix = np.ones_like(batch["inputs"])
+  exact = oracle.forward(config, params, batch["inputs"], prefix=prefix)
+  assert relative_error(found, exact) < 1e-5
+
+
+_FULL = "transformer.Unitransformer.input_full_attention = True"
+
+
+def test_inputs_of_a_text_attend_in_both_directions():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=7)
+  batch = tokens_of(config, seed=8)
+  ends = [2, 5, 0, 8]
+  batch["targets"] = np.maximum(batch["targets"], EOS + 1)
+  batch["targets"][range(4), ends] = EOS
+  batch["inputs"][:, 1:] = batch["targets"][:, :-1]
+  # The first token after the inputs, EOS, is read in this region too.
+  prefix = np.arange(config.sequence_length) <= np.array(ends)[:, None] + 1
+  found = computed(config, params, batch, _FULL)["logits"]
+  exact = oracle.forward(config, params, batch["inputs"], prefix=prefix)
+  assert relative_error(found, exact) < 1e-5
+
+
+def test_a_text_continues_after_inputs_that_attend_in_both_directions():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=9)
+  prompt = [3, 4, 5, 6]
+  build = sampling(config, [prompt], _FULL)
+  tokens = Run(build, params).values[0]["tokens"][0]
+  np.testing.assert_array_equal(tokens[:4], prompt)
+  inputs = np.array([[0, *tokens[:-1]]])
+  prefix = np.arange(config.sequence_length)[None] <= len(prompt)
+  exact = oracle.forward(config, params, inputs, prefix=prefix)
+  np.testing.assert_array_equal(exact.argmax(-1)[0, 4:], tokens[4:])
+
+
+@pytest.mark.parametrize("split", ["batch", "outer_batch"])
+def test_a_batch_of_two_dimensions_has_the_logits_of_one(split):
+  config, layout = small_config(), mesh_layout("batch over data")
+  params = oracle.random_parameters(config, seed=10)
+  inputs = tokens_of(config, seed=11)["inputs"]
+  # palm_mtf has no layout of outer_batch.
+  object.__setattr__(layout, "layout", f"{split}:data")
+  dims = [mtf.Dimension("outer_batch", 2), mtf.Dimension("batch", 2)]
+  shape = mtf.Shape([*dims, mtf.Dimension("length", config.sequence_length)])
+
+  def build(mesh):
+    tokens = tf.constant(inputs.reshape(shape.to_integer_list))
+    with configured(config) as model:
+      logits, _ = model.call_simple(
+        mtf.import_tf_tensor(mesh, tokens, shape),
+        None,
+        compute_loss=False,
+        variable_dtype=FLOAT32,
+      )
+    return {"logits": logits}
+
+  (values,) = Run(build, params, layout).values
+  exact = oracle.forward(config, params, inputs)
+  assert relative_error(values["logits"].reshape(exact.shape), exact) < 1e-5
+
+
+@pytest.mark.parametrize(
+  ("layer", "settings", "message"),
+  [
+    (
+      Attention,
+      {"attention": "grouped_query", "num_kv_heads": 3},
+      'Attention.num_kv_heads = 3 and attention = "grouped_query": give a '
+      "divisor of num_heads = 4.",
+    ),
+    (
+      Attention,
+      {"rotary_fraction": 0.3},
+      "Attention.rotary_fraction * d_kv = 3: rotary embedding turns pairs of "
+      "numbers, so rotary_fraction * d_kv is even; use 4.",
+    ),
+    (
+      Mlp,
+      {"mpl": "gelu"},
+      "setting of Mlp = 'mpl' (did you mean \"mlp\"?): choose one of 'd_ff', "
+      "'mlp', 'biases'.",
+    ),
+  ],
+)
+def test_settings_that_cannot_work_are_refused_in_one_line(
+  layer, settings, message
+):
+  sizes = {"d_ff": 4} if layer is Mlp else {"num_heads": 4, "d_kv": 10}
+  with pytest.raises(UserError) as error:
+    layer(**sizes, **settings)
+  assert str(error.value).splitlines()[0] == message  # gin appends the call
+
+
 @pytest.mark.parametrize(
   ("sizes", "message"),
   [
@@ -336,7 +437,7 @@ def test_an_unknown_norm_is_refused_with_the_nearest():
     sublayer_norm(None, None, None, norm="layernorm")
   assert str(error.value).splitlines()[0] == (
     "sublayer_norm.norm = 'layernorm' (did you mean \"layer_norm\"?): choose "
-    "one of 'layer_norm', 'rms_norm'."
+    "one of 'layer_norm', 'layer_norm_bias', 'rms_norm', 'rms_norm_1p'."
   )
 
 

@@ -3,37 +3,63 @@
 """Runs Mesh TensorFlow's Unitransformer with our layers and given weights."""
 
 import contextlib
+import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import gin
 import numpy as np
 from mesh_tensorflow.transformer.transformer import Unitransformer
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.mesh.session import session_config
-from tests.mtf_testing import SINGLE
+from tests import oracle
+from tests.decode_testing import EOD, decode
+from tests.mtf_testing import SINGLE, random_tokens, relative_error
 
 FLOAT32 = mtf.VariableDType(tf.float32, tf.float32, tf.float32)
 _PALM = 'include "palm_mtf/gin/mesh_tensorflow/palm.gin"'
 # Test vocabularies are not multiples of 128.
 _UNPADDED = "transformer.Unitransformer.vocab_divisor = 1"
-SERIAL = """
-transformer.make_layer_stack.layers = [
-  @palm_mtf.unitransformer.MultiQueryAttention,
-  @palm_mtf.unitransformer.SwiGlu,
-]
-"""
+_MODULE = "palm_mtf.unitransformer"
+# {layer: fields of PalmConfig that are its arguments}
+_SETTINGS = {
+  "Attention": (
+    *("num_heads", "d_kv", "attention", "num_kv_heads", "attention_window"),
+    *("qk_norm", "norm_epsilon", "positions", "rotary_fraction"),
+    *("rotary_pairs", "rotary_base", "biases"),
+  ),
+  "Mlp": ("d_ff", "mlp", "biases"),
+}
+
+
+def _lines(config: PalmConfig) -> Iterator[str]:
+  """Yields the gin statements of a block, if it is not that of the gin file."""
+  names = {x for names in _SETTINGS.values() for x in names}
+  names -= {"num_heads", "d_kv", "d_ff"}
+  fields = {x.name: x.default for x in dataclasses.fields(config)}
+  layers = ["MultiQueryAttention", "SwiGlu"]
+  yield f"{_MODULE}.sublayer_norm.norm_epsilon = {config.norm_epsilon}"
+  if any(getattr(config, x) != fields[x] for x in names - {"norm_epsilon"}):
+    layers = list(_SETTINGS)
+    for layer, settings in _SETTINGS.items():
+      for x in settings:
+        yield f"{_MODULE}.{layer}.{x} = {getattr(config, x)!r}"
+  where = {
+    "parallel": f"{_MODULE}.ParallelBlock.layer_classes",
+    "serial": "transformer.make_layer_stack.layers",
+  }[config.block]
+  references = ", ".join(f"@{_MODULE}.{x}" for x in layers)
+  yield f"{where} = [{references}]"
 
 
 @contextlib.contextmanager
 def configured(config: PalmConfig, *lines: str) -> Iterator[Unitransformer]:
   """Yields the model that the shipped gin file makes from the macros."""
   macros = [f"{name} = {x!r}" for name, x in config.macros().items()]
-  serial = [SERIAL] if config.block == "serial" else []
   try:
-    gin.parse_config([_PALM, _UNPADDED, *macros, *serial, *lines])
+    gin.parse_config([_PALM, _UNPADDED, *macros, *_lines(config), *lines])
     yield Unitransformer()
   finally:
     gin.clear_config()
@@ -42,17 +68,17 @@ def configured(config: PalmConfig, *lines: str) -> Iterator[Unitransformer]:
 def our_name(name: str) -> str:
   """Returns our checkpoint name of a Mesh TensorFlow variable."""
   name = name.removeprefix("transformer/")
-  if name == "norm/scale":
-    return "final_norm/scale"
+  if name.startswith("norm/"):
+    return f"final_{name}"
   in_layer = re.fullmatch(r"block_(\d+)/layer_(\d+)/(.+)", name)
   if not in_layer:
     return name
   block, layer, part = in_layer.groups()
   part = part.removeprefix("ParallelBlock/")
-  part = part.replace("MultiQueryAttention/", "attention/")
-  part = part.replace("SwiGlu/", "mlp/")
+  part = re.sub("^(MultiQuery)?Attention/", "attention/", part)
+  part = re.sub("^(SwiGlu|Mlp)/", "mlp/", part)
   if layer == "001":
-    part = part.replace("norm/", "mlp_norm/")
+    part = re.sub("^norm/", "mlp_norm/", part)
   return f"layer_{block}/{part}"
 
 
@@ -132,3 +158,105 @@ def imported(
     )
     for name, x in batch.items()
   }
+
+
+def tokens_of(config: PalmConfig, seed: int) -> dict[str, np.ndarray]:
+  """Returns random_tokens without token 0, which Mesh TensorFlow masks."""
+  batch = random_tokens(config, batch_size=4, seed=seed)
+  batch["targets"] = np.maximum(batch["targets"], 1)
+  batch["inputs"][:, 1:] = batch["targets"][:, :-1]
+  return batch
+
+
+def of_loss(
+  config: PalmConfig,
+  mesh: mtf.Mesh,
+  batch: Mapping[str, np.ndarray],
+  *lines: str,
+) -> dict[str, mtf.Tensor]:
+  """Returns logits, loss, and gradients by our names."""
+  features = imported(mesh, batch)
+  with configured(config, *lines) as model:
+    logits, loss = model.call_simple(
+      features["inputs"],
+      features["targets"],
+      compute_loss=True,
+      variable_dtype=FLOAT32,
+      sequence_id=features.get("segments"),
+    )
+  variables = mesh.graph.trainable_variables
+  gradients = mtf.gradients([loss], [x.outputs[0] for x in variables])
+  names = [our_name(x.name) for x in variables]
+  found = dict(zip(names, gradients, strict=True))
+  return {"logits": logits, "loss": loss, **found}
+
+
+def computed(
+  config: PalmConfig,
+  params: Mapping[str, np.ndarray],
+  batch: Mapping[str, np.ndarray],
+  *lines: str,
+  layout: MeshLayout = SINGLE,
+) -> dict[str, np.ndarray]:
+  """Returns the values of `of_loss`."""
+
+  def build(mesh):
+    return of_loss(config, mesh, batch, *lines)
+
+  (values,) = Run(build, params, layout).values
+  return values
+
+
+def assert_close(
+  actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+) -> None:
+  """Compares the values of `of_loss`, or some of these, to 1e-5."""
+  for name, value in expected.items():
+    assert relative_error(actual[name], value) < 1e-5, name
+
+
+def parameters(config: PalmConfig, seed: int) -> dict[str, np.ndarray]:
+  """Returns parameters such that tokens depend on more than the last token."""
+  params = oracle.random_parameters(config, seed)
+  return {**params, "embedding": 0.1 * params["embedding"]}
+
+
+def sampling(
+  config: PalmConfig, prompts: Sequence[Sequence[int]], *lines: str
+) -> Callable[[mtf.Mesh], dict[str, mtf.Tensor]]:
+  """Returns a function that builds prompts, continued to their end."""
+  rows = np.zeros([len(prompts), config.sequence_length], np.int32)
+  for row, prompt in zip(rows, prompts, strict=True):
+    row[: len(prompt)] = prompt
+
+  def build(mesh):
+    with configured(config, *lines) as model:
+      tokens = model.sample_autoregressive(
+        imported(mesh, {"ids": rows})["ids"],
+        stop_at_token=config.vocab_size,  # none
+        temperature=0.0,
+        variable_dtype=FLOAT32,
+      )
+    return {"tokens": tokens}
+
+  return build
+
+
+def assert_decodes_like_our_model(
+  config: PalmConfig, layout: MeshLayout = SINGLE
+) -> None:
+  """Compares the greedy tokens after four prompts."""
+  params = parameters(config, seed=1)
+  rng = np.random.default_rng(2)
+  prompts = [list(rng.integers(1, 44, size=n)) for n in (2, 5, 3, 1)]
+  (theirs,) = Run(sampling(config, prompts), params, layout).values
+  ours = decode(
+    config, params, prompts, DecodeConfig(temperature=0.0), max_tokens=4
+  ).tokens
+  for row, prompt, expected in zip(
+    theirs["tokens"], prompts, ours[:, 0], strict=True
+  ):
+    np.testing.assert_array_equal(row[: len(prompt)], prompt)
+    expected = list(expected)
+    end = expected.index(EOD) + 1 if EOD in expected else 4
+    assert list(row[len(prompt) :][:end]) == expected[:end]
