@@ -8,8 +8,10 @@ of the decoding step (generation/decode/block.py).
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import gin
 from mesh_tensorflow.transformer import transformer
@@ -37,17 +39,17 @@ _SETTINGS = {
 _SIZES = "num_layers d_model num_heads d_kv d_ff vocab_size sequence_length"
 _LAYER = parameters.layer_name(0)  # variable scopes have the layer's number
 _MODULE = "palm_mtf.unitransformer"
-_Tensors = Sequence[mtf.Tensor]
 
 
 def _check(name: str, kind: str, settings: Mapping[str, object]) -> PalmConfig:
-  # Returns a model with these settings, in which other sizes are 2.
+  # Returns a model with these settings. Sizes that do not matter are 2, and
+  # sizes that are missing are refused.
   known = _SETTINGS[kind].split()
   for each in settings:
     check_choice(f"setting of {name}", each, known)
-  sizes = {each: 2 for each in _SIZES.split() if each not in known}
+  sizes = {each: None if each in known else 2 for each in _SIZES.split()}
   try:
-    return PalmConfig(**sizes, **settings)  # type: ignore[arg-type]
+    return PalmConfig(**{**sizes, **settings})  # type: ignore[arg-type]
   except UserError as error:
     # The error has the names of macros, such as D_KV.
     text = re.sub(r"\b[A-Z]+(_[A-Z]+)*\b", lambda x: x[0].lower(), str(error))
@@ -133,22 +135,14 @@ class _Call:
     read = block.Read("norm", here)
     rotary = branches[0].inputs[0].rotary
     angles = self.find_angles(rotary, length) if rotary else []
-    dims, mesh = self.dims, self.context.mesh
+    mesh, dims = self.context.mesh, self.dims
     own = TrainedWeights(mesh, self.config, dims, variables=variables)
     rows = _reshape(self.join_batch(x), [dims.batch, length, dims.d_model])
     parts = own.project_in(rows, _LAYER, read, angles)
-
-    def attend(
-      q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, mixer: block.Attention
-    ) -> mtf.Tensor:
-      extras = own.score_extras(_LAYER, mixer, self.context.length_dim)
-      attend = self.attend_to_cache if is_step else self.attend
-      return attend([q, k, v], mixer, extras)
-
-    mixed = mix_products(read, parts, attend)
-    y = own.project_out(
-      _LAYER, {x.output: y for x, y in zip(branches, mixed, strict=True)}
-    )
+    attend = self.attend_to_cache if is_step else self.attend
+    results = mix_products(read, parts, functools.partial(attend, own))
+    mixed = zip(branches, results, strict=True)
+    y = own.project_out(_LAYER, {branch.output: y for branch, y in mixed})
     others = [dim for dim in x.shape.dims if dim not in self.batch_dims]
     return mtf.broadcast(_reshape(y, [*self.batch_dims, *others]), x.shape)
 
@@ -172,15 +166,16 @@ class _Call:
       for x in tables
     ]
 
-  def attend(
-    self, qkv: _Tensors, mixer: block.Attention, extras: _Tensors
-  ) -> mtf.Tensor:
-    """Returns the attention of all positions, in the shape of q."""
+  def attend(self, weights: TrainedWeights, *given: Any) -> mtf.Tensor:
+    """Returns the attention of all positions; `given`: q, k, v, the mixer."""
+    *qkv, mixer = given
+    extras = weights.score_extras(_LAYER, mixer, self.context.length_dim)
     # If the layout splits `length`, each device computes the attention of all
     # positions, because the blocks of queries have fixed places.
     whole = self.context.length_dim, self.dims.memory_length
-    given = [*qkv, *self.find_masks()]
-    q, k, v, *masks = (Resharded(x, whole).outputs[0] for x in given)
+    q, k, v, *masks = (
+      Resharded(x, whole).outputs[0] for x in (*qkv, *self.find_masks())
+    )
     if self.context.mode == "first_part":
       batch, length, *heads, d_kv = k.shape.dims
       cached = [batch, *heads, length, d_kv]
@@ -205,10 +200,10 @@ class _Call:
       prefix = self.join_batch(mtf.cast(is_given, tf.int32))
     return [*(segments or [mtf.zeros_like(prefix)]), prefix]
 
-  def attend_to_cache(
-    self, qkv: _Tensors, mixer: block.Attention, extras: _Tensors
-  ) -> mtf.Tensor:
-    """Returns the attention of one position per row, in the shape of q."""
+  def attend_to_cache(self, weights: TrainedWeights, *given: Any) -> mtf.Tensor:
+    """Returns the attention of one position per row; see `attend`."""
+    *qkv, mixer = given
+    extras = weights.score_extras(_LAYER, mixer, self.context.length_dim)
     old = [self.join_batch(x) for x in self.context.get_states(2)]
 
     def step(

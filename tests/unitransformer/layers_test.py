@@ -392,6 +392,11 @@ def test_a_batch_of_two_dimensions_has_the_logits_of_one(split):
       "numbers, so rotary_fraction * d_kv is even; use 4.",
     ),
     (
+      Attention,
+      {"d_kv": None},
+      "Attention.d_kv = None: give a whole number of at least 1.",
+    ),
+    (
       Mlp,
       {"mpl": "gelu"},
       "setting of Mlp = 'mpl' (did you mean \"mlp\"?): choose one of 'd_ff', "
@@ -404,7 +409,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line(
 ):
   sizes = {"d_ff": 4} if layer is Mlp else {"num_heads": 4, "d_kv": 10}
   with pytest.raises(UserError) as error:
-    layer(**sizes, **settings)
+    layer(**{**sizes, **settings})
   assert str(error.value).splitlines()[0] == message  # gin appends the call
 
 
