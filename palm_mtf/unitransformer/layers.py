@@ -66,7 +66,7 @@ class _Call:
 
   def __init__(self, context: transformer.Context, config: PalmConfig):
     self.context = context
-    # A layout splits the joined dimension like its first part.
+    # The layout rule of "batch" splits the joined dimension, too.
     self.batch_dims = sorted(
       context.batch_dims, key=lambda x: x.name != "batch"
     )
@@ -193,11 +193,11 @@ class _Call:
     ][:1]
     if context.model.fully_autoregressive:
       return segments
-    shape = mtf.Shape([self.dims.batch, context.length_dim])
-    prefix = mtf.ones(context.mesh, shape, tf.int32)  # of an encoder
+    # All positions of an encoder, and the inputs of a text.
+    prefix = mtf.ones(context.mesh, [context.length_dim], tf.int32)
     if context.write_priority is not None:
-      is_given = mtf.equal(context.write_priority, 0)
-      prefix = self.join_batch(mtf.cast(is_given, tf.int32))
+      prefix = mtf.cast(mtf.equal(context.write_priority, 0), tf.int32)
+    prefix = self.join_batch(prefix)
     return [*(segments or [mtf.zeros_like(prefix)]), prefix]
 
   def attend_to_cache(self, weights: TrainedWeights, *given: Any) -> mtf.Tensor:
@@ -362,6 +362,8 @@ class ParallelBlock(transformer.TransformerLayer):
   ):
     """Makes the layers that are summed; gin sets the layers' arguments."""
     self._layers = [layer() for layer in layer_classes]
+    ours = [x for x in self._layers if isinstance(x, _Branch)]
+    self._joined = {x.kind: x for x in reversed(ours)}
 
   def call(
     self,
@@ -378,19 +380,17 @@ class ParallelBlock(transformer.TransformerLayer):
       x: [..., d_model], normalized.
       losses: list to which layers append additional losses.
     """
-    results: list[mtf.Tensor] = []
-    joined: dict[str, _Branch] = {}
+    results = []
     variables: dict[str, mtf.Tensor] = {}
     for layer in self._layers:
       with tf.variable_scope(type(layer).__name__):
-        if isinstance(layer, _Branch) and layer.kind not in joined:
-          joined[layer.kind] = layer
+        if layer in self._joined.values():
           call = _Call(context, layer.config)
           variables |= call.make_variables(layer.kind)
         else:
           results.append(layer.call(context, x, losses=losses))
-    if joined:
-      first, *others = (joined[kind] for kind in sorted(joined))
+    if self._joined:
+      first, *others = (self._joined[kind] for kind in sorted(self._joined))
       branches = [first.branch, *(each.branch for each in others)]
       call = _Call(context, first.config)
       results.append(call.add_branches(x, branches, variables))

@@ -155,6 +155,39 @@ def test_recomputed_layers_have_the_same_gradients():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", ["one device", "all over data and model"])
+def test_gradients_of_mesh_tensorflow_s_microbatches_add_up(layout):
+  config = small_config(num_layers=1)
+  params = oracle.random_parameters(config, seed=13)
+  batch = tokens_of(config, seed=14)
+
+  def build(mesh):
+    def loss_of(features):
+      with configured(config) as model:
+        _, loss = model.call_simple(
+          features["inputs"],
+          features["targets"],
+          compute_loss=True,
+          variable_dtype=FLOAT32,
+          num_microbatches=2,
+        )
+      return {"loss": loss}
+
+    whole = mtf.Dimension("batch", 4)
+    gradients, outputs = mtf.serialize_training_step(
+      imported(mesh, batch), loss_of, whole, num_splits=2
+    )
+    names = [our_name(x.name) for x in mesh.graph.trainable_variables]
+    return {**outputs, **dict(zip(names, gradients, strict=True))}
+
+  mesh = SINGLE if layout == "one device" else mesh_layout(layout)
+  (parts,) = Run(build, params, mesh).values
+  one = computed(config, params, batch)
+  del one["logits"]
+  assert_close(parts, one)
+
+
+@pytest.mark.slow
 def test_a_mesh_that_splits_positions_gives_what_one_device_does():
   config = small_config(sequence_length=8)
   params = oracle.random_parameters(config, seed=11)
