@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Unitransformer of our layers is our model, and decodes the same texts."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
+from mesh_tensorflow.transformer import transformer
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError
+from palm_mtf.foreign_models import DeviceMesh, PodsConfig, PodTraining
 from palm_mtf.unitransformer import (
   Attention,
   Mlp,
@@ -17,6 +20,7 @@ from palm_mtf.unitransformer import (
 )
 from tests import oracle
 from tests.mtf_testing import (
+  PALM_OPTIMIZER,
   SINGLE,
   MeshLayout,
   mesh_layout,
@@ -185,6 +189,38 @@ def test_gradients_of_mesh_tensorflow_s_microbatches_add_up(layout):
   one = computed(config, params, batch)
   del one["logits"]
   assert_close(parts, one)
+
+
+def test_foreign_models_train_the_layers_with_the_loss_of_our_model():
+  """On this mesh, CPUs run our C++ operations."""
+  config = small_config()
+  batch = tokens_of(config, seed=15)
+  del batch["inputs"]
+
+  def loss_of(mesh, features):
+    with configured(config) as model:
+      _, loss = model.call_simple(
+        transformer.autoregressive_inputs(features["targets"]),
+        features["targets"],
+        compute_loss=True,
+        variable_dtype=FLOAT32,
+      )
+    return loss
+
+  with PodTraining(
+    loss_of,
+    {"targets": ("int32", f"length:{config.sequence_length}")},
+    mesh=DeviceMesh(mesh_shape="model:2", layout="heads:model,d_ff:model"),
+    optimizer=dataclasses.replace(PALM_OPTIMIZER, z_loss=0.0),
+    global_batch_size=4,
+    pods=PodsConfig(num_pods=2),
+  ) as training:
+    for _ in range(2):
+      variables = {our_name(x): y for x, y in training.variables().items()}
+      params = {x: variables[x] for x in oracle.parameter_shapes(config)}
+      loss = training.step(batch)["loss"]
+      ours = run_model(config, params, tokens_of(config, seed=15))
+      assert loss == pytest.approx(ours.loss + ours.z_loss, rel=1e-5)
 
 
 @pytest.mark.slow
