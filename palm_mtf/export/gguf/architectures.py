@@ -99,7 +99,10 @@ class GgufArchitecture:
     scale_offset: number that is added to scales of norms in the file.
     numbers: {key of GGUF: key of config.json} of numbers.
     flags: {key of GGUF: key of config.json} of booleans.
-    mlp: the value of MLP that llama.cpp computes, if it has only one.
+    only: {field of PalmConfig: its one value that llama.cpp computes}, if the
+      class computes others too.
+    has_one_width: whether llama.cpp computes only heads that are together as
+      wide as the model.
   """
 
   name: str
@@ -109,7 +112,8 @@ class GgufArchitecture:
   scale_offset: float = 0.0
   numbers: Mapping[str, str] = dataclasses.field(default_factory=dict)
   flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  mlp: str | None = None
+  only: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  has_one_width: bool = False
 
   @property
   def layout(self) -> Family:
@@ -124,7 +128,9 @@ class GgufArchitecture:
 
 
 # llama.cpp's GELU is the tanh approximation.
-_TANH = "gelu_tanh"
+_TANH = {"mlp": "gelu_tanh"}
+_TIED, _SEPARATE = ({"output_embedding": x} for x in ("tied", "separate"))
+_NO_BIASES = {"biases": ""}
 ARCHITECTURES = (
   GgufArchitecture(
     name="llama", family=families.LLAMA, rotary_pairs="neighbours"
@@ -132,9 +138,14 @@ ARCHITECTURES = (
   GgufArchitecture(
     name="llama", family=families.MISTRAL, rotary_pairs="neighbours"
   ),
-  GgufArchitecture(name="qwen2", family=families.QWEN2),
-  GgufArchitecture(name="qwen3", family=families.QWEN3),
-  GgufArchitecture(name="gemma", family=families.GEMMA, scale_offset=1.0),
+  GgufArchitecture(name="qwen2", family=families.QWEN2, has_one_width=True),
+  GgufArchitecture(name="qwen3", family=families.QWEN3, only=_NO_BIASES),
+  GgufArchitecture(
+    name="gemma",
+    family=families.GEMMA,
+    scale_offset=1.0,
+    only=_TIED | _NO_BIASES,
+  ),
   GgufArchitecture(
     name="granite",
     family=families.GRANITE,
@@ -150,22 +161,31 @@ ARCHITECTURES = (
     family=families.COHERE,
     rotary_pairs="neighbours",
     numbers={"logit_scale": "logit_scale"},
+    only=_TIED | _NO_BIASES,
+    has_one_width=True,
   ),
   GgufArchitecture(
-    name="gpt2", family=families.GPT2, joins_qkv=True, mlp=_TANH
+    name="gpt2", family=families.GPT2, joins_qkv=True, only=_TANH
   ),
   GgufArchitecture(
     name="gptneox",
     family=families.GPT_NEOX,
     joins_qkv=True,
     flags={"use_parallel_residual": "use_parallel_residual"},
-    mlp=_TANH,
+    only=_TANH | _SEPARATE | {"biases": "mlp,qkv,o"},
   ),
-  GgufArchitecture(name="phi2", family=families.PHI, mlp=_TANH),
+  GgufArchitecture(
+    name="phi2",
+    family=families.PHI,
+    only=_TANH | _SEPARATE,
+    has_one_width=True,
+  ),
   GgufArchitecture(
     name="stablelm",
     family=families.STABLELM,
     flags={"use_parallel_residual": "use_parallel_residual"},
+    only=_SEPARATE,
+    has_one_width=True,
   ),
 )
 
@@ -180,34 +200,32 @@ def find_gguf_architecture(model: PalmConfig) -> GgufArchitecture:
       "another --format."
     )
   (own,) = found
-  if own.mlp not in (None, model.mlp):
-    raise UserError(
-      f"MLP = {model.mlp!r}: llama.cpp computes a {own.name} with "
-      f"{own.mlp!r}; use another --format."
-    )
+  for field, value in own.only.items():
+    given = getattr(model, field)
+    if sorted(given.split(",")) != sorted(value.split(",")):
+      raise UserError(
+        f"{field.upper()} = {given!r}: llama.cpp computes a {own.name} with "
+        f"{value!r}; use another --format."
+      )
   if model.attention_window:
     raise UserError(
       f"ATTENTION_WINDOW = {model.attention_window}: a {own.name} of llama.cpp "
       "has no window; use another --format."
     )
-  if own.name == "command-r":
-    _check_command_r(model)
-  return own
-
-
-def _check_command_r(model: PalmConfig) -> None:
   width = model.num_heads * model.d_kv
-  if width != model.d_model:
+  if own.has_one_width and width != model.d_model:
     raise UserError(
-      f"NUM_HEADS * D_KV = {width} and D_MODEL = {model.d_model}: a command-r "
+      f"NUM_HEADS * D_KV = {width} and D_MODEL = {model.d_model}: a {own.name} "
       "of llama.cpp has the same of both; use another --format."
     )
-  if model.num_layers >= _LAYERS_OF_COMMAND_R_PLUS:
+  is_plus = model.num_layers >= _LAYERS_OF_COMMAND_R_PLUS
+  if own.name == "command-r" and is_plus:
     raise UserError(
       f"NUM_LAYERS = {model.num_layers}: llama.cpp takes a command-r of "
       f"{_LAYERS_OF_COMMAND_R_PLUS} layers or more for one with norms of q and "
       "k; use another --format."
     )
+  return own
 
 
 def make_model_metadata(
@@ -325,9 +343,7 @@ def _make_config(
   for key, (places, _) in family.biases.items():
     first = first_of.get(places.split(",")[0], "mlp/wi_bias")
     config[key] = layout[first].format(0) in shapes
-  if own.mlp:
-    key, choice = next(
-      (x, y) for x, y in family.choices.items() if y.setting == "mlp"
-    )
-    config[key] = next(x for x, y in choice.values.items() if y == own.mlp)
+  for key, choice in family.choices.items():
+    if choice.setting == "mlp" and (mlp := own.only.get("mlp")):
+      config[key] = next(x for x, y in choice.values.items() if y == mlp)
   return {key: value for key, value in config.items() if value is not None}

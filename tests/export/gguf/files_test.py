@@ -1,0 +1,350 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of each type are read as llama.cpp defines them; damage is refused.
+
+`dequantize` is written only after the block layouts of llama.cpp's
+ggml-common.h and ggml-quants.c.
+"""
+
+import ctypes
+import itertools
+import struct
+
+import gguf
+import numpy as np
+import pytest
+
+from palm_mtf.cli.main import main
+from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.data.vocabulary.training import learn_model
+from palm_mtf.errors import UserError
+from palm_mtf.export.gguf.architectures import read_model_metadata
+from palm_mtf.export.gguf.files import GgufFile, write_gguf
+from palm_mtf.export.gguf.model import import_gguf_parameters
+from tests import oracle, tokenizer_files
+from tests.blocks import SETTINGS
+from tests.export.gguf.architectures_test import (
+  SIZES,
+  compute,
+  logits_of,
+  write,
+)
+from tests.mtf_testing import small_config
+
+
+def halves(block, *places):
+  """Returns the float16 numbers at some bytes of a block."""
+  return [struct.unpack_from("<e", block, x)[0] for x in places]
+
+
+def nibbles(block):
+  """Returns the low, then the high, halves of bytes."""
+  return [x & 15 for x in block] + [x >> 4 for x in block]
+
+
+def fifth_bits(block):
+  """Returns 32 bits of a little-endian number, each times 16."""
+  (bits,) = struct.unpack("<I", block)
+  return [(bits >> i & 1) * 16 for i in range(32)]
+
+
+def dequantize_q4_k(block):
+  """256 numbers: in each of 8 parts, a scale and a minimum of 6 bits."""
+  (d, least), packed, quants = halves(block, 0, 2), block[4:16], block[16:]
+  found = []
+  for j in range(8):
+    if j < 4:
+      scale, minimum = packed[j] & 63, packed[j + 4] & 63
+    else:
+      scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4
+      minimum = (packed[j + 4] >> 4) | (packed[j] >> 6) << 4
+    part = quants[32 * (j // 2) : 32 * (j // 2) + 32]
+    values = [x >> 4 if j % 2 else x & 15 for x in part]
+    found += [d * scale * x - least * minimum for x in values]
+  return found
+
+
+def dequantize_q6_k(block):
+  """256 numbers of 4 low and 2 high bits, with a scale per 16 of them."""
+  low, high, scales = block[:128], block[128:192], block[192:208]
+  scales = struct.unpack("16b", scales)
+  (d,) = halves(block, 208)
+  found = [0.0] * 256
+  for half, i in itertools.product(range(2), range(32)):
+    a, b = low[64 * half + i], low[64 * half + 32 + i]
+    bits = high[32 * half + i]
+    values = [a & 15, b & 15, a >> 4, b >> 4]
+    for j, x in enumerate(values):
+      x = (x | (bits >> 2 * j & 3) << 4) - 32
+      at = 32 * j + i
+      found[128 * half + at] = d * scales[8 * half + at // 16] * x
+  return found
+
+
+def dequantize(name, block):
+  """Returns the numbers of one block."""
+  if name == "F16":
+    return halves(block, 0)
+  if name == "BF16":
+    return [struct.unpack("<f", b"\0\0" + block)[0]]
+  if name == "Q8_0":
+    (d,) = halves(block, 0)
+    return [d * x for x in struct.unpack("32b", block[2:])]
+  if name == "Q4_0":
+    (d,) = halves(block, 0)
+    return [d * (x - 8) for x in nibbles(block[2:])]
+  if name == "Q4_1":
+    d, least = halves(block, 0, 2)
+    return [d * x + least for x in nibbles(block[4:])]
+  if name == "Q5_0":
+    (d,) = halves(block, 0)
+    parts = zip(nibbles(block[6:]), fifth_bits(block[2:6]), strict=True)
+    return [d * (x + high - 16) for x, high in parts]
+  if name == "Q5_1":
+    d, least = halves(block, 0, 2)
+    parts = zip(nibbles(block[8:]), fifth_bits(block[4:8]), strict=True)
+    return [d * (x + high) + least for x, high in parts]
+  return {"Q4_K": dequantize_q4_k, "Q6_K": dequantize_q6_k}[name](block)
+
+
+# {type: (numbers per block, bytes per block, places of float16 scales)}
+BLOCKS = {
+  "F16": (1, 2, [0]),
+  "BF16": (1, 2, []),
+  "Q4_0": (32, 18, [0]),
+  "Q4_1": (32, 20, [0, 2]),
+  "Q5_0": (32, 22, [0]),
+  "Q5_1": (32, 24, [0, 2]),
+  "Q8_0": (32, 34, [0]),
+  "Q4_K": (256, 144, [0, 2]),
+  "Q6_K": (256, 210, [208]),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_random_blocks_are_the_numbers_of_the_format(name, tmp_path):
+  numbers, size, scales = BLOCKS[name]
+  rng = np.random.default_rng(0)
+  blocks = rng.integers(256, size=[6, size], dtype=np.uint8)
+  for place in scales:
+    values = rng.normal(size=6).astype("<f2")
+    blocks[:, place : place + 2] = values.view(np.uint8).reshape(6, 2)
+  if name == "BF16":
+    blocks = (rng.normal(size=6).astype("<f4").view("<u4") >> 16).astype("<u2")
+    blocks = blocks.view(np.uint8).reshape(6, 2)
+  path = str(tmp_path / "model.gguf")
+  writer = gguf.GGUFWriter(path, "llama")
+  kind = gguf.GGMLQuantizationType[name]
+  writer.add_tensor("x", blocks.reshape(2, -1), raw_dtype=kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  file = GgufFile(path)
+  assert file.dtypes == {"x": name}
+  assert file.shapes == {"x": (2, 3 * numbers)}
+  expected = [dequantize(name, x.tobytes()) for x in blocks]
+  found = file.read("x")
+  assert found.dtype == np.float32
+  # A product of three numbers is rounded to float32 twice.
+  largest = np.abs(expected).max()
+  np.testing.assert_allclose(
+    found, np.reshape(expected, found.shape), rtol=0, atol=3e-7 * largest
+  )
+
+
+MODEL = small_config(**{**SIZES, **SETTINGS["LLaMA 3"]})
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+  path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
+  path.write_bytes(learn_model(tokenizer_files.CORPUS[:20], 400))
+  return open_vocabulary(str(path))
+
+
+@pytest.fixture(scope="module")
+def whole(vocabulary, tmp_path_factory):
+  """A file that is imported without an error."""
+  path = tmp_path_factory.mktemp("whole") / "model.gguf"
+  params = oracle.random_parameters(MODEL, seed=1)
+  params = {key: x.astype(np.float32) for key, x in params.items()}
+  write(path, MODEL, params, vocabulary)
+  return path
+
+
+def copy(source, path, *, drop=(), **changes):
+  """Writes a file again without some tensors, and with other keys."""
+  file = GgufFile(str(source))
+  shapes = {name: x for name, x in file.shapes.items() if name not in drop}
+  metadata = {
+    key: x for key, x in file.metadata.items() if not key.startswith("GGUF.")
+  }
+  write_gguf(str(path), metadata | changes, shapes, "float32", file.read)
+
+
+def _cut(source, path):
+  path.write_bytes(source.read_bytes()[:-1000])
+
+
+def _cut_header(source, path):
+  path.write_bytes(source.read_bytes()[:5000])
+
+
+def _other_magic(source, path):
+  path.write_bytes(b"GGML" + source.read_bytes()[4:])
+
+
+def _empty(source, path):
+  path.write_bytes(b"")
+
+
+def _other_architecture(source, path):
+  copy(source, path, **{"general.architecture": "mamba"})
+
+
+def _scaled(source, path):
+  copy(source, path, **{"llama.rope.scaling.type": "linear"})
+
+
+def _capped(source, path):
+  copy(source, path, **{"llama.final_logit_softcapping": 30.0})
+
+
+def _without_a_tensor(source, path):
+  copy(source, path, drop=["blk.1.ffn_up.weight"])
+
+
+def _without_tokens(source, path):
+  copy(source, path, **{"tokenizer.ggml.model": "bert"})
+
+
+def _not_finite(source, path):
+  content = bytearray(source.read_bytes())
+  content[-4:] = struct.pack("<f", float("nan"))
+  path.write_bytes(content)
+
+
+DAMAGED = {
+  _cut: "is no whole GGUF file",
+  _cut_header: "is no whole GGUF file",
+  _other_magic: "is no whole GGUF file",
+  _empty: "is no whole GGUF file",
+  _other_architecture: "general.architecture = 'mamba'",
+  _scaled: "llama.rope.scaling.type = 'linear'",
+  _capped: "llama.final_logit_softcapping = 30.0",
+  _without_a_tensor: "blk.1.ffn_up.weight is missing",
+  _without_tokens: "tokenizer.ggml.model = 'bert'",
+  _not_finite: "holds a number that is not finite",
+}
+
+
+def import_file(path, output):
+  return main(["import", str(path), "--output", str(output)])
+
+
+def test_a_whole_file_is_imported(whole, tmp_path):
+  assert import_file(whole, tmp_path / "run") == 0
+  copied = tmp_path / "copied.gguf"
+  copy(whole, copied)
+  assert import_file(copied, tmp_path / "again") == 0
+
+
+@pytest.mark.parametrize("damage", DAMAGED, ids=lambda x: x.__name__)
+def test_a_damaged_or_other_file_is_refused_in_one_line(
+  damage, whole, tmp_path, capsys
+):
+  path = tmp_path / "model.gguf"
+  damage(whole, path)
+  assert import_file(path, tmp_path / "run") == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert DAMAGED[damage] in line
+  assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_path_without_a_file_is_refused_in_one_line(tmp_path, capsys):
+  assert import_file(tmp_path / "no.gguf", tmp_path / "run") == 2
+  assert capsys.readouterr().err.endswith("no.gguf: no such file.\n")
+
+
+def test_a_type_that_the_gguf_package_does_not_read_is_refused(tmp_path):
+  path = str(tmp_path / "model.gguf")
+  writer = gguf.GGUFWriter(path, "llama")
+  kind = gguf.GGMLQuantizationType.Q8_K
+  size = gguf.GGML_QUANT_SIZES[kind][1]
+  writer.add_tensor("x", np.zeros([1, size], np.uint8), raw_dtype=kind)
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  with pytest.raises(UserError, match="its x is Q8_K, which is not read"):
+    GgufFile(path).read("x")
+
+
+# {type of llama.cpp's quantizer: largest difference from the logits of the same
+# weights in float32, relative to their range}. llama.cpp rounds the activations
+# in each product: to int8 with a scale per 32 or 256 numbers (steps of 1/127 of
+# the largest), to float16 (steps of 2^-11) or to bfloat16 (steps of 2^-8).
+QUANTIZED = {
+  **dict.fromkeys(["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"], 1.5e-2),
+  **dict.fromkeys(["Q4_K_M", "Q5_K_M", "Q6_K"], 1.5e-2),
+  **{"F16": 5e-4, "BF16": 4e-3},
+}
+
+
+@pytest.fixture(scope="module")
+def quantize():
+  """A function that calls llama.cpp's own quantizer; ftype 0 is float32."""
+  import llama_cpp
+
+  def convert(source, path, ftype):
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype, settings.nthread = ftype, 1
+    settings.allow_requantize = True
+    assert not llama_cpp.llama_model_quantize(
+      str(source).encode(), str(path).encode(), ctypes.byref(settings)
+    )
+
+  return convert
+
+
+@pytest.fixture(scope="module")
+def large(vocabulary, tmp_path_factory):
+  """A file in float32 with rows of 256 numbers, which K-quants need."""
+  path = tmp_path_factory.mktemp("large") / "model.gguf"
+  sizes = {**SIZES, "d_model": 256, "d_kv": 64, "d_ff": 512}
+  model = small_config(**{**sizes, **SETTINGS["LLaMA 3"]})
+  params = oracle.random_parameters(model, seed=1)
+  params = {key: x.astype(np.float32) for key, x in params.items()}
+  write(path, model, params, vocabulary)
+  return path
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_files_of_llama_cpps_quantizer_have_its_numbers_and_logits(
+  name, large, quantize, tmp_path
+):
+  import llama_cpp
+
+  path, plain = tmp_path / "quantized.gguf", tmp_path / "float32.gguf"
+  quantize(large, path, getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{name}"))
+  quantize(path, plain, llama_cpp.LLAMA_FTYPE_ALL_F32)
+  file, theirs = GgufFile(str(path)), GgufFile(str(plain))
+  assert {"F32"} < {*file.dtypes.values()}
+  assert {*theirs.dtypes.values()} == {"F32"}
+  assert file.shapes == theirs.shapes
+  for tensor in file.shapes:  # bit for bit
+    np.testing.assert_array_equal(file.read(tensor), theirs.read(tensor))
+  own, model = read_model_metadata(file.metadata, file.shapes, str(path))
+  params = import_gguf_parameters(file, model, own, str(path))
+  ids = [*range(1, 17)]
+  ours = compute(model, params, ids)
+  for each, limit in ((plain, 1e-6), (path, QUANTIZED[name])):
+    peer = llama_cpp.Llama(
+      str(each),
+      **{"logits_all": True, "verbose": False, "n_threads": 1, "n_ctx": 32},
+      **{"type_k": 0, "type_v": 0},
+    )
+    difference = np.abs(logits_of(peer, ids) - ours).max()
+    assert difference < limit * np.ptp(ours)
