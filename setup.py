@@ -86,6 +86,8 @@ setup(
     "tensorflow-text>=2.20,<2.22",
   ],
   extras_require={
+    # Renders the chat templates of `palm_mtf generate --chat` and `serve`.
+    "chat": ["jinja2>=3.1,<4"],
     # The compiler of TPUs, for `palm_mtf plan --compile`.
     "compile": ["jax>=0.10,<0.11", "libtpu>=0.0.42,<0.1"],
     # XLA's compiler for GPUs of NVIDIA, and NVIDIA's assembler, for the same.

@@ -151,6 +151,7 @@ ONLY_IMPORTERS = {
   "matplotlib": "palm_mtf/report/",
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/generation/serving/",
+  "jinja2": "palm_mtf/data/vocabulary/chat.py",
   "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",
   "grpc": "palm_mtf/runtime/manager/",
   "grpc_health": "palm_mtf/runtime/manager/service.py",

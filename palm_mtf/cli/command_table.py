@@ -209,6 +209,10 @@ COMMANDS = {
       "--interactive": _switch(
         "ask for prompts; the default if none is given and stdin is a terminal"
       ),
+      "--chat": _switch(
+        "answer each line of stdin in one conversation, in the form of the "
+        "model's chat_template.jinja"
+      ),
     },
   ),
   "score": Command(

@@ -16,13 +16,19 @@ from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, PalmConfig
+from palm_mtf.config.macros import macros_of, values_of
+from palm_mtf.data.vocabulary.chat import read_template, write_template
 from palm_mtf.data.vocabulary.gguf_tokenizer import read_gguf_tokenizer
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile
-from palm_mtf.export.gguf.model import import_gguf_parameters, make_gguf
+from palm_mtf.export.gguf.model import (
+  CHAT_TEMPLATE,
+  import_gguf_parameters,
+  make_gguf,
+)
 from palm_mtf.export.huggingface.config_json import read_config
 from palm_mtf.export.huggingface.folder import make_hf
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
@@ -79,6 +85,7 @@ class _Foreign(NamedTuple):
   model: PalmConfig
   data: Mapping[str, object]  # macros of the data, such as PACKING
   vocabulary: Vocabulary
+  chat_template: str  # template of conversations; "" if there is none
   files: TensorFiles | GgufFile
   read: Callable[[], dict[str, np.ndarray]]  # reads the parameters, by name
 
@@ -114,6 +121,7 @@ def import_model(
     )
     write_manifest(checkpoint, manifest)
     found.vocabulary.write(partial)
+    write_template(found.chat_template, partial)
     with open(paths.config, "w", encoding="utf-8") as file:
       file.write(_format_gin(found.model, found.data))
   print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")
@@ -142,7 +150,8 @@ def _open_folder(
     return import_parameters(model, family, files.read)
 
   data = {"PACKING": described.packing, "START_ID": described.start_id}
-  return _Foreign(model, data, vocabulary, files, read)
+  template = read_template(folder)
+  return _Foreign(model, data, vocabulary, template, files, read)
 
 
 def _open_gguf(
@@ -159,11 +168,13 @@ def _open_gguf(
     vocabulary_path = os.path.join(scratch, next(iter(content)))
   vocabulary = open_vocabulary(vocabulary_path, setting="--vocabulary")
   start_id = file.metadata.get("tokenizer.ggml.bos_token_id")
+  template = file.metadata.get(CHAT_TEMPLATE)
   data = {"PACKING": "packed", "START_ID": start_id}
   return _Foreign(
     model,
     data,
     vocabulary,
+    template if isinstance(template, str) else "",
     file,
     lambda: import_gguf_parameters(file, model, own, path),
   )
@@ -183,12 +194,12 @@ def _check_memory(files: TensorFiles | GgufFile, folder: str) -> int:
 
 
 def _format_gin(model: PalmConfig, data: Mapping[str, object]) -> str:
-  """Returns the text of config.gin, a finetuning recipe for `model`."""
-  settings = {
-    **model.macros(),
-    "ACTIVATION_DTYPE": model.activation_dtype,
-    **data,
-  }
+  """Returns the text of config.gin, a finetuning recipe for `model`.
+
+  The text has only settings that differ from their defaults.
+  """
+  settings = {**values_of(model), **data}
+  defaults = {**macros_of(PalmConfig), "START_ID": None}
   lines = [
     'include "recipes/finetune.gin"',
     # The user has to set TASK or TEXT_FILES. Until then, the error that no file
@@ -196,6 +207,10 @@ def _format_gin(model: PalmConfig, data: Mapping[str, object]) -> str:
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
     "VOCABULARY = None",  # None stands for the vocabulary in MODEL_DIR
-    *(f"{name} = {value!r}" for name, value in settings.items()),
+    *(
+      f"{name} = {value!r}"
+      for name, value in settings.items()
+      if name not in defaults or value != defaults[name]
+    ),
   ]
   return "\n".join(lines) + "\n"

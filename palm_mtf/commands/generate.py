@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, RunConfig, mesh_layout
+from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.prompts import (
   check_prompts,
@@ -32,18 +34,25 @@ def generate(
   prompts: Sequence[str] | None = None,
   input_file: str | None = None,
   interactive: bool = False,
+  chat: bool = False,
   as_json: bool = False,
 ) -> None:
-  """Prints continuations of prompts."""
+  """Prints continuations of prompts, or answers in a conversation."""
   mesh, decode, run = config.mesh_layout, config.decode, config.run
   mesh_layout.check_layout(mesh, config.model)
   model = resolve_dtype(config.model, mesh)
   config = dataclasses.replace(config, model=model)
   texts, origin = _find_prompts(prompts, input_file, run)
-  asks = interactive or (not texts and sys.stdin.isatty())
+  asks = interactive or chat or (not texts and sys.stdin.isatty())
   if asks and (prompts or input_file):
     raise UserError(
-      "--interactive: asks for prompts; leave out --prompt and --input."
+      f"--{'chat' if chat else 'interactive'}: asks for prompts; leave out "
+      "--prompt and --input."
+    )
+  if chat and (as_json or decode.rows_per_prompt > 1):
+    raise UserError(
+      "--chat: prints one answer as text; leave out --json, and set "
+      "NUM_SAMPLES and NUM_BEAMS to 1."
     )
   if not asks and not texts:
     raise UserError(
@@ -52,6 +61,8 @@ def generate(
     )
   checkpoint, vocabulary = open_newest(model_dir, config)
   check_room(model, run)
+  start_id = document_start(config.data, vocabulary.eod_id)
+  template = ChatTemplate(vocabulary, start_id) if chat else None
 
   def check(texts):
     check_prompts(texts, vocabulary, model, run, origin)
@@ -73,7 +84,9 @@ def generate(
   with open_generator(checkpoint, config, vocabulary) as loaded:
     # If there is only one continuation, print tokens as they are generated.
     is_one = decode.rows_per_prompt == 1 and not as_json
-    if asks:
+    if template:
+      _chat(loaded, template, model.sequence_length - run.sample_tokens)
+    elif asks:
       _answer_stdin(loaded, check, warn, is_one, as_json)
     elif is_one and len(texts) == 1:
       _print_stream(loaded, texts[0])
@@ -157,3 +170,35 @@ def _answer_stdin(
       _print_stream(loaded, prompt)
     else:
       _print_all(loaded, [prompt], as_json)
+
+
+def _chat(loaded: "Generator", template: ChatTemplate, most: int) -> None:
+  """Answers each line of stdin, until the end of stdin or an empty line.
+
+  Each answer is after the whole conversation, of at most `most` tokens.
+  """
+  messages: list[dict[str, str]] = []
+  # Print "> " to stderr, because stdout gets only answers.
+  ask = "> " if sys.stdin.isatty() else ""
+  while True:
+    print(ask, end="", file=sys.stderr, flush=True)
+    (line,) = split_lines(sys.stdin.readline())
+    if not line:
+      return
+    asked = [*messages, {"role": "user", "content": line}]
+    try:
+      ids = template.encode(asked)
+      if len(ids) > most:
+        raise UserError(
+          f"the conversation is {len(ids):,} tokens, and SEQUENCE_LENGTH less "
+          f"SAMPLE_TOKENS is {most:,}: begin again, or set SAMPLE_TOKENS lower."
+        )
+    except UserError as error:
+      print(f"palm_mtf: {error}", file=sys.stderr)
+      continue
+    answer = ""
+    for piece in loaded.stream_tokens(ids):
+      print(piece, end="", flush=True)
+      answer += piece
+    print(flush=True)
+    messages = [*asked, {"role": "assistant", "content": answer}]

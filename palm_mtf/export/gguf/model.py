@@ -8,12 +8,14 @@ a U+2581 in a text as a space, not as three bytes. gguf_tokenizer.py has other
 tokenizers.
 """
 
+import os
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from palm_mtf.architecture.parameters import parse_name
 from palm_mtf.config import PalmConfig
+from palm_mtf.data.vocabulary.chat import read_template
 from palm_mtf.data.vocabulary.gguf_tokenizer import make_gguf_tokenizer
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   SentencePieceVocabulary,
@@ -42,6 +44,9 @@ from palm_mtf.export.huggingface.weights import (
 )
 from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
+# Key of the template of conversations.
+CHAT_TEMPLATE = "tokenizer.chat_template"
+
 
 def make_gguf(trained: TrainedModel, dtype: str) -> Export:
   """Makes a GGUF file with the weights and the tokenizer.
@@ -62,6 +67,8 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
       vocabulary, start_id=trained.start_id, vocab_size=model.vocab_size
     ),
   }
+  if template := read_template(os.path.dirname(vocabulary.path)):
+    metadata[CHAT_TEMPLATE] = template
   shapes = find_tensor_shapes(model, own.layout)
 
   def write(path: str, read: Reader) -> None:

@@ -23,6 +23,7 @@ from palm_mtf.data.vocabulary.byte_pair import (
   BytePairVocabulary,
   start_processor,
 )
+from palm_mtf.data.vocabulary.chat import read_template
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   SPACE_MARK,
   SentencePieceVocabulary,
@@ -92,11 +93,14 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
       "with SentencePiece and vocabulary.model"
     )
     return files
+  tokenizer_config = make_tokenizer_config(
+    vocabulary, start_id=start_id, sequence_length=model.sequence_length
+  )
+  if template := read_template(os.path.dirname(vocabulary.path)):
+    tokenizer_config["chat_template"] = template
   return files | {
     "tokenizer.json": make_tokenizer_json(vocabulary, start_id),
-    "tokenizer_config.json": make_tokenizer_config(
-      vocabulary, start_id=start_id, sequence_length=model.sequence_length
-    ),
+    "tokenizer_config.json": tokenizer_config,
   }
 
 

