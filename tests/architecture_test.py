@@ -163,6 +163,8 @@ ONLY_IMPORTERS = {
 JSON_WRITERS = {
   "palm_mtf/json_text.py",  # which all other writers call
   "palm_mtf/user_text.py",  # shows the user's value in a message
+  # The function of chat templates that transformers defines.
+  "palm_mtf/data/vocabulary/chat.py",
   # Names, shapes and offsets, no floats.
   "palm_mtf/export/huggingface/tensor_files.py",
   "palm_mtf/model_dir/foreign_files.py",  # text that is hashed, never written

@@ -17,7 +17,8 @@ from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.config import Config, PalmConfig
 from palm_mtf.config.macros import macros_of, values_of
-from palm_mtf.data.vocabulary.chat import read_template, write_template
+from palm_mtf.data.vocabulary.chat import FILE_NAME as CHAT_FILE
+from palm_mtf.data.vocabulary.chat import read_template
 from palm_mtf.data.vocabulary.gguf_tokenizer import read_gguf_tokenizer
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -121,7 +122,10 @@ def import_model(
     )
     write_manifest(checkpoint, manifest)
     found.vocabulary.write(partial)
-    write_template(found.chat_template, partial)
+    if found.chat_template:
+      path = os.path.join(partial, CHAT_FILE)
+      with open(path, "w", encoding="utf-8", newline="") as file:
+        file.write(found.chat_template)
     with open(paths.config, "w", encoding="utf-8") as file:
       file.write(_format_gin(found.model, found.data))
   print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is exported and imported again generates the same text."""
 
+import ast
 import json
 import os
 import shutil
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
+from palm_mtf.config.macros import values_of
 from palm_mtf.data.vocabulary.load import open_vocabulary
+from palm_mtf.export.huggingface.config_json import read_config
 from palm_mtf.export.huggingface.families import COHERE
 from palm_mtf.export.huggingface.tensor_files import SafetensorsFile
 from palm_mtf.machine import host_memory
 from tests import oracle, runs, tokenizer_files
+from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import small_config
 from tests.transformers_folder import (
   EMBEDDING,
@@ -102,6 +106,43 @@ def test_an_imported_checkpoint_has_the_bits_of_the_exported_one(
 
 def test_an_imported_run_generates_the_same_text(imported, finished, capsys):
   assert _generate(imported, capsys) == _generate(finished, capsys)
+
+
+@pytest.mark.parametrize("kind", ["hf", "gguf"])
+def test_a_chat_template_is_exported_and_imported(kind, finished, tmp_path):
+  run = tmp_path / "run"
+  shutil.copytree(finished, run)
+  template = "{% for x in messages %}caf\u00e9 {{ x }}\r\n{% endfor %}\n"
+  (run / "chat_template.jinja").write_text(template, newline="")
+  flags = ["--model_dir", str(run), f"--format={kind}"]
+  path, again = str(tmp_path / "exported"), tmp_path / "again"
+  assert main(["export", *flags, "--output", path]) == 0
+  if kind == "hf":
+    config = (tmp_path / "exported" / "tokenizer_config.json").read_text()
+    assert json.loads(config)["chat_template"] == template
+  else:
+    found = read_gguf(tmp_path / "exported").metadata
+    assert found["tokenizer.chat_template"] == template
+  assert main(["import", path, "--output", str(again)]) == 0
+  found = (again / "chat_template.jinja").read_bytes()
+  assert found == template.encode()
+
+
+def test_an_imported_config_has_no_defaults_and_says_the_same(
+  folder, imported, capsys
+):
+  lines = (imported / "config.gin").read_text().splitlines()
+  assert "NORM = 'layer_norm'" not in lines and "D_MODEL = 32" in lines
+  capsys.readouterr()
+  assert main(["generate", "--model_dir", str(imported), "--print_config"]) == 0
+  values = dict(
+    x.split(" = ", 1)
+    for x in capsys.readouterr().out.splitlines()
+    if " = " in x
+  )
+  _, model, *_ = read_config(str(folder))
+  for name, value in values_of(model).items():
+    assert ast.literal_eval(values[name]) == value, name
 
 
 def test_a_run_starts_from_an_imported_one(imported, corpus, tmp_path):

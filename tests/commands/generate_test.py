@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import shutil
 
 import pytest
 
@@ -79,6 +80,46 @@ def test_interactive_answers_line_by_line_and_survives_a_long_one(
   assert "together more than SEQUENCE_LENGTH = 32" in error
 
 
+@pytest.mark.peers
+def test_a_chat_continues_the_whole_conversation(
+  finished, palm_mtf, tmp_path, monkeypatch
+):
+  run = tmp_path / "run"
+  shutil.copytree(finished, run)
+  (run / "chat_template.jinja").write_text(
+    "{% for x in messages %}{{ x.content }}\n{% endfor %}"
+  )
+  flags = ["--model_dir", run, "--gin.TEMPERATURE=0.0"]
+  monkeypatch.setattr("sys.stdin", io.StringIO("one two\nsix\n\nnever\n"))
+  code, out, err = palm_mtf("generate", *flags, "--chat")
+  assert code == 0 and "> " not in err  # stdin is no terminal
+  text, answers = "", []
+  for line in ("one two", "six"):
+    text += f"{line}\n"
+    _, found, _ = palm_mtf("generate", *flags, f"--prompt={text}", "--json")
+    answers.append(records(found)[0]["continuation"])
+    text += f"{answers[-1]}\n"
+  assert out == "".join(f"{x}\n" for x in answers)
+
+
+@pytest.mark.peers
+def test_a_message_that_is_too_long_is_left_out(
+  finished, palm_mtf, tmp_path, monkeypatch
+):
+  run = tmp_path / "run"
+  shutil.copytree(finished, run)
+  (run / "chat_template.jinja").write_text(
+    "{% for x in messages %}{{ x.content }}\n{% endfor %}"
+  )
+  flags = ["--model_dir", run, "--gin.TEMPERATURE=0.0", "--chat"]
+  monkeypatch.setattr("sys.stdin", io.StringIO("three " * 60 + "\nseven"))
+  code, out, err = palm_mtf("generate", *flags)
+  assert code == 0
+  assert "SEQUENCE_LENGTH less SAMPLE_TOKENS is 24: begin again" in err
+  monkeypatch.setattr("sys.stdin", io.StringIO("seven"))
+  assert palm_mtf("generate", *flags)[1] == out
+
+
 def test_a_byte_that_is_typed_and_is_not_utf_8_is_one_line(
   generate, monkeypatch
 ):
@@ -116,6 +157,10 @@ def test_a_dash_is_no_flag_and_a_pipe_may_be_a_gin_file(fails, finished):
     (["--prompt=a", "--input=b"], "--prompt and --input: give one of them."),
     (["--input=none.txt"], "--input = 'none.txt': No such file or directory"),
     (["--prompt=a", "--interactive"], "leave out --prompt and --input."),
+    (["--prompt=a", "--chat"], "--chat: asks for prompts; leave out --prompt"),
+    (["--chat", "--json"], "--chat: prints one answer as text; leave out"),
+    (["--chat", "--gin.NUM_SAMPLES=2"], "set NUM_SAMPLES and NUM_BEAMS to 1"),
+    (["--chat"], "chat_template.jinja: is missing next to the vocabulary"),
     (["--prompt=a", "--gin.SAMPLE_TOKENS=32"], "leaves no room for a prompt"),
     ([], "PROMPTS = []: give at least one text to continue, such as --prompt"),
     (["--promt=a"], 'unknown flag --promt (did you mean "--prompt"?)'),

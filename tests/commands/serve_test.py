@@ -446,3 +446,63 @@ def test_a_missing_library_is_one_line(finished, fails, monkeypatch):
   assert found.startswith(
     "palm_mtf serve answers by aiohttp, which is not installed: "
   )
+
+
+@pytest.fixture
+def talking(finished, tmp_path):
+  """A server of a run with a chat template, and the run."""
+  run = tmp_path / "run"
+  shutil.copytree(finished, run)
+  (run / "chat_template.jinja").write_text(
+    "{% for x in messages %}{{ x.content }}{% endfor %}"
+  )
+  with start(run) as process:
+    try:
+      yield make_url(process), run
+    finally:
+      process.terminate()
+      process.communicate(timeout=60)
+
+
+@pytest.mark.peers
+def test_a_conversation_is_answered_as_generate_continues_it(talking):
+  import openai
+
+  server, run = talking
+  prompt = "three four five"
+  (record,) = runs.printed(
+    *("generate", "--model_dir", run, "--gin.TEMPERATURE=0.0", "--json"),
+    f"--prompt={prompt}",
+  )
+  messages = [{"role": "user", "content": x} for x in ("three four", " five")]
+  asked = {"model": "run", "messages": messages}
+  with openai.OpenAI(base_url=f"http://{server}/v1", api_key="none") as client:
+    conversations = client.chat.completions
+    answer = conversations.create(**asked)
+    message = answer.choices[0].message
+    assert message.role == "assistant"
+    assert message.content == record["continuation"]
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    completed = complete(server, prompt=prompt)["usage"]
+    assert answer.usage.completion_tokens == completed["completion_tokens"]
+    assert answer.usage.prompt_tokens == 1 + completed["prompt_tokens"]
+    deltas = [
+      part.choices[0].delta
+      for part in conversations.create(**asked, stream=True)
+    ]
+    assert [x.role for x in deltas] == ["assistant"] + [None] * len(deltas[1:])
+    assert "".join(x.content for x in deltas) == message.content
+    with pytest.raises(openai.BadRequestError, match="unknown field 'tools'"):
+      conversations.create(**asked, tools=[{"type": "function"}])
+    long = [{"role": "user", "content": "one two " * 40}]
+    with pytest.raises(openai.BadRequestError, match="longer than SEQUENCE_L"):
+      conversations.create(model="run", messages=long)
+
+
+def test_a_model_without_a_chat_template_refuses_a_conversation(server):
+  body = {"messages": [{"role": "user", "content": "one"}]}
+  status, answer = ask(server, "/v1/chat/completions", body)
+  assert status == 400
+  assert answer["error"]["message"].startswith(
+    "chat_template.jinja: is missing"
+  )

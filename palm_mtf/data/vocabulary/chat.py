@@ -9,6 +9,8 @@ message become the ids of their letters, so that no message can end a turn.
 """
 
 import datetime
+import functools
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -56,14 +58,6 @@ def read_template(folder: str) -> str:
   )
 
 
-def write_template(template: str, folder: str) -> None:
-  """Writes a template, unless it is "", into a folder."""
-  if template:
-    path = os.path.join(folder, FILE_NAME)
-    with open(path, "w", encoding="utf-8", newline="") as file:
-      file.write(template)
-
-
 class ChatTemplate:
   """The template in the folder of a vocabulary."""
 
@@ -77,19 +71,17 @@ class ChatTemplate:
       UserError: there is no template, the template is damaged, or jinja2 is not
         installed.
     """
-    folder = os.path.dirname(vocabulary.path)
-    self._what = os.path.join(folder, FILE_NAME)
-    text = read_template(folder)
+    text = read_template(os.path.dirname(vocabulary.path))
     if not text:
       raise UserError(
-        f"{self._what}: no such file, so that this model has no form of a "
-        "conversation; import a model that has one, or write the file."
+        f"{FILE_NAME}: is missing next to the vocabulary; import a model that "
+        "has such a form of conversations, or write the file."
       )
     try:
       from jinja2 import TemplateError, sandbox
     except ImportError as error:
       raise UserError(
-        f"{self._what}: is rendered by jinja2, which cannot be imported "
+        f"{FILE_NAME}: is rendered by jinja2, which cannot be imported "
         f"({error}): pip install 'palm_mtf[chat]'."
       ) from None
 
@@ -102,7 +94,7 @@ class ChatTemplate:
       lstrip_blocks=True,
       extensions=["jinja2.ext.loopcontrols"],
     )
-    made.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    made.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     made.globals["raise_exception"] = raise_exception
     made.globals["strftime_now"] = lambda form: (
       datetime.datetime.now().strftime(form)
@@ -127,16 +119,12 @@ class ChatTemplate:
       UserError: the template refuses the messages, or a message holds half of a
         surrogate pair.
     """
-
-    def hide(found: re.Match[str]) -> str:
-      return found[0][:1] + _MARK + found[0][1:]
-
     names = {"bos_token": self._start_id, "eos_token": self._vocabulary.eod_id}
     try:
       text = self._template.render(
         messages=[
-          {**x, "content": self._names.sub(hide, x["content"])}
-          for x in messages
+          {key: self._hide_names(value) for key, value in message.items()}
+          for message in messages
         ],
         add_generation_prompt=True,
         **{key: self._vocabulary.piece(i) for key, i in names.items()},
@@ -144,19 +132,21 @@ class ChatTemplate:
     # A template may fail as any program can.
     except Exception as error:
       raise self._explain(error) from None
-    parts = self._names.split(text)
-    plain = [part.replace(_MARK, "") for part in parts]
+    plain = [x.replace(_MARK, "") for x in self._names.split(text)]
     are_inside = [i > 0 for i in range(len(plain))]
-    encoded = self._vocabulary.encode_batch(plain, are_inside)
-    ids = list(encoded[0])
-    found = self._names.findall(text)
-    for name, part in zip(found, encoded[1:], strict=True):
+    ids, *others = self._vocabulary.encode_batch(plain, are_inside)
+    for name, part in zip(self._names.findall(text), others, strict=True):
       ids += [self._controls[name], *part]
     is_start = bool(ids) and self._vocabulary.is_control(ids[0])
     return ids if is_start else [self._start_id, *ids]
 
+  def _hide_names(self, text: str) -> str:
+    text.encode()  # fails for half of a surrogate pair, such as _MARK
+    return self._names.sub(lambda x: x[0][:1] + _MARK + x[0][1:], text)
+
   def _explain(self, error: Exception) -> UserError:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return UserError(
-      f"{self._what}: cannot be rendered: {shorten(reason)}; correct it."
+      f"{FILE_NAME}: cannot be rendered: {shorten(reason)}; correct it, or the "
+      "messages."
     )

@@ -48,6 +48,8 @@ class CompletionRequest:
   echo: bool  # whether the answer repeats the prompt before its completion
   stream: bool  # whether the text is sent piece by piece
   include_usage: bool  # whether a stream ends with its token counts
+  # Whether the only prompt is the tokens of a conversation.
+  is_chat: bool = False
 
   @property
   def wants_log_probs(self) -> bool:
@@ -119,7 +121,7 @@ def _check_names(given: Mapping[str, object]) -> None:
 
 
 _FIELDS = (
-  *(x.name for x in dataclasses.fields(CompletionRequest)[1:-1]),
+  *(x.name for x in dataclasses.fields(CompletionRequest)[1:-2]),
   "prompt",
   "stream_options",
 )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.data.vocabulary.text_reader import TextReader
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
@@ -24,6 +25,10 @@ from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.completion_request import (
   CompletionRequest,
   read_completion_request,
+)
+from palm_mtf.generation.serving.conversation import (
+  as_message,
+  make_completion_body,
 )
 
 # OpenAI's API has only "stop" and "length", so every other end of a text, such
@@ -110,6 +115,10 @@ class Choice:
     }
     if self._request.wants_log_probs:
       choice["logprobs"] = self._take_log_probs(len(text), is_over=bool(ended))
+    if self._request.is_chat:
+      choice = as_message(
+        choice, is_part=self._request.stream, is_first=not self._shown
+      )
     self._shown = len(text)
     return choice
 
@@ -211,13 +220,25 @@ class ServedModel:
       "activation_dtype": self.config.model.activation_dtype,
     }
 
-  def read(self, body: object) -> CompletionRequest:
+  @functools.cached_property
+  def _chat_template(self) -> ChatTemplate:
+    start_id = document_start(self.config.data, self.vocabulary.eod_id)
+    return ChatTemplate(self.vocabulary, start_id)
+
+  def read(self, body: object, *, is_chat: bool = False) -> CompletionRequest:
     """Reads and checks a request's body, as parsed from JSON.
+
+    Args:
+      is_chat: whether the body has messages of a conversation, not a prompt.
 
     Raises:
       UserError: if a field is wrong or exceeds a limit.
     """
     run = self.config.run
+    if is_chat:
+      body = make_completion_body(
+        body, self._chat_template, self.most_characters
+      )
     asked = read_completion_request(
       body, self.config.decode, sample_tokens=run.sample_tokens, seed=run.seed
     )
@@ -226,7 +247,7 @@ class ServedModel:
         f"{asked.num_rows:,} completions (prompts times n): give at most "
         f"{self.most_rows}, the limit per client of this server."
       )
-    return asked
+    return dataclasses.replace(asked, is_chat=is_chat)
 
   def make_choices(
     self, asked: CompletionRequest, client: str, changed: Callable[[], None]
@@ -270,7 +291,7 @@ class ServedModel:
     prompts = [
       [start, *next(encoded).tolist()]
       if isinstance(x, str)
-      else add_start(x, start)
+      else (x if asked.is_chat else add_start(x, start))
       for x in asked.prompts
     ]
     for _, *ids in prompts:

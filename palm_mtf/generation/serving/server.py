@@ -36,7 +36,7 @@ _CLIENT = web.RequestKey("client", str)
 # another thread encodes the prompts, so that other requests need not wait.
 _LONG = 10_000
 _CLIENT_LEFT = 499  # nginx's status for a client that disconnected
-_HEALTH = "/health"
+_HEALTH, _CHAT = "/health", "/v1/chat/completions"
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -56,7 +56,10 @@ class _Completions:
     body = await read_json(request, self._model.most_secs)
     if isinstance(body, dict) and body.get("model") is not None:
       _check_name(self._model, body["model"])
-    asked = self._model.read(body)
+    is_chat = request.path == _CHAT
+    # Use another thread, because a conversation is encoded while it is read.
+    read = functools.partial(self._model.read, body, is_chat=is_chat)
+    asked = await asyncio.to_thread(read) if is_chat else read()
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()
     begin = functools.partial(
@@ -77,14 +80,17 @@ class _Completions:
     try:
       if asked.stream:
         return await self._stream(request, asked, choices, changed)
-      return await self._answer_whole(choices, changed)
+      return await self._answer_whole(asked, choices, changed)
     finally:
       # If the client has disconnected, this frees the slots. Rows that have
       # ended do not change.
       self._batcher.cancel(rows)
 
   async def _answer_whole(
-    self, choices: Sequence[Choice], changed: asyncio.Event
+    self,
+    asked: CompletionRequest,
+    choices: Sequence[Choice],
+    changed: asyncio.Event,
   ) -> web.Response:
     unfinished = list(choices)
     while unfinished:
@@ -93,7 +99,7 @@ class _Completions:
       unfinished = [x for x in unfinished if not self._is_over(x)]
     found = [choice.read() for choice in choices]
     answer = {
-      **self._make_head(),
+      **self._make_head(asked),
       "choices": found,
       "usage": _count_tokens(choices),
     }
@@ -113,7 +119,7 @@ class _Completions:
     choices: Sequence[Choice],
     changed: asyncio.Event,
   ) -> web.StreamResponse:
-    head = self._make_head()
+    head = self._make_head(asked)
     response = web.StreamResponse()
     response.content_type = "text/event-stream"
     response.headers["Cache-Control"] = "no-cache"
@@ -151,10 +157,13 @@ class _Completions:
     await response.write_eof()
     return response
 
-  def _make_head(self) -> dict:
+  def _make_head(self, asked: CompletionRequest) -> dict:
+    kind = "text_completion"
+    if asked.is_chat:
+      kind = "chat.completion.chunk" if asked.stream else "chat.completion"
     return {
-      "id": f"cmpl-{uuid.uuid4().hex}",
-      "object": "text_completion",
+      "id": f"{'chat' if asked.is_chat else ''}cmpl-{uuid.uuid4().hex}",
+      "object": kind,
       "created": int(time.time()),
       "model": self._model.name,
     }
@@ -260,6 +269,7 @@ class Server:
         web.get("/v1/models", self._answer_models),
         web.get("/v1/models/{name}", self._answer_model),
         web.post("/v1/completions", self._completions.answer),
+        web.post(_CHAT, self._completions.answer),
       ]
     )
     return app
