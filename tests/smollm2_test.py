@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from palm_mtf.data.vocabulary.chat import ChatTemplate
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile
@@ -212,7 +213,7 @@ def test_an_export_comes_back_with_the_same_bits(
 ):
   path = request.getfixturevalue(source)
   command("import", path, "--output", tmp_path / "again")
-  for name in ("config.gin", "tokenizer_config.json"):
+  for name in ("config.gin", "chat_template.jinja"):
     assert (tmp_path / "again" / name).read_text() == (
       imported / name
     ).read_text(), name
@@ -220,8 +221,15 @@ def test_an_export_comes_back_with_the_same_bits(
   runs.assert_same(runs.read_tensors(tmp_path / "again", 0), expected)
 
 
-def peer_logits(folder, text):
-  """Returns transformers' ids of a text, and logits of the first 64."""
+MESSAGES = [
+  {"role": "user", "content": "What is Python? "},
+  {"role": "assistant", "content": "A language."},
+  {"role": "user", "content": "Why do 3 of 4 people use it?\n"},
+]
+
+
+def peer_numbers(folder, text):
+  """Returns transformers' ids of a text and of MESSAGES, and some logits."""
   import torch
   import transformers
 
@@ -229,15 +237,18 @@ def peer_logits(folder, text):
   ids = tokenizer(text)["input_ids"]
   peer = transformers.AutoModelForCausalLM.from_pretrained(folder)
   with torch.no_grad():
-    return ids, peer(torch.tensor([ids[:64]])).logits[0].numpy()
+    logits = peer(torch.tensor([ids[:64]])).logits[0].numpy()
+  settings = {"add_generation_prompt": True, "return_dict": False}
+  return ids, tokenizer.apply_chat_template(MESSAGES, **settings), logits
 
 
 def test_transformers_has_the_ids_and_the_logits(
   hf_folder, imported, vocabulary
 ):
   text = make_text(vocabulary, 200)
-  ids, theirs = elsewhere(peer_logits, hf_folder, text)
+  ids, conversation, theirs = elsewhere(peer_numbers, hf_folder, text)
   assert ids == [START_ID, *vocabulary.encode(text)]
+  assert ChatTemplate(vocabulary, START_ID).encode(MESSAGES) == conversation
   _, model, *_ = read_config(str(hf_folder))
   params = Float64(runs.read_tensors(imported, 0))
   ours = oracle.forward(model, params, np.array([ids[:64]]))[0]

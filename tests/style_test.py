@@ -64,6 +64,7 @@ NOT_MIRRORED = {
   "pod_faults_test.py",
   "same_bits_test.py",
   "several_clients_test.py",
+  "smollm2_example_test.py",
   "smollm2_test.py",
   "staged_runs_test.py",
   "data/sources/seqio_steps_test.py",
