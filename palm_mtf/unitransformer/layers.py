@@ -143,6 +143,9 @@ class _Call:
     results = mix_products(read, parts, functools.partial(attend, own))
     mixed = zip(branches, results, strict=True)
     y = own.project_out(_LAYER, {branch.output: y for branch, y in mixed})
+    outputs = [branch.output for branch in branches]
+    for bias in own.output_biases(_LAYER, outputs, after=y):
+      y = layers.add_bias(y, bias)
     others = [dim for dim in x.shape.dims if dim not in self.batch_dims]
     return mtf.broadcast(_reshape(y, [*self.batch_dims, *others]), x.shape)
 

@@ -92,9 +92,7 @@ FLAGS = {
   "--batch_size": Flag(1, "number of prompts"),
   "--block": Flag("palm", "of peers: only llama_cpp has all", models.BLOCKS),
   "--sequence_length": Flag(256, "a quarter is prompt", count(8)),
-  "--bits": Flag(
-    "32,16,8,4", "bits per weight", choices([*map(str, OURS)])
-  ),
+  "--bits": Flag("32,16,8,4", "bits per weight", choices([*map(str, OURS)])),
   "--attention": Flag(
     None, "compare both attentions", settings={"action": "store_true"}
   ),
