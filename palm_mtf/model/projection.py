@@ -127,15 +127,15 @@ def parts_of_outputs(read: Read) -> list[int]:
 @functools.cache  # so that all layers share the compiled code
 def _fused_read(*how):
   # `how` has the arguments of `read_product` that are no tensors.
-  def split(wide, angles, vectors):
+  def read_parts(wide, angles, vectors):
     return read_product(wide, *how, angles, vectors)
 
-  def gradient(wide, angles, vectors, gradients):
+  def read_parts_gradient(wide, angles, vectors, gradients):
     # Returns the gradients of `wide` and of the vectors.
-    parts = split(wide, angles, vectors)
+    parts = read_parts(wide, angles, vectors)
     return tf.gradients(parts, [wide, *vectors], gradients)
 
-  return fused(split), fused(gradient)
+  return fused(read_parts), fused(read_parts_gradient)
 
 
 def kernel_gradient(

@@ -76,8 +76,8 @@ def test_recomputing_changes_no_bit_under_layouts_and_microbatches(layout):
 
 # With a C++ compiler, our operations replace these fused functions.
 NATIVE = {
-  "PalmReadProduct": "read_product",
-  "PalmReadProductGradient": "gates_gradient",
+  "PalmReadProduct": "read_parts",
+  "PalmReadProductGradient": "read_parts_gradient",
 }
 
 
@@ -112,9 +112,9 @@ def test_a_policy_recomputes_what_it_names_once_in_each_layer(
   calls = calls_of_a_step(remat=remat)
   assert calls["masked_softmax"] == attention
   # Cheap functions are always repeated.
-  assert calls["read_product"] == 6
+  assert calls["read_parts"] == 6
   # Their gradients are computed once.
-  assert calls["softmax_gradient"] == calls["gates_gradient"] == 3
+  assert calls["softmax_gradient"] == calls["read_parts_gradient"] == 3
 
 
 @pytest.mark.skipif(not threads_here(), reason="there is no C++ compiler here")
@@ -126,4 +126,4 @@ def test_in_cpp_no_policy_keeps_attention_weights(remat, attention):
   assert calls["masked_softmax"] == calls["softmax_gradient"] == 0
   assert calls["PalmAttention"] == attention  # a layer is computed again
   assert calls["PalmAttentionGradient"] == 3
-  assert calls["read_product"] == 6
+  assert calls["read_parts"] == 6
