@@ -97,7 +97,9 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
     vocabulary, start_id=start_id, sequence_length=model.sequence_length
   )
   if template := read_template(os.path.dirname(vocabulary.path)):
+    # A template names special tokens, which become their ids.
     tokenizer_config["chat_template"] = template
+    tokenizer_config["split_special_tokens"] = False
   return files | {
     "tokenizer.json": make_tokenizer_json(vocabulary, start_id),
     "tokenizer_config.json": tokenizer_config,

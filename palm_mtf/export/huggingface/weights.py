@@ -214,7 +214,7 @@ def check_tensors(
     if found != expected:
       raise UserError(
         f"{what}: {name if name in wanted else shorten(name)} is "
-        f"{found or 'missing'}; its config.json wants "
+        f"{found or 'missing'}; the model wants "
         f"{expected or 'no such tensor'}."
       )
     if not find_tensors(model, family).get(name):
