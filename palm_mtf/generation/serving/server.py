@@ -80,17 +80,14 @@ class _Completions:
     try:
       if asked.stream:
         return await self._stream(request, asked, choices, changed)
-      return await self._answer_whole(asked, choices, changed)
+      return await self._answer_whole(self._make_head(asked), choices, changed)
     finally:
       # If the client has disconnected, this frees the slots. Rows that have
       # ended do not change.
       self._batcher.cancel(rows)
 
   async def _answer_whole(
-    self,
-    asked: CompletionRequest,
-    choices: Sequence[Choice],
-    changed: asyncio.Event,
+    self, head: dict, choices: Sequence[Choice], changed: asyncio.Event
   ) -> web.Response:
     unfinished = list(choices)
     while unfinished:
@@ -99,7 +96,7 @@ class _Completions:
       unfinished = [x for x in unfinished if not self._is_over(x)]
     found = [choice.read() for choice in choices]
     answer = {
-      **self._make_head(asked),
+      **head,
       "choices": found,
       "usage": _count_tokens(choices),
     }
