@@ -69,7 +69,7 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
       own = {
         "train": set(),
         "evaluate": set(),
-        "generate": {"prompts", "input_file", "interactive"},
+        "generate": {"prompts", "chat", "input_file", "interactive"},
       }
       assert again.keys() - first.keys() == own[command]
       common = first.keys() - {"decode"}  # training does not set decoding
