@@ -54,20 +54,20 @@ SIZES = {
   "113M": _sizes(12, 768, 16384),
   "125M": _sizes(12, 768, 32000),
   "1010M": _sizes(16, 2048, 32000),
-  # SmolLM2-135M, which has BLOCKS["llama"] with 3 key heads.
-  "135M": {**_sizes(30, 576, 49152), "d_ff": 1536},
 }
-# {name: settings of a block}
+_LLAMA = {
+  "block": "serial",
+  "norm": "rms_norm",
+  "norm_epsilon": 1e-5,
+  "attention": "grouped_query",
+  "num_kv_heads": 3,
+  "logits_scale": 1.0,
+}
+# {name: settings of a block}; SmolLM2 has its own size, 135M.
 BLOCKS = {
   "palm": {},
-  "llama": {
-    "block": "serial",
-    "norm": "rms_norm",
-    "norm_epsilon": 1e-5,
-    "attention": "grouped_query",
-    "num_kv_heads": 3,
-    "logits_scale": 1.0,
-  },
+  "llama": _LLAMA,
+  "smollm2": {**_LLAMA, **_sizes(30, 576, 49152), "d_ff": 1536},
   "gemma": {
     "block": "serial",
     "norm": "rms_norm_1p",
@@ -85,7 +85,10 @@ def fast_dtype_here() -> str:
 def benchmark_config(
   dtype: str, size: str = "26.6M", block: str = "palm"
 ) -> PalmConfig:
-  """Returns the architecture of one of SIZES and BLOCKS."""
+  """Returns the architecture of one of SIZES and BLOCKS.
+
+  A block with its own size ignores `size`.
+  """
   settings = {**SIZES[size], **BLOCKS[block]}
   if block == "gemma":
     settings["embedding_scale"] = settings["d_model"] ** 0.5

@@ -236,7 +236,7 @@ def _races(
         commands[name, peer.dtypes[bits]] = peers.peer_command(
           chosen.peer_python,
           peer,
-          models.SIZES[task.size] | {"sequence_length": task.sequence_length},
+          {x: getattr(task.config("float32"), x) for x in models.SIZES["125M"]},
           prompt_tokens=task.prompt_tokens,
           batch_size=task.batch_size,
           dtype=peer.dtypes[bits],
