@@ -121,13 +121,11 @@ class Branch:
   """One branch of a layer.
 
   Attributes:
-    norm: name within the layer of the norm that the branch reads.
-    inputs: products with the norm: q, k and v, or those of the MLP.
+    inputs: products with a norm: q, k and v, or those of the MLP.
     mixer: maps these products to the input of `output`.
     output: product that is added to the residual stream.
   """
 
-  norm: str
   inputs: tuple[Projection, ...]
   mixer: Attention | Mlp
   output: Projection
@@ -136,7 +134,7 @@ class Branch:
 class Read(NamedTuple):
   """The branches of a sum that read one norm, in one joined product."""
 
-  norm: str
+  norm: str  # name of the norm within the layer
   branches: tuple[Branch, ...]
 
   @property
@@ -207,7 +205,7 @@ def layer_of(config: PalmConfig) -> Layer:
 
 
 def _parallel(config: PalmConfig) -> Layer:
-  both = _attention(config, "norm"), _mlp(config, "norm")
+  both = _attention(config), _mlp(config)
   return Layer((Sum((Read("norm", both),)),))
 
 
@@ -220,8 +218,8 @@ def _serial(config: PalmConfig) -> Layer:
 
 
 def _two_reads(config: PalmConfig) -> Iterator[Read]:
-  yield Read("norm", (_attention(config, "norm"),))
-  yield Read("mlp_norm", (_mlp(config, "mlp_norm"),))
+  yield Read("norm", (_attention(config),))
+  yield Read("mlp_norm", (_mlp(config),))
 
 
 # {value of ATTENTION: dimensions of a row of keys or values}
@@ -231,19 +229,20 @@ _KEY_DIMS = {
   "grouped_query": ("kv_heads", "d_kv"),
 }
 _HEADS = ("heads", "d_kv")
-# {value of POSITIONS that changes scores: parameters of the mixer}
+# {value of POSITIONS that changes scores: parameters of the mixer, in the order
+# in which `score_by_distance` takes them}
 _SCORES: dict[str, dict[str, Dims]] = {
   "alibi": {},
   "t5": {"attention/relative_bias": ("buckets", "heads")},
   "transformer_xl": {
-    "attention/relative": ("d_model", *_HEADS),
     "attention/content_bias": _HEADS,
     "attention/position_bias": _HEADS,
+    "attention/relative": ("d_model", *_HEADS),
   },
 }
 
 
-def _attention(config: PalmConfig, norm: str) -> Branch:
+def _attention(config: PalmConfig) -> Branch:
   def project(name: str, dims: Dims, positions: str, **more) -> Projection:
     part, has_bias = f"attention/{name}", "qkv" in config.bias_places
     return Projection(
@@ -255,7 +254,6 @@ def _attention(config: PalmConfig, norm: str) -> Branch:
   compared = dict(head_norm=head_norm, rotary=rotary_of(config))
   scores = config.positions if config.positions in _SCORES else None
   return Branch(
-    norm=norm,
     inputs=(
       project("q", _HEADS, "length", **compared),
       project("k", memory, "memory_length", **compared),
@@ -279,11 +277,10 @@ def rotary_of(config: PalmConfig) -> Rotary | None:
   return Rotary(config.rotary_size, config.rotary_pairs, config.rotary_base)
 
 
-def _mlp(config: PalmConfig, norm: str) -> Branch:
+def _mlp(config: PalmConfig) -> Branch:
   has_bias = "mlp" in config.bias_places
   activation, names = MLPS[config.mlp]
   return Branch(
-    norm=norm,
     inputs=tuple(
       Projection(f"mlp/{name}", ("d_model",), ("d_ff",), has_bias)
       for name in names

@@ -236,14 +236,12 @@ class TrainedWeights:
     """Returns what `score_by_distance` takes; see `Weights`."""
     if mixer.score_positions == "alibi":
       return [import_slopes(self.mesh, self._dims.heads)]
-    found = {
-      name: self._variables[f"{layer}/{name}"] for name, _ in mixer.extras
-    }
+    found = [self._variables[f"{layer}/{name}"] for name, _ in mixer.extras]
     if mixer.score_positions != "transformer_xl":
-      return list(found.values())
-    kernel = found.pop("attention/relative")
+      return found
+    *biases, kernel = found
     kernel = gather_weight(kernel, kernel, self._dims)
-    return [*found.values(), distance_vectors(kernel, length.size)]
+    return [*biases, distance_vectors(kernel, length.size)]
 
   def project_in(
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]

@@ -205,7 +205,7 @@ def check_tensors(
   expected values. Unknown tensors may not. `what` names the files in messages.
   """
   wanted = find_tensor_shapes(model, family)
-  redundant = []
+  ours, redundant = find_tensors(model, family), []
   for name in sorted({*wanted, *files.shapes}):
     if _MASK.fullmatch(name) and name not in wanted:
       continue
@@ -217,7 +217,7 @@ def check_tensors(
         f"{found or 'missing'}; the model wants "
         f"{expected or 'no such tensor'}."
       )
-    if not find_tensors(model, family).get(name):
+    if not ours.get(name):
       redundant.append(name)
   for name in redundant:
     _check_redundant(name, files, model, family, what)

@@ -171,7 +171,7 @@ class _Block:
     self.cache = [
       self._write(old, new) for old, new in zip(self.cache, (k, v), strict=True)
     ]
-    extras = [self._weights[name] for name, _ in sorted(mixer.extras)]
+    extras = [self._weights[name] for name, _ in mixer.extras]
     if mixer.score_positions == "alibi":
       extras = [tf2.constant(alibi_slopes(self._model.num_heads))]
     if mixer.score_positions == "transformer_xl":

@@ -14,6 +14,7 @@ from palm_mtf.architecture.block import (
   layer_of,
 )
 from palm_mtf.architecture.parameters import (
+  RELATIVE,
   layer_name,
   logits_table,
   parameter_dims,
@@ -189,7 +190,7 @@ class WeightMaker:
         found[name] = self._make_constant(name, tf.float32, self._read(name))
       elif parameter.part == "position_embedding":
         found[name] = self._make_constant(name, dtype, self._read(name))
-      elif parameter.part == "attention/relative":
+      elif parameter.part == RELATIVE:
         vectors = self._impl.slicewise(
           lambda w: project_distances(w, config.sequence_length),
           self._read(name),

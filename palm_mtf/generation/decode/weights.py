@@ -120,10 +120,7 @@ class DecodeModel:
       slopes = tf.constant(alibi_slopes(self.config.num_heads))
       slices = self.placement.make_slices(slopes, mtf.Shape([self.dims.heads]))
       return [self.placement.LaidOutTensor(slices)]
-    names = [name for name, _ in mixer.extras]
-    # `score_by_distance` takes the vectors of distances last.
-    names.sort(key=lambda x: x == "attention/relative")
-    return [self.vectors[f"{layer}/{name}"] for name in names]
+    return [self.vectors[f"{layer}/{name}"] for name, _ in mixer.extras]
 
   def multiply(
     self, xs: Sequence[LaidOut], kernel: LaidOut, *, packed: bool
