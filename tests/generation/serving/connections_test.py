@@ -160,24 +160,26 @@ def test_errors_of_accepting_are_one_line_and_end(monkeypatch, caplog):
 
   async def run():
     async with serving() as (_, address):
-      client = socket.create_connection(address)
+      # The server accepts none of these clients before this function waits.
+      clients = [socket.create_connection(address) for _ in range(16)]
       held = []
-      resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-      try:
+
+      def server_finds_no_file():
+        # A connection of an earlier test may be closed only now. Otherwise its
+        # descriptors are free for the server.
         with pytest.raises(OSError, match="Too many open files"):
           while True:
             held.append(socket.socket())
-        # The server has accepted the first client; the next one finds no file.
-        held.pop().close()
-        late = socket.create_connection(address)
-        await until(lambda: caplog.records)
+        return caplog.records
+
+      resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+      try:
+        await until(server_finds_no_file)
         await asyncio.sleep(0.1)
       finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for each in held:
+        for each in held + clients:
           each.close()
-      late.close()
-      client.close()
       return await ask(address, "GET", "/health")
 
   assert asyncio.run(run())[0] == 200
