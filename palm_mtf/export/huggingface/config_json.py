@@ -156,6 +156,7 @@ def _make_model_keys(family: Family, model: PalmConfig) -> dict[str, object]:
     # transformers 5 reads rope_parameters; earlier versions read the others.
     config["rope_parameters"] = rope
     config |= {key: x for key, x in rope.items() if key != "rope_type"}
+    config |= {old: rope[new] for old, new in family.older_names.items()}
   for key, (value, _) in family.derived.items():
     config[key] = value(model)
   return {**config, **family.constants, "attention_dropout": 0.0}

@@ -73,6 +73,7 @@ class Family:
       class has this key in place of a share.
     rotary_base: default of ROTARY_BASE; None if the class lacks the key.
     rotary_pairs: which numbers the class rotates together.
+    older_names: {name of a rotary key before transformers 5: its name now}.
     constants: {key: the one value that we compute}.
     derived: {key: (its value for a model, the default)}, for keys whose value
       follows from other settings.
@@ -98,6 +99,7 @@ class Family:
   rotary_size: tuple[str, int] | None = None
   rotary_base: float | None = None
   rotary_pairs: str = "halves"
+  older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
   derived: Mapping[str, tuple[Callable[[PalmConfig], float], float]] = (
     dataclasses.field(default_factory=dict)
@@ -352,6 +354,10 @@ GPT_NEOX = Family(
   biases={"attention_bias": ("qkv,o", True)},
   rotary_fraction=0.25,
   rotary_base=10_000.0,
+  older_names={
+    "rotary_pct": "partial_rotary_factor",
+    "rotary_emb_base": "rope_theta",
+  },
   names={
     "embedding": "gpt_neox.embed_in.weight",
     "output_embedding": "embed_out.weight",

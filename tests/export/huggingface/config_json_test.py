@@ -10,6 +10,7 @@ from palm_mtf.export.huggingface.config_json import (
   parse_config,
   read_config,
 )
+from tests import blocks
 from tests.mtf_testing import small_config
 
 SERIAL = {"block": "serial", "norm": "rms_norm"}
@@ -169,3 +170,13 @@ def test_what_other_programs_leave_out_or_write_differently_is_accepted():
   assert found.packing == "joined"  # a text begins with the id that ends it
   config["bos_token_id"] = 0
   assert parse_config(config, "there").packing == "packed"
+
+
+def test_transformers_4_finds_its_names_of_a_gpt_neox_models_rotation():
+  """GPTNeoXConfig of transformers 4 has rotary_pct and rotary_emb_base."""
+  model = blocks.block_config("GPT-NeoX", rotary_base=5000.0)
+  config = make_config(model, start_id=1, eod_id=1, packing="joined")
+  assert config["architectures"] == ["GPTNeoXForCausalLM"]
+  rope = config["rope_parameters"]
+  assert config["rotary_pct"] == rope["partial_rotary_factor"]
+  assert config["rotary_emb_base"] == rope["rope_theta"] == 5000.0
