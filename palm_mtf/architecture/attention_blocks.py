@@ -13,7 +13,7 @@ _SMALL, _LARGE, _LONG = 128, 512, 2048
 
 
 class AttentionBlock(NamedTuple):
-  """A range of queries, and the range of keys that they read."""
+  """A range of queries, and the range of keys that these queries read."""
 
   begin: int  # first position
   end: int  # first position after the block
@@ -32,9 +32,9 @@ def attention_blocks(
 ) -> tuple[AttentionBlock, ...]:
   """Splits the positions of a sequence into blocks.
 
-  The causal mask hides the keys after a block, and a window those before. In a
-  prefix LM (`has_prefix`), a block reads all keys, because the prefix may
-  continue after the block.
+  The causal mask hides the keys after a block; a window also hides keys far
+  before the block. In a prefix LM (`has_prefix`), a block reads all keys,
+  because the prefix may continue after the block.
   """
   size = _SMALL if length <= _LONG else _LARGE
   return tuple(

@@ -9,9 +9,10 @@ through a norm, and the layer adds their results to the stream:
   parallel_two_norms   [attention(norm), mlp(mlp_norm)]
   serial               [attention(norm)], [mlp(mlp_norm)]
 
-A branch multiplies its norm by some kernels, mixes the products, and multiplies
-the result by one more kernel. Parameters, FLOPs, activations, collectives, and
-the kernels that one matrix product joins are read off this description.
+A branch multiplies the result of its norm by some kernels, mixes the products
+by attention or by an MLP's activation, and multiplies the result by one more
+kernel. Parameters, FLOPs, activations, collectives, and the kernels that one
+matrix product joins follow from this description.
 """
 
 import dataclasses
@@ -25,10 +26,10 @@ Dims = tuple[str, ...]  # names of dimensions, as in `model.dims.Dims`
 
 
 class NormForm(NamedTuple):
-  """What a value of NORM computes."""
+  """What a norm computes, for one value of NORM."""
 
-  # "variance": x less its mean, divided by the root of the variance.
-  # "mean_square": x divided by the root of its mean square.
+  # "variance": x minus its mean, divided by the square root of the variance.
+  # "mean_square": x divided by the square root of its mean square.
   statistic: str
   scale_offset: float = 0.0  # number that is added to the scale
   has_bias: bool = False
@@ -41,7 +42,7 @@ NORMS = {
   "rms_norm_1p": NormForm("mean_square", scale_offset=1.0),
 }
 
-# {value of MLP: (activation, kernels that multiply the norm)}. With two
+# {value of MLP: (activation, names of kernels that read the norm)}. With two
 # kernels, the activation of the first product multiplies the second product.
 _GATED, _PLAIN = ("wi_gate", "wi"), ("wi",)
 MLPS = {
@@ -58,22 +59,22 @@ MLPS = {
 class Rotary(NamedTuple):
   """How positions rotate q and k."""
 
-  size: int  # how many numbers of a head are rotated, from the first one
+  size: int  # the first `size` numbers of each head are rotated
   pairs: str  # value of ROTARY_PAIRS
   base: float
 
 
 class Projection(NamedTuple):
-  """A product with one kernel of a layer, and what follows at once."""
+  """A product with one kernel of a layer, then its bias, norm and rotation."""
 
   part: str  # name of the kernel within the layer, such as "attention/q"
   inputs: Dims  # dimensions of the kernel that the product sums over
-  outputs: Dims  # dimensions of the kernel that the product has
+  outputs: Dims  # dimensions of the kernel that the product keeps
   has_bias: bool = False
   # Statistic of the norm of each head (see `NormForm`); None for no norm.
   head_norm: str | None = None
   rotary: Rotary | None = None  # None for no rotation
-  positions: str = "length"  # dimension of the product's positions
+  positions: str = "length"  # name of the product's dimension of positions
 
   @property
   def bias(self) -> str:
@@ -94,10 +95,11 @@ class Attention:
   """How attention mixes q, k and v.
 
   Attributes:
-    score_positions: value of POSITIONS that changes scores; None if positions
-      change none.
-    extras: {name within the layer: dimensions} of parameters for scores.
-    window: number of positions that a position sees; None for all.
+    score_positions: value of POSITIONS if it changes scores, such as "t5"; None
+      for other values.
+    extras: (name within the layer, dimensions) of each parameter for scores.
+    window: number of positions that a position sees, itself included; None for
+      no limit.
   """
 
   score_positions: str | None
@@ -121,7 +123,7 @@ class Branch:
   """One branch of a layer.
 
   Attributes:
-    inputs: products with a norm: q, k and v, or those of the MLP.
+    inputs: products of a norm: q, k and v, or one or two products of an MLP.
     mixer: maps these products to the input of `output`.
     output: product that is added to the residual stream.
   """
@@ -132,14 +134,14 @@ class Branch:
 
 
 class Read(NamedTuple):
-  """The branches of a sum that read one norm, in one joined product."""
+  """The branches of a sum that read the same norm, in one joined product."""
 
   norm: str  # name of the norm within the layer
   branches: tuple[Branch, ...]
 
   @property
   def projections(self) -> tuple[Projection, ...]:
-    """The products with the norm."""
+    """The products of the norm, in the order of the branches."""
     return tuple(x for branch in self.branches for x in branch.inputs)
 
   @property
@@ -149,7 +151,7 @@ class Read(NamedTuple):
 
 
 class Sum(NamedTuple):
-  """The branches whose sum is added to the residual stream at once."""
+  """The branches whose results are added to the residual stream together."""
 
   reads: tuple[Read, ...]
 
@@ -165,18 +167,18 @@ class Sum(NamedTuple):
 
 
 class Layer(NamedTuple):
-  """The branches of a layer, by the sums that they belong to."""
+  """The branches of a layer, grouped by sum."""
 
   sums: tuple[Sum, ...]
 
   @property
   def reads(self) -> tuple[Read, ...]:
-    """The reads of all sums, in their order."""
+    """The reads of all sums, in order."""
     return tuple(x for each in self.sums for x in each.reads)
 
   @property
   def branches(self) -> tuple[Branch, ...]:
-    """The branches of all sums, in their order."""
+    """The branches of all sums, in order."""
     return tuple(x for each in self.sums for x in each.branches)
 
   @property
@@ -195,7 +197,7 @@ class Layer(NamedTuple):
 
 @functools.cache  # because a search over layouts makes thousands of calls
 def layer_of(config: PalmConfig) -> Layer:
-  """Returns the layer that the settings describe; all layers are equal."""
+  """Returns the layer that the settings describe; all layers are alike."""
   build = {
     "parallel": _parallel,
     "parallel_two_norms": _parallel_two_norms,
@@ -222,7 +224,7 @@ def _two_reads(config: PalmConfig) -> Iterator[Read]:
   yield Read("mlp_norm", (_mlp(config),))
 
 
-# {value of ATTENTION: dimensions of a row of keys or values}
+# {value of ATTENTION: dimensions of one position's keys or values}
 _KEY_DIMS = {
   "multi_query": ("d_kv",),
   "multi_head": ("heads", "d_kv"),

@@ -1,17 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names, shapes and numbers of parameters.
+"""Names, shapes and counts of parameters.
 
-Checkpoints have parameters of these names:
+Parameters have these names in checkpoints:
 
 embedding               the table of the input embedding
 layer_007/attention/q   a kernel
 layer_007/norm/scale    the scale of a norm
 final_norm/scale        the scale of the last norm
 
-The last word says what a parameter is: a table (embedding), a scale, a bias,
-else a kernel. Names in Mesh TensorFlow's own layers end with the same words,
-such as "encoder/block_000/layer_000/SelfAttention/q" and "shared/embedding".
+The last word says what a parameter is: a table (embedding), a scale or a bias;
+otherwise a kernel. Names in Mesh TensorFlow's own layers end with the same
+words, such as "encoder/block_000/layer_000/SelfAttention/q" and
+"shared/embedding".
 """
 
 import dataclasses
@@ -22,11 +23,11 @@ from typing import NamedTuple
 from palm_mtf.architecture.block import NORMS, Attention, layer_of
 from palm_mtf.config import PalmConfig
 
-# Numbers have at least three digits, so that names sort by layer (up to 999).
+# Layer numbers have at least three digits, so that names sort up to layer 999.
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
-# Buckets of distances of POSITIONS = "t5", as in T5.
+# Number of buckets into which POSITIONS = "t5" sorts distances, as in T5.
 NUM_BUCKETS = 32
-# Kernel that gives the vectors of distances of POSITIONS = "transformer_xl".
+# Kernel that computes a vector per distance, for POSITIONS = "transformer_xl".
 RELATIVE = "attention/relative"
 
 
@@ -41,7 +42,7 @@ class ParameterName(NamedTuple):
 
   @property
   def kind(self) -> str:
-    """Kind: "embedding", "norm", "attention", "mlp" or "logits"."""
+    """One of "embedding", "norm", "attention", "mlp" and "logits"."""
     first = self.part.partition("/")[0]  # for a norm: "norm", "mlp_norm", ...
     for kind in ("norm", "embedding"):  # "position_embedding", ...
       if first.endswith(kind):
@@ -65,7 +66,7 @@ class ParameterName(NamedTuple):
 
   @property
   def is_vector(self) -> bool:
-    """Whether the parameter is a scale or a bias, which stays float32."""
+    """Whether the parameter is a scale or a bias; both stay float32."""
     return self.is_scale or self.last.endswith("bias")
 
 

@@ -15,8 +15,8 @@ from palm_mtf.errors import UserError, did_you_mean
 MAX_LAYERS, MAX_SIZE = 10_000, 2**24
 Size = Annotated[int, whole(maximum=MAX_SIZE)]
 
-# Places of BIASES: after q, k and v; after o; after the kernels of the MLP; and
-# on the logits.
+# Places of BIASES: a bias is added to q, k and v; to the product of o; to the
+# products of the MLP's kernels; and to the logits.
 BIAS_PLACES = ("qkv", "o", "mlp", "logits")
 
 
@@ -36,7 +36,7 @@ class PalmConfig(Checked):
       "rms_norm_1p", which multiplies by 1 + scale (Gemma).
     norm_epsilon: number that a norm adds to the variance or mean square.
     block: "parallel", x + MLP(norm(x)) + Attention(norm(x));
-      "parallel_two_norms", the same with a norm for each (GPT-NeoX); or
+      "parallel_two_norms", the same with a norm per branch (GPT-NeoX); or
       "serial", h + MLP(mlp_norm(h)) with h = x + Attention(norm(x)).
     attention: "multi_query" (one key and value head), "multi_head", or
       "grouped_query" (Ainslie et al. 2023): NUM_KV_HEADS key and value heads,
@@ -44,15 +44,15 @@ class PalmConfig(Checked):
     num_kv_heads: key and value heads of "grouped_query"; None otherwise.
     attention_window: number of positions that a position attends to, itself
       included (Mistral); None for all earlier positions.
-    qk_norm: norm of each head of q and k, before positions are added: "none" or
-      "rms_norm", with a scale [d_kv] each for q and k (Qwen 3).
+    qk_norm: norm of each head of q and k, before rotary embedding: "none" or
+      "rms_norm", with one scale [d_kv] for q and one for k (Qwen 3).
     positions: how attention knows positions. "rotary" rotates q and k (Su et
       al. 2021); "learned" adds a vector per position to the embedding (GPT-2);
-      "t5" adds a number per head and bucket of distances to scores (Raffel et
+      "t5" adds to scores a number per head and bucket of distances (Raffel et
       al. 2020), "alibi" a multiple of the distance (Press et al. 2022), and
       "transformer_xl" a product with a vector per distance (Dai et al. 2019);
       "none" uses only the causal mask.
-    rotary_fraction: share of d_kv that "rotary" rotates, from the first number.
+    rotary_fraction: share of a head that "rotary" rotates, its first numbers.
     rotary_pairs: which numbers rotary embedding rotates together: "halves", (i,
       i + n / 2) of n rotated numbers, or "neighbours", (2 i, 2 i + 1).
     rotary_base: base of the geometric series of rotary wavelengths.
@@ -64,7 +64,7 @@ class PalmConfig(Checked):
     output_embedding: kernel of the logits: "tied", the transposed embedding, or
       "separate", a second table.
     embedding_scale: factor of the embedding's output.
-    logits_scale: factor of logits; None for 1 / sqrt(D_MODEL), as in PaLM.
+    logits_scale: factor of the logits; None for 1 / sqrt(D_MODEL), as in PaLM.
     activation_dtype: "bfloat16", "float32", or "auto", which a command resolves
       to the dtype that the machine multiplies natively
       (machine/activation_dtype.py); master weights, norms, softmax, rotary
@@ -210,7 +210,7 @@ class PalmConfig(Checked):
 
   @property
   def logits_factor(self) -> float:
-    """The value of `logits_scale`, or what None stands for."""
+    """The value of `logits_scale`; 1 / sqrt(d_model) for None."""
     scale = self.logits_scale
     return self.d_model**-0.5 if scale is None else scale
 
@@ -222,7 +222,7 @@ class PalmConfig(Checked):
   def macros(self) -> dict[str, object]:
     """Returns {macro: value} of all settings except ACTIVATION_DTYPE.
 
-    ACTIVATION_DTYPE is omitted, because a checkpoint fits either dtype.
+    ACTIVATION_DTYPE is omitted, because a checkpoint works with either dtype.
     """
     macros = values_of(self)
     del macros["ACTIVATION_DTYPE"]

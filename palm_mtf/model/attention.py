@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over key and value heads that query heads share.
+"""Attention; several query heads may share one head of keys and values.
 
 weights = softmax(q k / sqrt(d_kv) + score(positions), over visible positions)
 out     = weights v
 
-A position sees itself and the positions before it, up to a window, and, in a
-prefix LM, all of the prefix.
+A position sees itself, earlier positions (with a window, only the last of
+these), and in a prefix LM the whole prefix.
 """
 
 import dataclasses
@@ -36,10 +36,10 @@ def visible_softmax(
   """Returns softmax(scale * scores + bias) over visible positions.
 
   Args:
-    scores: [..., memory_length], any float dtype, which the result has too.
+    scores: [..., memory_length], any float dtype, also that of the result.
     visible: bool, broadcasts to the scores; false makes the result 0.
     scale: 1 / sqrt(d_kv).
-    *bias: nothing, or float32 that broadcasts to the scores.
+    *bias: nothing, or a float32 tensor that broadcasts to the scores.
   """
   # The softmax and its scale are in float32, because bfloat16 rounds the scale.
   x = tf.cast(scores, tf.float32) * scale
@@ -52,8 +52,9 @@ def visible_softmax(
 
 @fused
 def _masked_softmax(scores, scale, begin, window, masks, bias):
-  # scores: [batch, length, heads, memory_length]; the first query is key
-  # `begin`. masks: () or segments and prefix, [batch, memory_length] each.
+  # scores: [batch, length, heads, memory_length]; the first query is at key
+  # `begin`. masks: (), (segments,) or (segments, prefix), [batch,
+  # memory_length] each.
   batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
   key = tf.range(memory_length)
@@ -102,7 +103,7 @@ class _Heads:
 
   # In multi-query attention all heads read the same keys, so the heads are rows
   # of one product, which needs no transpose and no copies of k and v. In
-  # grouped-query attention the heads of a group are such rows.
+  # grouped-query attention the same holds for the heads of each group.
 
   def __init__(self, num_heads: int, memory: Sequence[int]):
     # `memory` is the shape of k: [batch, length, d_kv] or [batch, length,
@@ -146,7 +147,7 @@ class _Heads:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockedAttention:
-  """Attention of a device's slice, one block of queries after another."""
+  """Attention on a device's slice, one block of queries after another."""
 
   # Blocks run one after another, so that memory holds only one block's scores.
   # XLA compiles only the element-wise operations between the matrix products,
@@ -154,18 +155,18 @@ class BlockedAttention:
 
   blocks: Sequence[AttentionBlock]
   scale: float  # 1 / sqrt(d_kv)
-  # Whether `attend` also returns the attention weights of each block, which
-  # `gradient` then takes instead of masks.
+  # Whether `attend` also returns the attention weights of each block; otherwise
+  # `gradient` computes the weights again.
   keeps_weights: bool
   num_masks: int = 0
   window: int | None = None
-  # Value of POSITIONS that changes scores; None for no change.
+  # Value of POSITIONS if it changes scores; otherwise None.
   score_positions: str | None = None
 
   def attend(
     self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *others: tf.Tensor
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
-    """Returns the output, in q's shape; if `keeps_weights`, also weights.
+    """Returns the output, shape of q; if `keeps_weights`, also the weights.
 
     `others` has the masks, then the `extras` of `score_by_distance`.
     """
@@ -195,7 +196,8 @@ class BlockedAttention:
 
     Args:
       q: [batch, length, heads, d_kv].
-      k: [batch, memory_length, d_kv] or [batch, memory_length, heads, d_kv].
+      k: [batch, memory_length, d_kv] or [batch, memory_length, key_heads,
+        d_kv].
       v: shape of k.
       dout: gradient of the result of `attend`, shape of q.
       *others: the masks and extras that `attend` took, then its results.
@@ -225,8 +227,8 @@ class BlockedAttention:
         if bias[0].shape[0] == 1:  # the same for all rows of the batch
           dbias = tf.reduce_sum(dbias, 0, keepdims=True)
         xs = [own, *extras]
-        # If a layer is recomputed by Mesh TensorFlow, q depends on the extras
-        # through the rest of the model.
+        # Stop at `xs`: if Mesh TensorFlow recomputes a layer, q depends on the
+        # extras through the rest of the model, too.
         down, *found = tf.gradients(
           [seen, *bias], xs, [down, dbias], stop_gradients=xs
         )
@@ -264,7 +266,7 @@ class BlockedAttention:
     )
 
   def _blocks_with_keys(self, q, *others) -> Iterator[list]:
-    # Yields [block, q, keys, values, *masks] of each block.
+    # Yields [block, q, keys, values, *masks] for each block.
     for own, block in zip(self._split_blocks(q), self.blocks, strict=True):
       yield [block, own, *_take_keys(others, block)]
 
@@ -277,7 +279,7 @@ class BlockedAttention:
 def _take_keys(
   xs: Sequence[tf.Tensor], block: AttentionBlock
 ) -> list[tf.Tensor]:
-  """Returns the keys of a block from xs [batch, memory_length, ...]."""
+  """Returns each x [batch, memory_length, ...] for only the keys of a block."""
   # x[:, first:end] would make four operations instead of one, for each of about
   # 100 slices per layer and device. Keys and values have equal shapes, so their
   # slices share the constants `begin` and `size`.

@@ -33,11 +33,11 @@ class Dims:
   kv_heads: mtf.Dimension
   d_kv: mtf.Dimension  # width of one head
   d_ff: mtf.Dimension  # width of the hidden layer of the MLP
-  # Rows of the tied embedding: one per token of the vocabulary, padded to a
+  # Rows of the embedding tables: one per token of the vocabulary, padded to a
   # multiple of the size of the mesh axis that splits the rows.
   vocab: mtf.Dimension
   positions: mtf.Dimension  # rows of the table of learned positions
-  buckets: mtf.Dimension  # buckets of distances of POSITIONS = "t5"
+  buckets: mtf.Dimension  # distance buckets of POSITIONS = "t5"
 
 
 def model_dims(config: PalmConfig, batch_size: int, mesh: MeshLayout) -> Dims:

@@ -57,7 +57,7 @@ class Dropout:
   seed: int  # seed of the run
   # [4], int32: the step, from 0; the index of this microbatch's first row in
   # the step's batch; 1 to drop activations, 0 to drop none; and the number of
-  # places before the first place of the graph.
+  # places (uses of dropout) before the first place of the graph.
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
@@ -65,7 +65,8 @@ class Dropout:
 
     Args:
       x: [batch, length, d_model], activation dtype.
-      place: index of the place in the model; each place has its own mask.
+      place: index of this use of dropout in the model; each use has its own
+        mask.
     """
 
     def drop(first_row, x, state):

@@ -98,8 +98,8 @@ def embed(
   ).outputs[0]
 
 
-# The functions of a statistic take x [..., d_model] in float32. They return the
-# normalized y and, for the norm's gradient, 1 / deviation, [..., 1].
+# The functions of a statistic take x, [..., d_model] float32, and epsilon. They
+# return the normalized y and, for the gradient, the factor of x, [..., 1].
 
 
 def _by_mean_square(x, epsilon):

@@ -42,7 +42,7 @@ def _slice_sums(first, logits, targets, threads):
   # holds the target.
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])
-  # In C++ if possible: XLA would write exp(logits) to memory in float32.
+  # Use C++ if possible: XLA would write exp(logits) to memory, in float32.
   if threads:
     sums = native.sum_logits(rows, row, threads=threads)
   else:

@@ -12,7 +12,7 @@
 (PaLM, section 2; Chowdhery et al. 2022.) Settings choose other norms, MLPs,
 heads, positions and biases: architecture/block.py describes the block that this
 forward pass computes. Training, validation, scoring and the prefill of decoding
-run it; weights.py stores the weights and multiplies by them.
+use this forward pass; weights.py stores the weights and multiplies by them.
 """
 
 import functools
@@ -56,8 +56,8 @@ class Palm:
     self._dims = dims
     self._weights = weights
     self._dropout = dropout
-    # Positions count from the start of the row even if the row has several
-    # documents, because scores depend only on differences of positions.
+    # The tables' positions count from the start of the row even if the row has
+    # several documents, because scores depend only on differences of positions.
     rotary = rotary_of(config)
     self._angles = (
       rotary_tables(weights.mesh, dims.length, rotary) if rotary else []
@@ -125,8 +125,8 @@ class Palm:
   ) -> mtf.Tensor:
     """Returns the output of the last of `layers`; x is the input of the first.
 
-    Both are [batch, length, d_model_residual], activation dtype. For the other
-    arguments see `hidden`.
+    Input and output are [batch, length, d_model_residual], activation dtype.
+    For the other arguments see `hidden`.
     """
 
     def attend(layer: int, mixer: Attention, qkv: list[mtf.Tensor]):
@@ -152,7 +152,7 @@ class Palm:
     return x
 
   def last_norm(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Normalizes the output of the last block; returns `hidden`."""
+    """Normalizes the output of the last block; see `hidden`."""
     # The last norm's scale includes the factor of the logits, because the norm
     # multiplies in float32. Scaling bfloat16 logits would round the logits a
     # second time.

@@ -3,13 +3,13 @@
 """How attention knows positions.
 
 rotary           q and k are rotated by angles that grow with their positions
-learned          the embedding of a token gets a vector of its position
+learned          a vector per position is added to the embeddings of tokens
 alibi            scores += -slope(head) * distance
 t5               scores += relative_bias[bucket(distance), head]
 transformer_xl   scores += ((q + content_bias) k + (q + position_bias) r - q k)
                  / sqrt(d_kv), where r is the vector of the distance
 
-A distance is the position of a query less that of a key.
+A distance is the position of a query minus the position of a key.
 """
 
 import math
@@ -23,7 +23,7 @@ from palm_mtf.architecture.parameters import NUM_BUCKETS
 from palm_mtf.config import PalmConfig
 from palm_mtf.ops.slicewise import WholeSlice
 
-# From this distance on, all distances have the last of T5's buckets.
+# This distance and all larger distances are in T5's last bucket.
 _T5_MAX_DISTANCE = 128
 
 Angles = Sequence[tf.Tensor]
@@ -36,7 +36,7 @@ def rotary_tables(
 ) -> list[mtf.Tensor]:
   """Returns sin and cos of position * base ** (-2i / size) on a mesh.
 
-  Each is [length, size / 2], float32, and indexed by position and i.
+  Both tables are [length, size / 2], float32, indexed by position and i.
   """
   pairs = mtf.Dimension("d_kv_pairs", rotary.size // 2)
   return [
@@ -57,7 +57,7 @@ def sines_and_cosines(
 
 
 def find_angles(config: PalmConfig, length: int) -> list[np.ndarray]:
-  """Returns the tables of a model; [] if POSITIONS is not "rotary"."""
+  """Returns sin and cos for a model; [] if POSITIONS is not "rotary"."""
   rotary = rotary_of(config)
   return list(sines_and_cosines(length, rotary)) if rotary else []
 
@@ -65,7 +65,7 @@ def find_angles(config: PalmConfig, length: int) -> list[np.ndarray]:
 def rotate_pairs(
   x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor, rotary: Rotary
 ) -> tf.Tensor:
-  """Rotates pairs of the first numbers of each head; keeps shape and dtype.
+  """Rotates pairs among the first numbers of each head; keeps shape and dtype.
 
   Args:
     x: [..., d_kv].
@@ -182,7 +182,7 @@ def import_slopes(mesh: mtf.Mesh, heads: mtf.Dimension) -> mtf.Tensor:
 
 
 def distance_vectors(kernel: mtf.Tensor, length: int) -> mtf.Tensor:
-  """Returns the vectors of Transformer-XL, [distances, heads, d_kv].
+  """Returns Transformer-XL's vectors of distances, [distances, heads, d_kv].
 
   Args:
     kernel: [d_model, heads, d_kv], activation dtype.
@@ -217,14 +217,14 @@ def distance_vectors(kernel: mtf.Tensor, length: int) -> mtf.Tensor:
 
 
 def project_distances(kernel: tf.Tensor, length: int) -> tf.Tensor:
-  """Returns `distance_vectors` of a slice, [length, heads, d_kv]."""
+  """Computes `distance_vectors` on one device, [length, heads, d_kv]."""
   x = sinusoids(length, kernel.shape[0])
   y = tf.einsum("ld,dhk->lhk", x, tf.cast(kernel, tf.float32))
   return tf.cast(y, kernel.dtype)
 
 
 def sinusoids(length: int, width: int) -> tf.Tensor:
-  """Returns the vectors of distances 0 to length - 1, [length, width] float32.
+  """Returns sinusoids of distances 0 to length - 1, [length, width] float32.
 
   (Vaswani et al. 2017, 3.5; sines first, as in Dai et al. 2019.)
   """
@@ -235,8 +235,8 @@ def sinusoids(length: int, width: int) -> tf.Tensor:
 
 
 def _t5_buckets(distance):
-  # Half of the buckets are for one distance each, the others grow (Raffel et
-  # al. 2020, 2.1, and their code for decoders). Later keys have bucket 0.
+  # Half of the buckets hold one distance each; the others grow (Raffel et al.
+  # 2020, 2.1, and their code for decoders). Later keys are in bucket 0.
   exact = NUM_BUCKETS // 2
   distance = tf.maximum(distance, 0)
   far = tf.cast(tf.maximum(distance, 1), tf.float32) / exact
@@ -262,7 +262,7 @@ def _transformer_xl(q, distance, content_bias, position_bias, vectors):
     "blhk,dhk->blhd", wide + position_bias, tf.cast(vectors, tf.float32)
   )
   batch, length, heads, _ = by_distance.shape
-  # Keys after a query are masked.
+  # Keys after a query are masked, so their distance does not matter.
   at = tf.maximum(distance, 0)[:, :, tf.newaxis]
   at = tf.broadcast_to(at, [batch, length, heads, at.shape[-1]])
   found = tf.gather(by_distance, at, axis=3, batch_dims=3)
@@ -275,7 +275,7 @@ _SCORES = {"alibi": _alibi, "t5": _t5, "transformer_xl": _transformer_xl}
 def score_by_distance(
   positions: str, q: tf.Tensor, distance: tf.Tensor, extras: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the queries of scores, and a number to add to each score.
+  """Returns the queries for the scores, and a number to add to each score.
 
   Args:
     positions: value of POSITIONS that changes scores.
@@ -286,7 +286,7 @@ def score_by_distance(
       [distances, heads, d_kv] (transformer_xl).
 
   Returns:
-    Queries like q, and [1 or batch, length, heads, memory_length] float32, to
-    be added to scores that are already divided by sqrt(d_kv).
+    Queries, shape and dtype of q; and the numbers, [1 or batch, length, heads,
+    memory_length] float32, for scores that are already divided by sqrt(d_kv).
   """
   return _SCORES[positions](q, distance, *extras)

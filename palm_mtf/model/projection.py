@@ -27,12 +27,12 @@ from palm_mtf.ops.xla import fused, in_xla_computation
 
 # The forward pass splits the product, adds biases, normalizes and rotates q and
 # k, and applies the MLP's activation in one pass over memory; another such pass
-# computes the product's gradient. Both are in C++ (native/projection.h) for
-# PaLM's block or, for other blocks and on devices without the C++ operations,
-# compiled by XLA.
+# computes the product's gradient. Both passes run in C++ (native/projection.h)
+# for PaLM's block. XLA compiles them for other blocks, and on devices without
+# the C++ operations.
 
 
-# Except in `read_product`, XLA does not compile the two functions below, as its
+# XLA compiles the two functions below only within `read_product`, because XLA's
 # copies are slower than TensorFlow's.
 
 
@@ -52,7 +52,8 @@ def _broadcast_angles(
   angles: Angles, num_rows: int, num_heads: int
 ) -> list[tf.Tensor]:
   # The first `num_rows` dimensions of a product, such as [batch, length], index
-  # a row. Angles lack the first of these if they are the same for all rows.
+  # a row. `angles` lack the first of these dimensions if all its indices have
+  # the same angles.
   found = []
   for x in angles:
     for _ in range(num_rows + 1 - x.shape.rank):
@@ -72,7 +73,7 @@ def read_product(
   angles: Angles,
   vectors: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-  """Splits a product into what the mixers of the branches take.
+  """Splits a joined product; computes q, k, v and an MLP's hidden layer.
 
   Args:
     wide: product of x with joined kernels, [rows, columns].
@@ -86,7 +87,7 @@ def read_product(
       `vectors_of`.
 
   Returns:
-    q, k and v of an attention branch, and the hidden layer of an MLP.
+    q, k and v for an attention branch, and the hidden layer for an MLP.
   """
   parts, given = _split_columns(wide, rows, shapes), iter(vectors)
   read_parts = []
@@ -115,7 +116,7 @@ def vectors_of(read: Read) -> list[str]:
 
 
 def parts_of_outputs(read: Read) -> list[int]:
-  """Returns, for each projection, the index of the result that reads it."""
+  """Returns, for each projection, its index in the result of `read_product`."""
   found, count = [], 0
   for branch in read.branches:
     is_mlp = isinstance(branch.mixer, Mlp)
@@ -126,7 +127,7 @@ def parts_of_outputs(read: Read) -> list[int]:
 
 @functools.cache  # so that all layers share the compiled code
 def _fused_read(*how):
-  # `how` has the arguments of `read_product` that are no tensors.
+  # `how` has the arguments of `read_product` that are not tensors.
   def read_parts(wide, angles, vectors):
     return read_product(wide, *how, angles, vectors)
 
@@ -186,7 +187,7 @@ class JoinedColumns:
     )
     return [
       tf.reshape(part, [*rows, *shape])
-      # wi_gate and wi have two shapes, but one part, the last.
+      # wi_gate and wi have two shapes, but only one part, the last.
       for part, shape in zip(parts, self.shapes, strict=False)
     ]
 
@@ -230,7 +231,7 @@ class JoinedColumns:
 
 
 class _Projection(mtf.Operation):
-  """Outputs what mixers take, and the product that these are read off."""
+  """Outputs the results of `read_product`, and the joined product."""
 
   def __init__(self, x, read, kernels, vectors, angles, epsilon, dtype):
     super().__init__([x, *angles, *vectors, *kernels], name="projection")
@@ -279,8 +280,8 @@ class _Projection(mtf.Operation):
     return [dx, *(None for _ in angles), *others]
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns x, such as q or the hidden layer, read from the product again."""
-    # The first signal serves all calls, which are in one backward pass.
+    """Returns x, such as q or the hidden layer, from the product again."""
+    # All calls are in one backward pass, so the first signal serves all.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
@@ -310,7 +311,7 @@ class _Projection(mtf.Operation):
 
 
 class _ReadAgain(mtf.Operation):
-  """Outputs what mixers take, read from the product again."""
+  """Outputs the results of `read_product`, computed again."""
 
   def __init__(self, forward, signal):
     *read, wide = forward.outputs
@@ -366,8 +367,9 @@ class _ProjectionGradient(mtf.Operation):
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # `axes` has, for each kernel, the mesh axes over which the kernel's part of
     # dx must be summed. In multi-query attention dk and dv are sums over slices
-    # of `heads`, each a LazyAllreduceSum. Instead of dk and dv, their linear
-    # functions are all-reduced: dx and the gradients of kernels and vectors.
+    # of `heads`, each a LazyAllreduceSum. Instead of dk and dv, results that
+    # are linear in dk and dv are all-reduced: dx and the gradients of kernels
+    # and vectors.
     axes = []
     for of, kernel in zip(forward.part_of, forward.kernels, strict=True):
       over = split_axes(impl, kernel.shape.dims[1:])
@@ -481,7 +483,7 @@ def project(
       the dtype of x.
 
   Returns:
-    What the mixers take, [batch, position, ...] each, dtype of x.
+    The results of `read_product`, [batch, position, ...] each, dtype of x.
   """
   dtype = gradient_dtype or x.dtype
   if not any(each.rotary for each in read.projections):

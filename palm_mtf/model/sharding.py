@@ -3,7 +3,7 @@
 """Collectives along d_model, if the layout splits d_model.
 
 d_model_stored -> d_model    all-gather of a weight before it is used
-d_model -> d_model_stored    reduce-scatter of its gradient
+d_model -> d_model_stored    reduce-scatter of the weight's gradient
 d_model_residual -> d_model  all-gather of the residual stream before a block
 d_model -> d_model_residual  reduce-scatter of the residual stream after a block
 """

@@ -58,18 +58,18 @@ class Weights(Protocol):
   def norm_vectors(self, name: str, after: mtf.Tensor) -> list[mtf.Tensor]:
     """Returns the scale, and bias if any, of a norm.
 
-    Each is [d_model] float32; a gather waits for `after`.
+    Each is [d_model] float32; an all-gather, if any, waits for `after`.
     """
 
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns the `extras` of `score_by_distance` for sequences of a length."""
+    """Returns the `extras` of `score_by_distance` for `length` positions."""
 
   def project_in(
     self, x: mtf.Tensor, layer: str, read: Read, angles: Sequence[mtf.Tensor]
   ) -> list[mtf.Tensor]:
-    """Multiplies x by all kernels of a layer that read it, in one product.
+    """Multiplies x by all kernels of `read`, in one product.
 
     Args:
       x: [batch, length, d_model], activation dtype.
@@ -103,11 +103,11 @@ class Weights(Protocol):
   ) -> list[mtf.Tensor]:
     """Returns the biases of products that are added to the residual stream.
 
-    Each is [d_model] float32; a gather waits for `after`.
+    Each is [d_model] float32; an all-gather, if any, waits for `after`.
     """
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Returns logits without scale, [batch, length, vocab]; `logits_dtype`."""
+    """Returns logits, [batch, length, vocab] `logits_dtype`; does not scale."""
 
 
 def logits_dtype(config: PalmConfig) -> tf.DType:
@@ -125,7 +125,7 @@ def palm_variables(
   """Makes a variable for every parameter.
 
   Args:
-    stages: mesh of each stage of one pod; one mesh for all layers if there are
+    stages: mesh of each pipeline stage of one pod; a single mesh if there are
       no stages.
     seed: seed of the initial weights; None for zeros, if a checkpoint replaces
       them.
@@ -188,9 +188,10 @@ def initializer(
 class TrainedWeights:
   """Weights in float32 variables, cast to the activation dtype when read.
 
-  The arguments are the mesh, those of `palm_variables`, the dtype in which
-  devices add up gradients of kernels and of the embedding (None: activation
-  dtype), and the variables of all stages; None makes them on the mesh.
+  The arguments are the mesh; the arguments of `palm_variables`; the dtype in
+  which devices add up gradients of kernels and of the embedding (None:
+  activation dtype); and the variables of all stages (None: makes variables on
+  the mesh).
   """
 
   def __init__(
@@ -233,7 +234,7 @@ class TrainedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns what `score_by_distance` takes; see `Weights`."""
+    """Returns the `extras` of `score_by_distance`; see `Weights`."""
     if mixer.score_positions == "alibi":
       return [import_slopes(self.mesh, self._dims.heads)]
     found = [self._variables[f"{layer}/{name}"] for name, _ in mixer.extras]
@@ -277,7 +278,7 @@ class TrainedWeights:
   def output_biases(
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
-    """Returns the biases of the last products; see `Weights`."""
+    """Returns the biases of `outputs`; see `Weights`."""
     return [
       self._kernel(f"{layer}/{each.bias}", after)
       for each in outputs
@@ -320,7 +321,7 @@ def product(
     x: [batch, length, inputs...], activation dtype.
     kernel: [inputs..., output], or [output, inputs] if `transpose`; dtype of x.
     transpose: whether to multiply by the transposed kernel.
-    dtype: dtype of the product: float32 or the dtype of x; None is the latter.
+    dtype: dtype of the product: float32 or the dtype of x (the default).
     keeps_kernel: whether the kernel is kept for the backward pass; otherwise
       the kernel is recomputed (ops/recompute.py).
     gradient_dtype: dtype in which devices add up the kernel's gradient; None is

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Arithmetic on one row, in float32. V is a register (Floats) or one float.
+// Arithmetic on one row, in float32. V is Floats (a register) or one float.
 
 #pragma once
 
@@ -21,8 +21,7 @@ inline T from_float(float x) {
   else return x;
 }
 
-// Reads a V, a float or a vector of floats, from numbers of type T, which is
-// uint16_t for bfloat16.
+// Reads a V from numbers of type T: float, or uint16_t for bfloat16.
 template <class V, class T>
 inline V get(const T* at) {
   if constexpr (sizeof(V) == sizeof(float)) return to_float(*at);
@@ -57,7 +56,8 @@ inline float sum_of(int size, Term term) {
   return sum(total) + rest;
 }
 
-// Returns e^x, exact to a few units in the last place; clamps x to [-87, 87].
+// Returns e^x, with an error of a few units in the last place; clamps x to
+// [-87, 87].
 template <class V>
 inline V exponential(V x) {
   x = x < -87.0f ? V{} - 87.0f : x;

@@ -23,8 +23,9 @@ struct AttentionMemory {
   std::vector<BlockMemory<T>> of_threads;
 };
 
-// Attention of a batch. A head is one key head of one sequence. The query heads
-// that share a key head form one or more groups, each the work of one thread.
+// Attention of a batch. Here, a head is one key head of one sequence. The query
+// heads that share a key head form one or more groups; one thread computes a
+// whole group.
 template <class T>
 class Attention {
  public:
@@ -39,8 +40,9 @@ class Attention {
     batch_ = TF_Dim(q, 0);
     sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? int(TF_Dim(k, 2)) : 1,
               int(TF_Dim(q, 3))};
-    // With at least kEnough groups, threads finish at about the same time. The
-    // number of groups determines the bits of sums, so kEnough is a constant.
+    // With at least kEnough groups, threads finish at about the same time.
+    // Results depend on the number of groups in their last bits, so kEnough
+    // does not depend on the number of threads.
     constexpr int kEnough = 16;
     const int most = heads / sizes_.key_heads;
     while (num_groups() < kEnough && parts_ < most)
@@ -96,8 +98,8 @@ class Attention {
     heads_of(group, thread).attend(data(q) + at, out + at);
   }
 
-  // Writes the gradient of the group's query heads to `dq`, and the group's
-  // terms of the key head's dk and dv to `memory_`.
+  // Writes the gradient of the group's query heads to `dq`. Writes the terms
+  // that the group adds to dk and dv of the key head to `memory_`.
   void gradient(int group, int thread, const T* dout, T* dq) const {
     float* dk = &memory_.dk[group * part_size()];
     float* dv = &memory_.dv[group * part_size()];
@@ -108,7 +110,7 @@ class Attention {
       .gradient(data(q) + at, dout + at, dq + at, dk, dv);
   }
 
-  // Adds up the terms of dk and dv that the groups of a key head wrote.
+  // Adds up the terms of dk and dv that the groups of a key head have written.
   void add_parts(int head, T* dk, T* dv) const {
     add_parts(head, memory_.dk, dk);
     add_parts(head, memory_.dv, dv);

@@ -105,7 +105,7 @@ class Call {
             int(TF_Dim(tensor, 0)), int(TF_Dim(tensor, 1))};
   }
 
-  // Makes the last input that was read an output, to write it in place.
+  // Makes the input that was read last an output, which is written in place.
   void give_last(int output) {
     TF_SetOutput(context_, output, inputs_.back(), status_);
   }

@@ -3,9 +3,10 @@
 //
 // A decoding step: one more token per row, on one device.
 //
-// A step computes all blocks of model/palm.py for one position per row. It
-// takes as long as reading every weight once, because between products there is
-// only arithmetic on a few rows. Sums and the residual stream are float32.
+// A step computes all blocks of model/palm.py for one position per row. A step
+// takes about as long as reading every weight once, because the work between
+// the products is only arithmetic on a few rows. Sums and the residual stream
+// are float32.
 
 #pragma once
 
@@ -19,7 +20,7 @@
 
 namespace palm {
 
-// Activation of the MLP's gate, in the order of ACTIVATIONS in decoding.py.
+// Activations of the MLP's gate, in the order of ACTIVATIONS in decoding.py.
 enum class Activation { kSwish, kGelu, kGeluTanh };
 
 struct Model {
@@ -69,7 +70,7 @@ struct Step {
     team.run([this](int thread) { steps(thread); });
   }
 
-  // Each thread of the team runs this, and does its share of each part.
+  // Runs on each thread of the team; a thread does its share of each part.
   void steps(int thread) {
     size_t norm = 0, kernel = 0;
     for_rows(thread, [this](int row) { embed(row); });
@@ -147,8 +148,8 @@ struct Step {
     team.meet();
   }
 
-  // Writes the results of the gated MLP to `inputs`, from column `first`; a row of
-  // `inputs` has `inner` numbers.
+  // Writes the gated MLP's hidden layer to `inputs`, from column `first` on; a
+  // row of `inputs` has `inner` numbers.
   void gate(int thread, int inner, int first) {
     for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
       const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];
@@ -241,7 +242,7 @@ struct Step {
     thread_local std::vector<float> weights;
     weights.resize(count);
     rotate(row, q);
-    // For usual d_kv, attend_row is compiled so that sums stay in registers.
+    // For the usual values of d_kv, attend_row keeps sums in registers.
     auto attend = d_kv == 64    ? attend_row<64, T>
                   : d_kv == 128 ? attend_row<128, T>
                   : d_kv == 256 ? attend_row<256, T>

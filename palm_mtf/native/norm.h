@@ -13,7 +13,7 @@ namespace palm {
 
 struct Norm {
   bool is_centered;  // LayerNorm without bias; otherwise RMSNorm
-  float epsilon;     // is added to the mean square
+  float epsilon;     // number that is added to the mean square
 };
 
 // A row x with its mean (0 for RMSNorm), and a factor such that

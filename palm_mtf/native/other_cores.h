@@ -17,7 +17,7 @@ namespace palm {
 
 // If no core has been idle for long, Linux wakes a thread on the core of the
 // calling thread, and moves the woken thread to an idle core only milliseconds
-// later. An operation between two products would end on one core before that.
+// later. An operation between two products would end on one core before then.
 class OtherCores {
 #if defined(__linux__)
  public:

@@ -41,7 +41,7 @@ struct Rows {
   const int32_t* group_sums;  // of `bytes`, [count, padded(inner) / kGroup]
 };
 
-// Prefetches the panel that a tile (products.h) reads, a little ahead.
+// Prefetches a panel shortly before a tile (products.h) reads it.
 struct Stream {
   const uint8_t* at;
 
@@ -51,8 +51,8 @@ struct Stream {
   }
 };
 
-// Prefetches a part of the next panel, evenly over the steps of a tile. The
-// tiles of a panel together prefetch the whole next panel.
+// Prefetches a part of the next panel, an equal share in each step of a tile.
+// The tiles of a panel together prefetch the whole next panel.
 struct Part {
   const uint8_t* at;
   int bytes;  // per step

@@ -28,7 +28,7 @@ struct PackKernel {
 
   template <class T>
   void compute(Call& call) const {
-    int inner = 0, outer = 0;  // of all parts read so far, joined
+    int inner = 0, outer = 0;  // sizes of the parts read so far, joined
     std::vector<Block> blocks;
     while (call.has_next()) {
       const Matrix<const T> w = call.next_matrix<const T>();
@@ -67,8 +67,8 @@ struct ProductKernel {
         threads(attrs.number("threads")),
         format(Format(attrs.number("format"))) {}
 
-  // A prompt may have many rows. Therefore kRows rows are multiplied at a time,
-  // so that their prepared numbers fit into the CPU's cache.
+  // A prompt may have many rows. Therefore the product is computed for kRows
+  // rows at a time, so that the prepared rows fit into the CPU's cache.
   template <class T>
   void compute(Call& call) const {
     constexpr int kRows = 192;

@@ -1,9 +1,10 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work between a joined product and the layers that read it, one row at a
-// time (model/projection.py). The product's columns are q, k, v, wi_gate and
-// wi; serial blocks have only q, k and v, or only wi_gate and wi.
+// Splits a row of a joined product into the parts that attention and the MLP
+// read, and computes the row's gradient (model/projection.py). The product's
+// columns are q, k, v, wi_gate and wi; serial blocks have only q, k and v, or
+// only wi_gate and wi.
 
 #pragma once
 

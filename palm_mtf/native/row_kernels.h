@@ -17,7 +17,7 @@
 
 namespace palm {
 
-constexpr int kParts = 64;  // parts of a matrix, for any number of threads
+constexpr int kParts = 64;  // parts of a matrix; does not depend on `threads`
 
 // Calls use(part, first row, row after the last) for each part of a matrix.
 template <class T, class Use>
@@ -98,8 +98,8 @@ struct ReadKernel {
     columns.is_gated = attrs.flag("is_gated");
   }
 
-  // Returns `columns` with the angles, which are the inputs (if any) after the
-  // first `num_inputs`.
+  // Returns `columns` with the angles: the inputs, if any, after the first
+  // `num_inputs` inputs.
   Columns read_angles(Call& call, int num_inputs) const {
     Columns found = columns;
     if (call.num_inputs() == num_inputs) return found;

@@ -83,8 +83,8 @@ inline int find_token(const float* shares, int size, float at) {
   return last;
 }
 
-// Chooses a token by `logits`, [num_tokens], and overwrites them. `seen` tells
-// which tokens the row's text has; null means no repetition penalty.
+// Chooses a token by `logits`, [num_tokens], and overwrites them. `seen` says
+// which tokens are in the row's text; null means no repetition penalty.
 inline int choose_token(const Sampling& how, float* logits, const bool* seen,
                       const int32_t* key, int place) {
   const int size = how.num_tokens;

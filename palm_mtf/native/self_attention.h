@@ -5,9 +5,9 @@
 //
 //   weights = softmax(scores),  scores = q k / sqrt(d_kv);   out = weights v
 //
-// Computes one block of positions at a time, with all keys that the block sees,
-// so that the block's weights fit into the CPU's cache. The gradient recomputes
-// the weights.
+// Attention is computed for one block of positions at a time, with all keys
+// that the block sees, so that the block's weights fit into the CPU's cache.
+// The gradient computes the weights again.
 
 #pragma once
 
@@ -25,8 +25,8 @@ struct AttentionSizes {
 // A position sees itself, the earlier positions of its segment, and the prefix
 // of its segment.
 struct Masks {
-  // A number per position, [length], padded by at least one register; null if
-  // there is none. A prefix requires segments.
+  // A number per position, [length], padded to whole registers; null for no
+  // mask. A prefix requires segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
   // Returns, for each of the kLanes positions from `first` on, -1 if `position`
@@ -80,7 +80,7 @@ inline Floats compute_weights(Floats x, float most, float scale) {
   return is_less ? Floats{} : power * (Floats)((n + 127) << 23);
 }
 
-// Attention of a group of query heads of a sequence, which share a key head.
+// Attention of a group of query heads that share a key head, in one sequence.
 template <class T>
 class HeadGroup {
   using W = Word<T>;

@@ -6,8 +6,9 @@
 // AVX2 has registers for the sums of only three input rows, so a product of
 // many input rows would read a panel and unpack its bfloat16 many times.
 // Instead, a stretch (kStretch rows of the panel) is unpacked to float32 once,
-// and multiplied by all input rows while it is in the L1 cache. Sums add the
-// same terms in the same order as without stretches, and so have the same bits.
+// and multiplied by all input rows while it is in the L1 cache. Sums have the
+// same bits as without stretches, because they add the same terms in the same
+// order.
 
 #pragma once
 
@@ -20,7 +21,7 @@ namespace palm {
 
 constexpr int kStretch = 128;  // rows of a panel: 16 kB of float32 weights
 
-// Only AVX2 uses stretches. They are slower with AVX-512, which has more
+// Only AVX2 uses stretches. Stretches are slower with AVX-512, which has more
 // registers, and on CPUs without AVX2, where unpacking is slow.
 template <Format kFormat>
 constexpr bool kHasStretches =

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of two matrices that both change in each call, as in attention.
+// Products of two matrices, neither of which is constant, as in attention.
 //
 // A word is a float, or two bfloat16 numbers that are adjacent in the inner
 // dimension. The left operand has strides, so that its transpose needs no copy.
@@ -36,7 +36,7 @@ int words_of(int size) {
 template <class W>
 struct Left {
   const W* at;
-  size_t row, step;  // strides, in words: of rows, and of words in a row
+  size_t row, step;  // strides, in words: between rows, and in a row
 };
 
 template <class W>

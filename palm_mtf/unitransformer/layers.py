@@ -37,13 +37,13 @@ _SETTINGS = {
   "mlp": "d_ff mlp biases",
 }
 _SIZES = "num_layers d_model num_heads d_kv d_ff vocab_size sequence_length"
-_LAYER = parameters.layer_name(0)  # variable scopes have the layer's number
+_LAYER = parameters.layer_name(0)  # Mesh TensorFlow's scopes number layers
 _MODULE = "palm_mtf.unitransformer"
 
 
 def _check(name: str, kind: str, settings: Mapping[str, object]) -> PalmConfig:
-  # Returns a model with these settings. Sizes that do not matter are 2, and
-  # sizes that are missing are refused.
+  # Returns a model with these settings. Sizes that this kind lacks are 2. If a
+  # size is missing, raises UserError.
   known = _SETTINGS[kind].split()
   for each in settings:
     check_choice(f"setting of {name}", each, known)
@@ -62,11 +62,11 @@ def _reshape(x: mtf.Tensor, dims: Sequence[mtf.Dimension]) -> mtf.Tensor:
 
 
 class _Call:
-  """A call of a layer. All batch dimensions, such as beams, become one."""
+  """A call of a layer. Joins all batch dimensions, such as beams, into one."""
 
   def __init__(self, context: transformer.Context, config: PalmConfig):
     self.context = context
-    # The layout rule of "batch" splits the joined dimension, too.
+    # "batch" comes first: its layout rule splits the joined dimension, too.
     self.batch_dims = sorted(
       context.batch_dims, key=lambda x: x.name != "batch"
     )
@@ -106,7 +106,7 @@ class _Call:
       )
       if context.train and dtype == stored.slice_dtype:
         # Mesh TensorFlow's optimizers write over a variable in place, perhaps
-        # before the backward pass has read it. So both passes read a copy.
+        # before the backward pass has read it, so both passes read a copy.
         x = mtf.slicewise(
           lambda x: tf.raw_ops.Snapshot(input=x),
           [x],
@@ -152,7 +152,7 @@ class _Call:
   def find_angles(
     self, rotary: block.Rotary, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns sin and cos of the positions of q; see `read_product`."""
+    """Returns sin and cos for the positions of q and k; see `read_product`."""
     mesh, batch = self.context.mesh, self.dims.batch
     if length == self.context.length_dim:
       return positions.rotary_tables(mesh, length, rotary)
@@ -174,7 +174,7 @@ class _Call:
     *qkv, mixer = given
     extras = weights.score_extras(_LAYER, mixer, self.context.length_dim)
     # If the layout splits `length`, each device computes the attention of all
-    # positions, because the blocks of queries have fixed places.
+    # positions, because the blocks of queries have fixed positions.
     whole = self.context.length_dim, self.dims.memory_length
     q, k, v, *masks = (
       Resharded(x, whole).outputs[0] for x in (*qkv, *self.find_masks())
@@ -196,7 +196,7 @@ class _Call:
     ][:1]
     if context.model.fully_autoregressive:
       return segments
-    # All positions of an encoder, and the inputs of a text.
+    # The prefix has all positions of an encoder, or the inputs of a text.
     prefix = mtf.ones(context.mesh, [context.length_dim], tf.int32)
     if context.write_priority is not None:
       prefix = mtf.cast(mtf.equal(context.write_priority, 0), tf.int32)
@@ -236,7 +236,7 @@ class _Call:
   def join_batch(self, x: mtf.Tensor) -> mtf.Tensor:
     """Returns x [batch dimensions..., others...] as [batch, others...]."""
     others = [dim for dim in x.shape.dims if dim not in self.batch_dims]
-    # x may lack batch dimensions, or have another order.
+    # x may lack batch dimensions, or have them in another order.
     x = mtf.broadcast(x, [*self.batch_dims, *others])
     return _reshape(x, [self.dims.batch, *others])
 
@@ -249,7 +249,7 @@ class _Call:
   def find_position(self) -> mtf.Tensor:
     """Returns the position of each row's token, [batch] int32."""
     # A sequence that has ended stays in the decoding batch, and its position
-    # grows further.
+    # keeps growing.
     last = self.context.length_dim.size - 1
     return self.join_batch(mtf.minimum(self.context.position, last))
 
@@ -283,7 +283,7 @@ def sublayer_norm(
 
 
 class _Branch(transformer.TransformerLayer):
-  """A branch of a block; subclasses have names for gin and for variables."""
+  """A branch of a block; gin and variables have the names of the subclasses."""
 
   kind: str  # "attention" or "mlp"
 

@@ -13,8 +13,8 @@ The library splits and merges texts as the file says, except that it does not
 apply the file's post-processor, which may add a token at the start of a text.
 
 A text that spells a special token is encoded like any other text. llama.cpp and
-transformers do the same if their caller says that a text is plain. Added tokens
-that are not special have their ids in a text.
+transformers do the same if their caller says that a text is plain. In a text,
+the name of an added token that is not special becomes its id.
 """
 
 import functools
@@ -44,7 +44,7 @@ _OTHER = "give a byte-pair encoding that keeps bytes, or a SentencePiece model"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 # Larger ids are refused, because a table has one row per id.
 _MOST_IDS = 2**20
-# {field of a normalizer, pre-tokenizer or decoder of type "Sequence"}
+# Fields with the parts of a normalizer, pre-tokenizer or decoder "Sequence".
 _PARTS = ("normalizers", "pretokenizers", "decoders")
 # Decoders that files with byte fallback may have.
 _FALLBACK = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
@@ -56,7 +56,7 @@ class BytePairVocabulary(Vocabulary):
   """A tokenizer.json whose model is a byte-pair encoding that keeps bytes."""
 
   def __init__(self, path: str, model: bytes, *, what: str, extra_ids: int = 0):
-    """Reads a tokenizer, and which of its tokens is [eod].
+    """Reads a tokenizer, and finds out which token is [eod].
 
     The end of a document is `eos_token` in a tokenizer_config.json in the same
     folder, else `eos_token_id` in config.json or generation_config.json, else a
@@ -82,7 +82,7 @@ class BytePairVocabulary(Vocabulary):
       for name in ("normalizer", "pre_tokenizer")
     }
     if inside != described:
-      # Encodes a text that continues another text, so that it gets no space.
+      # Encodes texts that continue another text; puts no space before them.
       self._inside = _make_tokenizer(json_text(inside), extra_ids, what)
     ids = self._tokenizer.get_vocab()
     self._names = {i: name for name, i in ids.items()}
@@ -113,14 +113,14 @@ class BytePairVocabulary(Vocabulary):
     self.sha256 = hashlib.sha256(json_text(parts).encode()).hexdigest()
 
   def __reduce__(self) -> tuple:
-    # Worker processes read the file's content again, because the library does
-    # not pickle that special tokens are encoded as text.
+    # Worker processes read the file's content again, because a pickled
+    # tokenizer loses the setting to encode special tokens as text.
     settings = {"what": self._what, "extra_ids": self.extra_ids}
     make = functools.partial(BytePairVocabulary, **settings)
     return make, (self.path, self._model)
 
   def files(self) -> Mapping[str, bytes]:
-    """Returns the tokenizer.json, with its sentinels, and which id is [eod]."""
+    """Returns tokenizer.json, with sentinels, and a file that names [eod]."""
     model, config = self._model, {"eos_token": self.piece(self.eod_id)}
     if self.extra_ids:
       model = self._tokenizer.to_str().encode()
@@ -203,8 +203,8 @@ def _make_tokenizer(text: str, extra_ids: int, what: str) -> Any:
     raise UserError(f"{what}: {error}; copy the file again.") from None
   made.no_truncation()
   made.no_padding()
-  made.model.dropout = None  # random merges
-  made.encode_special_tokens = True  # as text
+  made.model.dropout = None  # no random merges
+  made.encode_special_tokens = True  # as text, not as their ids
   # T5's sentinels: <extra_id_0> has the last id.
   sentinels = [f" <extra_id_{i}>" for i in reversed(range(extra_ids))]
   made.add_tokens(
@@ -223,7 +223,7 @@ def list_parts(part: Json | None) -> Iterator[Json]:
 
 
 def _drop_prefix(part: Json | None) -> Json | None:
-  """Returns a normalizer or pre-tokenizer that puts no space before a text."""
+  """Returns `part`, changed so that it puts no space before a text."""
   if part is None or part.get("type") == "Prepend":
     return None
   changes = {
@@ -284,7 +284,7 @@ def start_processor(name: str, start_id: int) -> Json:
 def _read_decoders(
   described: Json, what: str
 ) -> tuple[Callable[[str], bytes], bool]:
-  """Returns what a tokenizer decodes, which the library does per whole text.
+  """Returns how to decode one token; the library decodes only whole texts.
 
   Returns:
     The function from a token's name to its bytes; and whether decoding drops
@@ -292,7 +292,7 @@ def _read_decoders(
   """
   decoders = [*list_parts(described.get("decoder"))]
   kinds = {str(x.get("type")) for x in decoders}
-  replaced = [  # (text in a name, what it stands for)
+  replaced = [  # (text in a token's name, the text that it stands for)
     (x["pattern"].get("String"), x["content"])
     if x["type"] == "Replace"
     else (x["replacement"], " ")
@@ -307,14 +307,14 @@ def _read_decoders(
       f"{what}: its encoding is neither of byte level nor with byte fallback "
       f"(decoders: {', '.join(sorted(kinds)) or 'none'}); {_OTHER}."
     )
-  # As in GPT-2, bytes that Latin-1 can print are themselves in a byte-level
-  # token; the other bytes are the characters from U+0100 on.
+  # As in GPT-2, the name of a byte-level token has one character per byte: the
+  # byte in Latin-1 if it can be printed, else a character from U+0100 on.
   prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
   others = itertools.count(0x100)
   bytes_of = {chr(i if i in prints else next(others)): i for i in range(256)}
 
   def read_byte_level(name: str) -> bytes:
-    # The library decodes a token with other characters as its own text.
+    # The library decodes a token with other characters to the token's name.
     is_bytes = bytes_of.keys() >= {*name}
     return bytes(map(bytes_of.get, name)) if is_bytes else name.encode()
 

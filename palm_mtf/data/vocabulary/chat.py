@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chat templates, which turn a conversation into the tokens of a prompt.
 
-A template is text for Jinja2, as in files of transformers and llama.cpp, and is
-in chat_template.jinja in the folder of the vocabulary. Names of control tokens
-in the template's text become the ids of these tokens. The same names in a
-message become the ids of their letters, so that no message can end a turn.
+A template is a text for Jinja2, as in files of transformers and llama.cpp. The
+file is chat_template.jinja in the folder of the vocabulary. Names of control
+tokens in the template's text become the ids of these tokens. The same names in
+a message become the ids of their letters, so that no message can end a turn.
 """
 
 import datetime
@@ -22,8 +22,8 @@ from palm_mtf.model_dir.foreign_files import read_json_object, read_regular
 
 FILE_NAME = "chat_template.jinja"
 _MAX_BYTES = 10**6
-# While a message is rendered, this stands within names of control tokens in it.
-# Half of a surrogate pair is in no text.
+# While a message is rendered, this mark splits the names of control tokens in
+# the message. No text has the mark, which is half of a surrogate pair.
 _MARK = "\ud800"
 
 Message = Mapping[str, str]  # {"role": "user", "content": ...}
@@ -32,8 +32,8 @@ Message = Mapping[str, str]  # {"role": "user", "content": ...}
 def read_template(folder: str) -> str:
   """Returns the template in a vocabulary's folder; "" if there is none.
 
-  Without chat_template.jinja, the template is in tokenizer_config.json, where
-  it may be one of several with names.
+  Without chat_template.jinja, the template is in tokenizer_config.json, either
+  as the only template or as the template "default" of several.
 
   Raises:
     UserError: a file cannot be read.
@@ -129,7 +129,7 @@ class ChatTemplate:
         add_generation_prompt=True,
         **{key: self._vocabulary.piece(i) for key, i in names.items()},
       )
-    # A template may fail as any program can.
+    # A template is a program, which may raise any exception.
     except Exception as error:
       raise self._explain(error) from None
     plain = [x.replace(_MARK, "") for x in self._names.split(text)]

@@ -5,8 +5,9 @@
   tokenizer.ggml.model = "gpt2"    byte-level byte-pair encoding
   tokenizer.ggml.model = "llama"   SentencePiece's byte-pair encoding
 
-The metadata of "gpt2" names how llama.cpp splits a text before it merges bytes.
-llama.cpp neither normalizes a text nor puts a space before it.
+The metadata of "gpt2" names the way in which llama.cpp splits a text before it
+merges bytes. With "gpt2", llama.cpp neither normalizes a text nor puts a space
+before it.
 """
 
 import json
@@ -38,7 +39,7 @@ _GPT2 = (
   r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
   r"|\s+(?!\S)|\s+"
 )
-# Files of Hugging Face have the first form, which also takes U+017F for an "s".
+# Hugging Face's files have the first form, which also matches U+017F as an "s".
 _ANY_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BOTH_CASES = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
 _LLAMA3 = (
@@ -46,8 +47,8 @@ _LLAMA3 = (
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGIT, _THREE_DIGITS = r"\p{N}", "[0-9][0-9][0-9]"
-# {first name: (patterns that split a text one after the other, whether a word
-# that is a token is not split by merges)}
+# {first name: (patterns that split a text, one pattern after another; whether a
+# word that is a token becomes this token, without merges)}
 _SPLITS = {
   "gpt-2": ((_GPT2,), False),
   "smollm": ((_DIGIT, _GPT2), False),
@@ -70,7 +71,7 @@ _FIRST_NAMES = {x: x for x in _SPLITS} | {
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-  """Returns {name: content} of files; the first one is a vocabulary's file.
+  """Returns {name: content} of files; the first file is the vocabulary.
 
   Args:
     metadata: {key: value} of a GGUF file, such as "tokenizer.ggml.tokens".
@@ -274,7 +275,7 @@ def _describe_byte_level(vocabulary: BytePairVocabulary) -> dict[str, Any]:
 
 
 def _list_patterns(found: Mapping[str, Any]) -> tuple[str, ...]:
-  """Returns the patterns that split texts; () if these are no patterns."""
+  """Returns the patterns that split texts; () if a part is not a pattern."""
   patterns: list[str] = []
   for each in list_parts(found.get("pre_tokenizer")):
     regex = each.get("pattern", {}).get("Regex", "")

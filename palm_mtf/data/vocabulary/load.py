@@ -83,7 +83,7 @@ def load_vocabulary(
 
 
 def training_texts(sources: Iterable[Source]) -> Iterator[str]:
-  """Yields the inputs and text of training documents, except token ids."""
+  """Yields inputs and texts of training documents; skips those in token ids."""
   for source in sources:
     for split, document in read_with_progress(source, "Reading"):
       if split == TRAIN:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What every vocabulary does: text to token ids and back.
+"""The interface of all vocabularies: from text to token ids and back.
 
 A token adds bytes to a text. The bytes need not be whole characters, because a
 byte-level token may end within a character, and a byte piece of SentencePiece
@@ -19,7 +19,8 @@ from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.errors import UserError
 
 # Kinds of text that decode(encode(text)) may change, each with an example to
-# try. A model's settings are not read, so that models from any program work.
+# try. Settings in a vocabulary's file are not read, so that files of any
+# program work.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",
@@ -32,7 +33,7 @@ _PROBES = {
   "rare characters": "\U0001f469\u200d\U0001f467 \u0645\u202e\ue000\U0010fffd",
   "unassigned characters": "\U00040000\U00080000\U000c0000",
 }
-# A space in the name of a token: of SentencePiece, of byte level, and itself.
+# A space in a token's name: SentencePiece's, byte level's, and a plain space.
 SPACE_MARKS = "\u2581\u0120 "
 _CHARACTERS = string.ascii_letters + string.digits + string.punctuation
 # Name of the error handler of codecs that replaces each byte by U+FFFD.
@@ -60,7 +61,7 @@ class Vocabulary(abc.ABC):
 
   @abc.abstractmethod
   def files(self) -> Mapping[str, bytes]:
-    """Returns {name: content} of files; opening the first one gives the ids."""
+    """Returns {name: content}; opening the first file gives the same ids."""
 
   def write(self, folder: str) -> None:
     """Writes the files into a folder."""
@@ -81,8 +82,9 @@ class Vocabulary(abc.ABC):
     """Returns the bytes that id `i` adds to a text.
 
     Args:
-      before: None if the text has bytes before the token. Otherwise the tokens
-        before, which have no bytes; some vocabularies drop a space here.
+      before: None if the text has bytes before the token. Otherwise all earlier
+        tokens, which added no bytes; some vocabularies drop the text's first
+        space.
     """
 
   @abc.abstractmethod
@@ -176,7 +178,7 @@ def encode_parts(
   texts: Sequence[str],
   are_inside: Sequence[bool],
 ) -> list[np.ndarray]:
-  """Encodes with one of two functions the texts that continue another text."""
+  """Encodes texts; those that continue another text with `encode_inside`."""
   groups: dict[bool, list[str]] = {False: [], True: []}
   for text, is_inside in zip(texts, are_inside, strict=True):
     groups[is_inside].append(text)

@@ -3,7 +3,7 @@
 """Architectures of llama.cpp, as data.
 
 An architecture is a class of transformers (huggingface/families.py) with other
-names of keys and tensors. Kernels are always [outputs, inputs].
+names for keys and tensors. Kernels are always [outputs, inputs].
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from palm_mtf.export.huggingface.families import Family
 Value = bool | int | float | str | list
 Metadata = Mapping[str, Any]
 
-# {our name, in a layer or outside: name in GGUF}; {} is the layer's number.
+# {`ParameterName.part`: name in GGUF, where {} stands for the layer's number}
 _NAMES = {
   f"{ours}{our_end}": f"{theirs}.{their_end}"
   for ours, theirs in (
@@ -69,7 +69,7 @@ _EPSILONS = {
   "mean_square": "attention.layer_norm_rms_epsilon",
   "variance": "attention.layer_norm_epsilon",
 }
-# Keys of models that we do not compute, with the values that change nothing.
+# {key of a feature that we do not compute: values that turn the feature off}
 _REFUSED = {
   "rope.scaling.type": ("none",),
   "rope.scaling.factor": (0.0, 1.0),
@@ -93,16 +93,15 @@ class GgufArchitecture:
 
   Attributes:
     name: value of the key general.architecture.
-    family: the class of transformers that computes the same.
+    family: the class of transformers that computes the same models.
     rotary_pairs: which numbers llama.cpp rotates together.
     joins_qkv: whether q, k and v are one tensor, [q | k | v].
     scale_offset: number that is added to scales of norms in the file.
-    numbers: {key of GGUF: key of config.json} of numbers.
-    flags: {key of GGUF: key of config.json} of booleans.
-    only: {field of PalmConfig: its one value that llama.cpp computes}, if the
-      class computes others too.
-    has_one_width: whether llama.cpp computes only heads that are together as
-      wide as the model.
+    numbers: {key of GGUF: key of config.json} for numbers.
+    flags: {key of GGUF: key of config.json} for booleans.
+    only: {field of PalmConfig: the only value that llama.cpp computes}, where
+      the class computes several values.
+    has_one_width: whether llama.cpp requires NUM_HEADS * D_KV = D_MODEL.
   """
 
   name: str
@@ -117,7 +116,7 @@ class GgufArchitecture:
 
   @property
   def layout(self) -> Family:
-    """The family with names and layouts of tensors in GGUF."""
+    """The family, with GGUF's names and layouts of tensors."""
     return dataclasses.replace(
       self.family,
       names={**_NAMES, **(_JOINED if self.joins_qkv else {})},
@@ -191,7 +190,7 @@ ARCHITECTURES = (
 
 
 def find_gguf_architecture(model: PalmConfig) -> GgufArchitecture:
-  """Returns the architecture of llama.cpp of a model, or raises UserError."""
+  """Returns llama.cpp's architecture for a model, or raises UserError."""
   family = find_family(model)
   found = [x for x in ARCHITECTURES if x.family is family]
   if not found:
@@ -307,7 +306,7 @@ def _make_config(
   # Returns the config.json of the same model.
   def get(key: str) -> Any:
     value = metadata.get(f"{own.name}.{key}")
-    # Numbers are float32; 1e-5 is meant by 9.99999975e-06.
+    # Numbers are float32, so 9.99999975e-06 is read as 1e-05.
     return float(str(np.float32(value))) if type(value) is float else value
 
   family, embedding = own.family, shapes.get(_NAMES["embedding"])

@@ -47,7 +47,7 @@ class GgufFile:
       raise UserError(f"{path}: no such file.") from None
     except OSError as error:
       raise UserError(f"{path}: {error.strerror or error}.") from None
-    # The reader raises these if the file is truncated or another file.
+    # The reader raises these if the file is truncated or not a GGUF file.
     except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
       raise UserError(
         f"{path}: is no whole GGUF file: {shorten(str(error))}; copy it again."
@@ -62,7 +62,7 @@ class GgufFile:
     }
 
   def read(self, name: str) -> np.ndarray:
-    """Returns a tensor as float32; quantized numbers times their scales.
+    """Returns a tensor as float32; dequantizes it if it is quantized.
 
     Raises:
       UserError: if the gguf package does not read the tensor's type, or a

@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""--format=gguf: one file that llama.cpp loads; and the import of such files.
+"""--format=gguf: writes one file that llama.cpp loads, and imports such files.
 
 llama.cpp's tokenizer "llama" gives the same ids as SentencePiece's byte-pair
 encoding with byte fallback. Unlike sentencepiece_vocabulary.py, "llama" encodes
-a U+2581 in a text as a space, not as three bytes. gguf_tokenizer.py has other
-tokenizers.
+a U+2581 in a text as a space, not as three bytes. gguf_tokenizer.py makes this
+tokenizer and others.
 """
 
 import os
@@ -44,7 +44,7 @@ from palm_mtf.export.huggingface.weights import (
 )
 from palm_mtf.export.trained_model import Export, Reader, TrainedModel
 
-# Key of the template of conversations.
+# Key of the chat template.
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
 
@@ -101,8 +101,8 @@ def import_gguf_parameters(
   """Returns {our name: parameter} of a GGUF file.
 
   Raises:
-    UserError: if the file lacks a tensor, or has others. The message begins
-      with `what`.
+    UserError: if the file lacks a tensor, or has an unknown tensor. The message
+      begins with `what`.
   """
   check_tensors(file, model, own.layout, what)
   scales = _scales(model, own)
@@ -127,7 +127,7 @@ def _scales(
 
 
 def check_vocabulary(vocabulary: Vocabulary) -> None:
-  """Raises UserError unless llama.cpp encodes texts like a SentencePiece model.
+  """Raises UserError if llama.cpp would not give a SentencePiece model's ids.
 
   `make_gguf_tokenizer` checks vocabularies of other kinds.
   """

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of transformers, for the classes of families.py, and back.
+"""Writes and parses transformers' config.json, for the classes of families.py.
 
-A class computes a model exactly if the config.json that is made for the class
-describes the same model again.
+A class computes a model exactly if parsing the config.json that is made for the
+class gives the same model.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ _OWN_CHOICES = {
   "FINAL_NORM_SCALE": ("learned", "none"),
   "PACKING": get_args(Packing),
 }
-# If a key has another value, the model has quantized weights, code from outside
-# transformers, or other layers.
+# Keys that must have these values. Otherwise the model has quantized weights,
+# code from outside transformers, or other layers.
 _CONSTANTS = {
   "quantization_config": None,
   "compression_config": None,
@@ -41,12 +41,13 @@ _CONSTANTS = {
   "add_cross_attention": False,
   "is_encoder_decoder": False,
 }
-# Keys of rope_parameters (before transformers 5: rope_scaling) that say the
-# kind of rotary embedding; the only kind that we compute; and other names.
+# Keys of rope_parameters (before transformers 5: rope_scaling): kind of rotary
+# embedding, and the only kind that we compute; base; rotated share.
 _ROPE_TYPES, _ROPE_TYPE = ("rope_type", "type"), "default"
 _BASES = ("rope_theta", "rotary_emb_base")
 _FRACTIONS = ("partial_rotary_factor", "rotary_pct")
-# Settings that change no result, or that every class has.
+# Settings that change no result; rotary_pairs, which weights.py converts; and
+# logits_scale, which is compared as `logits_factor`.
 _NOT_COMPARED = (
   *("activation_dtype", "logits_dtype", "output_fan_in", "remat"),
   *("rotary_pairs", "logits_scale"),
@@ -54,7 +55,7 @@ _NOT_COMPARED = (
 
 
 def find_family(model: PalmConfig) -> Family:
-  """Returns the class of transformers of a model, or raises UserError."""
+  """Returns the first class that computes a model, or raises UserError."""
   if model.has_prefix:
     raise UserError(
       f"OBJECTIVE = {model.objective!r}: inputs attend to one another in both "
@@ -121,7 +122,7 @@ def make_config(
     "torch_dtype": "float32",
     "bos_token_id": start_id,
     "eos_token_id": eod_id,
-    # Not 0, because transformers would then mask a 0 at the start of a text.
+    # Not 0, because transformers would mask the token 0 at the start of a text.
     "pad_token_id": eod_id,
     _OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
   }
@@ -153,7 +154,7 @@ def _make_model_keys(family: Family, model: PalmConfig) -> dict[str, object]:
     rope = {"rope_type": _ROPE_TYPE, "rope_theta": model.rotary_base}
     if family.rotary_fraction is not None:
       rope["partial_rotary_factor"] = model.rotary_fraction
-    # transformers 5 reads rope_parameters; earlier versions read the others.
+    # transformers 5 reads rope_parameters; earlier versions, top-level keys.
     config["rope_parameters"] = rope
     config |= {key: x for key, x in rope.items() if key != "rope_type"}
     config |= {old: rope[new] for old, new in family.older_names.items()}
@@ -206,7 +207,7 @@ def parse_config(config: Json, what: str) -> DescribedModel:
   start_id, eod_id = config.get("bos_token_id"), config.get("eos_token_id")
   begins_with_eod = start_id is not None and start_id == eod_id
   packing = own.get("PACKING", "joined" if begins_with_eod else "packed")
-  # Models of palm_mtf begin with [eod] or 0, by PACKING.
+  # By default, texts begin with [eod] if PACKING is "joined", else with 0.
   is_default = start_id == (eod_id if packing == "joined" else 0)
   is_known = type(start_id) is int and 0 <= start_id < model.vocab_size
   start_id = None if is_default or not is_known else start_id
@@ -292,12 +293,12 @@ def _parse_size(
 
 
 def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
-  """Returns the sizes, and the heads of keys and values."""
+  """Returns the sizes, ATTENTION and NUM_KV_HEADS, as fields of PalmConfig."""
   found: dict = {}
   keys = {field: key for key, field in family.sizes.items()}
   found["d_model"] = _parse_size(config, keys["d_model"])
   for field, key in keys.items():
-    # Without n_inner, GPT-2 and GPT-J have four times the width.
+    # Without n_inner, MLPs of GPT-2 and GPT-J are 4 * d_model wide.
     default = 4 * found["d_model"] if key == "n_inner" else None
     most = MAX_LAYERS if field == "num_layers" else MAX_SIZE
     found[field] = _parse_size(config, key, default, most)

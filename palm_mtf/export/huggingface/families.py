@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Classes of transformers that compute exactly one of our blocks, as data.
+"""Classes of transformers that compute one of our blocks exactly, as data.
 
 A family says which settings its class has, which key of config.json holds which
 setting, and how it names and stores tensors. config_json.py and weights.py read
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from palm_mtf.config import PalmConfig
 
-# Keys of config.json that say the sizes.
+# {key of config.json for a size: field of PalmConfig}
 _SIZES = {
   "vocab_size": "vocab_size",
   "hidden_size": "d_model",
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
   setting: str  # field of PalmConfig
   values: Mapping[object, object]  # {value of the key: value of the setting}
   default: object  # value that transformers uses without the key
-  other_names: tuple[str, ...] = ()  # keys that older configurations have
+  other_names: tuple[str, ...] = ()  # names of the key in older configurations
 
 
 class Number(NamedTuple):
@@ -57,30 +57,31 @@ class Family:
   Attributes:
     architecture: the class, such as "LlamaForCausalLM".
     model_type: value of the key model_type.
-    settings: settings that all models of the class have; a function gives the
-      value for a width (D_MODEL).
+    settings: settings that all models of the class have; a function computes
+      the value from D_MODEL.
     sizes: {key: field of PalmConfig}.
     has_key_heads: whether the keys num_key_value_heads and head_dim exist;
       otherwise every head has its own keys, and d_kv is width / heads.
-    choices: keys that choose a setting.
-    numbers: keys that hold a number.
-    biases: {key: places of BIASES} that a true value adds; None if the class
-      has none of these keys.
+    choices: {key that chooses the value of a setting: its `Choice`}.
+    numbers: {key that holds a number: its `Number`}.
+    biases: {key: (places of BIASES that a true value adds, default)}; {} if the
+      class has no such key.
     window: default of the key sliding_window; None if the class lacks the key.
-    rotary_fraction: default of the share of a head that is rotated; None if
-      the class rotates whole heads.
-    rotary_size: key and default of the number of rotated dimensions, if the
-      class has this key in place of a share.
+    rotary_fraction: default of ROTARY_FRACTION; None if the class rotates whole
+      heads.
+    rotary_size: (key, default) of the number of rotated dimensions, if the
+      class has such a key instead of a fraction.
     rotary_base: default of ROTARY_BASE; None if the class lacks the key.
     rotary_pairs: which numbers the class rotates together.
     older_names: {name of a rotary key before transformers 5: its name now}.
     constants: {key: the one value that we compute}.
-    derived: {key: (its value for a model, the default)}, for keys whose value
-      follows from other settings.
-    names: {our name, in a layer or outside: theirs}; {} is the layer's number.
+    derived: {key: (function from a model to the value, default)}, for keys
+      whose value follows from other settings.
+    names: {`ParameterName.part`: name in transformers, where {} stands for the
+      layer's number}.
     is_conv1d: whether kernels are [inputs, outputs].
-    joins_heads: whether joined q, k and v are [heads, 3, d_kv] rows, not
-      [q | k | v].
+    joins_heads: whether the order of joined q, k and v is [heads, 3, d_kv];
+      otherwise it is [q | k | v].
   """
 
   architecture: str
@@ -455,7 +456,7 @@ FAMILIES = (
 )
 BY_ARCHITECTURE = {x.architecture: x for x in FAMILIES}
 
-# Classes of which no model is computed exactly, with the reason.
+# {class of which we compute no model exactly: reason}
 REFUSED = {
   "Gemma2ForCausalLM": "it caps logits and scores, and norms the branches",
   "Gemma3ForCausalLM": "it norms the branches, and windows differ by layer",

@@ -4,8 +4,8 @@
 
 The folder has the vocabulary as a fast tokenizer, if the vocabulary is a
 tokenizer.json or a SentencePiece model of `palm_mtf vocab`. SentencePiece and
-transformers have the same byte-pair encoding, except that SentencePiece merges
-the neighbours whose merged piece has the best score, and transformers merges
+transformers have the same byte-pair encoding, except that SentencePiece first
+merges the neighbours whose merged piece has the best score, and transformers
 the pair that comes first in a list. The tokenizer.json of a SentencePiece model
 has spaces instead of U+2581, so that texts need no normalization. A U+2581 in a
 text becomes three bytes, as in sentencepiece_vocabulary.py.
@@ -97,7 +97,7 @@ def _make_json_files(trained: TrainedModel) -> dict[str, object]:
     vocabulary, start_id=start_id, sequence_length=model.sequence_length
   )
   if template := read_template(os.path.dirname(vocabulary.path)):
-    # A template names special tokens, which become their ids.
+    # A template contains names of special tokens, to be encoded as their ids.
     tokenizer_config["chat_template"] = template
     tokenizer_config["split_special_tokens"] = False
   return files | {

@@ -35,7 +35,6 @@ _logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # {"weight_map": {tensor: file}}
-# File with the SentencePiece model, which transformers does not read.
 # Weight files of PyTorch, TensorFlow, JAX, llama.cpp and ONNX, and of adapters.
 _ENDINGS = r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
 _WEIGHT_FILES = re.compile(
@@ -59,8 +58,8 @@ class TensorFiles:
     """Reads the headers of the weight files in `folder`.
 
     Raises:
-      UserError: if a file is missing or broken, or the folder has other weights
-        too, which are not read.
+      UserError: if a file is missing or broken, or the folder also has weights
+        that are not read.
     """
     self._files: dict[str, SafetensorsFile] = {}
     weight_map = _read_weight_map(folder)

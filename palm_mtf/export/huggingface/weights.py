@@ -3,9 +3,9 @@
 """Converts parameters to the names and layouts of transformers, and back.
 
 Kernels are [outputs, inputs] in transformers (in GPT-2 [inputs, outputs]), and
-[inputs, outputs] here. Some classes join q, k and v in one tensor. Some rotate
-elements (2i, 2i + 1) of a head, and our models usually (i, i + n / 2); then the
-columns of q and k are permuted.
+[inputs, outputs] here. Some classes join q, k and v in one tensor. Some classes
+rotate elements (2i, 2i + 1) of a head together, but our models usually rotate
+(i, i + n / 2); then the columns of q and k are permuted.
 """
 
 import re
@@ -46,8 +46,8 @@ _ROTATED = re.compile(r"attention/[qk](_bias|_norm/scale)?")
 def find_tensors(model: PalmConfig, family: Family) -> dict[str, list[str]]:
   """Returns {name in transformers: our parameters} of every tensor.
 
-  A tensor has several parameters if it joins q, k and v, and none if our last
-  norm has no scale.
+  A tensor has several parameters if it joins q, k and v. It has none if it is a
+  vector of the last norm, and FINAL_NORM_SCALE is "none".
   """
   found: dict[str, list[str]] = {}
   for name in parameter_shapes(model):
@@ -88,7 +88,7 @@ def find_tensor_shapes(
 def make_tensor_reader(model: PalmConfig, family: Family, read: Read) -> Read:
   """Returns a function that reads tensors by their names in transformers.
 
-  `read` returns a parameter by our name.
+  `read` returns the parameter that has a given name in our checkpoints.
   """
   ours = find_tensors(model, family)
 
@@ -117,7 +117,7 @@ def import_parameters(
 ) -> dict[str, np.ndarray]:
   """Returns {our name: parameter}; the inverse of `make_tensor_reader`.
 
-  `read` returns a float32 tensor by its name in transformers.
+  `read` returns the tensor that has a given name in transformers, float32.
   """
   parameters, shapes = {}, parameter_shapes(model)
   for theirs, names in find_tensors(model, family).items():
@@ -202,7 +202,8 @@ def check_tensors(
   """Raises UserError unless `files` hold the tensors of a model.
 
   Redundant tensors, such as the tied lm_head, may exist if they have the
-  expected values. Unknown tensors may not. `what` names the files in messages.
+  expected values. Unknown tensors are refused. `what` names the files in
+  messages.
   """
   wanted = find_tensor_shapes(model, family)
   ours, redundant = find_tensors(model, family), []
@@ -240,7 +241,7 @@ def _check_redundant(
 ) -> None:
   """Raises UserError if a redundant tensor has unexpected values.
 
-  The last norm's scale and bias are redundant if our last norm has none.
+  The last norm's scale and bias are redundant if FINAL_NORM_SCALE is "none".
   """
   value, error = files.read(name), 0.0
   if name == family.names.get("output_embedding", "lm_head.weight"):

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The block of a decoding step: new tokens, and cached keys and values.
+"""The block of a decoding step, which reads new tokens and a cache.
 
-The block of model/palm.py for some tokens of each row, usually one, in plain
-TensorFlow. A SavedModel (export/saved_model/decoder.py) has the same block.
+This is the block of model/palm.py in plain TensorFlow, for some tokens of each
+row, usually one. export/saved_model/decoder.py uses it, too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +34,10 @@ class Block(Protocol):
     """
 
   def mix(self, y: Any, read: Read) -> Mapping[Projection, Any]:
-    """Multiplies the norm y by the kernels of `read`, and mixes the products.
+    """Multiplies the normalized y by the kernels of `read`; mixes the products.
 
     Returns:
-      {product that is added to the residual stream: its input}.
+      {product that is added to the residual stream: input of this product}.
     """
 
   def project_out(self, branches: Mapping[Projection, Any]) -> Any:
@@ -47,8 +47,8 @@ class Block(Protocol):
 def run_layer(layer: Layer, block: Block, x: Any, branch: Any) -> tuple:
   """Runs one layer; the input of the layer is x + branch.
 
-  The caller adds the last branch, so that an addition and the norm that reads
-  its result are one pass over memory.
+  The caller adds the last branch, so that each addition and the norm of its
+  result take one pass over memory.
 
   Returns:
     x and the branch to be added to it.
@@ -93,7 +93,7 @@ def add_and_scale(
   epsilon: float,
   vectors: list,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns x + branch, and its norm, scaled and with a bias if there is one.
+  """Returns x + branch, and the norm of this sum, with its scale and any bias.
 
   Args:
     x: [rows, ..., d_model].
@@ -126,7 +126,7 @@ def _softmax(scores, positions, window, num_given, scale, bias):
 
 
 def _find_shape(x):
-  # Returns the sizes of dimensions; those that are not static are tensors.
+  # Returns the sizes of dimensions; sizes that are not static are tensors.
   if x.shape.is_fully_defined():
     return x.shape.as_list()
   sizes = tf.unstack(tf.shape(x))
@@ -134,8 +134,8 @@ def _find_shape(x):
 
 
 def _by_key_head(x, key_heads):
-  # Changes [rows, tokens, heads, n] to [rows, key_heads, queries, n]. Queries
-  # are tokens, and the heads that share a key head.
+  # Changes [rows, tokens, heads, n] to [rows, key_heads, queries, n]. Each
+  # query is a pair of a token and one of the heads that share a key head.
   rows, tokens, heads, n = _find_shape(x)
   group = heads // key_heads
   if x.shape[1] != 1:

@@ -96,7 +96,7 @@ class JoinedWeights:
   def score_extras(
     self, layer: str, mixer: Attention, length: mtf.Dimension
   ) -> list[mtf.Tensor]:
-    """Returns what `score_by_distance` takes; see `Weights`."""
+    """Returns the `extras` of `score_by_distance`; see `Weights`."""
     del length  # the weights have vectors of all distances
     dims = self._dims
     shapes = {
@@ -125,7 +125,7 @@ class JoinedWeights:
     n, m = 1 + len(angles), 1 + len(angles) + len(vectors)
     dims = self._model.kernels[names].dims
     batch, length, _ = x.shape.dims
-    outputs = {  # the last product of an MLP stands for its hidden layer
+    outputs = {  # an MLP's hidden layer has the shape of its last product
       part: mtf.Shape([batch, mtf.Dimension(one.positions, length.size), *each])
       for part, one, each in zip(
         parts_of_outputs(read), read.projections, dims, strict=True
@@ -163,7 +163,7 @@ class JoinedWeights:
   def output_biases(
     self, layer: str, outputs: Iterable[Projection], after: mtf.Tensor
   ) -> list[mtf.Tensor]:
-    """Returns the biases of the last products; see `Weights`."""
+    """Returns the biases of `outputs`; see `Weights`."""
     del after  # no gather waits, because every device has the whole vectors
     return [
       self._import(x, self._dims.d_model)
@@ -171,7 +171,7 @@ class JoinedWeights:
     ]
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Multiplies x by the transposed embedding; see `Weights`."""
+    """Multiplies x by the table of the logits; see `Weights`."""
     return self._apply_to_rows(
       self._products.unembed,
       [x],

@@ -116,7 +116,7 @@ class Products:
     return self.add_bias(y, vectors[bias]) if bias in vectors else y
 
   def compute_logits(self, y: LaidOut) -> LaidOut:
-    """Returns the logits of y [rows, d_model], unsplit along vocab."""
+    """Returns the logits of y [rows, d_model], not split along vocab."""
     logits = self.unembed(y)
     for axis in split_axes(self._impl, [self._model.dims.vocab]):
       # All-gather [rows, vocab], because every device samples from all logits.

@@ -5,9 +5,9 @@
   keys, values   [batch, memory_length, d_kv]              multi-query
                  [batch, key_heads, memory_length, d_kv]   other attention
 
-A multi-query cache has 2 num_layers d_kv numbers per row and position. Rows may
-be at different positions. The protocol `Step` has two implementations, in C++
-(native/decoding.py) and by TensorFlow's operations.
+A multi-query cache has 2 * num_layers * d_kv numbers per row and position. Rows
+may be at different positions. The protocol `Step` has two implementations, in
+C++ (native/decoding.py) and by TensorFlow's operations.
 """
 
 import itertools
@@ -73,7 +73,7 @@ class Step(Protocol):
         place. Rows of the cache after the first `batch` rows stay unchanged.
 
     Returns:
-      Logits of the next token, [batch, vocab], unsplit along vocab; and the
+      Logits of the next token, [batch, vocab], not split along vocab; and the
       cache, which now includes these tokens.
     """
 
@@ -100,7 +100,7 @@ class Step(Protocol):
 
 
 def make_step(model: DecodeModel) -> Step:
-  """Returns the `Step` for the weights of `model`, packed or not."""
+  """Returns a NativeStep if the weights are packed, else a TensorflowStep."""
   return (NativeStep if model.is_packed else TensorflowStep)(model)
 
 
@@ -396,10 +396,10 @@ class _Block:
     places: Sequence[LaidOut],
     write: Callable[..., tuple],
   ):
-    """Takes what all layers share.
+    """Takes the layer's weights and cache, and the places of the tokens.
 
     Args:
-      model: has only this layer.
+      model: weights of only this layer, under the names of layer 0.
       cache: keys and values of earlier tokens.
       places: positions of the tokens, their rows in the cache, and the angles
         of rotary embedding, if any.
@@ -414,7 +414,7 @@ class _Block:
   def add_and_norm(
     self, x: LaidOut, branch: list[LaidOut], norm: str
   ) -> tuple[LaidOut, LaidOut]:
-    """Returns x + branch and a norm of it; see `Block`."""
+    """Returns x + branch and a norm of this sum; see `Block`."""
     vectors = self._model.norm_vectors(f"{_LAYER}/{norm}")
     vectors = self._model.add_scale_offset(vectors)
     return _add_and_scale(self._model, x, branch, vectors)

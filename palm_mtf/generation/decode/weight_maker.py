@@ -117,7 +117,7 @@ def _serves_natively(
   return operations() is not None
 
 
-@functools.cache  # so that a process says it once
+@functools.cache  # so that a process logs this once
 def _tell_missing(name: str, value: object) -> None:
   _logger.info(
     f"{name} = {value!r}: TensorFlow computes the decoding steps, because the "
@@ -172,13 +172,13 @@ class WeightMaker:
     return self._make_constant("table", dtype, self._read("embedding"))
 
   def make_vectors(self, layer: int | None) -> dict[str, LaidOut]:
-    """Returns the weights that multiply no rows, by name.
+    """Returns {name: scale, bias or table of positions}.
 
-    These are scales and biases, float32; and in the activation dtype, learned
-    positions, [positions, d_model], and the vectors of Transformer-XL's
-    distances, [positions, heads, d_kv], in place of the kernel that gives them.
+    Scales and biases are float32. Tables have the activation dtype: learned
+    positions, [positions, d_model], and Transformer-XL's vectors of distances,
+    [positions, heads, d_kv], which replace the kernel that computes them.
 
-    `layer` is the number of their layer; None for those outside of all layers.
+    `layer` is the layer's number; None for weights outside of the layers.
     """
     config, found = self._config, {}
     dtype = tf.as_dtype(config.activation_dtype)
@@ -228,8 +228,8 @@ class WeightMaker:
 
   def make_logits_kernel(self) -> LaidOut:
     """Makes the kernel of the logits: the transposed table."""
-    # If the other kernels are int8 or int4, the logits' kernel is int8, because
-    # it is the largest: in the activation dtype it would be half of the bytes
+    # If the other kernels are int8 or int4, the logits' kernel, which is the
+    # largest, is int8. In the activation dtype it would be half of the bytes
     # that a step reads.
     is_quantized = self._is_quantized
     # As in the embedding table, weights are rounded to the activation dtype,
@@ -298,7 +298,7 @@ class WeightMaker:
   def make_layers(
     self, slices: Mapping[str, Sequence[Slice]]
   ) -> list[LayerWeights]:
-    """Returns all `LayerWeights`; call it after all weights are made."""
+    """Returns all `LayerWeights`; call this after all weights are made."""
     by_layer = collections.defaultdict(dict)
     for name, parts in slices.items():
       by_layer[parse_name(name).layer][name] = parts
@@ -317,8 +317,8 @@ class WeightMaker:
     def keep_plain(*parts, name):
       parts, largest = parts[: len(names)], parts[len(names) :]
       whole = tf.concat(parts, axis)
-      # Round to numbers that int8 or int4 can hold, but keep a float dtype,
-      # because TensorFlow multiplies by float weights.
+      # Round the weights as for int8 or int4, but keep a float dtype, because
+      # TensorFlow multiplies by float weights.
       if self._dtype == INT4:
         whole = round_to_int4(whole)
       elif self._dtype == tf.int8:
@@ -332,7 +332,7 @@ class WeightMaker:
   def _find_other_dims(self, name):
     # Returns the Python slice that selects the dimensions other than d_model,
     # and the axis of the matrix that these dimensions become. The matrix of q
-    # is [d_model, heads * d_kv], and of o [heads * d_kv, d_model].
+    # is [d_model, heads * d_kv]; the matrix of o is [heads * d_kv, d_model].
     is_input = self._dims[name][0].name == "d_model"
     return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
 

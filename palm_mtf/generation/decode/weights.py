@@ -51,15 +51,15 @@ class JoinedKernel:
 
 @dataclasses.dataclass(frozen=True)
 class LayerWeights:
-  """A layer's slices, and the operation that makes decoding weights of them.
+  """Slices of a layer's parameters, and the operation that converts the slices.
 
   `load_weights` (generation/inference/sessions.py) assigns the slices, then
-  runs `prepare`. One `LayerWeights` has the weights outside of all layers.
+  runs `prepare`. One more `LayerWeights` has the weights outside of the layers.
   """
 
   # {name of a checkpoint variable: its slices}.
   slices: Mapping[str, Sequence[Slice]]
-  # Operation that makes the weights, and then frees the slices.
+  # Operation that makes decoding weights, and then frees the slices.
   prepare: tf.Operation
 
 
@@ -76,8 +76,8 @@ class DecodeModel:
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
   # The transposed table of the logits: a `Kernel` for each device's slice.
   to_logits: LaidOut
-  # {name: weight that multiplies no rows}. Scales and biases are float32, other
-  # vectors have the activation dtype (see `WeightMaker.make_vectors`).
+  # {name: scale, bias or table of positions}. Scales and biases are float32,
+  # tables have the activation dtype (see `WeightMaker.make_vectors`).
   vectors: dict[str, LaidOut]
   kernels: dict[tuple[str, ...], JoinedKernel]  # keys: names of the parts
   is_packed: bool  # whether kernels are packed for `native`'s C++ operations
@@ -100,8 +100,8 @@ class DecodeModel:
       self.table,
       tokens,
     )
-    # If a layout splits vocab, all-reduce [rows, d_model]: the slice of the
-    # table that has a token's row gives the row, and the other slices zeros.
+    # If a layout splits vocab, all-reduce [rows, d_model]: one slice of the
+    # table gives a token's row, and the other slices give zeros.
     axes = split_axes(self.placement, [self.dims.vocab])
     x, scale = (
       self.placement.allreduce(x, axes, "SUM"),
@@ -142,8 +142,9 @@ class DecodeModel:
 
     Args:
       run: takes a model with only one layer, whose weights have the names of
-        the first layer; the layer's number, int or [] int32; and a list: for
-        the first layer `carry`, then the result of `run` for the layer before.
+        the first layer; the layer's number, int or [] int32; and a list:
+        `carry` for the first layer, then the result of `run` for the previous
+        layer.
       carry: see `run`.
 
     Returns:
