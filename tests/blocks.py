@@ -4,7 +4,7 @@
 
 import pytest
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from tests.mtf_testing import small_config
 
 _LLAMA = dict(
@@ -109,6 +109,6 @@ def fast_only(*names: str) -> list:
   ]
 
 
-def block_config(name: str, **changes: object) -> PalmConfig:
+def block_config(name: str, **changes: object) -> ModelConfig:
   """Returns a small model with the settings of a name."""
   return small_config(**{**SETTINGS[name], **changes})

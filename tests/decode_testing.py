@@ -12,7 +12,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import WeightsCopier
-from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
+from palm_mtf.config import DecodeConfig, MeshLayout, ModelConfig
 from palm_mtf.generation.decode.functions import LocalPrograms
 from palm_mtf.generation.decode.generate_program import (
   PromptBatch,
@@ -37,7 +37,7 @@ class Decoded:
 
 
 def decode(
-  config: PalmConfig,
+  config: ModelConfig,
   params: Mapping[str, np.ndarray],
   prompts: Sequence[Sequence[int]],
   settings: DecodeConfig,
@@ -77,7 +77,7 @@ class Decoder:
   def __init__(
     self,
     client: Client,
-    config: PalmConfig,
+    config: ModelConfig,
     params: Mapping[str, np.ndarray],
     prompts: Sequence[Sequence[int]],
     settings: DecodeConfig,
@@ -130,7 +130,7 @@ class Decoder:
 
 
 def save_checkpoint(
-  config: PalmConfig, params: Mapping[str, np.ndarray], folder: Path
+  config: ModelConfig, params: Mapping[str, np.ndarray], folder: Path
 ) -> Checkpoint:
   """Writes a checkpoint that holds the parameters."""
   checkpoint = Checkpoint(str(folder), manifest=None, files={}, blake2b="")
@@ -144,7 +144,7 @@ def save_checkpoint(
 class Recomputed:
   """Computes next-token logits by the forward program, without a cache."""
 
-  def __init__(self, config: PalmConfig, params: Mapping[str, np.ndarray]):
+  def __init__(self, config: ModelConfig, params: Mapping[str, np.ndarray]):
     self._length = config.sequence_length
     with tf.Graph().as_default():
       self._program = build_forward_program(config, SINGLE, batch_size=1)

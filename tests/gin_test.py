@@ -234,7 +234,7 @@ def test_every_layout_divides_every_model(path, model):
     own = "palm_540b"
   if mesh.num_devices <= 8 or model.stem == own:
     batch_size = max(16, mesh.axis_size_of("batch") * mesh.num_microbatches)
-    mesh_layout.check_layout(mesh, config.PalmConfig(**sizes), batch_size)
+    mesh_layout.check_layout(mesh, config.ModelConfig(**sizes), batch_size)
 
 
 @pytest.mark.parametrize("path", MODELS, ids=name_of)

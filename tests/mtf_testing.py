@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.generation.inference.sessions import load_weights
 from palm_mtf.mesh import cpu_gpu as devices
@@ -78,7 +78,7 @@ def mesh_layout(name: str, **changes: object) -> MeshLayout:
   return MeshLayout(mesh_shape=mesh_shape, layout=layout, **changes)
 
 
-def small_config(**changes: object) -> PalmConfig:
+def small_config(**changes: object) -> ModelConfig:
   """Returns a model of two layers in which no two sizes are equal."""
   settings = dict(
     num_layers=2,
@@ -90,10 +90,10 @@ def small_config(**changes: object) -> PalmConfig:
     sequence_length=9,
     activation_dtype="float32",
   )
-  return PalmConfig(**{**settings, **changes})
+  return ModelConfig(**{**settings, **changes})
 
 
-def random_tokens(config: PalmConfig, batch_size: int, seed: int) -> dict:
+def random_tokens(config: ModelConfig, batch_size: int, seed: int) -> dict:
   """Returns inputs and targets, [batch, length] int32, as training has them."""
   rng = np.random.default_rng(seed)
   shape = [batch_size, config.sequence_length]
@@ -103,7 +103,7 @@ def random_tokens(config: PalmConfig, batch_size: int, seed: int) -> dict:
   return {"inputs": inputs, "targets": targets}
 
 
-def random_documents(config: PalmConfig, batch_size: int, seed: int) -> dict:
+def random_documents(config: ModelConfig, batch_size: int, seed: int) -> dict:
   """Returns packed rows of random tokens, with segments and loss_weights.
 
   A row holds two documents of 2 to 4 tokens, segments 1 and 2, and padding,
@@ -124,7 +124,7 @@ def random_documents(config: PalmConfig, batch_size: int, seed: int) -> dict:
   return {**batch, "segments": segments, "loss_weights": weights}
 
 
-def random_examples(config: PalmConfig, batch_size: int, seed: int) -> dict:
+def random_examples(config: ModelConfig, batch_size: int, seed: int) -> dict:
   """Returns random_documents whose first 1 to 3 inputs are a prefix."""
   batch = random_documents(config, batch_size, seed)
   rng = np.random.default_rng(seed + 1)
@@ -316,7 +316,7 @@ def lowered_values(
 
 
 def run_model(
-  config: PalmConfig,
+  config: ModelConfig,
   params: Mapping[str, np.ndarray],
   batch: Mapping[str, np.ndarray],
   *,
@@ -375,7 +375,7 @@ def run_model(
 
 
 def train(
-  config: PalmConfig,
+  config: ModelConfig,
   optimizer: AdafactorConfig,
   *,
   rows: Callable[..., dict] = random_tokens,

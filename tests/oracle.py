@@ -25,7 +25,7 @@ directions (Liu et al. 2018; T5 3.2.1). `loss_weights` [B, L] says how much its
 target counts. Without these arguments a row is one document, no token is given
 and every target counts the same.
 
-`config` has the fields of palm_mtf.config.PalmConfig, and `optimizer` has the
+`config` has the fields of palm_mtf.config.ModelConfig, and `optimizer` has the
 fields of AdafactorConfig. `params` and `gradients` map the name of a variable,
 as in a checkpoint, to its array.
 """

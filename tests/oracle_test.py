@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from palm_mtf.config import AdafactorConfig, PalmConfig
+from palm_mtf.config import AdafactorConfig, ModelConfig
 from tests import oracle, oracle_jax
 
 BATCH, LENGTH = 2, 7
-SMALL = PalmConfig(
+SMALL = ModelConfig(
   num_layers=2,
   d_model=12,
   num_heads=3,

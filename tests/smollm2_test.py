@@ -258,9 +258,7 @@ def train(imported, model_dir, num_steps, *flags):
   return [x["validation_loss"] for x in lines if "validation_loss" in x]
 
 
-def test_finetuning_beats_training_from_scratch_for_longer(
-  imported, tmp_path
-):
+def test_finetuning_beats_training_from_scratch_for_longer(imported, tmp_path):
   """Both runs have the same steps, and the untrained model twice as many."""
   init = f"--gin.INIT_CHECKPOINT={str(imported)!r}"
   finetuned = train(imported, tmp_path / "finetuned", 10, init)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.export.huggingface.config_json import (
   find_family,
@@ -35,13 +35,13 @@ EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
 FREQUENCIES = "model.layers.1.self_attn.rotary_emb.inv_freq"
 
 
-def parameters(model: PalmConfig) -> dict[str, np.ndarray]:
+def parameters(model: ModelConfig) -> dict[str, np.ndarray]:
   """Returns the parameters that `write` writes, float32, by our names."""
   drawn = oracle.random_parameters(model, seed=1)
   return {name: x.astype(np.float32) for name, x in drawn.items()}
 
 
-def tensors(model: PalmConfig) -> dict[str, np.ndarray]:
+def tensors(model: ModelConfig) -> dict[str, np.ndarray]:
   """Returns the tensors that `write` writes, by their names in transformers."""
   read = make_tensor_reader(
     model, find_family(model), parameters(model).__getitem__
@@ -51,7 +51,7 @@ def tensors(model: PalmConfig) -> dict[str, np.ndarray]:
   }
 
 
-def write(folder: Path, model: PalmConfig) -> Path:
+def write(folder: Path, model: ModelConfig) -> Path:
   """Writes a model as `palm_mtf export` does, without a tokenizer.json."""
   folder.mkdir(parents=True, exist_ok=True)
   texts = [" ".join(runs.WORDS[n:]) for n in range(10)]

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.errors import check_count
 from tools.bench.command import one_line_errors
 from tools.bench.models import PALM_OPTIMIZER, training_program
@@ -64,7 +64,7 @@ def read_bytes() -> np.ndarray:
 
 
 def batches(
-  config: PalmConfig, batch_size: int, steps: int, seed: int
+  config: ModelConfig, batch_size: int, steps: int, seed: int
 ) -> Iterator[dict[str, np.ndarray]]:
   """Yields inputs and targets, [batch_size, sequence_length] int32 each."""
   text = read_bytes()
@@ -78,7 +78,7 @@ def batches(
 
 
 def train_ours(
-  config: PalmConfig, batch_size: int, steps: int, seed: int
+  config: ModelConfig, batch_size: int, steps: int, seed: int
 ) -> tuple[dict[str, np.ndarray], list[float]]:
   """Trains with palm_mtf; returns initial weights and the loss of each step."""
   from palm_mtf.runtime.client.client import Client
@@ -102,7 +102,7 @@ def train_ours(
 
 
 def jax_parameters(
-  config: PalmConfig, weights: dict[str, np.ndarray]
+  config: ModelConfig, weights: dict[str, np.ndarray]
 ) -> dict[str, object]:
   """Returns the JAX program's parameters from ours by name."""
   return {
@@ -119,7 +119,7 @@ def jax_parameters(
 
 
 def train_jax(
-  config: PalmConfig,
+  config: ModelConfig,
   weights: dict[str, np.ndarray],
   batch_size: int,
   steps: int,
@@ -205,7 +205,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
   """Returns the exit code: 0 if the curves agree."""
   chosen = read_arguments(arguments)
-  config = PalmConfig(
+  config = ModelConfig(
     vocab_size=256,  # a token is a byte
     activation_dtype="float32",
     **{name: getattr(chosen, name) for name in SIZES},

@@ -26,7 +26,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.accelerators.parts import DeviceFunction, Given, cut, cut_graph
 from palm_mtf.accelerators.placement import XlaPlacement
 from palm_mtf.architecture.parameters import layer_name
-from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
 from palm_mtf.model.dropout import DROPOUT_STATE
 from palm_mtf.programs.features import Stage
 from palm_mtf.programs.loss_function import PalmLoss
@@ -60,7 +60,7 @@ class ScannedModel:
 
   def __init__(
     self,
-    config: PalmConfig,
+    config: ModelConfig,
     mesh_layout: MeshLayout,
     optimizer: AdafactorConfig,
     features: Sequence[str],

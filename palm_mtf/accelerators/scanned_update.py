@@ -19,7 +19,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.accelerators.parts import DeviceFunction, Given
 from palm_mtf.accelerators.placement import XlaPlacement
 from palm_mtf.accelerators.scanned_model import Arrays, is_stacked
-from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
 from palm_mtf.optim.adafactor import shares_scale
@@ -51,7 +51,7 @@ class ScannedUpdate:
   def __init__(
     self,
     placement: XlaPlacement,
-    config: PalmConfig,
+    config: ModelConfig,
     mesh_layout: MeshLayout,
     optimizer: AdafactorConfig,
     loss_names: Sequence[str],

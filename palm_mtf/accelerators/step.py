@@ -30,7 +30,7 @@ from palm_mtf.accelerators.scanned_model import (
 )
 from palm_mtf.accelerators.scanned_update import RATES, ScannedUpdate
 from palm_mtf.architecture.parameters import layer_name
-from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
 from palm_mtf.mesh.slices import pad_to
 from palm_mtf.model.dropout import DROPOUT_STATE
 
@@ -66,7 +66,7 @@ class StepSettings:
     seed: seed of the initial weights and of dropout.
   """
 
-  model: PalmConfig
+  model: ModelConfig
   mesh_layout: MeshLayout
   optimizer: AdafactorConfig
   features: Sequence[str]

@@ -22,7 +22,7 @@ from palm_mtf.accelerators.scanned_model import is_stacked
 from palm_mtf.accelerators.scanned_update import RATES
 from palm_mtf.accelerators.step import PodStep, StepSettings, cut_rows
 from palm_mtf.architecture.parameters import parameter_shapes
-from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.json_text import dataclass_text
 from palm_mtf.mesh.exchange import sum_in_order
 from palm_mtf.mesh.slices import Slice, regions_of
@@ -45,7 +45,7 @@ from palm_mtf.programs.train_program import (
 
 
 def build_train_program(
-  config: PalmConfig,
+  config: ModelConfig,
   mesh_layout: MeshLayout,
   optimizer: AdafactorConfig,
   *,
@@ -88,7 +88,7 @@ _UNUSED = AdafactorConfig(
 
 
 def build_loss_program(
-  config: PalmConfig,
+  config: ModelConfig,
   mesh_layout: MeshLayout,
   *,
   batch_size: int,

@@ -39,7 +39,7 @@ from palm_mtf.config import (
   AdafactorConfig,
   HardwareConfig,
   MeshLayout,
-  PalmConfig,
+  ModelConfig,
   PodsConfig,
 )
 from palm_mtf.config.tpu_slice import tpu_slice
@@ -62,7 +62,7 @@ class Link:
   delay_secs: float = 0.0  # in each direction
 
 
-def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
+def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
   """Returns the bytes that all pods together send each other in a step."""
   to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * DTYPE_BYTES["float32"]
@@ -70,7 +70,7 @@ def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
 
 
 def sent_bytes(
-  config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
+  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> dict[str, int]:
   """Returns the bytes of gradients that a pod sends to one other pod.
 
@@ -87,7 +87,7 @@ def sent_bytes(
 
 
 def exchange_secs(
-  config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
+  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
 ) -> tuple[float, float]:
   """Returns the seconds that a pod takes to send gradients to all other pods.
 
@@ -100,7 +100,7 @@ def exchange_secs(
 
 
 def step_secs(
-  config: PalmConfig,
+  config: ModelConfig,
   mesh: MeshLayout,
   pods: PodsConfig,
   compute_secs: float,
@@ -130,7 +130,7 @@ def step_secs(
 class _Traffic:
   """Adds up the bytes of the collectives in a step of one pod."""
 
-  def __init__(self, config: PalmConfig, mesh: MeshLayout):
+  def __init__(self, config: ModelConfig, mesh: MeshLayout):
     self._config, self._mesh, self._rules = config, mesh, mesh.rules
     # {(kind of collective, its mesh axes): bytes sent by all devices}
     self.bytes_moved = collections.Counter()
@@ -341,7 +341,7 @@ class _Traffic:
 
 
 def step_bytes(
-  config: PalmConfig,
+  config: ModelConfig,
   mesh: MeshLayout,
   optimizer: AdafactorConfig,
   *,

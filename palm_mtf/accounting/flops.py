@@ -14,7 +14,7 @@ from palm_mtf.architecture.parameters import (
   logits_table,
   parse_name,
 )
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 
 SCORES = "attention/scores"
 # Training takes three times the forward pass's FLOPs: for each matrix product,
@@ -23,7 +23,7 @@ _PASSES = 3
 
 
 @functools.cache
-def forward_flops(config: PalmConfig) -> Mapping[str, int]:
+def forward_flops(config: ModelConfig) -> Mapping[str, int]:
   """Returns {matrix product: FLOPs of a token's forward pass, all layers}.
 
   A product with a parameter has the parameter's name without the layer, such as
@@ -47,7 +47,7 @@ def forward_flops(config: PalmConfig) -> Mapping[str, int]:
 
 
 @functools.cache
-def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
+def recomputed_flops(config: ModelConfig) -> Mapping[str, int]:
   """Returns {matrix product: forward FLOPs that the backward pass repeats}."""
   forward = forward_flops(config)
   if config.remat == "none":
@@ -61,19 +61,19 @@ def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
   return {term: n for term, n in forward.items() if term not in unused}
 
 
-def attention_flops_per_token(config: PalmConfig) -> int:
+def attention_flops_per_token(config: ModelConfig) -> int:
   """Returns a token's training FLOPs for attention to SEQUENCE_LENGTH keys."""
   return _PASSES * forward_flops(config)[SCORES]
 
 
-def train_flops_per_token(config: PalmConfig) -> int:
+def train_flops_per_token(config: ModelConfig) -> int:
   """Returns the FLOPs of a token's forward and backward pass."""
   # FLOPs that REMAT repeats do not count, because MFU counts only the model's.
   return _PASSES * sum(forward_flops(config).values())
 
 
 def device_flops(
-  config: PalmConfig, mesh: MeshLayout, pod_tokens: int
+  config: ModelConfig, mesh: MeshLayout, pod_tokens: int
 ) -> float:
   """Returns the FLOPs of one device in a step; its pod reads `pod_tokens`."""
   dims_of = {
@@ -96,7 +96,7 @@ def device_flops(
 
 
 def mfu(
-  tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
+  tokens_per_sec: float, config: ModelConfig, peak_flops_per_sec: float
 ) -> float:
   """Returns the model FLOPs utilization, 1.0 at the peak.
 
@@ -107,7 +107,7 @@ def mfu(
 
 
 def hfu(
-  tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
+  tokens_per_sec: float, config: ModelConfig, peak_flops_per_sec: float
 ) -> float:
   """Returns the hardware FLOPs utilization: `mfu` that counts REMAT's FLOPs."""
   flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())

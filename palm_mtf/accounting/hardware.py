@@ -6,7 +6,7 @@ import dataclasses
 import os
 
 from palm_mtf import gin_path
-from palm_mtf.config import HardwareConfig, PalmConfig
+from palm_mtf.config import HardwareConfig, ModelConfig
 from palm_mtf.errors import UserError, did_you_mean
 
 # The value of CHIP for this machine, which rates/ measures.
@@ -71,7 +71,7 @@ def peak_of_devices(
   )
 
 
-def describe_remat(model: PalmConfig, hardware: HardwareConfig) -> PalmConfig:
+def describe_remat(model: ModelConfig, hardware: HardwareConfig) -> ModelConfig:
   """Returns the model, with REMAT changed to what the chip really recomputes.
 
   Fused attention recomputes attention weights even with REMAT = "none".

@@ -34,7 +34,7 @@ from palm_mtf.architecture.parameters import (
   parameter_shapes,
   parse_name,
 )
-from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 
 PASSES = ("blocks", "attention", "loss", "weights")
 
@@ -72,7 +72,7 @@ class ParameterSlice:
 
 
 def parameter_slices(
-  config: PalmConfig, mesh: MeshLayout
+  config: ModelConfig, mesh: MeshLayout
 ) -> dict[str, ParameterSlice]:
   """Returns {name of a parameter: one device's slice of it}."""
   slices = {}
@@ -93,7 +93,7 @@ def parameter_slices(
 
 @functools.lru_cache(maxsize=16)  # because a search makes thousands of calls
 def distinct_slices(
-  config: PalmConfig, mesh: MeshLayout, stage: int = 0
+  config: ModelConfig, mesh: MeshLayout, stage: int = 0
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
   """Returns `distinct_parameters` with a device's slice for each shape.
 
@@ -109,14 +109,14 @@ def distinct_slices(
   ]
 
 
-def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
+def gradient_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a parameter's gradient."""
   if mesh.num_microbatches > 1:  # gradients are summed in float32
     return DTYPE_BYTES["float32"]
   return summed_bytes(name, config, mesh)
 
 
-def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
+def summed_bytes(name: str, config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per element of a gradient while devices sum it."""
   if mesh.gradient_dtype == "float32" or parse_name(name).is_vector:
     return DTYPE_BYTES["float32"]
@@ -124,7 +124,7 @@ def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 
 
 def device_bytes(
-  config: PalmConfig,
+  config: ModelConfig,
   mesh: MeshLayout,
   optimizer: AdafactorConfig,
   stage: int = 0,
@@ -149,7 +149,9 @@ class Activations:
     tokens: number of the microbatch's tokens on the device.
   """
 
-  def __init__(self, config: PalmConfig, mesh: MeshLayout, pod_batch_size: int):
+  def __init__(
+    self, config: ModelConfig, mesh: MeshLayout, pod_batch_size: int
+  ):
     self._config, self._mesh = config, mesh
     self._width = DTYPE_BYTES[config.activation_dtype]  # bytes per element
     is_float32 = config.logits_dtype == "float32"
@@ -289,7 +291,7 @@ class Activations:
 
 
 def weight_copy_bytes(
-  config: PalmConfig, mesh: MeshLayout, stage: int = 0
+  config: ModelConfig, mesh: MeshLayout, stage: int = 0
 ) -> int:
   """Returns the bytes of cast, gathered and joined copies of weights.
 
@@ -312,7 +314,7 @@ def weight_copy_bytes(
 
 
 def exchange_bytes(
-  config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, stage: int = 0
+  config: ModelConfig, mesh: MeshLayout, pods: PodsConfig, stage: int = 0
 ) -> int:
   """Returns the bytes of gradients from other pods, and of sums over pods."""
   if pods.num_pods == 1:
@@ -326,7 +328,7 @@ def exchange_bytes(
   return total
 
 
-def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
+def weight_traffic(config: ModelConfig, mesh: MeshLayout) -> int:
   """Returns the bytes per step to cast weights and to add up gradients."""
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0
@@ -350,7 +352,7 @@ def update_traffic(kept: DeviceBytes) -> int:
 
 
 def step_traffic(
-  config: PalmConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
+  config: ModelConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
 ) -> dict[str, int]:
   """Returns {kind of pass in `PASSES`: bytes that a device moves per step}."""
   return {
@@ -360,14 +362,14 @@ def step_traffic(
 
 
 def _slice_size(
-  dims: Sequence[str], config: PalmConfig, mesh: MeshLayout
+  dims: Sequence[str], config: ModelConfig, mesh: MeshLayout
 ) -> int:
   """Returns the number of elements of one row of a product on a device."""
   sizes = dimension_sizes(config)
   return math.prod(sizes[dim] // mesh.axis_size_of(dim) for dim in dims)
 
 
-def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
+def decode_weight_bytes(config: ModelConfig, weight_dtype: str) -> int:
   """Returns the bytes of all weights; a decoding step reads each once."""
   is_quantized = weight_dtype != "activation"
   total = 0
@@ -380,13 +382,13 @@ def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
   return total
 
 
-def cache_bytes_per_token(config: PalmConfig) -> int:
+def cache_bytes_per_token(config: ModelConfig) -> int:
   """Returns the bytes of a token's keys and values in all layers."""
   width = DTYPE_BYTES[config.activation_dtype]
   return 2 * config.num_layers * config.key_heads * config.d_kv * width
 
 
-def step_threads(config: PalmConfig, weight_dtype: str, cores: int) -> int:
+def step_threads(config: ModelConfig, weight_dtype: str, cores: int) -> int:
   """Returns how many of `cores` compute a decoding step's matrix products."""
   # A layer has one product with the joined kernels that read a norm, and one
   # with the joined output kernels of a sum. One more product gives the logits.

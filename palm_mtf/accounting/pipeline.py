@@ -17,7 +17,7 @@ in how many microbatches' activations a stage keeps. docs/pods.md has a picture.
 
 from collections.abc import Sequence
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 
 FORWARD, HEAD, BACKWARD = "forward", "head", "backward"
@@ -60,6 +60,6 @@ def pipeline_secs(secs: Sequence[float], num_microbatches: int) -> float:
   return (sum(secs) + rest) / num_microbatches
 
 
-def stage_of(layer: int | None, config: PalmConfig, num_stages: int) -> int:
+def stage_of(layer: int | None, config: ModelConfig, num_stages: int) -> int:
   """Returns the stage of a layer, or of the parameters outside the layers."""
   return 0 if layer is None else layer * num_stages // config.num_layers

@@ -35,12 +35,12 @@ from palm_mtf.architecture.parameters import distinct_parameters, parse_name
 from palm_mtf.config import (
   AdafactorConfig,
   Config,
-  PalmConfig,
+  ModelConfig,
   PlanConfig,
   PodsConfig,
 )
 from palm_mtf.config.mesh_layout import MeshLayout, check_layout
-from palm_mtf.config.palm import MAX_SIZE
+from palm_mtf.config.model import MAX_SIZE
 from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.errors import UserError
 
@@ -76,7 +76,7 @@ def memory_parts(
 
 
 def tensor_bytes(
-  model: PalmConfig,
+  model: ModelConfig,
   mesh: MeshLayout,
   pods: PodsConfig,
   optimizer: AdafactorConfig,

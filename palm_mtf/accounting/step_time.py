@@ -38,7 +38,7 @@ from palm_mtf.accounting.memory import (
   weight_traffic,
 )
 from palm_mtf.accounting.pipeline import pipeline_secs
-from palm_mtf.config import Config, HardwareConfig, PalmConfig, PlanConfig
+from palm_mtf.config import Config, HardwareConfig, ModelConfig, PlanConfig
 from palm_mtf.errors import UserError
 
 Collective = tuple[str, tuple[str, ...]]  # kind and mesh axes
@@ -147,7 +147,7 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
 
 
 def _predict_mesh(
-  config: Config | PlanConfig, model: PalmConfig, batch_size: int
+  config: Config | PlanConfig, model: ModelConfig, batch_size: int
 ) -> StepTime:
   """Returns the time of a step of one pod without other pods and stages."""
   mesh, rates = config.mesh_layout, device_rates(config)
@@ -186,7 +186,7 @@ def _predict_mesh(
 
 
 def _predict_stages(
-  config: Config | PlanConfig, model: PalmConfig, batch_size: int
+  config: Config | PlanConfig, model: ModelConfig, batch_size: int
 ) -> StepTime:
   """Returns the time of a step in stages: the parts of the slowest stage."""
   mesh, pods, rates = config.mesh_layout, config.pods, device_rates(config)

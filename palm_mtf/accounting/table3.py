@@ -9,7 +9,7 @@ from typing import NamedTuple
 from palm_mtf.accounting.flops import attention_flops_per_token, hfu
 from palm_mtf.accounting.hardware import peak_of_devices
 from palm_mtf.architecture.parameters import count_parameters
-from palm_mtf.config import HardwareConfig, PalmConfig
+from palm_mtf.config import HardwareConfig, ModelConfig
 
 
 class PublishedRun(NamedTuple):
@@ -23,7 +23,7 @@ class PublishedRun(NamedTuple):
   # Architecture, which gives the FLOPs of attention. It, the number of chips,
   # and the tokens per second of all chips are None if the paper does not give
   # the numbers that the row needs.
-  shape: PalmConfig | None = None
+  shape: ModelConfig | None = None
   num_chips: int | None = None
   tokens_per_sec: float | None = None
   # Share of the forward products that the paper counts as recomputed (Table
@@ -33,8 +33,8 @@ class PublishedRun(NamedTuple):
   note: str = ""
 
 
-def _shape(num_layers: int, num_heads: int, d_kv: int) -> PalmConfig:
-  return PalmConfig(
+def _shape(num_layers: int, num_heads: int, d_kv: int) -> ModelConfig:
+  return ModelConfig(
     num_layers=num_layers,
     d_model=num_heads * d_kv,
     num_heads=num_heads,

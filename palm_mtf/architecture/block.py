@@ -20,7 +20,7 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 
 Dims = tuple[str, ...]  # names of dimensions, as in `model.dims.Dims`
 
@@ -196,7 +196,7 @@ class Layer(NamedTuple):
 
 
 @functools.cache  # because a search over layouts makes thousands of calls
-def layer_of(config: PalmConfig) -> Layer:
+def layer_of(config: ModelConfig) -> Layer:
   """Returns the layer that the settings describe; all layers are alike."""
   build = {
     "parallel": _parallel,
@@ -206,20 +206,20 @@ def layer_of(config: PalmConfig) -> Layer:
   return build(config)
 
 
-def _parallel(config: PalmConfig) -> Layer:
+def _parallel(config: ModelConfig) -> Layer:
   both = _attention(config), _mlp(config)
   return Layer((Sum((Read("norm", both),)),))
 
 
-def _parallel_two_norms(config: PalmConfig) -> Layer:
+def _parallel_two_norms(config: ModelConfig) -> Layer:
   return Layer((Sum(tuple(_two_reads(config))),))
 
 
-def _serial(config: PalmConfig) -> Layer:
+def _serial(config: ModelConfig) -> Layer:
   return Layer(tuple(Sum((read,)) for read in _two_reads(config)))
 
 
-def _two_reads(config: PalmConfig) -> Iterator[Read]:
+def _two_reads(config: ModelConfig) -> Iterator[Read]:
   yield Read("norm", (_attention(config),))
   yield Read("mlp_norm", (_mlp(config),))
 
@@ -244,7 +244,7 @@ _SCORES: dict[str, dict[str, Dims]] = {
 }
 
 
-def _attention(config: PalmConfig) -> Branch:
+def _attention(config: ModelConfig) -> Branch:
   def project(name: str, dims: Dims, positions: str, **more) -> Projection:
     part, has_bias = f"attention/{name}", "qkv" in config.bias_places
     return Projection(
@@ -272,14 +272,14 @@ def _attention(config: PalmConfig) -> Branch:
   )
 
 
-def rotary_of(config: PalmConfig) -> Rotary | None:
+def rotary_of(config: ModelConfig) -> Rotary | None:
   """Returns how positions rotate q and k; None if POSITIONS is not "rotary"."""
   if config.positions != "rotary":
     return None
   return Rotary(config.rotary_size, config.rotary_pairs, config.rotary_base)
 
 
-def _mlp(config: PalmConfig) -> Branch:
+def _mlp(config: ModelConfig) -> Branch:
   has_bias = "mlp" in config.bias_places
   activation, names = MLPS[config.mlp]
   return Branch(

@@ -21,7 +21,7 @@ import re
 from typing import NamedTuple
 
 from palm_mtf.architecture.block import NORMS, Attention, layer_of
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 
 # Layer numbers have at least three digits, so that names sort up to layer 999.
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
@@ -85,7 +85,7 @@ def parse_name(name: str) -> ParameterName:
   )
 
 
-def dimension_sizes(config: PalmConfig) -> dict[str, int]:
+def dimension_sizes(config: ModelConfig) -> dict[str, int]:
   """Returns {dimension of a parameter: size}."""
   return {
     "vocab": config.vocab_size,
@@ -99,7 +99,7 @@ def dimension_sizes(config: PalmConfig) -> dict[str, int]:
   }
 
 
-def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
   """Returns {name of a parameter: shape}, in the order of creation."""
   sizes = dimension_sizes(config)
   return {
@@ -109,7 +109,7 @@ def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
 
 
 def distinct_parameters(
-  config: PalmConfig,
+  config: ModelConfig,
 ) -> list[tuple[str, tuple[int, ...], int]]:
   """Returns (name, shape, count) of parameters; layer 0 stands for all layers.
 
@@ -123,7 +123,7 @@ def distinct_parameters(
   ]
 
 
-def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
+def parameter_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
   """Returns {name of a parameter: its dimensions}, in the order of creation."""
   dims: dict[str, tuple[str, ...]] = {"embedding": ("vocab", "d_model")}
   if config.positions == "learned":
@@ -140,19 +140,19 @@ def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
   return dims
 
 
-def logits_table(config: PalmConfig) -> str:
+def logits_table(config: ModelConfig) -> str:
   """Returns the name of the table that gives the logits."""
   return {"tied": "embedding", "separate": "output_embedding"}[
     config.output_embedding
   ]
 
 
-def _norm_dims(config: PalmConfig, name: str) -> dict[str, tuple[str, ...]]:
+def _norm_dims(config: ModelConfig, name: str) -> dict[str, tuple[str, ...]]:
   vectors = ["scale", "bias"] if NORMS[config.norm].has_bias else ["scale"]
   return {f"{name}/{vector}": ("d_model",) for vector in vectors}
 
 
-def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
+def _layer_dims(config: ModelConfig) -> dict[str, tuple[str, ...]]:
   dims: dict[str, tuple[str, ...]] = {}
   for read in layer_of(config).reads:
     dims |= _norm_dims(config, read.norm)
@@ -165,7 +165,7 @@ def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
   return dims
 
 
-def count_parameters(config: PalmConfig) -> int:
+def count_parameters(config: ModelConfig) -> int:
   """Counts parameters as Table 1 of PaLM does, without norm scales."""
   return sum(
     math.prod(shape) * n

@@ -166,8 +166,8 @@ def _is_of_an_earlier_version(
   """Returns whether only earlier versions wrote this setting to config.gin.
 
   Such a setting passes a macro or an object of palm_mtf to a parameter, for
-  example `config.PalmConfig.d_ff = %D_FF` or `train.train.model =
-  @config.PalmConfig()`. It has no effect today.
+  example `config.ModelConfig.d_ff = %D_FF` or `train.train.model =
+  @config.ModelConfig()`. It has no effect today.
   """
   value = setting.value
   if isinstance(value, Reference):

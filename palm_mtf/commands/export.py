@@ -15,7 +15,7 @@ from palm_mtf.accounting.optimizer_state import NO_MOMENTS
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
 from palm_mtf.checkpoints.weights_to_load import open_newest
-from palm_mtf.config import Config, PalmConfig
+from palm_mtf.config import Config, ModelConfig
 from palm_mtf.config.macros import macros_of, values_of
 from palm_mtf.data.vocabulary.chat import FILE_NAME as CHAT_FILE
 from palm_mtf.data.vocabulary.chat import read_template
@@ -83,7 +83,7 @@ def check_new(path: str) -> None:
 class _Foreign(NamedTuple):
   """A model of other software."""
 
-  model: PalmConfig
+  model: ModelConfig
   data: Mapping[str, object]  # macros of the data, such as PACKING
   vocabulary: Vocabulary
   chat_template: str  # template of conversations; "" if there is none
@@ -197,13 +197,13 @@ def _check_memory(files: TensorFiles | GgufFile, folder: str) -> int:
   return needed
 
 
-def _format_gin(model: PalmConfig, data: Mapping[str, object]) -> str:
+def _format_gin(model: ModelConfig, data: Mapping[str, object]) -> str:
   """Returns the text of config.gin, a finetuning recipe for `model`.
 
   The text has only settings that differ from their defaults.
   """
   settings = {**values_of(model), **data}
-  defaults = {**macros_of(PalmConfig), "START_ID": None}
+  defaults = {**macros_of(ModelConfig), "START_ID": None}
   lines = [
     'include "recipes/finetune.gin"',
     # The user has to set TASK or TEXT_FILES. Until then, the error that no file

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
-from palm_mtf.config import Config, PalmConfig, mesh_layout
+from palm_mtf.config import Config, ModelConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
@@ -181,7 +181,7 @@ def score(
 
 
 def _encode(
-  items: Sequence[ScoreItem], vocabulary: Vocabulary, model: PalmConfig
+  items: Sequence[ScoreItem], vocabulary: Vocabulary, model: ModelConfig
 ) -> list[list[tuple[list[int], list[int]]]]:
   """Returns, for each item, a list of (ids of inputs, ids of one target)."""
   # Encode inputs and targets separately, as in training, because the model has

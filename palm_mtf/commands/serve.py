@@ -21,7 +21,7 @@ from palm_mtf.accounting.memory import (
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
-from palm_mtf.config import Config, DecodeConfig, PalmConfig, mesh_layout
+from palm_mtf.config import Config, DecodeConfig, ModelConfig, mesh_layout
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
 from palm_mtf.generation.inference.prompts import check_room
@@ -103,7 +103,7 @@ def serve(
   raise StoppedError(stopped_by)
 
 
-def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
+def _check_slots(slots: int, model: ModelConfig, weight_dtype: str) -> None:
   # If there are GPUs, skip this check, because only TensorFlow, which is not
   # imported yet, knows their memory.
   if gpu_capabilities():

@@ -20,7 +20,7 @@ from palm_mtf.config.data import DataConfig, FilterConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.palm import PalmConfig
+from palm_mtf.config.model import ModelConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import RunConfig
 from palm_mtf.config.task_eval import FewShotConfig, TaskEvalConfig
@@ -38,7 +38,7 @@ __all__ = [
   "HardwareConfig",
   "InspectionConfig",
   "MeshLayout",
-  "PalmConfig",
+  "ModelConfig",
   "PlanConfig",
   "PodsConfig",
   "RunConfig",

@@ -12,7 +12,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.palm import PalmConfig
+from palm_mtf.config.model import ModelConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import BatchSizes, RunConfig
 from palm_mtf.config.task_eval import TaskEvalConfig
@@ -75,7 +75,7 @@ class SweepConfig(Checked):
 class CorpusConfig(Checked):
   """The settings of a command that reads documents without running a model."""
 
-  model: PalmConfig
+  model: ModelConfig
   data: DataConfig
   inspection: InspectionConfig = dataclasses.field(
     default_factory=InspectionConfig
@@ -175,7 +175,7 @@ class ConfigOfSweep(Config):
 class PlanConfig:
   """The settings of `palm_mtf plan`: the fields of `Config` that it uses."""
 
-  model: PalmConfig
+  model: ModelConfig
   mesh_layout: MeshLayout
   optimizer: AdafactorConfig
   run: RunConfig

@@ -26,7 +26,7 @@ from typing import Literal
 
 from palm_mtf.config.checked import Count
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares, pairs
-from palm_mtf.config.palm import PalmConfig
+from palm_mtf.config.model import ModelConfig
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError, did_you_mean
 
@@ -173,7 +173,7 @@ class MeshLayout(DeviceMesh):
 
 def check_layout(
   layout: MeshLayout,
-  config: PalmConfig,
+  config: ModelConfig,
   *batch_sizes: int,
   num_pods: int = 1,
 ) -> None:

@@ -23,7 +23,7 @@ from palm_mtf.config.checked import (
   texts,
   whole,
 )
-from palm_mtf.config.palm import Size
+from palm_mtf.config.model import Size
 from palm_mtf.errors import UserError, check_count
 
 # With these limits, the number of rows in all steps fits into int64.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.config import Config, PalmConfig
+from palm_mtf.config import Config, ModelConfig
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
@@ -25,7 +25,7 @@ class TrainedModel:
   vocabulary: Vocabulary
 
   @property
-  def model(self) -> PalmConfig:
+  def model(self) -> ModelConfig:
     """The architecture."""
     return self.config.model
 

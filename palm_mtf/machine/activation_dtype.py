@@ -8,7 +8,7 @@ A command chooses once, before it imports TensorFlow.
 import dataclasses
 import logging
 
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.machine.processors import (
   bfloat16_flags,
   cpu_name,
@@ -33,8 +33,8 @@ def native_bfloat16(tpu: str = "") -> str:
 
 
 def resolve_dtype(
-  model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
-) -> PalmConfig:
+  model: ModelConfig, mesh: MeshLayout, begun_in: str | None = None
+) -> ModelConfig:
   """Returns `model` with a dtype in place of ACTIVATION_DTYPE = "auto".
 
   `begun_in` is the dtype in which the resumed run began; None for a new run.
@@ -48,7 +48,7 @@ def resolve_dtype(
 
 
 def log_dtype(
-  model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
+  model: ModelConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> None:
   """Logs the dtype in which a command computes, and why.
 
@@ -67,6 +67,6 @@ def log_dtype(
   _logger.info(f"computing in {dtype}{begun} ({here})")
 
 
-def is_slow(model: PalmConfig, mesh: MeshLayout) -> bool:
+def is_slow(model: ModelConfig, mesh: MeshLayout) -> bool:
   """Returns whether a model multiplies in emulated bfloat16."""
   return model.activation_dtype == "bfloat16" and not native_bfloat16(mesh.tpu)

@@ -268,7 +268,7 @@ class BlockedAttention:
   def _blocks_with_keys(self, q, *others) -> Iterator[list]:
     # Yields [block, q, keys, values, *masks] for each block.
     for own, block in zip(self._split_blocks(q), self.blocks, strict=True):
-      yield [block, own, *_take_keys(others, block)]
+      yield [block, own, *_cut_to_keys(others, block)]
 
   def _split_blocks(self, x: tf.Tensor) -> list[tf.Tensor]:
     if len(self.blocks) == 1:
@@ -276,7 +276,7 @@ class BlockedAttention:
     return tf.split(x, [each.end - each.begin for each in self.blocks], 1)
 
 
-def _take_keys(
+def _cut_to_keys(
   xs: Sequence[tf.Tensor], block: AttentionBlock
 ) -> list[tf.Tensor]:
   """Returns each x [batch, memory_length, ...] for only the keys of a block."""

@@ -6,7 +6,7 @@ import dataclasses
 
 from palm_mtf._tf import mtf
 from palm_mtf.architecture.parameters import NUM_BUCKETS
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Dims:
   buckets: mtf.Dimension  # distance buckets of POSITIONS = "t5"
 
 
-def model_dims(config: PalmConfig, batch_size: int, mesh: MeshLayout) -> Dims:
+def model_dims(config: ModelConfig, batch_size: int, mesh: MeshLayout) -> Dims:
   """Returns the dimensions of `config` for `batch_size` sequences on a mesh."""
   vocab_size = mesh.padded_vocab_size(config.vocab_size)
 

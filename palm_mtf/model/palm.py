@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from palm_mtf._tf import mtf
 from palm_mtf.architecture.block import NORMS, Attention, layer_of, rotary_of
 from palm_mtf.architecture.parameters import layer_name
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.model.attention import self_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
@@ -39,7 +39,7 @@ class Palm:
 
   def __init__(
     self,
-    config: PalmConfig,
+    config: ModelConfig,
     dims: Dims,
     weights: Weights,
     dropout: Dropout | None = None,

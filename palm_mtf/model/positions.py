@@ -20,7 +20,7 @@ import numpy as np
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Rotary, rotary_of
 from palm_mtf.architecture.parameters import NUM_BUCKETS
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.ops.slicewise import WholeSlice
 
 # This distance and all larger distances are in T5's last bucket.
@@ -56,7 +56,7 @@ def sines_and_cosines(
   return np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)
 
 
-def find_angles(config: PalmConfig, length: int) -> list[np.ndarray]:
+def find_angles(config: ModelConfig, length: int) -> list[np.ndarray]:
   """Returns sin and cos for a model; [] if POSITIONS is not "rotary"."""
   rotary = rotary_of(config)
   return list(sines_and_cosines(length, rotary)) if rotary else []

@@ -115,7 +115,7 @@ def vectors_of(read: Read) -> list[str]:
   return [name for each in read.projections for name in each.vectors]
 
 
-def parts_of_outputs(read: Read) -> list[int]:
+def result_indices(read: Read) -> list[int]:
   """Returns, for each projection, its index in the result of `read_product`."""
   found, count = [], 0
   for branch in read.branches:
@@ -236,14 +236,14 @@ class _Projection(mtf.Operation):
   def __init__(self, x, read, kernels, vectors, angles, epsilon, dtype):
     super().__init__([x, *angles, *vectors, *kernels], name="projection")
     self.num_angles, self.num_vectors = len(angles), len(vectors)
-    self.kernels, self.branches = list(kernels), read
+    self.kernels, self.read = list(kernels), read
     self.epsilon, self.gradient_dtype = epsilon, dtype
     batch, length, _ = x.shape.dims
     # `columns` has the columns of whole kernels, although a device's product
     # has only the columns of its slices of the kernels.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
-    self.part_of = parts_of_outputs(read)
+    self.result_of = result_indices(read)
     shapes = {
       part: [
         batch,
@@ -251,7 +251,7 @@ class _Projection(mtf.Operation):
         *kernel.shape.dims[1:],
       ]
       for part, each, kernel in zip(
-        self.part_of, read.projections, kernels, strict=True
+        self.result_of, read.projections, kernels, strict=True
       )
     }
     self.num_read = len(shapes)
@@ -290,7 +290,7 @@ class _Projection(mtf.Operation):
     """Returns the columns of a device's product."""
     shapes = [impl.slice_shape(kernel.shape)[1:] for kernel in self.kernels]
     threads = native_threads(impl)
-    return JoinedColumns(shapes, self.branches, self.epsilon, threads)
+    return JoinedColumns(shapes, self.read, self.epsilon, threads)
 
   def lower(self, lowering: mtf.Lowering) -> None:
     impl = lowering.mesh_impl(self)
@@ -371,7 +371,7 @@ class _ProjectionGradient(mtf.Operation):
     # are linear in dk and dv are all-reduced: dx and the gradients of kernels
     # and vectors.
     axes = []
-    for of, kernel in zip(forward.part_of, forward.kernels, strict=True):
+    for of, kernel in zip(forward.result_of, forward.kernels, strict=True):
       over = split_axes(impl, kernel.shape.dims[1:])
       over += gradients[of].mesh_axes if is_open[of] else []
       axes.append(tuple(sorted(over)))
@@ -417,7 +417,7 @@ class _ProjectionGradient(mtf.Operation):
     of_rows = split_axes(impl, self.inputs[0].shape.dims[:2])
     of_vectors = [
       axes[i]
-      for i, each in enumerate(forward.branches.projections)
+      for i, each in enumerate(forward.read.projections)
       for _ in each.vectors
     ]
     for output, value, over in zip(

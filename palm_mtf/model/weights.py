@@ -17,7 +17,7 @@ from palm_mtf.architecture.parameters import (
   parameter_shapes,
   parse_name,
 )
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import add_bias, embed
 from palm_mtf.model.positions import (
@@ -110,7 +110,7 @@ class Weights(Protocol):
     """Returns logits, [batch, length, vocab] `logits_dtype`; does not scale."""
 
 
-def logits_dtype(config: PalmConfig) -> tf.DType:
+def logits_dtype(config: ModelConfig) -> tf.DType:
   """Returns the dtype of logits, by LOGITS_DTYPE."""
   is_float32 = config.logits_dtype == "float32"
   return tf.as_dtype("float32" if is_float32 else config.activation_dtype)
@@ -118,7 +118,7 @@ def logits_dtype(config: PalmConfig) -> tf.DType:
 
 def palm_variables(
   stages: Sequence[mtf.Mesh],
-  config: PalmConfig,
+  config: ModelConfig,
   dims: Dims,
   seed: int | None = None,
 ) -> dict[str, mtf.Tensor]:
@@ -155,7 +155,7 @@ def palm_variables(
 
 def initializer(
   parameter: ParameterName,
-  config: PalmConfig,
+  config: ModelConfig,
   dims: tuple[str, ...],
   seed: int | None,
 ) -> Normal | Fill:
@@ -197,7 +197,7 @@ class TrainedWeights:
   def __init__(
     self,
     mesh: mtf.Mesh,
-    config: PalmConfig,
+    config: ModelConfig,
     dims: Dims,
     seed: int | None = None,
     gradient_dtype: tf.DType | None = None,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from palm_mtf._tf import tf
 from palm_mtf.architecture.block import MLPS, NORMS
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.machine.processors import usable_cores
 from palm_mtf.native.build import count_panel_columns
@@ -25,7 +25,7 @@ GROUP = 32  # rows per scale in a column of int4 weights [inner, outer]
 ACTIVATIONS = ("swish", "gelu", "gelu_tanh")
 
 
-def find_missing_in_step(config: PalmConfig) -> str | None:
+def find_missing_in_step(config: ModelConfig) -> str | None:
   """Returns the first macro of which the C++ step lacks the value, or None."""
   norm, (activation, kernels) = NORMS[config.norm], MLPS[config.mlp]
   is_computed = {
@@ -125,7 +125,7 @@ def multiply(
 class StepWeights:
   """The inputs of a decoding step besides the tokens and the cache."""
 
-  config: PalmConfig  # the architecture
+  config: ModelConfig  # the architecture
   memory_length: int  # number of positions in the cache
   # Embedding, [vocab, d_model], activation dtype; sin and cos of rotary
   # embedding, if any, [memory_length, rotary_size / 2], float32.

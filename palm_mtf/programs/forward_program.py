@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
@@ -45,7 +45,7 @@ class ForwardProgram:
 
 
 def build_forward_program(
-  config: PalmConfig,
+  config: ModelConfig,
   mesh_layout: MeshLayout,
   *,
   batch_size: int,

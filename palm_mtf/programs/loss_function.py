@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig
 from palm_mtf.mesh.stages import send
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
@@ -57,7 +57,7 @@ class PalmLoss:
 
   def __init__(
     self,
-    config: PalmConfig,
+    config: ModelConfig,
     mesh_layout: MeshLayout,
     optimizer: AdafactorConfig,
     feature_names: Sequence[str],

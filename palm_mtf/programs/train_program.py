@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.pipeline import FORWARD, Pass, stage_passes
-from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering
@@ -133,7 +133,7 @@ class TrainProgram:
 
 
 def build_train_program(
-  config: PalmConfig,
+  config: ModelConfig,
   mesh_layout: MeshLayout,
   optimizer: AdafactorConfig,
   *,

@@ -29,7 +29,7 @@ from palm_mtf.config import (
   AdafactorConfig,
   HardwareConfig,
   MeshLayout,
-  PalmConfig,
+  ModelConfig,
   PodsConfig,
 )
 from palm_mtf.machine.host_memory import largest_resident_bytes
@@ -63,17 +63,17 @@ _OPTIMIZER = AdafactorConfig(
 class Probe(NamedTuple):
   """A one-layer model that is trained and timed."""
 
-  model: PalmConfig
+  model: ModelConfig
   batch_size: int
 
-  def model_in(self, dtype: str) -> PalmConfig:
+  def model_in(self, dtype: str) -> ModelConfig:
     """Returns the architecture with `dtype` as activation dtype."""
     return dataclasses.replace(self.model, activation_dtype=dtype)
 
 
 def _make_probe(*, batch_size: int, d_model: int, **sizes: int) -> Probe:
   heads = {"num_heads": d_model // 64, "d_kv": 64}
-  model = PalmConfig(num_layers=1, d_model=d_model, **heads, **sizes)
+  model = ModelConfig(num_layers=1, d_model=d_model, **heads, **sizes)
   return Probe(model, batch_size)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import MEASURED, peak_of_devices
-from palm_mtf.config import Config, MeshLayout, PalmConfig
+from palm_mtf.config import Config, MeshLayout, ModelConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import is_slow
@@ -100,7 +100,7 @@ def _fastest_secs(call: Callable[[], object]) -> float:
 
 
 def warn_if_slow(
-  model: PalmConfig, mesh: MeshLayout, config: tf.ConfigProto | None = None
+  model: ModelConfig, mesh: MeshLayout, config: tf.ConfigProto | None = None
 ) -> None:
   """Warns if a model multiplies in bfloat16 and this machine emulates bfloat16.
 

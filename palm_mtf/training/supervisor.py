@@ -32,7 +32,7 @@ from palm_mtf.checkpoints.manifest import (
   warn_of_damage,
 )
 from palm_mtf.checkpoints.writer import BackgroundWriter, quarantine_damaged
-from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig, mesh_layout
+from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig, mesh_layout
 from palm_mtf.errors import UserError
 from palm_mtf.machine.accelerators import uses_accelerators
 from palm_mtf.machine.host_memory import free_garbage
@@ -69,7 +69,7 @@ class PodRecovery:
   """Lets a run continue after the loss of a pod, as ON_POD_FAILURE says."""
 
   def __init__(
-    self, servers: PodServers, model: PalmConfig, batch_sizes: Sequence[int]
+    self, servers: PodServers, model: ModelConfig, batch_sizes: Sequence[int]
   ):
     # Kept to check that model and batch sizes work with fewer pods.
     self._servers, self._model, self._batch_sizes = servers, model, batch_sizes

@@ -18,7 +18,7 @@ from mesh_tensorflow.transformer import transformer
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture import block, parameters
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.errors import UserError, check_choice
 from palm_mtf.generation.decode.block import attend_to_cache, mix_products
 from palm_mtf.model import layers, positions
@@ -29,7 +29,7 @@ from palm_mtf.model.weights import TrainedWeights, initializer
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill
 
-# {kind of parameters: fields of `PalmConfig` that describe them}
+# {kind of parameters: fields of `ModelConfig` that describe them}
 _SETTINGS = {
   "norm": "norm norm_epsilon",
   "attention": "num_heads d_kv attention num_kv_heads attention_window qk_norm "
@@ -41,7 +41,7 @@ _LAYER = parameters.layer_name(0)  # Mesh TensorFlow's scopes number layers
 _MODULE = "palm_mtf.unitransformer"
 
 
-def _check(name: str, kind: str, settings: Mapping[str, object]) -> PalmConfig:
+def _check(name: str, kind: str, settings: Mapping[str, object]) -> ModelConfig:
   # Returns a model with these settings. Sizes that this kind lacks are 2. If a
   # size is missing, raises UserError.
   known = _SETTINGS[kind].split()
@@ -49,7 +49,7 @@ def _check(name: str, kind: str, settings: Mapping[str, object]) -> PalmConfig:
     check_choice(f"setting of {name}", each, known)
   sizes = {each: None if each in known else 2 for each in _SIZES.split()}
   try:
-    return PalmConfig(**{**sizes, **settings})  # type: ignore[arg-type]
+    return ModelConfig(**{**sizes, **settings})  # type: ignore[arg-type]
   except UserError as error:
     # The error has the names of macros, such as D_KV.
     text = re.sub(r"\b[A-Z]+(_[A-Z]+)*\b", lambda x: x[0].lower(), str(error))
@@ -64,7 +64,7 @@ def _reshape(x: mtf.Tensor, dims: Sequence[mtf.Dimension]) -> mtf.Tensor:
 class _Call:
   """A call of a layer. Joins all batch dimensions, such as beams, into one."""
 
-  def __init__(self, context: transformer.Context, config: PalmConfig):
+  def __init__(self, context: transformer.Context, config: ModelConfig):
     self.context = context
     # "batch" comes first: its layout rule splits the joined dimension, too.
     self.batch_dims = sorted(
@@ -288,7 +288,7 @@ class _Branch(transformer.TransformerLayer):
   kind: str  # "attention" or "mlp"
 
   def __init__(self, **settings: object):
-    """Checks the settings, which are fields of `PalmConfig`.
+    """Checks the settings, which are fields of `ModelConfig`.
 
     Raises:
       UserError: if a setting is unknown or has a wrong value.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.runtime.client.client import Client
@@ -40,7 +40,7 @@ class ProgramRun:
 
 @contextlib.contextmanager
 def run_of(
-  config: PalmConfig,
+  config: ModelConfig,
   mesh: MeshLayout,
   *,
   num_pods: int = 1,

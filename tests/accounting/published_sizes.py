@@ -5,11 +5,11 @@
 import math
 
 from palm_mtf.architecture.parameters import parameter_shapes, parse_name
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 
 
-def _palm(num_layers: int, num_heads: int, d_model: int) -> PalmConfig:
-  return PalmConfig(
+def _palm(num_layers: int, num_heads: int, d_model: int) -> ModelConfig:
+  return ModelConfig(
     num_layers=num_layers,
     d_model=d_model,
     num_heads=num_heads,
@@ -25,7 +25,7 @@ PALM_62B = _palm(64, 32, 8192)
 PALM_540B = _palm(118, 48, 18432)
 
 
-def count_norm_scales(config: PalmConfig) -> int:
+def count_norm_scales(config: ModelConfig) -> int:
   """Returns the number of elements in all norm scales."""
   return sum(
     math.prod(shape)

@@ -14,7 +14,7 @@ from palm_mtf.architecture.parameters import (
   parameter_shapes,
   parse_name,
 )
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from tests.accounting.published_sizes import (
   PALM_8B,
   PALM_62B,
@@ -132,7 +132,7 @@ def test_every_name_of_a_model_is_made_of_its_layer_and_part(block):
 
 
 def model(layers, d_model, heads, d_kv, d_ff, vocab, length=2048, **changes):
-  return PalmConfig(
+  return ModelConfig(
     num_layers=layers,
     d_model=d_model,
     num_heads=heads,

@@ -195,7 +195,7 @@ def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
     "from palm_mtf import train\n"
     "train.train.model_dir = %MODEL_DIR\n"
     "train.train.mesh = @layout.MeshLayout()\n"
-    "config.PalmConfig.d_ff = %D_FF\n",
+    "config.ModelConfig.d_ff = %D_FF\n",
   )
   again = load("train", [RECIPE, old], [DIR])
   assert without_origins(again) == without_origins(plain)
@@ -250,7 +250,7 @@ def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
   ("text", "message"),
   [
     (
-      "train/PalmConfig.num_layers = 3",
+      "train/ModelConfig.num_layers = 3",
       "settings have no scopes; set NUM_LAYERS = 3 instead.",
     ),
     (
@@ -267,12 +267,12 @@ def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
       "instead.",
     ),
     (
-      "PalmConfig.num_layers = @PalmConfig()",
-      'no import provides "PalmConfig"; import it, or set NUM_LAYERS = '
-      "@PalmConfig() instead.",
+      "ModelConfig.num_layers = @ModelConfig()",
+      'no import provides "ModelConfig"; import it, or set NUM_LAYERS = '
+      "@ModelConfig() instead.",
     ),
     (
-      "from palm_mtf import config\nconfig.PalmConfig.num_layer = 3",
+      "from palm_mtf import config\nconfig.ModelConfig.num_layer = 3",
       'is not bound in gin; set a macro instead (did you mean "NUM_LAYERS"?).',
     ),
     pytest.param(

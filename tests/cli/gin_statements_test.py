@@ -49,14 +49,14 @@ def test_settings_keep_their_origins_through_includes(here):
 def test_blocks_scopes_and_long_macros_are_ordinary_settings(here):
   settings = read(
     here,
-    "config.PalmConfig:\n  norm = 'rms_norm'\n  d_kv = 8\n"
-    "teacher/config.PalmConfig.d_ff = 1\ndeep/SIZE = 2\n"
+    "config.ModelConfig:\n  norm = 'rms_norm'\n  d_kv = 8\n"
+    "teacher/config.ModelConfig.d_ff = 1\ndeep/SIZE = 2\n"
     "SIZE/gin.macro.value = 3\n",
   )
   assert [each.key for each in settings] == [
-    "config.PalmConfig.norm",
-    "config.PalmConfig.d_kv",
-    "teacher/config.PalmConfig.d_ff",
+    "config.ModelConfig.norm",
+    "config.ModelConfig.d_kv",
+    "teacher/config.ModelConfig.d_ff",
     "deep/SIZE",
     "SIZE",
   ]
@@ -117,12 +117,12 @@ def test_a_value_is_written_as_gin_reads_it(here, value):
 
 def test_the_command_line_is_read_as_files_are():
   settings = read_command_line(
-    ["A=1", 'B="x=y"', "config.PalmConfig.norm='rms_norm'", "C=[1,\n2]"]
+    ["A=1", 'B="x=y"', "config.ModelConfig.norm='rms_norm'", "C=[1,\n2]"]
   )
   assert list(map(str, settings)) == [
     "A = 1",
     'B = "x=y"',
-    'config.PalmConfig.norm = "rms_norm"',
+    'config.ModelConfig.norm = "rms_norm"',
     "C = [1, 2]",
   ]
   assert {each.origin for each in settings} == {"command line"}

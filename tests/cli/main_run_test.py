@@ -22,7 +22,7 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
   done = palm_mtf("train", RECIPE, DIR, "--gin.D_FF=512")
   got = json.loads(done.stdout)
   assert got["kinds"] == {
-    "model": "PalmConfig",
+    "model": "ModelConfig",
     "mesh_layout": "MeshLayout",
     "optimizer": "AdafactorConfig",
     "data": "DataConfig",

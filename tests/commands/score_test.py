@@ -12,7 +12,7 @@ from palm_mtf.commands.score import (
   make_text_items,
   read_items,
 )
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.errors import UserError
 from tests import oracle, runs
@@ -119,7 +119,7 @@ def test_an_empty_text_is_one_error_line():
 def expected(finished):
   """Returns the oracle's log p of targets given inputs, and their tokens."""
   fields = ("num_layers", "d_model", "num_heads", "d_kv", "d_ff")
-  config = PalmConfig(
+  config = ModelConfig(
     **{name: runs.SETTINGS[name.upper()] for name in fields},
     vocab_size=320,
     sequence_length=32,

@@ -17,7 +17,7 @@ import tensorflow as tf
 from palm_mtf.architecture.parameters import parameter_shapes
 from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.commands import train as train_module
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from tests import processes, runs
 from tests.processes import wait_until
@@ -110,9 +110,9 @@ def test_tensorflow_reads_every_variable_of_a_checkpoint_whole(finished):
   settings = {
     name.lower(): value
     for name, value in runs.SETTINGS.items()
-    if name.lower() in PalmConfig.__dataclass_fields__
+    if name.lower() in ModelConfig.__dataclass_fields__
   }
-  shapes = parameter_shapes(PalmConfig(**settings))
+  shapes = parameter_shapes(ModelConfig(**settings))
   tensors = runs.read_tensors(finished, 12)
   expected = {
     f"{name}{slot}": shape

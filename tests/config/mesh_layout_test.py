@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.config.mesh_layout import (
   DIMENSIONS,
   SPLIT_DIMENSIONS,
@@ -18,7 +18,7 @@ from palm_mtf.errors import UserError
 
 SPLITTABLE = "batch, heads, d_ff, vocab, d_model_stored, d_model_residual"
 
-CONFIG = PalmConfig(
+CONFIG = ModelConfig(
   num_layers=2,
   d_model=48,
   num_heads=12,

@@ -13,7 +13,7 @@ from palm_mtf.config import (
   AdafactorConfig,
   DataConfig,
   InspectionConfig,
-  PalmConfig,
+  ModelConfig,
   PodsConfig,
   RunConfig,
   WatchConfig,
@@ -22,7 +22,7 @@ from palm_mtf.config.run import BatchSizes
 from palm_mtf.errors import UserError
 from tests.data.small_sources import repeatable
 
-PALM = PalmConfig(
+PALM = ModelConfig(
   num_layers=2,
   d_model=32,
   num_heads=4,

@@ -225,7 +225,7 @@ def here(tmp_path, monkeypatch):
     "import of_mine\nNUM_LAYERS = @of_mine.size()\n"
   )
   (tmp_path / "bound.gin").write_text(
-    "from palm_mtf import config\nconfig.PalmConfig.num_layer = 3\n"
+    "from palm_mtf import config\nconfig.ModelConfig.num_layer = 3\n"
   )
   (tmp_path / "utf_16.txt").write_text("one two", encoding="utf-16")
   (tmp_path / "packed.txt").write_bytes(gzip.compress(b"one two"))

@@ -152,11 +152,11 @@ def test_a_setting_is_a_macro_that_training_reads(block, changed, corpus):
   assert rates == pytest.approx([0.01 * 1 / 4, 0.01 * 2 / 4])
 
 
-@PAGE.shows("--- palm_mtf/config/palm.py")
+@PAGE.shows("--- palm_mtf/config/model.py")
 def test_a_new_norm_touches_at_most_12_files(block):
   files = re.findall(r"^\+\+\+ (.+)$", block.text, re.M)
   assert files[:3] == [
-    "palm_mtf/config/palm.py",
+    "palm_mtf/config/model.py",
     "palm_mtf/architecture/block.py",
     "palm_mtf/model/layers.py",
   ]
@@ -164,7 +164,7 @@ def test_a_new_norm_touches_at_most_12_files(block):
 
 
 @slow
-@PAGE.shows("--- palm_mtf/config/palm.py")
+@PAGE.shows("--- palm_mtf/config/model.py")
 def test_a_norm_trains_decodes_and_has_the_numbers_of_its_formula(
   block, changed, corpus
 ):

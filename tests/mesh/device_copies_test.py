@@ -9,12 +9,12 @@ import hashlib
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import PALM_OPTIMIZER
 
-CONFIG = PalmConfig(
+CONFIG = ModelConfig(
   num_layers=2,
   d_model=16,
   num_heads=2,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
@@ -255,7 +255,7 @@ def test_layouts_do_not_change_results(layout, block, attention, rows):
     assert relative_error(split.gradients[name], gradient) < 3e-6, name
 
 
-def _variables(config: PalmConfig) -> dict[str, list[int]]:
+def _variables(config: ModelConfig) -> dict[str, list[int]]:
   with tf.Graph().as_default():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
     dims = model_dims(config, 1, SINGLE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.sweep.runs import SweepRun
 from palm_mtf.sweep.scaling_law import Law
 from tests.config.run_test import PALM
@@ -40,7 +40,7 @@ def runs(noise: float = 0.0, seed: int = 0):
 class _Settings:
   """The settings of a run that its curve depends on."""
 
-  model: PalmConfig = PALM
+  model: ModelConfig = PALM
 
 
 def sweep_run(folder: Path, is_held_out: bool = False) -> SweepRun:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from tools import parity
 
 SMALL = ["--d_model=64", "--d_kv=16", "--d_ff=256", "--sequence_length=64"]
@@ -45,7 +45,7 @@ def test_a_loss_that_is_no_number_does_not_agree(bad):
 
 
 def test_batches_are_text_one_token_apart_and_the_same_each_time():
-  config = PalmConfig(**parity.SIZES, vocab_size=256)
+  config = ModelConfig(**parity.SIZES, vocab_size=256)
   first, again = (list(parity.batches(config, 2, 3, seed=0)) for _ in "ab")
   for one, other in zip(first, again, strict=True):
     np.testing.assert_array_equal(one["inputs"], other["inputs"])

@@ -12,7 +12,7 @@ import numpy as np
 from mesh_tensorflow.transformer.transformer import Unitransformer
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
+from palm_mtf.config import DecodeConfig, MeshLayout, ModelConfig
 from palm_mtf.mesh.session import session_config
 from tests import oracle
 from tests.decode_testing import EOD, decode
@@ -23,7 +23,7 @@ _PALM = 'include "palm_mtf/gin/mesh_tensorflow/palm.gin"'
 # Test vocabularies are not multiples of 128.
 _UNPADDED = "transformer.Unitransformer.vocab_divisor = 1"
 _MODULE = "palm_mtf.unitransformer"
-# {layer: fields of PalmConfig that are its arguments}
+# {layer: fields of ModelConfig that are its arguments}
 _SETTINGS = {
   "Attention": (
     *("num_heads", "d_kv", "attention", "num_kv_heads", "attention_window"),
@@ -34,7 +34,7 @@ _SETTINGS = {
 }
 
 
-def _lines(config: PalmConfig) -> Iterator[str]:
+def _lines(config: ModelConfig) -> Iterator[str]:
   """Yields the gin statements of a block, if it is not that of the gin file."""
   names = {x for names in _SETTINGS.values() for x in names}
   names -= {"num_heads", "d_kv", "d_ff"}
@@ -55,7 +55,7 @@ def _lines(config: PalmConfig) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def configured(config: PalmConfig, *lines: str) -> Iterator[Unitransformer]:
+def configured(config: ModelConfig, *lines: str) -> Iterator[Unitransformer]:
   """Yields the model that the shipped gin file makes from the macros."""
   macros = [f"{name} = {x!r}" for name, x in config.macros().items()]
   try:
@@ -160,7 +160,7 @@ def imported(
   }
 
 
-def tokens_of(config: PalmConfig, seed: int) -> dict[str, np.ndarray]:
+def tokens_of(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
   """Returns random_tokens without token 0, which Mesh TensorFlow masks."""
   batch = random_tokens(config, batch_size=4, seed=seed)
   batch["targets"] = np.maximum(batch["targets"], 1)
@@ -169,7 +169,7 @@ def tokens_of(config: PalmConfig, seed: int) -> dict[str, np.ndarray]:
 
 
 def of_loss(
-  config: PalmConfig,
+  config: ModelConfig,
   mesh: mtf.Mesh,
   batch: Mapping[str, np.ndarray],
   *lines: str,
@@ -192,7 +192,7 @@ def of_loss(
 
 
 def computed(
-  config: PalmConfig,
+  config: ModelConfig,
   params: Mapping[str, np.ndarray],
   batch: Mapping[str, np.ndarray],
   *lines: str,
@@ -215,14 +215,14 @@ def assert_close(
     assert relative_error(actual[name], value) < 1e-5, name
 
 
-def parameters(config: PalmConfig, seed: int) -> dict[str, np.ndarray]:
+def parameters(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
   """Returns parameters such that tokens depend on more than the last token."""
   params = oracle.random_parameters(config, seed)
   return {**params, "embedding": 0.1 * params["embedding"]}
 
 
 def sampling(
-  config: PalmConfig, prompts: Sequence[Sequence[int]], *lines: str
+  config: ModelConfig, prompts: Sequence[Sequence[int]], *lines: str
 ) -> Callable[[mtf.Mesh], dict[str, mtf.Tensor]]:
   """Returns a function that builds prompts, continued to their end."""
   rows = np.zeros([len(prompts), config.sequence_length], np.int32)
@@ -243,7 +243,7 @@ def sampling(
 
 
 def assert_decodes_like_our_model(
-  config: PalmConfig, layout: MeshLayout = SINGLE
+  config: ModelConfig, layout: MeshLayout = SINGLE
 ) -> None:
   """Compares the greedy tokens after four prompts."""
   params = parameters(config, seed=1)

@@ -16,7 +16,7 @@ from palm_mtf.config import (
   AdafactorConfig,
   Config,
   MeshLayout,
-  PalmConfig,
+  ModelConfig,
   PodsConfig,
 )
 from palm_mtf.data.batches.corpus import Batches
@@ -84,7 +84,7 @@ def fast_dtype_here() -> str:
 
 def benchmark_config(
   dtype: str, size: str = "26.6M", block: str = "palm"
-) -> PalmConfig:
+) -> ModelConfig:
   """Returns the architecture of one of SIZES and BLOCKS.
 
   A block with its own size ignores `size`.
@@ -92,15 +92,15 @@ def benchmark_config(
   settings = {**SIZES[size], **BLOCKS[block]}
   if block == "gemma":
     settings["embedding_scale"] = settings["d_model"] ** 0.5
-  return PalmConfig(activation_dtype=dtype, **settings)
+  return ModelConfig(activation_dtype=dtype, **settings)
 
 
-def num_parameters(config: PalmConfig) -> int:
+def num_parameters(config: ModelConfig) -> int:
   """Returns the number of parameters including norm scales, as peers count."""
   return sum(map(math.prod, parameter_shapes(config).values()))
 
 
-def random_tokens(model: PalmConfig, batch_size: int) -> np.ndarray:
+def random_tokens(model: ModelConfig, batch_size: int) -> np.ndarray:
   """Returns random ids, [batch_size, sequence_length], int64."""
   shape = [batch_size, model.sequence_length]
   return np.random.default_rng(0).integers(model.vocab_size, size=shape)
@@ -108,7 +108,7 @@ def random_tokens(model: PalmConfig, batch_size: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def training_program(
-  model: PalmConfig,
+  model: ModelConfig,
   optimizer: AdafactorConfig = PALM_OPTIMIZER,
   *,
   batch_size: int,

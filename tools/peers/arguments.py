@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of peers: sizes, named as in palm_mtf.config.PalmConfig."""
+"""The flags of peers: sizes, named as in palm_mtf.config.ModelConfig."""
 
 import argparse
 from collections.abc import Collection

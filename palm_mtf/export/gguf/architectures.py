@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from palm_mtf.architecture.block import NORMS
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.export.huggingface import families
 from palm_mtf.export.huggingface.config_json import find_family, parse_config
@@ -57,7 +57,7 @@ _JOINED = {
   for x in "qkv"
   for our_end, their_end in (("", "weight"), ("_bias", "bias"))
 }
-# {key of GGUF: field of PalmConfig}
+# {key of GGUF: field of ModelConfig}
 _SIZES = {
   "context_length": "sequence_length",
   "embedding_length": "d_model",
@@ -99,7 +99,7 @@ class GgufArchitecture:
     scale_offset: number that is added to scales of norms in the file.
     numbers: {key of GGUF: key of config.json} for numbers.
     flags: {key of GGUF: key of config.json} for booleans.
-    only: {field of PalmConfig: the only value that llama.cpp computes}, where
+    only: {field of ModelConfig: the only value that llama.cpp computes}, where
       the class computes several values.
     has_one_width: whether llama.cpp requires NUM_HEADS * D_KV = D_MODEL.
   """
@@ -189,7 +189,7 @@ ARCHITECTURES = (
 )
 
 
-def find_gguf_architecture(model: PalmConfig) -> GgufArchitecture:
+def find_gguf_architecture(model: ModelConfig) -> GgufArchitecture:
   """Returns llama.cpp's architecture for a model, or raises UserError."""
   family = find_family(model)
   found = [x for x in ARCHITECTURES if x.family is family]
@@ -228,7 +228,7 @@ def find_gguf_architecture(model: PalmConfig) -> GgufArchitecture:
 
 
 def make_model_metadata(
-  model: PalmConfig, own: GgufArchitecture
+  model: ModelConfig, own: GgufArchitecture
 ) -> dict[str, Value]:
   """Returns {key of GGUF: value} that describe a model."""
   family = own.family
@@ -256,7 +256,7 @@ def make_model_metadata(
   }
 
 
-def _flag_of(model: PalmConfig, family: Family, key: str) -> object:
+def _flag_of(model: ModelConfig, family: Family, key: str) -> object:
   if key not in family.choices:
     return family.constants[key]
   choice = family.choices[key]
@@ -266,7 +266,7 @@ def _flag_of(model: PalmConfig, family: Family, key: str) -> object:
 
 def read_model_metadata(
   metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], what: str
-) -> tuple[GgufArchitecture, PalmConfig]:
+) -> tuple[GgufArchitecture, ModelConfig]:
   """Returns the architecture and the model that a GGUF file describes.
 
   Args:

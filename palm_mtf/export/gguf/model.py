@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from palm_mtf.architecture.parameters import parse_name
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.data.vocabulary.chat import read_template
 from palm_mtf.data.vocabulary.gguf_tokenizer import make_gguf_tokenizer
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
@@ -85,18 +85,18 @@ def make_gguf(trained: TrainedModel, dtype: str) -> Export:
 
 
 def make_reader(
-  model: PalmConfig, own: GgufArchitecture, read: Reader
+  model: ModelConfig, own: GgufArchitecture, read: Reader
 ) -> Callable[[str], np.ndarray]:
   """Returns a function that reads tensors by their names in GGUF."""
-  read, scales = (
+  read, offsets = (
     make_tensor_reader(model, own.layout, read),
-    _scales(model, own),
+    _find_offsets(model, own),
   )
-  return lambda name: read(name) + scales.get(name, np.float32(0))
+  return lambda name: read(name) + offsets.get(name, np.float32(0))
 
 
 def import_gguf_parameters(
-  file: GgufFile, model: PalmConfig, own: GgufArchitecture, what: str
+  file: GgufFile, model: ModelConfig, own: GgufArchitecture, what: str
 ) -> dict[str, np.ndarray]:
   """Returns {our name: parameter} of a GGUF file.
 
@@ -105,16 +105,16 @@ def import_gguf_parameters(
       begins with `what`.
   """
   check_tensors(file, model, own.layout, what)
-  scales = _scales(model, own)
+  offsets = _find_offsets(model, own)
   return import_parameters(
     model,
     own.layout,
-    lambda name: file.read(name) - scales.get(name, np.float32(0)),
+    lambda name: file.read(name) - offsets.get(name, np.float32(0)),
   )
 
 
-def _scales(
-  model: PalmConfig, own: GgufArchitecture
+def _find_offsets(
+  model: ModelConfig, own: GgufArchitecture
 ) -> Mapping[str, np.float32]:
   # Returns {tensor: number that the file adds to the scale of a norm}.
   if not own.scale_offset:

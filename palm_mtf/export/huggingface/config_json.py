@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, get_args
 
 from palm_mtf.config.data import Packing
-from palm_mtf.config.palm import MAX_LAYERS, MAX_SIZE, PalmConfig
+from palm_mtf.config.model import MAX_LAYERS, MAX_SIZE, ModelConfig
 from palm_mtf.errors import UserError, did_you_mean, shorten
 from palm_mtf.export.huggingface.families import (
   BY_ARCHITECTURE,
@@ -54,7 +54,7 @@ _NOT_COMPARED = (
 )
 
 
-def find_family(model: PalmConfig) -> Family:
+def find_family(model: ModelConfig) -> Family:
   """Returns the first class that computes a model, or raises UserError."""
   if model.has_prefix:
     raise UserError(
@@ -87,7 +87,7 @@ def find_family(model: PalmConfig) -> Family:
 
 
 def _list_differences(
-  model: PalmConfig, other: PalmConfig
+  model: ModelConfig, other: ModelConfig
 ) -> Iterator[tuple[str, object]]:
   """Yields (field, value of `other`) for settings that differ."""
   for field in dataclasses.fields(model):
@@ -104,7 +104,7 @@ def _list_differences(
 
 
 def make_config(
-  model: PalmConfig, *, start_id: int, eod_id: int, packing: str
+  model: ModelConfig, *, start_id: int, eod_id: int, packing: str
 ) -> dict[str, object]:
   """Returns the content of config.json.
 
@@ -128,7 +128,7 @@ def make_config(
   }
 
 
-def _make_model_keys(family: Family, model: PalmConfig) -> dict[str, object]:
+def _make_model_keys(family: Family, model: ModelConfig) -> dict[str, object]:
   """Returns the keys of config.json that describe a model."""
   config: dict[str, object] = {
     key: getattr(model, field) for key, field in family.sizes.items()
@@ -167,7 +167,7 @@ class DescribedModel(NamedTuple):
   """A model that a config.json describes."""
 
   family: Family
-  model: PalmConfig
+  model: ModelConfig
   packing: str  # PACKING of the run that trained the model
   start_id: int | None  # START_ID of the run
 
@@ -235,7 +235,7 @@ def _parse_own_settings(config: Json, what: str) -> dict[str, str]:
 
 def _parse_model(
   config: Json, family: Family, own: Mapping[str, str], what: str
-) -> PalmConfig:
+) -> ModelConfig:
   try:
     settings = _parse_sizes(config, family)
     for key, value in family.settings.items():
@@ -256,7 +256,7 @@ def _parse_model(
     # None stands for PaLM's factor, 1 / sqrt(D_MODEL).
     if math.isclose(settings["logits_scale"], settings["d_model"] ** -0.5):
       settings["logits_scale"] = None
-    model = PalmConfig(
+    model = ModelConfig(
       activation_dtype="auto",
       final_norm_scale=own.get("FINAL_NORM_SCALE", "learned"),
       **settings,
@@ -293,7 +293,7 @@ def _parse_size(
 
 
 def _parse_sizes(config: Json, family: Family) -> dict[str, object]:
-  """Returns the sizes, ATTENTION and NUM_KV_HEADS, as fields of PalmConfig."""
+  """Returns the sizes, ATTENTION and NUM_KV_HEADS, as fields of ModelConfig."""
   found: dict = {}
   keys = {field: key for key, field in family.sizes.items()}
   found["d_model"] = _parse_size(config, keys["d_model"])

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 
-# {key of config.json for a size: field of PalmConfig}
+# {key of config.json for a size: field of ModelConfig}
 _SIZES = {
   "vocab_size": "vocab_size",
   "hidden_size": "d_model",
@@ -35,7 +35,7 @@ _GPT_SIZES = {
 class Choice(NamedTuple):
   """A key of config.json that chooses a value of a setting."""
 
-  setting: str  # field of PalmConfig
+  setting: str  # field of ModelConfig
   values: Mapping[object, object]  # {value of the key: value of the setting}
   default: object  # value that transformers uses without the key
   other_names: tuple[str, ...] = ()  # names of the key in older configurations
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
 class Number(NamedTuple):
   """A key of config.json that holds the number of a setting."""
 
-  get: Callable[[PalmConfig], float]  # value of the key, given the model
+  get: Callable[[ModelConfig], float]  # value of the key, given the model
   # Returns the setting {field: value}, given the value of the key.
   parse: Callable[[float], Mapping[str, float]]
   default: float  # value that transformers uses without the key
@@ -59,7 +59,7 @@ class Family:
     model_type: value of the key model_type.
     settings: settings that all models of the class have; a function computes
       the value from D_MODEL.
-    sizes: {key: field of PalmConfig}.
+    sizes: {key: field of ModelConfig}.
     has_key_heads: whether the keys num_key_value_heads and head_dim exist;
       otherwise every head has its own keys, and d_kv is width / heads.
     choices: {key that chooses the value of a setting: its `Choice`}.
@@ -102,7 +102,7 @@ class Family:
   rotary_pairs: str = "halves"
   older_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
-  derived: Mapping[str, tuple[Callable[[PalmConfig], float], float]] = (
+  derived: Mapping[str, tuple[Callable[[ModelConfig], float], float]] = (
     dataclasses.field(default_factory=dict)
   )
   is_conv1d: bool = False

@@ -18,7 +18,7 @@ from palm_mtf.architecture.parameters import (
   parameter_shapes,
   parse_name,
 )
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError, shorten
 from palm_mtf.export.huggingface.families import Family
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
@@ -43,7 +43,7 @@ _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 _ROTATED = re.compile(r"attention/[qk](_bias|_norm/scale)?")
 
 
-def find_tensors(model: PalmConfig, family: Family) -> dict[str, list[str]]:
+def find_tensors(model: ModelConfig, family: Family) -> dict[str, list[str]]:
   """Returns {name in transformers: our parameters} of every tensor.
 
   A tensor has several parameters if it joins q, k and v. It has none if it is a
@@ -62,7 +62,7 @@ def find_tensors(model: PalmConfig, family: Family) -> dict[str, list[str]]:
 
 
 def find_tensor_shapes(
-  model: PalmConfig, family: Family
+  model: ModelConfig, family: Family
 ) -> dict[str, tuple[int, ...]]:
   """Returns {name in transformers: shape} of every tensor."""
   shapes = parameter_shapes(model)
@@ -85,7 +85,7 @@ def find_tensor_shapes(
   return found
 
 
-def make_tensor_reader(model: PalmConfig, family: Family, read: Read) -> Read:
+def make_tensor_reader(model: ModelConfig, family: Family, read: Read) -> Read:
   """Returns a function that reads tensors by their names in transformers.
 
   `read` returns the parameter that has a given name in our checkpoints.
@@ -113,7 +113,7 @@ def make_tensor_reader(model: PalmConfig, family: Family, read: Read) -> Read:
 
 
 def import_parameters(
-  model: PalmConfig, family: Family, read: Read
+  model: ModelConfig, family: Family, read: Read
 ) -> dict[str, np.ndarray]:
   """Returns {our name: parameter}; the inverse of `make_tensor_reader`.
 
@@ -146,7 +146,7 @@ def _to_matrix(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def _join(
-  parts: Sequence[np.ndarray], model: PalmConfig, family: Family
+  parts: Sequence[np.ndarray], model: ModelConfig, family: Family
 ) -> np.ndarray:
   # Joins q, k and v along their last dimension, the outputs.
   if not family.joins_heads:
@@ -159,7 +159,7 @@ def _join(
 def _split(
   x: np.ndarray,
   shapes: Sequence[tuple[int, ...]],
-  model: PalmConfig,
+  model: ModelConfig,
   family: Family,
 ) -> list[np.ndarray]:
   # Undoes `_join`; `shapes` has the shapes of our parameters.
@@ -171,13 +171,13 @@ def _split(
   return np.split(x, np.cumsum(sizes)[:-1], -1)
 
 
-def _permutes(model: PalmConfig, family: Family) -> bool:
+def _permutes(model: ModelConfig, family: Family) -> bool:
   is_rotary = model.positions == "rotary"
   return is_rotary and model.rotary_pairs != family.rotary_pairs
 
 
 def _permute(
-  x: np.ndarray, model: PalmConfig, *, to_neighbours: bool
+  x: np.ndarray, model: ModelConfig, *, to_neighbours: bool
 ) -> np.ndarray:
   # Reorders the rotated numbers of each head along the last dimension.
   heads, size = x.reshape(*x.shape[:-1], -1, model.d_kv), model.rotary_size
@@ -197,7 +197,7 @@ def _is_rotated(name: str) -> bool:
 
 
 def check_tensors(
-  files: TensorFiles, model: PalmConfig, family: Family, what: str
+  files: TensorFiles, model: ModelConfig, family: Family, what: str
 ) -> None:
   """Raises UserError unless `files` hold the tensors of a model.
 
@@ -225,7 +225,7 @@ def check_tensors(
 
 
 def _find_redundant_shape(
-  name: str, model: PalmConfig, family: Family
+  name: str, model: ModelConfig, family: Family
 ) -> tuple[int, ...] | None:
   """Returns the shape of a redundant tensor, or None for any other name."""
   if name == family.names.get("output_embedding", "lm_head.weight"):
@@ -237,7 +237,7 @@ def _find_redundant_shape(
 
 
 def _check_redundant(
-  name: str, files: TensorFiles, model: PalmConfig, family: Family, what: str
+  name: str, files: TensorFiles, model: ModelConfig, family: Family, what: str
 ) -> None:
   """Raises UserError if a redundant tensor has unexpected values.
 

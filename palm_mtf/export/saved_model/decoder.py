@@ -16,7 +16,7 @@ from palm_mtf.architecture.parameters import (
   logits_table,
   parameter_shapes,
 )
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.generation.decode.block import (
   add_and_scale,
   attend_to_cache,
@@ -39,7 +39,7 @@ Cache = list[tf2.Tensor]
 class Decoder(tf2.Module):
   """The forward pass of the model, with the float32 weights from `read`."""
 
-  def __init__(self, model: PalmConfig, read: Callable[[str], np.ndarray]):
+  def __init__(self, model: ModelConfig, read: Callable[[str], np.ndarray]):
     super().__init__("decoder")
     self._model = model
     self._weights = {
@@ -117,7 +117,7 @@ class Decoder(tf2.Module):
 
 
 def _norm_vectors(
-  model: PalmConfig, weights: Mapping[str, tf2.Variable], name: str
+  model: ModelConfig, weights: Mapping[str, tf2.Variable], name: str
 ) -> list[tf2.Tensor]:
   names = [x for x in (f"{name}/scale", f"{name}/bias") if x in weights]
   if not names:  # FINAL_NORM_SCALE = "none"
@@ -131,7 +131,7 @@ class _Block:
 
   def __init__(
     self,
-    model: PalmConfig,
+    model: ModelConfig,
     weights: Mapping[str, tf2.Variable],
     cache: Cache,
     positions: tf2.Tensor,

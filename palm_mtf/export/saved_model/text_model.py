@@ -5,7 +5,7 @@
 import dataclasses
 
 from palm_mtf._tf import tf2
-from palm_mtf.config import DecodeConfig, PalmConfig
+from palm_mtf.config import DecodeConfig, ModelConfig
 from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.data.vocabulary.sentencepiece_vocabulary import (
   SPACE_MARK,
@@ -25,7 +25,7 @@ class TextModel(tf2.Module):
 
   def __init__(
     self,
-    model: PalmConfig,
+    model: ModelConfig,
     read: Reader,
     vocabulary: SentencePieceVocabulary,
     *,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.architecture.block import Attention, Projection, Read, layer_of
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import (
   Cache,
@@ -21,7 +21,7 @@ from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm
 from palm_mtf.model.positions import add_positions
-from palm_mtf.model.projection import parts_of_outputs
+from palm_mtf.model.projection import result_indices
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import native_threads
 
@@ -128,7 +128,7 @@ class JoinedWeights:
     outputs = {  # an MLP's hidden layer has the shape of its last product
       part: mtf.Shape([batch, mtf.Dimension(one.positions, length.size), *each])
       for part, one, each in zip(
-        parts_of_outputs(read), read.projections, dims, strict=True
+        result_indices(read), read.projections, dims, strict=True
       )
     }
 
@@ -338,7 +338,7 @@ def run_blocks(
   return y
 
 
-def key_dims(config: PalmConfig, dims: Dims) -> list[mtf.Dimension]:
+def key_dims(config: ModelConfig, dims: Dims) -> list[mtf.Dimension]:
   """Returns the dimensions of a key: key heads, if there are any, and d_kv."""
   k = layer_of(config).attention.inputs[1]
   return [getattr(dims, name) for name in k.outputs]

@@ -20,7 +20,7 @@ from palm_mtf.architecture.parameters import (
   parameter_dims,
   parse_name,
 )
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.generation.decode.kernels import (
   find_largest,
   make_kernel,
@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 
 def build_decode_model(
-  config: PalmConfig, mesh_layout: MeshLayout, weight_dtype: str
+  config: ModelConfig, mesh_layout: MeshLayout, weight_dtype: str
 ) -> DecodeModel:
   """Builds a checkpoint's variables and decoding weights in the current graph.
 
@@ -99,7 +99,7 @@ def build_decode_model(
 
 
 def _serves_natively(
-  placement: CpuGpuPlacement, config: PalmConfig, weight_dtype: str
+  placement: CpuGpuPlacement, config: ModelConfig, weight_dtype: str
 ) -> bool:
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
@@ -134,7 +134,7 @@ class WeightMaker:
   def __init__(
     self,
     placement: CpuGpuPlacement,
-    config: PalmConfig,
+    config: ModelConfig,
     dims: Dims,
     read: Callable[[str], LaidOut],
     weight_dtype: str,

@@ -13,7 +13,7 @@ from palm_mtf.architecture.block import (
 from palm_mtf.architecture.parameters import (
   layer_name,
 )
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.generation.decode.kernels import (
   multiply,
 )
@@ -36,7 +36,7 @@ class DecodeSettings:
     weight_dtype: WEIGHT_DTYPE.
   """
 
-  model: PalmConfig
+  model: ModelConfig
   mesh_layout: MeshLayout
   weight_dtype: str
 
@@ -71,7 +71,7 @@ class DecodeModel:
   """
 
   placement: CpuGpuPlacement  # devices and layout
-  config: PalmConfig
+  config: ModelConfig
   dims: Dims  # `build_palm` (forward.py) replaces `batch` and `length`
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
   # The transposed table of the logits: a `Kernel` for each device's slice.

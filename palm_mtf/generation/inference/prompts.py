@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.config import Config, PalmConfig, RunConfig
+from palm_mtf.config import Config, ModelConfig, RunConfig
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
@@ -32,7 +32,7 @@ _FORM = f'write {{"{_FIELD}": "..."}}'
 def check_prompts(
   prompts: Sequence[str],
   vocabulary: Vocabulary,
-  model: PalmConfig,
+  model: ModelConfig,
   run: RunConfig,
   origin: str = "PROMPTS",
 ) -> None:
@@ -62,7 +62,7 @@ def warn_of_spaces(
       )
 
 
-def check_room(model: PalmConfig, run: RunConfig) -> None:
+def check_room(model: ModelConfig, run: RunConfig) -> None:
   """Raises UserError unless SAMPLE_TOKENS leaves room for a prompt."""
   if run.sample_tokens >= model.sequence_length:
     raise UserError(

@@ -14,7 +14,7 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.memory import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import CheckpointProcesses, CheckpointReader
-from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.generation.decode.functions import DecodeFunction, LocalPrograms
 from palm_mtf.generation.decode.weight_maker import build_decode_model
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 def step_session_config(
-  config: PalmConfig, mesh: MeshLayout, weight_dtype: str
+  config: ModelConfig, mesh: MeshLayout, weight_dtype: str
 ) -> tf.ConfigProto:
   """Returns the configuration of a session that runs decoding steps."""
   # A single device gets only as many threads as a step can use. Several devices
@@ -85,7 +85,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
   def __init__(
     self,
     checkpoint: Checkpoint,
-    config: PalmConfig,
+    config: ModelConfig,
     mesh: MeshLayout,
     weight_dtype: str = "activation",
     *,
@@ -114,7 +114,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
   def _open_local(
     self,
     scope: contextlib.ExitStack,
-    config: PalmConfig,
+    config: ModelConfig,
     mesh: MeshLayout,
     weight_dtype: str,
     for_steps: bool,
@@ -194,7 +194,7 @@ def mean_loss(
 
 def compute_mean_loss(
   checkpoint: Checkpoint,
-  model: PalmConfig,
+  model: ModelConfig,
   mesh: MeshLayout,
   batches: Sequence[Batch],
   pods: PodsConfig | None = None,

@@ -14,7 +14,7 @@ import weakref
 import numpy as np
 import pytest
 
-from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
+from palm_mtf.config import DecodeConfig, MeshLayout, ModelConfig
 from palm_mtf.data.vocabulary.load import open_vocabulary
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.generation.inference.generator import Generator
@@ -39,7 +39,7 @@ def vocabulary(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config(vocabulary):
   # Width for a code of each token, and for the code of the token before it.
-  return PalmConfig(
+  return ModelConfig(
     num_layers=1,
     d_model=2 * vocabulary.size,
     num_heads=1,

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from palm_mtf.config import AdafactorConfig, PalmConfig, PodsConfig
+from palm_mtf.config import AdafactorConfig, ModelConfig, PodsConfig
 from palm_mtf.machine.process import own_process
 from tools.bench import models
 from tools.bench.command import Flag, worker_command
@@ -44,7 +44,7 @@ def work(program: str, size: str, dtype: str) -> None:
   train(program, config, BATCH_SIZE)
 
 
-def train(program: str, config: PalmConfig, batch_size: int) -> None:
+def train(program: str, config: ModelConfig, batch_size: int) -> None:
   """Takes turns: one training step each, on the same random rows."""
   batch = models.random_tokens(config, batch_size)
   rows = {"inputs": batch, "targets": batch}
@@ -64,7 +64,7 @@ def train(program: str, config: PalmConfig, batch_size: int) -> None:
 @contextlib.contextmanager
 def open_step(
   program: str,
-  config: PalmConfig,
+  config: ModelConfig,
   batch_size: int = BATCH_SIZE,
   optimizer: AdafactorConfig = models.PALM_OPTIMIZER,
 ) -> Iterator:

@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
+from palm_mtf.config import DecodeConfig, MeshLayout, ModelConfig
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs, peers
 from tools.bench.command import Flag, choices, count, worker_command
@@ -70,7 +70,7 @@ class Task:
     steps = self.sequence_length - self.prompt_tokens - 1
     return self.batch_size * steps
 
-  def config(self, dtype: str) -> PalmConfig:
+  def config(self, dtype: str) -> ModelConfig:
     """Returns the architecture; int8 and int4 use the fast activation dtype."""
     dtype = models.fast_dtype_here() if dtype in _QUANTIZED else dtype
     model = models.benchmark_config(dtype, self.size, self.block)

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from palm_mtf.accounting.flops import mfu
 from palm_mtf.accounting.hardware import chip_names, peak_of_devices
 from palm_mtf.cli.gin_files import hardware_of
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs, peers
@@ -47,7 +47,7 @@ HEAD = (
 )
 
 
-def _config(size: str, dtype: str, sequence_length: int) -> PalmConfig:
+def _config(size: str, dtype: str, sequence_length: int) -> ModelConfig:
   config = models.benchmark_config(dtype, size)
   return dataclasses.replace(config, sequence_length=sequence_length)
 

@@ -36,7 +36,7 @@ import numpy as np
 
 from palm_mtf.accounting.memory import Activations
 from palm_mtf.accounting.pipeline import bubble, num_kept
-from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.config import MeshLayout, ModelConfig, PodsConfig
 from palm_mtf.report.plans import write_png
 from tools.bench.command import Flag, choices, numbers
 from tools.bench.models import (
@@ -73,7 +73,7 @@ FLAGS = {
 }
 
 
-def small_head() -> PalmConfig:
+def small_head() -> ModelConfig:
   """Returns a model whose logits take 1% of its arithmetic."""
   config = benchmark_config("bfloat16", "4.8M")
   return dataclasses.replace(
@@ -81,7 +81,7 @@ def small_head() -> PalmConfig:
   )
 
 
-def _build(client, config: PalmConfig, mesh: MeshLayout, devices):
+def _build(client, config: ModelConfig, mesh: MeshLayout, devices):
   from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.runtime.program import Program
   from palm_mtf.training.step import TrainStep
@@ -100,7 +100,7 @@ def _build(client, config: PalmConfig, mesh: MeshLayout, devices):
 
 
 def take_steps(
-  cluster, config: PalmConfig, mesh: MeshLayout, rounds: int
+  cluster, config: ModelConfig, mesh: MeshLayout, rounds: int
 ) -> tuple[dict[str, list[Turn]], dict[str, list]]:
   """Returns the turns of each kind of step, and facts of further steps."""
   (names,) = cluster.devices.pods
@@ -241,7 +241,7 @@ def _queued_bytes(graph, names: Sequence[str], num_tokens: int) -> list:
   return [tf.add_n(found[device(name)]) for name in names]
 
 
-def expected_bytes(config: PalmConfig, mesh: MeshLayout) -> list[int]:
+def expected_bytes(config: ModelConfig, mesh: MeshLayout) -> list[int]:
   """Returns the closed forms of what each stage keeps."""
   # The C++ operations of CPUs never keep attention weights.
   config = dataclasses.replace(config, remat="attention")

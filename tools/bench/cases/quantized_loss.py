@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.weights_to_load import open_newest
 from palm_mtf.cli.gin_files import load_run
-from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.corpus import Batch, corpus_of_run
 from palm_mtf.errors import UserError
@@ -27,7 +27,7 @@ FLAGS = {"--model_dir": Flag(None, "a training run", settings=REQUIRED)}
 
 def measure_loss(
   checkpoint: Checkpoint,
-  config: PalmConfig,
+  config: ModelConfig,
   batches: Sequence[Batch],
   weight_dtype: str,
 ) -> float:

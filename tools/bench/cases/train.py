@@ -19,7 +19,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs, peers
@@ -39,7 +39,7 @@ FLAGS = {
 }
 
 
-def train(config: PalmConfig, batch_size: int) -> None:
+def train(config: ModelConfig, batch_size: int) -> None:
   """Takes turns: one training step each."""
   own_process()  # as commands do
   tokens = models.random_tokens(config, batch_size)

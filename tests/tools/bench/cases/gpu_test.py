@@ -9,11 +9,11 @@ import types
 import numpy as np
 import pytest
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config import ModelConfig
 from tools import parity
 from tools.bench import models
 
-TINY = PalmConfig(
+TINY = ModelConfig(
   num_layers=2,
   d_model=64,
   num_heads=4,

@@ -21,7 +21,7 @@ BIAS_PLACES = ("qkv", "o", "mlp", "logits")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PalmConfig(Checked):
+class ModelConfig(Checked):
   """The architecture (section 2 of the PaLM paper; sizes in its Table 1).
 
   Attributes:
