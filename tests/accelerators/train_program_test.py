@@ -76,7 +76,7 @@ def train_here(
   ("mesh", "num_microbatches", "num_pods", "optimizer", "changes"),
   [
     (TWO_D, 2, 2, DROPOUT, {"remat": "layer"}),
-    (EIGHT, 1, 1, STACKED, {"remat": "attention"}),
+    slow(EIGHT, 1, 1, STACKED, {"remat": "attention"}),
     slow(FSDP, 1, 1, PALM_OPTIMIZER, {"remat": "none"}),
     slow(FSDP, 1, 2, STACKED, {"remat": "layer", "num_layers": 1}),
     slow(TWO_D, 1, 2, STACKED, {"remat": "none", "block": "serial"}),

@@ -174,7 +174,8 @@ def test_what_other_programs_leave_out_or_write_differently_is_accepted():
 
 def test_transformers_4_finds_its_names_of_a_gpt_neox_models_rotation():
   """GPTNeoXConfig of transformers 4 has rotary_pct and rotary_emb_base."""
-  model = blocks.block_config("GPT-NeoX", rotary_base=5000.0)
+  changes = {"d_kv": 6, "rotary_fraction": 1 / 3, "rotary_base": 5000.0}
+  model = blocks.block_config("GPT-NeoX", **changes)
   config = make_config(model, start_id=1, eod_id=1, packing="joined")
   assert config["architectures"] == ["GPTNeoXForCausalLM"]
   rope = config["rope_parameters"]
