@@ -139,14 +139,28 @@ def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
   return run
 
 
-def worker_command(case: str, **arguments: object) -> list[str]:
+def worker_command(
+  case: str, *, folder: Path = _FOLDER, **arguments: object
+) -> list[str]:
   """Returns the command line that calls `work(**arguments)` of a case.
 
   Args:
     case: one of CASES.
+    folder: tools/bench of the checkout of palm_mtf that works.
     **arguments: values that JSON can hold.
   """
-  return [sys.executable, str(_FOLDER), case, "--worker", json.dumps(arguments)]
+  return [sys.executable, str(folder), case, "--worker", json.dumps(arguments)]
+
+
+def checkout(name: str, text: str) -> Path:
+  """Returns tools/bench of another checkout, which the flag `name` gives."""
+  folder = Path(text).expanduser().resolve() / "tools" / "bench"
+  if not (folder / "__main__.py").is_file():
+    raise UserError(
+      f"{name} = {text}: there is no tools/bench; give a checkout of palm_mtf, "
+      "such as a folder that `git worktree add` made."
+    )
+  return folder
 
 
 def measure_apart(case: str, **arguments: object) -> Any:

@@ -50,6 +50,7 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench train", "--peer=troch", "--peer = 'troch' (did you mean \"torch\""),
     ("bench train", "--dtype=float16", "choose one of 'bfloat16', 'float32'"),
     ("bench train", "--sequence_length=300", "a divisor of that"),
+    ("bench train", "--base=no/where", "--base = no/where: there is no tools"),
     (
       "bench dcn_sweep",
       "--mbits=fast",

@@ -5,6 +5,7 @@
 python -m tools.bench train
 python -m tools.bench train --size 113M --dtype float32 --rounds 30
 python -m tools.bench train --peer torch,jax --peer_python PYTHON --json
+python -m tools.bench train --base CHECKOUT
 """
 
 # Every program trains the same architecture on one random batch of 2,048
@@ -23,7 +24,7 @@ from palm_mtf.config import ModelConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs, peers
-from tools.bench.command import Flag, worker_command
+from tools.bench.command import Flag, checkout, worker_command
 from tools.peers.turns import take_turns
 
 TOKENS = 2048  # in a step, unless a sequence is longer
@@ -35,6 +36,9 @@ FLAGS = {
   "--sequence_length": Flag(256, f"a divisor of {TOKENS}, or more than that"),
   "--dtype": Flag(
     models.fast_dtype_here(), "of all programs", ["bfloat16", "float32"]
+  ),
+  "--base": Flag(
+    None, "folder of an older checkout, which takes turns", checkout
   ),
 }
 
@@ -87,6 +91,10 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   # palm_mtf too runs in a separate process.
   ours = worker_command("train", size=chosen.size, dtype=dtype, **settings)
   commands = {("ours", dtype): ours}
+  if chosen.base:
+    commands["base", dtype] = worker_command(
+      "train", folder=chosen.base, size=chosen.size, dtype=dtype, **settings
+    )
   for name in chosen.peer:
     commands[name, dtype] = peers.peer_command(
       chosen.peer_python,
