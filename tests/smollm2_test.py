@@ -252,7 +252,7 @@ def train(imported, model_dir, num_steps, *flags):
     "--gin.VALIDATION_SHARE=0.1",
     *("--gin.SEQUENCE_LENGTH=256", "--gin.GLOBAL_BATCH_SIZE=4"),
     *(f"--gin.TRAIN_STEPS={num_steps}", f"--gin.EVAL_STEPS={num_steps // 2}"),
-    *("--gin.EVAL_BATCHES=10", "--gin.DROPOUT=0.0"),
+    "--gin.EVAL_BATCHES=10",
   )
   lines = map(json.loads, (model_dir / "metrics.jsonl").open())
   return [x["validation_loss"] for x in lines if "validation_loss" in x]

@@ -211,6 +211,9 @@ def _format_gin(model: ModelConfig, data: Mapping[str, object]) -> str:
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
     "VOCABULARY = None",  # None stands for the vocabulary in MODEL_DIR
+    # The recipe's dropout would cost a model that was trained without dropout
+    # more loss than finetuning gains.
+    "DROPOUT = 0.0",
     *(
       f"{name} = {value!r}"
       for name, value in settings.items()
