@@ -137,8 +137,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.LaidOutTensor(results)
 
   def _repeat(self, fn, first, others, result, num_before):
-    # Yields the results of `fn` on each device but the first. Copies the first
-    # device's operations or, if a copy would be wrong, calls `fn` again.
+    # Yields the results of `fn` on each device except the first. Copies the
+    # first device's operations or, if a copy would be wrong, calls `fn` again.
     copies = OperationCopies(tf.get_default_graph(), num_before)
     can_copy = copies.can_be_made(self.devices[0]) and _is_plain(result)
     for device, arguments in zip(self.devices[1:], others, strict=True):
@@ -178,7 +178,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], scatter)
 
   def delay(self, x, signal):
-    """Returns x, which nothing reads before `signal` is computed."""
+    """Returns x, delayed: nothing reads it before `signal` is computed."""
     return self.slicewise(wait_for, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
@@ -303,8 +303,8 @@ class CpuGpuDevices:
   """`Devices` that are CPUs or GPUs, of this process or of servers.
 
   Attributes:
-    native_threads: threads per operation in C++; 0 if any process of these
-      devices lacks such operations.
+    native_threads: threads per C++ operation; 0 if any process that has these
+      devices lacks the C++ operations.
   """
 
   client: str
@@ -321,7 +321,7 @@ class CpuGpuDevices:
 
 
 def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
-  """Returns this process's devices, for `num_pods` pods of `num_devices`.
+  """Returns devices of this process: `num_devices` for each pod.
 
   Raises:
     UserError: if this machine has GPUs, but fewer than the pods need.

@@ -6,8 +6,8 @@
   Placement    one pod: slices of tensors and variables, collectives
   Lowering     one Mesh TensorFlow graph for all pods, as TensorFlow operations
 
-mesh/cpu_gpu.py implements it for devices of TensorFlow. On accelerators, JAX
-lowers each device's part (accelerators/placement.py).
+mesh/cpu_gpu.py implements the interface for TensorFlow's devices. On
+accelerators, JAX lowers each device's part (accelerators/placement.py).
 """
 
 import contextlib
@@ -57,8 +57,8 @@ class Placement(Protocol):
   Attributes:
     cpu: CPU of the first device's process, through which the pod is fed.
     reading_cpus: a CPU of each process that may read its own copy of a batch.
-    native_threads: threads per operation in C++ (native/) on a device; 0 if the
-      devices have no such operations.
+    native_threads: threads per C++ operation (native/) on a device; 0 if the
+      devices have no C++ operations.
     shape: axes of the mesh.
   """
 
@@ -99,9 +99,9 @@ class Placement(Protocol):
     """All-gathers x; each device gets all parts, concatenated."""
 
   def delay(self, x: LaidOut, signal: LaidOut) -> LaidOut:
-    """Returns x, which nothing reads before `signal` is computed."""
+    """Returns x, delayed: nothing reads it before `signal` is computed."""
 
-  # In the methods below, a variable is its slices, from `lowering.variables`.
+  # The methods below take a variable as its slices (`lowering.variables`).
 
   def assign_if_finite(
     self, variable: LaidOut, value: LaidOut, is_finite: LaidOut
@@ -109,8 +109,8 @@ class Placement(Protocol):
     """Assigns `value`, in the stored dtype, if `is_finite`, [] bool, is true.
 
     If `is_finite` is false, TensorFlow's devices raise InvalidArgumentError,
-    because tf.where would cost a pass over memory. XLA cannot raise, so
-    accelerators write the old value.
+    because keeping the old value by tf.where would cost a pass over memory. XLA
+    cannot raise errors, so accelerators write the old value.
     """
 
   def update_if_finite(

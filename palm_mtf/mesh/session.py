@@ -25,7 +25,7 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
   """Returns a configuration with virtual CPU devices.
 
   Args:
-    num_devices: devices of a pod.
+    num_devices: devices per pod.
     num_pods: pods in this process.
 
   Raises:
@@ -37,7 +37,7 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
   )
   if num_pods > 1:
     # If each pod ran in a separate server process, an operation would have this
-    # many threads. The same number here gives results with the same bits.
+    # many threads. With the same number, results have the same bits.
     cores = len(os.sched_getaffinity(0))
     config.intra_op_parallelism_threads = max(1, cores // num_pods)
     # Pool 0 has a thread for each core, pool 1 is for ONE_BY_ONE.

@@ -1,17 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors sent between meshes, and graphs cut into parts where they are sent.
+"""Sends tensors between meshes; cuts a graph into parts at each send.
 
 One call runs a part. A tensor that another part reads is kept in a queue on the
 CPU of the tensor's device, until a call of the other part takes it. A call may
-start before the tensors exist that it takes, and waits for them. Queues belong
-to the session, and end with it.
+start before the tensors that it takes exist; it then waits for them. Queues
+belong to the session, and end with it.
 """
 
 # TensorFlow's staging areas (Unstage, MapUnstage, MapPeek) could keep tensors
-# on GPUs. But one that waits for a tensor blocks a thread of the server, and
+# on GPUs. But a staging operation that waits blocks a thread of the server, and
 # TensorFlow cannot cancel it: a client that is killed would leave the thread
-# blocked forever. A queue that waits blocks no thread, and ends with its call.
+# blocked forever. A queue operation that waits blocks no thread, and ends with
+# its call.
 
 import collections
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +38,7 @@ class Send(mtf.Operation):
     return [send(grad_ys[0], self.inputs[0].mesh)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one copy per device; a pending sum stays pending."""
+    """Lowers to one copy per device; keeps a pending all-reduce."""
     mesh_impl, x = lowering.mesh_impl(self), lowering.tensors[self.inputs[0]]
     copy = _map_slices(x, lambda x: mesh_impl.slicewise(tf.identity, x))
     if isinstance(copy, mtf.LazyAllreduceSum):
@@ -46,12 +47,12 @@ class Send(mtf.Operation):
 
 
 def send(x: mtf.Tensor, mesh: mtf.Mesh) -> mtf.Tensor:
-  """Returns x on a mesh; x itself if it is there."""
+  """Returns x on a mesh; x itself if it is on that mesh already."""
   return x if x.mesh is mesh else Send(x, mesh).outputs[0]
 
 
 def _map_slices(x: LaidOut, fn: Callable[[LaidOut], LaidOut]) -> LaidOut:
-  """Applies `fn` to the slices of x, which are partial sums if x is pending."""
+  """Applies `fn` to the slices of x; keeps a pending all-reduce."""
   if not isinstance(x, mtf.LazyAllreduceSum):
     return fn(x.to_laid_out_tensor())
   return mtf.LazyAllreduceSum(x.mesh_impl, fn(x.laid_out_input), x.mesh_axes)
@@ -64,7 +65,7 @@ def find_parts(
 
   Args:
     operations: operations in the order in which they were made.
-    first: {operation: the first part in which it may be}, at least of the
+    first: {operation: the earliest part that it may be in}, with at least the
       operations that import features.
 
   Returns:
@@ -99,10 +100,10 @@ class StagesLowering(CpuGpuLowering):
   ):
     """Lowers all operations; `parts` is the result of `find_parts`."""
     self._parts = parts
-    # {(tensor, part that takes it): the tensor there}
+    # {(tensor, part that takes it): the tensor in that part}
     self._taken: dict[tuple[mtf.Tensor, int], LaidOut] = {}
-    # {part: tensors that it takes}, and {part: [(part that takes, operation
-    # that keeps a tensor)]}.
+    # {part: tensors that it takes}, and {part: [(part that takes a tensor,
+    # operation that keeps the tensor)]}.
     self._takes, self._keeps = (collections.defaultdict(list) for _ in "12")
     super().__init__(placements)
 
@@ -112,12 +113,12 @@ class StagesLowering(CpuGpuLowering):
     operations: Iterable[mtf.Operation] = (),
     last: float = float("inf"),
   ) -> tf.Operation:
-    """Returns an operation that runs a part, once per microbatch.
+    """Returns the operation that runs a part for a microbatch.
 
     Args:
       part: number of the part.
       operations: operations to run if they are in the part.
-      last: last part for which the part keeps tensors.
+      last: the part keeps tensors only for parts up to this number.
     """
     kept = [keep for taker, keep in self._keeps[part] if taker <= last]
     own = [x for x in operations if self._parts[x] == part]
@@ -131,7 +132,7 @@ class StagesLowering(CpuGpuLowering):
     others = {
       x: self.tensors[x]
       for x in operation.inputs
-      # C++ operations omit outputs that only TensorFlow's operations read.
+      # An output may be missing: C++ operations omit some (ByDevice).
       if self._parts.get(x.operation, part) != part and x in self.tensors
     }
     with tf.name_scope(f"{operation.name}/take"):

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products, in bfloat16 also on CPUs that lack bfloat16."""
+"""Matrix products, also in bfloat16 on CPUs without bfloat16 products."""
 
 from palm_mtf._tf import (
   attr_value_pb2,
@@ -16,7 +16,7 @@ from palm_mtf.ops.xla import fused, in_xla_computation
 # On a CPU that cannot multiply bfloat16, TensorFlow's bfloat16 products are
 # slow, so `einsum` and `matmul` compute in float32 and round the result once.
 # Other CPUs get the same numbers, because the product of two bfloat16 numbers
-# is exact in float32, and all CPUs add up in float32.
+# is exact in float32, and all CPUs accumulate in float32.
 
 
 def is_emulated(x: tf.Tensor) -> bool:
@@ -48,7 +48,7 @@ def matmul(
   Args:
     x: [rows, inner], or [inner, rows] if `transpose_a`.
     y: [inner, columns], or [columns, inner] if `transpose_b`.
-    dtype: dtype of the product, float32 or the dtype of x; None is the latter.
+    dtype: dtype of the product, float32 or the dtype of x (the default).
   """
   dtype = dtype or x.dtype
   emulated = is_emulated(x)
@@ -84,7 +84,7 @@ def has_kernel(name: str) -> bool:
 def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
   """Multiplies x by constant weights w; returns [rows, outer], dtype of x.
 
-  The product is an operation of oneDNN without a public function. Callers check
+  This oneDNN operation has no public TensorFlow function. Callers check
   that TensorFlow has this operation (`has_kernel`), and that the CPU multiplies
   the dtype (machine/processors.py); otherwise oneDNN ends the process.
 

@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of the forward pass that the backward pass computes again.
+"""Tensors of the forward pass that the backward pass recomputes.
 
 The outputs of norms, rotary embedding and SwiGLU, and kernels that were cast,
 gathered and concatenated, are not kept, because recomputing these tensors costs
 little compared with the matrix products. The operation of such a tensor x has a
-method recompute(x, signal), which computes x again once `signal` is computed.
+method recompute(x, signal), which recomputes x after `signal` is computed.
 
 REMAT recomputes more:
 
@@ -29,8 +29,8 @@ def wait_for(x: tf.Tensor, signal: tf.Tensor | tf.Operation) -> tf.Tensor:
 
 
 def delay_slices(impl: mtf.MeshImpl, x: Any, signal: Any) -> Any:
-  """Returns x, laid out on a mesh, which nothing reads before `signal`."""
-  # Mesh TensorFlow's own mesh implementations lack the method.
+  """Returns the laid-out x, delayed: nothing reads it before `signal`."""
+  # Mesh TensorFlow's own mesh implementations lack the method `delay`.
   if not hasattr(impl, "delay"):
     return impl.slicewise(wait_for, x, signal)
   return impl.delay(x, signal)

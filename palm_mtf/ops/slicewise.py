@@ -30,7 +30,7 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
 
 def native_threads(mesh_impl: mtf.MeshImpl) -> int:
   """Returns threads per C++ operation; 0 if devices have no C++ operations."""
-  # Mesh TensorFlow's own mesh implementations lack the attribute.
+  # Mesh TensorFlow's own mesh implementations lack `native_threads`.
   return getattr(mesh_impl, "native_threads", 0)
 
 
@@ -91,7 +91,7 @@ class WholeSlice(mtf.Operation):
       splittable: names of the dimensions that a layout may split.
       gradient: computes gradients of the inputs; None if there are none.
       offset_of: dimension (such as the vocabulary) whose first index in the
-        slice is an extra first argument of `fn`; None for no such argument.
+        slice is passed to `fn` as an extra first argument; None to pass none.
       is_kept: whether outputs are kept for the backward pass; if not, the
         backward pass computes the outputs again (recompute.py).
       name: name of the operation, made unique by the graph.

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Threefry-2x32 with 20 rounds, a random generator without a state."""
+"""Threefry-2x32 with 20 rounds, a stateless random number generator."""
 
 from collections.abc import Sequence
 

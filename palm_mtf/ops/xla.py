@@ -84,7 +84,7 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
-  """Returns a function like fn, traced once per graph and shapes of inputs."""
+  """Returns a function like fn, traced once per graph and input shapes."""
   # A tf2.function refers to the graph in which it was traced. The tf2.function
   # is an attribute of the graph, so that both are freed together. In a weak
   # dictionary from graphs to functions, a function would keep its graph alive.
@@ -136,7 +136,7 @@ _is_plain: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def without_fusion() -> Iterator[None]:
-  """Makes `fused` functions plain operations, for graphs that others run."""
+  """Makes `fused` functions plain operations, for graphs to be exported."""
   token = _is_plain.set(True)
   try:
     yield
@@ -156,8 +156,8 @@ def fused_update(
       variables' next values.
 
   Returns:
-    A function of a list of variables and the tensors. It returns [] bool, which
-    is computed after the variables are updated.
+    A function that takes a list of variables and the tensors. It returns a
+    tensor, [] bool, that is computed after the variables are updated.
   """
 
   # If nothing else holds the previous value, XLA writes the next value over it,
@@ -207,7 +207,7 @@ def xla_computation() -> Iterator[None]:
 
 
 def in_xla_computation() -> bool:
-  """Returns whether XLA will compile all that is being built."""
+  """Returns whether XLA will compile the operations that are being built."""
   graph = ops.get_default_graph()
   return _is_xla.get() or control_flow_util.GraphOrParentsInXlaContext(graph)
 
@@ -215,7 +215,8 @@ def in_xla_computation() -> bool:
 # On a CPU, XLA sums a tensor one number after another, and each addition waits
 # for the previous one. So a tensor is first split into eight parts, which are
 # added with vector instructions on all cores. (Sixteen parts are slow on old
-# CPUs.) The bits of TensorFlow's own sums depend on the number of cores.
+# CPUs.) TensorFlow's own sums are not used, because their bits depend on the
+# number of cores.
 _PARTS = 8
 
 # XLA passes sums of at least _MOST numbers to the library YNNPACK, so `_sum`

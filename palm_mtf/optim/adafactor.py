@@ -97,9 +97,9 @@ class _Parameter:
     gradient: mtf.Tensor,
     center: float,
   ):
-    # `slots` maps the names of optimizer slots to variables; `scalars` are
-    # those of the variable's mesh. p decays towards `center`, and RMS(p) means
-    # RMS(p - center).
+    # `slots` maps the names of optimizer slots to variables; `scalars` are the
+    # scalars of `adafactor_updates` on the variable's mesh. p decays towards
+    # `center`, and RMS(p) means RMS(p - center).
     self.name = variable.name
     self.center = center
     self.size = math.prod(variable.sizes)
@@ -152,8 +152,8 @@ class _Parameter:
 
   def assign(self, make_scalars, *arguments) -> list[tf.Operation]:
     # Returns operations that assign each slice of p and of its slots.
-    # `make_scalars` is `AdafactorUpdate._scalars`, and `arguments` are its last
-    # arguments.
+    # `make_scalars` is `AdafactorUpdate._scalars`, and `arguments` are its
+    # arguments p_square, u_square and is_decayed.
     slots, mesh_impl = self._variables, self.mesh_impl
     scalars = mesh_impl.slicewise(
       make_scalars,
@@ -175,7 +175,7 @@ class _Parameter:
 
 
 class Measure(mtf.Operation):
-  """Outputs sums of squares of variables, and then of their updates.
+  """Outputs the sums of squares of variables, then of their updates.
 
   Attributes:
     variables: the variables and their optimizer slots.
@@ -267,7 +267,7 @@ class AdafactorUpdate(mtf.Operation):
   def __init__(
     self, measure: Measure, num_layers: int, config: AdafactorConfig
   ):
-    """Takes the sums of `num_layers` layers, which `measure` outputs."""
+    """Takes `measure`, which outputs sums over `num_layers` layers."""
     super().__init__(
       [*measure.inputs, *measure.outputs],
       name=measure.name.replace("/measure", "/update"),
@@ -282,7 +282,7 @@ class AdafactorUpdate(mtf.Operation):
     parameters, config = self._measure.parameters(lowering), self._config
     count = float(sum(x.size for x in parameters) * self._num_layers)
     sums = [lowering.tensors[x] for x in self._measure.outputs]
-    # Each stage adds up all sums itself, in one order.
+    # Each stage adds up all sums itself, in the same order.
     means = {
       impl: [
         impl.slicewise(lambda *parts: total(parts) / count, *squares)
@@ -343,8 +343,8 @@ def adafactor_updates(
       1 - beta2, [] float32 each; and whether the step's losses and gradient
       norm are finite, [] bool. If this is false, nothing is updated.
     config: settings; schedules, GRADIENT_CLIP and Z_LOSS are unused.
-    num_layers: number of layers that each variable of a layer stands for. If
-      layers share a root mean square, an update reads the sum over all layers.
+    num_layers: number of layers that one layer's variable represents. If layers
+      share a root mean square, an update reads the sum over all layers.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
   updates = []
@@ -375,7 +375,7 @@ _STACKED_WITH = {
 
 
 def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
-  """Returns groups of variables, as indices in `names`, that share an RMS.
+  """Returns groups of variables that share an RMS, as indices in `names`.
 
   For "stacked" and names ["layer_000/mlp/wi", "final_norm/scale",
   "layer_001/mlp/wi"] the groups are [[0, 2], [1]].
@@ -435,7 +435,7 @@ def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
   """Returns {metric name: root mean square, [] float32}.
 
   Names are "update_rms/<kind>" and "parameter_rms/<kind>". A kind is
-  "embedding", "norm", "attention" or "mlp", and has variables of all layers.
+  "embedding", "norm", "attention" or "mlp"; it covers all layers.
   """
   by_name = collections.defaultdict(list)
   for each in sums:

@@ -19,7 +19,7 @@ def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
 
   A sum is finite only if the whole gradient is finite.
   """
-  # A split gradient needs an all-reduce of one number.
+  # For a split gradient, the all-reduce sends only one number per device.
   return [
     WholeSlice(
       _sum_of_squares,
@@ -47,5 +47,5 @@ def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
 
 
 def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
-  """Returns the factor of all gradients, min(1, largest / norm), [] float32."""
+  """Returns the factor for gradients, min(1, largest / norm), [] float32."""
   return mtf.cwise(lambda x: largest / tf.maximum(x, largest), [norm])

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The second moment of a gradient g, whole or factored, and the update u.
+"""The second moment of a gradient g, full or factored, and the update u.
 
 full      v <- beta2 v + (1 - beta2) (g^2 + 1e-30)       u = g / sqrt(v)
 

@@ -46,7 +46,7 @@ class Feature(NamedTuple):
 
 
 class Stage(NamedTuple):
-  """A stage of a pod, and what it reads in each microbatch."""
+  """A stage of a pod, and its inputs for a microbatch."""
 
   mesh: mtf.Mesh
   placement: Placement
@@ -82,7 +82,7 @@ def make_placeholders(
 ) -> dict[str, tf.Tensor]:
   """Makes a placeholder for each feature on the current device.
 
-  `values` has the default value of each feature; None if every call feeds all.
+  `values` has the features' default values; None if every call feeds them all.
   """
   if values is None:
     return {
@@ -110,7 +110,7 @@ def import_features(
       CPU for each process that imports the features.
     features: dtypes and shapes, by name.
   """
-  # Each process sends each of its devices only the device's rows.
+  # A process sends to each of its devices only the rows of that device.
   return {
     name: placement.import_copies(
       mesh, {cpu: x[name] for cpu, x in fed.items()}, feature.shape

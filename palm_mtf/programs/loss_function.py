@@ -43,7 +43,7 @@ class LossFunction(Protocol):
   features: Mapping[str, Feature]  # dtype and shape in a microbatch
 
   def build_sums(self, stages: Sequence[Stage]) -> LossSums:
-    """Makes the model's variables of a pod; returns the loss of a microbatch.
+    """Makes the variables of a pod's model; returns a microbatch's loss.
 
     Args:
       stages: inputs of each stage and then of the head (last norm, logits and
@@ -105,8 +105,8 @@ class PalmLoss:
       )
     x = models[0].last_norm(self._pass_on(x, head.mesh))
     logits = models[0].unembed(x)
-    # Compute the gradient of the logits in the dtype of the activations, by
-    # which the gradient is multiplied.
+    # Compute the gradient of the logits in the dtype of the activations,
+    # because that gradient is multiplied by activations.
     token_loss, log_z = cross_entropy(
       logits, head.batch["targets"], tf.as_dtype(config.activation_dtype)
     )

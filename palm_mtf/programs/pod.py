@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod computes in a step, before and after the exchange of gradients.
+"""Builds a pod's part of a step, before and after the gradient exchange.
 
 gradients   forward and backward pass of the pod's share of the batch
-sums        sums of losses and gradients: per microbatch, per step, of all pods
+sums        sums of losses and gradients: per microbatch, per step, over pods
 update      global clipping and Adafactor; the same on all pods
 
 Every microbatch of a step but the last adds its sums to float32 accumulators.
@@ -14,9 +14,9 @@ pass still computes the gradients of earlier layers. The client runs a pod's
 microbatches one after the other, because a while loop in the program would hold
 the batch of the whole step on the devices.
 
-In stages (a pipeline) all microbatches add to the accumulators, and exchange
-and update are a call that reads them, because the last microbatch is several
-calls (mesh/stages.py).
+With stages (a pipeline), all microbatches add to the accumulators. A separate
+call for exchange and update then reads the accumulators, because the last
+microbatch takes several calls (mesh/stages.py).
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ class Accumulate(mtf.Operation):
     """Makes the variable, which no checkpoint holds.
 
     Args:
-      name: name of the variable, which no other variable has.
+      name: name of the variable, unique in the graph.
       value: term to add, any float dtype.
       is_first: [], bool; if true, `value` replaces the sum.
     """
@@ -110,7 +110,7 @@ class Accumulate(mtf.Operation):
     )
     super().__init__([value], name=f"{name}/add")
     self._is_first = is_first
-    self.open_axes: list[int] = []  # over which parts of the sum are added
+    self.open_axes: list[int] = []  # of a pending all-reduce
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one in-place addition per slice."""
@@ -121,7 +121,7 @@ class Accumulate(mtf.Operation):
 
 
 class AccumulatedSum(mtf.Operation):
-  """Outputs the sum of `Accumulate`; without stages, plus the last value."""
+  """Outputs `Accumulate`'s sum; without stages, plus the last microbatch."""
 
   def __init__(self, accumulate: Accumulate, has_stages: bool):
     (value,) = accumulate.inputs
@@ -168,10 +168,10 @@ def accumulate_sums(
   """Accumulates the sums of a step's microbatches.
 
   Returns:
-    The sums over the step, and the operations to run on each microbatch. In
-    stages, the sums are for a call after the step's last microbatch. Without
-    stages, the sums are for the call of the last microbatch, and the operations
-    are for each earlier microbatch.
+    The sums over the step, and the operations that accumulate. With stages,
+    run the operations on each microbatch, and read the sums in a later call.
+    Without stages, run the operations on each microbatch except the last, and
+    read the sums in the call of the last microbatch.
   """
   terms = sums.losses.terms
   values = {f"{name}_sum": value for name, value in terms.items()}
@@ -179,7 +179,7 @@ def accumulate_sums(
   for variable, gradient in zip(variables, sums.gradients, strict=True):
     values[f"{variable.name}/gradient_sum"] = gradient
   is_first = {x.mesh: x.numbers["is_first"] for x in stages}
-  # The gradient of a whole batch keeps its dtype.
+  # With one microbatch nothing is added, so each value keeps its dtype.
   dtype = tf.float32 if num_microbatches > 1 else None
   accumulations = [
     Accumulate(name, x, is_first[x.mesh], dtype or x.dtype)
@@ -207,8 +207,8 @@ def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
   )
   exchanged = [[Exchange(x, y.mesh).outputs[0] for y in x] for x in numbers]
   for gradients in zip(*(x.gradients for x in pods), strict=True):
-    # Each device of a pod sends another part of the gradient. A pod also rounds
-    # its own gradient to `dtype`, so that all pods add the same numbers.
+    # Each device of a pod sends a different part of the gradient. A pod rounds
+    # its own gradient to `dtype` too, so that all pods add the same numbers.
     own = [OwnPart(x, dtype) for x in gradients]
     parts = [x.outputs[0] for x in own]
     exchanged.append([Exchange(parts, x.mesh, x).outputs[0] for x in own])
@@ -435,7 +435,7 @@ def build_update(
     sums: sums over all pods.
     rates: learning rate and 1 - beta2, [] float32 each.
     optimizer: settings.
-    meshes: meshes of the variables; the first computes what all need.
+    meshes: meshes of the variables; the first computes the scalars.
     num_layers: see `adafactor_updates`.
   """
   weight = divisor(sums.losses.weight)
@@ -444,8 +444,8 @@ def build_update(
   losses = {name: x / weight for name, x in sums.losses.terms.items()}
   losses["grad_norm"] = global_norm(squares) / weight
   is_finite = all_finite(list(losses.values()))
-  # Dividing the gradients would take a pass over large tensors. Instead the
-  # clipping factor, by which they are multiplied, is divided by the weight.
+  # Dividing the gradients would take a pass over large tensors. Instead divide
+  # the clipping factor, by which the gradients are multiplied, by the weight.
   clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
   scalars = [clip / weight, *rates, is_finite]
   operations = adafactor_updates(

@@ -31,7 +31,7 @@ from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 
 @dataclasses.dataclass(frozen=True)
 class StageProgram:
-  """What a stage of a pod, or its head, computes for a microbatch."""
+  """The operations of a pod's stage, or of its head, for a microbatch."""
 
   features: dict[str, tf.Tensor]  # placeholders of a microbatch's rows
   copies: list[dict[str, tf.Tensor]]  # of `features`, on other hosts
@@ -50,8 +50,8 @@ class PodProgram:
   # stages, the only item is the whole pod.
   stages: list[StageProgram]
   # Mean loss of a microbatch's rows, for PaLM in nats per token, [] float32.
-  # Fetching only `loss` runs only the forward pass (in stages, the head's). A
-  # mean over several fetches weights each loss by its `weight_sum`, [] float32.
+  # Fetching only `loss` runs only the forward pass (with stages, the head's).
+  # A mean over several fetches weights each loss by `weight_sum`, [] float32.
   loss: tf.Tensor
   weight_sum: tf.Tensor
   slices: dict[str, list[Slice]]  # by the variable's name in checkpoints
@@ -66,9 +66,9 @@ class PodProgram:
 class LoopProgram:
   """Several training steps of one pod of accelerators, in one call.
 
-  One call for several steps pays because starting a call takes as long as a
-  step of a small model. Feed TrainProgram.step with the number of steps done
-  before the call. A program of several pods has no loop, because the pods'
+  One call for several steps saves time, because starting a call takes as long
+  as a step of a small model. Feed TrainProgram.step with the number of steps
+  done before the call. A program of several pods has no loop, because the pods'
   hosts exchange gradients in each step.
   """
 
@@ -229,7 +229,7 @@ def build_program(
     }
     for x in built
   ]
-  # The lines above build Mesh TensorFlow operations, those below lower them.
+  # The code above built Mesh TensorFlow operations; the code below lowers them.
   lowering = _lower(built)
   losses = [lowering.call(x)[0] for x in mean_losses]
   stages = [_build_stages(pod, lowering) for pod in built]
@@ -273,8 +273,8 @@ def _lower(pods: Sequence[Gradients]) -> Lowering:
   for pod in pods:
     for i, stage in enumerate(pod.stages):
       first |= dict.fromkeys(stage.imports, _number_part(pod, i))
-    # The head is the first part with sums. It also adds sums of constants, such
-    # as the number of tokens.
+    # The head is the first part that accumulates. It also accumulates
+    # constants, which depend on no import, such as the number of tokens.
     first |= dict.fromkeys(pod.accumulations, _number_part(pod, i))
   return StagesLowering(
     placements, find_parts(stages[0].mesh.graph.operations, first)
@@ -282,7 +282,7 @@ def _lower(pods: Sequence[Gradients]) -> Lowering:
 
 
 def _number_part(pod: Gradients, index: int) -> int:
-  """Returns the number of a part of a pod's graph, which no other part has.
+  """Returns the number of a part of a pod's graph, unique over all pods.
 
   With S stages a pod has 2 S + 1 parts: forward passes of the stages, the head,
   and backward passes of the stages, the last stage first.
@@ -329,7 +329,7 @@ def _lower_step(
 ) -> dict[str, object]:
   """Lowers the last session.run of a step; returns fields of TrainProgram."""
   operations = [x for update in updates for x in update.operations]
-  # All pods compute the same numbers, so fetch only the first pod's.
+  # All pods compute the same numbers, so fetch them only from the first pod.
   update = updates[0]
   values, done = lowering.call(update.fetched, operations)
   stage = pod.stages[0]

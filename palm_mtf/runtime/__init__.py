@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs on virtual slices of devices, of this process or of servers."""
+"""Runs programs on virtual slices: devices of this process or of servers."""
 
 import importlib
 from typing import Any
@@ -15,7 +15,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-  # These modules need TensorFlow; most users of this package do not.
+  # Import lazily: these modules import TensorFlow, which few users need.
   if name not in _MODULES:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
   module = importlib.import_module(f"{__name__}.tracer.{_MODULES[name]}")

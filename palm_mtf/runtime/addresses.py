@@ -60,7 +60,7 @@ def check_free(setting: str, ip: str, port: int) -> None:
     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
       # The first bind fails if this host does not have the address. The second
-      # tries the port on all addresses, because TensorFlow listens on all.
+      # tries the port on all addresses, because TensorFlow listens on them all.
       trial.bind((ip, 0))
       with socket.socket() as wider:
         wider.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -101,7 +101,8 @@ def listening_address(given: str, allow_any_address: bool) -> tuple[str, int]:
   """Returns the IPv4 address and the port of `--listen`.
 
   Raises:
-    UserError: this host cannot listen there, or other hosts may not.
+    UserError: this host cannot listen there, the address is "0.0.0.0" without
+      `allow_any_address`, or a host name has a loopback address.
   """
   host, port = split_address("--listen", given)
   ip = resolve("--listen", host)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs: parts of a client's graph, each of which one call runs."""
+"""Programs: each is a part of a client's graph that one call runs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from palm_mtf.errors import UserError, did_you_mean
 VARIABLES = frozenset(["variables"])
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # by identity, as keys
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Program:
   """A part of a graph that a client runs in one call.
 
@@ -23,12 +23,13 @@ class Program:
   Attributes:
     inputs: placeholders that every call feeds, by name.
     outputs: what a call returns: a tensor, or a list or dict of outputs.
-    operations: operations that a call runs besides.
+    operations: further operations that a call runs.
     reads: names of state that the program reads.
     writes: names of state that the program changes.
     device_bytes: for each device that a call uses, by TensorFlow's name of the
       device, the bytes of the buffers that the call makes there. The client
-      frees them (`Client.free`). Empty for all devices of the client.
+      frees them (`Client.free`). If empty, a call uses all devices of the
+      client, and makes no buffers.
   """
 
   inputs: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The gang scheduler: says which programs may start now.
+"""The gang scheduler: decides which programs may start now.
 
 Tenants are clients, which submit programs. A program is a gang: it
 starts on all its devices at once. Programs that share devices start in the same
@@ -15,13 +15,14 @@ The policy orders the programs that wait:
     al. 1996) with several programs in flight (Jin et al. 2004).
 
 A program waits while an earlier program waits for one of its devices. But it
-overtakes an earlier program of another tenant that waits only for bytes. After
-MAX_OVERTAKES, its devices run empty until it fits, unless buffers hold the
-bytes that it lacks. A tenant's programs do not overtake each other: results of
-later ones could take the bytes that an earlier one needs to free its inputs.
+overtakes an earlier program of another tenant that waits only for bytes or for
+inputs. After MAX_OVERTAKES, no later program starts on the overtaken program's
+devices until it fits, unless buffers hold the bytes that it lacks. A tenant's
+programs do not overtake each other: results of later programs could take the
+bytes that an earlier program needs before it can free its inputs.
 
 A program starts only after the programs whose results it reads. Otherwise it
-could hold the place on a device for which these programs wait.
+could occupy a device on which those programs wait for room.
 """
 
 import bisect
@@ -32,7 +33,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from palm_mtf import errors
 
 POLICIES = ("fifo", "priority", "shares")
-MAX_IN_FLIGHT = 4  # on a device: more hide delays, fewer follow weights closely
+MAX_IN_FLIGHT = 4  # per device: more hide delays, fewer follow weights better
 MAX_OVERTAKES = 16  # a few times the programs in flight
 
 Bytes = Mapping[Hashable, int]  # {device: number of bytes}
@@ -40,7 +41,7 @@ Counts = Counter[Hashable]  # numbers by device
 Tags = dict[Hashable, float]  # seconds of virtual time by device
 
 
-@dataclasses.dataclass(eq=False)  # by identity, as keys
+@dataclasses.dataclass(eq=False)  # hashed by identity
 class Ticket:
   """A submitted program; `GangScheduler.submit` explains the first fields."""
 
@@ -52,15 +53,15 @@ class Ticket:
   now: float  # virtual time at the submission
   order: tuple[float, int]  # rank by the policy, then number of the submission
   state: str = "waiting"  # then "running", then "ended"
-  num_overtakes: int = 0  # by later programs, while others might overtake it
+  num_overtakes: int = 0  # later programs that have overtaken it
   num_freed: int = -1  # calls of `free` before the last `explain_wait`
 
 
 class GangScheduler:
   """Orders the programs of all tenants.
 
-  Call `start` after every other method, and enqueue programs as it orders them.
-  If clients enqueue their own programs, their messages may overtake each other;
+  Call `start` after every other method, and enqueue programs in its order. If
+  clients enqueue their own programs, their messages may overtake each other;
   then devices that run one program at a time need max_in_flight = 1.
 
   Attributes:
@@ -116,8 +117,9 @@ class GangScheduler:
       raise errors.UserError(f"devices {given}: give at least one of {known}.")
     rule = "its budget is {}: use more devices, or raise the budget"
     _check_bytes(num_bytes, self.budgets, rule)
-    # Virtual times of devices advance at different speeds. Join them: otherwise
-    # a gang would wait for long where virtual time is smallest.
+    # Virtual times of devices advance at different speeds. Set those of the
+    # gang's devices to their maximum; otherwise the gang would wait for long on
+    # the device whose virtual time is smallest.
     now = max(self._virtual_times[x] for x in num_bytes)
     self._virtual_times.update(dict.fromkeys(num_bytes, now))
     self._num_tickets += 1
@@ -130,7 +132,7 @@ class GangScheduler:
   def start(self) -> list[Ticket]:
     """Starts all programs that may start, and returns them in their order."""
     started: list[Ticket] = []
-    short: list[Ticket] = []  # programs that later ones may overtake
+    short: list[Ticket] = []  # that later programs may overtake
     # By tenant, the devices of its programs in `short`.
     short_on: dict[str, set[Hashable]] = defaultdict(set)
     blocked = set(self._full)  # devices on which later programs wait
@@ -193,7 +195,7 @@ class GangScheduler:
     self._tag(ticket.tenant)
 
   def explain_wait(self, ticket: Ticket) -> str:
-    """Returns why a program waits, if only buffers keep it from its start.
+    """Returns why a program waits, if buffers hold bytes that it needs.
 
     Returns "" for other programs, and also if bytes were freed since the last
     call for this program.
@@ -221,7 +223,7 @@ class GangScheduler:
     self.keep(tenant, {x: -given for x, given in num_bytes.items()})
 
   def remove(self, tenant: str) -> None:
-    """Ends a tenant's programs, also those that run, and frees its bytes."""
+    """Ends a tenant's programs, including running ones; frees its bytes."""
     for ticket in [*self._waiting, *self._running]:
       if ticket.tenant == tenant:
         self.finish(ticket)
@@ -246,14 +248,14 @@ class GangScheduler:
     self._waiting.sort(key=lambda x: x.order)
 
   def _lacks_bytes(self, ticket: Ticket, used: Counts) -> bool:
-    # `used` may exceed a budget, of which runs reserve a part at any time. A
-    # program that needs no bytes starts nevertheless.
+    # `used` may exceed a budget, because training runs may reserve bytes at any
+    # time. A program that needs no bytes starts even then.
     needs = ticket.num_bytes.items()
     return any(n > max(0, self.budgets[x] - used[x]) for x, n in needs)
 
   def _must_fit(self, ticket: Ticket) -> bool:
-    # No device runs empty for bytes that buffers hold: before the client of
-    # these buffers can free them, it may have to run a later program.
+    # Keep no device idle to wait for bytes that buffers hold: the client of
+    # these buffers may have to run a later program before it can free them.
     return (
       ticket.num_overtakes >= MAX_OVERTAKES
       and self._lacks_bytes(ticket, self._used)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a server tells its clients, and how clients call its functions.
+"""Information that servers publish to clients, and calls of functions.
 
 A server keeps its versions, devices and functions as JSON in a TensorFlow
 variable that sessions share.
@@ -33,7 +33,7 @@ class ServerInfo:
   # {name of a function: token with which sessions call the function}; see
   # runtime/processes.py.
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  has_native: bool = False  # whether the server has our operations in C++
+  has_native: bool = False  # whether it has palm_mtf's C++ operations
   # CPU instruction sets that decide which kernels run, from `kernel_flags`.
   cpu_flags: Sequence[str] = ()
   # Versions and settings on which the last bits of results depend, from
@@ -67,7 +67,7 @@ def read_info(address: str, secs: float) -> ServerInfo:
 def call_function(
   address: str, info: ServerInfo, function: Callable, text: str, secs: float
 ) -> str:
-  """Calls a host function that takes a text and returns one, in a server.
+  """Calls a host function, which takes and returns a text, in a server.
 
   Args:
     address: "host:port" of the server.
@@ -175,7 +175,7 @@ def _describe_changes(flags: Sequence[str], others: Sequence[str]) -> str:
 
 
 def publish_info(target: str, info: ServerInfo) -> None:
-  """Publishes the info of a server of this process, by TensorFlow's target."""
+  """Publishes the info of this process's server at a TensorFlow target."""
   text = json_text(dataclasses.asdict(info))
   with tf.Graph().as_default(), tf.Session(target) as session:
     value = tf.convert_to_tensor(text)

@@ -87,7 +87,7 @@ def write_samples(
 
 
 def has_samples(model_dir: str, step: int) -> bool:
-  """Returns whether samples.jsonl has continuations after `step` steps."""
+  """Returns whether samples.jsonl has continuations from step `step`."""
   lines = read_json_lines(ModelDir(model_dir).samples, number="step")
   return any(line["step"] == step for line in lines)
 
@@ -108,11 +108,12 @@ class TrainJob:
   # Checkpoint of another run, whose step, weights and optimizer state this run
   # starts from; None to start at step 0.
   initial_state: Checkpoint | None = None
-  rewinds: Sequence[Rewind] = ()  # all rewinds, if `checkpoint` lacks some
+  # All rewinds of the run; () if `checkpoint` holds all of them.
+  rewinds: Sequence[Rewind] = ()
 
   @property
   def start(self) -> Checkpoint | None:
-    """The checkpoint that the next loop continues; None to begin at step 0."""
+    """The checkpoint that the loop continues from; None to begin at step 0."""
     return self.checkpoint or self.initial_state
 
   @property
@@ -121,7 +122,7 @@ class TrainJob:
     return self.start.manifest.step if self.start else 0
 
   def record_kernels(self, kernels: Mapping[str, str]) -> "TrainJob":
-    """Returns the job with `kernels` in the manifest of further checkpoints.
+    """Returns the job with `kernels` in the manifest of later checkpoints.
 
     Logs a warning if other kernels computed the checkpoint to resume from.
     `kernels` are the versions and settings from `kernels_here`.
@@ -136,7 +137,7 @@ class TrainJob:
     return dataclasses.replace(self, manifest=manifest)
 
   def write_samples(self, checkpoint: Checkpoint) -> list[str]:
-    """Samples continuations of PROMPTS; writes them to files; returns them."""
+    """Adds continuations of PROMPTS to samples.jsonl, and returns them."""
     prompts = self.config.run.prompts
     texts = continue_prompts(checkpoint, self.config, self.vocabulary)
     write_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)
@@ -173,10 +174,10 @@ class Stopped(NamedTuple):
 
 
 class Moved(NamedTuple):
-  """The manager has other servers for the run, such as after a drain."""
+  """The manager offers the run other servers, for example after a drain."""
 
   checkpoint: Checkpoint | None  # of the step that has just ended
-  rewinds: Sequence[Rewind] = ()  # the checkpoint has all
+  rewinds: Sequence[Rewind] = ()  # () because the checkpoint holds all
 
 
 class Spike(NamedTuple):
@@ -305,7 +306,7 @@ def _warn_of_short_ramp(run: RunConfig) -> None:
 
 def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
   """Returns the checkpoint to resume from; None if MODEL_DIR has none."""
-  # If servers have the pods, compare only the sizes of the files here: the
+  # If the pods run on servers, compare only the sizes of the files now: the
   # servers compare the hashes when the training session restores the
   # checkpoint.
   read = read_whole if config.pods.pods == "in_process" else read_checkpoint
@@ -326,7 +327,7 @@ def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
 
 
 def _reserve_memory(config: Config) -> Config:
-  """Sets DEVICE_BYTES for a manager, and asks it for such devices.
+  """Sets DEVICE_BYTES; checks that the manager has devices with that memory.
 
   Raises:
     UserError: no island can hold the run's slices, or no manager answers.
@@ -336,7 +337,7 @@ def _reserve_memory(config: Config) -> Config:
     return config
   if pods.device_bytes is None:
     parts = memory_parts(config, config.run.batch_sizes.largest)
-    parts.pop("process", 0)  # whose memory a server has already
+    parts.pop("process", 0)  # memory that the server uses already
     pods = dataclasses.replace(pods, device_bytes=sum(parts.values()))
   check_slices(pods, config.mesh_layout)
   return dataclasses.replace(config, pods=pods)

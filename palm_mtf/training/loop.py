@@ -52,7 +52,7 @@ Event = Finished | Moved | Stopped | Spike
 
 
 class Records(NamedTuple):
-  """Objects that write and show a run's progress; a rewind makes new ones."""
+  """Objects that write and show a run's progress; a rewind recreates them."""
 
   metrics: MetricsWriter
   progress: TrainProgress
@@ -188,7 +188,7 @@ class TrainLoop:
       while self._step < self._config.run.train_steps and not stop.signal_name:
         with self._during("while a checkpoint was written"):
           self._writer.check()
-        # Moving from a step that is saved repeats no step.
+        # Move only from a saved step, so that no step is repeated.
         if self._step == self._writer.step and self._must_move():
           _logger.info(f"step {self._step}  moving to other servers")
           return Moved(self._wait_for_writer())
@@ -369,7 +369,7 @@ class TrainLoop:
     }
     with self._during(f"while its memory was read after step {self._step}"):
       metrics |= self._session.read_memory()
-    # If no step was timed since the last log line, a traced step has no rates.
+    # Omit the rates of a traced step if no step was timed since the last log.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)
       metrics |= {"tokens_per_sec": rate, "step_secs": step_secs}

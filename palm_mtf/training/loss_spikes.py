@@ -153,8 +153,8 @@ class SpikePolicy:
   ) -> tuple[Checkpoint | None, list[Rewind]]:
     """Finds a complete checkpoint to rewind to; removes no checkpoint.
 
-    `step` steps are done; `loss` is that of the last step. `read` raises an
-    error if a checkpoint is incomplete.
+    `step` is the number of steps done; `loss` is the loss of the last step.
+    `read` raises an error if a checkpoint is incomplete.
 
     Returns:
       The checkpoint to rewind to (None for the initial weights), and all
@@ -171,7 +171,7 @@ class SpikePolicy:
     in_order = old_enough[::-1] + folders[len(old_enough) :]
     back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}", read)
     to_step = back.manifest.step if back else 0
-    # If the checkpoint is older than `target`, the steps between the two read
+    # If the checkpoint is older than `target`, the steps up to `target` read
     # the same batches as before, so skip only later batches.
     first = self.skips.batch_read(max(target, to_step), sizes)
     new = Rewind(

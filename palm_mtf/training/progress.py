@@ -48,7 +48,7 @@ class Clock:
     self._is_first = False
 
   def take_mean(self) -> float:
-    """Returns mean seconds per step since the previous call; 0.0 if no step."""
+    """Returns mean seconds per step since the previous call; 0.0 if none."""
     mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
     self._secs = []
     return mean
@@ -74,7 +74,7 @@ class TrainProgress:
     self._train_steps = train_steps
     self._last_line = time.monotonic()
     # Step and time of the first `update`. The remaining time is estimated from
-    # there, because earlier time went mostly into compiling.
+    # the steps after it, because the time before it went mostly into compiling.
     self._first: tuple[int, float] | None = None
     self._has_predicted = False
     self._bar = progress.Progress(
@@ -135,8 +135,8 @@ class TrainProgress:
       )
 
 
-# WATCHDOG_SECS is multiplied by this for the first step, which compiles, for a
-# checkpoint and for a validation loss.
+# WATCHDOG_SECS is multiplied by this for slow work, such as the first step,
+# which compiles, a checkpoint, or a validation loss.
 _SLOW_FACTOR = 10
 _TICKS = 20  # per WATCHDOG_SECS
 _STDERR = 2
@@ -182,8 +182,8 @@ class Watchdog:
       start = time.monotonic()
       if self._end.wait(tick):
         return
-      # Count a much longer tick only in part: the process was suspended, by
-      # Ctrl-Z or because the machine slept.
+      # Count at most two ticks: a longer wait means that the process was
+      # suspended, by Ctrl-Z or because the machine slept.
       self._waited += min(time.monotonic() - start, 2 * tick)
       if self._waited > self._patience:
         self._end_process()

@@ -40,15 +40,15 @@ _logger = logging.getLogger(__name__)
 class TrainSession:
   """A run's variables on its devices, and the programs that change them.
 
-  The variables outlive the programs: a rewind restores them, and steps with
-  another batch size are another program.
+  The variables outlive the programs: a rewind restores the variables, and steps
+  with another batch size use another program.
 
   Attributes:
     during: `Heartbeat.during`, which wraps every call into the session.
     checks: checks that variables are finite, and equal on all pods.
     copier: copies the weights for a checkpoint.
     read_whole: reads a checkpoint; raises an error if a file is damaged.
-    read_memory: reads the memory of the servers (`memory_reader`).
+    read_memory: reads the memory use of the servers (`memory_reader`).
   """
 
   def __init__(
@@ -109,7 +109,7 @@ class TrainSession:
     if self._train_step and self._train_step.program.batch_size == batch_size:
       return self._train_step
     self._train_step = None
-    free_garbage()  # what TensorFlow holds to run the program of another size
+    free_garbage()  # TensorFlow's memory for the previous batch size
     if batch_size not in self._programs:
       self._programs[batch_size] = self._build_program(batch_size)
     self._train_step = TrainStep(self._client, self._programs[batch_size])
@@ -169,12 +169,12 @@ class TrainSession:
     """Finds the features of the batches, and whether servers can read them.
 
     Args:
-      job: gives the corpus, and the batch size of every step.
+      job: the run, which has the corpus and the batch size of every step.
 
     Returns:
-      ServerFeatures if servers can read the batches. Otherwise the names of the
-      features: there are no servers, a server lacks the client's tokens, or a
-      call runs several steps.
+      A ServerFeatures if servers can read the batches. They cannot if there are
+      no servers, a server lacks the client's tokens, or a call runs several
+      steps; then the names of the features.
     """
     corpus, sizes = job.corpus, job.config.run.batch_sizes
     names, servers = corpus.batches(sizes).features, self._cluster.servers

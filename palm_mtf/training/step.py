@@ -42,12 +42,13 @@ class TrainStep:
   def __init__(self, client: Client, program: TrainProgram):
     """Takes the client in whose graph `program` was built."""
     self._client, self.program = client, program
-    # {name of an input: (pod, feature)}, with an input for each server of a
-    # stage.
+    # {name of an input: (pod, feature)}. Each server of a stage has its own
+    # input per feature.
     self._rows: dict[str, tuple[int, str]] = {}
-    # For each stage and head of each pod, the program of each kind of pass.
+    # For each stage and head of each pod, {kind of pass: its program}.
     self._passes: list[dict[str, Program]] = []
-    # For each pod, the programs of a validation loss. The last returns it.
+    # For each pod, the programs that compute a validation loss. The last
+    # program returns the loss.
     self._evaluations: list[list[Program]] = []
     for i, pod in enumerate(program.pods):
       self._add_pod(i, pod)
@@ -59,7 +60,7 @@ class TrainStep:
     fed = self._find_inputs(
       {} if has_stages else {i: x.stages[0] for i, x in enumerate(program.pods)}
     )
-    # Stages wait for each other, so all of their calls have one turn.
+    # Stages wait for each other, so all their calls share one turn.
     self._turn = Program() if has_stages else None
     # Runs the exchange of gradients and the update.
     self._update = Program(
@@ -118,7 +119,7 @@ class TrainStep:
 
     Args:
       batch: arrays of the program's features; if servers read the batches, the
-        text that describes the batches.
+        text that describes all batches.
       step: number of steps done before.
       records: list to which the trace of each call is added; None to trace
         nothing.

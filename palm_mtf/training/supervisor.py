@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one training loop (loop.py) after another until the run ends.
 
-An event ends each loop, and decides what is made again for the next loop:
+An event ends each loop, and determines what the next loop makes again:
 
   Spike                    metrics, progress, checkpoint writer, watchdog
   Moved                    also the session and connections, to other servers
@@ -10,8 +10,8 @@ An event ends each loop, and decides what is made again for the next loop:
   DamagedCheckpointError   the same, from an older checkpoint
   Finished, Stopped        nothing: the run ends
 
-ON_POD_FAILURE says with which pods a run continues, from the newest checkpoint,
-after it lost a pod:
+After a run has lost a pod, it continues from the newest checkpoint with the
+pods that ON_POD_FAILURE selects:
 
   stop     none: the same command resumes the run later
   wait     the same pods, after the lost pod answers
@@ -66,12 +66,12 @@ _MAX_LOSSES = 3
 
 
 class PodRecovery:
-  """Lets a run continue after the loss of a pod, as ON_POD_FAILURE says."""
+  """Lets a run continue after it lost a pod, according to ON_POD_FAILURE."""
 
   def __init__(
     self, servers: PodServers, model: ModelConfig, batch_sizes: Sequence[int]
   ):
-    # Kept to check that model and batch sizes work with fewer pods.
+    # Model and batch sizes are kept to check that they work with fewer pods.
     self._servers, self._model, self._batch_sizes = servers, model, batch_sizes
     self._step, self._num_losses = -1, 0
     self._had_all_pods = False
@@ -143,8 +143,8 @@ class PodRecovery:
     while True:
       self._servers.restart(lost.pod)
       try:
-        # Ask every server once. A UserError that is no PodLostError says that a
-        # server cannot be used, and ends the run.
+        # Ask every server once. A UserError other than a PodLostError means
+        # that a server cannot be used, and ends the run.
         places, secs = self._servers.places(), pods.pod_timeout_secs
         Heartbeat(self._servers, places, secs).check_links()
         return
@@ -272,7 +272,7 @@ def _run_loop(
     session: scope of the TrainSession, which is opened if it is not open.
     records: scope of the open Records.
   """
-  free_garbage()  # of the previous loop
+  free_garbage()  # from the previous loop
   spikes = SpikePolicy(job.config.fault_tolerance, job.start, job.rewinds)
   records.value.watchdog.expect_slow()
   try:
@@ -305,8 +305,8 @@ def _continue_without_lost_pod(
 ) -> TrainJob:
   """Returns the job that continues from the newest checkpoint.
 
-  As ON_POD_FAILURE says, it runs on the remaining pods, or on all pods after
-  the lost pod has answered again.
+  Depending on ON_POD_FAILURE, the job runs on the remaining pods, or on all
+  pods once the lost pod has answered again.
   """
   # No write is in progress, because the writer has ended with the loop.
   newest = newest_whole(job.model_dir, read=read_checkpoint)

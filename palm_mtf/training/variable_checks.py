@@ -65,8 +65,8 @@ class VariableChecks:
       )
 
   def _find_first_non_finite(self, bad: NonFiniteStepError) -> str:
-    # Search in the order of computation. Parameters have their values from
-    # before the bad step, which has changed no variable.
+    # Search in the order of computation. Parameters still have their values
+    # from before the bad step, because that step has changed no variable.
     variables = self._find_non_finite_variables()
     for name in self._parameters:
       if name in variables:
@@ -117,8 +117,8 @@ class VariableChecks:
 
   @functools.cached_property
   def _fingerprints(self) -> Program:
-    """A program that returns, for each pod, the fingerprints, [variables]."""
-    # Built at the first check, so that the first step does not wait for this.
+    """A program that returns the fingerprints of each pod, [variables] each."""
+    # Build it at the first check, so that the first step does not wait for it.
     with self._client.graph.as_default():
       pods = [build_fingerprints(slices) for slices in self._pods]
     return Program(outputs=pods, reads=VARIABLES)
@@ -173,7 +173,8 @@ def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   #                 (bits of element i) * (2 i + 1) * (2 s + 1)   mod 2^64
   #
   # Integers have the same sum in any order. Odd factors have inverses mod 2^64,
-  # so the sum changes if an element changes, or if two elements are swapped.
+  # so the sum changes if an element changes. It also changes if two elements of
+  # a slice are swapped, because their factors differ.
   first, *_ = (part for parts in slices.values() for part in parts)
   with tf.device(first.near):
     return tf.concat(

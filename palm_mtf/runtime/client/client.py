@@ -36,7 +36,7 @@ class Call(Future):
   """A call of a program; its result is the program's outputs.
 
   Attributes:
-    begun: is done once the program runs, or will not run because of an error.
+    begun: future that is done once the program runs, or fails before it runs.
   """
 
   def __init__(self) -> None:
@@ -49,10 +49,10 @@ class Client:
 
   Attributes:
     graph: graph in which to build the client's programs.
-    building: lock of threads that add operations to the graph while others run
-      programs.
-    take_turn: asks for the turn of a program at once. Returns a context manager
-      for the call, which waits until the program may use its devices, and then
+    building: lock for threads that add operations to the graph while other
+      threads run programs.
+    take_turn: requests a program's turn to use its devices, without waiting.
+      Returns a context manager for the call, which waits for the turn, and then
       for futures (`TurnTaker.take`).
     free: takes {device: bytes} of buffers that the client no longer keeps.
   """
@@ -81,7 +81,7 @@ class Client:
 
   def close(self, secs: float = 10.0) -> None:
     """Closes the session; stops waiting for it after `secs` seconds."""
-    # If a server has ended, a session never closes.
+    # If a server has ended, `close` of a session never returns.
     closing = threading.Thread(target=self._session.close, daemon=True)
     closing.start()
     closing.join(secs)
@@ -98,16 +98,16 @@ class Client:
     Args:
       program: program that was built in `graph`.
       inputs: values of the program's inputs, by name.
-      after: the call waits for these, and fails with the error of one that
-        fails.
+      after: futures that the call waits for. If a future fails, the call fails
+        with the same error.
       more: arguments of `call` that are given by name.
 
     Raises:
       UserError: an input is missing, or the program has no such input.
     """
     run, future = self._prepare(program, *inputs, after=after, **more)
-    # Such a thread does not keep this process alive if it waits for a lost
-    # server. threading.Thread would wait here until the new thread runs.
+    # A low-level thread that waits for a lost server does not keep this process
+    # alive. threading.Thread would block this thread until the new thread runs.
     _thread.start_new_thread(run, ())
     return future
 
@@ -118,7 +118,7 @@ class Client:
       program: program that was built in `graph`.
       inputs: values of the program's inputs, by name.
       more: `options` and `run_metadata`, as in `tf.Session.run`; and
-        `has_turn`, true if the program takes no turn.
+        `has_turn`, true if the program need not wait for a turn.
 
     Raises:
       UserError: an input is missing, or the program has no such input.
@@ -134,13 +134,14 @@ class Client:
   ) -> list[list[Any]]:
     """Runs sequences of calls at the same time; returns their outputs.
 
-    At once raises an error of any call, because others may wait for that call.
+    If a call fails, raises its error at once, because other calls may wait for
+    that call.
 
     Args:
       sequences: for each sequence, the arguments of successive calls: program,
         inputs, and arguments of `call` that are given by name.
-      turn: program whose turn all calls share, because they wait for each
-        other; None if each call takes a turn.
+      turn: program whose turn all calls share, because the calls wait for each
+        other; None if each call takes its own turn.
     """
 
     def run(future: Future, calls: Iterable) -> None:
@@ -183,7 +184,7 @@ class Client:
       ]
       self._calls[future] = program
     take = _start_after if has_turn else self.take_turn
-    # Turns have the order of calls, unless programs share state.
+    # Turns follow the order of calls, unless a call first waits for state.
     turn = None if earlier else take(program, after, future.begun)
 
     def run() -> None:
@@ -205,7 +206,7 @@ class Client:
     return run, future
 
   def _make_callable(self, program: Program) -> Callable[..., Any]:
-    """Returns a function of the values of a program's inputs, in order."""
+    """Returns a function that takes a program's input values, in order."""
     placeholders, outputs = list(program.inputs.values()), program.outputs
     operations = list(program.operations)
     feed = [x.name for x in placeholders]
@@ -214,8 +215,8 @@ class Client:
 
     @functools.cache
     def make_fast() -> Callable[..., Any]:
-      # TensorFlow's callable takes half a millisecond less than session.run.
-      # And it does not add to the session what another thread is building.
+      # TensorFlow's callable takes half a millisecond less than session.run,
+      # and does not add operations that another thread is building.
       target = [x.name for x in operations]
       options = config_pb2.CallableOptions(
         feed=feed, fetch=fetch, target=target
@@ -244,7 +245,7 @@ def _start_after(
 
 
 def _convert(placeholder: tf.Tensor, value: object) -> np.ndarray:
-  """Converts a value as session.run does; ValueError if its shape is wrong."""
+  """Converts a value like session.run; raises ValueError for a wrong shape."""
   array = np.asarray(value, placeholder.dtype.as_numpy_dtype)
   if not placeholder.shape.is_compatible_with(array.shape):
     raise ValueError(f"{placeholder} is fed with shape {list(array.shape)}.")

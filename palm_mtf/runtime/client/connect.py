@@ -62,15 +62,15 @@ _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
 # Seconds to wait until the accelerators of a host have started.
 _START_SECS = 300.0
-_NUM_THREADS = 64  # that call servers at the same time
+_NUM_THREADS = 64  # threads that call servers at the same time
 
 
 @dataclasses.dataclass(frozen=True)
 class Membership:
-  """Joins servers, which free the client's memory when it leaves or is gone.
+  """Joins a client to servers; these free its memory when it leaves or is lost.
 
   Attributes:
-    client: what this client says of itself to its servers.
+    client: the data that this client sends to its servers.
     infos: info of each server, by its address.
   """
 
@@ -82,7 +82,7 @@ class Membership:
   _ended: ClassVar[dict[str, set[str]]] = collections.defaultdict(set)
 
   def join(self) -> None:
-    """Joins all servers that answer; the heartbeat reports the others."""
+    """Joins servers that answer; the heartbeat reports those that do not."""
     self._call_each(self._join)
 
   def leave(self, secs: float) -> None:
@@ -105,7 +105,8 @@ class Membership:
           ended.clear()
           return
         except NoAnswerError:
-          # A server whose threads all compute for other clients answers later.
+          # Retry if the server is only busy with other clients. If it is lost,
+          # read_incarnation raises NoAnswerError.
           read_incarnation(address, secs)
 
   def _leave(self, secs: float, address: str) -> None:
@@ -128,14 +129,14 @@ class Cluster:
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
   stream: Stream | None = None  # for turns; None without a manager
   membership: Membership | None = None  # if other clients use the servers too
-  # Frees what a client holds in this process besides its session.
+  # Frees memory that a client holds in this process besides its session.
   release: Callable[[], None] = lambda: None
 
   @contextlib.contextmanager
   def client(self, reserved: int = 0) -> Iterator[Client]:
     """Opens a client of the devices; closes it within a time limit.
 
-    `reserved` bytes of each device are not for buffers of a manager's clients.
+    With a manager, no client's buffers may use `reserved` bytes per device.
     """
     if self.membership:
       self.membership.join()
@@ -193,8 +194,8 @@ def connect(
   # Free the variables of a session when the session ends. Otherwise they would
   # stay in the memory of the servers.
   config.isolate_session_state = True
-  # If two clients had the same name, a server would take the second for a new
-  # start of the first, and delete the first client's session.
+  # If two clients had the same name, a server would take the second client for
+  # a restart of the first, and delete the first client's session.
   name = f"client_{secrets.token_hex(4)}"
   client_address = f"{ip}:{target.rpartition(':')[2]}"
   config.cluster_def.job.add(name=name).tasks[0] = client_address
@@ -227,7 +228,7 @@ def connect(
     cpus = CpuGpuDevices(client, devices, native_threads=threads)
     cluster = Cluster(cpus, config, target, names=names, stream=stream)
   membership = None
-  if pods.pods == "cluster":  # other clients may know the servers
+  if pods.pods == "cluster":  # other clients may use the servers too
     secs = pods.pod_timeout_secs
     registration = Registration(
       name=name,
@@ -253,7 +254,7 @@ def accelerators_here(mesh: MeshLayout, num_pods: int) -> Cluster:
     client, [[Process(client)]] * num_pods, [0] * mesh.num_devices
   )
   config = session_config(1, num_pods)
-  config.device_count["GPU"] = 0  # they are JAX's
+  config.device_count["GPU"] = 0  # JAX uses the GPUs
   release = functools.partial(free_memory, devices.name)
   return Cluster(devices, config, release=release)
 
@@ -351,12 +352,12 @@ def memory_reader(
 def open_pod(
   mesh: MeshLayout, pods: PodsConfig
 ) -> Iterator[tuple[Client, Devices]]:
-  """Opens a client; yields it and the pod's devices.
+  """Opens a client; yields the client and the pod's devices.
 
   Args:
     mesh: axes of the pod.
-    pods: settings of the run's pods. If servers are named in ISLANDS, the pod
-      is the first of ISLANDS; otherwise this process has the accelerators.
+    pods: settings of the run's pods. If ISLANDS names servers, the pod is the
+      first pod of ISLANDS; otherwise this process has the accelerators.
 
   Raises:
     UserError: accelerators or servers are missing, or a server is lost while

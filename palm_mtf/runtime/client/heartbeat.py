@@ -42,11 +42,11 @@ from palm_mtf.runtime.server_info import (
 _logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
-_NUM_THREADS = 64  # that call servers at the same time
+_NUM_THREADS = 64  # threads that call servers at the same time
 # Fractions of POD_TIMEOUT_SECS: the pause between two probes of a server, the
 # timeout for asking the server which of its links are silent, and the timeout
-# of a probe. Two probes have to fail before a server counts as lost, because
-# one may fail only because this process was suspended.
+# of a probe. Two probes have to fail before a server counts as lost, because a
+# single probe also fails if this process was suspended.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
 _SHUT_DOWN_SECS = 1.0  # between two shutdowns of a lost server's connections
 _CONNECT_SECS = 0.5  # between checks for lost servers during `connect`
@@ -55,7 +55,7 @@ _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
 class PodLostError(UserError):
-  """A pod is lost; the message names its server and the phase of the run."""
+  """A pod is lost; the message names the server and the phase of the run."""
 
   def __init__(self, pod: int, message: str, is_missing: bool = False):
     super().__init__(message)
@@ -148,7 +148,7 @@ class Heartbeat:
         thread.join(_SHUT_DOWN_SECS)
 
   def check_links(self) -> None:
-    """Checks all links once; raises PodLostError if a link is silent."""
+    """Checks the links between servers once; PodLostError if one is silent."""
     for address, pod in self._pods.items():
       self._probe_links(address)
       if how := self._lost.get(address):
@@ -156,8 +156,8 @@ class Heartbeat:
 
   def connect(self, client: Client) -> None:
     """Connects a client to all servers; raises OpError if a server is lost."""
-    # A session never stops trying to connect. Therefore it connects in a new
-    # thread, and the calling thread stops waiting once the heartbeat finds a
+    # A session never stops trying to connect. Therefore connect it in a new
+    # thread; the calling thread stops waiting once the heartbeat finds a
     # lost server.
     with client.graph.as_default():
       nothing = Program(operations=[tf.no_op()])
@@ -172,8 +172,8 @@ class Heartbeat:
   def during(self, phase: str) -> Iterator[None]:
     """Raises PodLostError if the body fails because a pod is lost.
 
-    Raises UserError if it fails because accelerators cannot run a program. The
-    message names `phase`, such as "in step 8".
+    Raises UserError if the body fails because accelerators cannot run a
+    program. The message names `phase`, such as "in step 8".
     """
     try:
       yield
@@ -234,8 +234,8 @@ class Heartbeat:
       self._probe(address)
       self._probe_links(address)
       # A call that waits for a lost server fails when its connection is shut
-      # down. Repeat this, because the kernel accepts new connections even for a
-      # suspended server.
+      # down. Repeat the shutdown, because the kernel accepts new connections
+      # even for a suspended server.
       while address in self._lost:
         shut_down_connections(address)
         if self._end.wait(_SHUT_DOWN_SECS):
@@ -310,7 +310,7 @@ def _choose_peers(pods: Mapping[str, int]) -> dict[str, list[str]]:
   """
   # Links between pods come first, because a step uses the links between servers
   # with the same number in their pods. In a ring in this order, each server
-  # probes both of its neighbors and the next server but one.
+  # probes both of its neighbors and the server after the next one.
   numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
   order = {x: (next(numbers[pod]), pod) for x, pod in pods.items()}
   ring = sorted(pods, key=order.__getitem__)

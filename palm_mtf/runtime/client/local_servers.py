@@ -71,7 +71,7 @@ class PodServers:
   There are such processes only if PODS = "local_servers".
 
   Attributes:
-    managed: slices that a manager gives; None without a manager.
+    managed: slices that a manager allocates; None without a manager.
   """
 
   def __init__(
@@ -112,7 +112,7 @@ class PodServers:
     return self._pods
 
   def restart(self, pod: int) -> None:
-    """Replaces a pod's servers by new processes or others of the manager."""
+    """Restarts a pod's servers, or makes the manager choose other servers."""
     if self.managed:
       self.managed.avoid(pod)
     for i, server in enumerate(self._servers):
@@ -149,7 +149,7 @@ class PodServers:
     return self.managed.stream if self.managed else None
 
   def must_move(self) -> bool:
-    """Returns whether `places` would now be others, as after a drain."""
+    """Returns whether `places` would now change, for example after a drain."""
     return bool(self.managed) and self.managed.must_move()
 
   def name(self, address: str) -> str:

@@ -50,7 +50,7 @@ def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
 
 
 def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
-  """Returns the devices of each pod, in order, with hosts as ISLANDS has.
+  """Returns the devices of each pod, in order, with host names from ISLANDS.
 
   Raises:
     UserError: ISLANDS does not fit NUM_PODS or `mesh`, or names a device twice.
@@ -151,8 +151,8 @@ def resolve_places(
     UserError: a name has no address, or an address that other hosts cannot
       reach.
   """
-  # The client sends every server IP addresses, not names, because /etc/hosts of
-  # one host may give a name a loopback address, and that of another may not.
+  # The client sends servers IP addresses, not names, because a name may have a
+  # loopback address in /etc/hosts of one host, and another address elsewhere.
   ips = {}
   for address in {place.address for places in pods for place in places}:
     host, _, port = address.rpartition(":")
@@ -178,14 +178,14 @@ def resolve_places(
 
 
 class ManagedPlaces:
-  """Slices of this process, which has them until `close`.
+  """Slices that a manager allocates to this process until `close`.
 
   Attributes:
-    stream: call of the manager's stream of turns.
+    stream: function that opens the manager's stream of turns.
   """
 
   def __init__(self, pods: PodsConfig):
-    """Opens a client of the manager; raises UserError if its key is wrong."""
+    """Opens a client of the manager; for errors see `ManagerClient`."""
     self._pods = pods
     self._client = ManagerClient("MANAGER", pods.manager, pods.manager_tls)
     host, number = socket.gethostname(), secrets.token_hex(2)
@@ -199,11 +199,11 @@ class ManagedPlaces:
     self._client.close()
 
   def bind(self, shapes: Sequence[str], stages: int = 1) -> list[list[Place]]:
-    """Returns each pod's devices; asks for other servers than the lost ones.
+    """Returns each pod's devices; asks the manager to avoid lost servers.
 
     Args:
       shapes: shape of each slice, such as "2x4".
-      stages: number of consecutive slices that are a pod.
+      stages: number of consecutive slices that form a pod.
 
     Raises:
       UserError: no island can hold a slice, or no manager answers.

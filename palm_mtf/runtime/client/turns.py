@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a client takes turns: it asks a scheduler before each program.
+"""Turns of a client, which asks a scheduler before it runs a program.
 
-runtime/manager/turns.py has the messages. While no manager answers, programs
-run without turns: the client keeps its devices, but neither shares nor budgets
-hold.
+runtime/manager/turns.py defines the messages. While no manager answers,
+programs run without turns: the client keeps its devices, but time shares and
+memory budgets are not enforced.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 _MAX_IN_FLIGHT = 16  # programs on a device, without a manager
 _RETRY_SECS = 1.0  # between attempts to reach a manager
 # Seconds between checks. A program fails at a check if buffers hold bytes that
-# it needs, and no client has freed bytes since the check before.
+# it needs, and no client has freed bytes since the previous check.
 _FULL_SECS = 60.0
 
 
@@ -46,11 +46,11 @@ class TurnTaker:
   """Takes a turn for each program of a client."""
 
   def __init__(self, devices: Mapping[str, str]):
-    """Takes {TensorFlow's name of a device: the scheduler's name of it}."""
+    """Takes {TensorFlow's name of a device: the scheduler's name}."""
     self._devices, self._numbers = devices, itertools.count()
     self._lock = threading.Lock()
-    self._turns: dict[int, _Turn] = {}  # that have not been given
-    # Number of the turn of the program whose `begun` a future is.
+    self._turns: dict[int, _Turn] = {}  # turns not yet given
+    # {the future `begun` of a program: number of the program's turn}
     self._numbers_of: weakref.WeakKeyDictionary[Future, int] = (
       weakref.WeakKeyDictionary()
     )
@@ -126,10 +126,10 @@ class TurnTaker:
 
 
 class OwnTurns(TurnTaker):
-  """Turns on devices that no manager shares out."""
+  """Turns on devices that are not allocated by a manager."""
 
   def __init__(self, budgets: Mapping[str, int]):
-    """Takes {TensorFlow's name of a device: bytes that buffers may have}."""
+    """Takes {TensorFlow's name of a device: bytes that buffers may use}."""
     super().__init__({x: x for x in budgets})
     scheduler = GangScheduler("fifo", budgets, _MAX_IN_FLIGHT)
     self._client = Turns(scheduler, dict).add_client(
@@ -137,7 +137,7 @@ class OwnTurns(TurnTaker):
     )
 
   def _send(self, message: Message) -> None:
-    if "run" not in message:  # nobody shares the devices by time
+    if "run" not in message:  # run times matter only for shares
       self._client([message])
 
 
@@ -150,9 +150,9 @@ class ManagedTurns(TurnTaker):
     """Opens the stream.
 
     Args:
-      stream: call of the manager's stream of turns.
-      devices: {TensorFlow's name of a device: the manager's name of it}.
-      reserved: bytes of each device that buffers of no client may use.
+      stream: function that opens the manager's stream of turns.
+      devices: {TensorFlow's name of a device: the manager's name}.
+      reserved: bytes per device that no client's buffers may use.
     """
     super().__init__(devices)
     self._stream = stream
@@ -164,12 +164,12 @@ class ManagedTurns(TurnTaker):
     threading.Thread(target=self._read, daemon=True).start()
 
   def close(self) -> None:
-    """Ends the stream; programs that wait run without turns."""
+    """Ends the stream; waiting programs run without turns."""
     self._ended.set()
     self._end_turns()
 
   def _send(self, message: Message) -> None:
-    """Sends a message; if no manager answers, programs that wait run."""
+    """Sends a message; if no manager answers, lets waiting programs run."""
     with self._lock:
       self._kept.update(message.get("kept", {}))
       self._kept.subtract(message.get("free", {}))
@@ -186,7 +186,7 @@ class ManagedTurns(TurnTaker):
       self._answers = self._stream(join_messages(self._requests))
 
   def _end_turns(self) -> None:
-    """Ends the stream, and lets all programs that wait run."""
+    """Ends the stream, and lets all waiting programs run."""
     with self._lock:
       if self._requests:
         self._requests.put(None)
@@ -200,7 +200,7 @@ class ManagedTurns(TurnTaker):
 
   def _read(self) -> None:
     """Reads the manager's answers, until the taker is closed."""
-    is_told = False  # that no manager answers
+    is_told = False  # whether it is logged that no manager answers
     while True:
       try:
         for answers in self._answers:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How commands, servers and owners of slices talk to the manager."""
+"""The manager's client, for commands, servers and owners of slices."""
 
 import contextlib
 import dataclasses
@@ -25,14 +25,15 @@ SERVICE, TURNS = "palm_mtf.Manager", "turns"
 # A manager refuses requests of another protocol. Raise the number whenever a
 # method of `Manager` or a dataclass of slices.py changes.
 PROTOCOL = 3
-# A proxy of the environment must not get requests to the manager.
+# Requests to the manager must not go through a proxy (http_proxy).
 CHANNEL_OPTIONS = (
   ("grpc.enable_http_proxy", 0),
   ("grpc.max_reconnect_backoff_ms", 1000),
   ("grpc.max_receive_message_length", 2**26),
 )
 _SECS = 10.0  # timeout of a request
-# The name in the certificate. It proves nothing: the certificate itself does.
+# The name in every certificate. Not the name but the certificate proves who the
+# manager is.
 _TLS_NAME = (("grpc.ssl_target_name_override", "pods"),)
 
 
@@ -79,13 +80,13 @@ class ManagerClient:
     self.close()
 
   def close(self) -> None:
-    """Ends all beats, and releases all slices that were allocated."""
+    """Stops all heartbeats, and releases all slices that were allocated."""
     self._ended.set()
     for thread in self._threads:
       thread.join()
     while self._places:
       owner, _ = self._places.popitem()
-      # If no manager answers, it will notice that the owner is silent.
+      # If no manager answers now, it will later find that the owner is silent.
       with contextlib.suppress(UserError):
         self.call("release", owner=owner)
     self._channel.close()
@@ -109,7 +110,7 @@ class ManagerClient:
     except NoManagerError:
       if owner not in self._places:
         raise
-      # A manager that is restarted still has the slices.
+      # A manager that is being restarted keeps the slices, on disk.
       return self._places[owner]
     places = [[(x, i) for x, i in each] for each in found]
     if not is_trial:
@@ -119,7 +120,7 @@ class ManagerClient:
     return places
 
   def send_beats(self, name: str, take_unknown: Callable[[], None]) -> None:
-    """Starts a thread that says that a server or an owner lives.
+    """Starts a thread that sends heartbeats of a server or an owner.
 
     Args:
       name: address of the server, or name of the owner.
@@ -145,7 +146,7 @@ class ManagerClient:
     self._threads[-1].start()
 
   def open_turns(self, owner: str, weight: float) -> Stream:
-    """Returns the call of a stream of turns (runtime/manager/turns.py).
+    """Returns a function that opens a stream of turns (manager/turns.py).
 
     The manager's messages end with a NoManagerError if the manager ends.
     `weight` is the owner's share or priority, as the manager's policy says.
@@ -201,13 +202,13 @@ def _warn_of_release(owner: str) -> None:
 
 
 def read_tls(prefix: str) -> tuple[bytes, bytes]:
-  """Reads PREFIX.key and PREFIX.pem, its certificate, signed by itself.
+  """Reads PREFIX.key and its self-signed certificate, PREFIX.pem.
 
-  The manager and its clients have the same two files, and refuse whoever does
+  The manager and its clients have the same two files, and refuse peers that do
   not have them.
 
   Raises:
-    UserError: the files are no such pair.
+    UserError: the files are not a key and its certificate.
   """
   key, certificate = f"{prefix}.key", f"{prefix}.pem"
   try:

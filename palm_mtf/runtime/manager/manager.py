@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The manager: joins what is wanted with what is alive.
+"""The manager: binds the slices of owners to servers that are alive.
 
-Wanted are servers, drains and slices: they are on disk (`Store`). Alive are
-servers and owners that were heard lately: that is in memory, because a manager
-that is restarted hears them again.
+Servers, drains and slices are on disk (`Store`). Which servers and owners are
+alive is only in memory, because a restarted manager soon receives their
+heartbeats again.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Store:
     """Reads the file, or makes it.
 
     Raises:
-      UserError: another manager uses the file, or it is no such file.
+      UserError: another manager uses the file, or its format differs.
     """
     self._path = path
     with self._explain_errors():
@@ -109,16 +109,16 @@ class Store:
       raise UserError(f"--state = {self._path!r}: {why}.") from None
 
 
-# Everyone sends a beat per second. If servers are many, they send beats less
-# often, so that the manager gets at most so many per second.
+# Servers and owners send one beat (heartbeat) per second. If there are many
+# servers, all wait longer, so that servers send at most this many per second.
 _MAX_BEATS_PER_SEC = 500.0
-_LOST_BEATS = 6  # a server is lost after the time of so many beats
-_OWNER_SECS = 30.0  # an owner that is silent for so long loses its slices
-_FORGET_SECS = 600.0  # a server that is silent for so long is removed
+_LOST_BEATS = 6  # a server that misses this many beats is lost
+_OWNER_SECS = 30.0  # an owner that is silent for longer loses its slices
+_FORGET_SECS = 600.0  # a server that is silent for longer is removed
 
 
 class Manager:
-  """Answers requests, whose arguments and results are values of JSON."""
+  """Answers requests, whose arguments and results are JSON values."""
 
   def __init__(
     self,
@@ -129,7 +129,7 @@ class Manager:
     """Continues with the servers and allocations of `store`.
 
     `count_devices` returns how many devices the TensorFlow server at an address
-    has, and raises UserError if it does not answer. `clock` returns seconds.
+    has, and raises UserError if no server answers. `clock` returns seconds.
     """
     self._store, self._count_devices = store, count_devices
     self._clock, self._lock = clock, threading.RLock()
@@ -139,7 +139,7 @@ class Manager:
     """Adds or replaces a server, given its fields.
 
     Raises:
-      UserError: TensorFlow has fewer devices there, or does not answer.
+      UserError: the TensorFlow server has fewer devices, or does not answer.
     """
     new = Server(**server)
     found = self._count_devices(new.address)
@@ -157,7 +157,7 @@ class Manager:
     _logger.info(f"{new.address} has joined island {new.island}")
 
   def beat(self, name: str) -> dict[str, Any]:
-    """Notes that a server, by its address, or an owner lives."""
+    """Notes that a server (by its address) or an owner is alive."""
     with self._lock:
       is_known = name in self._store.servers or name in self._store.allocations
       if is_known:
@@ -181,14 +181,14 @@ class Manager:
     """Binds an owner's slices, and returns their devices.
 
     A slice stays where it is if its servers are alive, not drained and not
-    avoided. Otherwise it moves if there is room. If there is none, no slice
+    avoided. Otherwise it moves if there is room. If there is no room, no slice
     moves, because a lost server may come back.
 
     Args:
       owner: name of the owner.
       wish: fields of a `Wish`.
       avoid: addresses of servers that the owner has lost.
-      is_trial: whether to change nothing.
+      is_trial: if true, nothing changes.
 
     Raises:
       UserError: no island can hold a slice.
@@ -241,7 +241,7 @@ class Manager:
       self._store.put("servers", address, server)
 
   def list_all(self) -> list[dict[str, Any]]:
-    """Returns an object per server, and then an object per owner."""
+    """Returns one JSON object per server, then one per owner."""
     with self._lock:
       self._reconcile()
       owners: dict[str, set[str]] = {}  # of each server
@@ -267,7 +267,7 @@ class Manager:
       }
 
   def _reconcile(self) -> None:
-    """Releases slices of silent owners; removes servers that are long lost."""
+    """Releases slices of silent owners; removes servers lost long ago."""
     for owner in [*self._store.allocations]:
       if self._silent_secs(owner) > _OWNER_SECS:
         self.release(owner)

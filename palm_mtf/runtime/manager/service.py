@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The manager as a gRPC server, and its question to TensorFlow's servers."""
+"""The manager as a gRPC server, and its queries to TensorFlow servers."""
 
 import concurrent.futures
 import contextlib
@@ -36,9 +36,9 @@ _METHODS = (
 _NUM_THREADS = 64
 _STOP_SECS = 2.0  # for requests in progress
 _COUNT_SECS = 10.0  # timeout for asking a TensorFlow server for its devices
-# Of TensorFlow's own protocol (worker.proto, device_attributes.proto).
+# From TensorFlow's own protocol (worker.proto, device_attributes.proto).
 _GET_STATUS = "/tensorflow.WorkerService/GetStatus"
-_DEVICE_ATTRIBUTES, _DEVICE_TYPE = 1, 2  # numbers of fields
+_DEVICE_ATTRIBUTES, _DEVICE_TYPE = 1, 2  # field numbers
 
 
 @contextlib.contextmanager
@@ -81,7 +81,7 @@ def serve(
     server.add_generic_rpc_handlers(
       [grpc.method_handlers_generic_handler(SERVICE, handlers)]
     )
-    healthy = health.HealthServicer()  # which serves "" from the beginning
+    healthy = health.HealthServicer()  # reports "" as serving
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     port = _listen(server, ip, port, tls)
@@ -132,7 +132,7 @@ def _serve_turns(
 
 
 def _check_versions(context: grpc.ServicerContext) -> dict[str, str]:
-  """Ends a call of another protocol; returns what the client says of itself."""
+  """Ends a call with another protocol; returns the client's metadata."""
   about = dict(context.invocation_metadata())
   if about.get("protocol") != str(PROTOCOL):
     context.abort(

@@ -35,9 +35,9 @@ class Server:
     island: name that servers with a fast network between them share.
     num_devices: number of its devices.
     device_bytes: memory in bytes of each device.
-    kind: its versions, threads and CPU. Servers that differ here may compute
-      other bits, so the servers of an owner are of one kind.
-    is_drained: whether new slices avoid it.
+    kind: its versions, threads and CPU. Servers of different kinds may compute
+      different bits, so all servers of an owner have the same kind.
+    is_drained: whether new slices avoid the server.
   """
 
   address: str
@@ -60,8 +60,8 @@ class Wish:
     slices: shape of each slice, such as "2x4".
     device_bytes: memory in bytes that each device needs.
     islands: "auto", on any islands; "same", all slices on one island; or
-      "apart", each slice on another island.
-    kind: versions that the servers must have; a part of `Server.kind`.
+      "apart", each slice on a different island.
+    kind: versions that the servers must have; a subset of `Server.kind`.
   """
 
   slices: Sequence[str]
@@ -110,13 +110,13 @@ def bind(
 
   Args:
     wish: slices that an owner wants.
-    servers: servers that may be used, those of `kept` among them.
+    servers: servers that may be used, including those in `kept`.
     others: allocations of other owners.
     kept: devices of slices that do not move, by the slice's index.
 
   Raises:
-    UserError: no island can hold a slice. The message has the largest that
-      fits.
+    UserError: no island can hold a slice. The message names the largest
+      slices that fit.
   """
   loads: collections.Counter[Place] = collections.Counter()
   used: collections.Counter[Place] = collections.Counter()  # bytes
@@ -124,8 +124,8 @@ def bind(
     for place in itertools.chain(*other.places):
       loads[place] += 1
       used[place] += other.wish.device_bytes
-  # {kind, and perhaps island: {island: devices}}: one of these groups has to
-  # hold all slices.
+  # {kind, and for "same" the island: {island: devices}}. One of these groups
+  # has to hold all slices.
   groups: dict[object, dict[str, _Devices]] = {}
   for server in sorted(servers, key=lambda x: x.address):
     if wish.kind.items() <= server.kind.items():
@@ -193,7 +193,7 @@ def _divide(shape: str) -> list[str]:
 def _bind_group(
   wish: Wish, kept: Mapping[int, list[Place]], group: Mapping[str, _Devices]
 ) -> Places | None:
-  """Returns devices of all slices, from islands; None if they have too few."""
+  """Returns devices for all slices, or None if the group has too few."""
   left = {island: dict(devices) for island, devices in group.items()}
   sizes = [_size(x) for x in wish.slices]
   bound = dict(kept)
@@ -220,7 +220,7 @@ def _choose(
 ) -> tuple[int, float, list[Place]] | None:
   """Returns an island's best devices for a slice; None if it has too few.
 
-  Before the devices stand their highest load, and the island's mean load.
+  The result is (the devices' highest load, the island's mean load, devices).
   """
   loads = sorted(load for each in devices.values() for load, _ in each)
   if len(loads) < size:
@@ -231,7 +231,7 @@ def _choose(
   places: list[Place] = []
   while missing := size - len(places):
     # Use few servers: the largest first. If the rest fits on one server, use
-    # the least busy one, then the smallest.
+    # the least busy such server; of equally busy servers, use the smallest.
     fits = [x for x in offers if len(offers[x]) >= missing]
     address = min(
       fits or offers,

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns: the manager tells each client when a program may use its devices.
 
-A client opens a stream and submits programs. The manager answers when each of
-them may start; the client says when it has ended. Each text is a JSON list of
-messages, which are objects:
+A client opens a stream and submits programs. The manager tells the client when
+each program may start; the client reports when the program has ended. Each text
+in the stream is a JSON list of messages, which are objects:
 
   client   {"keep": {device: bytes}} of the buffers that the client has already
            {"submit": number, "program": id, "num_bytes": {device: bytes},
-            "after": numbers of programs that must start before}; runs with one
-            id are estimated from each other
+            "after": numbers of programs that must start before}; earlier runs
+            with the same id give the estimated time
            {"check": number}, to refuse the program if buffers block it and no
-            bytes were freed since the check before
+            bytes were freed since the previous check
            {"run": number}, once its inputs exist
            {"finish": number, "kept": {device: bytes}}
            {"free": {device: bytes}}
@@ -49,9 +49,9 @@ Message = Mapping[str, Any]
 Answer = Callable[[Message], None]
 
 _FIRST_SECS = 0.01  # estimate for a program that has not run yet
-# The estimate is the median of so many last runs, so that one slow run does not
-# delay the next programs. When a program ends, its device time replaces the
-# estimate.
+# The estimate is the median of the last runs, at most this many, so that a slow
+# run does not delay the next programs. When a program ends, its device time
+# replaces the estimate.
 _NUM_RUNS = 9
 
 
@@ -66,7 +66,7 @@ class Turns:
     """Takes a function that returns the bytes of each device, by its name."""
     self._scheduler, self._list_devices = scheduler, list_devices
     self._lock = threading.Lock()
-    # The number that the client gave to each program, and who gets the answer.
+    # {program: (number that the client gave it, function for the answer)}
     self._tickets: dict[Ticket, tuple[int, Answer]] = {}
     self._device_time = DeviceTime()
     # Device times of the last runs, by tenant and program. The first run does
@@ -112,7 +112,7 @@ class Turns:
     self, tenant: str, weight: float, answer: Answer
   ) -> Callable[[Iterable[Message]], None]:
     """Returns a function that takes messages of a client."""
-    # Each program that has not ended, and which program it is, by its number.
+    # {number: (ticket, program id)} of the programs that have not ended.
     live: dict[int, tuple[Ticket, int]] = {}
     runs = self._secs[tenant]
 
@@ -186,17 +186,17 @@ class DeviceTime:
   """Measures the device time of programs.
 
   If n programs run on a device at the same time, each of them gets 1/n of that
-  time. A program's device time is that of the device that gave it the most.
+  time. A program's device time is the largest of the times on its devices.
   """
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
     self._clock = clock
-    # By device: number of programs that run; seconds that a program would have
-    # got that has run all the time; and the time of the last change.
+    # By device: number of running programs; seconds that a program that ran all
+    # the time would have got; and the time of the last change.
     self._num_running: Counter[Hashable] = Counter()
     self._given: dict[Hashable, float] = defaultdict(float)
     self._until: dict[Hashable, float] = {}
-    # By program, the seconds that its devices had given when it began.
+    # By program, the values of `_given` for its devices when it began.
     self._begun: dict[Ticket, dict[Hashable, float]] = {}
 
   def begin(self, ticket: Ticket) -> None:
@@ -228,7 +228,7 @@ def join_messages(
   messages: queue.SimpleQueue[Message | None],
 ) -> Iterator[bytes]:
   """Yields JSON lists of the messages that wait in a queue, until None."""
-  # Each list costs time in several threads of the sender and the receiver.
+  # Each list costs time in several threads on both sides, so send few lists.
   group: list[Message | None] = [{}]
   while group[-1] is not None:
     group = [messages.get()]

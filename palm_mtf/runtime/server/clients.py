@@ -8,7 +8,7 @@ left or no longer answers, so that other clients can use the memory.
 
 A client may reach two servers that do not reach each other. Then a training
 step never ends. Therefore the heartbeat of a client asks each server which of
-some other servers do not answer that server.
+its peers (some of the other servers) do not answer it.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ class Registration:
 
 
 def at_leave(function: _Function) -> _Function:
-  """Registers a function that frees what a client of a name holds here."""
+  """Registers a function that takes a client's name and frees its memory."""
   _leaving.append(function)
   return function
 
@@ -104,7 +104,7 @@ def leave_server(name: bytes) -> bytes:
 
 @host_function
 def find_silent_peers(text: bytes) -> bytes:
-  """Returns which servers do not answer this one, a list as JSON.
+  """Returns a JSON list of the peers that do not answer this server.
 
   This server probes `peers` from the first call on until some time after the
   last call.
@@ -143,7 +143,7 @@ class _Probe(threading.Thread):
     Args:
       address: "host:port" of the server.
       secs: time after which the server is silent.
-      client: the client whose server this is, if it is the server of one.
+      client: the client that runs the server; None if a pod's server.
     """
     super().__init__(daemon=True)
     self.until, self.is_silent = math.inf, False
@@ -209,7 +209,7 @@ def free_memory(name: str) -> None:
 def _delete_sessions(name: str, target: str) -> None:
   """Deletes the sessions that a client has opened on a server."""
   # TensorFlow deletes the sessions of a client if another process opens a
-  # session under the client's name. This server does so itself.
+  # session under the client's name. Therefore open such a session.
   config = tf.ConfigProto(isolate_session_state=True)
   address = target.removeprefix("grpc://")
   config.cluster_def.job.add(name=name).tasks[0] = address

@@ -23,7 +23,7 @@ from palm_mtf.machine.process import die_with, own_process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-  """What the client sends to the server process."""
+  """Settings that the client sends to the server process."""
 
   client: int  # process id
   num_devices: int  # virtual CPU devices of the pod's mesh

@@ -41,13 +41,13 @@ def start_server(
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
-    # A transfer between servers blocks no thread. A host function does, such as
-    # one that writes a checkpoint. More threads take more memory, because more
+    # Transfers between servers block no thread, but host functions do, such as
+    # those that write a checkpoint. More threads take more memory, because more
     # operations hold their results at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
   # Any job name works, because a client's session later gives the server
-  # another one. The session recognizes the server by this address.
+  # another name. The session recognizes the server by this address.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   try:
     with contextlib.ExitStack() as stack:

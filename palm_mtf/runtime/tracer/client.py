@@ -4,7 +4,7 @@
 
 A call of a program returns at once. Its results are buffers, which later calls
 may read before they exist: such a call is sent to its devices while the earlier
-one runs, and waits there.
+call runs, and waits there.
 """
 
 import collections
@@ -52,13 +52,13 @@ from palm_mtf.runtime.tracer.trace import (
   to_array,
 )
 
-# Calls that have not ended, each with a thread of this process.
+# Limit of calls that have not ended, each with a thread of this process.
 _MAX_CALLS = 256
-# Buffers that nothing uses are removed once there are so many, or once no other
-# followed within so many seconds. A removal takes one to two milliseconds.
+# Unused buffers are removed once there are _GROUP of them, or once no other has
+# followed for _GROUP_SECS. A removal takes one to two milliseconds.
 _GROUP, _GROUP_SECS = 16, 0.03
-# Calls wait in servers for a program whose last call took less than this, so
-# that even the last call in flight is not cut off by the limit of the wait.
+# Calls wait in servers for a program only if its last call took less than this,
+# so that even the last call in flight waits for less than WAIT_SECS.
 _SHORT_SECS = 0.25
 _CLOSE_SECS = 2.0
 
@@ -96,7 +96,8 @@ class Buffer:
   def take_signal(self) -> list[int]:
     """Returns the key of the buffer, and the signal that a call waits for.
 
-    Only the first call waits. The others get the number of a new signal.
+    Only the first call waits for the signal. Later calls get the number of a
+    new signal.
     """
     is_taken, self.is_signal_taken = self.is_signal_taken, True
     return [self.handle, next(self.owner.numbers) if is_taken else self.handle]
@@ -115,9 +116,9 @@ class Buffer:
 class TracedProgram:
   """A Python block as a program; call it with arrays and buffers.
 
-  It returns buffers, nested as the block nests its results. The block is traced
-  once per shapes, dtypes and slices of its inputs; with dispatch = "op_by_op"
-  it runs at every call.
+  A call returns buffers, nested as the block nests its results. The block is
+  traced once per shapes, dtypes and slices of its inputs; with dispatch =
+  "op_by_op" the block runs at every call.
   """
 
   def __init__(
@@ -181,7 +182,7 @@ class TracedProgram:
       nodes = [*fuse(nodes, results)]
     with self._owner.programs.graph.as_default():
       lowered = lower([*inputs, *trace.constants], nodes, results)
-      # Not in the thread that removes, because others may build there.
+      # Build removals now: the remover thread does not hold `building`.
       for x in {*lowered.outputs} - self._owner.removals.keys():
         self._owner.removals[x] = build_removal(x)
     self._owner.initialize(lowered.variables)
@@ -203,7 +204,7 @@ class RuntimeClient:
     groups: Sequence[Sequence[str]],
     heartbeat: Heartbeat,
   ):
-    # A slice lies in one of `groups`, which have the names of devices.
+    # A slice uses devices of only one group; `groups` has device names.
     self.programs, self._groups = programs, sorted(groups, key=len)
     self.devices = [x for group in groups for x in group]
     self._heartbeat, self._is_open = heartbeat, True
@@ -215,7 +216,7 @@ class RuntimeClient:
     self._functions: dict[tuple[Function, VirtualSlice], TracedProgram] = {}
     self._fetches: dict[Sharding, Program] = {}
     self.removals: dict[Sharding, Program] = {}
-    # Buffers that nothing uses; None at the end.
+    # Unused buffers; None ends the queue.
     self.dropped: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
     self._remover = threading.Thread(target=self._remove_dropped, daemon=True)
     self._remover.start()
@@ -227,8 +228,8 @@ class RuntimeClient:
       shapes: "4", "2x2" (axes x, y, z), or axes by name, "data:2,model:2".
 
     Raises:
-      UserError: a slice needs more devices than there are, or, with a
-        manager, than one of the client's slices there has.
+      UserError: a slice needs more devices than the client has or, with a
+        manager, than the largest of the slices that the manager has bound.
     """
     made = []
     for shape in shapes:
@@ -243,7 +244,7 @@ class RuntimeClient:
           f"{most}; give a slice of at most {most}."
         )
       fits = [sorted(x, key=load)[:n] for x in self._groups if len(x) >= n]
-      # Of groups with equally few slices, the smallest has room for fewer.
+      # Of equally loaded groups, take the first: it is the smallest.
       chosen = min(fits, key=lambda x: sum(map(load, x)))
       self._num_slices.update(chosen)
       chosen.sort(key=self.devices.index)
@@ -257,9 +258,9 @@ class RuntimeClient:
 
     Args:
       block: the block.
-      dispatch: "chained" runs all functions in one call; "op_by_op" makes a
-        call of each; "fused" is "chained" in which XLA compiles consecutive
-        functions of a slice to one, which may change last bits.
+      dispatch: "chained" runs all functions in one call; "op_by_op" runs each
+        function in a separate call; "fused" is like "chained", but XLA compiles
+        consecutive functions of a slice as one, which may change last bits.
     """
     if block is None:
       return lambda block: TracedProgram(self, block, dispatch)
@@ -279,7 +280,7 @@ class RuntimeClient:
     """Ends the use of all buffers and programs."""
     self._is_open = False
     self.dropped.put(None)
-    self._remover.join(_CLOSE_SECS)  # it waits for a lost server
+    self._remover.join(_CLOSE_SECS)  # it may wait for a lost server
 
   def check_open(self) -> None:
     """Raises UserError if the client is closed."""
@@ -290,7 +291,7 @@ class RuntimeClient:
       )
 
   def keep_place(self, name: str, *place: Any) -> None:
-    """Raises UserError if a variable has another place already."""
+    """Records a variable's place; raises UserError if it has another place."""
     if self._places.setdefault(name, place) != place:
       raise UserError(
         f'variable "{name}" is on other devices, or in another layout, in an '
@@ -316,8 +317,8 @@ class RuntimeClient:
     rows, before, awaited = [], [], []
     with self._lock:
       for x in buffers:
-        # A call waits in servers for a short time only, so it must be possible
-        # to repeat it, and to expect the signal soon. Another call waits here.
+        # A call waits in servers only for a short time, and only if it can be
+        # repeated and the signal is due soon. Otherwise the call waits here.
         waits = not (x.made.done() or x.is_signal_taken or program.reads)
         waits &= x.source.secs < _SHORT_SECS
         before += [x.begun] if waits else [x.made, x.begun]
@@ -339,8 +340,8 @@ class RuntimeClient:
 
     def end_or_repeat(call: Future) -> None:
       if isinstance(call.exception(), tf.errors.DeadlineExceededError):
-        # The call has waited in servers for too long: wait here instead. The
-        # signals are new ones, because some may have been given.
+        # The call has waited in servers for too long: wait here instead. Use
+        # new signals, because some of the old signals may have been given.
         again = [[key, -next(self.numbers)] for key, _ in rows]
         run(again, awaited, end)
       else:
@@ -380,7 +381,7 @@ class RuntimeClient:
     with self.programs.building, self.programs.graph.as_default():
       if held not in self._fetches:
         tickets = Tickets([held])
-        # Of devices with equal regions, fetch only from the last one.
+        # If several devices have equal regions, fetch only from the last one.
         shards = dict(zip(held.begins, tickets.peek(0), strict=True))
         self._fetches[held] = Program(tickets.placeholders, shards)
     rows = [[buffer.handle, 0], [0, 0]]
@@ -413,7 +414,7 @@ class RuntimeClient:
       self.programs.free(held.count_bytes(num_kept))
 
   def _call(self, program: Program, rows: Sequence) -> Any:
-    # It computes nothing, so that it needs no turn.
+    # The program computes nothing, so it needs no turn.
     inputs = dict.fromkeys(program.inputs, np.array(rows))
     return self.programs.call(program, inputs, has_turn=True)
 
@@ -427,11 +428,11 @@ def connect(
   client_address: str = "127.0.0.1",
   timeout_secs: float = 60.0,
 ) -> Iterator[RuntimeClient]:
-  """Connects to devices: of this process, or of servers.
+  """Connects to devices of this process or of servers.
 
   Args:
-    servers: "host:port" of each server of `palm_mtf pods serve`; or how many
-      server processes to start on this machine.
+    servers: "host:port" of each server of `palm_mtf pods serve`; or the number
+      of server processes to start on this machine.
     devices: devices of this process, or of each server to start.
     budget: bytes of buffers that a device may hold; 0 for the memory that is
       free now.
@@ -457,7 +458,7 @@ def connect(
     client_address=client_address,
     pod_timeout_secs=timeout_secs,
   )
-  # To begin with, one device of each address.
+  # At first, use one device per address; then all that the server reports.
   mesh = DeviceMesh(mesh_shape=f"x:{len(addresses) or devices}", layout="")
   with PodServers(pods, mesh) as started:
     places = started.places()
@@ -495,11 +496,11 @@ def connect_managed(
 
   Args:
     manager: "host:port" of `palm_mtf pods manage`.
-    slices: shape of each slice, such as "2x2". The client's virtual slices lie
-      on their devices.
+    slices: shape of each slice, such as "2x2". The client's virtual slices use
+      the devices of these slices.
     device_bytes: memory in bytes that each device needs.
     islands: "auto", on any islands; "same", all slices on one island; or
-      "apart", each slice on another island.
+      "apart", each slice on a different island.
     share: the client's share of the devices' time (`pods manage --policy`).
     manager_tls: PREFIX of the manager's key and certificate, or "".
     client_address: address of this host where servers reach the client.
@@ -536,7 +537,7 @@ def connect_managed(
 def _open_client(
   cluster: Cluster, slices: Sequence[Sequence[str]], heartbeat: Heartbeat
 ) -> Iterator[RuntimeClient]:
-  """Opens a client whose virtual slices lie on the devices of `slices`."""
+  """Opens a client whose virtual slices use the devices of `slices`."""
   with heartbeat, cluster.client() as programs:
     with heartbeat.during("at the start"):
       heartbeat.connect(programs)

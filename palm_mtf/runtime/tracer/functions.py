@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions on virtual slices: of TensorFlow, and of Mesh TensorFlow."""
+"""Functions on virtual slices, in TensorFlow or Mesh TensorFlow."""
 
 import contextvars
 import functools
@@ -24,12 +24,12 @@ from palm_mtf.user_code import user_code
 
 
 class Built(NamedTuple):
-  """A function in a graph."""
+  """A function that was added to a graph."""
 
   nested: Any  # what the function returns
   outputs: list[Shards]  # of each tensor in `nested`
   held: list[Sharding]  # of each tensor in `nested`
-  can_fuse: bool = False  # XLA can compile it: devices send each other nothing
+  can_fuse: bool = False  # by XLA: no transfers between devices
   variables: Sequence[tf.Variable] = ()  # that the function reads
 
 
@@ -48,7 +48,9 @@ class Function:
     return functools.partial(slice_.owner.call, self, slice_)
 
   def read(self, slice_: VirtualSlice, inputs: Sequence[Any]) -> list[Sharding]:
-    """Returns how the function reads inputs, which have a shape and a dtype.
+    """Returns the shardings in which the function reads its inputs.
+
+    Each input has a shape and a dtype.
 
     Raises:
       UserError: the function does not take such inputs.
@@ -113,7 +115,7 @@ def to_rows(x: object) -> tf.Tensor:
 
 
 class _Copies:
-  """Copies a function's operations on the first device for the others."""
+  """Copies a function's operations from the first device to the others."""
 
   def __init__(
     self, name: str, devices: Sequence[str], inputs: Sequence[Shards]
@@ -181,7 +183,7 @@ class MeshFunction(Function):
     self._dims = [x.replace(",", " ").split() for x in dims]
 
   def read(self, slice_: VirtualSlice, inputs: Sequence[Any]) -> list[Sharding]:
-    """Returns how the function reads inputs; see `Function.read`."""
+    """Returns the shardings of the inputs; see `Function.read`."""
     self._check(None, *inputs)  # None stands for the mesh
     ranks = [len(x.shape) for x in inputs]
     if ranks != [*map(len, self._dims)]:
@@ -251,16 +253,16 @@ _NAMED: dict[str, Function] = {}
 
 
 def function(fn: Callable[..., Any] | str, name: str = "") -> Function:
-  """Makes a function of slices from a TensorFlow function; or finds one.
+  """Makes a function on slices from a TensorFlow function, or looks one up.
 
   Every device of a slice calls `fn` with its rows of each array, and with
   scalars as they are. The rows that all devices return are the rows of the
   result; a scalar counts as one row.
 
   Args:
-    fn: TensorFlow function, which may call `all_sum`; or the name of a function
-      that is registered.
-    name: name to register the function by.
+    fn: TensorFlow function, which may call `all_sum`; or the name of a
+      registered function.
+    name: name under which to register the function.
 
   Raises:
     UserError: no function of this name is registered.
@@ -283,10 +285,10 @@ def mesh_function(
   seed: int = 0,
   name: str = "",
 ) -> Function:
-  """Makes a function of slices from a Mesh TensorFlow function.
+  """Makes a function on slices from a Mesh TensorFlow function.
 
-  It may read variables, which stay on the devices. Functions share a variable
-  that they give one name, also with training steps of the client.
+  It may read variables, which stay on the devices. All functions and training
+  steps of a client share the variables that have the same name.
 
   Args:
     fn: maps a mesh and an mtf.Tensor per input to mtf.Tensors.

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Virtual slices, how their devices hold arrays, and where buffers are.
 
-Each device has a store per dtype, from keys to shards. A call may be sent
-before its inputs exist. It must not wait in MapPeek, which blocks a thread of
-the server, and blocks it forever if the client is killed. So it waits for a
-signal, by Unbatch, which needs no thread and has a time limit.
+Each device has one store per dtype, which maps keys to shards. A call may be
+sent before its inputs exist. It must not wait in MapPeek, which blocks a thread
+of the server, forever if the client is killed. Instead it waits for a signal in
+Unbatch, which blocks no thread and has a time limit.
 """
 
 import collections
@@ -22,14 +22,14 @@ from palm_mtf.runtime.program import Program
 Shards = list[tf.Tensor]  # of an array: the shard of each device of a slice
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # by identity, as keys
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class VirtualSlice:
   """Logical devices, which a client asked for by the shape of their mesh.
 
   Attributes:
     mesh_shape: mesh axes and their sizes, "x:2,y:2".
     owner: the client that owns the slice.
-    devices: TensorFlow's name of the device that a logical device is bound to.
+    devices: for each logical device, TensorFlow's name of the device it uses.
   """
 
   mesh_shape: str
@@ -79,7 +79,7 @@ def split_rows(
   """Gives each device equally many rows of an array, or a copy of a scalar.
 
   Raises:
-    UserError: that cannot be; `name` names the array.
+    UserError: the rows cannot be divided equally; `name` names the array.
   """
   n = len(slice_.devices)
   if not shape:
@@ -101,7 +101,7 @@ def move(shards: Shards, held: Sharding, wanted: Sharding) -> Shards:
   """
   moved = []
   for i, device in enumerate(wanted.slice.devices):
-    # Of devices with equal shards, the last one in this order sends.
+    # If several devices hold equal shards, the last in this order sends.
     order = sorted(range(len(shards)), key=lambda j, i=i: j == i)
     senders = {held.begins[j]: shards[j] for j in order}
     with tf.device(device):
@@ -116,9 +116,9 @@ def _join(
   sizes: tuple[int, ...],
   first: tuple[int, ...] = (),
 ) -> tf.Tensor:
-  """Joins a region from shards of shape `held`, by where they begin.
+  """Assembles a region from `shards`, {first indices: shard of shape `held`}.
 
-  `first` holds the first indices of the shards to join in the leading dims.
+  `first` has the first indices of the shards to join in the leading dimensions.
   """
   dim = len(first)
   if dim == len(sizes):
@@ -145,8 +145,8 @@ class Tickets:
   """Operations on the buffers of a call, which rows of numbers describe.
 
   A row has the key of a buffer and the number of its signal, which is negative
-  if the call need not wait for the signal. The last row has a number of the
-  call.
+  if the call need not wait for the signal. The last row has 0 and a number that
+  is unique to the call.
 
   Attributes:
     placeholders: placeholder of the rows, [buffers + 1, 2] int64, by the CPU of
@@ -206,7 +206,7 @@ class Tickets:
     return shards
 
   def _find_stores(self, row: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each device, and which entry of its store has the shard."""
+    """Yields each device, and the arguments that select its shard."""
     held = self._held[row]
     for device in held.slice.devices:
       key, _ = self._read_row(cpu_of_process(device), row)

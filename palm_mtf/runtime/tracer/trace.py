@@ -3,9 +3,9 @@
 """Traces a Python block into one program.
 
 TensorFlow's graph mode is the tracer. While the block runs, each function that
-it calls on a slice is built in a graph that nothing runs, which gives shapes.
-Then the functions are built in the client's graph, with an edge wherever one
-reads what another has made.
+it calls on a slice is built in a graph that is never run, to find the shapes of
+results. Then the functions are built in the client's graph, with an edge
+wherever a function reads a result of another.
 """
 
 import collections
@@ -33,9 +33,9 @@ from palm_mtf.runtime.tracer.shards import (
 from palm_mtf.user_code import user_code
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # by identity, as keys
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Value:
-  """An array of a block that is being traced; `held` is None if it is fed."""
+  """An array in a traced block; `held` is None if calls feed the array."""
 
   trace: "Trace" = dataclasses.field(repr=False)
   shape: Sequence[int]
@@ -71,7 +71,7 @@ class Trace:
     self._graph = tf.Graph()
 
   def run(self, block: Callable[..., Any], inputs: Sequence[Value]) -> Any:
-    """Calls the block; returns the values that it returns, as nested there."""
+    """Calls the block; returns its results, nested as in the block."""
     token = _TRACE.set(self)
     try:
       with user_code(self.name):
@@ -143,7 +143,7 @@ def to_array(given: object, name: str) -> np.ndarray:
 
 
 def fuse(nodes: Sequence[Node], results: Sequence[Value]) -> Iterator[Node]:
-  """Joins consecutive nodes of a slice to one function that XLA compiles.
+  """Joins consecutive nodes of a slice into one function that XLA compiles.
 
   Args:
     nodes: nodes of a trace.
