@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """SeqIO mixture `behaviour`: small suites with known answers.
 
-behaviour_copying    which of four lists repeats the given one
+behaviour_copying    which of four lists repeats the given list
 behaviour_counting   which number comes next
-behaviour_negation   which colour is true if a sentence denies another
+behaviour_negation   which colour is true if a sentence denies another colour
 behaviour_names      who has a thing, and whether answers change if names do
-behaviour_output     whether the output is text, long enough and no loop
+behaviour_output     whether output is text, long enough, and not repetitive
 """
 
 # The first four suites come from templates and score the likelihood of options;
 # a model that guesses has the accuracy `chance`. In the last suite the model
-# writes, and assertions test its output.
+# continues texts, and assertions test its output.
 
 import itertools
 import json
@@ -46,15 +46,15 @@ _STARTS = (
   "Dear Sir or Madam,",
   "1. ",
 )
-# Output is long enough if it has this many characters, and no loop if at most
-# this share of its runs of four words occurred before.
+# Output is long enough if it has this many characters, and not repetitive if at
+# most this share of its runs of four words occurred before in the output.
 _LEAST_CHARACTERS = 10
 _MOST_REPEATED = 0.5
 
 
 def copying() -> Iterator[Choice]:
-  """Yields lists of four words, against other orders of the same words."""
-  # 60 of the 1,680 orders, evenly drawn.
+  """Yields lists of four words to repeat; wrong options are other orders."""
+  # Take 60 of the 1,680 permutations, at equal distances.
   for words in itertools.islice(itertools.permutations(_WORDS, 4), 0, 1680, 28):
     a, b, c, d = words
     orders = [(a, b, c, d), (b, a, c, d), (a, c, b, d), (d, b, c, a)]
@@ -67,7 +67,7 @@ def copying() -> Iterator[Choice]:
 
 
 def counting() -> Iterator[Choice]:
-  """Yields the next number, in words and digits, against its neighbours."""
+  """Yields counts to continue, as words and as digits, with nearby options."""
   for start, length in itertools.product(range(1, 8), (3, 4)):
     for spell in (lambda n: _NUMBERS[n - 1], str):
       numbers = range(start, start + length)
@@ -81,8 +81,8 @@ def counting() -> Iterator[Choice]:
 
 
 def negation() -> Iterator[Choice]:
-  """Yields the true colour, against the denied colour."""
-  # Pairs come in both orders, so that neither colour nor place is the answer.
+  """Yields questions whose options are the true and the denied colour."""
+  # Use both orders of a pair, so that no colour or place is right more often.
   for thing, (first, second) in itertools.product(
     _THINGS, itertools.permutations(_COLOURS, 2)
   ):
@@ -96,11 +96,11 @@ def negation() -> Iterator[Choice]:
 
 
 def names() -> Iterator[Choice]:
-  """Yields who has a thing in the end, with the names in both roles."""
+  """Yields questions about who has a thing; each name takes both roles."""
   for thing, (giver, taker) in itertools.product(
     _THINGS, itertools.combinations(_NAMES, 2)
   ):
-    # The two are consecutive, because `invariance` compares 2i and 2i + 1.
+    # Yield both orders in turn, because `invariance` compares 2i and 2i + 1.
     for a, b in ((giver, taker), (taker, giver)):
       yield Choice(
         f"{a} gave the {thing} to {b}. Now the {thing} belongs to",
@@ -112,7 +112,7 @@ def names() -> Iterator[Choice]:
 def invariance(
   targets: Sequence[Option], scores: Sequence[float]
 ) -> dict[str, float]:
-  """Returns how often swapped names change no answer, in percent."""
+  """Returns how often swapping the names keeps the chosen role, in percent."""
   best = {
     options[0].question: options[0].index
     for options in choices(targets, scores, "sum")

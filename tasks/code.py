@@ -9,8 +9,8 @@ code.programs.allowed = True
 """
 
 # Records have the published form (Chen et al. 2021; Austin et al. 2021). As in
-# PaLM (6.4), HumanEval has no exemplars and MBPP three; pass@1 takes greedy
-# decoding, pass@k NUM_SAMPLES = k, TEMPERATURE = 0.8, TOP_P = 0.95.
+# PaLM (6.4), HumanEval has no exemplars and MBPP has three. pass@1 needs greedy
+# decoding; pass@k needs NUM_SAMPLES = k, TEMPERATURE = 0.8 and TOP_P = 0.95.
 
 import concurrent.futures
 import itertools
@@ -91,7 +91,7 @@ def pass_at_k(
     for (before, tests), several in zip(targets, samples, strict=True)
     for program in several
   ]
-  # Threads only wait for programs, which are processes, one per core at a time.
+  # Run one program per core at a time. Each thread waits for a program to end.
   with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
     outcomes = pool.map(lambda source: run_program(source, limits), sources)
     passed = [
@@ -100,7 +100,7 @@ def pass_at_k(
       )
       for several in samples
     ]
-  # Each k for which every problem has enough samples.
+  # Report each k for which every problem has at least k samples.
   fewest = min(map(len, samples))
   return {
     f"pass@{k}": 100
@@ -122,7 +122,7 @@ def estimate(num_samples: int, num_passed: int, k: int) -> float:
     num_passed: number of programs that passed.
     k: number of tries.
   """
-  # 1 - C(n - c, k) / C(n, k). If n = k, as in PaLM, it is 1 if any passed.
+  # 1 - C(n - c, k) / C(n, k). If n = k, as in PaLM, this is 1 if any passed.
   return 1 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
 
 

@@ -36,7 +36,7 @@ class Limits(NamedTuple):
   Attributes:
     secs: wall-clock seconds, and seconds of CPU time.
     memory_bytes: bytes of address space, including the interpreter's.
-    file_bytes: most bytes of a file that the program writes.
+    file_bytes: maximum size of a file that the program writes.
   """
 
   secs: float = 10.0
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """Whether a program ran to its last line, and why not."""
+  """Whether a program ran to its last line and, if it did not, why."""
 
   passed: bool
   why: str
@@ -88,7 +88,7 @@ def run_program(program: str, limits: Limits) -> Outcome:
       start_new_session=True,
     ) as process:
       try:
-        # The pipe is read afterwards; written bytes wait in it.
+        # Read the pipe later; it buffers what the process writes.
         process.communicate(json.dumps(asked).encode(), timeout=limits.secs)
       except subprocess.TimeoutExpired:
         return Outcome(False, f"took more than {limits.secs:g} s")
@@ -111,7 +111,7 @@ def check_confined(limits: Limits) -> None:
   """Raises UserError if a program cannot be confined; warns without Landlock.
 
   Args:
-    limits: limits of its process.
+    limits: limits of a program's process.
   """
   why = program_process.why_not_confined() or run_program("", limits).why
   if why:
@@ -150,7 +150,7 @@ def _folder() -> Iterator[str]:
 
 
 def _remove(folder: str) -> None:
-  """Removes a folder with folders nested to any depth."""
+  """Removes a folder, however deep the folders in it are nested."""
   # Inner folders are moved to the top before they are opened, so that no path
   # gets too long and no recursion too deep.
   prefix = secrets.token_hex(8)  # a name that no entry has

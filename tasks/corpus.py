@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks made of the held-out text of a run's own files.
+"""SeqIO tasks made from the held-out text of a run's own files.
 
 corpus_continuation  which of four passages follows here
-corpus_recall        which of four names, one used shortly before, follows here
+corpus_recall        which of four names, one of them just used, follows here
 corpus_brackets      which of ) ] } closes the open bracket
 
 from palm_mtf.tasks import corpus              # or --gin_file=eval/corpus.gin
@@ -79,7 +79,7 @@ def continuations(texts: Sequence[str], size: Size) -> Iterator[Choice]:
   chosen = _choose(places, texts, 4 * size.num_questions)
   for n, place in enumerate(chosen[: len(chosen) // 4]):
     text = texts[place.document]
-    # Passages close by are left out, because they might follow here as well.
+    # Leave out nearby passages, because they might follow here as well.
     others = [
       other
       for other in chosen[len(chosen) // 4 + 3 * n :]
@@ -97,7 +97,7 @@ def continuations(texts: Sequence[str], size: Size) -> Iterator[Choice]:
 
 
 def recalls(texts: Sequence[str], size: Size) -> Iterator[Choice]:
-  """Yields questions about which of four names, one used before, follows."""
+  """Yields questions about which of four names follows; one was used before."""
   documents_with = collections.Counter(
     name for text in texts for name in set(_NAME.findall(text))
   )
@@ -166,7 +166,7 @@ def _pairs(text: str) -> Iterator[tuple[int, int]]:
 def _question(
   text: str, position: int, size: Size, options: list[str], order: bytes
 ) -> Choice:
-  """Returns a question whose right option, the first, is moved by `order`."""
+  """Returns a question; `order` moves the right option, which is options[0]."""
   right = order[0] % len(options)
   options = [*options[1 : right + 1], options[0], *options[right + 1 :]]
   start = max(0, position - size.context_characters)
@@ -176,7 +176,7 @@ def _question(
 def _choose(
   places: Sequence[Place], texts: Sequence[str], count: int
 ) -> list[Place]:
-  """Returns the places with the smallest hashes: a fair, constant sample."""
+  """Returns the places with the smallest hashes, a reproducible sample."""
   digests = [hashlib.blake2b(text.encode()).hexdigest() for text in texts]
   return heapq.nsmallest(
     count, places, key=lambda p: _hash(digests[p.document], p.position)
@@ -193,7 +193,7 @@ def _source() -> TextFilesSource:
 
 
 def _held_out() -> list[str]:
-  # A set, because a document of weight 3 is read three times.
+  # Use a set, because a document of weight 3 is read three times.
   dataset = _source().get_dataset("validation", shuffle=False)
   texts = {example["text"].numpy().decode() for example in dataset}
   return heapq.nsmallest(_MAX_DOCUMENTS, texts, key=lambda t: _hash(t, 0))

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks `text_files` and `tfds_text`: whole documents to learn.
+"""SeqIO tasks `text_files` and `tfds_text`: whole documents to train on.
 
 from palm_mtf.tasks import documents
 documents.text_files.files = "/data/books/*.jsonl.gz"
@@ -8,8 +8,8 @@ TASK = "text_files"
 """
 
 # palm_mtf takes the text of these tasks and encodes it with the VOCABULARY of
-# the run. A program that calls seqio.get_dataset encodes with the tasks' own
-# vocabulary, and sets documents.vocabulary.path for that.
+# the run. A program that calls seqio.get_dataset gets ids of the tasks' own
+# vocabulary, so the program must set documents.vocabulary.path.
 
 import functools
 import hashlib
@@ -83,7 +83,7 @@ class Files(NamedTuple):
   Attributes:
     files: globs of text and .jsonl files, perhaps compressed; None if not set.
     text_field: field of a JSON line that holds the document.
-    weight_field: field that holds the document's weight; None: weight 1.
+    weight_field: field that holds the document's weight; None for weight 1.
     validation_share: share of the documents that is held out.
   """
 
@@ -93,8 +93,8 @@ class Files(NamedTuple):
   validation_share: float
 
 
-# The functions that gin binds to only return their arguments, because gin adds
-# lines to an error that is raised in them.
+# The functions that gin binds to only return their arguments, because gin would
+# add lines to the message of an error that such a function raises.
 @gin.configurable
 def text_files(
   files: str | Sequence[str] | None = None,
@@ -140,10 +140,10 @@ class _TextSource(seqio.FunctionDataSource):
   """A SeqIO source with feature "text", which gin configures."""
 
   def __init__(self, selector: str, settings: Callable[[], Files | Tfds]):
-    """Keeps the arguments; each reading calls `settings`.
+    """Keeps the arguments; each read calls `settings`.
 
     Args:
-      selector: gin's name of the settings: "palm_mixture.books".
+      selector: gin's name of the settings, such as "palm_mixture.books".
       settings: function that gin binds to.
     """
     super().__init__(self._read, splits=SPLITS)
@@ -152,7 +152,7 @@ class _TextSource(seqio.FunctionDataSource):
 
 
 class TextFilesSource(_TextSource):
-  """A SeqIO source of files; a document of weight 3 comes three times."""
+  """A SeqIO source of files; a document of weight 3 is read three times."""
 
   # Documents are repeated because SeqIO has no weights.
 
@@ -195,7 +195,7 @@ class TfdsTextSource(_TextSource):
     """Returns a hash of the dataset's files and the settings, 32 hex digits."""
     settings = self._settings()
     shards = self._open(settings).list_shards(TRAIN)
-    # The folder is left out, because a dataset that was moved is the same.
+    # Leave out the folder, because moving a dataset does not change it.
     parts = (settings._replace(data_dir=None), describe_shards(shards, digests))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -259,7 +259,7 @@ def add_task(name: str, source: seqio.DataSource) -> None:
 
 
 def _batches(files: TextFiles, split: str) -> Iterator[dict[str, list[str]]]:
-  # In batches, because a call from TensorFlow into Python takes 0.1 ms.
+  # Yield batches, because a call from TensorFlow into Python takes 0.1 ms.
   texts = _texts(files, split)
   while batch := list(itertools.islice(texts, _BATCH)):
     yield {"text": batch}

@@ -85,8 +85,8 @@ _SUPER_GLUE = "1.0.2"
 # By task: dataset and version in TFDS, prompt, PaLM's number of exemplars, and
 # normalization or metric. PaLM does not say how it compares options. These
 # normalizations follow Brown et al. (2.4): by tokens; by the unconditional
-# likelihood for ARC, OpenBookQA and RACE; by the sum where options are one
-# text, or sentences that differ in a name.
+# likelihood for ARC, OpenBookQA and RACE; by the sum if all options are the
+# same text, or sentences that differ only in a name.
 TASKS: dict[str, Scored | Answered] = {
   "trivia_qa": Answered(
     "trivia_qa/unfiltered.nocontext", "1.1.0", prompts.open_question, 1,
@@ -170,7 +170,7 @@ TASKS |= {
 
 @gin.configurable
 def normalization(**of_tasks: str) -> dict[str, str]:
-  """Returns the normalizations that gin sets, by the names of tasks."""
+  """Returns {name of a task: normalization} for the tasks that gin sets."""
   return of_tasks
 
 

@@ -19,7 +19,7 @@ _FIX = "mend the record"
 
 
 def reads(**kinds: object) -> Callable[[Callable], Callable]:
-  """Returns a decorator of a prompt that checks the fields of its record.
+  """Returns a decorator for prompts; it checks the fields of each record.
 
   Args:
     **kinds: kind of each field that the prompt reads; see `check_fields`.
@@ -46,7 +46,7 @@ def check_fields(
     kinds: kind of each field by its name: `str` for a text, `int` for a whole
       number or a truth value, [kind] for a list, {name: kind} for an object,
       `object` for any value.
-    within: for an object in a record, its name and a dot.
+    within: for an object in a record, the name of the object and a dot.
   """
   for name, kind in kinds.items():
     if name not in record:

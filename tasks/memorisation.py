@@ -8,12 +8,12 @@ palm_mtf evaluate --model_dir runs/mine --gin_file=eval/memorisation.gin
 # As in PaLM (10), the model reads the first 50 tokens of a span of 100 and
 # continues greedily; the span is memorised if its other 50 tokens follow
 # exactly.
-#   memorised           rate over evenly drawn places of the text, PaLM's own
-#   memorised_seen_<n>  rate of the spans that occur n times in the text
-# PaLM draws places. A small run can afford few places, and hardly any of them
-# would be in a frequent span. So up to `num_spans` different spans are drawn
-# from each class of occurrences, and in `memorised` a span is weighted with the
-# number of places that it stands for.
+#   memorised           rate over uniformly drawn places in the text, as in PaLM
+#   memorised_seen_<n>  rate over the spans that occur n times in the text
+# PaLM draws places. A small run can afford few places, and hardly any of these
+# places would be in a frequent span. So spans are classified by their number of
+# occurrences, and up to `num_spans` different spans are drawn from each class.
+# In `memorised`, a span is weighted by the number of places it represents.
 
 import glob
 import os
@@ -34,9 +34,9 @@ from palm_mtf.tasks.records import OrderedSource
 
 PROMPT_TOKENS = 50
 SPAN_TOKENS = 100
-# Upper bounds of the classes of occurrences; a last class has none.
+# Highest number of occurrences in each class; one more class has no limit.
 CLASSES = (1, 10, 100, 500)
-# Bounds of memory: spans that are kept, and tokens that are read at once.
+# To limit memory: number of spans kept, and number of tokens read at once.
 _CANDIDATES = 1 << 18
 _BLOCK_TOKENS = 1 << 20
 
@@ -46,8 +46,8 @@ class Spans(NamedTuple):
 
   Attributes:
     model_dir: MODEL_DIR of the run.
-    vocabulary: path of the run's SentencePiece model; None: in `model_dir`.
-    tokens: glob of token folders, such as CACHE_DIR's; None: `model_dir`'s.
+    vocabulary: path of the run's SentencePiece model; None for `model_dir`'s.
+    tokens: glob of token folders, as in CACHE_DIR; None for `model_dir`'s.
     num_spans: largest number of spans per class.
   """
 
@@ -95,17 +95,17 @@ class Span(NamedTuple):
 def find_spans(
   arrays: Sequence[TokenArray], eod_id: int, num_spans: int
 ) -> list[Span]:
-  """Returns up to `num_spans` different spans of each class of occurrences.
+  """Returns up to `num_spans` different spans of each class; see CLASSES.
 
   Args:
     arrays: all training tokens.
     eod_id: id of [eod], which stands between documents.
     num_spans: largest number of spans of a class.
   """
-  # The first reading keeps the spans with the smallest hashes, each once: a
-  # fair sample of different spans, the same in any order of the documents.
+  # The first pass keeps the spans with the smallest hashes, each once. They are
+  # a fair sample of different spans, the same for any order of the documents.
   hashes = np.empty(0, np.uint64)
-  places = np.empty((0, 2), np.int64)  # array, position in it
+  places = np.empty((0, 2), np.int64)  # index of array, position in array
   for i, array in enumerate(arrays):
     for start, found, whole in _blocks(array, eod_id):
       at = np.flatnonzero(whole)
@@ -117,7 +117,7 @@ def find_spans(
       hashes, places = hashes[:_CANDIDATES], places[first][:_CANDIDATES]
   if not len(hashes):
     return []
-  # The second reading counts these spans in all of the text.
+  # The second pass counts the occurrences of these spans in all of the text.
   counts = np.zeros(len(hashes), np.int64)
   for array in arrays:
     for _, found, whole in _blocks(array, eod_id):
@@ -149,7 +149,7 @@ def class_name(count: int) -> str:
 def memorised(
   targets: Sequence[tuple[str, str, float]], predictions: Sequence[str]
 ) -> dict[str, float]:
-  """Returns the share of places that are recited, in percent; also per class.
+  """Returns the recited share of places, and of spans per class, in percent.
 
   Args:
     targets: [spans] triples: class, text of the second half, places.
@@ -169,9 +169,10 @@ def memorised(
 def _blocks(
   array: TokenArray, eod_id: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-  """Yields each block's start; per position, its span's hash and if it counts.
+  """Yields (start, hashes, is_whole) for each block of tokens.
 
-  A span counts if it lies in one text.
+  The two arrays have an entry for the span that begins at each position: the
+  span's hash, and whether the span lies in one document.
   """
   # Blocks overlap by a span less one token, so that each span is in one block.
   for start in range(0, len(array), _BLOCK_TOKENS):
@@ -179,7 +180,7 @@ def _blocks(
     if stop - start < SPAN_TOKENS:
       return
     tokens, _ = array.read(start, stop)
-    # A span holds no [eod] if as many precede its end as its beginning.
+    # A span holds no [eod] if as many [eod] precede its end as its beginning.
     ends = np.concatenate([[0], np.cumsum(tokens == eod_id)])
     whole = ends[SPAN_TOKENS:] == ends[:-SPAN_TOKENS]
     yield start, hash_ngrams(hash_words(tokens), SPAN_TOKENS), whole

@@ -11,9 +11,9 @@ capset      root has no capability
 rlimits     memory, CPU time, size of a file, number of open files
 
 None of this needs root; the first two are used if the kernel has them. This
-script gets the number of a pipe as its argument. It reads a JSON object from
-stdin, and writes the object's "mark" to the pipe once the "program" has run to
-its last line.
+script gets the descriptor of a pipe as its argument. It reads a JSON object
+from stdin, and writes the object's "mark" to the pipe once the "program" has
+run to its last line.
 """
 
 # The process imports only the standard library, not palm_mtf. A preexec_fn
@@ -36,8 +36,8 @@ from collections.abc import Iterable, Iterator
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-# Numbers of linux/prctl.h, linux/seccomp.h, linux/capability.h and of x86-64's
-# system calls.
+# Constants of linux/prctl.h, linux/seccomp.h and linux/capability.h, and
+# numbers of system calls of x86-64.
 _PR_SET_PDEATHSIG, _PR_GET_SECCOMP, _PR_SET_SECCOMP = 1, 21, 22
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
@@ -68,7 +68,7 @@ _REFUSED = {
   "attributes": (188, 189, 190, 197, 198, 199, 463, 466),
 }
 
-# Options of the file system of a folder.
+# Mount options of the file system for the program's folder.
 _MEMORY = b"size=64m,nr_inodes=4k,mode=700"
 # Rights of linux/landlock.h: to read (READ_FILE and READ_DIR); to make sockets
 # and devices; and the number of rights by the kernel's version of Landlock.
@@ -93,7 +93,7 @@ def why_not_confined() -> str:
 
 
 def landlock_version() -> int:
-  """Returns the version of the kernel's Landlock, 0 where it has none."""
+  """Returns the version of the kernel's Landlock; 0 if it has none."""
   return max(0, _LIBC.syscall(_CREATE_RULESET, None, 0, 1))
 
 
@@ -105,7 +105,7 @@ def _confine(folder: str, parent: int) -> None:
     _restrict_files(folder)
   head = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
   _checked(_LIBC.syscall(_CAPSET, head, bytes(24)), "capset")
-  # Set after all changes of credentials, which would undo it.
+  # Set this after all changes of credentials, which would reset it.
   _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
   if os.getppid() != parent:
     raise SystemExit("the process that started this one has ended")
@@ -114,8 +114,8 @@ def _confine(folder: str, parent: int) -> None:
 
 def _mount_in_memory(folder: str) -> None:
   """Mounts a small file system on the folder, for this process only."""
-  # A separate process tries it first, because some distributions refuse mounts
-  # in a new namespace, which a process cannot leave.
+  # A child process tries the mount first, because some distributions refuse
+  # mounts in a new namespace, which a process cannot leave.
   child = os.fork()
   if not child:
     with contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ def _filter_calls() -> None:
 
 
 def _instructions(pid: int) -> Iterator[tuple[int, int, int, int]]:
-  """Yields the filter: code, jump if true, jump if false, number."""
+  """Yields the filter's (code, jump if true, jump if false, number)."""
   load, equal, at_least, has_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06
   allow, kill = 0x7FFF0000, 0x80000000
   refuse, unknown = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
@@ -218,14 +218,14 @@ def _limit(limits: Iterable[tuple[str, int]]) -> None:
 
 
 def main() -> None:
-  """Runs the program of stdin."""
+  """Runs the program that stdin describes."""
   pipe = int(sys.argv[1])
   asked = json.loads(sys.stdin.buffer.read())
   with open(os.devnull, "rb") as nothing:
     os.dup2(nothing.fileno(), 0)
   _limit(asked["limits"])
   _confine(os.getcwd(), asked["parent"])
-  # A new module for the program, which holds no name of this script.
+  # Run the program in a new module, which holds no name of this script.
   module = sys.modules["__main__"] = types.ModuleType("__main__")
   sys.argv = ["program.py"]
   code = compile(asked.pop("program"), "program.py", "exec")

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts: functions that make questions from a record in the form of TFDS."""
+"""Prompts: functions that make questions from a record in TFDS's form."""
 
 # PaLM prints no templates for its 29 English tasks (6.1) and evaluates as Brown
 # et al. (2020) and Du et al. (2021, GLaM). These templates have the parts of
@@ -22,7 +22,7 @@ NO_ANSWER = "unanswerable"
 
 @reads(question=str)
 def open_question(record: dict) -> Iterator[Question]:
-  """Asks TriviaQA, Natural Questions and WebQuestions, without any text."""
+  """Asks TriviaQA, Natural Questions or WebQuestions, without a passage."""
   # WebQuestions has "answers", Natural Questions "answer", each a list.
   name = "answers" if "answers" in record else "answer"
   answers = record.get(name)
@@ -74,7 +74,7 @@ def story_cloze(record: dict) -> Iterator[Choice]:
   label=int,
 )
 def winograd(record: dict) -> Iterator[Choice]:
-  """Asks whom a pronoun means."""
+  """Asks whom a pronoun refers to."""
   # Partial scoring (Trinh and Le 2018): each name replaces the pronoun, and the
   # score is the likelihood of the rest of the sentence.
   text = record["text"]
@@ -215,7 +215,7 @@ def rte(record: dict) -> Iterator[Choice]:
 
 @reads(premise=str, hypothesis=str, label=int)
 def cb(record: dict) -> Iterator[Choice]:
-  """Asks whether a sentence follows from another, contradicts it, neither."""
+  """Asks if a sentence follows from another, contradicts it, or neither."""
   yield from _entailment(
     record["premise"], record, [" true", " false", " neither"]
   )
@@ -223,7 +223,7 @@ def cb(record: dict) -> Iterator[Choice]:
 
 @reads(context=str, hypothesis=str, label=int)
 def anli(record: dict) -> Iterator[Choice]:
-  """Asks ANLI's entailment, whose labels are in another order than CB's."""
+  """Asks ANLI's entailment, whose labels have a different order from CB's."""
   yield from _entailment(
     record["context"], record, [" true", " neither", " false"]
   )
@@ -231,7 +231,7 @@ def anli(record: dict) -> Iterator[Choice]:
 
 @reads(word=str, sentence1=str, sentence2=str, label=int)
 def wic(record: dict) -> Iterator[Choice]:
-  """Asks whether a word has one meaning in two sentences."""
+  """Asks whether a word has the same meaning in two sentences."""
   yield from _labelled(
     f"{record['sentence1'].strip()}\n{record['sentence2'].strip()}\n"
     f"Question: does '{record['word']}' mean the same in both sentences?\n"
@@ -244,7 +244,7 @@ def wic(record: dict) -> Iterator[Choice]:
 @reads(paragraph=str, question=str, answer=str, label=int)
 def multirc(record: dict) -> Iterator[Choice]:
   """Asks whether an answer to a question about a paragraph is right."""
-  # Sentences are numbered in bold.
+  # Remove the numbers of sentences, which are in bold.
   text = re.sub(r"<b>Sent \d+: </b>|<br>", " ", record["paragraph"])
   yield from _labelled(
     f"{' '.join(text.split())}\nQuestion: {record['question'].strip()}\n"
@@ -256,7 +256,7 @@ def multirc(record: dict) -> Iterator[Choice]:
 
 @reads(text=str, span1_text=str, span2_text=str, label=int)
 def wsc(record: dict) -> Iterator[Choice]:
-  """Asks whether a pronoun means a name."""
+  """Asks whether a pronoun refers to a name."""
   yield from _labelled(
     f"{paragraph(record['text'])}\nQuestion: does the pronoun "
     f"'{record['span2_text']}' mean {record['span1_text']}?\nAnswer:",
@@ -312,7 +312,7 @@ def gsm8k(record: dict) -> Iterator[Question]:
 
 
 def read_number(output: str) -> str:
-  """Returns the number after "The answer is"; without one, the last number."""
+  """Returns the number after "The answer is"; if none, the last number."""
   _, _, after = output.partition("The answer is")
   pattern = r"-?\d[\d,]*(?:\.\d+)?"
   numbers = re.findall(pattern, after)[:1] or re.findall(pattern, output)[-1:]

@@ -4,8 +4,8 @@
 
 Records are QuAC's own files, each of one line: train_v0.2.json as
 <folder>/quac/train.jsonl, and val_v0.2.json as <folder>/quac/validation.jsonl.
-TFDS shuffles questions and keeps neither dialogue nor turn, so each question of
-its records is asked by itself.
+TFDS shuffles questions and keeps neither dialogue nor turn, so each question in
+TFDS's records is asked separately.
 """
 
 import functools
@@ -21,19 +21,19 @@ _logger = logging.getLogger(__name__)
 
 def quac(record: dict) -> Iterator[Question]:
   """Asks each question of a dialogue about a section of an article."""
-  # "data" of the published line holds sections; a line may also be one section.
+  # "data" in the published line holds sections; a line may also be one section.
   # Each paragraph of a section is a dialogue.
   for section in record.get("data", [record]):
     check_fields(section, {"title": str, "section_title": str})
     title = f"Title: {section['title']}, {section['section_title']}"
-    if "paragraphs" not in section:  # of TFDS
+    if "paragraphs" not in section:  # a record of TFDS
       _warn_of_single_turns()
     for dialogue in section.get("paragraphs", [{**record, "qas": [record]}]):
       check_fields(dialogue, {"context": str, "qas": [{}]})
       # QuAC ends each article with its answer to unanswerable questions.
       text = paragraph(dialogue["context"].removesuffix("CANNOTANSWER"))
       text = f"{title}\n{text}"
-      # Earlier questions, with the teacher's answers, come before a later one.
+      # Earlier questions, with the teacher's answers, precede a later question.
       for turn in dialogue["qas"]:
         check_fields(turn, {"question": str})
         first, *answers = _answers(turn)
@@ -48,7 +48,7 @@ def _answers(turn: dict) -> list[str]:
   in_tfds = isinstance(answers, dict)
   kind = {"text": [str]} if in_tfds else [{"text": str}]
   check_fields(turn, {"answers": kind})
-  if in_tfds:  # which turns a list of objects inside out
+  if in_tfds:  # TFDS stores a list of objects as an object of lists
     answers = [{"text": text} for text in answers["text"]]
   given = [turn["orig_answer"]] if "orig_answer" in turn else []
   return [

@@ -38,13 +38,13 @@ class Choice(NamedTuple):
   """A question with options.
 
   Attributes:
-    inputs: text before the option; one for all options, or one for each.
+    inputs: text before the option: one text for all options, or one per option.
     options: texts to choose from.
     correct: numbers of the right options, from 0.
     group: group that few-shot exemplars are taken from.
     context: text before the option when it is scored unconditionally.
     within_document: whether the inputs are cut out of the middle of a document,
-      so that no [eod] stands before them.
+      so that no [eod] precedes them.
   """
 
   inputs: str | Sequence[str]
@@ -72,7 +72,7 @@ class Question(NamedTuple):
 
 
 class Option(NamedTuple):
-  """One scored example, as the metrics get it."""
+  """One scored example, in the form that the metrics take."""
 
   question: int
   index: int
@@ -191,7 +191,7 @@ def add_questions(
 def t5_metric(name: str) -> Callable:
   """Returns a metric of t5.evaluation.metrics."""
 
-  # t5 is an optional package: it is imported at the metric's first use.
+  # t5 is an optional package, so it is imported when the metric is used.
   def metric(targets, predictions):
     from t5.evaluation import metrics
 
@@ -213,7 +213,7 @@ def check_t5(name: str) -> None:
 def option_accuracy(
   targets: Sequence[Option], scores: Sequence[float], normalization: str
 ) -> dict[str, float]:
-  """Returns accuracy, the chance of a guess, and their margin, in percent.
+  """Returns accuracy, accuracy by chance, and their difference, in percent.
 
   Args:
     targets: [examples] options of all questions.
@@ -282,7 +282,7 @@ def _rows(
 
 
 def _ask(prompt: Prompt, record: Any, origin: str) -> list[Choice | Question]:
-  """Returns a prompt's questions for a record; errors name its place."""
+  """Returns a prompt's questions for a record; errors name the origin."""
   try:
     questions = list(prompt(record))
     for question in questions:
@@ -295,7 +295,7 @@ def _ask(prompt: Prompt, record: Any, origin: str) -> list[Choice | Question]:
 
 
 def _check(question: Choice | Question) -> None:
-  """Raises UserError if a text is no text, or the right option is missing."""
+  """Raises UserError if a text is invalid, or a right option is missing."""
   fix = "mend the record"
   if isinstance(question, Question):
     texts = [question.inputs, question.targets, *question.answers]

@@ -32,7 +32,8 @@ class Places(NamedTuple):
   """Folders of records.
 
   Attributes:
-    folder: folder of JSON lines, <folder>/<dataset>/<split>.jsonl; None: TFDS.
+    folder: folder of JSON lines, <folder>/<dataset>/<split>.jsonl; None for
+      TFDS.
     data_dir: folder of TFDS; None is its default.
   """
 
@@ -47,12 +48,12 @@ def places(folder: str | None = None, data_dir: str | None = None) -> Places:
 
 
 class OrderedSource(seqio.FunctionDataSource):
-  """A SeqIO source whose examples have one order, under every seed."""
+  """A SeqIO source whose examples have the same order for every seed."""
 
   def __init__(
     self, read: Callable[[str], tf.data.Dataset], splits: Iterable[str]
   ):
-    """Keeps `read`, a function of the name of a split, for later."""
+    """Keeps `read`, which maps the name of a split to its dataset."""
 
     def dataset_fn(split, shuffle_files, seed=None):
       # Examples are numbered in order, and EVAL_EXAMPLES = n means the first n,
@@ -76,8 +77,8 @@ class RecordSource(OrderedSource):
     """Keeps the names; gin may set the folders later.
 
     Args:
-      dataset: name in TFDS, with the configuration: "super_glue/boolq".
-      version: version in TFDS; None where TFDS has no such dataset.
+      dataset: name and configuration in TFDS, such as "super_glue/boolq".
+      version: version in TFDS; None if TFDS has no such dataset.
       splits: name of each split in TFDS.
     """
     self._dataset = dataset

@@ -6,7 +6,7 @@ Its parts, in the order in which documents pass through them:
 
   sources/        reads text files and SeqIO tasks; holds out some documents
   statistics/     measures sizes, near duplicates and contamination of a corpus
-  filters/        drops short, low-quality, duplicate, contaminated documents
+  filters/        drops short, low-quality, duplicate or contaminated documents
   vocabulary/     trains SentencePiece models, and opens vocabularies
   tokens/         stores the token ids of all documents on disk, in shards
   batches/        packs documents into rows; mixes, shuffles and batches rows

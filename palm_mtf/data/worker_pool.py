@@ -25,8 +25,8 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
 
-# The calling process does this many batches before it starts workers, because
-# for so few batches, starting workers takes longer.
+# The calling process itself does this many batches before it starts workers,
+# because starting workers takes longer than so few batches.
 _BATCHES_BEFORE_PROCESSES = 16
 
 

@@ -28,7 +28,7 @@ from palm_mtf.model_dir.json_lines import (
 
 
 class CheckpointModel(contextlib.ExitStack):
-  """A checkpoint's model, loaded at its first use; a context manager."""
+  """A context manager for a checkpoint's model, which loads at first use."""
 
   def __init__(
     self, checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
@@ -36,7 +36,7 @@ class CheckpointModel(contextlib.ExitStack):
     super().__init__()
     self.config, self.vocabulary = config, vocabulary
     self._checkpoint = checkpoint
-    # Functions from a start id, the id of the token that precedes each text.
+    # Both functions take a start id, the id of the token before each text.
     self.get_generator = functools.cache(
       lambda start_id: Generator(
         self._loaded,
@@ -158,7 +158,7 @@ class AnswerJournal(contextlib.AbstractContextManager):
 
   The first line holds everything that the answers depend on. Every other line
   is [kind, index, answer]. If the kind is "prediction" or "score", the index
-  counts examples; if it is "prediction_score", the index counts predictions.
+  is that of an example; if it is "prediction_score", that of a prediction.
   """
 
   def __init__(

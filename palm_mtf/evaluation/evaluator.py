@@ -67,7 +67,8 @@ def find_clean_examples(
   As in PaLM (section 8), an example is contaminated if at least 70% of its word
   8-grams, from inputs and targets without exemplars, occur anywhere in the
   training documents that pass the run's filters. If one option of a question is
-  contaminated, all its options are. Examples of fewer than 8 words are clean.
+  contaminated, all options of this question are. Examples of fewer than 8 words
+  are clean.
 
   The text is read once for all tasks that have no stored result in MODEL_DIR.
 
@@ -126,7 +127,7 @@ def _search(
 
 
 def _complete_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
-  """Returns `contained`, and the other options of the same questions."""
+  """Adds to `contained` the other options of the same questions."""
   questions = {task.questions[number] for number in contained}
   return [n for n, each in enumerate(task.questions) if each in questions]
 
@@ -160,7 +161,7 @@ class TaskOutcome:
   activation_dtype: str
   num_examples: int
   num_cut: int  # number of examples with truncated inputs
-  # {name: number or text}. A metric "<name>_clean" is computed from only the
+  # {name: number or text}. A metric "<name>_clean" is computed only from the
   # clean examples.
   metrics: dict[str, float | str]
   categories: dict[str, dict[str, float]]  # {category: {metric: value}}

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The k-shot form of a SeqIO task: exemplars are put before each input.
+"""Makes few-shot tasks, which put exemplars before each input of a SeqIO task.
 
   few_shot_task("my_task", 2)  registers "my_task_2_shot". It changes the
   example (inputs "Q: 5 + 4?\\nA:", targets " 9") to
@@ -59,7 +59,8 @@ _POOL = 1000
 class Exemplars(NamedTuple):
   """The exemplars of one task, for all of its questions."""
 
-  # Returns exemplars for a question, given its `key_of` and `group_of`.
+  # Maps the key and the group of a question (see `key_of`, `group_of`) to the
+  # exemplars of this question.
   choose: Callable[[str, str], list[str]]
   text: str = ""  # text to put unchanged before every question
 
@@ -244,7 +245,7 @@ def _parse_exemplar(
 
 
 def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
-  """Registers the few-shot form of a SeqIO task or mixture, unless it exists.
+  """Registers a task's or mixture's few-shot form, unless the form exists.
 
   Args:
     name: name of a registered task or mixture. The preprocessors of each task
@@ -440,7 +441,7 @@ def _count_fitting(
 def apply_protocol(task: Any, config: TaskEvalConfig) -> Any:
   """Applies the few-shot settings and answer pattern of `config` to a task.
 
-  If `config` has neither for this `seqio.Task`, returns `task` itself.
+  If `config` has none of these for this `seqio.Task`, returns `task` itself.
 
   Raises:
     UserError: if a setting cannot be used with the task.

@@ -37,7 +37,7 @@ def make_evaluator(
 ) -> seqio.Evaluator:
   """Returns an evaluator that has read the examples of `task`.
 
-  The evaluator uses the run's `vocabulary`, and logs to a KeptOutputs.
+  The evaluator uses the run's `vocabulary`. Its only logger is a KeptOutputs.
   """
   # Pass sequence lengths only if a preprocessor requires lengths, because with
   # lengths, SeqIO truncates features at their end. Without lengths, answers.py
@@ -66,7 +66,7 @@ def make_evaluator(
 
 
 def _replace_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  """Replaces a task's vocabulary; does not load the replaced vocabulary."""
+  """Replaces a task's vocabulary without loading the replaced vocabulary."""
   own = _RunVocabulary(vocabulary)
   return task.replace(
     output_features={
@@ -149,7 +149,7 @@ logging.getLogger("absl").addFilter(
 
 
 def name_errors(task: seqio.Task, where: str) -> seqio.Task:
-  """Returns a copy of a task whose errors name the task's function that failed.
+  """Returns a copy of a task whose errors name the function that failed.
 
   `where` begins the messages, for example "EVAL_TASKS: my_task".
   """

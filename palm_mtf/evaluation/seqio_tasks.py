@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates a model's answers to SeqIO tasks, by seqio.Evaluator.
+"""Evaluates a model's answers to SeqIO tasks with seqio.Evaluator.
 
 Inputs and targets are ids of the run's vocabulary, as in training. If the task
 appends an EOS, targets end in the id of [eod], which is scored too. The task's
@@ -67,8 +67,8 @@ def open_eval_tasks(
   """Returns the tasks in EVAL_TASKS, and the tasks of mixtures in EVAL_TASKS.
 
   Raises:
-    UserError: if a task does not exist, or it has no such split, no metric
-      functions or no examples, or if code of SeqIO or the task fails.
+    UserError: if a task does not exist, lacks the split EVAL_SPLIT, metric
+      functions or examples, or if code of SeqIO or the task fails.
   """
   found: dict[str, EvalTask] = {}
   providers = {x: find_provider(x, "EVAL_TASKS") for x in config.eval_tasks}

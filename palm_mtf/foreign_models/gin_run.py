@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on pods as gin files configure, in gin's own syntax."""
+"""Trains on pods, configured by gin files in gin's own syntax."""
 
 import argparse
 import functools
@@ -126,7 +126,7 @@ def main(
 
   Args:
     gin_files: gin files, read before the files of the command line.
-    arguments: the command line; None for that of the process.
+    arguments: the command line; None for the command line of the process.
 
   Returns:
     The exit code: 0, or 2 if the user's input cannot work.
@@ -165,8 +165,8 @@ def parse_gin(
   """Reads gin files into gin's configuration, and checks every name in them.
 
   Args:
-    gin_files: names of files, found like --gin_file; later files override
-      earlier files.
+    gin_files: names of files, which are searched for like --gin_file; later
+      files override earlier files.
     bindings: "NAME=VALUE" texts, which override all files.
 
   Returns:

@@ -36,7 +36,7 @@ ModelFunction = Callable[
 
 
 class ModelLoss:
-  """`LossFunction` of a model function.
+  """A `LossFunction` that calls a model function.
 
   Attributes:
     features: dtype and shape of each feature of a microbatch, by name.
@@ -343,7 +343,7 @@ class PodTraining:
     Args:
       values: whole variables by name, some or all of those that `variables`
         returns.
-      num_steps: number of steps done before, for the learning rate schedule.
+      num_steps: number of steps already done, for the learning rate schedule.
 
     Raises:
       UserError: there is no such variable, or its shape differs.
@@ -407,7 +407,7 @@ def convert_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
   if given.dtype == dtype.as_numpy_dtype:
     return given
   if given.dtype.kind in "biuf":
-    with np.errstate(invalid="ignore"):  # for NaN as an int, refused below
+    with np.errstate(invalid="ignore"):  # a NaN as an int is refused below
       found = given.astype(dtype.as_numpy_dtype)
     if dtype.is_floating or (found == given).all():
       return found
@@ -421,7 +421,7 @@ def read_whole(
   client: Client, slices: Mapping[str, Sequence[Slice]]
 ) -> dict[str, np.ndarray]:
   """Returns the whole variables of a pod by name."""
-  # If several devices hold the same slice, read only the first device.
+  # If several devices hold the same slice, read only the first of these slices.
   firsts = {
     name: [x for x in parts if x.is_first] for name, parts in slices.items()
   }

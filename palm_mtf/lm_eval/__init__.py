@@ -4,6 +4,7 @@
 
   lm_eval --model palm_mtf --model_args model_dir=runs/first --tasks ...
 
-Only versions of the harness that read entry points find this model type. For
-others, such as 0.4.13, replace `lm_eval` by `python -m palm_mtf.lm_eval`.
+Only versions of the harness that read entry points find this model type. With
+other versions, such as 0.4.13, run `python -m palm_mtf.lm_eval` instead of
+`lm_eval`.
 """

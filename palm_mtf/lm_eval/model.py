@@ -35,7 +35,7 @@ class PalmMtf(LM):
       batch_size: ignored, because the lengths of the texts decide batch sizes.
       max_batch_size: ignored.
       device: ignored.
-      **macros: gin macros that override those of the run, such as STRIDE=64.
+      **macros: gin macros that override the run's macros, such as STRIDE=64.
     """
     del batch_size, max_batch_size, device
     super().__init__()

@@ -60,8 +60,8 @@ def read_generation(
 
   Args:
     decode: settings of the run, of which only WEIGHT_DTYPE is used.
-    length: SEQUENCE_LENGTH. If a task asks for as many tokens or more, the
-      maximum is half of SEQUENCE_LENGTH.
+    length: SEQUENCE_LENGTH. If a task asks for SEQUENCE_LENGTH tokens or more,
+      `max_tokens` is half of SEQUENCE_LENGTH.
 
   Raises:
     UserError: if a keyword is unknown to palm_mtf.

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a run uses, found without an import of JAX or TensorFlow."""
+"""Finds which devices a run uses, without importing JAX or TensorFlow."""
 
 import glob
 import importlib.util
@@ -14,8 +14,9 @@ from palm_mtf.config.pods import PodsConfig
 def uses_accelerators(mesh: DeviceMesh) -> bool:
   """Returns whether JAX, and not TensorFlow, runs the programs of a mesh.
 
-  JAX runs a mesh with TPU and, if this machine has GPUs, any mesh of PaLM
-  without STAGES. In a rehearsal, JAX runs them on virtual CPU devices.
+  JAX runs a mesh for which TPU is set and, if this machine has GPUs, any mesh
+  of PaLM without STAGES. In a rehearsal (see `is_rehearsal`), JAX runs these
+  meshes on virtual CPU devices.
   """
   if mesh.tpu:
     return True
@@ -52,7 +53,7 @@ def has_gpus() -> bool:
 def is_rehearsal() -> bool:
   """Returns whether virtual CPU devices take the place of accelerators.
 
-  They do so if the environment variable JAX_PLATFORMS, which JAX reads, is
+  This is so if the environment variable JAX_PLATFORMS, which JAX reads, is
   "cpu".
   """
   return os.environ.get("JAX_PLATFORMS") == "cpu"

@@ -59,7 +59,7 @@ def cache_path(kind: str, *key: str) -> str:
 
   Args:
     kind: name of a folder below ~/.cache/palm_mtf.
-    *key: texts on which the content depends, besides the CPU.
+    *key: texts, besides the CPU, that the content depends on.
   """
   # The XDG Base Directory Specification says to ignore relative paths.
   caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -239,7 +239,7 @@ class CacheFolder:
       raise CacheError(f"{path}: {error.strerror}") from None
 
   def write(self, name: str, content: bytes) -> None:
-    """Writes a file atomically, in place of a file or folder of the same name.
+    """Writes a file atomically; replaces a file or folder of the same name.
 
     Raises:
       CacheError: the file cannot be written.
@@ -312,8 +312,8 @@ def _seal(name: str, content: bytes) -> bytes:
 def partial_folder(above: int) -> Iterator[CacheFolder]:
   """Yields a new folder inside the folder that has the descriptor `above`.
 
-  First removes folders that killed processes have left there; at the end
-  removes the new folder.
+  First removes folders that killed processes have left in that folder. At the
+  end, removes the new folder.
   """
   remove_abandoned(above)
   name = f"{_PARTIAL}{os.urandom(8).hex()}"

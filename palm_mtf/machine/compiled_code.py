@@ -4,9 +4,9 @@
 
 XLA fails if it cannot write its cache or if a file there is damaged. Therefore
 XLA gets a folder in memory, in TensorFlow's file system ram://, as its cache.
-This module first copies undamaged files from the disk to that folder, and soon
-copies files that XLA adds to the disk. Then a full disk, a damaged file or a
-killed process only costs time to compile.
+This module first copies undamaged files from the disk to that folder. Files
+that XLA then adds to that folder are copied to the disk every second. So a full
+disk, a damaged file or a killed process costs only time to compile.
 """
 
 import atexit
@@ -32,7 +32,7 @@ _VARIABLE = "TF_XLA_FLAGS"
 _FLAG = "--tf_xla_persistent_cache_directory=ram://"
 _SAVE_SECS = 1.0
 # With both flags, TensorFlow compiles CPU operations with XLA even where no
-# code asks for it.
+# code asks for that.
 _COMPILES_FOR_CPUS = (
   re.compile(r"--tf_xla_auto_jit=(1|2|fusible)(\s|$)"),
   re.compile(r"--tf_xla_cpu_global_jit(=1|=true)?(\s|$)"),

@@ -29,7 +29,7 @@ def largest_resident_bytes(process: int | str = "self") -> int:
 
 
 def memory_bytes() -> tuple[int, int]:
-  """Returns the total memory and what this process can still take, in bytes."""
+  """Returns total memory and memory this process can still take, in bytes."""
   # In /proc/meminfo, kB means KiB.
   text = read_or_empty("/proc/meminfo")
   kibibytes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE))

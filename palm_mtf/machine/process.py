@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this process belongs to palm_mtf or to a program that imports it.
+"""Whether palm_mtf owns this process, or a program that imports palm_mtf does.
 
 Commands, server processes and benchmarks own their process: they call
 `own_process` first, and then change Python's garbage collector, TensorFlow's
@@ -29,7 +29,7 @@ _is_owned = False
 
 
 def own_process() -> None:
-  """Marks this process as ours; call this before threads or TensorFlow run."""
+  """Marks this process as palm_mtf's; call before threads or TensorFlow run."""
   global _is_owned
   _is_owned = True
   # TensorFlow's import, perhaps by the user's module, reads this level. Level 3
@@ -43,9 +43,9 @@ def is_owned() -> bool:
 
 
 def die_with(parent: int) -> None:
-  """Makes the kernel kill this process when its parent, by its id, ends.
+  """Makes the kernel kill this process when its parent process ends.
 
-  The setting survives exec.
+  `parent` is the id of the parent process. The setting survives exec.
   """
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -54,7 +54,7 @@ def die_with(parent: int) -> None:
 
 
 def make_child_environment() -> dict[str, str]:
-  """Returns variables with which a child process finds the same modules."""
+  """Returns environment variables so that a child finds the same modules."""
   path = os.pathsep.join(folder for folder in sys.path if folder)
   return {**os.environ, "PYTHONPATH": path}
 
@@ -112,8 +112,8 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   """Refuses packages that TensorFlow would import but does not need.
 
   Half of TensorFlow's import time goes to Keras, to JAX (for a converter) and
-  to packages that its old copy of Keras imports. Programs can import these
-  packages later.
+  to packages that TensorFlow's old copy of Keras imports. Programs can import
+  these packages later.
   """
 
   _NAMES = ("h5py", "jax", "keras", "scipy")
@@ -148,7 +148,7 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def _never_garbage() -> Iterator[None]:
   """Permanently exempts objects made in the body from garbage collection.
 
-  Imports make 400,000 objects that stay. Scanning them again and again would
+  Imports make 400,000 permanent objects. Scanning them again and again would
   take a third of the time of `generate` and a fifth of a short `train`.
   """
   gc.collect()  # because gc.freeze would keep garbage permanently

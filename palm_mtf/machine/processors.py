@@ -3,8 +3,8 @@
 """The CPU, its cores and the GPUs that TensorFlow computes on; their kernels.
 
 The same program gives the same bits only with the same kernels, which depend on
-versions, hardware and environment variables. Checkpoints record these
-(`kernels_here`).
+versions, hardware and environment variables. Checkpoints record all of these
+(see `kernels_here`).
 """
 
 import ctypes
@@ -118,7 +118,7 @@ def usable_cores() -> int:
 
 
 def thread_count(environment: Mapping[str, str]) -> int:
-  """Returns the number of threads per matrix product for an `os.environ`."""
+  """Returns the number of threads per matrix product, given an os.environ."""
   asked = [environment.get(name, "") for name in THREAD_VARIABLES]
   return max([len(visible_cores()), *(int(x) for x in asked if x.isdigit())])
 
@@ -127,14 +127,14 @@ THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
 
 def read_or_empty(path: str | Path) -> str:
-  """Returns the text of a file of the system; "" if it cannot be read."""
+  """Returns the text of a system file; "" if it cannot be read."""
   try:
     return Path(path).read_text(encoding="utf-8", errors="replace")
   except OSError:
     return ""
 
 
-# The number of this device attribute in the driver's header, cuda.h.
+# Number of this device attribute in cuda.h, the header of the CUDA driver.
 _COMPUTE_CAPABILITY_MAJOR = 75
 # First major compute capability with bfloat16 products, that of the A100.
 _BFLOAT16_CAPABILITY = 8
@@ -179,8 +179,8 @@ _SOURCES = ("ops", "native", "mesh", "model", "optim", "programs")
 _INSTRUCTIONS = "CPU instructions"
 _OPERATIONS = "operations in C++"
 _NONE = "none"
-# Environment variables that limit or replace kernels, as ONEDNN_MAX_CPU_ISA (in
-# processors.py) does too.
+# Environment variables that limit or replace kernels, besides
+# ONEDNN_MAX_CPU_ISA, which `kernel_flags` includes.
 _VARIABLES = (
   "DNNL_MAX_CPU_ISA",
   "TF_ENABLE_ONEDNN_OPTS",
@@ -190,9 +190,10 @@ _VARIABLES = (
 
 
 def kernels_here(operations: str) -> dict[str, str]:
-  """Returns {name: value} of what decides this process's kernels.
+  """Returns {name: value} for everything that decides this process's kernels.
 
-  `operations` has options and compiler of our C++ operations, or is "none".
+  `operations` names the compiler of our C++ operations and its options; "none"
+  if this process has no C++ operations.
   """
   return {
     "palm_mtf": f"{__version__} ({_fingerprint()})",
@@ -234,7 +235,7 @@ def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def difference(now: Mapping[str, str], before: Mapping[str, str]) -> str:
   """Returns the differences between two results of `kernels_here`; "" if none.
 
-  Names that only one of them has are left out.
+  Names that only one result has are left out.
   """
   return "; ".join(
     _describe_change(name, now[name], before[name])

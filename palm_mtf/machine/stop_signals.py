@@ -30,7 +30,7 @@ class StopRequest:
   """
 
   def __init__(self):
-    self.signal_name = ""  # of the first stop signal, such as "SIGTERM"
+    self.signal_name = ""  # name of the first stop signal, such as "SIGTERM"
     self._previous = {}
 
   def __enter__(self) -> "StopRequest":

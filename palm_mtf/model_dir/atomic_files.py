@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes files and folders atomically; explains errors of the disk."""
+"""Writes files and folders atomically; explains disk errors."""
 
 import contextlib
 import errno
@@ -76,8 +76,8 @@ def write_atomically(
 
 
 def _rename_to_new(temporary: str, path: str) -> None:
-  # os.link fails if the file exists. A check before os.replace would not do,
-  # because another process could make the file between the two.
+  # os.link fails if the file exists. A check before os.replace would not
+  # suffice, because another process could make the file after the check.
   try:
     os.link(temporary, path)
   except FileExistsError:

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training lock: one process at a time changes a MODEL_DIR.
 
-The holder locks MODEL_DIR/trainer.lock, and writes its name there for messages.
+The process locks MODEL_DIR/trainer.lock, and writes its process id and host
+there, for messages.
 """
 
 import contextlib
@@ -67,7 +68,7 @@ def _lock(model_dir: str, path: str) -> int:
         "that only one process trains there"
       )
     # If the last holder has removed the file, try again, because a lock on a
-    # removed file keeps no other process out.
+    # removed file does not keep other processes out.
     if _is_at(descriptor, path):
       break
     os.close(descriptor)
@@ -105,4 +106,4 @@ def _holder(path: str) -> str:
       content = json.load(file)
     return f"process {content['pid']} on {content['host']}"
   except (OSError, ValueError, RecursionError, KeyError, TypeError):
-    return "another process"  # the holder has not written its name yet
+    return "another process"  # the holder has not written its id yet

@@ -39,7 +39,7 @@ class ModelDir:
 
   @property
   def vocabulary(self) -> str:
-    """The run's own vocabulary, which it trains; an import may copy another."""
+    """Path of the vocabulary that the run trained or an import copied."""
     trained, copied = (
       os.path.join(self.path, x) for x in ("vocabulary.model", "tokenizer.json")
     )

@@ -202,13 +202,13 @@ def _rates(
 class Pace:
   """Times calls, and matrix products before and after each call.
 
-  The products show how much other programs slow the call down, because both are
-  assumed to be slowed down equally.
+  The products show how much other programs slow the call down, because products
+  and calls are assumed to be slowed down equally.
   """
 
   def __init__(self, multiply: Callable[[], object]):
     """Keeps `multiply`, which computes a product of PRODUCT_FLOPS."""
-    self.best_secs = math.inf  # of the fastest product so far
+    self.best_secs = math.inf  # seconds of the fastest product so far
     self._multiply = multiply
     self._last_secs = 0.0
 

@@ -75,7 +75,7 @@ def read_bytes_per_sec() -> float:
 def make_variable(
   client: Client, shape: Sequence[int], dtype: tf.DType
 ) -> tf.Variable:
-  """Returns ones in a variable, because TensorFlow folds constants."""
+  """Returns a variable of ones; TensorFlow would fold a constant."""
   variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
   client.call(Program(operations=[variable.initializer]))
   return variable
@@ -95,7 +95,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def _fastest_secs(call: Callable[[], object]) -> float:
   # The fastest call counts, because other programs only slow calls down.
-  call()  # is not timed, because the first call prepares the operations
+  call()  # not timed, because the first call prepares the operations
   return min(seconds_of(call) for _ in range(_REPEATS))
 
 
@@ -104,9 +104,9 @@ def warn_if_slow(
 ) -> None:
   """Warns if a model multiplies in bfloat16 and this machine emulates bfloat16.
 
-  `config` is the configuration of later sessions too, because a process keeps
-  the threads of its first session, which may be the session here. None for the
-  configuration that has a thread per core.
+  `config` must be the configuration of later sessions too, because a process
+  keeps the threads of its first session, which may be the session here. None
+  means the configuration that has a thread per core.
   """
   if not is_slow(model, mesh):
     return

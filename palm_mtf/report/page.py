@@ -71,7 +71,7 @@ def read_runs(model_dirs: Sequence[str]) -> list[Run]:
   Raises:
     UserError: a folder does not exist, or has no readable metrics.jsonl.
   """
-  # A folder that is given twice, maybe by a link, is one run.
+  # A folder that is given twice, perhaps through a link, is one run.
   paths = {os.path.realpath(x): x for x in map(os.path.expanduser, model_dirs)}
   parts = [os.path.abspath(path).split(os.sep) for path in paths.values()]
   # Find the shortest unique names: a/lm and b/lm for runs/a/lm and runs/b/lm.

@@ -58,7 +58,7 @@ def format_verdict(plan: Mapping[str, Any]) -> str:
 def format_compiled(
   compiled: Mapping[str, Any], plan: Mapping[str, Any]
 ) -> str:
-  """Returns a table of what a compiler says of a step, next to the plan.
+  """Returns a table of a step's costs: as compiled, and as planned.
 
   Args:
     compiled: the record from `compile_run` in accelerators/compile.py.
@@ -228,7 +228,7 @@ def _list_run(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def format_search(
   records: Sequence[Mapping[str, Any]], num_devices: int, summary: str
 ) -> str:
-  """Returns a table of layouts, and then the line `summary`.
+  """Returns a table of layouts, followed by the line `summary`.
 
   `records` has one record per layout, the fastest first. `num_devices` counts
   the devices of all pods.
@@ -252,7 +252,7 @@ def format_search(
 
 
 def _shorten_layout(layout: str) -> str:
-  """Returns layout rules by axis, such as "data(batch) model(heads d_ff)"."""
+  """Groups layout rules by axis, such as "data(batch) model(heads d_ff)"."""
   by_axis: dict[str, list[str]] = {}
   for rule in filter(None, layout.split(",")):
     dim, axis = rule.split(":")

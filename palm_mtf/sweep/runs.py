@@ -271,8 +271,9 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
   """Returns a row {column: value} for each run.
 
   `flops` are model FLOPs. `secs` is the time of all training steps up to the
-  last evaluation. `loss` is the last validation loss, nats per token, and
-  `best_loss` the lowest finite one. A loss that is not finite is None.
+  last evaluation. `loss` is the last validation loss, in nats per token, and
+  `best_loss` is the lowest finite validation loss. A loss that is not finite is
+  None.
   """
   rows = []
   for run in runs:
@@ -365,7 +366,7 @@ def train_runs(
     {name of a failed run: exit code and last line of its log}.
 
   Raises:
-    StoppedError: if a signal came; the runs have saved their last steps.
+    StoppedError: if a signal arrived; the runs have saved their last steps.
   """
   waiting = [x for x in runs if not has_finished(where, x.name)]
   free = cores_of_runs(sweep.sweep_at_once)
@@ -449,7 +450,7 @@ def _last_line(log: str) -> str:
 
 
 def check_none_failed(failed: Mapping[str, str], where: SweepDir) -> None:
-  """Raises UserError if a run failed; the message says how each one failed."""
+  """Raises UserError if runs failed; the message says how each run failed."""
   if failed:
     each = "; ".join(f"{name}: {how}" for name, how in failed.items())
     raise UserError(

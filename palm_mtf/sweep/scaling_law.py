@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The scaling law of Hoffmann et al. (2022): loss by parameters and tokens.
+"""The scaling law of Hoffmann et al. (2022), fitted to the runs of a sweep.
 
   L(N, D) = E + A / N^alpha + B / D^beta            equation 2
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TRACE_STEPS: a timeline of a step's operations and transfers between pods.
 
-records   TensorFlow's records of a step -> operations and transfers
-write     the file for chrome://tracing and Perfetto, the transfer time that
-          computation hides, and the line on stderr
+write.py reads TensorFlow's records of a step. It writes a file for
+chrome://tracing and Perfetto, and measures the transfer time that computation
+hides.
 """

@@ -74,7 +74,7 @@ class Transfer:
   Pods of one process pass tensors in memory, so the three times are equal.
   """
 
-  name: str  # a gradient's variable; another tensor's operation
+  name: str  # for a gradient, its variable; otherwise the operation
   source: int  # number of the sending pod
   target: int  # number of the receiving pod
   num_bytes: int
@@ -300,7 +300,7 @@ Intervals = list[tuple[float, float]]  # [start, end) in seconds
 
 
 class Received(NamedTuple):
-  """What one pod received in a step, from all or from some other pods."""
+  """What one pod received in a step from all other pods or from some."""
 
   received_bytes: int
   hidden_secs: float  # time in which the pod both received and computed
@@ -344,7 +344,7 @@ def length(intervals: Intervals) -> float:
 def measure_received(
   trace: Trace, target: int, sources: Container[int] | None = None
 ) -> Received:
-  """Sums up transfers to pod `target` from `sources`; None means all pods."""
+  """Measures transfers to pod `target` from `sources`; None means all pods."""
   transfers = [
     x
     for x in trace.transfers
@@ -429,7 +429,7 @@ def _ms(secs: float) -> str:
 
 def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
   """Returns the content of a step's trace file."""
-  # Most operations are too short to be seen in a viewer; omit these operations.
+  # Omit operations that are too short to be seen in a viewer, as most are.
   operations = [
     x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
   ]

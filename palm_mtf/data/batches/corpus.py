@@ -84,11 +84,11 @@ class Batches:
   def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
     """Returns the batch of a step, or one of `num_parts` equal parts of it.
 
-    Steps and parts count from 0. Each pod reads another part.
+    Steps and parts count from 0. Each pod reads a different part.
 
     Returns:
-      An array for each of `features`, [batch / num_parts, length], int32;
-      "loss_weights" is float32.
+      {feature: array} for each of `features`. Each array is
+      [batch / num_parts, length], int32; "loss_weights" is float32.
     """
     rows = self._rows.read(self._row_numbers(step, part, num_parts))
     return _stack(rows, self.features)
@@ -176,7 +176,7 @@ def unigram_entropy(batches: Iterable[Batch]) -> float:
 
 
 class Prefetcher(contextlib.AbstractContextManager):
-  """A context manager that makes the batches of the next steps in a thread."""
+  """A context manager; a thread makes the batches of the next steps."""
 
   def __init__(
     self, batch_of: Callable[[int], Batch], last_step: int, depth: int
@@ -221,7 +221,7 @@ class Corpus:
   eod_id: int
   seed: int  # seed of every shuffle
   objective: Objective = CAUSAL
-  first: int = 0  # input at the start of a row or document
+  first: int = 0  # id of the input at the start of a row or document
 
   @property
   def fingerprint(self) -> str:
@@ -240,7 +240,7 @@ class Corpus:
 
   @property
   def validation_bytes_per_token(self) -> float:
-    """Mean bytes of text per learned token in the validation batches."""
+    """Mean bytes of text per token with a loss in the validation batches."""
     # Weight each source by its rate, because sources share the validation rows
     # in proportion to their rates, and every row has the same number of tokens.
     return sum(
@@ -269,7 +269,7 @@ class Corpus:
   def validation_batches(
     self, *, batch_size: int, num_rows: int
   ) -> Iterator[Batch]:
-    """Returns the validation batches; see `batches.validation_batches`."""
+    """Returns the validation batches; see the function of this name above."""
     return validation_batches(
       self._validation_rows,
       batch_size=batch_size,

@@ -34,12 +34,13 @@ Documents are packed in four ways. The figure packs three documents into rows of
                  inputs         0 a b 0 0 0    0 c 0 0 0 0    0 d e f 0 0
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
-A 0 in the inputs is START_ID if this setting has a value.
+If START_ID is set, it replaces the 0 at the start of each row or segment, but
+not the 0 in padding.
 
-PaLM (section 5) packs "joined". A token attends only to its own segment.
-If inputs attend to one another in both directions (prefix_lm), feature
-"prefix" is 1 at the inputs and at the 0 before the first input. If "a" and "c"
-were inputs too, the packed rows would have
+PaLM (section 5) uses "joined". A token attends only to its own segment. Under
+prefix_lm and span_corruption, inputs attend to one another in both directions.
+Feature "prefix" is then 1 at the inputs and at the 0 before the first input. If
+"a" and "c" were inputs too, the packed rows would have
 
                  prefix         1 1 0 1 1 0    1 1 1 0 0 0
 """
@@ -67,7 +68,7 @@ class Example(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """Makes examples from texts; in this one, all tokens are targets."""
+  """Makes examples from texts. In this base class, all tokens are targets."""
 
   # Whether inputs attend to one another in both directions.
   has_prefix = False
@@ -440,8 +441,8 @@ def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
   """Fills rows of `length` tokens with whole documents of `lengths`, in order.
 
   Returns:
-    The index of each row's first document, then the number of documents,
-    [rows + 1].
+    The index of each row's first document, followed by the number of
+    documents, [rows + 1].
   """
   ends = np.cumsum(lengths).tolist()
   first, used = [0], 0

@@ -59,7 +59,7 @@ class DocumentOrder:
   """
 
   def __init__(self, tokens: TokenArray, key: str):
-    """Shuffles the documents of `tokens`, at least one, by the seed `key`."""
+    """Shuffles the documents of `tokens` (at least one) with the seed `key`."""
     self._tokens = tokens
     self._key = key
     self.num_documents = tokens.num_documents  # per epoch
@@ -68,9 +68,9 @@ class DocumentOrder:
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
   def documents(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epochs of documents `first` to `stop` - 1, and their indices.
+    """Returns the epochs and the indices of documents `first` to `stop` - 1.
 
-    The indices count the documents of `tokens`.
+    `first` and `stop` are document numbers. The indices are those in `tokens`.
     """
     numbers = np.arange(first, stop)
     return shuffle_epochs(numbers, self.num_documents, self._key)
@@ -82,7 +82,7 @@ class DocumentOrder:
       The document's number, and the position of its first token.
     """
     epoch, rest = divmod(position, self.num_tokens)
-    # Find the group of 256 documents around the position, then the document.
+    # Find the group of 256 documents that has the position, then the document.
     sparse = self._sparse(epoch)
     group = int(np.searchsorted(sparse, rest, side="right")) - 1
     start = epoch * self.num_documents
@@ -154,8 +154,8 @@ class DocumentStream:
     self._weights = _whole_rates([source.rate for source in sources])
     self._seed = seed
     self._num_tokens = sum(map(len, self._tokens))
-    # Make `_num_tokens` tokens a whole number of blocks. Then if there is one
-    # source, each epoch ends where a block ends.
+    # Divide `_num_tokens` tokens into a whole number of blocks, so that each
+    # epoch ends where a block ends if there is only one source.
     self._num_blocks = -(-self._num_tokens // _BLOCK_TOKENS)
     # Cache several blocks, because a row may reach into the next block.
     self._starts = functools.lru_cache(maxsize=8)(self._find_starts)
@@ -300,7 +300,7 @@ class JoinedStream:
     ]
 
   def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns, for numbers of rows in training order, their rows in the stream.
+    """Converts row numbers in training order to row numbers in the stream.
 
     Rows of the stream are shuffled within each block.
     """
@@ -330,7 +330,7 @@ class Mixture:
     # Number of rows per source in every block, [sources], int64.
     self.rows_of_block = _apportion(np.asarray(rates, np.float64))
     self._seed = seed
-    # Cache two blocks, because consecutive steps read the same one or two.
+    # Cache two blocks, because consecutive steps read the same blocks.
     self._block = functools.lru_cache(maxsize=2)(self._order_block)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

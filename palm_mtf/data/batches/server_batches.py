@@ -24,7 +24,7 @@ from palm_mtf.json_text import json_text
 from palm_mtf.runtime.host_functions import host_function
 
 # Distinguishes the readers of clients that train on the same batches, because a
-# reader reads ahead for one client.
+# reader reads ahead for only one client.
 _CLIENT = secrets.token_hex(8)
 
 
@@ -50,7 +50,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
 
 @host_function
 def find_batches(spec: bytes) -> bytes:
-  """Opens the batches that `spec` describes; returns b"" or why it failed."""
+  """Opens the batches that `spec` describes; returns b"" or an error text."""
   try:
     _open_reader(spec)
   except Exception as error:  # then the client reads the batches instead

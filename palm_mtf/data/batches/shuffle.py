@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A random permutation of 0 .. size - 1, computed per element from a key.
 
-The permutation is not stored, so any element costs the same time, and huge
-permutations need no memory.
+The permutation is not stored, so every element takes the same time, and a huge
+permutation takes no memory.
 """
 
 import functools

@@ -59,8 +59,9 @@ def decide(
 ) -> list[np.ndarray]:
   """Returns each source's decisions on its documents, [documents], uint8.
 
-  A decision is an index into REASONS; 0 keeps the document. No document may
-  contain `examples`. By default there is a worker process per core.
+  A decision is an index into REASONS; 0 keeps the document. If `examples` are
+  given, documents that contain any of them are removed. By default there is a
+  worker process per core.
 
   Raises:
     UserError: a source cannot be read, or a worker process was killed.
@@ -110,8 +111,8 @@ class MeasuringPool(WorkerPool):
   ):
     """Prepares workers: one per core by default; 0 for none.
 
-    They compute digests unless REMOVE_DUPLICATES is None, MinHash values if it
-    is "near", and 8-grams if `examples` are given.
+    Workers compute digests unless REMOVE_DUPLICATES is None, MinHash values if
+    REMOVE_DUPLICATES is "near", and 8-grams if `examples` are given.
     """
     table = examples.table if examples else None
     super().__init__(

@@ -3,9 +3,10 @@
 """Sources without the documents that the filters of a run remove.
 
 Filtering reads all text, so a file stores the decisions on all documents. The
-file begins with a hash of the rest, which is compressed: a JSON line with the
-number of documents per source, then a byte per document (index into REASONS).
-A filter may remove documents that contain an example of an evaluation set.
+file begins with a hash of the rest. The rest is compressed: a JSON line with
+the number of documents per source, then a byte per document, which is an index
+into REASONS. A filter may remove documents that contain an example of an
+evaluation set.
 """
 
 import dataclasses
@@ -51,7 +52,7 @@ _logger = logging.getLogger(__name__)
 
 _VERSION = 1  # add 1 if a filter changes, so that old files are ignored
 _HASH_BYTES = 16
-_BATCH = 32  # evaluation examples per element of the tf.data.Dataset
+_BATCH = 32  # evaluation examples per batch of the tf.data.Dataset
 
 
 def open_filtered(
@@ -115,7 +116,7 @@ class _Decisions:
   def __init__(
     self, sources: Sequence[Source], data: DataConfig, folders: Sequence[str]
   ):
-    """Reads decisions from any of `folders`; writes new ones to the first."""
+    """Reads decisions from any of `folders`; writes them to the first."""
     self._sources, self._folders = sources, folders
     self._data, self._filters = data, data.filters
     self._has_examples = bool(
@@ -124,7 +125,7 @@ class _Decisions:
     self._known: list[str] | None = None
 
   def fingerprint(self, number: int, digests: FileDigests | None) -> str:
-    """Returns a hash of all that decides what source `number` keeps."""
+    """Returns a hash of what determines the decisions on source `number`."""
     # Hash the examples first, so that a wrong task name fails before the slow
     # hashing of all text.
     examples = self._examples_fingerprint
@@ -147,7 +148,7 @@ class _Decisions:
 
   @functools.cached_property
   def _examples_fingerprint(self) -> str:
-    """A hash of the set of evaluation examples; "" if none is looked for."""
+    """A hash of the set of evaluation examples; "" if the user names none."""
     if not self._has_examples:
       return ""
     digests = {each.digest() for each in read_evaluation_sets(self._data)}
@@ -178,7 +179,7 @@ class _Decisions:
 
 
 class FilteredSource:
-  """A Source with only the documents of another source that filters keep."""
+  """A Source that omits the documents of another source that filters remove."""
 
   def __init__(self, source: Source, number: int, decisions: _Decisions):
     """Filters `source`, whose index among the run's sources is `number`."""

@@ -78,8 +78,8 @@ class Source(Protocol):
   def check_vocabulary(self, sha256: str | None) -> None:
     """Raises UserError if documents are token ids of another vocabulary.
 
-    `sha256` is the hash of the run's vocabulary, in hexadecimal; None
-    if the run has yet to train the model.
+    `sha256` is the hash of the run's vocabulary, in hexadecimal; None if the
+    run has not trained its vocabulary yet.
     """
 
   def documents(self) -> Iterator[tuple[str, Document]]:
@@ -97,7 +97,7 @@ class Source(Protocol):
 def read_with_progress(
   source: Source, action: str
 ) -> Iterator[tuple[str, Document]]:
-  """Yields the documents of a source; a bar shows "ACTION NAME" meanwhile."""
+  """Yields a source's documents; a progress bar shows "ACTION NAME"."""
   with progress_bar(f"{action} {source.name}", source.num_bytes) as advance:
     for split, document in source.documents():
       yield split, document

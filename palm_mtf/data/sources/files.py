@@ -55,7 +55,7 @@ class TextFile(NamedTuple):
 def find_files(
   globs: str | Sequence[str], setting: str = "TEXT_FILES"
 ) -> list[TextFile]:
-  """Returns the files that the globs of `setting` match, once, by path.
+  """Returns the files that the globs match, without repeats, sorted by path.
 
   Raises:
     UserError: a glob matches no file, names a folder, or matches a file that

@@ -17,8 +17,9 @@ import math
 import re
 import types
 
-# seqio is imported in functions, because its import takes seconds. Each of them
-# takes a task, so seqio has been imported by data/sources/seqio_task.py.
+# seqio is imported in functions, because its import takes seconds. A function
+# that takes a task or a step needs no `import_seqio`, because the module that
+# made the task has imported seqio.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -249,8 +250,8 @@ def check_ids(
 
   Args:
     task: a `seqio.Task` that makes token ids.
-    sha256: hash of the run's vocabulary; None if the run has yet to
-      train the model.
+    sha256: hash of the run's vocabulary; None if the run has not trained its
+      vocabulary yet.
     setting: name of the setting that holds the task's name, for messages.
   """
   for name in features:
@@ -298,7 +299,7 @@ class SeqioTask:
     self._lengths = None
     if sequence_length:
       features = [f for f in ("inputs", "targets") if f in task.output_features]
-      # Inputs and targets of an example are in the same row of a batch.
+      # Divide the row, because an example's inputs and targets share a row.
       length = sequence_length // max(1, len(features))
       self._lengths = dict.fromkeys(features, length)
     with user_code(f"TASK: the splits of {self.name}"):
@@ -416,7 +417,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _features(self) -> tuple[bool, dict[str, int | None]]:
-    """Whether all features are texts, not ids; {feature: id of EOS}."""
+    """Whether features are texts rather than ids, and each feature's EOS id."""
     with user_code(f"TASK: {self.name}"):
       specs = self._make_dataset(TRAIN).element_spec
       if "targets" not in specs:
@@ -467,7 +468,7 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
   The message begins with `setting` and `name`, the task that needs SeqIO.
   """
   try:
-    # Import TensorFlow before seqio, so that no log is printed.
+    # Import seqio after palm_mtf._tf, which silences TensorFlow's notices.
     import palm_mtf._tf  # noqa: F401
     import seqio  # isort: skip
   except ImportError as error:

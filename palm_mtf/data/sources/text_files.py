@@ -97,8 +97,8 @@ class TextFiles:
 
     Args:
       globs: one glob or several; see files.py.
-      fields: fields of a JSON line. If one is the quality, every file must be
-        .jsonl.
+      fields: fields of a JSON line. If a quality field is set, every file must
+        be .jsonl.
       validation_share: share of the documents that are held out.
       settings: names of the user's settings, for messages.
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Duplicates and contamination, found by n-grams of words as 64-bit hashes.
+"""Finds duplicates and contamination by 64-bit hashes of word n-grams.
 
 The words are `text.lower().split()`, or token ids if a task makes ids. Equal
 n-grams have equal hashes in every text and process. Two different n-grams share
@@ -154,7 +154,7 @@ class Contamination:
   """How many examples an evaluation set has, and how many are contaminated."""
 
   examples: int
-  judged: int  # examples whose n-grams were looked for: all, or a sample
+  judged: int  # examples whose n-grams were searched for: all, or a sample
   # `judged` examples of fewer than 8 words, counted separately because short
   # examples often occur in the training text by chance.
   short: int
@@ -284,7 +284,7 @@ class ContainedExamples:
       minlength=len(self._counts),
     )
     shares = hits / np.maximum(1, self._counts)
-    return shares[1:] >= MIN_SHARE  # entry 0 is no example
+    return shares[1:] >= MIN_SHARE  # entry 0 is not an example
 
 
 def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:
@@ -321,8 +321,9 @@ _FACTORS |= 1  # odd, so that factor * x + addend is one to one
 class Group(NamedTuple):
   """Documents with the same text, or texts that are near duplicates."""
 
-  size: int  # number of these documents, or of these texts
-  digest: bytes  # Document.digest() of one member, in any order of documents
+  size: int  # number of documents or texts in the group
+  # Document.digest() of one member, the same member for any order of documents.
+  digest: bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,8 +331,8 @@ class Duplicates:
   """The number and size of duplicates in a corpus, and the largest groups."""
 
   num_texts: int  # different texts
-  exact_documents: int  # all documents minus one per text
-  exact_bytes: int  # size of these documents
+  exact_documents: int  # number of documents, minus one per text
+  exact_bytes: int  # size of the documents that exact_documents counts
   exact_across: int  # held-out documents with the text of a training document
   near_groups: int  # groups of two or more different texts
   near_texts: int  # texts in these groups, minus one per group
@@ -434,7 +435,8 @@ def begins_run(rows: np.ndarray) -> np.ndarray:
 def minhash(document: Document, digest: bytes) -> np.ndarray:
   """Returns the MinHash values of a document, [NUM_VALUES], uint16.
 
-  Without words, a document is no near duplicate: returns `digest`, repeated.
+  A document without words is never a near duplicate, so its values repeat
+  `digest`.
   """
   words = hash_document(document)
   if not len(words):

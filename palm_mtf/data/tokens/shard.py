@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes, checks and memory-maps shards of a token store, read like one array.
+"""Writes, checks and memory-maps the shards of a token store.
 
-store.py lists the files of a shard.
+TokenArray reads several shards as one array. store.py lists a shard's files.
 """
 
 import array
@@ -228,7 +228,7 @@ class Counts:
 class ShardSummary:
   """The content of a shard's .json."""
 
-  num_read: int  # documents read from the source, even of weight 0
+  num_read: int  # documents read from the source, with any weight
   lowest_rank: float  # the lowest Document.rank of these documents
   counts: dict[str, Counts]  # from split to its counts
   has_inputs: bool  # whether documents have inputs and targets
@@ -292,7 +292,7 @@ def write_shard(
   has_inputs: bool,
   writing: Callable[[], AbstractContextManager] = contextlib.nullcontext,
 ) -> ShardSummary:
-  """Writes documents as shard `number`; without documents, writes nothing.
+  """Writes documents as shard `number`; writes nothing if there are none.
 
   `dtype` is the NumPy dtype of tokens. `writing` returns a context manager that
   explains disk errors. It is entered only while files are written, because
@@ -362,7 +362,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
 
 def _size_of(name: str, summary: ShardSummary, path: str) -> int | None:
-  """Returns the bytes that header and counts imply; None for another header."""
+  """Returns the file size that `summary` implies; None for a wrong header."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):

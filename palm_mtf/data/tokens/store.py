@@ -76,7 +76,8 @@ class Split:
 
   @property
   def bytes_per_token(self) -> float:
-    """Bytes of text per learned token; bits per byte = loss / (this * ln 2)."""
+    """Bytes of text per token with a loss."""
+    # Bits per byte = loss / (bytes_per_token * ln 2).
     counts = self.counts
     return counts.num_target_bytes / max(1, counts.num_target_tokens)
 
@@ -112,8 +113,8 @@ def write_store(
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
-  # For the message about a full disk: the most bytes that tokens take, except
-  # [eod] and repeats, because every other token has at least one byte of text.
+  # For the message about a full disk: an upper bound of the bytes of tokens,
+  # except [eod] and repeats. Every other token has at least one byte of text.
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   on_disk = functools.partial(writing, folder, needed)
   with (
@@ -270,7 +271,7 @@ def cache_stores(
 def _name_stores(
   own: str, data: DataConfig, sources: Sequence[Source], vocabulary: Vocabulary
 ) -> list[tuple[Source, str]]:
-  """Returns (source, name of its store) for each source; checks its ids."""
+  """Returns (source, name of its store) pairs; calls `check_vocabulary`."""
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
   # FileDigests caches the hashes of the text files next to the token stores.

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vocabularies of SentencePiece, which palm_mtf trains and reads.
 
-The vocabularies that palm_mtf trains are lossless. As in PaLM 2, nothing is
-normalized, all white space is kept, characters without a piece become one token
-per UTF-8 byte, and every digit is a separate token (a rare digit of another
-script: one token per byte). The ids:
+The vocabularies that palm_mtf trains are lossless. As in PaLM (section 2),
+nothing is normalized, all white space is kept, characters without a piece
+become one token per UTF-8 byte, and every digit is a separate token (a rare
+digit of another script is one token per byte). The ids:
 
   0           <pad>   shifted in at the start of every sequence
   1           [eod]   end of document; a text that says "[eod]" has other ids
-  2           <unk>   never made: byte pieces replace it
+  2           <unk>   never used, because byte pieces take its place
   3 .. 258    <0x00> .. <0xFF>
   259 ..      learned pieces, among them the digits and runs of white space
   last ones   EXTRA_IDS sentinels in T5's order
@@ -92,8 +92,8 @@ class SentencePieceVocabulary(Vocabulary):
     self._space_mark_ids = np.array(
       list(map(self._processor.PieceToId, mark_bytes)), np.int32
     )
-    # A token with visible text. A token that is decoded after the anchor keeps
-    # the space that it would lose at the beginning of a text.
+    # The id of a token with visible text. A token that is decoded after this
+    # anchor keeps the space that it would lose at the beginning of a text.
     self.anchor = next(
       (i for i in range(self.size) if self._processor.Decode([i]).strip()), 0
     )

@@ -28,8 +28,8 @@ class TextReader:
     self._vocabulary = vocabulary
     self.text = ""  # complete characters of the tokens so far
     self._decoder = codecs.getincrementaldecoder("utf-8")(EACH_BYTE)
-    # The tokens before the first byte: they decide whether the text begins with
-    # a space. None as soon as there is a byte.
+    # The tokens before the first byte, which determine whether the text begins
+    # with a space. None after the first byte.
     self._leading: list[int] | None = None
     if before is None:
       return
@@ -63,8 +63,7 @@ class TextReader:
   def add(self, token: int) -> int:
     """Adds a token; returns the index in `text` at which the token begins.
 
-    The index of a token that begins within a character is that of the
-    character.
+    If the token begins within a character, returns the index of the character.
     """
     new = self._vocabulary.token_bytes(token, self._leading)
     # Only bytes from 0x80 to 0xBF continue a character.

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training of a SentencePiece vocabulary on a bounded sample of the documents.
+"""Trains a SentencePiece vocabulary on a bounded sample of the documents.
 
 The same documents, in any order, give the same model, byte for byte.
-vocabulary.py lists the ids.
+sentencepiece_vocabulary.py lists the ids.
 """
 
 import collections
@@ -85,8 +85,9 @@ def training_sample(
 ) -> list[str]:
   """Returns a sample of texts from which to learn `vocab_size` pieces.
 
-  The sample has at most `num_characters` characters. If None, the sample is so
-  large that training takes a minute or two and at most 4 GB of memory.
+  The sample has at most `num_characters` characters. If that is None, the
+  sample is so large that training takes a minute or two and at most 4 GB of
+  memory.
   """
   if num_characters is not None:
     return sample_text(documents, num_characters)
@@ -157,7 +158,7 @@ def list_pieces(model: bytes) -> str:
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
   """Returns chunks of the documents with at most `max_characters` in all."""
   # SentencePiece holds its text in memory, so keep only the chunks with the
-  # smallest hashes: one pass samples all documents, whatever their order.
+  # smallest hashes. One pass then samples all documents, whatever their order.
   kept = []  # a heap of (-hash, chunk): the largest hash is first
   num_characters = 0
   limit = 1 << 64  # chunks with this hash or a larger hash do not fit
