@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps old names working: of palm_mtf's modules, and of TensorFlow 1.
+"""Keeps old names of palm_mtf's modules and of TensorFlow 1 working.
 
 Old names of palm_mtf's modules work until 0.3. Mesh TensorFlow 0.1.21 was
 written for TensorFlow 1. On TensorFlow 2.16 and later its import needs:
@@ -60,7 +60,7 @@ class _NewNameLoader:
       DeprecationWarning,
       stacklevel=2,
     )
-    # `import` returns the entry in sys.modules, so replace the empty module.
+    # `import` returns the entry in sys.modules; replace the empty module there.
     sys.modules[old_name] = importlib.import_module(self._new_name)
 
 
@@ -80,7 +80,7 @@ class _ModeKeys:
 
 
 def _put_back() -> None:
-  """Imports TensorFlow, and adds the old names that it lacks."""
+  """Imports TensorFlow, and adds the old names that TensorFlow lacks."""
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.python.framework import ops, tensor_conversion_registry

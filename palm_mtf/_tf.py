@@ -5,9 +5,9 @@
 Everything in palm_mtf runs inside an explicit `tf.Graph`, so that a user's code
 in the same process can use eager TensorFlow.
 
-In palm_mtf's own processes the import prints no notices and skips packages that
-TensorFlow does not need (machine/process.py). In other processes this is a
-plain import.
+In palm_mtf's own processes, the import prints no notices and skips packages
+that TensorFlow does not need (machine/process.py). In other processes, this
+module imports TensorFlow as usual.
 """
 
 import contextlib

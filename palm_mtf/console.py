@@ -163,8 +163,8 @@ def print_results(
 ) -> None:
   """Prints results as one JSON object, or else as a line for each result.
 
-  A mapping among the results has a line for each of its entries. `space` is
-  printed in place of each "_" of a name, but not in JSON.
+  If a result is a mapping, each of its entries gets a line. Each "_" of a name
+  is printed as `space`, but not in JSON.
   """
   if as_json:
     print(json_text(results))

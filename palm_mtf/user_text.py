@@ -43,8 +43,8 @@ _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 # The first bytes of files that are not plain UTF-8 text. UTF-32 comes first,
 # because its little-endian byte order mark begins with UTF-16's. No UTF-8 text
-# begins with these bytes. A UTF-8 text could begin with _BZ2, the first bytes
-# of a bzip2 file, but not by chance.
+# begins with these bytes, except that a text could begin with _BZ2, the first
+# bytes of a bzip2 file, but not by chance.
 _FORMATS = {
   codecs.BOM_UTF32_LE: "UTF-32",
   codecs.BOM_UTF32_BE: "UTF-32",

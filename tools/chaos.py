@@ -64,12 +64,12 @@ READERS = [
   ["evaluate", "--model_dir", "{}"],
   ["generate", "--model_dir", "{}", "--prompt", "one two"],
 ]
-# Python ignores an interrupt, with a traceback, in the callback of a weak
+# Python prints a traceback and ignores an interrupt in the callback of a weak
 # reference, which may run when nothing handles the signal any more.
 _IGNORED = re.compile(r"Exception ignored in(.*\n)+?KeyboardInterrupt")
 _DISK = "size=64m"
 _CHUNK_BYTES = 4096
-# linux/prctl.h and linux/capability.h.
+# From linux/prctl.h and linux/capability.h.
 _PR_CAPBSET_DROP = 24
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
@@ -95,7 +95,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
     yield mounted
   finally:
     if mounted:
-      # Lazily, because a process that is ending may still hold a file.
+      # Unmount lazily, because a process that is ending may still hold a file.
       subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
@@ -106,8 +106,8 @@ def full_disk(
   """Leaves a process a few bytes to write, until the context ends.
 
   Args:
-    folder: folder of the run. If it is no small disk, the process's files may
-      not grow beyond a limit, for the rest of the process's life.
+    folder: folder of the run. If it is not a small disk, the process's files
+      may not grow beyond a limit, for the rest of the process's life.
     process: process that writes.
     rng: source of the number of bytes that are left.
   """
@@ -195,7 +195,7 @@ class Round:
         if fault != PAUSE and not (fault in of_pods and pods.end_no_run):
           break
       self.counts.update(["start", *made])
-      # A server takes a client that is paused for long for one that is gone.
+      # If a client is paused for long, a server counts the client as gone.
       may_fail = pods and not {PAUSE, *pods.faults}.isdisjoint(made)
       code = self._check_end(trainer, "trainer.txt", made, may_fail)
     return code == 0
@@ -234,7 +234,7 @@ class Round:
       reader.kill()
 
   def _wait_for_a_moment(self, trainer: subprocess.Popen) -> bool:
-    """Waits for a random moment; returns whether the trainer still runs."""
+    """Waits a random time; returns whether the trainer still runs."""
     log = self._logs / "trainer.txt"
     if chance(self._rng, 4):  # possibly while the trainer starts
       wait = self._rng.uniform(0, 8)
@@ -289,7 +289,7 @@ class Round:
       allowed.add(2)
     if KILL in made:
       allowed.add(-signal.SIGKILL)
-    if STOP in made:  # by its own signal handler, or before it has one
+    if STOP in made:  # ended by its signal handler, or before it had one
       allowed |= {128 + each for each in SIGNALS} | {-each for each in SIGNALS}
     rest = _IGNORED.sub("", text) if STOP in made else text
     wrong = [x for x in ("Traceback", "DAMAGED", "damaged") if x in rest]

@@ -100,7 +100,7 @@ class ManagedPods:
     self._manager = self._manage()
     self._servers = [self._serve(i) for i in range(2 * len(_ISLANDS))]
     for server in self._servers:
-      server.stdout.readline()  # when it serves
+      server.stdout.readline()  # waits until it serves
     self.faults: dict[str, Callable[[random.Random], None]] = {
       "killed manager": self._kill_manager,
       "lost server, another joins": lambda rng: self._replace(
@@ -151,7 +151,7 @@ class ManagedPods:
     island = rng.choice(_ISLANDS)
     with ManagerClient("--manager", self._address) as client:
       for each in client.call("list_all"):
-        # A server may leave in the meantime.
+        # A server may have left in the meantime.
         with contextlib.suppress(UserError):
           if "address" in each:
             client.call(

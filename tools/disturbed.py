@@ -61,8 +61,8 @@ def disturb(kinds: str, seed: int) -> None:
     for name in ("fsync", "replace", "rename"):
       setattr(os, name, _slow_down(getattr(os, name), rng))
   if CLOCK_JUMP in kinds:
-    # gRPC computes deadlines by Python's clock, for C++ code whose clock does
-    # not jump here.
+    # Give gRPC the real clock: it computes deadlines with Python's clock, but
+    # for C++ code, whose clock does not jump.
     calm = types.ModuleType("time")
     vars(calm).update(vars(time))
     grpc._channel.time = calm

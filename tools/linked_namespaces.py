@@ -8,7 +8,7 @@
 # The kernel's token bucket (tbf) limits the bandwidth of each direction. The
 # link is a veth pair if no delay is needed or if the kernel can delay packets
 # (netem). Otherwise a process passes packets between two TUN devices, each
-# after the delay.
+# packet after the delay.
 #
 # This file, run as a program, holds both namespaces open. The kernel removes
 # the namespaces when that process ends, and ends the process with its parent.
@@ -36,12 +36,12 @@ _DEVICE = "pods"
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _TUNSETIFF, _IFF_TUN_NO_PI = 0x400454CA, 0x1001
-_MTU = 65000  # few packets, because they may pass through Python
+_MTU = 65000  # large, because packets may pass through Python
 _QUEUE_BYTES = 16_000_000
-# As much as two packets may leave at the same time, or the bytes of a
+# At once, two packets may leave, or the bytes that the link carries in a
 # millisecond if these are more.
 _LEAST_BURST_BYTES = 2 * _MTU
-# On a long link, bandwidth x round trip is in flight from the first packet on.
+# Large buffers: bandwidth x round-trip time is in flight from the start.
 _SYSCTLS = {
   "tcp_rmem": "4096 131072 67108864",
   "tcp_wmem": "4096 131072 67108864",
@@ -147,7 +147,7 @@ class LinkedNamespaces:
     ]
 
   def _end(self) -> None:
-    # Closes its stdin, so that it ends, and the namespaces with it.
+    # Close the holder's stdin, so that the holder and the namespaces end.
     self._holder.communicate()
 
   def _has_netem(self) -> bool:
@@ -166,7 +166,7 @@ class LinkedNamespaces:
 class _Relay:
   """Passes packets from one device to another, each after `delay_secs`."""
 
-  delay_secs = 0.0  # of all relays
+  delay_secs = 0.0  # the same for all relays
 
   def __init__(self, source: int, sink: int):
     self._source, self._sink = source, sink

@@ -151,12 +151,12 @@ def _pathways() -> Iterator[Row]:
   yield from _islands()
 
 
-# Pathways, section 5.3, does not print all of its settings. Assumed are: PaLM's
+# Pathways, section 5.3, does not print all of its settings. We assume PaLM's
 # block, with the width of PaLM 62B and with a width between 62B and 540B, and
 # the number of layers that gives the published parameters; the layout of the
 # recipe of 62B; recomputed blocks, because activations do not fit otherwise;
 # the two batch sizes of PaLM 62B; and PaLM's network, 81 Tbit/s for 1,536
-# hosts. The paper's 128 pairs of hosts for 64B have two chips each.
+# hosts. In the paper's 128 pairs of hosts for 64B, each host has two chips.
 ISLANDS = (
   ("64B", 512, 457, 97.2, {"NUM_LAYERS": 66}),
   (

@@ -30,8 +30,8 @@ from palm_mtf.errors import check_count
 from tools.bench.command import one_line_errors
 from tools.bench.models import PALM_OPTIMIZER, training_program
 
-# Largest relative differences of the losses: in the first steps only rounding,
-# later rounding that Adafactor's g / sqrt(v) amplifies.
+# Largest relative differences of the losses. The first steps differ only by
+# rounding; in later steps, Adafactor's g / sqrt(v) amplifies rounding.
 FIRST_STEPS = 10
 FIRST_LIMIT = 1e-5
 LIMIT = 1e-3
@@ -130,7 +130,7 @@ def train_jax(
 
   from tools.peers import jax_adafactor, jax_palm
 
-  # The flags of the JAX program that jax_palm.compute_loss reads.
+  # The flags of the JAX program that its `compute_loss` reads.
   sizes = types.SimpleNamespace(
     dtype="float32", d_kv=config.d_kv, d_model=config.d_model
   )
@@ -156,7 +156,7 @@ def train_jax(
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict:
   """Returns the largest relative differences, and whether they agree."""
   ours, theirs = np.array(ours), np.array(theirs)
-  # A loss that is infinite or no number counts as an infinite difference.
+  # A loss that is infinite or NaN counts as an infinite difference.
   with np.errstate(invalid="ignore"):
     differences = np.abs(ours - theirs) / np.abs(theirs)
   differences[~np.isfinite(differences)] = np.inf

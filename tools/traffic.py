@@ -66,7 +66,7 @@ def _cross_replica_bytes(op: tf.Operation, kind: str) -> int:
 def needed(
   fetches: Iterable[tf.Operation | tf.Tensor],
 ) -> Iterator[tf.Operation]:
-  """Yields the operations that run when `fetches` are."""
+  """Yields the operations that run when `fetches` are run."""
   todo = [x.op if isinstance(x, tf.Tensor) else x for x in fetches]
   seen = set(todo)
   while todo:

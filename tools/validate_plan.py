@@ -13,11 +13,11 @@ The machine should do nothing else. Results are on stdout, progress on stderr.
 # The calibration trains none of these models. Each model trains in a separate
 # process, and each pod in a process with one core. A few processes live at the
 # same time and take turns, one step per turn. The rule was fixed before the
-# first table: the seconds of a step are divided by the slowdown, which is how
-# much longer products right before and after the step take than the best
-# calibrated time (rates/calibration.py). The median of TURNS counts. For pods
-# the time is the processor time of the busier process. The median slowdown has
-# a column; of several runs, a row keeps the run with the smallest slowdown.
+# first table: the seconds of a step are divided by the slowdown, which is the
+# time of products right before and after the step, divided by the best
+# calibrated time (rates/calibration.py). The median of TURNS counts. For pods,
+# the time is the processor time of the busier process. The table has the median
+# slowdown; of several runs, a row keeps the run with the smallest slowdown.
 # Layouts split virtual devices that share cores, so only their memory and bytes
 # are compared, not their time.
 
@@ -62,8 +62,8 @@ _LONG = {"SEQUENCE_LENGTH": 1024, "GLOBAL_BATCH_SIZE": 2}
 _PODS = {"NUM_PODS": 2, "PODS": "local_servers"}
 _MODEL = "batch:data,heads:model,d_ff:model,vocab:model"
 
-# Macros that differ from 8 sequences of 256, by case; a case's name begins with
-# size and dtype.
+# {case: macros that differ from 8 sequences of 256 tokens}. The name of a case
+# begins with the size and the dtype.
 TIMED: dict[str, dict[str, object]] = {
   "4.8M f32": {},
   "4.8M bf16": {},
@@ -233,7 +233,7 @@ def write(records: Sequence[Mapping[str, Any]], page: str) -> str:
 
 
 def summary(rows: Sequence[str]) -> Iterator[str]:
-  """Yields how near plans are to measurements, one line per kind."""
+  """Yields one line per kind on how near plans are to measurements."""
   cells = [x.split(" | ") for x in rows]
   for what, column in (("times", 3), ("sizes of memory", 7)):
     off = [
@@ -300,8 +300,8 @@ def work(config: PlanConfig) -> None:
       before = processor_secs(os.getpid())
       timed = machine.time_call(lambda: run(batch, next(steps)))
       _, *servers = processor_secs(os.getpid()).items()
-      # On an idle machine a server with one core would take its processor
-      # time. Products on all cores predict that time less well.
+      # On an idle machine, a server with one core would take as long as its
+      # processor time, which the slowdown of products predicts less well.
       secs = max((now - before[x] for x, now in servers), default=None)
       return {
         "step_secs": secs or undisturbed_secs(*timed, best_secs),

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls from the client's graph to the functions in the processes of hosts."""
+"""Calls from the client's graph to functions in the hosts' processes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def call_host(
 
 
 class DeviceArray:
-  """A device's slice of an array; stands for the variable of a `Slice`."""
+  """A device's slice of an array; takes the place of a `Slice`'s variable."""
 
   def __init__(
     self,
@@ -60,7 +60,7 @@ class DeviceArray:
 def make_slice(
   region: Region, names: Sequence[str], held: DeviceArray
 ) -> Slice:
-  """Returns the `Slice` of a device's array; `names` are those of its rows."""
+  """Returns the `Slice` of a device's array; `names` are its rows' names."""
   return Slice(
     **dataclasses.asdict(region),
     names=names,
@@ -70,7 +70,7 @@ def make_slice(
 
 
 def after_all(found: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-  """Returns what the first host returns, after all hosts have returned."""
+  """Returns the results of the first host, after all hosts have returned."""
   # All hosts of a pod have to run the program, even if the session fetches only
   # one result; otherwise the collectives of the other hosts would wait forever.
   with tf.control_dependencies([x for x, *_ in found]):

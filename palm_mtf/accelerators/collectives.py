@@ -16,7 +16,7 @@ from palm_mtf._tf import gen_xla_ops, tf
 
 Groups = Sequence[Sequence[int]]
 
-_VERSION = 5  # of XlaCallModule's attributes
+_VERSION = 5  # version of XlaCallModule's attributes
 _NAMES = {
   tf.float32: "f32",
   tf.bfloat16: "bf16",
@@ -59,7 +59,7 @@ def all_gather(x: tf.Tensor, groups: Groups, axis: int) -> tf.Tensor:
   Args:
     x: this device's part, float32, bfloat16 or int32; it has the same shape on
       all devices.
-    groups: numbers of devices; parts are joined in the order in a group.
+    groups: numbers of devices; parts are joined in the order of a group.
     axis: dimension along which the parts are joined.
   """
   shape = x.shape.as_list()
@@ -78,7 +78,7 @@ def all_to_all(
   Args:
     x: float32, bfloat16 or int32; the number of devices of a group divides the
       size of its dimension `split_axis`.
-    groups: numbers of devices; parts are joined in the order in a group.
+    groups: numbers of devices; parts are joined in the order of a group.
     split_axis: dimension along which x is cut.
     concat_axis: dimension along which received parts are joined.
   """

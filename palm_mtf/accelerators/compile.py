@@ -66,8 +66,8 @@ _ENVIRONMENT = {
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
-# Without a GPU, XLA cannot time the tiles of the matrix products for which it
-# generates code, and finds no tiles at all for some, so products call cuBLAS.
+# To generate code for a matrix product, XLA times tile sizes on a GPU. Without
+# a GPU it finds no tile size for some products, so all products call cuBLAS.
 _CUDA_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
 
 _MAX_TRIES = 3  # compilations to find settings that fit
@@ -86,11 +86,11 @@ def compile_run(config: PlanConfig) -> dict[str, Any]:
   """Compiles the largest step of a run; returns a record that fits into JSON.
 
   Sizes and bytes are per device. Each entry of "programs" has the memory of one
-  program, and in "secs" the seconds that the compilation took. All other bytes
-  and seconds are per step: "secs" has "compute", the compiler's estimate of
-  cycles over the clock rate, only for TPUs; and "collectives", the bytes that a
-  device sends over the bandwidth of its links, because the compiler gives no
-  estimate.
+  program, and in "secs" the seconds that its compilation took. All other bytes
+  and seconds are per step. In the record's own "secs", "compute" (only for
+  TPUs) is the compiler's estimate of cycles, divided by the clock rate. The
+  compiler gives no estimate for collectives, so "collectives" is the bytes that
+  a device sends, divided by the bandwidth of its links.
 
   Args:
     config: settings with TPU, or with one of GPU_CHIPS as CHIP.
@@ -115,8 +115,8 @@ def _suggest(config: PlanConfig, error: _TooLargeError) -> str:
   )
   batch_size = config.run.batch_sizes.largest
   planned = sum(memory_parts(config, batch_size).values())
-  # Assume that the compiled step exceeds the plan by the same factor for other
-  # settings, so that the plan may use only this much of the memory.
+  # Assume that the memory of the compiled step exceeds the plan's by the same
+  # factor for all settings. The plan then has to fit into `memory` bytes.
   memory = planned * error.available / error.needed
   for _ in range(_MAX_TRIES):
     smaller = dataclasses.replace(
@@ -371,7 +371,7 @@ def _memory(compiled: Any, kept: int) -> dict[str, int]:
   parts = {
     "kept_bytes": kept,
     "argument_bytes": found.argument_size_in_bytes,
-    # Results that do not take the place of arguments.
+    # Bytes of results that do not reuse the memory of donated arguments.
     "result_bytes": found.output_size_in_bytes - found.alias_size_in_bytes,
     "temporary_bytes": found.temp_size_in_bytes,
     "code_bytes": found.generated_code_size_in_bytes,

@@ -7,7 +7,7 @@ The text has one line per instruction, in the order in which a device runs them:
   %all-gather.1 = bf16[128,64]{1,0} all-gather(%x), replica_groups={{0,1}}, ...
 
 Instructions form computations. The program begins with the computation ENTRY;
-loops, calls and fusions run others.
+loops, calls and fusions run other computations.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ _KINDS = {
   "reduce-scatter": "reduce_scatter",
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# Instructions whose operand has the value of the result.
+# Instructions that return the value of their operand.
 _SAME_VALUE = ("bitcast", "copy")
 
 
@@ -146,10 +146,10 @@ class CompiledText:
     return [x for x in inner if x.opcode in _KINDS]
 
   def _count_rounds(self, computation: str, loop: _Instruction) -> int:
-    """Returns the number of rounds of a loop.
+    """Returns the number of iterations of a loop.
 
-    XLA for GPUs writes the number. On TPUs the loop's counter is one of the
-    loop's values, and the loop ends when the counter reaches a constant.
+    XLA for GPUs writes the number into the text. On TPUs, the loop's counter is
+    one of the loop's values, and the loop ends when it reaches a constant.
     """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
       return int(known[1])
@@ -176,7 +176,7 @@ class CompiledText:
     return next(x for x in found if x.is_root)
 
   def _source(self, computation: str, name: str) -> _Instruction:
-    """Returns the instruction that computes a value, without copies."""
+    """Returns the instruction that computes a value, looking through copies."""
     found = self._computations[computation][name]
     if found.opcode in _SAME_VALUE:
       return self._source(computation, found.operands[0])
@@ -195,8 +195,8 @@ def _read_collective(
   """Returns the collective of an instruction.
 
   Args:
-    each: the instruction, perhaps in a fusion.
-    fusion: the fusion, or None.
+    each: the instruction.
+    fusion: the fusion that contains the instruction, or None.
     times: how many times the instruction runs.
   """
   kind = _KINDS[each.opcode.removesuffix("-start")]
@@ -208,7 +208,7 @@ def _read_collective(
     arrays = [_scale(x, n, each) for x in arrays]
     size *= n
   elif kind == "all_reduce" and fusion:
-    # A fusion with a part of the sum is a reduce-scatter.
+    # A fusion that returns only a part of the sum is a reduce-scatter.
     of_fusion = sum(_array_bytes(*x) for x in _ARRAY.findall(fusion.shape))
     if of_fusion * n <= size:
       kind = "reduce_scatter"
@@ -230,18 +230,18 @@ def _read_collective(
 def _arrays(each: _Instruction) -> list[tuple[str, str]]:
   """Returns dtype and sizes of the arrays in the result of a collective."""
   found = _ARRAY.findall(each.shape)
-  # Operands, then results.
+  # The shape lists operands, then results.
   if each.opcode in ("all-gather-start", "reduce-scatter-start"):
     return found[len(found) // 2 :]
   if each.opcode == "collective-permute-start":
-    return found[:1]  # then the result, and numbers of the transfer
+    return found[:1]  # the operand; the result and other numbers follow
   return found
 
 
 def _scale(
   array: tuple[str, str], n: int, each: _Instruction
 ) -> tuple[str, str]:
-  """Returns the operand of a reduce-scatter from the result."""
+  """Returns a reduce-scatter's operand array, given the result array."""
   dtype, text = array
   sizes = text.split(",")
   axis = re.search(r"dimensions=\{(\d+)\}", each.rest)
@@ -256,9 +256,9 @@ def _array_bytes(dtype: str, sizes: str) -> int:
 def read_groups(attributes: str) -> Groups:
   """Returns the groups of devices in the attributes of a collective.
 
-  XLA lists the numbers, {{0,1},{2,3}}; or writes [2,2]<=[4], the numbers below
-  4 as a matrix of this shape; or [2,2]<=[2,2]T(1,0), after transposing an array
-  of all numbers.
+  XLA writes the groups as {{0,1},{2,3}}; or as [2,2]<=[4], the rows of a 2 x 2
+  matrix of the numbers 0 to 3; or as [2,2]<=[2,2]T(1,0), the rows after such a
+  matrix is transposed.
   """
   found = re.search(
     r"(?:replica_groups|source_target_pairs)="
@@ -290,7 +290,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _transpose(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-  """Returns the numbers of an array [sizes] after transposing it."""
+  """Returns the numbers 0, 1, ... of an array [sizes], after transposing it."""
   strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
   numbers = [0]
   for axis in order:
@@ -305,8 +305,8 @@ def find_axes(
   """Returns the numbers of the mesh axes over which a collective communicates.
 
   These are the axes along which the devices of some group differ. Returns None
-  if a group has not all devices along these axes; but the pairs of a permute
-  need not be such groups, so for a permute the result is never None.
+  if a group lacks some of the devices along these axes. For a permute, whose
+  groups are only pairs, the result is never None.
 
   Args:
     collective: the collective; device numbers are row-major in the mesh.

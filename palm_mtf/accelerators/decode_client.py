@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The client's programs of decoding on a pod of accelerators.
+"""The client's programs for decoding on a pod of accelerators.
 
 The programs call the functions of decoder.py in the pod's hosts.
 """
@@ -25,10 +25,10 @@ from palm_mtf.runtime.program import Program
 
 
 class PodDecoder:
-  """Weights and programs of decoding on the first pod of some devices."""
+  """Decoding weights and programs on the first pod of `devices`."""
 
   def __init__(self, settings: DecodeSettings, devices: AcceleratorDevices):
-    """Takes what the weights depend on, and the devices."""
+    """Takes the settings of the weights, and the devices."""
     self._devices, self._text = devices, dataclass_text(settings)
     self._hosts, self._pod = devices.hosts[0], devices.name_pod(0)
     self._num_layers = settings.model.num_layers

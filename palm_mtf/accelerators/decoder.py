@@ -3,9 +3,9 @@
 """The part of a decoding pod that one host holds: weights, states, functions.
 
 The client's session calls the functions of this module in the processes of all
-hosts of a pod (host_calls.py). `pod` is a `PodName` and `settings` are
+hosts of a pod (host_calls.py). `pod` is a `PodName` and `settings` is a
 `DecodeSettings`, both as JSON. An array has a part for each device, [devices,
-...], even if devices hold equal parts.
+...], even if the parts of several devices are equal.
 """
 
 import functools
@@ -71,7 +71,7 @@ class PodPrograms:
     mesh: JAX's mesh of the devices.
     devices: JAX's devices, in the order of the mesh.
     sharding: how JAX splits an array with a part for each device.
-    local: numbers in the mesh of this host's devices.
+    local: mesh numbers of this host's devices.
     get_function: returns JAX's function of (weights, state, inputs) for a
       result of `function_text`.
   """
@@ -79,10 +79,10 @@ class PodPrograms:
   def __init__(
     self, settings: DecodeSettings, devices: Sequence[Any], platform: str
   ):
-    """Takes what the weights depend on, and where the programs run.
+    """Takes the settings of the weights, and where the programs run.
 
     Args:
-      settings: what the weights depend on.
+      settings: the settings of the weights.
       devices: JAX's devices, in the order of the mesh.
       platform: JAX's name of their kind: "cpu", "tpu" or "cuda".
     """
@@ -152,7 +152,7 @@ class PodPrograms:
   def abstract_state(self, function: str, weights: Arrays) -> list[jax.Array]:
     """Returns the shape, dtype and sharding of the arrays of a new state.
 
-    `function` is a function that makes a state, as text.
+    `function` is the text (`function_text`) of a function that makes a state.
     """
     inputs = abstract_inputs(function)
     state, _ = jax.eval_shape(self.get_function(function), weights, [], inputs)
@@ -186,11 +186,12 @@ class PodPrograms:
     return made, {}
 
   def _compile(self, build: Callable, donates: bool = False) -> Callable:
-    """Returns a function of arrays and of inputs that every device gets.
+    """Returns JAX's function of (weights, state, inputs) that runs `build`.
 
     Args:
-      build: takes a device's parts of `weights` and of `state`, and `inputs`;
-        returns a device's parts, and outputs that all devices have.
+      build: takes a device's parts of `weights` and of `state`, and `inputs`,
+        which are the same on all devices; returns the device's parts of the
+        next arrays, and outputs, which are the same on all devices.
       donates: whether the function donates `state`.
     """
     placement = self.placement
@@ -282,7 +283,7 @@ def assign_slice(
   Args:
     pod: the pod.
     name: name of the parameter in checkpoints.
-    device: number in the mesh of a device of this host.
+    device: mesh number of a device of this host.
     value: the device's slice, float32.
   """
   with _lock:
@@ -296,7 +297,7 @@ def make_layer(pod: bytes, settings: bytes, layer: np.int32) -> np.int32:
 
   Args:
     pod: the pod.
-    settings: what the weights depend on.
+    settings: the settings of the weights.
     layer: number of the layer, or OUTSIDE.
   """
   held = _open(pod)
@@ -318,18 +319,18 @@ def run_function(
   state: bytes,
   *inputs: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
-  """Runs a function of decoding.
+  """Runs a decoding function.
 
   Args:
     pod: the pod.
-    settings: what the weights depend on.
+    settings: the settings of the weights.
     function: result of `function_text`.
     state: name of the state that the function makes, changes or reads.
     *inputs: the function's inputs, in the order of `input_specs`.
 
   Returns:
-    0, by which the client waits for this host; and the outputs, in the order of
-    `output_dtypes`.
+    0, which the client fetches to wait for this host; then the outputs, in the
+    order of `output_dtypes`.
   """
   held, text = _open(pod), function.decode()
   made, run = read_function(text), held.programs(settings).get_function(text)

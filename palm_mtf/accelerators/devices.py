@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The accelerators of pods, and the hosts that hold them.
 
-Each host runs one process, which JAX gives the host's devices. If JAX_PLATFORMS
-is "cpu", virtual CPU devices take the place of the accelerators, so that the
-programs of a recipe for TPUs run on any machine.
+Each host runs one process, in which JAX opens the host's devices. If
+JAX_PLATFORMS is "cpu", virtual CPU devices take the place of the accelerators,
+so that the programs of a recipe for TPUs run on any machine.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ from palm_mtf.runtime.processes import Process
 _JAX = "0.10."  # start of the versions whose interfaces parts.py uses
 _EXTRAS = {"tpu": "tpu", "gpu": "cuda12", "cpu": "test"}
 
-# This process's number among the hosts of its pod, and the number of hosts, if
-# JAX has joined several hosts.
+# The number of this process among the hosts of its pod, and the number of
+# hosts; None unless jax.distributed has joined several hosts.
 _started: tuple[int, int] | None = None
 
 
@@ -59,7 +59,7 @@ class AcceleratorDevices:
     client: CPU of the client process.
     hosts: processes of each pod's hosts, in the order of the hosts.
     places: for each device of a mesh, the number of its host.
-    name: name of the client, which no other client of a host has.
+    name: name of the client, unique among the clients of each host.
   """
 
   client: str
@@ -140,13 +140,12 @@ def find_devices(
   Args:
     mesh: axes of the pod.
     num_hosts: number of the pod's hosts.
-    pod: number of the pod among the pods of this process. Each pod has devices
-      of its process to itself; on TPUs a process has one pod, so `pod` is
-      unused.
+    pod: number of the pod among the pods of this process, which share no
+      devices; unused on TPUs, where a process has one pod.
 
   Raises:
-    UserError: JAX has another version, or finds no such devices, too few, or
-      another TPU slice.
+    UserError: JAX has another version, or finds no devices of this kind, too
+      few devices, or another TPU slice.
   """
   if not jax.__version__.startswith(_JAX):
     raise UserError(
@@ -189,10 +188,10 @@ def order_tpus(mesh: MeshLayout, found: Sequence[Any]) -> list[Any]:
 
   Args:
     mesh: axes of the pod, and its slice.
-    found: all devices of the slice.
+    found: all devices that JAX finds.
 
   Raises:
-    UserError: the slice has other devices.
+    UserError: `found` are not the devices of the slice.
   """
   where = tpu_slice(mesh.tpu)
   by_place = {TpuPlace(*x.coords, x.core_on_chip): x for x in found}
@@ -207,14 +206,14 @@ def order_tpus(mesh: MeshLayout, found: Sequence[Any]) -> list[Any]:
 
 
 def platform_of(mesh: MeshLayout) -> str:
-  """Returns JAX's name of the devices' kind, "tpu", "gpu" or "cpu"."""
+  """Returns JAX's name of the kind of devices: "tpu", "gpu" or "cpu"."""
   if is_rehearsal():
     return "cpu"
   return "tpu" if mesh.tpu else "gpu"
 
 
 def lowering_platform(devices: Sequence[Any]) -> str:
-  """Returns JAX's name, in lowered programs, of the kind of its devices."""
+  """Returns the name that lowered programs use for the kind of devices."""
   kind = devices[0].platform
   return "cuda" if kind == "gpu" else kind
 

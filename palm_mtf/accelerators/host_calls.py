@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of a server by which clients use the server's accelerators.
+"""Functions in a server, through which clients use the server's accelerators.
 
 They import JAX only when a client calls them, because the import takes a second
-and 100 MB, which servers of CPUs need not spend.
+and 100 MB, which servers without accelerators save.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from palm_mtf.runtime.host_functions import host_function
 # The client finds the message of a `JaxFailedError` in the longer message of a
 # TensorFlow error.
 _FAILURE = re.compile(r"JAX failed in (\w+)\.(\w+): (.*)")
-# What to do, by the module of the function that failed.
+# Advice for the user, by the module of the function that failed.
 _OUT_OF_MEMORY = {
   "pod": "raise NUM_MICROBATCHES, lower GLOBAL_BATCH_SIZE or take a larger "
   "mesh; `palm_mtf plan --compile` shows the memory.",
@@ -41,7 +41,7 @@ class JaxFailedError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostSettings:
-  """What a host of a pod has to know before it finds its devices.
+  """Settings that a host of a pod needs before it finds its devices.
 
   Attributes:
     mesh_layout: axes of the pod.
@@ -113,11 +113,11 @@ def call_pod(function: bytes, *inputs: Any) -> Any:
 
 
 def describe_failure(message: str, phase: str) -> str | None:
-  """Returns what `JaxFailedError` says in a TensorFlow error, and the fix.
+  """Returns the message of a `JaxFailedError` in a TensorFlow error, and a fix.
 
   Args:
     message: message of the TensorFlow error.
-    phase: what the run did, such as "in step 8".
+    phase: what the run was doing, such as "in step 8".
 
   Returns:
     One line; None if TensorFlow reports another error.

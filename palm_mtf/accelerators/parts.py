@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a Mesh TensorFlow graph as functions of a device's arrays.
+"""Parts of a Mesh TensorFlow graph as functions of one device's arrays.
 
-JAX calls the functions inside of `jax.shard_map`, so that a scan runs the part
-of one layer for all layers.
+JAX calls the functions inside `jax.shard_map`. A scan can call the function of
+one layer for all layers.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from palm_mtf.ops.xla import xla_computation
 
 
 class Cut(Send):
-  """Outputs its input; a part of the graph ends before it."""
+  """Outputs its input; marks where one part of the graph ends."""
 
   def __init__(self, x: mtf.Tensor):
     super().__init__(x, x.mesh)
@@ -33,24 +33,24 @@ class Cut(Send):
 
 
 class _Summed(mtf.Operation):
-  """Outputs its input, all-reduced if devices hold terms of a sum."""
+  """Outputs its input; all-reduces the input if devices hold terms of a sum."""
 
   def __init__(self, x: mtf.Tensor):
     super().__init__([x], name="summed")
     self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
 
   def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor]:
-    """Returns the gradient of the sum, which is that of each term."""
+    """Returns the gradient of the sum, which is the gradient of each term."""
     return grad_ys
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one all-reduce at most."""
+    """Lowers to at most one all-reduce."""
     x = lowering.tensors[self.inputs[0]].to_laid_out_tensor()
     lowering.set_tensor_lowering(self.outputs[0], x)
 
 
 def cut(x: mtf.Tensor) -> mtf.Tensor:
-  """Returns x, with which the next part of the graph begins."""
+  """Returns x as an input of the next part of the graph."""
   # The part before the cut adds up x, because several parts read x (a block's
   # forward and backward pass), and each of them would all-reduce x again.
   return Cut(_Summed(x).outputs[0]).outputs[0]
@@ -87,7 +87,8 @@ class DeviceFunction:
 
     Args:
       placement: the devices.
-      takes: tensors that are given, not computed; unneeded ones are left out.
+      takes: tensors that are given, not computed; tensors that no operation
+        needs are left out.
       gives: tensors to return.
       updates: operations that assign variables.
       open_axes: {tensor: numbers of the mesh axes over which each device still
@@ -195,7 +196,7 @@ class _Lowering(mtf.Lowering):
     operations: Sequence[mtf.Operation],
     tensors: Mapping[mtf.Tensor, Any],
   ):
-    # mtf.Lowering's constructor is not called, because it lowers all.
+    # Do not call mtf.Lowering's constructor, which lowers the whole graph.
     self.graph = operations[0].graph
     self.mesh_to_impl = {operations[0].mesh: placement}
     self.tensors, self.operations = dict(tensors), {}
@@ -209,8 +210,8 @@ class _Lowering(mtf.Lowering):
 class _Variables(dict):
   """A device's slice of each variable."""
 
-  # An update's variables are not among its inputs, so the update may be lowered
-  # before the variables.
+  # Slices are made at their first use: the variables of an update are not among
+  # its inputs, so the update may be lowered before the variables.
 
   def __init__(self, placement: XlaPlacement):
     super().__init__()
@@ -246,16 +247,17 @@ def cut_graph(
   wanted: Sequence[mtf.Tensor],
   scanned: Collection[int] = (),
 ) -> tuple[list[DeviceFunction], dict[mtf.Tensor, list[int]]]:
-  """Makes a function of each part of a graph that is cut at each `Cut`.
+  """Makes a function for each part of a graph, which is cut at each `Cut`.
 
-  Operations that depend on none of `first` (such as casts of weights) are in no
-  part: each part that reads them computes them.
+  Operations that depend on none of `first` (such as casts of weights) belong to
+  no part: each part that needs their outputs computes them.
 
   Args:
     placement: the devices.
     graph: graph of one mesh.
     first: {operation: the first part in which it may be}.
-    wanted: tensors that parts give besides those that other parts take.
+    wanted: tensors that the functions return in addition to those that other
+      functions take.
     scanned: numbers of the parts that JAX scans over the layers.
 
   Returns:

@@ -31,18 +31,18 @@ from palm_mtf.ops.variables import SlicedVariable
 # reduce-scatters of wide parts in any memory layout: 256 columns are enough
 # (PaLM 8B on a v4-4x4x4), and 128 are not (PaLM 62B on a v4-8x8x8).
 _WIDE = 256
-_TILE_COLUMNS = 128  # of a tile of a TPU's memory
+_TILE_COLUMNS = 128  # columns per tile of a TPU's memory
 
 
 class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """Builds the operations of one device; all devices of a pod run them.
 
-  It has those members of `Placement` (mesh/placement.py) that PaLM's graph
+  It has only the members of `Placement` (mesh/placement.py) that PaLM's graph
   uses.
 
   Attributes:
     platform: JAX's name of the devices' kind in lowered programs.
-    lock: lock of threads that build operations, with the attributes below.
+    lock: held by a thread that builds operations with the attributes below.
     index: the device's number in the mesh, [] int32.
     values: the device's slice of each variable that operations read, by name.
     assigned: the next values of variables that operations assign, by name.
@@ -84,13 +84,13 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return mtf.Lowering(mesh.graph, placements, autostack=False)
 
   def make_slices(self, x: tf.Tensor, shape: mtf.Shape) -> list[tf.Tensor]:
-    """Returns the device's slice of x, which all devices have."""
+    """Returns the device's slice of x; every device has all of x."""
     return self.slice(x, shape).tensor_list
 
   def combine_slices(
     self, slices: list[tf.Tensor], shape: mtf.Shape
   ) -> tf.Tensor:
-    """Returns the whole of a tensor of which devices have slices."""
+    """Returns a whole tensor, joined from the devices' slices."""
     (x,) = slices
     whole = self.LaidOutTensor([tf.cast(x, tf.int32) if x.dtype.is_bool else x])
     for place, axis in enumerate(
@@ -116,13 +116,13 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Any:
     """Gives each device its slice of a constant."""
-    # The constant may be in another graph, in which the Mesh TensorFlow
-    # operations were made.
+    # The constant may be in another tf.Graph, the one in which the Mesh
+    # TensorFlow operations were made, so copy its value.
     value = tf.get_static_value(tf_x)
     return self.slice(tf.constant(value, tf_x.dtype), x.shape)
 
   def delay(self, x: Any, signal: Any) -> Any:
-    """Returns x, which is not computed before `signal` is computed."""
+    """Returns x, delayed until `signal` is computed."""
     return self.slicewise(_delay, x, signal)
 
   def assign_if_finite(self, variable, value, is_finite) -> list[tf.Operation]:
@@ -170,14 +170,14 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.LaidOutTensor([all_gather(x.one_slice, groups, concat_axis)])
 
   def alltoall(self, x, mesh_axis, split_axis, concat_axis):
-    """Cuts x; each device gets its part of the others' x, joined."""
+    """Cuts x into parts; each device gets its part of every x, joined."""
     x = x.to_laid_out_tensor()
     groups = self._find_groups([mesh_axis])
     moved = all_to_all(x.one_slice, groups, split_axis, concat_axis)
     return self.LaidOutTensor([moved])
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x; each device gets its part of the sum."""
+    """Sums x over the axis; each device gets its part of the sum."""
     x = x.to_laid_out_tensor()
     if self.shape[mesh_axis].size == 1:
       return x
@@ -202,16 +202,16 @@ class XlaPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def _scatter_columns(
     self, matrix: tf.Tensor, groups: Sequence[Sequence[int]]
   ) -> tf.Tensor:
-    """Reduce-scatters the columns of a matrix, if parts are not wide."""
+    """Reduce-scatters the columns of a matrix whose parts are not wide."""
     # XLA keeps such a reduce-scatter only if the split dimension is outermost
-    # in memory; otherwise XLA makes it an all-reduce and a slice.
+    # in memory; otherwise XLA replaces it by an all-reduce and a slice.
     rows, columns = matrix.shape.as_list()
     num_parts = len(groups[0])
     if self.in_scan and columns == num_parts * _TILE_COLUMNS:
-      # Then XLA would not choose a layout with the columns outermost, because
-      # it chooses the layout of the array in which a scan joins the parts of
-      # all layers. The product that gives the matrix can write whole tiles in
-      # any order. (It cannot if another array is added to the product, as to
+      # A scan joins the parts of all layers in one array, and XLA takes this
+      # array's layout, in which the columns are not outermost. So put whole
+      # tiles outermost: the product that computes the matrix can write them in
+      # any order. (It cannot if another array is added to the product, as in
       # the gradient of the embedding.)
       tiles = tf.reshape(matrix, [rows, num_parts, _TILE_COLUMNS])
       part = reduce_scatter(tf.transpose(tiles, [1, 0, 2]), groups, 0)

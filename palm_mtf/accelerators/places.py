@@ -27,8 +27,8 @@ def tpu_places(where: TpuSlice, model_size: int) -> list[TpuPlace]:
 
   The mesh's last axis carries the most traffic, many messages per layer. So the
   devices along this axis form a box of neighbouring chips, if the slice has a
-  box of that size. In the box, the order of the mesh runs over the devices of a
-  chip, then over chips along x, y and z.
+  box of that size. Within the box, mesh numbers run over the devices of a chip,
+  then over chips along x, y and z.
 
   Args:
     where: the slice.

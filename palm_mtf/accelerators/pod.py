@@ -53,7 +53,7 @@ class _Programs:
     self.state = made.abstract_state(self.mesh)
     self.features = made.abstract_batch(self.mesh)
     here = jax.process_index()
-    # The numbers in the mesh of this host's devices.
+    # Mesh numbers of this host's devices.
     self.local = [i for i, x in enumerate(devices) if x.process_index == here]
 
   def put_batch(self, rows: Sequence[np.ndarray]) -> Arrays:
@@ -74,11 +74,12 @@ class _Programs:
   def slices(self, array: jax.Array) -> list[np.ndarray]:
     """Returns copies of the slices of this host's devices."""
     by_device = {x.device: x.data for x in array.addressable_shards}
-    # A view would keep JAX from using the memory for a next value.
+    # A view would keep JAX from reusing the memory for the next value.
     return [np.array(by_device[self.devices[i]]) for i in self.local]
 
 
-# Programs outlive their client, so that a client that comes back compiles none.
+# Programs outlive their client, so that a client that reconnects need not wait
+# for compilation.
 make_programs = functools.lru_cache(maxsize=4)(_Programs)
 
 
@@ -88,9 +89,9 @@ class _Pod:
   def __init__(self, name: PodName):
     self.name = name
     self.arrays: Arrays = {}
-    # {(name of an array, number of a device): rows of a slice that lacks rows}.
+    # {(name of an array, number of a device): rows of the slice that are set}.
     self._rows: dict[tuple[str, int], dict[int, np.ndarray]] = {}
-    # {name of an array that lacks slices: {number of a device: slice}}.
+    # {name of an array: {number of a device: slice}}, until all slices are set.
     self._slices: dict[str, dict[int, jax.Array]] = {}
 
   def programs(self, settings: bytes) -> _Programs:
@@ -115,8 +116,8 @@ class _Pod:
       programs: the programs.
       name: name of the array.
       device: number of the device in the mesh.
-      value: the rows, in any shape that has their elements in order.
-      rows: number of the first row, and of the row after the last.
+      value: the rows, in any shape that keeps the order of their elements.
+      rows: number of the first row, and of the row after the last row.
     """
     num_rows = len(programs.pod_step.names_of(name))
     held = self._rows.setdefault((name, device), {})
@@ -160,15 +161,16 @@ def free_client(client: str) -> None:
 
 
 def initialize_arrays(pod: bytes, settings: bytes) -> np.int32:
-  """Draws the initial value of all arrays."""
+  """Draws the initial values of all arrays."""
   held, programs = _open(pod, settings)
   made = programs.pod_step
-  # The threads of the calling session may all wait for this function.
+  # Use separate threads, because all threads of the calling session may wait
+  # for this function.
   config = tf.ConfigProto(use_per_session_threads=True)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     for array in made.variables:
       begins = {i: made.slice_begin(array, i) for i in programs.local}
-      # For each slice, by where it begins, its values in all layers.
+      # {where a slice begins: its values in all layers}.
       drawn = {begin: [] for begin in begins.values()}
       for name in made.names_of(array):
         slices = made.build_initial_slices(array, name, list(drawn))
@@ -315,7 +317,7 @@ def read_slice(
   )
   if len(programs.pod_step.names_of(name.decode())) > 1:
     value = value[int(first_row) : int(end_row)]
-  return np.array(value)  # a view would keep JAX from using the memory again
+  return np.array(value)  # a view would keep JAX from reusing the memory
 
 
 def assign_slice(

@@ -52,7 +52,8 @@ class ScannedModel:
   Attributes:
     placement: builds the operations of one device.
     features: the graph's input for each feature, by the feature's name.
-    variables: the trained variables; those of the first layer stand for all.
+    variables: the trained variables; those of the first layer stand for the
+      variables of all layers.
     losses: sums of the loss's terms and, last, of the "weight", by name.
     gradients: gradients of the sum of all terms, by the variable's name.
     open_axes: mesh axes over which `add_up` has to add a loss or a gradient.
@@ -116,7 +117,7 @@ class ScannedModel:
     of_embed, of_forward, of_head, *_ = self._functions
     (self._stream,) = _passed(of_embed, of_forward)
     (self._last,) = _passed(of_forward, of_head)
-    # The same parts, without what only gradients need.
+    # The same parts, without the operations that only gradients need.
     self._forward, self._head = (
       DeviceFunction(
         self.placement,
@@ -144,9 +145,9 @@ class ScannedModel:
   ) -> tuple[Arrays, Arrays]:
     """Returns one device's terms of the losses' sums and of their gradients.
 
-    Call it inside of `jax.shard_map`. Then call `add_up`, which adds the terms
-    of other devices. With several microbatches, first add up their results, so
-    that `add_up` communicates only once.
+    Call it inside `jax.shard_map`. Then call `add_up`, which adds the terms of
+    other devices. With several microbatches, first add up the results of all
+    microbatches, so that `add_up` communicates only once.
 
     Args:
       variables: the device's slices, by name.
@@ -156,7 +157,7 @@ class ScannedModel:
     call = self._caller(batch, dropout_state)
     of_forward, of_head, of_backward = self._functions[1:4]
     layers = {x: y for x, y in variables.items() if is_stacked(x)}
-    # Tensors that one part gives to another.
+    # Tensors that one part passes to another.
     kept = _passed(of_forward, of_backward)
     (last_gradient,) = _passed(of_head, of_backward)
     (stream_gradient,) = _passed(of_backward, self._functions[_EMBED_GRADIENT])
@@ -187,9 +188,9 @@ class ScannedModel:
     return {name: values[x] for name, x in self.losses.items()}, gradients
 
   def find_losses(self, variables: Arrays, batch: Arrays) -> Arrays:
-    """Returns the sums of the losses on one device, without dropout.
+    """Returns one device's terms of the losses' sums, without dropout.
 
-    For the arguments, and for what comes after, see `find_gradients`.
+    For the arguments, and for the sum over devices, see `find_gradients`.
     """
     call = self._caller(batch, jnp.array([-1, 0, 0, 0]))
     layers = {x: y for x, y in variables.items() if is_stacked(x)}
@@ -208,8 +209,8 @@ class ScannedModel:
     given = {x.outputs[0]: batch[name] for name, x in self.features.items()}
 
     def call(function, taken, variables, layer=0):
-      # The graph's block has two dropout places. Layer i uses the same graph,
-      # so shift its places by 2 i to give each layer its own masks.
+      # The graph's block applies dropout in two places. Layer i runs the same
+      # graph, so add 2 i to its places to give each layer its own masks.
       places_before = dropout_state + jnp.array([0, 0, 0, 2]) * layer
       state = {self._dropout_state: places_before}
       values, _ = function(index, {**given, **state, **taken}, variables)
@@ -235,5 +236,5 @@ class ScannedModel:
 
 
 def _passed(giver: DeviceFunction, taker: DeviceFunction) -> list[mtf.Tensor]:
-  """Returns the tensors that one function takes of another."""
+  """Returns the tensors that `giver` returns and `taker` takes."""
   return [x for x in taker.takes if x in giver.gives]

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update of all variables as one JAX function of a device.
 
-squares   of each gradient                                   for each layer
-scalars   clip factor, and whether the step is finite
-measure   squares of each variable and of its update         for each layer
-assign    Adafactor                                          for each layer
+squares   sum of squares of each gradient                    for each layer
+scalars   clip factor, and whether the step is finite        once
+measure   sums of squares of each variable and its update    for each layer
+assign    Adafactor's update of the variables                for each layer
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ RATES = ("learning_rate", "one_minus_beta2")
 
 
 class _Functions(NamedTuple):
-  """Functions of the variables of a layer, or of all other variables."""
+  """Functions for the variables of a layer, or for all other variables."""
 
   squares: DeviceFunction
   measure: DeviceFunction
@@ -153,7 +153,7 @@ class ScannedUpdate:
   ) -> tuple[Arrays, Arrays]:
     """Returns the next variables, and the numbers of `fetched`, on one device.
 
-    Call it inside of `jax.shard_map`.
+    Call it inside `jax.shard_map`.
 
     Args:
       index: the device's number in the mesh, [] int32.

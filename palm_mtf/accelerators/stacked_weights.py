@@ -37,7 +37,7 @@ from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import SlicedVariable
 
-# Weights outside of all layers that are no vectors.
+# Weights outside of all layers that are not vectors.
 _TABLES = ("table", "to_logits")
 # The device's slices of weights or parameters, by name.
 Tensors = Mapping[str, tf.Tensor]
@@ -63,7 +63,7 @@ class StackedWeights:
   """
 
   def __init__(self, settings: DecodeSettings, placement: XlaPlacement):
-    """Takes what the weights depend on, and the devices."""
+    """Takes the settings of the weights, and the devices."""
     self.placement, self._config = placement, settings.model
     self._one_layer = dataclasses.replace(settings.model, num_layers=1)
     dims = model_dims(settings.model, 1, settings.mesh_layout)
@@ -179,7 +179,7 @@ class StackedWeights:
 
   @property
   def _has_logits_kernel(self) -> bool:
-    # Otherwise the logits use the table of the embedding.
+    # Without this kernel, the table of the embedding gives the logits.
     is_quantized = self._weight_dtype != "activation"
     return is_quantized or logits_table(self._config) != "embedding"
 
@@ -220,7 +220,7 @@ class StackedModel(DecodeModel):
   """A `DecodeModel` whose layers' weights are in stacks, [layers, ...].
 
   Attributes:
-    weights: finds the weights of a layer.
+    weights: takes the weights of one layer out of the stacks.
     stacks: the stacks, by the first layer's names.
     stored_table: the device's part of the embedding.
   """
@@ -243,7 +243,7 @@ class StackedModel(DecodeModel):
     impl, axis = self.placement, self._rows_axis
     if axis is None:
       return super().embed(tokens)
-    # Each device looks up the tokens of all devices in its part of d_model.
+    # Each device looks up the tokens of all devices, for its part of d_model.
     own = dataclasses.replace(self, table=self.stored_table)
     x = super(StackedModel, own).embed(impl.allconcat(tokens, axis, 0))
     return impl.alltoall(x, axis, 0, 1)
@@ -253,7 +253,7 @@ class StackedModel(DecodeModel):
     impl, axis = self.placement, self._rows_axis
     (x,), own = xs, kernel.one_slice
     weights, size = impl.LaidOutTensor([own.weights]), own.weights.shape
-    # Move whichever has fewer numbers, the rows or the weights.
+    # Move the rows or the weights, whichever have fewer elements.
     if axis is None or x.slice_shape[0] * sum(size) > size.num_elements():
       whole = self.weights.gather(weights, own.place)
       whole = impl.slicewise(lambda x: Kernel(x, tf.no_op()), whole)
@@ -269,7 +269,7 @@ class StackedModel(DecodeModel):
       terms = impl.slicewise(product, impl.alltoall(x, axis, 1, 0), weights)
       y = impl.reduce_scatter(terms, axis, 0)
       return impl.slicewise(lambda y: tf.cast(y, dtype), y)
-    # Each device computes its part of d_model for all rows.
+    # Each device computes its part of d_model, the outputs, for all rows.
     part = impl.slicewise(
       lambda x, w: tf.cast(product(x, w), dtype),
       impl.allconcat(x, axis, 0),

@@ -160,7 +160,7 @@ class PodStep:
 
   @property
   def num_numbers(self) -> dict[str, int]:
-    """How many numbers of each name a step returns, in their order."""
+    """{name: how many numbers of this name a step returns}, in order."""
     layers = self._settings.model.num_layers
     return {
       name: layers if self.update.is_of_layers(name) else 1
@@ -168,7 +168,7 @@ class PodStep:
     }
 
   def find_number(self, name: str) -> int:
-    """Returns the index of a number that belongs to no layer."""
+    """Returns the index in a step's vector of a number that no layer has."""
     sizes = self.num_numbers
     return sum(sizes[x] for x in [*sizes][: [*sizes].index(name)])
 
@@ -327,15 +327,15 @@ class PodStep:
     return {x: y.sharding.spec for x, y in self.abstract_batch(mesh).items()}
 
   def _each_device(self, mesh: Mesh) -> dict[str, PartitionSpec]:
-    # The parts of a gradient, one vector for each device, joined.
+    # A gradient is one vector, of which each device holds an equal part.
     return dict.fromkeys(self.parameters, PartitionSpec(mesh.axis_names))
 
   def trained(self, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the items of the trained variables."""
+    """Returns the items of `state` that are trained variables."""
     return {name: state[name] for name in self.parameters}
 
   def _stack(self, losses: Arrays) -> jax.Array:
-    # JAX sorts the keys of a dictionary.
+    # Keep the order of the model, because JAX sorts the keys of a dictionary.
     return jnp.stack([losses[name] for name in self.model.losses])
 
   def _sum(

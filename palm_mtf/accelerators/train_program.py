@@ -193,8 +193,8 @@ class _Builder:
     Args:
       pod: number of the pod.
       function: name of a function of pod.py.
-      dtypes: dtypes of what it returns.
-      *inputs: its first arguments, besides the pod and the settings.
+      dtypes: dtypes of its results.
+      *inputs: its first arguments after the pod and the settings.
       of_host: further arguments for each host.
     """
     hosts = self._devices.hosts[pod]
@@ -265,7 +265,7 @@ class _Builder:
     for pod, processes in enumerate(self._devices.hosts):
       sums = []
       for host, process in enumerate(processes):
-        # The same host of every other pod sends its parts to this host.
+        # The host with the same number in every other pod sends its parts.
         parts = zip(*(of_pod[host][1:] for of_pod in gradients), strict=True)
         with tf.device(process.device):
           sums.append([sum_in_order(*x) for x in (losses, *parts)])
@@ -354,7 +354,7 @@ class _Builder:
     """Splits the numbers of steps, [..., numbers], by their names.
 
     Returns:
-      [...] each; if layers have a number, [..., layers].
+      {name: [...]}; [..., layers] for a number that each layer has.
     """
     sizes = self._pod_step.num_numbers
     found = tf.split(numbers, [*sizes.values()], -1)

@@ -63,7 +63,7 @@ class Link:
 
 
 def dcn_bytes(config: ModelConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
-  """Returns the bytes that all pods together send each other in a step."""
+  """Returns the bytes that all pods together send to each other per step."""
   to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * DTYPE_BYTES["float32"]
   return pods.num_pods * (pods.num_pods - 1) * to_each
@@ -112,7 +112,7 @@ def step_secs(
 
   Args:
     pods: number of pods, and DCN_DTYPE.
-    compute_secs: seconds of a step if pods send each other nothing.
+    compute_secs: seconds of a step in which pods send nothing to each other.
     link: each pod's link to the other pods.
     overlaps: whether gradients are sent during the backward pass of the last
       microbatch; otherwise they are sent after it.
@@ -128,7 +128,7 @@ def step_secs(
 
 
 class _Traffic:
-  """Adds up the bytes of the collectives in a step of one pod."""
+  """Adds up the bytes of one pod's collectives in a step."""
 
   def __init__(self, config: ModelConfig, mesh: MeshLayout):
     self._config, self._mesh, self._rules = config, mesh, mesh.rules
@@ -144,8 +144,8 @@ class _Traffic:
   ) -> None:
     """Adds the bytes of `times` collectives over `axes`, for all devices.
 
-    `num_bytes` is a size on one device: of the output of an all-gather, or of
-    the input of another collective.
+    `num_bytes` is the size on one device of an all-gather's output, or of the
+    input of any other collective.
     """
     sizes = self._mesh.axes
     axes = tuple(a for a in sizes if a in axes and sizes[a] > 1)
@@ -161,7 +161,7 @@ class _Traffic:
   def summed_axes(self, name: str) -> set[str]:
     """Returns the mesh axes over which devices sum a parameter's gradient."""
     part = parse_name(name).part
-    if part == RELATIVE:  # its vectors' gradients are summed
+    if part == RELATIVE:  # add_activations sums gradients of its vectors
       return set()
     dims = ["batch"]
     # A device computes gradients from its own heads only. Therefore the
@@ -182,7 +182,7 @@ class _Traffic:
     return parameter_dims(one_layer)[name]
 
   def _split_axis(self, branch: Branch) -> str | None:
-    # The axis that splits the inputs of a branch's last product.
+    # Returns the axis that splits the inputs of a branch's last product.
     (axis,) = {
       self._mesh.axis_of(dim) for dim in branch.output.inputs if dim != "d_kv"
     }
@@ -203,9 +203,10 @@ class _Traffic:
       kind = "reduce_scatter" if axis == residual else "all_reduce"
       self.add(kind, (axis,), of_stream, times)
 
-    # The forward pass adds up the branches of a sum, and the backward pass
-    # their gradients of a norm. If one axis splits all branches, they share one
-    # collective. Otherwise each branch is all-reduced before the addition.
+    # The forward pass adds up the branches of a sum; the backward pass adds up
+    # their gradients with respect to a norm's output. If one axis splits all of
+    # these branches, they share one collective. Otherwise each branch is
+    # all-reduced before the addition.
     layer = layer_of(config)
     for each in layer.sums:
       # REMAT repeats the sums that later branches of the layer read.
@@ -219,7 +220,8 @@ class _Traffic:
       for read in each.reads:
         for axis in {self._split_axis(x): None for x in read.branches}:
           self.add("all_reduce", (axis,), of_stream, layers)
-    # Rows of the embedding, to which whole vectors of positions are added.
+    # Each device looks up rows in its slice of the embedding; then the rows are
+    # added up. Learned positions are added to whole rows, with all of d_model.
     if config.positions == "learned":
       self.add("all_reduce", (vocab,), of_stream)
     else:
@@ -253,16 +255,16 @@ class _Traffic:
         continue
       parameter = parse_name(name)
       if parameter.part == RELATIVE:
-        # Devices have equal gradients, and need the kernel only once.
+        # Devices have equal gradients, and gather the kernel only once.
         width = DTYPE_BYTES[config.activation_dtype]
         self.add("all_gather", (stored,), width * each.size, count)
         continue
       is_vector, is_table = parameter.is_vector, parameter.kind == "embedding"
       width = DTYPE_BYTES["float32" if is_vector else config.activation_dtype]
       num_bytes = width * each.size
-      # A kernel is gathered for the forward and for the backward pass, and an
-      # embedding for each of its uses. A norm's scale is gathered once and kept
-      # for the backward pass, unless REMAT recomputes its layer.
+      # A kernel is gathered for the forward pass and again for the backward
+      # pass; an embedding for each of its uses. A norm's scale is gathered once
+      # and kept for the backward pass, unless REMAT recomputes its layer.
       uses = 2 if name == "embedding" and is_tied else 1
       is_kept = is_vector and (
         config.remat != "layer" or parameter.layer is None
@@ -284,9 +286,9 @@ class _Traffic:
     sizes = self._mesh.axes
     replicated = [a for a in sizes if a not in each.axes]
     # Devices that hold the same slice divide it into parts, padded to equal
-    # sizes. Axes that need no sum come first, because devices take their parts
-    # of equal gradients without a message, so that later reduce-scatters move
-    # less.
+    # sizes. Axes that need no sum come first: along them, devices hold equal
+    # gradients and take their parts without a message, so that the later
+    # reduce-scatters move less.
     numbers = each.num_replicas * -(-each.size // each.num_replicas)
     for axis in sorted(replicated, key=lambda axis: axis in summed):
       if axis in summed:
@@ -308,8 +310,8 @@ class _Traffic:
       self.add("all_reduce", split[0], _FLOAT32)
     else:
       for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
-        # The embedding and layer 0 come first, so of the `count` all-reduces of
-        # a parameter only the one of the embedding or of layer 0 is shared.
+        # The embedding and layer 0 come first. So of a parameter's `count`
+        # all-reduces, only that of the embedding or of layer 0 is shared.
         joined = i < num_alike - 1
         self.add("all_reduce", axes, _FLOAT32, count - joined)
     state = optimizer_state(optimizer)
@@ -348,7 +350,7 @@ def step_bytes(
   pod_batch_size: int,
   num_pods: int = 1,
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
-  """Returns the bytes that a pod's devices together send each other in a step.
+  """Returns the bytes that all devices of a pod send to each other per step.
 
   A key is a kind of collective ("all_reduce", "reduce_scatter" or "all_gather")
   and its mesh axes, in the order of MESH_SHAPE.

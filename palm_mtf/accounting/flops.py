@@ -37,9 +37,9 @@ def forward_flops(config: ModelConfig) -> Mapping[str, int]:
   for name, shape, n in distinct_parameters(config):
     if parse_name(name).part in products:
       terms[parse_name(name).part] += 2 * math.prod(shape) * n
-  # Attention has two products, q k^T and attention weights times v, and with
-  # Transformer-XL's positions a product of q with a vector per distance. The
-  # half that the causal mask hides counts too, as in other papers and programs.
+  # Attention has two products: q k^T, and attention weights times v. With
+  # Transformer-XL's positions, q is also multiplied by a vector per distance.
+  # The half that the causal mask hides counts too, as in other papers.
   num_products = 3 if config.positions == "transformer_xl" else 2
   head_dims = config.num_layers * config.num_heads * config.d_kv
   terms[SCORES] = 2 * num_products * head_dims * config.sequence_length
@@ -84,9 +84,7 @@ def device_flops(
   flops = 0.0
   for term, forward in forward_flops(config).items():
     of_token = _PASSES * forward + repeated.get(term, 0)
-    if term == logits_table(
-      config
-    ):  # padding rows of the table have logits too
+    if term == logits_table(config):  # the table's padding rows have logits too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
     if term == SCORES:  # attention skips most of what the mask hides
       pairs = block_pairs(length, config.has_prefix, config.attention_window)
@@ -109,6 +107,6 @@ def mfu(
 def hfu(
   tokens_per_sec: float, config: ModelConfig, peak_flops_per_sec: float
 ) -> float:
-  """Returns the hardware FLOPs utilization: `mfu` that counts REMAT's FLOPs."""
+  """Returns the hardware FLOPs utilization, which counts REMAT's FLOPs too."""
   flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
   return tokens_per_sec * flops / peak_flops_per_sec

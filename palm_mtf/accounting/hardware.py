@@ -9,7 +9,7 @@ from palm_mtf import gin_path
 from palm_mtf.config import HardwareConfig, ModelConfig
 from palm_mtf.errors import UserError, did_you_mean
 
-# The value of CHIP for this machine, which rates/ measures.
+# The value of CHIP that stands for this machine; rates/ measures its rates.
 MEASURED = "measured"
 
 # Rates that the devices of a chip share equally.

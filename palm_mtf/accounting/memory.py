@@ -40,8 +40,8 @@ PASSES = ("blocks", "attention", "loss", "weights")
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 
-# A thread reads this many bytes in about 0.2 ms. For fewer bytes, a second core
-# saves less time than waiting for it costs (`python -m tools.bench decode`).
+# A thread reads this many bytes in about 0.2 ms. For fewer bytes, waiting for a
+# second core takes longer than the core saves (`python -m tools.bench decode`).
 _BYTES_FOR_A_THREAD = 4_000_000
 
 # Bytes per weight; in int4, 32 weights share a scale of 2 bytes.
@@ -53,7 +53,7 @@ class DeviceBytes:
   """Bytes in a device's memory, the same for all devices of a pod."""
 
   weights: int  # float32
-  slots: int  # of the optimizer
+  slots: int  # the optimizer slots
   gradients: int  # of one step
 
 
@@ -167,16 +167,16 @@ class Activations:
     self._residual = config.d_model // mesh.axis_size_of("d_model_residual")
     self._queries = heads * config.d_kv
     layer = layer_of(config)
-    # The products with norms, and what q, k, v and the hidden layer are read
-    # off: a gated MLP reads one tensor off two products.
+    # The columns of the products with a norm, and the sizes of q, k, v and the
+    # hidden layer, which are read from them (a gated MLP reads two products).
     self._columns = self._read = 0
     for branch in layer.branches:
       sizes = [_slice_size(x.outputs, config, mesh) for x in branch.inputs]
       self._columns += sum(sizes)
       is_mlp = isinstance(branch.mixer, Mlp)
       self._read += sizes[-1] if is_mlp else sum(sizes)
-    # Attention scores: the mean over the tokens of a sequence, and the scores
-    # of the largest block of queries.
+    # Attention scores per token: of all blocks of queries, and of only the
+    # largest block.
     self._scores = heads * sum(pairs) / length
     self._block_scores = heads * max(pairs) / length
     padded = mesh.padded_vocab_size(config.vocab_size)
@@ -187,8 +187,7 @@ class Activations:
     # Returns the elements per token that a block keeps for its backward pass:
     # the stream before each sum, the product with the joined kernels, the
     # result of attention and, unless REMAT recomputes them, attention weights.
-    # With REMAT = "layer", the block keeps them only while its backward pass
-    # runs.
+    # With REMAT = "layer", the block keeps these only during its backward pass.
     kept = self._num_sums * self._stream + self._columns + self._queries
     return kept + (0 if self._config.remat == "attention" else self._scores)
 
@@ -213,8 +212,8 @@ class Activations:
     stream, mesh = 2 * self.stream_bytes(), self._mesh
     if stage:
       return stream
-    # The head's gradients of the embedding, for at most one microbatch per
-    # stage.
+    # The head computes gradients of the embedding; those of at most one
+    # microbatch per stage wait to be used.
     sizes = {name: x.size for name, x, _ in distinct_slices(self._config, mesh)}
     width = summed_bytes("embedding", self._config, mesh)
     of_microbatch = width * sizes["embedding"]
@@ -254,10 +253,10 @@ class Activations:
       "attention": 2 * self._scores,
     }
     # In the backward pass, a norm reads two tensors and writes a gradient,
-    # which is added to the stream's gradient. The joined product and the
-    # gradients of its parts (q, k, v, hidden) give the product's gradient.
-    # Attention's weights and result and the gradients of both give the gradient
-    # of scores.
+    # which is added to the stream's gradient. The joined product's gradient is
+    # computed from the product and the gradients of its parts (q, k, v and
+    # hidden); the scores' gradient from the attention weights, the result of
+    # attention, and the gradients of both.
     backward = {
       "blocks": norms * (3 * stream + 3 * residual) + 2 * columns + read,
       "attention": 3 * self._scores + 2 * self._queries,
@@ -295,8 +294,8 @@ def weight_copy_bytes(
 ) -> int:
   """Returns the bytes of cast, gathered and joined copies of weights.
 
-  Copies of one layer and, on stage 0, of the embedding count, and so do full
-  gradients before their reduce-scatter.
+  Counts the copies of one layer and, on stage 0, of the embedding, and also the
+  full gradients before their reduce-scatter.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")

@@ -102,8 +102,8 @@ def check_same_slots(
 ) -> None:
   """Raises UserError unless a checkpoint has the slots that a run needs.
 
-  The checkpoint is at `place`, of a run with `settings`, by macro. The run that
-  resumes from it has the settings `optimizer`.
+  A run with `settings` ({macro: value}) wrote the checkpoint, which is at
+  `place`. The run that resumes from it has the settings `optimizer`.
   """
   if settings.get("SECOND_MOMENT") == NO_MOMENTS:
     raise UserError(

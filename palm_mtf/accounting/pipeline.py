@@ -4,15 +4,16 @@
 
 Stage s computes the layers s L/S to (s + 1) L/S - 1 (L layers, S stages). A
 microbatch goes forward through all stages, then to the head (last norm, logits,
-loss and their gradients), then backward through all stages. In this order the
-head is one more stage, on the devices of stage 0. A stage makes its passes in a
-fixed order:
+loss and their gradients), then backward through all stages. The head counts as
+one more stage, on the devices of stage 0. A stage runs its passes in a fixed
+order:
 
 gpipe    all forward passes, then all backward passes (Huang et al. 2019)
-1f1b     a backward pass as soon as there is one (Narayanan et al. 2019)
+1f1b     a backward pass as soon as one can run (Narayanan et al. 2019)
 
-A stage is idle for S - 1 of M + S - 1 microbatches in both orders. They differ
-in how many microbatches' activations a stage keeps. docs/pods.md has a picture.
+In both orders, a stage is idle for the time of S - 1 of M + S - 1 microbatches.
+The orders differ in how many microbatches' activations a stage keeps.
+docs/pods.md has a picture.
 """
 
 from collections.abc import Sequence
@@ -54,8 +55,8 @@ def bubble(mesh: DeviceMesh) -> float:
 
 def pipeline_secs(secs: Sequence[float], num_microbatches: int) -> float:
   """Returns the time of a step; stages take `secs` for all microbatches."""
-  # One microbatch goes through all stages; the others follow at the pace of the
-  # slowest stage. For equal stages, the share of the bubble is `bubble`.
+  # One microbatch goes through all stages; the other microbatches follow at the
+  # pace of the slowest stage. For equal stages, the idle share is `bubble`.
   rest = (num_microbatches - 1) * max(secs)
   return (sum(secs) + rest) / num_microbatches
 

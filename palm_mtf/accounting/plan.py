@@ -144,7 +144,7 @@ def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
 
 
 def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
-  """Yields configurations that may need less memory on the same devices."""
+  """Yields configurations for the same devices that may need less memory."""
   mesh = config.mesh_layout
   layouts, batch_axis = [mesh.layout], mesh.rules.get("batch")
   if batch_axis and "d_model_stored" not in mesh.rules:
@@ -315,9 +315,9 @@ _Point = tuple[float, AnyConfig, int]  # value of a macro, settings, batch size
 def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
   """Returns {macro: predictions for several of its values}.
 
-  CHIP_DCN_BANDWIDTH    with all other settings as they are
+  CHIP_DCN_BANDWIDTH    with all other settings unchanged
   NUM_PODS              with the same number of sequences per pod
-  GLOBAL_BATCH_SIZE     with all other settings as they are
+  GLOBAL_BATCH_SIZE     with all other settings unchanged
   SEQUENCE_LENGTH       with the same number of tokens per step
 
   A prediction has the macro's value, the batch size, the seconds of a step,

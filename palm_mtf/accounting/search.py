@@ -23,12 +23,12 @@ from palm_mtf.errors import UserError
 # Dimensions that the mesh axis "model" may split.
 _OF_MODEL = ("heads", "d_ff", "vocab")
 
-_MAX_CANDIDATES = 100_000  # planning so many takes a minute or two
+_MAX_CANDIDATES = 100_000  # to plan these takes a minute or two
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """Settings that a search tried, and the predictions for them."""
+  """A candidate's settings, and the predictions for these settings."""
 
   config: AnyConfig
   step: StepTime
@@ -166,7 +166,7 @@ def _pod_counts(config: AnyConfig, num_devices: int) -> Iterator[int]:
     # The TPUs of one process make only one pod.
     if n > 1 and config.mesh_layout.tpu and pods.pods == "in_process":
       continue
-    # The number of devices that a torus joins.
+    # The number of devices that one torus joins.
     most = (hardware.chip_link_chips or num_devices) * hardware.chip_devices
     is_torus = hardware.chip_link_dims and config.run.chip != MEASURED
     if not is_torus or num_devices // n <= most:

@@ -14,7 +14,8 @@ exchange      exchange of gradients between pods, except for the part that the
               backward pass of the last microbatch hides (never on TPUs or in
               stages)
 
-In stages, the other parts are those of the first stage, which is the slowest.
+With stages, all parts but the last two are those of the first stage, which is
+the slowest.
 """
 
 import dataclasses
@@ -115,7 +116,7 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
         f"{name.upper()} = None: not known for CHIP = {chip!r}; set it to plan"
         f"{or_else}."
       )
-  # A network joins several switches, but nothing joins several tori.
+  # The network joins several switches, but nothing joins several tori.
   if is_beyond_links and rates.chip_link_dims:
     raise UserError(
       f'MESH_SHAPE = "{mesh.mesh_shape}": a pod has {chips:,.0f} chips, but '
@@ -149,7 +150,7 @@ def predict_step(config: Config | PlanConfig, batch_size: int) -> StepTime:
 def _predict_mesh(
   config: Config | PlanConfig, model: ModelConfig, batch_size: int
 ) -> StepTime:
-  """Returns the time of a step of one pod without other pods and stages."""
+  """Returns the time of a step on one mesh: without other pods and stages."""
   mesh, rates = config.mesh_layout, device_rates(config)
   pod_batch_size = batch_size // config.pods.num_pods
   peak = (
@@ -195,8 +196,8 @@ def _predict_stages(
     layers = dataclasses.replace(model, num_layers=num_layers)
     return _predict_mesh(config, layers, batch_size)
 
-  # The first stage is the slowest, because it has the logits too. Other stages
-  # differ from it by what does not depend on the number of layers.
+  # The first stage is the slowest, because it also computes the logits. Another
+  # stage computes only layers; a layer takes the time that a second layer adds.
   num_layers = model.num_layers // mesh.stages
   first, one, two = predict(num_layers), predict(1), predict(2)
   other = num_layers * (two.total - two.update - one.total + one.update)
@@ -211,7 +212,7 @@ def _predict_stages(
   slowest = first.total - first.update + secs
   stages = [slowest, *[other + secs] * (mesh.stages - 1)]
   exchange = 0.0
-  if pods.num_pods > 1:  # begins after the last microbatch
+  if pods.num_pods > 1:  # the exchange begins after the last microbatch
     link = pod_link(config, rates)
     embedding, others = exchange_secs(model, mesh, pods, link)
     exchange = embedding + others / mesh.stages

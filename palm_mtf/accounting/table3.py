@@ -15,12 +15,12 @@ from palm_mtf.config import HardwareConfig, ModelConfig
 class PublishedRun(NamedTuple):
   """A row of PaLM's Table 3, with the published numbers of one model."""
 
-  name: str  # of the model
+  name: str  # name of the model
   # Number of parameters; rounded, as published, except for PaLM.
   parameters: int
   chip: str  # name of a file in gin/hardware
   published: float  # MFU, 1.0 at the peak
-  # Architecture, which gives the FLOPs of attention. It, the number of chips,
+  # Architecture, which gives the FLOPs of attention. This, the number of chips,
   # and the tokens per second of all chips are None if the paper does not give
   # the numbers that the row needs.
   shape: ModelConfig | None = None

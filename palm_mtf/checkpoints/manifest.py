@@ -5,8 +5,8 @@
   MODEL_DIR/checkpoints/step_00000200/{manifest.json, weights.*}
 
 writer.py writes checkpoints, variables.py their tensors. This module needs no
-TensorFlow. A client calls its host functions in the server that has the files.
-Their strings are bytes in UTF-8, as TensorFlow passes them.
+TensorFlow. A client calls this module's host functions in the server that has
+the files. TensorFlow passes strings to these functions as bytes in UTF-8.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class OpenWeights:
       self.close = weakref.finalize(self, stack.pop_all().close)
 
   def path(self, name: str) -> str:
-    """Returns a path of the open file `name`, or raises FileNotFoundError."""
+    """Returns a path to the open file `name`, or raises FileNotFoundError."""
     if name not in self._paths:
       raise FileNotFoundError(2, "No such file or directory", name)
     return self._paths[name]
@@ -98,7 +98,7 @@ def _folder_of_links() -> Iterator[str]:
 
 
 def _remove_abandoned_folders() -> None:
-  """Removes the folders that killed processes of this user have left."""
+  """Removes the folders that this user's killed processes have left behind."""
   within = glob.escape(tempfile.gettempdir())
   for path in glob.glob(os.path.join(within, f"{_LINKS}*")):
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ def _remove_abandoned_folders() -> None:
         shutil.rmtree(path)
 
 
-# Files that `open_weights` has opened in this process, by its `prefix`.
+# Files that `open_weights` has opened in this process, by the given `prefix`.
 _open: dict[bytes, OpenWeights] = {}
 
 
@@ -358,7 +358,7 @@ read_and_hold = functools.partial(read_whole, hold=True)
 def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
   """Compares files' hashes; returns the checkpoint with `is_verified` set.
 
-  `found` has the hash of every file as it is now, by file name.
+  `found` has the current hash of every file, by file name.
 
   Raises:
     DamagedCheckpointError: a file does not hold the bytes that were written.

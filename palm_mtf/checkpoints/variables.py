@@ -119,7 +119,7 @@ def assign_slices(
     The slices that each process has to write, without processes that write
     none.
   """
-  # For each region, collect one slice from each process that holds the region.
+  # For each region, collect one slice per process that holds the region.
   regions = []
   for name in pods[0]:
     holders = collections.defaultdict(dict)
@@ -168,7 +168,7 @@ class WeightsCopier:
     pods: Pods,
     processes: CheckpointProcesses = THIS_PROCESS,
   ):
-    """Builds programs that copy and write slices, the same bits on all pods."""
+    """Builds programs that copy and write slices; all pods hold equal bits."""
     self._client = client
     with client.graph.as_default():
       self._copy, self._write = build_writer(pods, processes)
@@ -216,8 +216,8 @@ def build_writer(
   for number, (process, slices) in enumerate(shares.items()):
     values = [_read_into_process(part, process) for part in slices]
     with tf.device(process.device):
-      # On CPUs, Stage only holds a reference to the variable's memory. While it
-      # is held, the optimizer writes the variable's next value to new memory.
+      # On CPUs, Stage only holds a reference to the variable's memory. While
+      # Stage holds it, the optimizer writes the next value to new memory.
       held = {
         "dtypes": [x.dtype for x in values],
         "shared_name": "palm_mtf_checkpoint",
@@ -268,7 +268,7 @@ def _write_slices(
   """Writes slices to a file in a process; returns `seal_file`'s results."""
   with tf.device(process.device):
     rows = zip(slices, values, strict=True)
-    # The specs say which part of the variable each slice is. Thus
+    # The specs say which part of the variable each slice is, so that
     # tf.train.load_checkpoint, and programs with another layout, can read the
     # whole variable.
     write = tf.raw_ops.SaveV2(
@@ -462,7 +462,7 @@ def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
 
 
 def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
-  """Returns a function from the name of a variable to its value."""
+  """Returns a function that reads a variable's value, given its name."""
   return tf.train.load_checkpoint(prefix).get_tensor
 
 

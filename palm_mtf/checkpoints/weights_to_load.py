@@ -6,8 +6,8 @@ A command loads the newest checkpoint of a run, or weights that the user names
 by a path, such as INIT_CHECKPOINT. The path names a checkpoint, a run, or the
 prefix of a TensorFlow checkpoint.
 
-INIT_STATE = "weights"   only parameters, for finetuning (PaLM 6): step and
-                         optimizer start from scratch
+INIT_STATE = "weights"   only parameters, for finetuning (PaLM 6): the step and
+                         the optimizer start from scratch
 INIT_STATE = "all"       everything, to train on other data (PaLM Appendix F)
 """
 
@@ -101,7 +101,7 @@ def check_same_model(
 def shape_differences(
   held: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
 ) -> str:
-  """Returns text on the parameters whose shapes differ; "" if none differ.
+  """Returns a text about parameters whose shapes differ; "" if none differ.
 
   `held` and `wanted` are {parameter: shape} of the checkpoint and of the model.
   """
@@ -157,7 +157,7 @@ def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
 def warn_of_other_split(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:
-  """Warns if a resumed run holds out other validation text than before."""
+  """Warns if a resumed run holds out different validation text than before."""
   before, now = _share_before(checkpoint, data), data.validation_share
   if before == now or not _is_other(checkpoint, corpus):
     return
@@ -171,9 +171,9 @@ def warn_of_other_split(
 
 
 def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-  """Returns whether other documents are used, or held out, than in training."""
+  """Returns whether documents, or those held out, differ from training."""
   trained = checkpoint.manifest.data
-  # The packing of documents into rows is not compared.
+  # Use the checkpoint's packing, because only the documents are compared.
   in_its_rows = dataclasses.replace(
     corpus,
     packing=trained.get("PACKING", corpus.packing),

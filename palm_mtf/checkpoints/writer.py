@@ -160,9 +160,10 @@ def write_checkpoint(
   keep: int,
   keep_every_steps: int | None = None,
 ) -> Checkpoint:
-  """Writes a checkpoint, then removes the older ones that need not be kept.
+  """Writes a checkpoint, then removes old checkpoints that need not be kept.
 
-  The last `keep` are kept, and those at multiples of `keep_every_steps`.
+  The last `keep` checkpoints and those at multiples of `keep_every_steps` are
+  kept.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.
@@ -200,8 +201,8 @@ def removable(
 
 def remove_checkpoint(path: str) -> None:
   """Removes a checkpoint; raises UserError if it cannot be removed."""
-  # Rename the folder first, so that no reader takes it for a checkpoint when it
-  # is half-deleted, even if this process is killed midway.
+  # Rename the folder first, so that no reader takes a half-deleted folder for a
+  # checkpoint, even if this process is killed midway.
   hidden = _hidden(path)
   try:
     if not os.access(path, os.W_OK):  # write-protected by its owner
@@ -248,7 +249,7 @@ def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
 
 
 def _remove_partial(model_dir: str) -> None:
-  """Removes checkpoints whose write or removal was interrupted."""
+  """Removes checkpoints whose writing or removal was interrupted."""
   root = ModelDir(model_dir).checkpoints
   for name in os.listdir(root) if os.path.isdir(root) else []:
     if name.startswith(PARTIAL):
@@ -258,8 +259,8 @@ def _remove_partial(model_dir: str) -> None:
 def _free_path(path: str) -> None:
   """Renames the checkpoint at `path`, so that a new one can be written there.
 
-  A damaged checkpoint is kept under its new name. `_remove_partial` later
-  removes a whole one.
+  A damaged checkpoint is kept under its new name; a whole checkpoint is removed
+  later, by `_remove_partial`.
   """
   try:
     read_whole(path)

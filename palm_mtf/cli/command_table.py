@@ -476,7 +476,7 @@ COMMANDS = {
 
 
 def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
-  """Splits the name of a command, or of a group, from the other arguments.
+  """Returns the name of a command or of a group, and the other arguments.
 
   A group is the first word of two-word commands. The name is "" if the first
   argument is a flag.

@@ -60,9 +60,9 @@ _IMPORT_SECS = 180
 _GIB = 2**30
 _ROOT = Path(palm_mtf.__file__).parent.parent
 
-# Prints each module's name before importing the module, and at the end the
-# accelerators that JAX finds, and TensorFlow's devices. sentencepiece_model_pb2
-# needs a recent protobuf.
+# Prints each module's name before importing the module; at the end, prints the
+# accelerators that JAX finds and TensorFlow's devices. sentencepiece_model_pb2
+# tests whether protobuf is recent enough.
 _IMPORT_PROGRAM = """
 import importlib, sys
 sys.path.append(sys.argv[1])
@@ -83,7 +83,7 @@ print("\\n> devices", ", ".join(x.name for x in devices), flush=True)
 
 
 class Problem(NamedTuple):
-  """A problem, in one line, and a command or advice that mends the problem."""
+  """A problem, in one line, and a command or advice that fixes the problem."""
 
   what: str
   fix: str
@@ -127,10 +127,10 @@ class Installation:
 
 
 def main(measure: bool = False, as_json: bool = False) -> int:
-  """Prints what this machine and the installation have, and what to mend.
+  """Prints a description of the machine and the installation, and problems.
 
-  Also prints measured rates if `measure`. Returns the exit code: 2 if there are
-  problems, otherwise 0.
+  If `measure`, also prints measured rates. Returns the exit code: 2 if there
+  are problems, otherwise 0.
   """
   _logger.info("importing the libraries ...")
   import_error, devices = _try_imports()
@@ -220,9 +220,9 @@ def _requirements(package: str) -> list[str]:
 
 
 def _try_imports() -> tuple[str, dict[str, str]]:
-  """Returns the failure of an import ("" if none), and what devices there are.
+  """Returns the failure of an import ("" if none), and the devices found.
 
-  The devices are of TensorFlow ("devices") and of JAX ("accelerators").
+  Keys are "devices" for TensorFlow's devices, and "accelerators" for JAX's.
   """
   try:
     result = subprocess.run(
@@ -323,7 +323,7 @@ def _explain_import(found: Installation) -> Problem:
 def find_slowness(
   cores: Sequence[int], quota: float | None, threads: int
 ) -> list[Problem]:
-  """Returns problems that make a run slow.
+  """Returns the problems that make a run slow.
 
   Args:
     cores: numbers of the CPU cores that this process may use.

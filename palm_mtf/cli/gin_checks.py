@@ -32,7 +32,7 @@ from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.machine.process import is_owned
 from palm_mtf.user_code import user_code
 
-# End of the path of the function `programs` in tasks/code.py, whose parameter
+# End of the path of the function `programs` in tasks/code.py. Its parameter
 # permits running programs that a model writes.
 _PERMISSION = ".programs"
 
@@ -187,7 +187,7 @@ def _advise(setting: Setting, known: Collection[str]) -> str:
 
 
 def check_runs_no_code(statements: Iterable[Statement]) -> None:
-  """Raises UserError if a run's config.gin can run code of its author.
+  """Raises UserError if a run's config.gin can run its author's code.
 
   The file may set macros, and parameters of palm_mtf.tasks, to literals. It may
   not import modules outside palm_mtf (an import runs the module), refer to

@@ -64,8 +64,8 @@ class Configuration:
   bindings: tuple[Setting, ...]
   # The command line as the user gave it, for the first line of config.gin.
   asked: str
-  # Those macros for a chip's rates, such as FLOP/s, that the user has not set,
-  # so that CHIP decides their values.
+  # The macros for a chip's rates, such as FLOP/s, that the user has not set, so
+  # that CHIP decides their values.
   implied: Collection[str]
 
   def format_effective(self) -> str:
@@ -128,7 +128,7 @@ class Configuration:
     return "\n".join(lines) + "\n"
 
   def _make_operative(self) -> "Configuration":
-    """Returns a copy in which values replace references to macros."""
+    """Returns a copy in which values replace all references to macros."""
     values = self._resolve_all()
     macros = {
       name: dataclasses.replace(setting, value=values[name])
@@ -137,7 +137,7 @@ class Configuration:
     return dataclasses.replace(self, macros=macros)
 
   def add_location(self, message: str) -> str:
-    """Adds, to a message that begins "MACRO = ", where the macro is set."""
+    """Appends where a macro is set to a message that begins "MACRO = "."""
     setting = self.macros.get(message.partition(" = ")[0])
     if (
       not setting
@@ -174,7 +174,7 @@ class Configuration:
       self._bind()
       computed = self._call_functions(values)
       values |= computed
-      if "CHIP" in computed:  # a function gives CHIP, so `load` read no file
+      if "CHIP" in computed:  # a function set CHIP, so `load` read no file
         chip = read_chip(computed["CHIP"])
         values |= {x: chip[x].value for x in chip.keys() & self.implied}
     for name, value in values.items():
@@ -209,12 +209,12 @@ class Configuration:
     """Binds the settings in gin, so that gin can call the user's functions."""
     import gin
 
-    # gin's state is global: remove what an earlier command passed to it.
+    # gin's state is global, so remove an earlier command's settings.
     gin.clear_config()
     for setting in [*self.macros.values(), *self.bindings]:
       if setting.name not in self.implied:
         with user_code(setting.cited):
-          # Repeat the imports, because gin resolves only names that the same
+          # Repeat the imports, because gin only resolves names that the parsed
           # text imports.
           gin.parse_config([*self._format_imports(), str(setting)])
 
@@ -225,8 +225,9 @@ class Configuration:
     computed, macro = {}, gin.get_configurable("gin.macro")
     fields = {"MODEL_DIR", *macros_of(self.config_class)}
     left = [self.macros[name] for name, x in values.items() if any(names_in(x))]
-    # Compute last the macros that only refer to other macros. If a function
-    # fails, the error then cites the macro that names the function.
+    # First compute the macros that name functions, and last those that only
+    # refer to other macros, so that the error for a function that fails cites
+    # the macro that names the function.
     left.sort(
       key=lambda x: all(isinstance(y, Macro) for y in names_in(x.value))
     )

@@ -48,7 +48,7 @@ def shorten_path(path: Path) -> str:
 
 
 def find_gin_file(name: str) -> Path:
-  """Finds the file of a --gin_file: in the current folder, else the gin folder.
+  """Finds a --gin_file in the current folder, otherwise in the gin folder.
 
   The file may be a pipe, which can be read only once.
   """

@@ -94,7 +94,7 @@ def _run(arguments: list[str]) -> int:
   for flag, (_, text) in command.standalone.items():
     parser.add_argument(flag, action="store_true", help=text)
   if command.config:
-    # Hide flags --gin.NAME=VALUE from argparse, which does not know the names.
+    # Hide the flags --gin.NAME=VALUE, whose names argparse does not know.
     flags = [x for x in rest if not x.startswith("--gin.")]
     _run_configured(name, rest, parse_flags(parser, flags), own)
     return 0
@@ -282,7 +282,7 @@ def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
 def _stdout_is_closed() -> bool:
   """Returns whether stdout is a pipe that nobody reads any more.
 
-  If so, redirects it, so that Python's flush at exit prints no error.
+  If so, redirects stdout, so that Python's flush at exit prints no error.
   """
   try:
     sys.stdout.flush()

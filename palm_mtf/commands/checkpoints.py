@@ -46,8 +46,8 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
   for path in _find_folders(model_dir):
     row = {"step": step_of(path), "path": path, "state": _WHOLE}
     try:
-      # `read_checkpoint` compares only file sizes, so that listing is fast. The
-      # command `checkpoints verify` hashes all bytes.
+      # For speed, `read_checkpoint` compares only file sizes. The command
+      # `checkpoints verify` hashes all bytes.
       checkpoint = read_checkpoint(path)
       secs = int(os.path.getmtime(os.path.join(path, MANIFEST)))
       written = datetime.datetime.fromtimestamp(secs)  # in local time
@@ -267,6 +267,6 @@ def _compare_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
 
 def _read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
   manifest = checkpoint.manifest
-  # The files that TEXT_FILES names may have changed, so compare the hash of the
-  # tokens too.
+  # Compare the hash of the tokens too, because the files that TEXT_FILES names
+  # may have changed.
   return {**manifest.settings, "the tokens": manifest.data.get("the tokens")}

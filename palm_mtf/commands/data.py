@@ -7,9 +7,9 @@
 # by the hash of its text, so that runs share the store even if they read this
 # text from different paths.
 #
-# Of a printed batch, a line begins with "|" if its tokens are targets, which
-# count in the loss, and with ":" if they are inputs, which the model reads but
-# does not predict. A line "[eod]" marks the end of a document.
+# In a printed batch, a line begins with "|" if its tokens are targets, which
+# count in the loss, and with ":" if its tokens are inputs, which the model
+# reads but does not predict. A line "[eod]" marks the end of a document.
 
 import collections
 import itertools
@@ -80,7 +80,7 @@ def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
 def data_inspect(*, model_dir: str, config: Config, as_json: bool) -> None:
   """Prints figures and first rows of the batch of each step in INSPECT_STEPS.
 
-  If the run's vocabulary or tokens are missing, makes them as training does.
+  If the run's vocabulary or tokens are missing, creates them as training does.
   """
   model, data, run = config.model, config.data, config.run
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
@@ -176,7 +176,7 @@ def _split_row(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # Decoding drops a space before the first token of a text.
+    # If `before` is (), decoding drops a space at the start of the text.
     before = None if is_inside else ()
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),

@@ -70,12 +70,12 @@ CountTokens = Callable[
 class TextCounts:
   """Counts of the documents of one source, or of all sources."""
 
-  documents: int = 0  # each once, whatever its weight
+  documents: int = 0  # each counted once, whatever its weight
   bytes: int = 0  # `Document.num_bytes` of all documents
   tokens: int | None = None  # with an [eod] per document; None if not counted
   held_out_documents: int = 0
   held_out_bytes: int = 0
-  longest_bytes: int = 0  # of the longest document
+  longest_bytes: int = 0  # size of the longest document
   longest_start: str = ""  # beginning of the longest document
 
   def add(self, split: str, document: Document, tokens: int | None) -> None:
@@ -109,7 +109,8 @@ class Survey:
   # Maps each evaluation set to its contamination by all training documents.
   # The set "validation" is the validation split of all sources.
   contamination: dict[str, Contamination]
-  # Maps each largest group's `digest` to the beginning of the hashed document.
+  # {`digest` of one of the largest groups of duplicates: the beginning of a
+  # document with this digest}.
   starts: dict[bytes, str]
 
 
@@ -124,7 +125,7 @@ def survey(
   Args:
     sources: sources of a run; each logs a warning if it skips documents.
     count_tokens: function that counts documents' tokens; None to count none.
-    evaluation_sets: evaluation sets by name, besides the validation split.
+    evaluation_sets: evaluation sets by name, without the validation split.
     note_length: function to call for each training document whose tokens are
       counted.
 
@@ -341,7 +342,7 @@ def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
 
 
 def _make_record(result: Survey) -> dict[str, object]:
-  # Name a group of copies by the beginning of its text, not by its digest,
+  # A group of copies is named by the beginning of its text, not by its digest,
   # because JSON cannot represent bytes.
   def groups(found: Sequence[Group]) -> list[dict[str, object]]:
     return [

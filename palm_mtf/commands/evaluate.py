@@ -101,7 +101,7 @@ def _compute_validation_loss(
   checkpoint, vocabulary = open_newest(model_dir, config)
   log_dtype(model, mesh)
   # This process has the devices of only one pod. So split the batch of all pods
-  # into microbatches of the same size as in training, which fit in memory.
+  # into microbatches of the size that training uses, which fit in memory.
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches
   corpus = corpus_of_run(model_dir, config, vocabulary)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf export` and `import`: models for, and of, other software."""
+"""`palm_mtf export` and `import`: models for and from other software."""
 
 import math
 import os
@@ -51,7 +51,7 @@ _FORMATS = {
 def export(
   *, model_dir: str, config: Config, output: str, target: str, dtype: str
 ) -> None:
-  """Writes a run's newest checkpoint in a format of other software."""
+  """Writes a run's newest checkpoint in another software's format."""
   if target != "gguf" and dtype != "float32":
     raise UserError(
       f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
@@ -81,7 +81,7 @@ def check_new(path: str) -> None:
 
 
 class _Foreign(NamedTuple):
-  """A model of other software."""
+  """A model that other software has written."""
 
   model: ModelConfig
   data: Mapping[str, object]  # macros of the data, such as PACKING
@@ -94,7 +94,7 @@ class _Foreign(NamedTuple):
 def import_model(
   *, folder: str, output: str, vocabulary_path: str | None
 ) -> None:
-  """Makes a MODEL_DIR, with a checkpoint of step 0, of another's model.
+  """Makes a MODEL_DIR with a checkpoint of step 0 from an imported model.
 
   `folder` is a folder of Hugging Face transformers, or a GGUF file.
   """
@@ -164,7 +164,7 @@ def _open_gguf(
   file = GgufFile(path)
   own, model = read_model_metadata(file.metadata, file.shapes, path)
   if vocabulary_path is None:
-    # Write the vocabulary's files, because vocabularies are opened by path.
+    # Write the vocabulary to files, because vocabularies are opened by path.
     content = read_gguf_tokenizer(file.metadata)
     for name, value in content.items():
       with open(os.path.join(scratch, name), "wb") as part:
@@ -206,8 +206,8 @@ def _format_gin(model: ModelConfig, data: Mapping[str, object]) -> str:
   defaults = {**macros_of(ModelConfig), "START_ID": None}
   lines = [
     'include "recipes/finetune.gin"',
-    # The user has to set TASK or TEXT_FILES. Until then, the error that no file
-    # matches TEXT_FILES shows this text.
+    # The user has to set TASK or TEXT_FILES. Until then, the error message that
+    # no file matches TEXT_FILES shows this text.
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
     "VOCABULARY = None",  # None stands for the vocabulary in MODEL_DIR

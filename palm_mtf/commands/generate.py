@@ -175,7 +175,8 @@ def _answer_stdin(
 def _chat(loaded: "Generator", template: ChatTemplate, most: int) -> None:
   """Answers each line of stdin, until the end of stdin or an empty line.
 
-  Each answer is after the whole conversation, of at most `most` tokens.
+  The model reads the whole conversation, at most `most` tokens, before each
+  answer.
   """
   messages: list[dict[str, str]] = []
   # Print "> " to stderr, because stdout gets only answers.

@@ -59,12 +59,12 @@ def plan(
   output: str | None,
   as_json: bool,
 ) -> None:
-  """Prints the plan of a run: the time, memory and cost that it will take.
+  """Prints the plan of a run: the time, memory and cost that the run needs.
 
   Raises:
-    UserError: if settings do not fit together, the plan needs a rate of the
-      chip, such as its FLOP/s, that is not known, or a step that is compiled
-      does not fit into the memory of the chip.
+    UserError: if settings do not fit together; if the plan needs an unknown
+      rate of the chip, such as its FLOP/s; or if a compiled step does not fit
+      into the memory of the chip.
   """
   del model_dir
   if plot:
@@ -116,14 +116,14 @@ def check_settings(config: PlanConfig) -> PlanConfig:
 
 
 def print_compiled(config: PlanConfig, *, as_json: bool) -> None:
-  """Prints a plan, and what a compiler says of the largest step.
+  """Prints a plan, and a compiler's results for the largest step.
 
-  The compiler is that of the TPU, or of CHIP if CHIP is a GPU.
+  The compiler is the one for TPUs, or for GPUs if CHIP is a GPU.
 
   Raises:
-    UserError: if TPU is another CHIP, or is not set and CHIP is no GPU that can
-      be compiled for; or the compiler is not installed, or the step does not
-      fit into the memory of the chip.
+    UserError: if TPU and CHIP are different chips; if TPU is not set and CHIP
+      is not a GPU that can be compiled for; if the compiler is not installed;
+      or if the step does not fit into the memory of the chip.
   """
   _check_can_compile(config)
   record = plan_of(config)
@@ -172,7 +172,7 @@ def _check_can_compile_for_gpu(config: PlanConfig) -> None:
       f"--compile and STAGES = {config.mesh_layout.stages}: stages do not run "
       "on GPUs; leave STAGES out."
     )
-  # The plugin calls NVIDIA's assembler, of a package or of CUDA.
+  # The plugin calls NVIDIA's assembler, from a Python package or from CUDA.
   has_assembler = importlib.util.find_spec("nvidia") or shutil.which("ptxas")
   if not (importlib.util.find_spec("jax_cuda12_plugin") and has_assembler):
     raise UserError(
@@ -184,7 +184,7 @@ def _check_can_compile_for_gpu(config: PlanConfig) -> None:
 def print_table3(
   *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
 ) -> None:
-  """Prints Table 3 of the PaLM paper, with this planner's predictions.
+  """Prints Table 3 of the PaLM paper next to this planner's predictions.
 
   `hardware_of` takes the name of a chip and returns the chip's rates.
   """
@@ -200,7 +200,7 @@ def calibrate(
   path = measured_hardware()
   try:
     # Open the cache folder before measuring, which takes half a minute, so that
-    # an error appears at once.
+    # an error with the folder appears immediately.
     with open_cache(os.path.dirname(path), make=True):
       # Import TensorFlow here: this takes seconds, and plans do not need it.
       from palm_mtf.rates.calibration import calibration

@@ -96,7 +96,7 @@ def serve(
   print(f"serving {devices} devices on {address}", flush=True)
   signal.sigwait(_STOP_SIGNALS)
   if client:
-    # If no manager answers, it will notice that the server is silent.
+    # If the manager does not answer, it will notice that this server is silent.
     with contextlib.suppress(UserError):
       client.call("leave", address=address)
   save_compiled_code()
@@ -104,7 +104,7 @@ def serve(
 
 
 def join_manager(client: ManagerClient, address: str, island: str) -> None:
-  """Registers this server, and keeps it registered."""
+  """Registers this server with the manager, and keeps it registered."""
   from palm_mtf.runtime.server_info import read_info
 
   info = read_info(address, _INFO_SECS)
@@ -183,7 +183,7 @@ def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:
 def drain(
   *, server: str, undo: bool, manager: str, manager_tls: str, as_json: bool
 ) -> None:
-  """Makes new slices avoid a server; with `undo` they may use it again."""
+  """Makes new slices avoid a server; with `undo`, lets them use it again."""
   _ask(manager, manager_tls, "drain", address=server, is_drained=not undo)
   if as_json:
     print(json_text({"address": server, "is_drained": not undo}))

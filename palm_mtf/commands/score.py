@@ -59,7 +59,7 @@ def make_text_items(texts: Sequence[str]) -> list[ScoreItem]:
 
 
 def read_items(path: str) -> list[ScoreItem]:
-  """Returns the items of a .jsonl or .tsv file; otherwise it is a document.
+  """Returns the items of a .jsonl or .tsv file; any other file is a document.
 
   Raises:
     UserError: if the file cannot be read, is empty, or a line is not an item.
@@ -195,7 +195,7 @@ def _encode(
     pairs = [(inputs, next(encoded)) for _ in item.targets]
     longest = max(len(given) + len(ids) for given, ids in pairs)
     # A document may be longer than SEQUENCE_LENGTH, because it is scored in
-    # windows. Windows would truncate inputs, so other items may not be longer.
+    # windows. Other items may not, because windows would truncate their inputs.
     if item.kind != "text" and longest > model.sequence_length:
       raise UserError(
         f"{item.origin}: inputs and targets are {longest:,} tokens, more than "

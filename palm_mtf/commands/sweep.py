@@ -36,14 +36,14 @@ def sweep(
 ) -> None:
   """Trains the unfinished runs; prints a table and scaling law of all runs.
 
-  MODEL_DIR, of the sweep, contains the MODEL_DIRs of its runs.
+  The sweep's MODEL_DIR contains the MODEL_DIRs of its runs.
 
   Raises:
     UserError: if settings are invalid (no run was trained), or a run failed
       (all other runs were trained).
     StoppedError: if a signal arrived; the same command resumes.
   """
-  cores_of_runs(config.sweep.sweep_at_once)  # UserError for too few cores
+  cores_of_runs(config.sweep.sweep_at_once)  # raises UserError if too few
   where = SweepDir(model_dir)
   runs = make_runs(config.sweep, config, where, load_run)
   check_unchanged(runs, where)

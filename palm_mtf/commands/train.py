@@ -71,8 +71,8 @@ def _predict(job: TrainJob) -> None:
 
 def _run(job: TrainJob) -> Finished | Stopped:
   config = job.config
-  # Start the pods' servers before the imports below, so that servers and this
-  # process import TensorFlow, which takes seconds, at the same time.
+  # Start the pods' servers before the imports below, so that the servers and
+  # this process import TensorFlow, which takes seconds, at the same time.
   with PodServers(config.pods, config.mesh_layout, HOST_MODULES) as servers:
     from palm_mtf.mesh.session import session_config
     from palm_mtf.rates.measure import warn_if_slow

@@ -42,7 +42,7 @@ class Pieces:
   white_space: int  # runs of two or more spaces, tabs and line ends
   other: int  # all other learned pieces
   longest: list[str]  # the longest pieces of `other`, longest first
-  first_joined_digits: str  # an example; "" if there is none
+  first_joined_digits: str  # the first such piece; "" if there is none
 
 
 def count_pieces(vocabulary: Vocabulary) -> Pieces:
@@ -99,7 +99,7 @@ class Fit:
     return self.num_bytes / max(1, self.num_tokens)
 
   def add(self, text: str, ids: np.ndarray) -> None:
-    """Counts a text's tokens `ids`, and compares the text with their text."""
+    """Counts a text's tokens `ids`; compares the text with the decoded ids."""
     self.num_documents += 1
     self.num_bytes += len(text.encode())
     np.add.at(self.counts, ids, 1)

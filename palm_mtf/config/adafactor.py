@@ -21,7 +21,7 @@ class AdafactorConfig(Checked):
     beta2_exponent: beta2 = 1 - k ** -beta2_exponent.
     update_clip: maximum root mean square of an update, before lr and
       parameter_scale multiply the update; None does not clip. The gin files
-      clip, as the Adafactor paper does; PaLM does not mention this.
+      clip, as the Adafactor paper does; the PaLM paper does not mention it.
     gradient_clip: maximum global norm of all gradients.
     weight_decay_exponent: each step subtracts lr ** weight_decay_exponent times
       the parameter; None turns weight decay off.

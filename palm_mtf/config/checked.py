@@ -4,8 +4,8 @@
 
   norm: Literal["layer_norm", "rms_norm"]               one of these texts
   clean_subset: bool                                    True or False
-  num_layers: Annotated[int, whole(maximum=10_000)]     what a check accepts
-  top_k: Count | None                                   also None
+  num_layers: Annotated[int, whole(maximum=10_000)]     values the check accepts
+  top_k: Count | None                                   the same, or None
 
 A check takes the name and the value of a macro, and raises UserError if the
 value is wrong. Fields of other types are not checked here.
@@ -43,8 +43,8 @@ def whole(minimum: int = 1, maximum: int = 2**63 - 1) -> _Check:
 def real(low: float, high: float, none: str = "") -> _Check:
   """Returns a check that a value is a number from `low` to `high`.
 
-  If `none` says what None means, such as "for no clipping", the error message
-  offers None too.
+  If `none` is not "", it says what None means, such as "for no clipping", and
+  the error message offers None too.
   """
 
   def check(name: str, value: object) -> None:

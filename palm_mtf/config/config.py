@@ -57,8 +57,8 @@ class SweepConfig(Checked):
       and so on.
     sweep_at_once: number of runs that train at the same time, each on its share
       of the cores.
-    sweep_held_out: names in sweep_runs. The scaling law is fitted without the
-      runs of these names and checked by its predictions for these runs.
+    sweep_held_out: names in sweep_runs. The scaling law is fitted without runs
+      that have one of these names, and checked on its predictions for them.
     sweep_budget_flops: training FLOPs for which the compute-optimal model size
       is printed; None prints none.
   """

@@ -22,7 +22,7 @@ FieldName = Annotated[str | None, text("a field's name, or None")]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FilterConfig(Checked):
-  """The documents that are removed from training and validation.
+  """Which documents are removed from training and validation.
 
   The defaults remove none.
 

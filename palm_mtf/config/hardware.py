@@ -58,7 +58,7 @@ class HardwareConfig(Checked):
     chip_pass_bandwidths: {dtype: {kind: bytes/s}} of passes, which are
       operations other than matrix products; `PASSES` in accounting/memory.py
       lists the kinds. Without a value, a pass runs at chip_memory_bandwidth.
-      CPUs need values, because their arithmetic limits passes.
+      CPUs need values, because arithmetic, not memory, limits their passes.
     chip_process_bytes: memory of a process besides the tensors of its step.
     chip_fused_attention: whether the backward pass recomputes attention weights
       with any REMAT, as on CPUs with a C++ compiler.

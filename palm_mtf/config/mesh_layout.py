@@ -3,7 +3,7 @@
 """PaLM's mesh of devices, and how a step is split over devices and over time.
 
 The syntax is Mesh TensorFlow's, except that a rule that matches nothing is an
-error. A *dim* is a dimension of a tensor, an *axis* a dimension of the mesh.
+error. A *dim* is a dimension of a tensor; an *axis* is a dimension of the mesh.
 Layouts change speed and memory, never results.
 
   MESH_SHAPE = "data:2,model:4"                  8 devices, 2 by 4
@@ -43,10 +43,10 @@ DIMENSIONS = (
   "d_ff",
   "vocab",
 )
-# Dimensions that follow the rule of another dimension, because a slice of query
-# heads reads only its own slice of key and value heads; and dimensions that no
-# rule names.
+# {dimension: the dimension whose rule it follows}. A slice of query heads reads
+# only its own slice of key and value heads.
 _RULE_OF = {"kv_heads": "heads"}
+# Dimensions that no rule names.
 _WITHOUT_RULE = ("positions", "buckets")
 # Splitting these dimensions divides the work of a step; splitting the other two
 # in SPLIT_DIMENSIONS divides only memory.
@@ -60,7 +60,7 @@ _UNSPLIT_REASONS = {
   "d_kv": "rotary embedding turns pairs of it",
 }
 
-# Activations and weights with several dimensions that rules may split.
+# Dimensions of the activations and weights that several rules may split.
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),

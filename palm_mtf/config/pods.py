@@ -23,7 +23,7 @@ from palm_mtf.errors import UserError, check_choice
 # The client sends each pod its batches and starts its steps, so many pods could
 # overload the client. Tests use up to this number.
 MAX_PODS = 8
-# On which islands a manager chooses servers.
+# Values of ISLANDS with which a manager chooses the servers.
 MANAGED_ISLANDS = ("auto", "same", "apart")
 
 
@@ -55,7 +55,7 @@ class PodsConfig(Checked):
       gradients, in float32.
     fingerprint_steps: steps between comparisons of all pods' variables.
     pod_timeout_secs: if a server gives no sign of life for so many seconds, its
-      pod counts as lost. A step may take longer.
+      pod counts as lost. A step may take longer than this.
     on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the pods
       that are left (training/supervisor.py).
     pod_wait_secs: the longest wait for a lost pod, or for a pod that is missing

@@ -29,7 +29,7 @@ from palm_mtf.errors import UserError, check_count
 # With these limits, the number of rows in all steps fits into int64.
 MAX_BATCH_SIZE, MAX_STEPS = 2**24, 10**9
 _MAX_EVAL_BATCHES = 1_000_000
-# A trace takes several megabytes, and slows its step down.
+# A trace takes several megabytes, and slows down its step.
 _MAX_TRACED_STEPS = 10
 
 

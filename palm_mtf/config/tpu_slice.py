@@ -21,7 +21,7 @@ from palm_mtf.errors import UserError, did_you_mean
 HOST_CHIPS = (2, 2, 1)  # along x, y and z (Cloud TPU's system architecture)
 _DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1}
 
-# For the slices that are named by their cores: {cores: chips along x, y and z}.
+# {number of cores in a slice's name: chips along x, y and z}.
 _FLAT = {8: (2, 2, 1), 32: (4, 4, 1), 128: (8, 8, 1), 512: (16, 16, 1)}
 _SHAPES = {
   "v2": {**_FLAT, 256: (8, 16, 1)},

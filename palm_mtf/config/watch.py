@@ -60,14 +60,14 @@ class Skips:
     return Skips([*self.ranges, *ranges])
 
   def rows(self, numbers: "Rows", sizes: BatchSizes) -> "Rows":
-    """Returns the indices of rows among all rows, skipped rows included.
+    """Converts indices of rows that training reads to indices of all rows.
 
-    Because rows and not batches are counted, training reads each row outside
+    Rows are counted instead of batches, so that training reads each row outside
     the ranges once and in order, even if the batch size changes.
 
     Args:
-      numbers: indices of these rows among only the rows that training reads:
-        one number, or an array [n], int64.
+      numbers: indices among only the rows that training reads: one number, or
+        an array [n], int64.
       sizes: the batch size of every step.
     """
     for first, last in self.ranges:

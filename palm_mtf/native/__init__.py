@@ -2,5 +2,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """C++ operations for decoding, and for training between matrix products.
 
-The operations are compiled for this CPU at their first use.
+The operations are compiled for this CPU when they are first used.
 """

@@ -149,13 +149,13 @@ def _find_compiler() -> list[str]:
 
 
 def _hash_compiler(command: Sequence[str]) -> str:
-  # Returns a hash of the compiler, or "" if there is none.
+  # Returns a hash of the compiler, or "" if there is no compiler.
   if not shutil.which(command[0]):
     return ""
   parts = []
   for word in command:
-    # The hash is of each file's size and time, not of the compiler's version,
-    # because only a new process could tell the version.
+    # Hash each file's size and time instead of the compiler's version, because
+    # reading the version would take a new process.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]
@@ -212,7 +212,7 @@ def _compile_in(above: int, command: Sequence[str]) -> bytes:
   return content
 
 
-def _quote(text: str) -> str:  # as a C++ string literal
+def _quote(text: str) -> str:  # returns a C++ string literal
   return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -249,7 +249,7 @@ def _make_error(compiler: str, code: int, said: str) -> BuildError:
   full = [x for x in lines if any(reason in x for reason in _NO_SPACE)]
   if full:
     return _NoSpaceError(f"{full[0]}; make room, or set TMPDIR")
-  # A line with "error" has the reason; a linker's last line does not.
+  # The reason is in a line with "error"; a linker's last line does not have it.
   errors = [x for x in lines if "error" in x.lower()] or lines[-1:]
   reason = errors[0] if errors else f"exit status {code}"
   return BuildError(f"{compiler}: {reason}; {_ADVICE}")

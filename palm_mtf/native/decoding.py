@@ -26,7 +26,7 @@ ACTIVATIONS = ("swish", "gelu", "gelu_tanh")
 
 
 def find_missing_in_step(config: ModelConfig) -> str | None:
-  """Returns the first macro of which the C++ step lacks the value, or None."""
+  """Returns the first macro whose value the C++ step lacks, or None."""
   norm, (activation, kernels) = NORMS[config.norm], MLPS[config.mlp]
   is_computed = {
     "BLOCK": config.block in ("parallel", "serial"),
@@ -94,8 +94,8 @@ def _count_panel_bytes(dtype, inner, columns):
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# If several threads share a kernel, each reads at least this many bytes, which
-# takes 5 microseconds, because synchronizing threads takes up to 1 microsecond.
+# If several threads share a kernel, each reads at least this many bytes. This
+# takes 5 microseconds; synchronizing threads takes up to 1 microsecond.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -213,8 +213,8 @@ class TextSettings(NamedTuple):
   eod_id: int  # token that ends a text; -1 if no token does
   repetition_penalty: float = 1.0  # REPETITION_PENALTY
   keeps_logits: bool = False  # whether to return the last step's logits
-  # Maximum number of steps. XLA, for which shapes are constant, makes room for
-  # so many tokens; other devices need no maximum.
+  # Maximum number of steps. XLA, in which shapes are constant, makes room for
+  # this many tokens; without XLA, no maximum is needed.
   most_steps: int | None = None
 
 

@@ -16,7 +16,7 @@ from palm_mtf.native.operations import operations, set_shapes
 
 
 def reads(read: Read, shapes: Sequence[Sequence[int]]) -> bool:
-  """Returns whether `read_product` computes what the branches of `read` take.
+  """Returns whether `read_product` can compute the inputs of `read`'s branches.
 
   `shapes` has the shape of one row of each product.
   """
@@ -52,7 +52,8 @@ def read_product(
     is_gated: whether the last two kernels are wi_gate and wi.
 
   Returns:
-    One tensor [rows, size] per kernel; if `is_gated`, one for the last two.
+    One tensor [rows, size] per kernel; if `is_gated`, the last two kernels give
+    only one tensor.
   """
   read = sizes[:-1] if is_gated else sizes
   parts = operations().palm_read_product(
@@ -142,7 +143,7 @@ def norm_gradient(
 
 
 def attends(mixer: Attention) -> bool:
-  """Returns whether `attend` computes what the mixer describes."""
+  """Returns whether `attend` computes the attention that `mixer` describes."""
   return mixer == PLAIN_ATTENTION
 
 

@@ -5,7 +5,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # started by its path, as worker processes are
+if not __package__:  # run by its path, as worker processes are
   sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tools.bench.command import main

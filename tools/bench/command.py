@@ -29,11 +29,11 @@ class Flag:
   """A flag of a case.
 
   Attributes:
-    default: value without the flag; None for none.
+    default: value if the flag is not given; None if there is no such value.
     help: text for --help.
     parse: the allowed texts, or a function of the flag's name and text that
-      returns the value or raises UserError. By default a flag with a number as
-      its default is a whole number of at least 1, and another flag a text.
+      returns the value or raises UserError. Without `parse`, the value is a
+      whole number of at least 1 if `default` is a number, otherwise a text.
     settings: further arguments of argparse's `add_argument`. Each of several
       values ("append", "nargs") is parsed separately.
   """
@@ -51,7 +51,7 @@ class Flag:
     parser.add_argument(name, default=default, help=help_, **self.settings)
 
   def read(self, name: str, given: Any) -> Any:
-    """Returns the value of what argparse read."""
+    """Returns the value of the text that argparse read."""
     parse = self.parse
     if parse is None and isinstance(self.default, int):
       parse = count()
@@ -124,8 +124,8 @@ def numbers(example: str, kind: type = int) -> Callable[[str, str], list]:
 
 
 def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
-  """Makes a UserError one line on stderr and exit code 2, as palm_mtf does."""
-  # Not __module__, which is "__main__" for the tool that runs.
+  """Turns a UserError into a line on stderr and exit code 2, like palm_mtf."""
+  # Do not use __module__, which is "__main__" for the tool that runs.
   name = Path(main.__code__.co_filename).stem
 
   @functools.wraps(main)
@@ -146,14 +146,14 @@ def worker_command(
 
   Args:
     case: one of CASES.
-    folder: tools/bench of the checkout of palm_mtf that works.
-    **arguments: values that JSON can hold.
+    folder: tools/bench in the checkout of palm_mtf that the worker uses.
+    **arguments: values that JSON can represent.
   """
   return [sys.executable, str(folder), case, "--worker", json.dumps(arguments)]
 
 
 def checkout(name: str, text: str) -> Path:
-  """Returns tools/bench of another checkout, which the flag `name` gives."""
+  """Returns tools/bench in the checkout `text`, the value of flag `name`."""
   folder = Path(text).expanduser().resolve() / "tools" / "bench"
   if not (folder / "__main__.py").is_file():
     raise UserError(
@@ -164,10 +164,10 @@ def checkout(name: str, text: str) -> Path:
 
 
 def measure_apart(case: str, **arguments: object) -> Any:
-  """Returns what `work(**arguments)` of a case returns in a new process.
+  """Runs `work(**arguments)` of a case in a new process; returns its result.
 
-  A new process has no memory, threads or compiled code of earlier work. If it
-  fails, it has said why on stderr, and this process exits with its code.
+  A new process has no memory, threads or compiled code from earlier work. If it
+  fails, it prints the reason on stderr, and this process exits with its code.
   """
   done = subprocess.run(
     worker_command(case, **arguments),
@@ -193,7 +193,7 @@ def train_config(
   Raises:
     UserError: if a file or macro is wrong.
   """
-  # A recipe leaves MODEL_DIR to the user; no case writes there.
+  # A recipe leaves MODEL_DIR to the user, so set it; no case writes there.
   macros = ["MODEL_DIR='none'", *defaults, *macros]
   _, config = gin_files.load("train", files, macros).build()
   model = resolve_dtype(config.model, config.mesh_layout)
@@ -211,7 +211,7 @@ def _print_cases() -> None:
 def _read_flags(
   name: str, case: ModuleType, arguments: Sequence[str]
 ) -> argparse.Namespace:
-  """Returns the values of a case's flags; `gin` is files and macros."""
+  """Returns the values of a case's flags; `gin` has gin files and macros."""
   parser = _Parser(
     prog=f"python -m tools.bench {name}",
     description=case.__doc__,
@@ -250,7 +250,7 @@ def _run_case(name: str, arguments: Sequence[str]) -> None:
   chosen = _read_flags(name, case, arguments)
   as_json = chosen.json or not hasattr(case, "row")
   records: list[dict] = []
-  # Lines are flushed: a case takes minutes, and its stdout may be a file.
+  # Flush each line, because a case takes minutes, and stdout may be a file.
   for record in case.measure(chosen):
     if not records and not as_json and getattr(case, "HEAD", ""):
       print(case.HEAD, flush=True)

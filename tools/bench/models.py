@@ -3,7 +3,7 @@
 """The models that cases train and decode, and their training programs."""
 
 # TensorFlow is imported only when a program is built, so that a process can
-# set itself up before.
+# first change its own settings.
 
 import contextlib
 import math
@@ -63,7 +63,7 @@ _LLAMA = {
   "num_kv_heads": 3,
   "logits_scale": 1.0,
 }
-# {name: settings of a block}; SmolLM2 has its own size, 135M.
+# {name: settings of a block}; the block of SmolLM2 has its own size, 135M.
 BLOCKS = {
   "palm": {},
   "llama": _LLAMA,
@@ -78,7 +78,7 @@ BLOCKS = {
 
 
 def fast_dtype_here() -> str:
-  """Returns the dtype that "auto" means here for a run without TPUs."""
+  """Returns the dtype that "auto" means on this machine, without TPUs."""
   return "bfloat16" if native_bfloat16() else "float32"
 
 
@@ -96,7 +96,7 @@ def benchmark_config(
 
 
 def num_parameters(config: ModelConfig) -> int:
-  """Returns the number of parameters including norm scales, as peers count."""
+  """Returns the number of parameters, norm scales included, as in the peers."""
   return sum(map(math.prod, parameter_shapes(config).values()))
 
 

@@ -3,12 +3,13 @@
 """Programs that stay up and take turns, and the ratios of their times."""
 
 # Machines are shared, and their speed changes from minute to minute. So only
-# turns next to each other are compared: a round is one turn of each program, in
-# an order that rotates, and gives one ratio. A round is left out if processes
-# other than the program, on this machine or on its host, took more than a tenth
-# of the cores in one of its turns. If fewer than MIN_ROUNDS remain, all rounds
-# count and the ratio is called disturbed. Both limits were fixed before the
-# first measurement. Programs take their turns with tools/peers/turns.py.
+# turns next to each other are compared: in a round, each program takes one
+# turn, in an order that rotates; the round gives one ratio. A round is left out
+# if, in one of its turns, processes other than the program took more than a
+# tenth of the cores, on this machine or on its host. If fewer than MIN_ROUNDS
+# remain, all rounds count and the ratio is called disturbed. Both limits were
+# fixed before the first measurement. tools/peers/turns.py makes programs take
+# turns.
 
 import contextlib
 import dataclasses
@@ -29,7 +30,7 @@ from palm_mtf.machine.host_memory import largest_resident_bytes
 OTHERS_SHARE = 0.1
 MIN_ROUNDS = 30
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Threads of the program that had the last turn look for work for a while.
+# After its turn, a program's threads look for work this long; wait for them.
 _SETTLE_SECS = 0.05
 
 
@@ -49,8 +50,8 @@ class Ratio:
   median: float
   low: float  # from low to high: the 95% confidence interval of the median
   high: float
-  rounds: int  # without left_out
-  left_out: int
+  rounds: int  # number of rounds that count
+  left_out: int  # number of rounds that were left out
   is_disturbed: bool  # other processes used the machine in too many rounds
 
 
@@ -69,7 +70,7 @@ class Program:
     return self
 
   def __exit__(self, *unused: object) -> None:
-    self._process.stdin.close()  # ends it
+    self._process.stdin.close()  # ends the process
     try:
       self._process.wait(10)
     except subprocess.TimeoutExpired:
@@ -103,7 +104,7 @@ def measure_turn(pid: int, take: Callable[[], dict[str, float]]) -> Turn:
   """Takes a turn, and measures what other processes did at the same time.
 
   Args:
-    pid: process that works in `take`, with its children.
+    pid: process that does the work of `take`, together with its children.
     take: takes the turn; returns its "secs" and further numbers.
   """
   time.sleep(_SETTLE_SECS)
@@ -130,7 +131,7 @@ def take_turns(
     title: beginning of the line that reports a round on stderr.
   """
   turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
-  # From step 1 on, because the moments of step 0 are 0.
+  # Begin with step 1, because at step 0 the moments are 0.
   for number in range(1, 1 + num_warm_up + num_rounds):
     for kind, run in kinds.items():
       turn = measure_turn(
@@ -188,7 +189,7 @@ def race(
 
   Args:
     commands: command line of each program; a key is the program's name, or a
-      tuple of its words.
+      tuple of the words of its name.
     rounds: number of turns of each program.
     tolerance: share by which the programs' numbers of parameters may differ.
 
@@ -215,7 +216,7 @@ def race(
 
 
 def ratio(turns: Sequence[Turn], to: Sequence[Turn]) -> Ratio:
-  """Returns how much longer `turns` take than the turns `to` of a program."""
+  """Returns how many times as long `turns` take as `to`, another's turns."""
   pairs = list(zip(turns, to, strict=True))
   quiet = [(x, y) for x, y in pairs if max(x.others, y.others) <= OTHERS_SHARE]
   is_disturbed = len(quiet) < MIN_ROUNDS
@@ -223,7 +224,7 @@ def ratio(turns: Sequence[Turn], to: Sequence[Turn]) -> Ratio:
     x.secs / y.secs for x, y in (pairs if is_disturbed else quiet)
   )
   n = len(ratios)
-  # Order statistics: the binomial distribution, approximated by the normal one.
+  # Order statistics: the normal distribution approximates the binomial one.
   margin = 1.96 * math.sqrt(n) / 2
   low, high = math.floor(n / 2 - margin), math.ceil(n / 2 + margin) - 1
   return Ratio(
@@ -265,7 +266,7 @@ def speed_records(
 ) -> list[dict[str, Any]]:
   """Returns a record per program: its speed, its peak and its ratio.
 
-  "ratio" says how much faster the first program is; "peak_bytes" is the
+  "ratio" says how many times as fast the first program is; "peak_bytes" is the
   largest number of resident bytes.
 
   Args:

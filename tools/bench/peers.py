@@ -22,7 +22,7 @@ class Peer:
   Attributes:
     script: name of the file, and flags that only this peer passes to it.
     modules: modules that its Python must have.
-    dtypes: its dtype for each number of bits per weight that is compared.
+    dtypes: {number of bits per weight: the peer's dtype with so many bits}.
   """
 
   script: str
@@ -52,7 +52,7 @@ PEERS = {
       {32: "float32", 8: "int8", 4: "int4"},
     ),
   },
-  # Chooses the faster dtype itself.
+  # This peer chooses the faster dtype itself.
   "learning": {"gpt": Peer("torch_gpt.py", ("torch", "numpy"), _FLOATS)},
 }
 
@@ -100,7 +100,7 @@ def _check_module(peer: str, module: str, python: str) -> None:
 def peer_command(
   python: str, peer: Peer, sizes: Mapping[str, object], **settings: object
 ) -> list[str]:
-  """Returns the command line of a peer; its flags have our settings' names.
+  """Returns the command line of a peer, whose flags have our settings' names.
 
   Args:
     python: path of an interpreter that has the peer's framework.

@@ -18,9 +18,9 @@ def continue_in_turns(
   """Takes turns: a continuation of all prompts each. Prompts are not timed.
 
   Args:
-    read: function of tokens, [batch, length], and the place of the first token;
-      returns the likeliest next token of each row, [batch, 1]. Place 0 begins
-      new sequences.
+    read: function of tokens, [batch, length], and the position of the first
+      token; returns the likeliest next token of each row, [batch, 1]. Position
+      0 begins new sequences.
     sizes: flags of `make_parser`, including "prompt_tokens".
     num_parameters: number of parameters of the model.
   """

@@ -47,7 +47,7 @@ def next_logits(sizes, params, tokens, caches, start):
 
 
 def make_decoder(sizes, params):
-  """Returns a function that returns the seconds of a continuation."""
+  """Returns a function that times a continuation, in seconds."""
   count = sizes.sequence_length - sizes.prompt_tokens - 1
   shape = sizes.batch_size, sizes.sequence_length, sizes.d_kv
 

@@ -31,7 +31,7 @@ def ignore(level, text, data):
 
 
 def quantize(path: str, dtype: str) -> str:
-  """Returns the path of the model in a dtype, which it writes."""
+  """Writes the model in another dtype; returns the path of the new file."""
   if dtype == "float32":
     return path
   made = f"{path}.{dtype}"
@@ -65,7 +65,7 @@ class Decoder:
     if start == 0:
       memory = llama_cpp.llama_get_memory(self.context)
       llama_cpp.llama_memory_clear(memory, True)
-    # Sequence by sequence; logits are computed for each last token.
+    # Add tokens sequence by sequence; compute logits only for last tokens.
     batch, (rows, length) = self.batch, tokens.shape
     batch.n_tokens = tokens.size
     for i, token in enumerate(tokens.ravel().tolist()):

@@ -5,11 +5,11 @@
 python onnx_decode.py --dtype int4
 """
 
-# The graph is what an exporter for generation makes: products with the same
-# input are joined, and attention with rotary embedding and a cache that is
-# updated in place is ONNX Runtime's operator. Each 32 quantized weights have a
-# scale, and are multiplied by activations that are rounded to 8 bits. Needs
-# onnx and onnxruntime. tools/bench starts it.
+# The graph is one that an exporter for generation makes: products with the same
+# input are joined; attention, with rotary embedding and a cache that is updated
+# in place, is an operator of ONNX Runtime. Each group of 32 quantized weights
+# has a scale; activations are rounded to 8 bits before they are multiplied.
+# Needs onnx and onnxruntime. tools/bench starts it.
 
 import os
 import tempfile

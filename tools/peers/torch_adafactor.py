@@ -48,8 +48,8 @@ class Adafactor:
   def step(self) -> None:
     """Takes a step with the parameters' gradients, and clears them."""
     self.num_steps = k = self.num_steps + 1
-    # Tensors, because numbers would be compiled into the step, which would be
-    # compiled again for each new number.
+    # Use tensors, because numbers would be compiled into the step, which would
+    # be compiled again for each new number.
     numbers = [1 - k**-0.8, min(0.01, k**-0.5)]
     first = self.parameters[0]
     like = {"dtype": first.dtype, "device": first.device}

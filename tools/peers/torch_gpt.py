@@ -66,7 +66,7 @@ class Gpt(nn.Module):
     self.norm = nn.LayerNorm(width)
     for name, x in self.named_parameters():
       if x.ndim == 2:
-        # Projections into the stream add up over layers (GPT-2).
+        # As in GPT-2: projections into the stream add up over the layers.
         is_last = name.endswith(("out.weight", "down.weight"))
         share = (2 * flags.num_layers) ** -0.5 if is_last else 1.0
         nn.init.normal_(x, std=0.02 * share)

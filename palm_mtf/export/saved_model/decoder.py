@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The decoding step's block with dynamic shapes, for some tokens at once.
+"""The decoding step's block with dynamic shapes, for several tokens at once.
 
 The SavedModel needs no Mesh TensorFlow, XLA or palm_mtf.
 """
@@ -183,7 +183,7 @@ class _Block:
     )
 
   def _write(self, cache, new):
-    # `new` is [rows, tokens, key_heads, d_kv], or without key heads.
+    # `new` is [rows, tokens, key_heads, d_kv], or [rows, tokens, d_kv].
     rows, key_heads, _, d_kv = tf2.unstack(tf2.shape(cache))
     tokens = tf2.shape(new)[1]
     new = tf2.reshape(new, [rows, tokens, key_heads, d_kv])

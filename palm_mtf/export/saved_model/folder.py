@@ -16,7 +16,7 @@ def make_saved_model(trained: TrainedModel) -> Export:
   """Makes a SavedModel, which includes the tokenizer.
 
   Raises:
-    UserError: TensorFlow has no operation for the tokenizer.
+    UserError: no TensorFlow operation can run the tokenizer.
   """
   config, vocabulary = trained.config, trained.vocabulary
   if not isinstance(vocabulary, SentencePieceVocabulary):

@@ -270,8 +270,8 @@ class TextCoder(tf2.Module):
     if not self._has_bytes:
       return self._model.tokenize(texts)
     # SentencePiece would encode a U+2581 in a text as a space. So split the
-    # text there, and put the three byte tokens of U+2581 before each segment
-    # except the first.
+    # text at each U+2581, and put the three byte tokens of U+2581 before each
+    # segment except the first.
     segments = tf2.strings.split(texts, SPACE_MARK)
     first = segments.row_starts()
     num_marks = tf2.tensor_scatter_nd_update(
@@ -309,7 +309,7 @@ class TextCoder(tf2.Module):
       return self._model.detokenize(ids)
     # The vocabulary puts one space before each text. In decoding, SentencePiece
     # drops only this space, but tensorflow_text's version drops all leading
-    # spaces. So keep all spaces in decoding, and then drop this one space.
+    # spaces. So keep all spaces in decoding, and then drop only one space.
     shown = tf2.ragged.boolean_mask(ids, tf2.gather(self._has_text, ids))
     spaces = tf2.gather(tf2.cast(self._num_spaces, tf2.int32), shown[:, :1])
     return _cut_start(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of decoding, and programs that run them on TensorFlow's devices.
+"""Decoding functions, and programs that run them on TensorFlow's devices.
 
 A function has no variables. It takes a model, the state that an earlier
-function returned, and inputs, and returns the next state and outputs.
+function returned, and inputs. It returns the next state, and outputs.
 TensorFlow's devices keep the state in variables; accelerators
 (accelerators/decoder.py) keep it in arrays.
 """
@@ -75,7 +75,7 @@ class LocalPrograms:
   """Builds programs of functions for the devices of TensorFlow."""
 
   def __init__(self, model: DecodeModel):
-    """Takes the weights, whose graph all programs are built in."""
+    """Takes the weights; all programs are built in the graph of the weights."""
     self._model = model
     self._states: dict[str, State] = {}  # variables, by the state's name
 
@@ -84,9 +84,9 @@ class LocalPrograms:
 
     Args:
       function: the function.
-      state: name of the state that the function makes, changes or reads. A
-        function that changes or reads a state takes the state of the function
-        that was built last to make a state of this name.
+      state: name of the state that the function makes, changes or reads. If the
+        function changes or reads a state, it takes the state of the last built
+        function that makes a state with this name.
     """
     inputs = {
       name: tf.placeholder(x.dtype, x.shape, name)

@@ -31,8 +31,8 @@ from palm_mtf.runtime.program import Program
 # The state is kept between calls, so that a caller can show tokens before the
 # text is complete. The NUM_SAMPLES or NUM_BEAMS rows of a prompt are adjacent.
 
-# Stands for the log p of a prefix, or the score of a text, that does not exist
-# yet: it is less than every real log p or score.
+# The log p of a prefix, or the score of a text, that does not exist yet. It is
+# less than every real log p or score.
 _NEVER = -1e30
 
 
@@ -339,7 +339,7 @@ class _Searches(_Continuations):
       )
       *state, rows = self._impl.slicewise(choose, logits, is_over, *search)
       # Each row copies the keys and values of the prefix that it continues,
-      # because one prefix may have two continuations, and another none.
+      # because one prefix may have two continuations, and another prefix none.
       cache = [
         self._impl.slicewise(
           lambda x, rows: tf.gather(x, rows, axis=self._model.row_axis), x, rows

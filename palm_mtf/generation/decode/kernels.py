@@ -4,8 +4,8 @@
 
 Int8 weights have one scale per output channel, as in PaLM's published inference
 code; int4 weights have one scale per output channel and group of 32 inputs. For
-both, the C++ operations of `native` quantize the activations to int8. For other
-operations, a float dtype holds the activations, and the same rounded weights.
+both, the C++ operations of `native` quantize the activations to int8. Other
+operations do not quantize activations, and take the rounded weights as floats.
 """
 
 import dataclasses
@@ -43,9 +43,9 @@ def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
 
 
 def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
-  """Makes a kernel that TensorFlow multiplies by, which a variable keeps.
+  """Makes a kernel for TensorFlow's matrix products.
 
-  In an XLA computation no variable keeps the kernel.
+  A variable holds the kernel, except in an XLA computation.
 
   Args:
     w: [inner, outer], float32.
@@ -56,7 +56,7 @@ def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
   if in_xla_computation():
     return Kernel(numbers, tf.no_op())
   # Products in emulated bfloat16 are computed in float32. Cast the kernel once,
-  # here, so that not every product has to cast it.
+  # here, instead of in every product.
   if is_emulated(numbers):
     numbers = tf.cast(numbers, tf.float32)
   kept = make_variable(numbers, name)
@@ -90,7 +90,7 @@ def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   w = tf.pad(tf.cast(w, tf.float32), [[0, -inner % GROUP], [0, 0]])
   groups = tf.reshape(w, [-1, GROUP, outer])
   low, high = tf.reduce_min(groups, 1), tf.reduce_max(groups, 1)
-  # The largest number by magnitude becomes -8, because int4 has no +8.
+  # The number with the largest magnitude becomes -8, because int4 has no +8.
   extreme = tf.where_v2(high > -low, high, low)
 
   def round_groups(share):

@@ -14,13 +14,13 @@ LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 # keys of layer 1, and so on; or, if the model `has_stacks`, the keys of all
 # layers, [layers, ...], and the values of all layers.
 Cache = list[LaidOut]
-# What a function of decoding (functions.py) keeps for the next function.
+# The tensors that one decoding function (functions.py) keeps for the next one.
 State = list[LaidOut]
 
 
-# If a layout splits `batch`, a device holds a slice of the rows, otherwise all
-# rows. No other dimension is split, so a dimension of unknown size can have
-# size 1 here.
+# If a layout splits `batch`, a device holds a slice of the rows; otherwise it
+# holds all rows. No other dimension is split, so a dimension of unknown size
+# can have size 1 here.
 def _make_shape(rows: int, others: list[int | None]) -> mtf.Shape:
   dims = [mtf.Dimension(f"unsplit_{i}", n or 1) for i, n in enumerate(others)]
   return mtf.Shape([mtf.Dimension("batch", rows), *dims])
@@ -61,7 +61,7 @@ def write_row(
     value: the row; its dimension `axis` has size 1.
     axis: dimension of x that `row` indexes; 0 outside of an XLA computation.
   """
-  # Copying all rows would cost time.
+  # Write in place, because copying all rows would cost time.
   if in_xla_computation():
     begin = [row if i == axis else 0 for i in range(x.shape.rank)]
     return gen_xla_ops.xla_dynamic_update_slice(x, value, tf.stack(begin))

@@ -40,7 +40,7 @@ def _to_column(setting):
 def _find_least_kept(shares, weights, wanted):
   # Returns the largest t, [rows, 1], such that the weights of tokens with share
   # >= t sum to at least `wanted`. Instead of sorting, bisect over the bits of t
-  # in 31 passes, because nonnegative floats are ordered like their bits.
+  # in 31 passes: nonnegative floats have the same order as their bits.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(i, low, high):
@@ -64,8 +64,8 @@ def _find_least_kept(shares, weights, wanted):
 
 
 def _keep_likely(shares, top_k, top_p):
-  # Sets the share of each token that TOP_K or TOP_P drops to 0. Tokens that tie
-  # with the last kept token are kept too.
+  # Sets to 0 the shares of the tokens that TOP_K or TOP_P drops. Tokens that
+  # tie with the last kept token are kept too.
   rows, vocab = shares.shape
   if tf.is_tensor(top_k) or (top_k or vocab) < vocab:
     wanted = tf.cast(tf.broadcast_to(_to_column(top_k), [rows, 1]), tf.float32)

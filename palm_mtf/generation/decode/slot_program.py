@@ -32,7 +32,7 @@ from palm_mtf.generation.decode.step import make_step
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts, TextSettings
 
-# Maximum number of tokens that one call of `StepSlots` chooses per text.
+# Maximum number of tokens per text that one call of `StepSlots` chooses.
 MOST_STEPS = 256
 
 

@@ -65,7 +65,7 @@ class ContinuationReader:
       if token == self._eod_id:
         self.ended = "eod"
       # Look for stop strings after each token, so that the end of a text does
-      # not depend on how many tokens come at once.
+      # not depend on how many tokens one call adds.
       found = [
         self._reader.text.find(stop, max(0, num_read - len(stop) + 1))
         for stop in self._stop_strings

@@ -156,8 +156,8 @@ class Generator:
       limit = min(limit, self._sample_tokens)
       client.call(programs.advance, {"limit": limit})
       if self._decode.num_beams > 1:
-        # Another text may be the best now, so read the best text from its
-        # beginning.
+        # The best text may now be a different one, so read the best text from
+        # its beginning.
         readers = [[self._make_reader(ids)] for ids in before]
       yield self._read(programs.read, readers)
 

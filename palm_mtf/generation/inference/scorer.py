@@ -26,8 +26,8 @@ from palm_mtf.generation.inference.slot_decoder import Chosen
 # all texts and a short text costs less than a long text. The number of rows per
 # batch depends only on the row length, so that other texts change no score.
 _SHORTEST_ROW = 32
-# Tokens per batch: so many that reading the weights costs little compared with
-# the arithmetic.
+# Tokens per batch. With this many tokens, reading the weights costs little
+# compared with the arithmetic.
 _TOKENS_AT_ONCE = 2048
 
 

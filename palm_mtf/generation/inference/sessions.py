@@ -39,7 +39,7 @@ def step_session_config(
   """Returns the configuration of a session that runs decoding steps."""
   # A single device gets only as many threads as a step can use. Several devices
   # share one thread per core. All sessions of a process share the threads of
-  # the first session, so only the first session can set these numbers.
+  # the first session, so only the first session's numbers have an effect.
   session = session_config(mesh.num_devices)
   if mesh.num_devices == 1:
     cores = len(os.sched_getaffinity(0))
@@ -66,8 +66,8 @@ def load_weights(
     client.call(Program(operations=[layer.prepare]))
     if i == 0:  # release pages of code that later layers hardly run
       release_file_pages()
-  # The first program is compiled next. This takes the most memory, so free
-  # memory now.
+  # Next, the first program is compiled. This takes the most memory of all, so
+  # free memory now.
   free_garbage()
   release_file_pages()
 
@@ -79,7 +79,7 @@ class LoadedDecoder(contextlib.AbstractContextManager):
     config: the model.
     num_slices: number of slices that the layout splits `batch` into.
     client: runs programs.
-    build: builds the program of a function of decoding.
+    build: builds the program of a decoding function.
   """
 
   def __init__(

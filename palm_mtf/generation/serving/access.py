@@ -140,7 +140,7 @@ class Access:
     given = request.headers.getall("Authorization", [])
     scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("",) * 3
     digest = _hash_key(key.strip())
-    # Compare with all keys, each in constant time, so that the response time
+    # Compare with every key, each in constant time, so that the response time
     # reveals nothing about the keys.
     found = [hmac.compare_digest(digest, each) for each in self._keys]
     if scheme.lower() != "bearer" or not any(found):

@@ -25,8 +25,8 @@ class Row:
   # Value of time.monotonic(), in seconds, at which the row ends.
   deadline: float
   client: str  # name of the client that sent the request
-  # Called, in any thread, when the row has ended, except by `cancel`; also when
-  # there are more tokens, if the request needs these before the end.
+  # Called, in any thread, when the row has ended, but not if `cancel` ended it;
+  # also when there are new tokens, if the request needs tokens before the end.
   changed: Callable[[], None]
   # Log p of the prompt's tokens; () until computed.
   prompt_scores: Sequence[Chosen] = ()
@@ -89,7 +89,7 @@ class WaitingRows:
     of_client = [x for x in self._rows if x.client == client]
     row = min(of_client, key=lambda x: counts[x.asked])
     self._rows.remove(row)
-    # The client's next turn is last, and the request's is the client's last.
+    # Move the client's rows to the end, and the request's rows to the very end.
     self._rows.sort(key=lambda x: (x.client == client, x.asked is row.asked))
     return row
 
@@ -295,8 +295,8 @@ class Batcher:
     is_mixed = bool(plain) and bool(with_log_probs)
     is_plain = not with_log_probs or (is_mixed and self._owed_plain_secs > 0)
     begin = time.monotonic()
-    # Feed even the rows that take no token from this call, because zeros are
-    # fed for a missing row, and would overwrite the row's keys and values.
+    # Feed all rows, even those that take no token from this call: for a missing
+    # row, the decoder feeds zeros, which would overwrite its keys and values.
     found = self.engine.decoder.steps(
       {slot: _make_slot_text(row) for slot, row in rows.items()},
       self._count_steps(plain, with_log_probs) if is_plain else 1,
@@ -332,8 +332,8 @@ class Batcher:
   def _count_steps(
     self, plain: Mapping[int, Row], others: Mapping[int, Row]
   ) -> int:
-    # Returns the number of steps of a decoder call without log p. `plain` are
-    # the rows without log p, and `others` the rows with log p.
+    # Returns the number of steps of a decoder call without log p. `plain` has
+    # the rows without log p, and `others` has the rows with log p.
     secs = _MOST_SECS
     if self._waiting and len(self._running) < self.engine.decoder.num_slots:
       # A waiting row can get a slot, so run only the steps that are due before

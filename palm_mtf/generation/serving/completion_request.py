@@ -30,7 +30,7 @@ _WITHOUT_EFFECT = {
 _IGNORED = ("model", "user")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # by identity
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)  # identity counts
 class CompletionRequest:
   """A request in the form of OpenAI's /v1/completions."""
 

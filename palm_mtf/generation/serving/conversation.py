@@ -16,8 +16,8 @@ def make_completion_body(
   """Returns the body of the completion that answers a conversation.
 
   Raises:
-    UserError: if messages are missing, are no texts or have more than
-      `most_characters` characters, or a field is not supported.
+    UserError: if messages are missing, are not texts, or have more than
+      `most_characters` characters; or if a field is not supported.
   """
   if not isinstance(body, Mapping):
     return body
@@ -53,7 +53,7 @@ def as_message(
   Args:
     choice: a completion, or a part of it.
     is_part: whether `choice` is a part.
-    is_first: whether it begins the answer, whose first part names its role.
+    is_first: whether `choice` begins the answer; the first part has the role.
   """
   role = {"role": "assistant"} if is_first else {}
   others = {name: x for name, x in choice.items() if name != "text"}

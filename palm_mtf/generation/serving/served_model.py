@@ -157,7 +157,7 @@ class Choice:
       : self._request.logprobs
     ]:
       likeliest.setdefault(text_of(token), log_prob)
-    # If the chosen token is none of these, list it too, as OpenAI's API does.
+    # If the chosen token is not among these, list it too, as OpenAI's API does.
     likeliest.setdefault(text, chosen.log_prob)
     return _Entry(text, chosen.log_prob, likeliest, 0)
 
@@ -258,7 +258,7 @@ class ServedModel:
 
     Raises:
       UserError: if a prompt leaves no room for its completion, or an id of the
-        prompt is no token of the vocabulary.
+        prompt is not a token of the vocabulary.
     """
     rows = [
       Row(

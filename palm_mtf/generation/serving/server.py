@@ -184,7 +184,7 @@ def _check_choice(choice: Choice) -> None:
 
 
 def _count_tokens(choices: Sequence[Choice]) -> dict[str, int]:
-  # A prompt with several completions is counted once.
+  # Count a prompt with several completions only once.
   prompts = {id(x.row.prompt): x.num_prompt_tokens for x in choices}
   of_prompts = sum(prompts.values())
   of_texts = sum(choice.num_tokens for choice in choices)
@@ -231,8 +231,8 @@ class Server:
     loop = asyncio.get_running_loop()
     for number in handled_signals():
       loop.add_signal_handler(number, self.stop, number.name)
-    # If a client disconnects, aiohttp cancels the handler of its request, which
-    # cancels the request's rows.
+    # If a client disconnects, aiohttp cancels the handler of the client's
+    # request, and the handler cancels the request's rows.
     runner = web.AppRunner(
       self._make_app(),
       handler_cancellation=True,

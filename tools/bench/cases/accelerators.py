@@ -6,9 +6,9 @@ python -m tools.bench accelerators
 python -m tools.bench accelerators --size 113M --dtype float32 --rounds 30
 """
 
-# Two programs take turns, one training step each, on one device and the same
-# rows. The host path computes with TensorFlow, oneDNN and palm_mtf's C++. XLA
-# compiles the program of accelerators for one virtual CPU device.
+# Two programs take turns, one training step each, on one device and with the
+# same rows. The host path computes with TensorFlow, oneDNN and palm_mtf's C++.
+# XLA compiles the program of accelerators for one virtual CPU device.
 
 import argparse
 import contextlib

@@ -12,11 +12,11 @@
 # The record has the ratio of their times, and the mean of each loss over the
 # last tenth of the steps.
 #
-# The compared products have one block's input, forward and backward: q, k, v,
-# wi_gate and wi as one product, whose kernels are joined before it and whose
-# kernel gradient is split after it, or as five products, whose input gradients
-# are added. The operations that read a product and make its gradient are left
-# out, because they make one pass over memory in both cases.
+# The compared products read one block's input, forward and backward: either one
+# product with the joined kernels of q, k, v, wi_gate and wi, whose gradient is
+# then split; or five products, whose gradients of the input are added. The
+# operations that read a product and compute its gradient are left out, because
+# they make one pass over memory in both cases.
 
 import argparse
 import dataclasses
@@ -96,14 +96,14 @@ def multiply(config: Config, joined: bool) -> None:
         add(*(matmul(dy, kernel, transpose_b=True) for dy, kernel in pairs)),
         *(matmul(x, dy, transpose_a=True) for dy in gradients),
       ]
-    # One number of each result, because unread results are not computed.
+    # Read one number of each result, because unread results are not computed.
     ends = tf.stack([tf.cast(y[0, 0], tf.float32) for y in results])
     session.run(tf.global_variables_initializer())
     run = session.make_callable(ends)
     run()
 
     def turn() -> dict[str, float]:
-      # About 0.2 s, because processor time is counted in steps of 0.01 s.
+      # Take about 0.2 s, because processor time is counted in steps of 0.01 s.
       for _ in range(_PRODUCTS_PER_TURN):
         run()
       return {}

@@ -12,7 +12,7 @@ in the round in which it rises most.
 
 # Servers on one machine share its cores and its disk, so bytes per second grow
 # with the number of servers only up to the number of cores. If each host has
-# its own cores and disk, a checkpoint takes as long as one host's share.
+# its own cores and disk, a checkpoint takes only as long as one host's share.
 
 import argparse
 import dataclasses
@@ -101,7 +101,7 @@ def _records(
           )
   for kind, records in found.items():
     best = {name: min(x[name] for x in records) for name in records[0]}
-    # Memory that this process keeps after a round does not rise again.
+    # Take the maximum: memory that this process keeps does not rise again.
     best["client_megabytes"] = max(x["client_megabytes"] for x in records)
     num_bytes = best.pop("bytes")
     yield {

@@ -36,7 +36,7 @@ from tools.bench.command import Flag
 from tools.bench.pairs import time_call
 
 ROWS, LENGTH = 16, 256  # the quickstart's
-FAR_STEP = 10**9  # must be as fast as step 0, which a table would not allow
+FAR_STEP = 10**9  # as fast as step 0, because no table of all steps is made
 CALLS = 200
 PALM_RATES = (0.5, 0.27, 0.13, 0.05, 0.04, 0.01)
 FLAGS = {
@@ -66,7 +66,7 @@ def bench_encode(
   cores = os.sched_getaffinity(0)
   os.sched_setaffinity(0, {min(cores)})
   try:
-    # In turns, so that other load on the core slows both. The ratio is the
+    # Take turns, so that other load on the core slows both. The ratio is the
     # median over rounds; 1 means as fast as only SentencePiece.
     secs = [
       (time_call(encode_ours), time_call(encode_directly))
@@ -93,7 +93,7 @@ def bench_cache(
   store = read_store(folder)
   counts = store.train.counts + store.validation.counts
   num_bytes = sum(entry.stat().st_size for entry in os.scandir(folder))
-  # Worker processes encode. This process holds one shard, which makes its peak.
+  # Worker processes encode. The peak of this process is due to one shard.
   kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   return {
     "text_mb": counts.num_bytes / 1e6,
@@ -136,8 +136,8 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   with tempfile.TemporaryDirectory() as folder:
     vocabulary = load_vocabulary(folder, data, vocab_size=chosen.size)
     (source,) = open_sources(data)
-    # The cache comes first, because its peak of memory is measured and
-    # encoding holds all texts in a list.
+    # Measure the cache first, because its peak memory is measured, and encoding
+    # holds all texts in a list.
     result, store = bench_cache(source, vocabulary, f"{folder}/store")
     yield {"benchmark": "cache", **result}
     result = bench_encode(source, vocabulary, chosen.rounds)

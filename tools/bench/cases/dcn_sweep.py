@@ -11,8 +11,8 @@ Needs the rights of root, and iproute2.
 # The pods are servers of `palm_mtf pods serve` in two network namespaces of
 # this machine (linked_namespaces.py), each with half of its cores. The client
 # is `palm_mtf train` in the first namespace. The link changes while the client
-# trains. The table has the median step over each link, and the prediction of
-# accounting/communication.py from the step over a link without limits.
+# trains. The table has the median step time over each link, and the prediction
+# of accounting/communication.py from the step time over a link without limits.
 
 import argparse
 import contextlib
@@ -36,8 +36,8 @@ from palm_mtf.runtime.client.local_servers import cores_of_pods
 from tools.bench.command import Flag, choices, numbers, train_config
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 
-PORT = 2222  # of both servers, which are in different namespaces
-TIMEOUT_SECS = 240  # for a start, and for a few steps over any link
+PORT = 2222  # port of both servers, which are in different namespaces
+TIMEOUT_SECS = 240  # limit for the start, and for a few steps over any link
 # One step runs while the link changes; the other steps settle at the new pace.
 SETTLING_STEPS = 6
 _RECIPE = "recipes/quickstart.gin"
@@ -74,7 +74,7 @@ FLAGS = {
 
 def client_command(model_dir: Path, dtype: str) -> list[str]:
   """Returns the command line of a run that only trains and logs each step."""
-  texts = Path(os.__file__).parent / "*.py"  # of the standard library
+  texts = Path(os.__file__).parent / "*.py"  # the standard library's files
   macros = {
     "MODEL_DIR": str(model_dir),
     "TEXT_FILES": str(texts),
@@ -101,8 +101,8 @@ def client_command(model_dir: Path, dtype: str) -> list[str]:
 def running(command: Sequence[str], log: Path, cores=None) -> Iterator:
   """Runs a program during the `with` block, with its output in a file."""
 
-  # Runs in the child process before the program, so that the program ends with
-  # this process and has its own cores.
+  # Runs in the child process before the program, so that the program ends when
+  # this process ends, and runs only on `cores`.
   def prepare() -> None:
     end_with_parent()
     if cores:
@@ -141,7 +141,7 @@ class Client:
   def _lines(self) -> list[str]:
     if not self._metrics.exists():
       return []
-    # After the last line end there is half a line, or nothing.
+    # Drop the text after the last line end, which is half a line or "".
     *whole, _ = self._metrics.read_text().split("\n")
     return whole
 
@@ -153,7 +153,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     for delay in chosen.delays_ms
     for mbits in chosen.mbits
   ]
-  # Raises an exception, so that servers, client and namespaces end.
+  # SIGTERM raises an exception, so that servers, client and namespaces end.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   with (
     tempfile.TemporaryDirectory() as name,
@@ -162,7 +162,7 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   ):
     folder, link_kind = Path(name), namespaces.kind
     print(f"two network namespaces, joined by {link_kind}", file=sys.stderr)
-    # Equally many threads, so that the pods hold the same bits.
+    # Give pods equally many threads, so that they hold the same bits.
     cores = cores_of_pods(len(ADDRESSES))
     for side, address in enumerate(ADDRESSES):
       serve = ["-m", "palm_mtf", "pods", "serve"]

@@ -43,7 +43,7 @@ HEAD, row = pairs.SPEEDS_HEAD, pairs.speeds_row
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What is decoded.
+  """The texts to decode, and the model.
 
   Attributes:
     size: one of SIZES in models.py.
@@ -79,8 +79,8 @@ class Task:
       return model
     d_ff = model.d_ff
     if self.attention == "multi_head":
-      # Kernels of d_model rows: every further head has two of d_kv columns, for
-      # keys and values; every column of d_ff is in three.
+      # Each further head adds d_kv columns to two kernels, for keys and values.
+      # Each column of d_ff is in three kernels with columns of the same length.
       columns = 2 * (model.num_heads - 1) * model.d_kv / 3
       d_ff = _D_FF_MULTIPLE * round((d_ff - columns) / _D_FF_MULTIPLE)
     return dataclasses.replace(model, attention=self.attention, d_ff=d_ff)

@@ -11,20 +11,20 @@ python -m tools.bench dispatch --servers 2 --figures 5 --rounds 40 --json
 #
 #   5  seconds per operation in a chain of operations: op_by_op (a call each),
 #      chained (one call), fused (one call of one compiled function). An
-#      operation adds up one number per device, and adds 1. For fused it only
-#      multiplies and adds, because devices cannot communicate in a function
-#      that XLA compiles on CPUs.
+#      operation adds up one number per device, and adds 1. A fused operation
+#      only multiplies and adds, because devices cannot communicate in a
+#      function that XLA compiles on CPUs.
 #   6  operations of growing size, op_by_op against chained. The break-even is
 #      the time of the smallest operation for which op_by_op reaches 90% of the
 #      rate of chained, interpolated. Larger operations are not measured.
 #   7  a chain of programs on one server after another: parallel dispatch sends
-#      all programs at once, sequential dispatch sends each after the one before
-#      has ended.
+#      all programs at once, sequential dispatch sends each program after the
+#      previous program has ended.
 #
-# Kinds take turns within a round. A turn repeats a chain for a while. Turns
-# count unless other processes took more than a tenth of the cores meanwhile; if
-# fewer than _MIN_TURNS count, all do, and the number is called disturbed.
-# Numbers are medians over turns.
+# Kinds take turns within a round. A turn repeats a chain for a while; it counts
+# unless other processes took more than a tenth of the cores meanwhile. If fewer
+# than _MIN_TURNS turns count, all turns count, and the number is called
+# disturbed. Numbers are medians over turns.
 
 import argparse
 import math
@@ -47,10 +47,10 @@ FLAGS = {
   "--picture": Flag(None, "draw the table into this PNG file"),
 }
 HEAD = "figure  servers  kind                            ms per operation"
-_SIDE = 256  # of the matrices that an operation of figure 6 multiplies
+_SIDE = 256  # rows and columns of the matrices in operations of figure 6
 _PRODUCTS = (1, 4, 16, 64, 256, 1024)  # per operation
 _OPERATIONS = 8  # per chain of figure 6
-_ENOUGH = 0.9  # of the rate of chained
+_ENOUGH = 0.9  # share of the rate of chained
 _TURN_SECS, _MIN_TURNS = 0.3, 5
 
 
@@ -248,7 +248,7 @@ def _measure_stages(client, servers: int, rounds: int) -> list:
 
 
 def work(servers: int, figures: list[str], length: int, rounds: int) -> list:
-  """Returns the records of a number of servers, which it starts."""
+  """Starts a number of servers; returns their records."""
   from palm_mtf import runtime
 
   records = []

@@ -9,8 +9,8 @@
 """
 
 # The whole program of the recipe, by default PaLM 540B's, is built in a
-# separate process for each mesh and number of layers. Nothing of it runs, so no
-# weight is ever in memory.
+# separate process for each mesh and number of layers. The program never runs,
+# so no weight is ever in memory.
 
 import argparse
 import time
@@ -51,7 +51,7 @@ def make_config(
   """Returns the settings of a run on a mesh, checked."""
   rules = [rule for axis, rule in RULES.items() if f"{axis}:" in mesh]
   defaults = [
-    "TEXT_FILES='none'",  # the recipe leaves it to the user; no text is read
+    "TEXT_FILES='none'",  # the recipe does not set it; no text is read
     f"MESH_SHAPE={mesh!r}",
     f"LAYOUT={','.join(rules)!r}",
     f"NUM_LAYERS={num_layers}",

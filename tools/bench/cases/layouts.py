@@ -10,7 +10,7 @@
 
 # Each layout trains the recipe's model in a separate process, on virtual
 # devices that share this machine's cores. The arithmetic is the same in all
-# layouts, so seconds compare everything else that a layout costs, except a
+# layouts, so seconds compare all other costs of a layout, except those of a
 # network.
 
 import argparse
@@ -99,7 +99,7 @@ def work(
     "weight_bytes": kept.weights,
     "slot_bytes": kept.slots,
     "gradient_bytes": kept.gradients,
-    # For all devices together, without what TensorFlow held before.
+    # For all devices together, without the memory that TensorFlow held before.
     "peak_bytes": peak - before,
     "step_secs": round(statistics.median(times[WARM_UP_STEPS:]), 4),
   }

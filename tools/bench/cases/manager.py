@@ -80,7 +80,7 @@ def row(record: dict) -> str:
 
 
 class _Messages:
-  """Counts the requests and sessions of this process, while it exists."""
+  """Counts the requests and sessions of this process until `stack` ends."""
 
   def __init__(self, stack: contextlib.ExitStack):
     self.number = 0

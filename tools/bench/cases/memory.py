@@ -39,7 +39,8 @@ TIMES = {
   "task evaluations": 200,
   "prompts": 1000,
 }
-# Repetitions after which the table has a column; growth is after the tenth.
+# The table has a column for these numbers of repetitions; growth is from the
+# tenth repetition on.
 _COLUMNS = (1, 10, 20, 50, 200)
 _TENTH = 10
 HEAD = (
@@ -79,7 +80,7 @@ def make_macros(kind: str, times: int) -> dict[str, object]:
     "task evaluations": {"EVAL_TASKS": ["counting"], "TASK_EVAL_STEPS": 1},
     "prompts": {},
   }
-  # A change of the batch size stands between two steps.
+  # A change of the batch size needs a step before and a step after.
   steps = {"batch sizes": times + 1, "prompts": 1}.get(kind, times)
   return {"TRAIN_STEPS": steps, **_QUIET, **own[kind]}
 
@@ -139,7 +140,7 @@ def work(kind: str, times: int) -> list[int]:
   """Repeats a kind in this process; returns the resident bytes after each.
 
   Raises:
-    UserError: if the run failed; it has said why on stderr.
+    UserError: if the run failed; the reason is on stderr.
   """
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before its import
   from tests import runs

@@ -41,8 +41,8 @@ def time_pairs(config: Config, rounds: int) -> dict[str, list]:
   ) as (session, program):
     feeds = [*program.pods[0].features.values(), program.step]
     norm = program.metrics["grad_norm"]
-    # TensorFlow runs only what a fetch needs. The norm needs every gradient and
-    # no operation of the update.
+    # TensorFlow runs only the operations that a fetch needs. The norm needs
+    # every gradient, but no operation of the update.
     calls = [
       session.make_callable([norm, program.update], feeds),
       session.make_callable(norm, feeds),

@@ -11,8 +11,8 @@ python -m tools.bench pipeline --microbatches 4 --orders gpipe --json
 # cores (one island). Three kinds of steps take turns:
 #
 #   stages  a step of the pod in two stages
-#   apart   on each device a step of the whole model, both at once, with as many
-#           microbatches: twice the work of the pod's step, without a bubble
+#   apart   on each device a step of the whole model, both at once, with equally
+#           many microbatches: twice the work of `stages`, without a bubble
 #   spmd    a step of the whole model over both devices, with heads, d_ff and
 #           vocab split in two
 #
@@ -20,9 +20,9 @@ python -m tools.bench pipeline --microbatches 4 --orders gpipe --json
 # formula is M / (M + S - 1) for M microbatches and S stages. The logits are 1%
 # of the model's arithmetic, so that the stages are nearly equal.
 #
-# After the timed steps, one more step is traced for the picture, and one
-# samples the queues after each pass: `kept` is the most bytes that each stage
-# keeps for its backward passes.
+# After the timed steps, one more step is traced for the picture, and in another
+# step the queues are sampled after each pass: `kept` is the maximum number of
+# bytes that each stage keeps for its backward passes.
 
 import argparse
 import concurrent.futures
@@ -49,7 +49,7 @@ from tools.bench.pairs import Turn, take_turns
 
 NUM_STAGES = 2
 NUM_ROWS = 32  # sequences in a microbatch
-WARM_UP_ROUNDS = 1  # not timed: compiles
+WARM_UP_ROUNDS = 1  # not timed: it compiles
 # Tokens/s of the Pathways paper, Table 2: a model of 3B on 128 cores.
 PAPER_SPMD = 125.7e3
 PAPER = {(4, 16): 133.7e3, (8, 32): 132.7e3, (16, 64): 131.4e3}  # (S, M)
@@ -107,7 +107,8 @@ def take_steps(
   rows = random_tokens(config, NUM_ROWS * mesh.num_microbatches)
   tokens = rows.astype(np.int32)
   batch = {"inputs": tokens, "targets": tokens}
-  # Programs of one client share variables, and so wait for each other.
+  # Each kind has its own client, because programs of one client share variables
+  # and would wait for each other.
   with (
     contextlib.ExitStack() as stack,
     concurrent.futures.ThreadPoolExecutor(NUM_STAGES) as threads,
@@ -184,7 +185,7 @@ def trace_passes(client, step, batch) -> list[dict]:
 
 
 def _computing_micros(record) -> tuple[int, int]:
-  """Returns start and end of what a call did after it had its inputs."""
+  """Returns start and end of a call's computation, after its inputs came."""
   nodes = [x for each in record.step_stats.dev_stats for x in each.node_stats]
   ends = {x.node_name: x.all_start_micros + x.all_end_rel_micros for x in nodes}
   begun = min(x.all_start_micros for x in nodes)
@@ -258,7 +259,7 @@ def summarize(
   turns: Mapping[str, Sequence[Turn]], mesh: MeshLayout
 ) -> dict[str, float]:
   """Returns the seconds of the fastest steps, and the efficiency."""
-  # Other programs only slow steps down.
+  # Take the fastest steps, because other programs only slow steps down.
   secs = {kind: min(x.secs for x in each) for kind, each in turns.items()}
   ratios = [
     apart.secs / NUM_STAGES / stages.secs

@@ -10,7 +10,7 @@ python -m tools.bench pods --microbatches 1,4 --dcn_dtype float32 --json
 # parameters in bfloat16. Three kinds of steps take turns in one run:
 #
 #   joined  both pods exchange their gradients: a training step
-#   apart   both pods at once, each for itself: the same step without exchange
+#   apart   both pods train at once: the same step without the exchange
 #   single  only the first pod, while the other is idle
 #
 # `apart / joined` is the ratio of their times: 0.975 means that the exchange

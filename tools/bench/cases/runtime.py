@@ -6,7 +6,7 @@ python -m tools.bench runtime
 python -m tools.bench runtime --steps 50 --json
 """
 
-# Both kinds of call run the same programs, in one process, in turns:
+# Two kinds of call run the same programs in one process, in turns:
 #
 #   t5     a training step of the T5 of the case t5_pods, on a mesh of two
 #          virtual devices: as a program of a client of palm_mtf.runtime, and by
@@ -33,7 +33,7 @@ FLAGS = {
 }
 HEAD = "what    result"
 _WARM_UP = 3
-_STEP_SECS = 0.1  # of the step that the cost of a call is compared with
+_STEP_SECS = 0.1  # a step's seconds, with which the cost of a call is compared
 
 
 def _measure_steps(client, steps: int) -> dict:
@@ -77,7 +77,7 @@ def _measure_steps(client, steps: int) -> dict:
     **{f"{x}_secs": statistics.median(y.secs for y in turns[x]) for x in kinds},
     "are_losses_equal": losses["runtime"] == losses["session"],
     "losses": [losses["runtime"][0], losses["runtime"][-1]],
-    # Seconds of the session by seconds of the runtime are the runtime's speed.
+    # The runtime's speed is the session's seconds divided by the runtime's.
     **ratio_fields(turns["session"], turns["runtime"]),
   }
 

@@ -48,7 +48,7 @@ def serving(flags: Sequence[str], slots: int) -> Iterator[str]:
   command += ["--listen=127.0.0.1:0", f"--slots={slots}"]
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
     line = process.stdout.readline()
-    if not line:  # the server has said why
+    if not line:  # the server has logged the reason
       raise UserError("palm_mtf serve has ended; see above.")
     try:
       yield line.split("//")[1].split("/")[0]

@@ -16,7 +16,7 @@ medians over rounds.
 """
 
 # Figures 8 and 9 of Barham et al. 2022. All processes are on one machine, and
-# its clock tells when a program ended, on a server or for a client. They are
+# its clock tells when a program ended, on a server or for a client. All are
 # forks of this process, which has imported TensorFlow and started nothing.
 
 import argparse
@@ -47,13 +47,13 @@ from tools.bench.command import Flag, numbers
 
 NUM_SERVERS = 2
 NUM_SUBMITTED = 8  # programs that a client keeps submitted
-# Clients start at the same time, and are all busy after the second time.
+# Clients start together after _START_SECS; _WARM_UP_SECS later, all are busy.
 _START_SECS, _WARM_UP_SECS = 0.2, 0.5
-_SIDE = 256  # of a product, which takes about 0.4 ms
-# Products of the program that is timed to choose the lengths of the others: so
-# many that it takes much longer than its dispatch.
+_SIDE = 256  # rows and columns of a product, which takes about 0.4 ms
+# Number of products in the program that is timed to choose the lengths of other
+# programs: so many that the program takes much longer than its dispatch.
 _TRIAL = 2000
-_TRACE_SECS = 0.6  # of the picture
+_TRACE_SECS = 0.6  # seconds that the picture shows
 HEAD = "ms     clients  what                  programs per second   ratio"
 
 
@@ -135,14 +135,14 @@ class _Clients:
 
     Args:
       chosen: indices of the clients.
-      products: length of a program.
+      products: number of products in a program.
       secs: seconds for which all clients are busy.
       is_scheduled: whether clients ask the manager for turns.
       is_traced: whether to ask a server when each program began and ended.
 
     Returns:
       For each client, begin and end of the programs that ended within `secs`,
-      in seconds since all clients were busy. Only traced programs have a begin.
+      in seconds since all clients were busy. Only a traced program has a begin.
     """
     for i in chosen:
       self._clients[i].send({"products": products})
@@ -240,8 +240,8 @@ def find_device_times(
   """Returns the device time of each client, in seconds.
 
   Args:
-    spans: for each client, begin and end of its programs on a server. What is
-      before time 0 does not count.
+    spans: for each client, begin and end of its programs on a server. Time
+      before 0 does not count.
   """
   events = sorted(
     (max(0.0, when), change, client)
@@ -271,7 +271,7 @@ def row(record: dict) -> str:
 
 
 def draw(records: Sequence[dict], path: str) -> None:
-  """Draws throughput by number of clients, and below who ran when."""
+  """Draws throughput by number of clients; below, when each client ran."""
   from matplotlib.figure import Figure
 
   throughput = [x for x in records if x["figure"] == 8]
@@ -336,7 +336,7 @@ def _make_function(products: int) -> Any:
 def _run_client(
   connection: Connection, manager: str, servers: list[str], share: float
 ) -> None:
-  """Runs programs as messages say; answers with begin and end of each."""
+  """Runs the programs that messages ask for; sends begin and end of each."""
   with (
     runtime.connect_managed(manager, [str(NUM_SERVERS)], share=share) as one,
     runtime.connect(servers) as other,

@@ -51,7 +51,7 @@ def train(config: ModelConfig, batch_size: int) -> None:
     session,
     program,
   ):
-    # Only the step, without the feeds and fetches that training logs.
+    # Run only the step, without the feeds and fetches that training logs.
     run_step = session.make_callable(
       [program.metrics["loss"], program.update],
       [*program.pods[0].features.values(), program.step],

@@ -66,12 +66,12 @@ def work(batch_size: int = BATCH_SIZE, num_layers: int = NUM_LAYERS) -> None:
 def measure_ratios(
   setting: str, values: Sequence[int], base: int, rounds: int
 ) -> dict[int, Ratio]:
-  """Returns how many times the seconds of the step with `base` a step takes.
+  """Returns the ratios of step times to the time of the step with `base`.
 
   Args:
     setting: "batch_size" or "num_layers".
     values: values of the setting; one of them is `base`.
-    base: value that the others are compared with.
+    base: value with which the other values are compared.
     rounds: number of steps for each value.
   """
   turns = race(
