@@ -98,7 +98,7 @@ def _folder_of_links() -> Iterator[str]:
 
 
 def _remove_abandoned_folders() -> None:
-  """Removes the folders that this user's killed processes have left behind."""
+  """Removes the folders that killed processes of this user have left."""
   within = glob.escape(tempfile.gettempdir())
   for path in glob.glob(os.path.join(within, f"{_LINKS}*")):
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
