@@ -65,6 +65,7 @@ def test_what_is_found_fits_and_comes_fastest_first():
     assert each.step == predict_step(each.config, 256)
 
 
+@pytest.mark.slow
 def test_a_brute_force_over_one_axis_finds_nothing_faster():
   """By hand: the batch over 8 devices, with weights stored whole or split."""
   given = palm_8b(CHIP_MEMORY_BYTES=1e12)

@@ -57,7 +57,7 @@ def palm_curve(seed, num_steps=4000, noise=0.03):
   return noisy(losses, scale, seed), noisy(np.full(num_steps, 0.5), 0.3, seed)
 
 
-@pytest.mark.parametrize("curve", [quickstart(), *map(palm_curve, range(10))])
+@pytest.mark.parametrize("curve", [quickstart(), *map(palm_curve, range(3))])
 def test_the_quickstart_warm_up_decay_noise_and_a_batch_ramp_are_no_spikes(
   curve,
 ):

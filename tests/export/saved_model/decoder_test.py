@@ -18,6 +18,17 @@ MODELS = [
   {"block": "serial", "norm": "rms_norm", "attention": "multi_head"},
   {"final_norm_scale": "none"},
 ]
+# These blocks and PaLM's have every value of ATTENTION and of POSITIONS, and a
+# window.
+FAST = (
+  "LLaMA 3",
+  "Mistral",
+  "Gopher",
+  "LaMDA",
+  "GPT-2",
+  "BLOOM",
+  "no positions",
+)
 
 
 def _decoder(model, params) -> Decoder:
@@ -25,7 +36,17 @@ def _decoder(model, params) -> Decoder:
 
 
 @pytest.mark.parametrize(
-  "changes", [*MODELS, *SETTINGS.values()], ids=[*map(str, MODELS), *SETTINGS]
+  "changes",
+  [
+    *MODELS,
+    *(
+      pytest.param(
+        settings, marks=() if name in FAST else pytest.mark.slow, id=name
+      )
+      for name, settings in SETTINGS.items()
+    ),
+  ],
+  ids=str,
 )
 def test_logits_equal_the_oracles_in_one_pass_and_in_steps(changes):
   model = small_config(**changes)
