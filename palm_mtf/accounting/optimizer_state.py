@@ -65,9 +65,8 @@ def parameter_slots(
 ) -> list[Slot]:
   """Returns the slots of a parameter with `rank` dimensions, momentum last."""
   whole = slice(0, rank)
-  is_matrix = rank > 1 and not parse_name(parameter).is_vector
   slots = [Slot("second_moment", whole, "float32")]
-  if state.second_moment == "factored" and is_matrix:
+  if state.second_moment == "factored" and rank > 1:
     rows = row_rank(parameter)
     slots = [
       Slot("second_moment_row", slice(0, rows), "float32"),

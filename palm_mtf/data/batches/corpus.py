@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -176,13 +177,18 @@ def unigram_entropy(batches: Iterable[Batch]) -> float:
 
 
 class Prefetcher(contextlib.AbstractContextManager):
-  """A context manager; a thread makes the batches of the next steps."""
+  """A context manager; a thread makes the batches of the next steps.
+
+  Several threads may ask for the batch of one step. On a server, for example,
+  two stages of a pipeline may read it at the same time.
+  """
 
   def __init__(
     self, batch_of: Callable[[int], Batch], last_step: int, depth: int
   ):
     self._batch_of, self._last_step, self._depth = batch_of, last_step, depth
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
+    self._lock = threading.Lock()
     self._made: dict[int, concurrent.futures.Future[Batch]] = {}
 
   def __exit__(self, *exception: object) -> None:
@@ -190,10 +196,19 @@ class Prefetcher(contextlib.AbstractContextManager):
 
   def batch(self, step: int) -> Batch:
     """Returns a step's batch, and starts to make the next `depth` batches."""
-    for each in range(step, min(step + 1 + self._depth, self._last_step)):
-      if each not in self._made:
-        self._made[each] = self._thread.submit(self._batch_of, each)
-    return self._made.pop(step).result()
+    with self._lock:
+      # Keep the batch until a call for a later step.
+      self._made = {x: made for x, made in self._made.items() if x >= step}
+      for each in range(step, min(step + 1 + self._depth, self._last_step)):
+        if each not in self._made:
+          self._made[each] = self._thread.submit(self._batch_of, each)
+      made = self._made[step]
+    try:
+      return made.result()
+    except BaseException:
+      with self._lock:
+        self._made.pop(step, None)  # so that the next call tries again
+      raise
 
 
 def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,14 +93,16 @@ class _Reader:
       BatchSizes(held["sizes"]), Skips(held["skips"])
     )
     self._ahead: dict[tuple[int, int], Prefetcher] = {}
+    self._lock = threading.Lock()
 
   def read(self, step: int, part: int, num_parts: int) -> tuple:
     key = part, num_parts
-    if key not in self._ahead:
-      batch_of = functools.partial(
-        self._batches.batch, part=part, num_parts=num_parts
-      )
-      self._ahead[key] = Prefetcher(batch_of, sys.maxsize, depth=1)
+    with self._lock:
+      if key not in self._ahead:
+        batch_of = functools.partial(
+          self._batches.batch, part=part, num_parts=num_parts
+        )
+        self._ahead[key] = Prefetcher(batch_of, sys.maxsize, depth=1)
     batch = self._ahead[key].batch(step)
     return tuple(batch[name] for name in self._batches.features)
 

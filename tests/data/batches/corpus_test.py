@@ -7,6 +7,7 @@ import itertools
 import shutil
 import threading
 import time
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -494,6 +495,32 @@ def test_each_batch_is_that_of_its_step_made_once_and_none_after_the_last(
   with Prefetcher(batches.batch, 10, depth) as ahead:
     assert [ahead.batch(i)["inputs"] for i in steps] == steps
   assert batches.made == steps
+
+
+def test_threads_that_ask_for_one_step_get_its_batch_which_is_made_once():
+  batches, steps = CountedBatches(), range(200)
+  with (
+    Prefetcher(batches.batch, len(steps), depth=1) as ahead,
+    futures.ThreadPoolExecutor(8) as threads,
+  ):
+    for step in steps:
+      found = list(threads.map(ahead.batch, [step] * 8))
+      assert found == [{"inputs": step}] * 8
+  assert batches.made == [*steps]
+
+
+def test_a_batch_that_failed_is_tried_again():
+  errors = [OSError("the disk is away"), None]
+
+  def batch_of(step):
+    if error := errors.pop(0):
+      raise error
+    return step
+
+  with Prefetcher(batch_of, 1, depth=1) as ahead:
+    with pytest.raises(OSError, match="away"):
+      ahead.batch(0)
+    assert ahead.batch(0) == 0
 
 
 def test_the_next_batches_are_made_by_another_thread():
