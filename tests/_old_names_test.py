@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Old names of modules work until 0.3."""
+"""Old names of modules and of a class work until 0.3."""
 
 import importlib
 import sys
@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+from palm_mtf import config
 from tests import processes
 
 RENAMED = {
@@ -33,8 +34,8 @@ MultiQueryAttention.d_kv = 10
 ''')
 from mesh_tensorflow.transformer.transformer import Unitransformer
 attention, mlp = Unitransformer().layer_stack.layers[:2]
-assert mlp._d_ff.size == 48
-assert (attention.num_heads, attention.kv_dim.size) == (3, 10)
+assert mlp.config.d_ff == 48
+assert (attention.config.num_heads, attention.config.d_kv) == (3, 10)
 text = gin.config_str()
 assert "palm_mtf.layers.SwiGlu" not in text
 """
@@ -67,3 +68,10 @@ def test_python_shows_the_warning_to_a_program_that_uses_an_old_name():
 def test_gin_files_may_use_old_names():
   done = processes.python("-c", OLD_GIN)
   assert done.returncode == 0, done.stderr
+
+
+def test_the_old_name_of_a_class_is_the_class_and_warns():
+  with pytest.warns(DeprecationWarning, match="PalmConfig is now ModelConfig;"):
+    assert config.PalmConfig is config.ModelConfig
+  with pytest.raises(AttributeError, match="PalmConfg"):
+    _ = config.PalmConfg

@@ -118,9 +118,13 @@ def _find_path(selector: str, paths: Mapping[str, str]) -> str:
   if root == "gin":  # such as gin.singleton
     return selector
   if root in paths:
-    return paths[root] + dot + rest
+    found = paths[root] + dot + rest
+    module, dot, name = found.rpartition(".")
+    is_class = is_own(found) and name in config.NEW_NAMES
+    return f"{module}{dot}{config.NEW_NAMES[name]}" if is_class else found
   # Classes in palm_mtf.config can be named without an import.
   name = selector.removeprefix("palm_mtf.").removeprefix("config.")
+  name = config.NEW_NAMES.get(name, name)
   return f"palm_mtf.config.{name}" if name in _classes_of_settings() else ""
 
 
@@ -166,8 +170,8 @@ def _is_of_an_earlier_version(
   """Returns whether only earlier versions wrote this setting to config.gin.
 
   Such a setting passes a macro or an object of palm_mtf to a parameter, for
-  example `config.ModelConfig.d_ff = %D_FF` or `train.train.model =
-  @config.ModelConfig()`. It has no effect today.
+  example `config.PalmConfig.d_ff = %D_FF` or `train.train.model =
+  @config.PalmConfig()`. It has no effect today.
   """
   value = setting.value
   if isinstance(value, Reference):

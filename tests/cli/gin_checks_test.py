@@ -35,10 +35,11 @@ def check(tmp_path, *lines):
     (  # from an earlier version, which bound its own functions in gin
       "from palm_mtf import config",
       "from palm_mtf import train",
-      "train.train.model = @config.ModelConfig()",
-      "config.ModelConfig.d_ff = %D_FF",
+      "train.train.model = @config.PalmConfig()",
+      "config.PalmConfig.d_ff = %D_FF",
     ),
     ("ModelConfig.d_ff = 64", "AdafactorConfig.learning_rate = 0.5"),
+    ("PalmConfig.d_ff = 64",),
   ],
 )
 def test_literals_of_macros_and_of_our_tasks_are_data(tmp_path, lines):
@@ -82,6 +83,7 @@ def test_literals_of_macros_and_of_our_tasks_are_data(tmp_path, lines):
       ("ModelConfig.d_ff = [@f()]",),
       "ModelConfig.d_ff = [@f()]",
     ),
+    (("PalmConfig.d_ff = [@f()]",), "PalmConfig.d_ff = [@f()]"),
     (
       (
         "from palm_mtf.tasks import code_execution as x",

@@ -195,10 +195,25 @@ def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
     "from palm_mtf import train\n"
     "train.train.model_dir = %MODEL_DIR\n"
     "train.train.mesh = @layout.MeshLayout()\n"
-    "config.ModelConfig.d_ff = %D_FF\n",
+    "config.PalmConfig.d_ff = %D_FF\n",
   )
   again = load("train", [RECIPE, old], [DIR])
   assert without_origins(again) == without_origins(plain)
+
+
+@pytest.mark.parametrize(
+  "line",
+  [
+    "PalmConfig.d_ff = 72",
+    "config.PalmConfig.d_ff = 72",
+    "from palm_mtf import config as c\nc.PalmConfig.d_ff = 72",
+    "from palm_mtf.config import palm\npalm.PalmConfig.d_ff = 72",
+  ],
+)
+def test_the_old_name_of_a_class_sets_its_macro(here, line):
+  mine = write(here, "mine.gin", line)
+  configuration = load("train", [RECIPE, mine], [DIR])
+  assert configuration.build()[1].model.d_ff == 72
 
 
 @pytest.mark.parametrize(
