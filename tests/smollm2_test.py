@@ -82,22 +82,23 @@ def vocabulary(imported):
   return open_vocabulary(str(imported / "tokenizer.json"))
 
 
+def export(model_dir, name, path):
+  """Exports a model in the format `name`; returns the path."""
+  flags = ["--model_dir", model_dir, f"--format={name}"]
+  command("export", *flags, "--output", path)
+  return path
+
+
 @pytest.fixture(scope="module")
 def plain(imported, folder):
   """Our GGUF file of the imported model, in float32."""
-  path = folder / "float32.gguf"
-  flags = ["--model_dir", imported, "--format=gguf"]
-  command("export", *flags, "--output", path)
-  return path
+  return export(imported, "gguf", folder / "float32.gguf")
 
 
 @pytest.fixture(scope="module")
 def hf_folder(imported, folder):
   """Our folder for transformers."""
-  path = folder / "hf"
-  flags = ["--model_dir", imported, "--format=hf"]
-  command("export", *flags, "--output", path)
-  return path
+  return export(imported, "hf", folder / "hf")
 
 
 def make_text(vocabulary, num_tokens):

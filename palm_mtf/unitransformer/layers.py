@@ -393,8 +393,8 @@ class ParallelBlock(transformer.TransformerLayer):
         else:
           results.append(layer.call(context, x, losses=losses))
     if self._joined:
-      first, *others = (self._joined[kind] for kind in sorted(self._joined))
-      branches = [first.branch, *(each.branch for each in others)]
-      call = _Call(context, first.config)
+      joined = [self._joined[kind] for kind in sorted(self._joined)]
+      call = _Call(context, joined[0].config)
+      branches = [each.branch for each in joined]
       results.append(call.add_branches(x, branches, variables))
     return mtf.add_n(results)

@@ -80,16 +80,19 @@ def test_interactive_answers_line_by_line_and_survives_a_long_one(
   assert "together more than SEQUENCE_LENGTH = 32" in error
 
 
-@pytest.mark.peers
-def test_a_chat_continues_the_whole_conversation(
-  finished, palm_mtf, tmp_path, monkeypatch
-):
-  run = tmp_path / "run"
-  shutil.copytree(finished, run)
-  (run / "chat_template.jinja").write_text(
+@pytest.fixture
+def chats(finished, tmp_path):
+  """A run with a chat template that joins the lines of a conversation."""
+  shutil.copytree(finished, tmp_path / "run")
+  (tmp_path / "run" / "chat_template.jinja").write_text(
     "{% for x in messages %}{{ x.content }}\n{% endfor %}"
   )
-  flags = ["--model_dir", run, "--gin.TEMPERATURE=0.0"]
+  return tmp_path / "run"
+
+
+@pytest.mark.peers
+def test_a_chat_continues_the_whole_conversation(chats, palm_mtf, monkeypatch):
+  flags = ["--model_dir", chats, "--gin.TEMPERATURE=0.0"]
   monkeypatch.setattr("sys.stdin", io.StringIO("one two\nsix\n\nnever\n"))
   code, out, err = palm_mtf("generate", *flags, "--chat")
   assert code == 0 and "> " not in err  # stdin is no terminal
@@ -103,15 +106,8 @@ def test_a_chat_continues_the_whole_conversation(
 
 
 @pytest.mark.peers
-def test_a_message_that_is_too_long_is_left_out(
-  finished, palm_mtf, tmp_path, monkeypatch
-):
-  run = tmp_path / "run"
-  shutil.copytree(finished, run)
-  (run / "chat_template.jinja").write_text(
-    "{% for x in messages %}{{ x.content }}\n{% endfor %}"
-  )
-  flags = ["--model_dir", run, "--gin.TEMPERATURE=0.0", "--chat"]
+def test_a_message_that_is_too_long_is_left_out(chats, palm_mtf, monkeypatch):
+  flags = ["--model_dir", chats, "--gin.TEMPERATURE=0.0", "--chat"]
   monkeypatch.setattr("sys.stdin", io.StringIO("three " * 60 + "\nseven"))
   code, out, err = palm_mtf("generate", *flags)
   assert code == 0

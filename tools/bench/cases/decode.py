@@ -236,7 +236,10 @@ def _races(
         commands[name, peer.dtypes[bits]] = peers.peer_command(
           chosen.peer_python,
           peer,
-          {x: getattr(task.config("float32"), x) for x in models.SIZES["125M"]},
+          {
+            x: getattr(task.config("float32"), x)
+            for x in models.SIZES[task.size]
+          },
           prompt_tokens=task.prompt_tokens,
           batch_size=task.batch_size,
           dtype=peer.dtypes[bits],

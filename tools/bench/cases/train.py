@@ -17,6 +17,7 @@ python -m tools.bench train --base CHECKOUT
 
 import argparse
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -89,12 +90,12 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   peers.check_peers("train", chosen.peer, chosen.peer_python)
   settings = {"sequence_length": length, "batch_size": tokens // length}
   # palm_mtf too runs in a separate process.
-  ours = worker_command("train", size=chosen.size, dtype=dtype, **settings)
-  commands = {("ours", dtype): ours}
+  make_command = functools.partial(
+    worker_command, "train", size=chosen.size, dtype=dtype, **settings
+  )
+  commands = {("ours", dtype): make_command()}
   if chosen.base:
-    commands["base", dtype] = worker_command(
-      "train", folder=chosen.base, size=chosen.size, dtype=dtype, **settings
-    )
+    commands["base", dtype] = make_command(folder=chosen.base)
   for name in chosen.peer:
     commands[name, dtype] = peers.peer_command(
       chosen.peer_python,
