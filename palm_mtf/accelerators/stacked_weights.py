@@ -248,7 +248,7 @@ class StackedModel(DecodeModel):
     x = super(StackedModel, own).embed(impl.allconcat(tokens, axis, 0))
     return impl.alltoall(x, axis, 0, 1)
 
-  def multiply(self, xs, kernel, *, packed):
+  def multiply(self, xs, kernel, *, is_step):
     """Multiplies rows by a kernel; see `DecodeModel`."""
     impl, axis = self.placement, self._rows_axis
     (x,), own = xs, kernel.one_slice
@@ -257,7 +257,7 @@ class StackedModel(DecodeModel):
     if axis is None or x.slice_shape[0] * sum(size) > size.num_elements():
       whole = self.weights.gather(weights, own.place)
       whole = impl.slicewise(lambda x: Kernel(x, tf.no_op()), whole)
-      return super().multiply(xs, whole, packed=packed)
+      return super().multiply(xs, whole, is_step=is_step)
     dtype = x.one_slice.dtype
 
     def product(x, w):

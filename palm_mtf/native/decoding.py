@@ -86,6 +86,19 @@ def pack(
   return PackedKernel(panels, outer, dtype)
 
 
+def unpack(kernel: PackedKernel, inner: int) -> tf.Tensor:
+  """Returns the matrix that `pack` packed in bfloat16, [inner, outer]."""
+  w = operations().palm_unpack(
+    kernel=kernel.panels,
+    T=kernel.dtype,
+    inner=inner,
+    outer=kernel.outer,
+    threads=usable_cores(),
+  )
+  w.set_shape([inner, kernel.outer])
+  return w
+
+
 def _count_panel_bytes(dtype, inner, columns):
   # Computes the same as panel_bytes of panels.h.
   count = -(-inner // GROUP) * GROUP * columns

@@ -137,17 +137,22 @@ void register_decode_operations() {
 }
 
 void register_product_operations() {
-  const char *pack = "PalmPack", *product = "PalmProduct";
+  const char *pack = "PalmPack", *unpack = "PalmUnpack",
+             *product = "PalmProduct";
   register_operation(pack, {"ws: num_parts * T"}, {"panels: uint8"},
                      {"T: {float}", "num_parts: int", "format: int",
                       "joins_rows: bool", "is_transposed: bool",
                       "is_rounded: bool", "threads: int"});
+  register_operation(unpack, {"kernel: uint8"}, {"w: T"},
+                     {"T: {bfloat16}", "inner: int", "outer: int",
+                      "threads: int"});
   register_operation(product, {"xs: num_parts * T", "kernel: uint8"},
                      {"y: Tout"},
                      {"T: {float, bfloat16}", "Tout: {float, bfloat16}",
                       "num_parts: int", "outer: int", "format: int",
                       "threads: int"});
   register_kernel<PackKernel, float>(pack);
+  register_kernel<UnpackKernel, uint16_t>(unpack);
   register_kernels<ProductKernel<float>>(product, TF_FLOAT);
   register_kernels<ProductKernel<uint16_t>>(product, TF_BFLOAT16);
 }

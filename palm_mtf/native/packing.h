@@ -63,6 +63,18 @@ inline void pack_bfloat16(const Columns32& x, uint8_t* panel) {
     }
 }
 
+// Writes the first `columns` columns of a panel, or the whole panel if it has
+// fewer, to the rows of a matrix; the rows are `step` numbers apart.
+inline void unpack_bfloat16(const uint8_t* panel, int inner, int columns,
+                            uint16_t* to, size_t step) {
+  const uint16_t* from = reinterpret_cast<const uint16_t*>(panel);
+  columns = std::min(columns, kColumns);
+  for (int k = 0; k < inner; ++k, to += step) {
+    const uint16_t* row = from + size_t(k / 2) * 2 * kColumns + k % 2;
+    for (int j = 0; j < columns; ++j) to[j] = row[2 * j];
+  }
+}
+
 // Quantizes with one scale per column, which maps the largest |x| to 127.
 inline void pack_int8(const Columns32& x, uint8_t* panel) {
   const int length = x.size() / kColumns;

@@ -1,7 +1,8 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// PalmPack packs weights in panels; PalmProduct multiplies rows by panels.
+// PalmPack packs weights in panels, PalmUnpack returns them to a matrix, and
+// PalmProduct multiplies rows by panels.
 
 #pragma once
 
@@ -52,6 +53,31 @@ struct PackKernel {
       queue.each(num_panels, [&](int i) {
         read_columns(blocks, i * kColumns, inner, is_rounded, columns);
         pack(columns, format, panels.row(i));
+      });
+    });
+  }
+};
+
+struct UnpackKernel {
+  int inner, outer, threads;
+
+  explicit UnpackKernel(const Attributes& attrs)
+      : inner(attrs.number("inner")),
+        outer(attrs.number("outer")),
+        threads(attrs.number("threads")) {}
+
+  template <class T>
+  void compute(Call& call) const {
+    const uint8_t* kernel = call.next_data<uint8_t>();
+    const Matrix<T> w = call.allocate<T>(0, inner, outer);
+    const size_t bytes = panel_bytes(kBfloat16, inner);
+    Shared& with = shared();
+    std::lock_guard lock(with.mutex);
+    WorkQueue queue;
+    with.team_of(threads, kNoPatience).run([&](int) {
+      queue.each((outer + kColumns - 1) / kColumns, [&](int i) {
+        unpack_bfloat16(kernel + i * bytes, inner, outer - i * kColumns,
+                        w.data + i * kColumns, outer);
       });
     });
   }

@@ -14,7 +14,7 @@ from palm_mtf.generation.decode.kernels import (
   multiply,
   to_int4,
 )
-from palm_mtf.native.decoding import GROUP, pack
+from palm_mtf.native.decoding import GROUP, pack, unpack
 from tests import processes
 
 # Neither size fills the last group or panel. There are more rows than in a
@@ -27,13 +27,13 @@ def random(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def multiply_in_session(x, w, dtype, parts=1):
+def multiply_in_session(x, w, dtype, parts=1, is_step=True):
   with tf.Graph().as_default(), tf.Session() as session:
     packed = pack([tf.constant(w)], tf.as_dtype(dtype))
     kernel = make_packed_kernel(packed, "w")
     session.run(kernel.initialize)
     xs = [tf.constant(part) for part in np.array_split(x, parts, 1)]
-    return session.run(multiply(xs, kernel, packed=True))
+    return session.run(multiply(xs, kernel, is_step=is_step))
 
 
 def round_to_int8(x, axis):
@@ -154,6 +154,15 @@ def test_rows_may_come_in_parts(dtype):
   np.testing.assert_array_equal(
     multiply_in_session(x, w, dtype, parts=2), multiply_in_session(x, w, dtype)
   )
+
+
+@pytest.mark.parametrize("inner", [INNER, INNER + 1, 1])
+def test_unpacked_bfloat16_is_what_was_packed(inner):
+  w = random(1, inner, OUTER).astype(ml_dtypes.bfloat16)
+  with tf.Graph().as_default(), tf.Session() as session:
+    kernel = pack([tf.constant(w.astype(np.float32))], tf.bfloat16)
+    found = session.run(unpack(kernel, inner))
+  np.testing.assert_array_equal(found, w)
 
 
 # Computes as a CPU with AVX2, and as a CPU without, in separate processes.

@@ -64,9 +64,7 @@ class JoinedWeights:
     self.mesh = mesh
     self._impl, self._dims = model.placement, model.dims
     self._model = model
-    # A forward pass has many rows, so oneDNN's packed copies of the kernels
-    # would save no time, but take memory.
-    self._products = Products(model, packed=False)
+    self._products = Products(model, is_step=False)
     self._dtype = tf.as_dtype(model.config.activation_dtype)
 
   def _import(self, x: LaidOut, *dims: mtf.Dimension) -> mtf.Tensor:

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.native import decoding
 from palm_mtf.native.decoding import GROUP, PackedKernel
 from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
@@ -131,8 +132,14 @@ def round_to_int4(w: tf.Tensor) -> tf.Tensor:
   return tf.cast(numbers, tf.float32) * scale[: w.shape[0]]
 
 
+# With AMX, oneDNN multiplies bfloat16 several times as fast as the C++
+# operations, but must first unpack the kernel, which takes as long as this
+# number of rows (estimated for Sapphire Rapids from its memory bandwidth).
+_LEAST_ROWS_FOR_AMX = 64
+
+
 def multiply(
-  xs: Sequence[tf.Tensor], kernel: Kernel, *, packed: bool
+  xs: Sequence[tf.Tensor], kernel: Kernel, *, is_step: bool
 ) -> tf.Tensor:
   """Multiplies rows by a kernel; returns [rows, outer], dtype of `xs`.
 
@@ -140,21 +147,33 @@ def multiply(
     xs: rows [rows, inner], float dtype: one tensor, or for a PackedKernel also
       several tensors, split along `inner`.
     kernel: [inner, outer], on the same device.
-    packed: whether oneDNN keeps a packed copy of the kernel. This saves time if
-      there are many products with few rows. Ignored for a PackedKernel.
+    is_step: whether a decoding step computes the product, which has few rows
+      and is computed many times with this kernel.
   """
   w, dtype = kernel.weights, xs[0].dtype
   if isinstance(w, PackedKernel):
+    if not is_step and _is_faster_unpacked(xs, w):
+      x = tf.concat(xs, 1) if len(xs) > 1 else xs[0]
+      # Wait for `x`, so that only a few kernels are unpacked at a time.
+      with tf.control_dependencies([x]):
+        return tf.matmul(x, decoding.unpack(w, x.shape[1]))
     return decoding.multiply(xs, w, dtype)
   (x,) = xs
-  return tf.cast(_multiply_floats(tf.cast(x, w.dtype), w, packed), dtype)
+  return tf.cast(_multiply_floats(tf.cast(x, w.dtype), w, is_step), dtype)
 
 
-def _multiply_floats(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
+def _is_faster_unpacked(xs: Sequence[tf.Tensor], w: PackedKernel) -> bool:
+  is_bfloat16 = xs[0].dtype == w.dtype == tf.bfloat16
+  is_long = int(xs[0].shape[0]) >= _LEAST_ROWS_FOR_AMX
+  return is_bfloat16 and is_long and "amx_bf16" in bfloat16_flags()
+
+
+def _multiply_floats(x: tf.Tensor, w: tf.Tensor, is_step: bool) -> tf.Tensor:
   # tf.matmul would pack bfloat16 weights at every call, and a step with one row
-  # would take 1.6 times as long (26.6M parameters, Zen 5). For float32 weights,
-  # a packed copy saves no time.
-  packed = packed and w.dtype == tf.bfloat16 and not in_xla_computation()
+  # would take 1.6 times as long (26.6M parameters, Zen 5). oneDNN keeps a
+  # packed copy of the weights, which takes memory. For float32 weights, a
+  # packed copy saves no time.
+  packed = is_step and w.dtype == tf.bfloat16 and not in_xla_computation()
   # oneDNN runs only on CPUs.
   on_cpu = "gpu" not in x.device.lower()
   if packed and on_cpu and has_kernel("_MklNativeFusedMatMul"):

@@ -23,11 +23,11 @@ class Products:
   The decoding step (step.py) and the forward pass (forward.py) share this code.
   """
 
-  def __init__(self, model: DecodeModel, *, packed: bool):
-    """Takes the weights; for `packed`, see `kernels.multiply`."""
+  def __init__(self, model: DecodeModel, *, is_step: bool):
+    """Takes the weights; for `is_step`, see `kernels.multiply`."""
     self._impl = model.placement
     self._model = model
-    self._packed = packed
+    self._is_step = is_step
 
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
     """Returns the output shape of each part of a joined kernel, for one row.
@@ -56,7 +56,7 @@ class Products:
 
   def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
     """Multiplies rows by a kernel; see `DecodeModel.multiply`."""
-    return self._model.multiply(xs, kernel, packed=self._packed)
+    return self._model.multiply(xs, kernel, is_step=self._is_step)
 
   def project_in(self, x: LaidOut, names: Sequence[str]) -> LaidOut:
     """Multiplies x [rows, d_model] by the joined kernel of `names`."""

@@ -255,7 +255,7 @@ class TensorflowStep:
   def __init__(self, model: DecodeModel):
     self._impl, self._config = model.placement, model.config
     self._model = model
-    self._products = Products(model, packed=True)
+    self._products = Products(model, is_step=True)
     self._last_norm = model.make_last_norm()
 
   def read(
@@ -409,7 +409,7 @@ class _Block:
     self.cache = cache
     self._impl, self._model = model.placement, model
     self._places, self._write = places, write
-    self._products = Products(model, packed=True)
+    self._products = Products(model, is_step=True)
 
   def add_and_norm(
     self, x: LaidOut, branch: list[LaidOut], norm: str

@@ -34,7 +34,6 @@ from palm_mtf.generation.decode.weights import (
   JoinedKernel,
   LayerWeights,
 )
-from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims, model_dims
@@ -72,7 +71,7 @@ def build_decode_model(
   palm_variables([mesh], config, dims)
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   (slices,) = placement.lower({mesh: placement}).slices
-  is_packed = _serves_natively(placement, config, weight_dtype)
+  is_packed = _serves_natively(placement, config)
 
   def read(name: str) -> LaidOut:
     values = [part.variable.value() for part in slices[name]]
@@ -98,21 +97,11 @@ def build_decode_model(
   )
 
 
-def _serves_natively(
-  placement: CpuGpuPlacement, config: ModelConfig, weight_dtype: str
-) -> bool:
+def _serves_natively(placement: CpuGpuPlacement, config: ModelConfig) -> bool:
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
   if missing := find_missing_in_step(config):
     _tell_missing(missing, getattr(config, missing.lower()))
-    return False
-  # If the CPU has AMX, oneDNN multiplies the many rows of a prompt faster than
-  # the C++ operations do.
-  is_bfloat16 = (weight_dtype, config.activation_dtype) == (
-    "activation",
-    "bfloat16",
-  )
-  if is_bfloat16 and "amx_bf16" in bfloat16_flags():
     return False
   return operations() is not None
 

@@ -123,14 +123,14 @@ class DecodeModel:
     return [self.vectors[f"{layer}/{name}"] for name, _ in mixer.extras]
 
   def multiply(
-    self, xs: Sequence[LaidOut], kernel: LaidOut, *, packed: bool
+    self, xs: Sequence[LaidOut], kernel: LaidOut, *, is_step: bool
   ) -> LaidOut:
     """Multiplies rows by a kernel on each device; returns [rows, outer].
 
     See `kernels.multiply` for the arguments; the result has the dtype of `xs`.
     """
     return self.placement.slicewise(
-      lambda kernel, *xs: multiply(xs, kernel, packed=packed), kernel, *xs
+      lambda kernel, *xs: multiply(xs, kernel, is_step=is_step), kernel, *xs
     )
 
   def for_each_layer(

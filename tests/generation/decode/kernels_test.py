@@ -21,22 +21,22 @@ def random(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def multiply_in_session(x, w, *, packed):
+def multiply_in_session(x, w, *, is_step):
   """Returns two products in one session, as a loop would run them."""
   with tf.Graph().as_default(), tf.Session() as session:
     kernel = make_kernel(tf.constant(w), tf.float32, "w")
     session.run(kernel.initialize)
-    result = multiply([tf.constant(x)], kernel, packed=packed)
+    result = multiply([tf.constant(x)], kernel, is_step=is_step)
     first = session.run(result)
     np.testing.assert_array_equal(session.run(result), first)
     return first
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("is_step", [False, True])
 @pytest.mark.parametrize("num_rows", [1, ROWS])
-def test_float_products_are_numpy_s(packed, num_rows):
+def test_float_products_are_numpy_s(is_step, num_rows):
   x, w = random(0, num_rows, INNER), random(1, INNER, OUTER)
-  y = multiply_in_session(x, w, packed=packed)
+  y = multiply_in_session(x, w, is_step=is_step)
   np.testing.assert_allclose(y, x @ w, rtol=1e-5, atol=1e-5)
 
 

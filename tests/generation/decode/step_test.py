@@ -11,14 +11,21 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode import weight_maker as decode_weights
-from palm_mtf.generation.decode.forward import prefill
+from palm_mtf.generation.decode.forward import (
+  build_palm,
+  import_rows,
+  prefill,
+  run_blocks,
+  take_slices,
+)
 from palm_mtf.generation.decode.rows import join_rows, split_rows
-from palm_mtf.generation.decode.step import make_step
+from palm_mtf.generation.decode.step import NativeStep, make_step
 from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
 from palm_mtf.native.operations import operations
 from tests import oracle
 from tests.blocks import block_config, fast_only
+from tests.cpus import SAPPHIRE_RAPIDS, ZEN_4, pretend_cpu
 from tests.mtf_testing import (
   LAYOUTS,
   SINGLE,
@@ -192,6 +199,38 @@ def test_bfloat16_differs_only_by_its_rounding():
   assert np.any(cached.astype(ml_dtypes.bfloat16) != cached)
   error = np.abs(cached - exact[:, PROMPT - 1 :]).max()
   assert error < 1.5 * np.abs(full - exact[:, PROMPT - 1 :]).max()
+
+
+@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
+def test_with_amx_steps_are_in_cpp_and_long_prompts_are_multiplied_by_onednn(
+  tmp_path, monkeypatch
+):
+  def prompts_logits(length):
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+      model = build_decode_model(config, SINGLE, "activation")
+      assert isinstance(make_step(model), NativeStep)
+      mesh, shape, palm = build_palm(model, 1, length)
+      tokens = import_rows(model, mesh, tf.constant(inputs[:, :length]), shape)
+      x = run_blocks(model, palm, palm.embed(tokens), [])
+      ((x,),) = (y.tensor_list for y in take_slices(model, mesh, [x]))
+      load_decode_model(session, model, params)
+      operations = {x.type for x in graph.get_operations()}
+      return operations & {"PalmProduct", "MatMul"}, session.run(x)
+
+  config = small_config(activation_dtype="bfloat16", sequence_length=80)
+  params = oracle.random_parameters(config, seed=1)
+  inputs = random_tokens(config, 1, seed=3)["inputs"]
+  pretend_cpu(ZEN_4, tmp_path, monkeypatch)
+  operations_in_cpp, in_cpp = prompts_logits(80)
+  pretend_cpu(SAPPHIRE_RAPIDS, tmp_path, monkeypatch)
+  operations_of_amx, by_onednn = prompts_logits(80)
+  operations_of_short, short = prompts_logits(8)
+  assert operations_in_cpp == operations_of_short == {"PalmProduct"}
+  assert operations_of_amx == {"MatMul"}
+  np.testing.assert_array_equal(short, in_cpp[:, :8])
+  # Both sum in float32 and round to bfloat16; the order of a sum differs.
+  error = by_onednn.astype(np.float64) - in_cpp
+  assert np.linalg.norm(error) < 4e-3 * np.linalg.norm(in_cpp.astype(float))
 
 
 @pytest.mark.slow
