@@ -40,11 +40,17 @@ from palm_mtf.checkpoints.weights_to_load import NamedWeights
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.mesh.session import SERVER_ERRORS
-from palm_mtf.mesh.slices import Pods, Slice, cpu_of_process, pad_to
+from palm_mtf.mesh.slices import (
+  Pods,
+  Slice,
+  cpu_of_process,
+  pad_to,
+  variables_of,
+)
 from palm_mtf.model_dir.atomic_files import PARTIAL, as_os_errors, writing
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.processes import Process
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program, state_of
 
 _logger = logging.getLogger(__name__)
 
@@ -243,7 +249,7 @@ def build_writer(
   with tf.control_dependencies([merged]):
     # No tf.device here, so that each copy is on the device of its input.
     sealed = [[tf.identity(x) for x in each] for each in sealed]
-  copy = Program(operations=copies, reads=VARIABLES)
+  copy = Program(operations=copies, reads=state_of(variables_of(pods)))
   return copy, Program({"prefix": prefix}, sealed)
 
 
@@ -357,7 +363,9 @@ class CheckpointReader:
       with self._client.graph.as_default():
         restore = build_restorer(pods, self._prefix["prefix"], self._processes)
       self._programs[names] = Program(
-        self._prefix, operations=[restore], writes=VARIABLES
+        self._prefix,
+        operations=[restore],
+        writes=state_of(variables_of(pods)),
       )
     return self._programs[names]
 

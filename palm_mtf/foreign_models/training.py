@@ -12,7 +12,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.errors import UserError, check_count, did_you_mean, shorten
-from palm_mtf.mesh.slices import Slice
+from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.ops.variables import adopt_variables
 from palm_mtf.programs.features import Feature, Stage
 from palm_mtf.programs.loss_function import LossSums
@@ -21,7 +21,7 @@ from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import connect
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.client.local_servers import PodServers
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program, state_of
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
 from palm_mtf.training.variable_checks import VariableChecks
 
@@ -293,7 +293,10 @@ class PodTraining:
         self._train_step = TrainStep(client, self.program)
         self._checks = VariableChecks(client, self.program, lambda: None)
         client.call(
-          Program(operations=[self.program.initialize], writes=VARIABLES)
+          Program(
+            operations=[self.program.initialize],
+            writes=state_of(variables_of(self.program.pod_slices)),
+          )
         )
       self._client = client
       self._stack = stack.pop_all()
@@ -427,7 +430,9 @@ def read_whole(
   }
   with client.graph.as_default():
     values = {name: [x.read() for x in parts] for name, parts in firsts.items()}
-  read = client.call(Program(outputs=values, reads=VARIABLES))
+  read = client.call(
+    Program(outputs=values, reads=state_of(variables_of([slices])))
+  )
   whole = {}
   for name, parts in firsts.items():
     value = np.empty(_find_shape(parts), read[name][0].dtype)
@@ -467,7 +472,8 @@ def write_whole(
       inputs[initializer.name] = initializer.inputs[1]
       values_of_slices[initializer.name] = value[_make_indices(part)]
       initializers.append(initializer)
-  assign = Program(inputs, operations=initializers, writes=VARIABLES)
+  written = state_of(variables_of([slices]))
+  assign = Program(inputs, operations=initializers, writes=written)
   client.call(assign, values_of_slices)
 
 

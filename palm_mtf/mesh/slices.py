@@ -58,12 +58,15 @@ def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
   return [name for parts in slices.values() for name in parts[0].names]
 
 
-def initialize_all(
-  meshes: Sequence[Mapping[str, Sequence[Slice]]],
-) -> tf.Operation:
+def variables_of(pods: Pods) -> list[tf.Variable]:
+  """Returns the variables of all slices."""
+  every = (x for slices in pods for parts in slices.values() for x in parts)
+  return [x.variable for x in every]
+
+
+def initialize_all(pods: Pods) -> tf.Operation:
   """Returns an operation that sets every slice to its initial value."""
-  every = (x for slices in meshes for parts in slices.values() for x in parts)
-  return tf.group([x.variable.initializer for x in every])
+  return tf.group([x.initializer for x in variables_of(pods)])
 
 
 def regions_of(

@@ -131,6 +131,11 @@ class TrainProgram:
     """The first pod's slices; saving these is enough, as all pods are equal."""
     return self.pods[0].slices
 
+  @property
+  def pod_slices(self) -> list[dict[str, list[Slice]]]:
+    """The slices of every pod."""
+    return [pod.slices for pod in self.pods]
+
 
 def build_train_program(
   config: ModelConfig,

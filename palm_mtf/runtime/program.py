@@ -3,14 +3,20 @@
 """Programs: each is a part of a client's graph that one call runs."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError, did_you_mean
 
-# The state of all variables that checkpoints hold.
-VARIABLES = frozenset(["variables"])
+
+def state_of(variables: Iterable[tf.Variable]) -> frozenset[str]:
+  """Returns the names of the state (`Program.reads`) of some variables.
+
+  All variables of a device are one state, because programs that use the same
+  device gain little from running at the same time.
+  """
+  return frozenset(f"variables on {x.device}" for x in variables)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
@@ -24,7 +30,8 @@ class Program:
     inputs: placeholders that every call feeds, by name.
     outputs: what a call returns: a tensor, or a list or dict of outputs.
     operations: further operations that a call runs.
-    reads: names of state that the program reads.
+    reads: names of state that the program reads. A name says what the state is
+      and on which device it is.
     writes: names of state that the program changes.
     device_bytes: for each device that a call uses, by TensorFlow's name of the
       device, the bytes of the buffers that the call makes there. The client

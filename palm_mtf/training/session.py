@@ -22,6 +22,7 @@ from palm_mtf.data.batches.server_batches import (
 )
 from palm_mtf.machine.accelerators import uses_accelerators
 from palm_mtf.machine.host_memory import free_garbage
+from palm_mtf.mesh.slices import variables_of
 from palm_mtf.model_dir.paths import ModelDir
 from palm_mtf.programs.features import FEATURE_DTYPES, ServerFeatures
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
@@ -29,7 +30,7 @@ from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import Cluster, memory_reader
 from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.processes import Process
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program, state_of
 from palm_mtf.training.job import TrainJob
 from palm_mtf.training.step import TrainStep
 from palm_mtf.training.variable_checks import VariableChecks
@@ -83,10 +84,10 @@ class TrainSession:
     self._train_step: TrainStep | None = None
     program = self.make_step(job.config.run.batch_sizes.size(job.step)).program
     self.checks = VariableChecks(client, program, newest)
+    self._pods = program.pod_slices
     self._initialize = Program(
-      operations=[program.initialize], writes=VARIABLES
+      operations=[program.initialize], writes=state_of(variables_of(self._pods))
     )
-    self._pods = [x.slices for x in program.pods]
     with self.during("while its variables were set"):
       processes = find_checkpoint_processes(
         client,

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the training steps of a session, microbatch by microbatch."""
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,13 +12,14 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.pipeline import BACKWARD, FORWARD, HEAD, Pass
 from palm_mtf.data.batches.corpus import Batch
 from palm_mtf.mesh.session import ONE_BY_ONE
+from palm_mtf.mesh.slices import variables_of
 from palm_mtf.programs.train_program import (
   PodProgram,
   StageProgram,
   TrainProgram,
 )
 from palm_mtf.runtime.client.client import Client
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program, state_of
 
 
 class NonFiniteStepError(Exception):
@@ -52,9 +54,11 @@ class TrainStep:
     self._evaluations: list[list[Program]] = []
     for i, pod in enumerate(program.pods):
       self._add_pod(i, pod)
-    all_state = frozenset().union(
+    sums = frozenset().union(
       *(x.writes for each in self._passes for x in each.values())
     )
+    variables = state_of(variables_of(program.pod_slices))
+    devices = dict.fromkeys(itertools.chain(*program.devices.pods), 0)
     # Without stages, the update's call computes the last microbatch too.
     has_stages = len(program.pods[0].stages) > 1
     fed = self._find_inputs(
@@ -67,15 +71,17 @@ class TrainStep:
       inputs=fed,
       outputs=program.metrics,
       operations=[program.update],
-      reads=all_state,
-      writes=VARIABLES,
+      reads=sums,
+      writes=variables,
+      device_bytes=devices,
     )
     self._is_first = True
     # Computes losses and gradients like `_update`, but updates nothing.
     self._measure = Program(
       inputs=fed,
       outputs=[program.losses, program.gradient_squares, program.is_finite],
-      reads=VARIABLES | all_state,
+      reads=variables | sums,
+      device_bytes=devices,
     )
     if loop := program.loop:
       self._run_loop = Program(
@@ -85,16 +91,18 @@ class TrainStep:
           "num_steps": loop.num_steps,
         },
         outputs=[loop.metrics, loop.num_done, loop.is_finite],
-        writes=VARIABLES | all_state,
+        writes=variables | sums,
+        device_bytes=devices,
       )
 
   def _add_pod(self, pod: int, built: PodProgram) -> None:
     devices = dict.fromkeys(self.program.devices.pods[pod], 0)
+    variables = state_of(variables_of([built.slices]))
 
     def make(stage: int, operation: tf.Operation, inputs, outputs=()):
       # Each stage has its own state, so that no stage waits for another.
-      state = frozenset([f"stage {stage} of pod {pod}"])
-      return Program(inputs, outputs, [operation], VARIABLES, state, devices)
+      state = frozenset([f"sums of stage {stage}, pod {pod} on {[*devices]}"])
+      return Program(inputs, outputs, [operation], variables, state, devices)
 
     self._evaluations.append([])
     for i, stage in enumerate(built.stages):

@@ -16,11 +16,11 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint, last_good
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.slices import Slice, names_of
+from palm_mtf.mesh.slices import Slice, names_of, variables_of
 from palm_mtf.ops.xla import fused
 from palm_mtf.programs.train_program import TrainProgram
 from palm_mtf.runtime.client.client import Client
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program, state_of
 from palm_mtf.training.step import NonFiniteStepError
 
 
@@ -40,11 +40,13 @@ class VariableChecks:
     self._newest = newest
     self._parameters = program.parameters
     self._variables = names_of(program.slices)
-    self._pods = [pod.slices for pod in program.pods]
+    self._pods = program.pod_slices
     self._client = client
     with client.graph.as_default():
       finite = build_finite_check(program.slices)
-    self._finite = Program(outputs=finite, reads=VARIABLES)
+    self._finite = Program(
+      outputs=finite, reads=state_of(variables_of([program.slices]))
+    )
 
   def make_step_error(self, bad: NonFiniteStepError) -> UserError:
     """Returns an error that names the first non-finite tensor of a step."""
@@ -121,7 +123,7 @@ class VariableChecks:
     # Build it at the first check, so that the first step does not wait for it.
     with self._client.graph.as_default():
       pods = [build_fingerprints(slices) for slices in self._pods]
-    return Program(outputs=pods, reads=VARIABLES)
+    return Program(outputs=pods, reads=state_of(variables_of(self._pods)))
 
 
 def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:

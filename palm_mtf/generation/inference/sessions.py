@@ -23,12 +23,12 @@ from palm_mtf.machine.accelerators import decodes_on_accelerators
 from palm_mtf.machine.host_memory import free_garbage, release_file_pages
 from palm_mtf.mesh.placement import Devices
 from palm_mtf.mesh.session import session_config
-from palm_mtf.mesh.slices import Slice
+from palm_mtf.mesh.slices import Slice, variables_of
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.runtime.client.client import Client
 from palm_mtf.runtime.client.connect import open_pod
 from palm_mtf.runtime.processes import Process
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program, state_of
 
 _logger = logging.getLogger(__name__)
 
@@ -227,7 +227,9 @@ def compute_mean_loss(
       )
     reader.restore([program.slices], checkpoint.prefix)
     loss_and_weight = Program(
-      program.features, [program.loss, program.weight_sum], reads=VARIABLES
+      program.features,
+      [program.loss, program.weight_sum],
+      reads=state_of(variables_of([program.slices])),
     )
     return mean_loss(
       lambda batch: [client.call(loss_and_weight, batch)], batches

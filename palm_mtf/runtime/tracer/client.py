@@ -34,7 +34,7 @@ from palm_mtf.runtime.client.heartbeat import Heartbeat
 from palm_mtf.runtime.client.local_servers import PodServers
 from palm_mtf.runtime.client.places import Place
 from palm_mtf.runtime.client.turns import OwnTurns
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program, state_of
 from palm_mtf.runtime.tracer.functions import Function
 from palm_mtf.runtime.tracer.shards import (
   Sharding,
@@ -304,8 +304,11 @@ class RuntimeClient:
       with self.programs.graph.as_default():
         asked = Program(outputs=[x.is_initialized() for x in variables])
       found = zip(variables, self.programs.call(asked), strict=True)
-      missing = [x.initializer for x, has_value in found if not has_value]
-      self.programs.call(Program(operations=missing, writes=VARIABLES))
+      missing = [x for x, has_value in found if not has_value]
+      initializers = [x.initializer for x in missing]
+      self.programs.call(
+        Program(operations=initializers, writes=state_of(missing))
+      )
 
   def start(self, lowered: Lowered, inputs: Sequence[Any]) -> list[Buffer]:
     """Starts a call of a program; returns the buffers that it makes."""

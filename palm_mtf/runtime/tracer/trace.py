@@ -21,7 +21,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.ops.xla import fused
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program, state_of
 from palm_mtf.runtime.tracer.functions import Function, to_rows
 from palm_mtf.runtime.tracer.shards import (
   Sharding,
@@ -248,7 +248,7 @@ def lower(
   program = Program(
     inputs={**fed, **tickets.placeholders},
     operations=tickets.signal(range(len(buffers), len(held))),
-    reads=VARIABLES if variables else frozenset(),
+    reads=state_of(variables),
     device_bytes=num_bytes,
   )
   return Lowered(program, buffers, feeds, outputs, variables)

@@ -16,7 +16,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.foreign_models.training import ModelLoss
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.programs.train_program import build_program
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program
 from palm_mtf.training.step import TrainStep
 from tests import oracle
 from tests.decode_testing import Decoder, decode
@@ -204,9 +204,7 @@ def build_step(client, slice_):
       devices=CpuGpuDevices(client.devices[0], [slice_.devices]),
     )
     step = TrainStep(client.programs, program)
-    client.programs.call(
-      Program(operations=[program.initialize], writes=VARIABLES)
-    )
+    client.programs.call(Program(operations=[program.initialize]))
   return step
 
 

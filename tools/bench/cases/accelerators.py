@@ -82,7 +82,7 @@ def open_step(
   from palm_mtf.programs import train_program as host
   from palm_mtf.runtime.client.client import Client
   from palm_mtf.runtime.client.connect import accelerators_here
-  from palm_mtf.runtime.program import VARIABLES, Program
+  from palm_mtf.runtime.program import Program
   from palm_mtf.training.step import TrainStep
 
   if program == "xla":
@@ -103,7 +103,7 @@ def open_step(
         pods=PodsConfig(),
         devices=devices,
       )
-    client.call(Program(operations=[built.initialize], writes=VARIABLES))
+    client.call(Program(operations=[built.initialize]))
     yield client, TrainStep(client, built)
 
 

@@ -34,7 +34,7 @@ from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.runtime.client.client import Client
-from palm_mtf.runtime.program import VARIABLES, Program
+from palm_mtf.runtime.program import Program
 from palm_mtf.training.step import TrainStep
 from tools.bench.command import Flag, worker_command
 from tools.bench.pairs import race, ratio
@@ -86,7 +86,7 @@ def build_step(client: Client, pods: list[list[str]]) -> TrainStep:
       pods=foreign_models.PodsConfig(num_pods=len(pods)),
       devices=CpuGpuDevices(DEVICES[0], pods),
     )
-  client.call(Program(operations=[program.initialize], writes=VARIABLES))
+  client.call(Program(operations=[program.initialize]))
   return TrainStep(client, program)
 
 

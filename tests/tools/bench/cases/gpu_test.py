@@ -34,7 +34,7 @@ def rehearsal(monkeypatch):
 def test_plain_jax_has_the_loss_of_our_program_from_the_same_weights():
   import jax
 
-  from palm_mtf.runtime.program import VARIABLES, Program
+  from palm_mtf.runtime.program import Program
   from tools.bench.cases.accelerators import open_step
   from tools.peers import jax_palm
 
@@ -49,7 +49,7 @@ def test_plain_jax_has_the_loss_of_our_program_from_the_same_weights():
         for x in stacks
         for name, value in zip(x.names, x.rows(x.read()), strict=True)
       }
-    weights = client.call(Program(outputs=values, reads=VARIABLES))
+    weights = client.call(Program(outputs=values))
     metrics = step.run(batch, 0)
   sizes = types.SimpleNamespace(
     dtype="float32", d_kv=TINY.d_kv, d_model=TINY.d_model
