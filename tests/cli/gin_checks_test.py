@@ -135,6 +135,29 @@ def test_a_run_is_checked_before_its_modules_and_files_of_the_user_are_not(
   assert (settings.model.d_ff, settings.run.seed) == (64, 5)
 
 
+def test_a_model_dir_with_code_needs_trust(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "theirs.py").write_text(
+    "print('imported')\ndef seed():\n  return 3\n"
+  )
+  (tmp_path / "x").mkdir()
+  (tmp_path / "x" / "config.gin").write_text(
+    "import theirs\ninclude 'recipes/quickstart.gin'\nSEED = @theirs.seed()\n"
+  )
+  flags = ["evaluate", "--model_dir=x", "--print_config"]
+  assert main(flags) == 2
+  assert capsys.readouterr() == (
+    "",
+    "palm_mtf: x/config.gin:1: import theirs: runs or permits code from "
+    "the author of this run; if you trust the author, add --trust_config.\n",
+  )
+  assert main([*flags, "--trust_config"]) == 0
+  # Text that the user's module prints does not go to stdout.
+  out, err = capsys.readouterr()
+  assert out.startswith("# palm_mtf evaluate ") and "imported" not in out
+  assert err == "imported\n"
+
+
 RECIPE = "recipes/quickstart.gin"
 FUNCTIONS = """
 import enum
@@ -386,6 +409,7 @@ def test_an_exception_is_one_line_with_macro_function_and_their_places(
       "['size']",
     ),
     (["NUM_LAYERS = @own.nothing()"], "has no attribute nothing"),
+    (["own.nothing.size = 1"], "has no attribute nothing"),
     (["NUM_LAYERS = %own.NOTHING"], "NOTHING"),
     (["own.needs.length = 3"], "doesn't have a parameter named 'length'"),
     (
@@ -482,6 +506,13 @@ def test_a_module_that_cannot_be_imported_is_one_line(
   monkeypatch.syspath_prepend(here)
   said = refusal(here, f"import {name}")
   assert said == f"mine.gin:3: import {name}: {message}"
+
+
+def test_a_module_that_does_not_exist_is_one_line(here):
+  assert refusal(here, "import no_such_module") == (
+    "mine.gin:3: import no_such_module: No module named 'no_such_module'; is "
+    "it installed?"
+  )
 
 
 def test_an_interruption_is_no_fault_of_the_function(here):

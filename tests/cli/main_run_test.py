@@ -3,17 +3,17 @@
 """The arguments of a command's entry point, and the exit code it leads to."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.cli.conftest import Done
+
 RECIPE = "--gin_file=recipes/quickstart.gin"
 DIR = '--gin.MODEL_DIR="x"'
+IMPORTED = "palm_mtf.cli.gin_files"
 
 
-def settings_of(done: subprocess.CompletedProcess) -> dict:
+def settings_of(done: Done) -> dict:
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout)["settings"]
 
@@ -48,7 +48,7 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
   }
   assert isinstance(got["settings"]["run"]["prompts"], list)
   assert (got["as_json"], done.returncode) == (None, 0)
-  assert not {"tensorflow", "numpy"} & set(got["modules"])
+  assert not {"tensorflow", "numpy"} & done.modules
 
 
 def test_training_keeps_both_configurations_and_either_gives_the_same(
@@ -88,23 +88,6 @@ def test_generate_takes_its_flags_and_the_settings_of_a_model_dir(
   assert got["decode"]["top_p"] == 0.5
   assert got["run"]["prompts"] == []
   assert settings_of(palm_mtf("generate", RECIPE, DIR))["run"]["prompts"]
-
-
-def test_a_model_dir_with_code_needs_trust(palm_mtf, tmp_path):
-  palm_mtf("train", RECIPE, DIR)
-  config = tmp_path / "x" / "config.gin"
-  config.write_text(f"import my_tasks\n{config.read_text()}")
-  (tmp_path / "my_tasks.py").write_text("print('registered')\n")
-  done = palm_mtf("evaluate", "--model_dir=x")
-  assert (done.returncode, done.stdout) == (2, "")
-  assert done.stderr == (
-    "palm_mtf: x/config.gin:1: import my_tasks: runs or permits code from "
-    "the author of this run; if you trust the author, add --trust_config.\n"
-  )
-  done = palm_mtf("evaluate", "--model_dir=x", "--trust_config")
-  # Text that the user's module prints does not go to stdout.
-  assert (done.returncode, done.stderr) == (0, "registered\n")
-  assert json.loads(done.stdout)["settings"]
 
 
 def test_a_model_dir_without_settings_is_one_line(palm_mtf):
@@ -189,41 +172,3 @@ def test_a_users_own_function_is_registered_by_its_import(palm_mtf, tmp_path):
   assert model == {**plain, "num_layers": 9}
   again = palm_mtf("train", "--gin_file=x/config.gin", "--gin.DEPTH=8")
   assert settings_of(again)["model"]["num_layers"] == 8
-
-
-# {statements of mine.gin: the error that they give}
-MISTAKES = {
-  "import no_such_module": "mine.gin:1: import no_such_module: No module named "
-  "'no_such_module'; is it installed?",
-  "import my_models\nmy_models.tall.dpth = 1": "my_models.tall.dpth = 1 "
-  "(mine.gin:2): ValueError: Configurable 'my_models.tall' doesn't have a "
-  "parameter named 'dpth'",
-  "import my_models\nmy_models.tal.x = 1": "my_models.tal.x = 1 (mine.gin:2): "
-  "AttributeError: Couldn't resolve selector my_models.tal; <module "
-  "'my_models' from '{folder}/my_models.py'> has no attribute tal",
-}
-# Runs a command with each mine.gin. One process runs all commands, because the
-# import of TensorFlow takes most of the time of such a command.
-EACH = """
-import pathlib, sys
-from palm_mtf.cli.main import main
-for text in TEXTS:
-  pathlib.Path("mine.gin").write_text(text)
-  assert main([*sys.argv[1:], "--gin_file=mine.gin"]) == 2
-"""
-
-
-def test_a_mistake_with_a_users_own_module_names_its_line(site, tmp_path):
-  (tmp_path / "my_models.py").write_text(MY_MODELS)
-  program = EACH.replace("TEXTS", repr([*MISTAKES]))
-  done = subprocess.run(
-    [sys.executable, "-c", program, "train", RECIPE, DIR],
-    env={**os.environ, "PYTHONPATH": str(site)},
-    cwd=tmp_path,
-    text=True,
-    check=False,
-    stderr=subprocess.PIPE,
-  )
-  lines = [x.format(folder=tmp_path) for x in MISTAKES.values()]
-  expected = "".join(f"palm_mtf: {x}\n" for x in lines)
-  assert (done.returncode, done.stderr) == (0, expected)
