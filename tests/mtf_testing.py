@@ -5,9 +5,10 @@
 A mesh of n devices is n virtual CPU devices of this process.
 """
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -374,28 +375,24 @@ def run_model(
   )
 
 
-def train(
+@contextlib.contextmanager
+def training(
   config: ModelConfig,
   optimizer: AdafactorConfig,
+  features: Sequence[str],
   *,
-  rows: Callable[..., dict] = random_tokens,
   mesh: MeshLayout = SINGLE,
   seed: int = 0,
-  params: Mapping[str, np.ndarray] | None = None,
-  num_steps: int = NUM_STEPS,
   batch_size: int = BATCH_SIZE,
   pods: PodsConfig = ONE_POD,
   build: Callable[..., TrainProgram] = build_train_program,
-) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
-  """Returns every variable after `num_steps` steps, and the metrics of each.
+) -> Iterator[Callable[..., tuple[dict[str, np.ndarray], list[dict]]]]:
+  """Yields a function that trains on batches; each call starts at step 0.
 
-  After each step all pods are compared to the bit. `rows` makes a batch of
-  `batch_size` sequences from the number of a step; the initial weights are
-  `params`, or drawn with `seed`. `build` builds the program.
+  It returns every variable and the metrics of each step. The initial weights
+  are its second argument, or drawn with `seed`. After each step all pods are
+  compared to the bit. `build` builds the program.
   """
-  batches = [
-    rows(config, batch_size=batch_size, seed=step) for step in range(num_steps)
-  ]
   with (
     tf.Graph().as_default(),
     tf.Session(
@@ -408,17 +405,44 @@ def train(
       optimizer,
       batch_size=batch_size,
       seed=seed,
-      features=list(batches[0]),
+      features=list(features),
       pods=pods,
     )
-    session.run(program.initialize)
-    for pod in program.pods:
-      load_parameters(session, pod.slices, params or {})
-    run = TrainStep(Client(session), program).run
+    step = TrainStep(Client(session), program)
     pods_are_equal = PodComparison(session, program).check
-    metrics = []
-    for step, batch in enumerate(batches):
-      metrics.append(run(batch, step))
-      pods_are_equal()
-    variables = read_variables(session, program.slices)
-  return variables, metrics
+
+    def run(batches, params=None):
+      session.run(program.initialize)
+      for pod in program.pods:
+        load_parameters(session, pod.slices, params or {})
+      metrics = []
+      for number, batch in enumerate(batches):
+        metrics.append(step.run(batch, number))
+        pods_are_equal()
+      return read_variables(session, program.slices), metrics
+
+    yield run
+
+
+def train(
+  config: ModelConfig,
+  optimizer: AdafactorConfig,
+  *,
+  rows: Callable[..., dict] = random_tokens,
+  params: Mapping[str, np.ndarray] | None = None,
+  num_steps: int = NUM_STEPS,
+  batch_size: int = BATCH_SIZE,
+  **settings: object,
+) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
+  """Returns every variable after `num_steps` steps, and the metrics of each.
+
+  `rows` makes a batch of `batch_size` sequences from the number of a step; see
+  `training` for `params` and `settings`.
+  """
+  batches = [
+    rows(config, batch_size=batch_size, seed=step) for step in range(num_steps)
+  ]
+  with training(
+    config, optimizer, batches[0], batch_size=batch_size, **settings
+  ) as run:
+    return run(batches, params)

@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.programs.train_program import build_train_program
-from palm_mtf.runtime.client.client import Client
-from palm_mtf.training.step import TrainStep
-from tests import oracle, oracle_jax
+from tests import oracle, oracle_jax, runs
 from tests.mtf_testing import (
   NUM_STEPS,
   PALM_OPTIMIZER,
@@ -27,9 +24,11 @@ from tests.mtf_testing import (
   oracle_slots,
   random_documents,
   random_tokens,
+  read_variables,
   relative_error,
   small_config,
   train,
+  training,
 )
 
 NAMES_BY_KIND = {
@@ -44,31 +43,24 @@ NAMES_BY_KIND = {
   "changes, rows, num_microbatches",
   [
     ({}, random_tokens, 1),
-    ({}, random_documents, 1),
     (
       {"gradient_clip": 0.05, "update_clip": 0.5, "learning_rate": 0.5},
-      random_tokens,
-      1,
+      random_documents,
+      4,
     ),
-    # Slow, because adafactor_test.py has other exponents.
-    pytest.param(
-      {"beta1": 0.0, "beta2_exponent": 0.5, "weight_decay_exponent": 1.0},
-      *(random_documents, 1),
-      marks=pytest.mark.slow,
-    ),
-    ({"gradient_clip": 0.05}, random_documents, 4),
-    (
-      {"second_moment": "factored", "parameter_scale": "stacked"},
-      random_tokens,
-      1,
+    # Slow, because adafactor_test.py has other forms.
+    *(
+      pytest.param(changes, random_documents, 1, marks=pytest.mark.slow)
+      for changes in (
+        {"beta1": 0.0, "beta2_exponent": 0.5, "weight_decay_exponent": 1.0},
+        {"second_moment": "factored", "parameter_scale": "stacked"},
+      )
     ),
   ],
   ids=[
     "PaLM's settings",
-    "documents and loss weights",
-    "every clip at work",
+    "documents and loss weights in four microbatches, every clip at work",
     "other exponents",
-    "four microbatches",
     "factored, stacked scale",
   ],
 )
@@ -109,123 +101,86 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
     assert relative_error(actual, value) < 1e-3, name
 
 
+def train_from_seed(mesh):
+  """Returns all slices, which show the first weights too, and the metrics."""
+  config = small_config(num_layers=1)
+  return train(config, PALM_OPTIMIZER, rows=random_documents, mesh=mesh, seed=3)
+
+
+@pytest.fixture(scope="module")
+def single():
+  return train_from_seed(SINGLE)
+
+
 # A single axis is slow, because the layout with both axes covers it.
 @pytest.mark.parametrize(
-  "layout, rows",
+  "layout",
   [
-    pytest.param("batch over data", random_documents, marks=pytest.mark.slow),
-    pytest.param("vocab over model", random_tokens, marks=pytest.mark.slow),
-    ("all over data and model", random_documents),
+    pytest.param("batch over data", marks=pytest.mark.slow),
+    pytest.param("vocab over model", marks=pytest.mark.slow),
+    "all over data and model",
   ],
 )
-def test_layouts_do_not_change_training(layout, rows):
-  """From the same seed: first weights, steps and moments of every slice."""
-  config = small_config()
-  single, single_metrics = train(config, PALM_OPTIMIZER, rows=rows, seed=3)
-  split, split_metrics = train(
-    config, PALM_OPTIMIZER, rows=rows, mesh=mesh_layout(layout), seed=3
-  )
-  assert split.keys() == single.keys()
-  for name, value in single.items():
+def test_layouts_do_not_change_training(layout, single):
+  split, split_metrics = train_from_seed(mesh_layout(layout))
+  expected, expected_metrics = single
+  assert split.keys() == expected.keys()
+  for name, value in expected.items():
     assert relative_error(split[name], value) < 1e-3, name
-  for one, other in zip(single_metrics, split_metrics, strict=True):
+  for one, other in zip(expected_metrics, split_metrics, strict=True):
     assert other == pytest.approx(one, rel=1e-5)
 
 
 def test_the_same_step_twice_gives_the_same_bits():
+  """And no object is left of the program."""
   config = small_config(num_layers=1, activation_dtype="bfloat16")
-  first, first_metrics = train(config, PALM_OPTIMIZER, seed=1)
-  second, second_metrics = train(config, PALM_OPTIMIZER, seed=1)
-  assert first_metrics == second_metrics
-  for name, value in first.items():
-    np.testing.assert_array_equal(second[name], value, err_msg=name)
+  batches = [random_tokens(config, 4, seed) for seed in range(NUM_STEPS)]
 
+  def train_twice():
+    with training(config, PALM_OPTIMIZER, batches[0], seed=1) as run:
+      (first, metrics), (second, second_metrics) = run(batches), run(batches)
+      assert metrics == second_metrics
+      runs.assert_same(first, second)
+      return weakref.ref(tf.get_default_graph())
 
-def test_no_sum_of_floats_depends_on_which_term_is_ready_first():
-  """TensorFlow's AddN begins with a term whose memory it may reuse."""
-  optimizer = dataclasses.replace(PALM_OPTIMIZER, parameter_scale="stacked")
-  with tf.Graph().as_default() as graph:
-    build_train_program(
-      small_config(num_layers=1),
-      mesh_layout("all over data and model"),
-      optimizer,
-      batch_size=6,
-      seed=0,
-      pods=PodsConfig(num_pods=3),
-    )
-    definition = graph.as_graph_def()
-  nodes = [*definition.node]
-  for function in definition.library.function:
-    nodes += function.node_def
-  assert not [
-    x.name
-    for x in nodes
-    if x.op == "AddN" and x.attr["N"].i > 2 and x.attr["T"].type == tf.float32
-  ]
-
-
-def test_no_object_is_left_of_a_program_that_has_trained():
-  config = small_config(num_layers=1)
-
-  def train_and_drop():
-    with tf.Graph().as_default() as graph, tf.Session() as session:
-      program = build_train_program(
-        config, SINGLE, PALM_OPTIMIZER, batch_size=2, seed=0
-      )
-      session.run(program.initialize)
-      TrainStep(Client(session), program).run(
-        random_tokens(config, 2, seed=0), 0
-      )
-    return weakref.ref(graph)
-
-  graph = train_and_drop()
+  graph = train_twice()
   gc.collect()
   assert graph() is None
 
 
-# The paper names no fan-in of o and wo; as one matrix they have both inputs.
-@pytest.mark.parametrize(
-  ("output_fan_in", "o", "wo"),
-  [("separate", 128, 512), ("joined", 640, 640)],
-)
-def test_first_weights_have_the_paper_s_deviations_and_depend_on_the_seed(
-  output_fan_in, o, wo
-):
-  config = small_config(
-    d_model=256,
-    num_heads=8,
-    d_kv=16,
-    d_ff=512,
-    output_fan_in=output_fan_in,
-  )
-  values = []
-  for seed in (0, 1):
+def test_first_weights_have_the_paper_s_deviations_and_depend_on_the_seed():
+  # The paper names no fan-in of o and wo; as one matrix they have both inputs.
+  fan_in = {"q": 256, "k": 256, "v": 256, "o": 128, "wi": 256, "wo": 512}
+  kept = []
+  for seed, joined in enumerate(({}, {"o": 640, "wo": 640})):
+    config = small_config(
+      num_layers=1,
+      d_model=256,
+      num_heads=8,
+      d_kv=16,
+      d_ff=512,
+      output_fan_in="joined" if joined else "separate",
+    )
     with tf.Graph().as_default(), tf.Session() as session:
       program = build_train_program(
         config, SINGLE, PALM_OPTIMIZER, batch_size=1, seed=seed
       )
       session.run(program.initialize)
-      values.append(
-        session.run(
-          {n: parts[0].variable.value() for n, parts in program.slices.items()}
-        )
-      )
-  first, other = values
-  fan_in = {"q": 256, "k": 256, "v": 256, "o": o, "wi": 256, "wo": wo}
-  for name, value in first.items():
-    if name.endswith(("/second_moment", "/momentum")):
-      assert not value.any()
-    elif name.endswith("/scale"):
-      assert (value == 1).all()
-    else:
-      kind = name.split("/")[-1].removesuffix("_gate")
-      deviation = 1.0 if name == "embedding" else fan_in[kind] ** -0.5
-      # 5 standard errors of the deviation of n draws, 1 / sqrt(2 n).
-      margin = 5 / np.sqrt(2 * value.size)
-      assert value.std() == pytest.approx(deviation, rel=margin), name
-      # Not truncated: some of thousands of draws are beyond 3 deviations.
-      assert np.abs(value).max() > 3 * deviation, name
-      assert np.mean(value == other[name]) < 0.01, name
+      kept.append(read_variables(session, program.slices))
+    for name, value in kept[-1].items():
+      if name.endswith(("/second_moment", "/momentum")):
+        assert not value.any()
+      elif name.endswith("/scale"):
+        assert (value == 1).all()
+      else:
+        kind = name.split("/")[-1].removesuffix("_gate")
+        inputs = {**fan_in, **joined, "embedding": 1}[kind]
+        # 5 standard errors of the deviation of n draws, 1 / sqrt(2 n).
+        margin = 5 / np.sqrt(2 * value.size)
+        assert value.std() == pytest.approx(inputs**-0.5, rel=margin), name
+        # Not truncated: some of thousands of draws are beyond 3 deviations.
+        assert np.abs(value).max() > 3 * inputs**-0.5, name
+        assert np.mean(value == kept[0][name]) < 0.01 or not seed, name
 
 
 @pytest.mark.parametrize("rows", [random_tokens, random_documents])
