@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choices of tools; docs_test.py has their flags. Nothing is measured."""
 
+import re
+
+import numpy as np
 import pytest
 
 from tests.doc_pages import Page
@@ -34,3 +37,22 @@ def test_every_file_that_a_command_runs_is_python_of_ours_or_an_installation():
   for words in COMMANDS:
     programs = [x for x in words if not x.split("=")[0].isupper()]
     assert programs[0] in (".venv/bin/python", "pip")
+
+
+def test_the_sentences_on_cost_against_work_follow_from_the_table():
+  (block,) = (x for x in PAGE.blocks if x.text.startswith("batch  "))
+  rows = re.findall(r"^(\w+) +(\S+) +([\d.]+)", block.text, re.M)
+  batch, layers = (
+    {int(x): float(value) for of, x, value in rows if of == kind}
+    for kind in ("batch", "layers")
+  )
+  data, checkpoint = (
+    [float(value) for of, _, value in rows if of == kind]
+    for kind in ("data", "checkpoint")
+  )
+  assert all(abs(batch[x] - 1) < 0.06 for x in batch if x >= 4)
+  slope, height = np.polyfit([*layers], [*layers.values()], 1)
+  off = max(abs(y / (height + slope * x) - 1) for x, y in layers.items())
+  said = f"at most {off:.1%} off {height:.3f} + {slope:.4f} layers"
+  assert block.text.endswith(f"layers: {said}\n")
+  assert max(data) < 0.001 and max(checkpoint) < 0.1

@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import ast
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ from tests import processes
 from tests.doc_pages import Page
 from tests.seqio_testing import add_examples, registries_restored
 from tests.source_files import ROOT
+from tests.tasks.averages_test import PUBLISHED, PUBLISHED_AVERAGES
 
 # What the page's gin files import is registered before a test restores it.
 assert corpus and fewshot and memorisation
@@ -227,9 +229,19 @@ def test_tasks_of_a_runs_own_text_are_evaluated(block, evaluated):
   assert "memorised" in evaluated(recited, few)
 
 
-def test_tools_of_the_page_are_there():
-  for tool in re.findall(r"`(tools/\w+\.py)`", PAGE.text):
-    assert (ROOT / tool).is_file()
+@PAGE.shows("import json\nfrom pathlib import Path")
+def test_the_papers_averages_are_printed_of_kept_results(
+  block, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  folder = tmp_path / "runs" / "mine" / "eval" / "step_00001000"
+  folder.mkdir(parents=True)
+  for task, metrics in PUBLISHED.items():
+    content = {"task": f"{task}_1_shot", "metrics": metrics}
+    (folder / f"{task}.json").write_text(json.dumps(content))
+  exec(block.text, {})
+  printed = ast.literal_eval(capsys.readouterr().out)
+  assert printed == pytest.approx(PUBLISHED_AVERAGES, abs=0.05)
 
 
 def test_every_block_is_tested():

@@ -61,8 +61,6 @@ def test_every_layout_of_the_table_is_a_file_that_splits_what_it_says(capsys):
 
 
 MEASURED = [
-  ".venv/bin/python -m tools.bench layouts",  # flags: docs_test.py
-  ".venv/bin/python -m tools.bench graph",
   "MB                  all_reduce",
   "mesh               devices",
 ]

@@ -68,7 +68,6 @@ def test_what_never_fits_is_refused(block):
 
 MEASURED = [  # flags: docs_test.py
   ".venv/bin/python -m tools.bench dispatch",
-  ".venv/bin/python -m tools.bench runtime",
   "what    result",
   ".venv/bin/python -m tools.bench tenants",
   "ms     clients",

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from palm_mtf import runtime
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
@@ -16,7 +17,12 @@ from palm_mtf.foreign_models import (
   PodsConfig,
   PodTraining,
 )
-from palm_mtf.foreign_models.training import convert_numbers
+from palm_mtf.foreign_models.training import ModelLoss, convert_numbers
+from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
+from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.train_program import build_program
+from palm_mtf.runtime.program import Program
+from palm_mtf.training.step import TrainStep
 from tests import oracle
 from tests.mtf_testing import relative_error
 from tests.t5_model import FEATURES, MeshTensorFlow, reversed_rows, t5_loss
@@ -122,6 +128,33 @@ def test_steps_equal_adafactor_on_mesh_tensorflows_own_gradients(
   assert params.keys() == parameters(after).keys()
   for name, value in params.items():
     assert relative_error(after[name], value) < 1e-3, name
+
+
+@pytest.mark.slow
+def test_steps_on_the_runtime_have_the_losses_of_a_plain_session():
+  """The runtime and a TensorFlow session run the same graph (Table 1)."""
+  mesh = DeviceMesh(mesh_shape="data:2", layout="batch:data")
+  with runtime.connect(devices=2) as slices:
+    client = slices.programs
+    with client.graph.as_default():
+      program = build_program(
+        ModelLoss(t5_loss, FEATURES, mesh, num_rows=BATCH_SIZE, seed=5),
+        mesh,
+        OPTIMIZER,
+        batch_size=BATCH_SIZE,
+        pods=PodsConfig(),
+        devices=CpuGpuDevices(slices.devices[0], [slices.devices]),
+      )
+    client.call(Program(operations=[program.initialize]))
+    step = TrainStep(client, program)
+    with tf.Session(graph=client.graph, config=session_config(2)) as plain:
+      plain.run(program.initialize)  # the session has its own variables
+      for number in range(NUM_STEPS):
+        batch = reversed_rows(BATCH_SIZE, number)
+        feed = {x: batch[k] for k, x in program.pods[0].features.items()}
+        feed |= {program.step: number, program.microbatch: 0}
+        metrics, _ = plain.run([program.metrics, program.update], feed)
+        assert step.run(batch, number)["loss"] == float(metrics["loss"])
 
 
 @pytest.mark.slow

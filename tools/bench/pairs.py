@@ -246,15 +246,6 @@ def describe_ratio(record: Mapping[str, Any], digits: int = 2) -> str:
   return f"{middle} ({low} to {high}, {record['rounds']} rounds{disturbed})"
 
 
-def describe_interval(record: Mapping[str, Any]) -> str:
-  """Returns "1.180 to 1.270   33 rounds, 2 left out" from a record."""
-  disturbed = " (disturbed)" if record["is_disturbed"] else ""
-  return (
-    f"{record['low']:.3f} to {record['high']:.3f}  "
-    f"{record['rounds']:>4} rounds, {record['left_out']} left out{disturbed}"
-  )
-
-
 def ratio_fields(turns: Sequence[Turn], to: Sequence[Turn]) -> dict[str, Any]:
   """Returns the fields of a Ratio for a record; the median is "ratio"."""
   fields = dataclasses.asdict(ratio(turns, to))

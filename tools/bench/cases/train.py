@@ -6,6 +6,7 @@ python -m tools.bench train
 python -m tools.bench train --size 113M --dtype float32 --rounds 30
 python -m tools.bench train --peer torch,jax --peer_python PYTHON --json
 python -m tools.bench train --base CHECKOUT
+python -m tools.bench train --mesh_shape data:4 --layout batch:data
 """
 
 # Every program trains the same architecture on one random batch of 2,048
@@ -14,6 +15,10 @@ python -m tools.bench train --base CHECKOUT
 # peers' attention does not keep its weights. All use PaLM's optimizer. Peers
 # round logits to --dtype; palm_mtf, with its recipe unchanged, does not. The
 # comments at the top of the files in tools/peers/ describe the peers.
+#
+# The devices of a mesh are virtual devices that share this machine's cores. The
+# arithmetic is the same in all layouts, so their seconds compare all other
+# costs, except those of a network.
 
 import argparse
 import dataclasses
@@ -21,7 +26,8 @@ import functools
 import itertools
 from collections.abc import Iterator
 
-from palm_mtf.config import ModelConfig
+from palm_mtf.config import MeshLayout, ModelConfig
+from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError
 from palm_mtf.machine.process import own_process
 from tools.bench import models, pairs, peers
@@ -41,17 +47,21 @@ FLAGS = {
   "--base": Flag(
     None, "folder of an older checkout, which takes turns", checkout
   ),
+  "--mesh_shape": Flag("", "MESH_SHAPE of our program"),
+  "--layout": Flag("", "LAYOUT of our program"),
 }
 
 
-def train(config: ModelConfig, batch_size: int) -> None:
-  """Takes turns: one training step each."""
+def work(
+  size: str, dtype: str, sequence_length: int, batch_size: int, **mesh: str
+) -> None:
+  """Takes turns: one training step each of the model of one size."""
   own_process()  # as commands do
+  config, layout = _config(size, dtype, sequence_length), _layout(**mesh)
   tokens = models.random_tokens(config, batch_size)
-  with models.training_program(config, batch_size=batch_size) as (
-    session,
-    program,
-  ):
+  with models.training_program(
+    config, batch_size=batch_size, mesh_layout=layout
+  ) as (session, program):
     # Run only the step, without the feeds and fetches that training logs.
     run_step = session.make_callable(
       [program.metrics["loss"], program.update],
@@ -68,14 +78,16 @@ def train(config: ModelConfig, batch_size: int) -> None:
     take_turns(turn, {"parameters": models.num_parameters(config)})
 
 
-def work(size: str, dtype: str, sequence_length: int, batch_size: int) -> None:
-  """Takes turns with the model of one size."""
-  config = dataclasses.replace(
+def _config(size: str, dtype: str, sequence_length: int) -> ModelConfig:
+  return dataclasses.replace(
     models.benchmark_config(dtype, size),
     sequence_length=sequence_length,
     remat="attention" if sequence_length > TOKENS else "none",
   )
-  train(config, batch_size)
+
+
+def _layout(mesh_shape: str = "", layout: str = "") -> MeshLayout:
+  return MeshLayout(mesh_shape=mesh_shape, layout=layout)
 
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
@@ -88,10 +100,14 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
       "divisor of that, such as 1024, or more."
     )
   peers.check_peers("train", chosen.peer, chosen.peer_python)
+  # An older checkout may not know these arguments, so pass only what is given.
+  mesh = {x: y for x in ("mesh_shape", "layout") if (y := getattr(chosen, x))}
+  config = _config(chosen.size, dtype, length)
+  check_layout(_layout(**mesh), config, tokens // length)
   settings = {"sequence_length": length, "batch_size": tokens // length}
   # palm_mtf too runs in a separate process.
   make_command = functools.partial(
-    worker_command, "train", size=chosen.size, dtype=dtype, **settings
+    worker_command, "train", size=chosen.size, dtype=dtype, **settings, **mesh
   )
   commands = {("ours", dtype): make_command()}
   if chosen.base:
