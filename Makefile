@@ -69,26 +69,13 @@ $(TEST_INSTALLED): $(INSTALLED) requirements-test.lock
 	@$(PIP_INSTALL_LOCKED) requirements-test.lock
 	@touch $@
 
-# Three pairs of processes run one pair after another, because compiled code and
-# imports stay in a process's memory, and tests that only build graphs need none
-# of SeqIO's imports. In each pair the longest files run first, so that both
-# processes end at about the same time.
-GRAPH_TESTS := $(addprefix tests/,mesh programs model optim generation/decode ops)
-RUN_TESTS := $(addprefix tests/,runtime training commands checkpoints foreign_models trace \
-  export generation/inference generation/serving unitransformer evaluation native docs)
-OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))
-PYTEST = $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder
-define TEST_ALL
-	$(PYTEST) $(1) $(GRAPH_TESTS)
-	$(PYTEST) $(1) $(RUN_TESTS)
-	$(PYTEST) $(1) $(OTHER_TESTS)
-endef
+TESTS = $(BIN)/python -m tests.parts
 
-test: lint $(TEST_INSTALLED) ## lint and run the tests, except the slow ones
-	$(call TEST_ALL)
+test: $(TEST_INSTALLED) ## lint and run the tests, except the slow ones
+	$(TESTS) --lint
 
-test-slow: $(TEST_INSTALLED) ## run the slow tests
-	$(call TEST_ALL,-n 1 -m slow)
+test-slow: $(TEST_INSTALLED) ## run the slow tests that have not passed at this commit
+	$(TESTS) -n 1 -m slow --resume
 
 # A separate environment, with the newest releases of all other packages.
 test-oldest: BIN := $(VENV)-oldest/bin
@@ -96,7 +83,7 @@ test-oldest: ## run the tests with the oldest TensorFlow that we support
 	@"$(PYTHON)" -m venv --clear $(VENV)-oldest
 	@$(BIN)/python -m pip install -qq "tensorflow==2.20.*" -e '.[test,report,t5]'
 	@$(BIN)/python -m pip install -qq --no-deps 't5>=0.9.4,<0.10'
-	$(call TEST_ALL)
+	$(TESTS) --resume
 
 # PyTorch's wheel brings packages that depend on the machine, and llama.cpp is
 # compiled: this lock has versions without hashes.
@@ -114,7 +101,7 @@ $(PEERS)/installed: requirements.lock requirements-test.lock requirements-peers.
 
 test-peers: BIN := $(PEERS)/bin
 test-peers: $(PEERS)/installed ## run the tests that compare with PyTorch, llama.cpp and others
-	$(PYTEST) -n 1 -m peers
+	$(BIN)/python -m pytest -q -rs -n 1 --dist loadfile -m peers --resume
 
 lint: $(TEST_INSTALLED) ## check style, format and types
 	$(BIN)/ruff check

@@ -7,31 +7,23 @@ time of a small run, and other tests, their processes and the next run of the
 tests need the same code.
 
 A run of the tests always ends: a test that takes too long ends its process
-(pytest-timeout), and a process that dies or grows beyond bounds ends the run or
-fails a test, whose name is reported.
+(pytest-timeout), and a process that dies ends the run. The test is named.
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import re
 import signal
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from palm_mtf.console import configure_logging
 from palm_mtf.machine.compiled_code import keep_compiled_code
-from palm_mtf.machine.host_memory import (
-  largest_resident_bytes,
-  resident_bytes,
-)
 from palm_mtf.machine.process import own_process
 from palm_mtf.native.build import BuildError, load_library
-from tests import claims
+from tests import claims, resume, workers
 
 # Commands call these too; so tests see the same stderr as users.
 configure_logging()
@@ -40,13 +32,9 @@ own_process()
 # fifth of the import time.
 gc.disable()
 
-# With this limit, a few workers fit into the memory of any machine.
-_MAX_BYTES = 2 * 10**9
 _LARGEST = re.compile(
   r"^tpu_|loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
 )
-# After this much new memory, collect garbage.
-_MUCH_BYTES = 2 * 10**8
 # Slow tests take up to ten minutes on a fast machine. pyproject.toml has the
 # limit for other tests.
 _SLOW_SECS = 3600
@@ -74,9 +62,16 @@ with pytest.MonkeyPatch.context() as patch:
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+  """Adds the options of plugins."""
+  resume.pytest_addoption(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-  """Checks the tests that README.md names as proofs."""
-  config.pluginmanager.register(claims)
+  """Adds our plugins."""
+  for plugin in (claims, workers):
+    config.pluginmanager.register(plugin)
+  resume.pytest_configure(config)
 
 
 # Compile the C++ library before workers start and tests count lines on stderr.
@@ -133,34 +128,3 @@ def pytest_testnodedown(node: object, error: object) -> None:
 def pytest_handlecrashitem(crashitem: str) -> None:
   """Ends the run if a worker died, because xdist may wait for it forever."""
   pytest.exit(f"{crashitem}: the process that ran it died", returncode=1)
-
-
-_kept = pytest.StashKey[int]()
-_has_grown = pytest.StashKey[bool]()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(
-  item: pytest.Item, nextitem: pytest.Item | None
-) -> Iterator[None]:
-  """Frees memory; fails the first test after which the process is too large."""
-  yield
-  stash = item.config.stash
-  is_last = nextitem is None or nextitem.path != item.path
-  if is_last and "jax" in sys.modules:
-    sys.modules["jax"].clear_caches()  # of all functions that it compiled
-  if is_last or resident_bytes() - stash.get(_kept, 0) > _MUCH_BYTES:
-    gc.collect()  # graphs are reference cycles
-    gc.freeze()  # the remaining objects were imported and stay
-    ctypes.CDLL(None).malloc_trim(0)
-    stash[_kept] = resident_bytes()
-  most = largest_resident_bytes()
-  # Slow tests run in one worker (Makefile), and other tests in two.
-  limit = _MAX_BYTES * (2 if claims.is_slow(item) else 1)
-  if most > limit and not stash.get(_has_grown, False):
-    stash[_has_grown] = True
-    pytest.fail(
-      f"this process has had {most / 1e9:.1f} GB of memory, by the end of this "
-      f"test; {limit / 1e9:.0f} GB is the most",
-      pytrace=False,
-    )

@@ -3,6 +3,7 @@
 """A run of tests ends, whatever a test does, and names the test."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,28 +37,45 @@ def test_hangs():
 """
 
 GROWS = """
-def test_grows():
-  b"." * 300_000_000
+kept = []
+def test_keeps():
+  kept.append(b"." * 200_000_000)
 def test_comes_later():
   pass
+def test_grows():
+  b"." * 400_000_000
 """
 
-MAX_BYTES = "2 * 10**9"
+KEEPS = """
+import os
+kept = []
+def test_keeps():
+  kept.append(b"." * 200_000_000)
+  print(os.getpid())
+def test_comes_second():
+  print(os.getpid())
+def test_comes_third():
+  print(os.getpid())
+"""
+
+# Lower the limits, because filling gigabytes takes seconds.
+LIMITS = """
+from tests import workers
+workers._MAX_KEPT_BYTES, workers._MAX_TEST_BYTES = 3 * 10**8, 3 * 10**8
+"""
 
 
 def run(folder, *options, **modules):
   """Runs modules as tests, with our settings and hooks."""
   shutil.copy(ROOT / "pyproject.toml", folder)
-  hooks = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
-  assert hooks.count(MAX_BYTES) == 1
-  # Lower the limit, because filling two gigabytes takes seconds.
-  (folder / "conftest.py").write_text(hooks.replace(MAX_BYTES, "3 * 10**8"))
+  shutil.copy(ROOT / "tests" / "conftest.py", folder)
+  (folder / "limits.py").write_text(LIMITS)
   for name, program in modules.items():
     (folder / f"{name}_test.py").write_text(program)
   return subprocess.run(
     [sys.executable, "-m", "pytest", "-q", *options, "."],
     cwd=folder,
-    env={**os.environ, "PYTHONPATH": str(ROOT)},
+    env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
     capture_output=True,
     text=True,
     check=False,
@@ -89,10 +107,25 @@ def test_a_test_that_hangs_is_shown_without_workers_too(tmp_path):
   assert "in test_hangs" in shown.stdout
 
 
-def test_the_first_test_after_which_memory_is_beyond_bounds_fails(tmp_path):
-  shown = run(tmp_path, a=GROWS)
+def test_a_test_that_needs_too_much_memory_itself_fails(tmp_path):
+  shown = run(tmp_path, "-p", "limits", a=GROWS)
   assert shown.returncode == 1
-  assert "ERROR a_test.py::test_grows - Failed: this process has" in (
-    shown.stdout
-  )
-  assert "2 passed, 1 error" in shown.stdout
+  assert re.findall(r"^ERROR a_test.py::(\w+)", shown.stdout, re.MULTILINE) == [
+    "test_grows"
+  ]
+  reason = "this test has needed 0.4 GB of memory; 0.3 GB is the most"
+  assert reason in shown.stdout
+  assert "3 passed, 1 error" in shown.stdout
+
+
+def test_a_worker_that_has_grown_is_replaced_between_files(tmp_path):
+  files = dict.fromkeys("abcd", KEEPS)
+  distributed = ("-n", "1", "--dist", "loadfile", "-rP", "-p", "limits")
+  shown = run(tmp_path, *distributed, **files)
+  assert shown.returncode == 0, shown.stdout
+  assert "12 passed" in shown.stdout
+  processes = re.findall(r"^(\d+)$", shown.stdout, re.MULTILINE)
+  assert len(processes) == 12
+  for i in range(0, 12, 3):
+    assert len({*processes[i : i + 3]}) == 1, "a file was split"
+  assert len({*processes}) > 1
