@@ -20,7 +20,9 @@ import pytest
 from palm_mtf.machine.host_memory import (
   largest_resident_bytes,
   resident_bytes,
-)from tests import claims
+)
+from tests import claims
+
 
 # A worker is replaced once it keeps this many bytes after a test. Two workers
 # with this much, and what a test may need, fit into 4 GB.
