@@ -23,7 +23,6 @@ from palm_mtf.machine.host_memory import (
 )
 from tests import claims
 
-
 # A worker is replaced once it keeps this many bytes after a test. Two workers
 # with this much, and what a test may need, fit into 4 GB.
 _MAX_KEPT_BYTES = 9 * 10**8
