@@ -242,19 +242,10 @@ SPLIT = {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data"}
 MESH = MeshLayout(mesh_shape="data:2", layout="batch:data")
 
 
-def serve(devices, threads=1, port=0, variables=None):
-  flags = [f"--listen=localhost:{port}", f"--devices={devices}"]
-  flags.append(f"--threads={threads}")
+def serve(devices, variables=None):
+  flags = ["--listen=localhost:0", f"--devices={devices}", "--threads=1"]
   command = ["-m", "palm_mtf", "pods", "serve", *flags]
   return processes.start(*command, variables=variables, stderr=None)
-
-
-OTHER_VERSION = """
-import palm_mtf
-palm_mtf.__version__ = "0.0.1"
-from palm_mtf.commands.pods import serve
-serve(listen="127.0.0.1:0", devices=2, threads=1)
-"""
 
 
 @contextlib.contextmanager
@@ -270,13 +261,11 @@ def addresses_of(*started):
 @pytest.fixture(scope="module")
 def servers():
   """Addresses of servers: 2 devices, 1 device, more threads, other version."""
-  here = [
-    start_server(devices, num_threads=1).target.removeprefix("grpc://")
-    for devices in (2, 1)
-  ]
-  other_version = processes.start("-c", OTHER_VERSION, stderr=None)
-  with addresses_of(serve(2, threads=3), other_version) as there:
-    yield here + there
+  started = [start_server(2, 1), start_server(1, 1), start_server(2, 3)]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr("palm_mtf.runtime.server.start.__version__", "0.0.1")
+    started.append(start_server(2, 1))
+  return [server.target.removeprefix("grpc://") for server in started]
 
 
 @pytest.mark.slow
@@ -365,12 +354,7 @@ def test_a_server_of_other_devices_threads_or_version_is_named(
 def test_a_server_on_another_kind_of_cpu_is_refused_before_the_first_step(
   servers,
 ):
-  other = processes.start(
-    *("-m", "palm_mtf", "pods", "serve", "--listen=localhost:0"),
-    *("--devices=2", "--threads=1"),
-    variables={"ONEDNN_MAX_CPU_ISA": "SSE41"},
-    stderr=None,
-  )
+  other = serve(2, variables={"ONEDNN_MAX_CPU_ISA": "SSE41"})
   with addresses_of(other) as (address,):
     message = refusal(servers[:1], [address])
   assert message.startswith(
@@ -440,12 +424,30 @@ def test_a_name_that_is_loopback_on_its_own_host_is_refused(tmp_path):
   )
 
 
+WARNING = (
+  "palm_mtf: warning: TensorFlow's protocol has no authentication: every host "
+  "that reaches {where} can run programs and read files as this user; let a "
+  "firewall admit only the client and the other servers"
+)
+ANY = "any address of this host"
+
+
+def test_whoever_listens_on_every_address_is_warned(palm_mtf, monkeypatch):
+  def end(*unused):
+    raise UserError("no server")
+
+  monkeypatch.setattr("palm_mtf.runtime.server.start.start_server", end)
+  flags = "--listen=0.0.0.0:0", "--allow_any_address"
+  _, _, error = palm_mtf("pods", "serve", *flags)
+  warning, end = without_stamps(error).splitlines()
+  assert warning == WARNING.format(where=ANY)
+  assert end == "palm_mtf: no server"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("listen", "where"),
-  [
-    pytest.param("10.9.8.7:2222", "10.9.8.7", marks=pytest.mark.slow),
-    ("0.0.0.0:2222 --allow_any_address", "any address of this host"),
-  ],
+  [("10.9.8.7:2222", "10.9.8.7"), ("0.0.0.0:2222 --allow_any_address", ANY)],
 )
 def test_a_wide_address_is_served_with_a_warning(listen, where):
   with apart(
@@ -456,11 +458,7 @@ def test_a_wide_address_is_served_with_a_warning(listen, where):
     process.terminate()
     _, error = process.communicate(timeout=60)
   assert serving == f"serving 1 devices on {listen.split()[0]}\n"
-  assert without_stamps(error).splitlines()[0] == (
-    "palm_mtf: warning: TensorFlow's protocol has no authentication: every "
-    f"host that reaches {where} can run programs and read files as this user; "
-    "let a firewall admit only the client and the other servers"
-  )
+  assert without_stamps(error).splitlines()[0] == WARNING.format(where=where)
 
 
 def test_a_cluster_without_servers_is_refused():
