@@ -1,5 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import functools
+
 import pytest
 import seqio
 
@@ -19,6 +21,10 @@ def settings(no_settings, vocabulary):
   bind(documents__vocabulary__path=vocabulary.path)
 
 
+# Questions of a suite depend on no setting.
+made = functools.cache(examples_of)
+
+
 def score(name, likelihood) -> dict[str, float]:
   """Returns the metrics of a model with `likelihood(inputs, option)`."""
   name = f"behaviour_{name}"
@@ -26,7 +32,7 @@ def score(name, likelihood) -> dict[str, float]:
   def of_example(example):
     return likelihood(*(text_of(example, f) for f in ("inputs", "targets")))
 
-  return scores_of(name, examples_of(name), of_example)
+  return scores_of(name, made(name), of_example)
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -55,27 +55,25 @@ def configure(vocabulary, folder, allowed: bool) -> None:
   )
 
 
-def results(name, output) -> dict[str, float]:
+def results(name, output, made=None) -> dict[str, float]:
   task = seqio.get_mixture_or_task(name)
-  (example,) = made = examples_of(name)
+  (example,) = made = made or examples_of(name)
   prediction = task.postprocess_fn(output, example=example, is_target=False)
   (metric,) = task.predict_metric_fns
   return metric(targets_of(name, made), [prediction])
 
 
-@pytest.mark.parametrize(
-  ("output", "passes"),
-  [
+def test_a_function_passes_when_its_tests_do(folder):
+  made = examples_of("humaneval")
+  for output, passes in (
     (RIGHT, 100),
     (f"{RIGHT}\ndef main():\n  loop for ever", 100),
     (f"  y = x\n\n  if y:\n    return 2 * y\n{RIGHT}", 100),
     (WRONG, 0),
     ("  raise SystemExit(0)\n", 0),
     ("no python", 0),
-  ],
-)
-def test_a_function_passes_when_its_tests_do(folder, output, passes):
-  assert results("humaneval", output) == {"pass@1": passes}
+  ):
+    assert results("humaneval", output, made) == {"pass@1": passes}, output
 
 
 def test_of_several_samples_each_is_run(folder):

@@ -7,6 +7,7 @@ import importlib.resources.abc
 import importlib.util
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -39,16 +40,23 @@ SHOTS = {
 each_task = pytest.mark.parametrize("name", EXPECTED)
 
 
-@pytest.fixture
-def folder(tmp_path, vocabulary):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
   """Writes JSON lines of every dataset: three records that differ in fields."""
+  folder = tmp_path_factory.mktemp("records")
   for dataset, record, *_ in EXPECTED.values():
-    (tmp_path / dataset).mkdir(parents=True, exist_ok=True)
+    (folder / dataset).mkdir(parents=True, exist_ok=True)
     for split, numbers in (("train", (1, 2)), ("validation", (3,))):
       lines = [json.dumps({**record, "number": i}) + "\n" for i in numbers]
-      (tmp_path / dataset / f"{split}.jsonl").write_text("".join(lines))
-  bind_places(vocabulary, folder=str(tmp_path))
-  return tmp_path
+      (folder / dataset / f"{split}.jsonl").write_text("".join(lines))
+  return folder
+
+
+@pytest.fixture
+def folder(written, vocabulary):
+  """The folder of records, which gin names."""
+  bind_places(vocabulary, folder=str(written))
+  return written
 
 
 def bind_places(vocabulary, normalization=None, **places):
@@ -183,30 +191,27 @@ def test_likely_right_options_are_all_right(name, folder):
   assert results["chance"] == pytest.approx(100 / len(options))
 
 
-def test_seqios_evaluator_takes_a_task_and_its_few_shot_form(folder):
-  for name in ("boolq", few_shot_task("boolq", 2)):
-    evaluator = seqio.Evaluator(
-      name,
-      seqio.EncDecFeatureConverter(pack=False),
-      eval_split="validation",
-      sequence_length={"inputs": 256, "targets": 16},
-    )
-    yes = evaluator.cached_task_datasets[name].enumerate()
-    scores = {
-      int(i): float(e["targets_pretokenized"] == b" yes")
-      for i, e in yes.as_numpy_iterator()
-    }
-    results, _ = evaluator.evaluate(
-      compute_metrics=True,
-      score_fn=lambda dataset, scores=scores: [
-        (int(i), scores[int(i)]) for i, _ in dataset.as_numpy_iterator()
-      ],
-    )
-    assert results.result()[name] == {
-      "accuracy": 100,
-      "chance": 50,
-      "margin": 50,
-    }
+def test_seqios_evaluator_takes_the_few_shot_form_of_a_task(folder):
+  name = few_shot_task("boolq", 2)
+  evaluator = seqio.Evaluator(
+    name,
+    seqio.EncDecFeatureConverter(pack=False),
+    eval_split="validation",
+    sequence_length={"inputs": 256, "targets": 16},
+  )
+  yes = evaluator.cached_task_datasets[name].enumerate()
+  scores = {
+    int(i): float(e["targets_pretokenized"] == b" yes")
+    for i, e in yes.as_numpy_iterator()
+  }
+  results, _ = evaluator.evaluate(
+    compute_metrics=True,
+    score_fn=lambda dataset: [
+      (int(i), scores[int(i)]) for i, _ in dataset.as_numpy_iterator()
+    ],
+  )
+  expected = {"accuracy": 100, "chance": 50, "margin": 50}
+  assert results.result()[name] == expected
 
 
 def test_gin_chooses_what_is_compared(folder, vocabulary):
@@ -219,7 +224,9 @@ def test_gin_chooses_what_is_compared(folder, vocabulary):
     examples_of("piqa")
 
 
-def test_missing_records_are_named(folder, vocabulary):
+def test_missing_records_are_named(written, tmp_path, vocabulary):
+  folder = shutil.copytree(written, tmp_path / "records")
+  bind_places(vocabulary, folder=str(folder))
   (folder / "piqa" / "validation.jsonl").unlink()
   with pytest.raises(Exception, match=r"there is no file .*piqa/validation"):
     examples_of("piqa")

@@ -1,61 +1,68 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks used only through gin, in separate processes, without a network."""
+"""Tasks used only through gin, without a network."""
 
 import json
+import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+from palm_mtf.cli import gin_files
 from palm_mtf.data.sources.document import SPLITS
+from palm_mtf.data.sources.text_files import open_sources
+from palm_mtf.errors import UserError
 from tests import processes
 
 # Starts each request like a command, and reads all documents.
 PROGRAM = """
-import json, socket, sys
-from palm_mtf.errors import UserError
+import json, sys
+import tests.tasks.gin_run_test as test
+
+test.block_network(setattr)
+from palm_mtf.machine.process import own_process
+
+own_process()  # as `palm_mtf train` does; TensorFlow's import is faster
+print(json.dumps([test.read(*each) for each in json.loads(sys.argv[1])]))
+print("seqio" in sys.modules)
+"""
+
 
 class Blocked(socket.socket):
   def __init__(self, family=-1, *args, **keywords):
     if family in (-1, socket.AF_INET, socket.AF_INET6):
-      raise OSError("the network is not there")
+      blocked()
     super().__init__(family, *args, **keywords)
 
-def blocked(*args, **keywords):
+
+def blocked(*unused, **keywords):
   raise OSError("the network is not there")
 
-socket.socket = Blocked
-socket.getaddrinfo = socket.create_connection = blocked
 
-from palm_mtf.cli import gin_files
-from palm_mtf.machine.process import own_process
+def block_network(setattr) -> None:
+  setattr(socket, "socket", Blocked)
+  setattr(socket, "getaddrinfo", blocked)
+  setattr(socket, "create_connection", blocked)
 
-own_process()  # as `palm_mtf train` does; TensorFlow's import is faster
 
-def read(files, macros):
-  configuration = gin_files.load("train", files, macros)
-  data = configuration.build()[1].data
-  from palm_mtf.data.sources.text_files import open_sources
-  sources = open_sources(data)
-  for source in sources:
-    source.fingerprint()
-  documents = {
-    source.name: [[split, d.text] for split, d in source.documents()]
-    for source in sources
-  }
+def read(files: list[str], macros: list[str]) -> dict[str, list] | str:
+  """Returns the documents of each source of a run, or the error's message."""
+  try:
+    configuration = gin_files.load("train", files, macros)
+    sources = open_sources(configuration.build()[1].data)
+    for source in sources:
+      source.fingerprint()
+    documents = {
+      source.name: [[split, d.text] for split, d in source.documents()]
+      for source in sources
+    }
+  except UserError as error:
+    return str(error)
   with open("config.gin", "w") as file:
     file.write(configuration.config_files()["config.gin"])
   return documents
 
-results = []
-for files, macros in json.loads(sys.argv[1]):
-  try:
-    results.append(read(files, macros))
-  except UserError as error:
-    results.append(str(error))
-print(json.dumps(results))
-print("seqio" in sys.modules)
-"""
 
 TEXTS = [f"document {i}" for i in range(60)]
 
@@ -134,10 +141,14 @@ def test_text_files_need_neither_a_network_nor_seqio(folder):
   assert not has_seqio
 
 
-def test_a_task_of_the_users_module_needs_an_import_and_no_network(folder):
-  (documents, resumed, missing), _ = run(
-    folder, request("mine.gin"), RESUMED, request("missing.gin")
-  )
+def test_a_task_of_the_users_module_needs_an_import_and_no_network(
+  folder, monkeypatch
+):
+  block_network(monkeypatch.setattr)
+  monkeypatch.chdir(folder)
+  monkeypatch.delitem(sys.modules, "my_tasks", raising=False)
+  requests = request("mine.gin"), RESUMED, request("missing.gin")
+  documents, resumed, missing = (read(*each) for each in requests)
   expected = sorted(f"{text}!" for text in TEXTS)
   assert texts_of(documents["mine"]) == expected
   assert resumed == documents
