@@ -61,11 +61,6 @@ def plant(model_dir, name, place, value):
       "is the parameter layer_000/mlp/wi_gate, before the step.",
       marks=pytest.mark.slow,
     ),
-    (
-      ("final_norm/scale", slice(None), 1e25),  # squares of logits overflow
-      "the first tensor that is not finite is the z_loss, of parameters that "
-      "all are.",
-    ),
   ],
 )
 def test_a_run_stops_with_step_tensor_and_last_good_checkpoint(
@@ -109,58 +104,72 @@ def all_values(session, program):
   )
 
 
-def test_a_bad_step_changes_no_bit_of_any_variable():
-  config = small_config(num_layers=1)
+CONFIG = small_config()
+
+
+@pytest.fixture(scope="module")
+def diverging():
+  """A session, a program of two devices, and its checks."""
   mesh = mesh_layout("vocab over model")
-  batch = random_tokens(config, batch_size=4, seed=0)
-  params = random_parameters(config, seed=1)
   with (
     tf.Graph().as_default(),
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     program = build_train_program(
-      config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
-    )
-    session.run(program.initialize)
-    train_step = TrainStep(Client(session), program)
-    metrics = train_step.run(batch, 0)
-    feed = {
-      program.pods[0].features[name]: value for name, value in batch.items()
-    }
-    losses, squares, is_finite = session.run(
-      [program.losses, program.gradient_squares, program.is_finite],
-      {**feed, program.step: 1},
-    )
-    assert is_finite
-    assert np.sqrt(squares.sum()) == pytest.approx(losses["grad_norm"])
-    assert losses.keys() < metrics.keys()
-
-    params["layer_000/norm/scale"][0] = np.nan
-    load_parameters(session, program.slices, params)
-    before = all_values(session, program)
-    with pytest.raises(NonFiniteStepError) as bad:
-      train_step.run(batch, 1)
-    runs.assert_same(before, all_values(session, program))
-    watch = VariableChecks(Client(session), program, lambda: None)
-    error = watch.make_step_error(bad.value)
-    assert "the parameter layer_000/norm/scale, before the step" in str(error)
-
-
-def test_the_gradient_that_was_computed_first_is_named():
-  config = small_config()
-  with tf.Graph().as_default(), tf.Session() as session:
-    program = build_train_program(
-      config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=0
+      CONFIG, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
     )
     session.run(program.initialize)
     watch = VariableChecks(Client(session), program, lambda: None)
-    losses = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
-    squares = np.ones(len(program.parameters))
-    first, second = (
-      program.parameters.index(f"layer_00{i}/mlp/wo") for i in range(2)
-    )
-    squares[first], squares[second] = np.nan, np.inf
-    error = watch.make_step_error(NonFiniteStepError(7, losses, squares))
+    yield session, program, watch
+
+
+@pytest.mark.parametrize(
+  ("name", "number", "message"),
+  [
+    ("layer_000/norm/scale", np.nan, "parameter layer_000/norm/scale, before"),
+    # Squares of logits overflow.
+    ("final_norm/scale", 1e25, "is the z_loss, of parameters that all are."),
+  ],
+)
+def test_a_bad_step_changes_no_bit_of_any_variable(
+  name, number, message, diverging
+):
+  session, program, watch = diverging
+  batch = random_tokens(CONFIG, batch_size=4, seed=0)
+  params = random_parameters(CONFIG, seed=1)
+  load_parameters(session, program.slices, params)
+  train_step = TrainStep(Client(session), program)
+  metrics = train_step.run(batch, 0)
+  feed = {
+    program.pods[0].features[name]: value for name, value in batch.items()
+  }
+  losses, squares, is_finite = session.run(
+    [program.losses, program.gradient_squares, program.is_finite],
+    {**feed, program.step: 1},
+  )
+  assert is_finite
+  assert np.sqrt(squares.sum()) == pytest.approx(losses["grad_norm"])
+  assert losses.keys() < metrics.keys()
+
+  params[name][:] = number
+  load_parameters(session, program.slices, params)
+  before = all_values(session, program)
+  with pytest.raises(NonFiniteStepError) as bad:
+    train_step.run(batch, 1)
+  runs.assert_same(before, all_values(session, program))
+  assert message in str(watch.make_step_error(bad.value))
+
+
+def test_the_gradient_that_was_computed_first_is_named(diverging):
+  session, program, watch = diverging
+  session.run(program.initialize)
+  losses = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
+  squares = np.ones(len(program.parameters))
+  first, second = (
+    program.parameters.index(f"layer_00{i}/mlp/wo") for i in range(2)
+  )
+  squares[first], squares[second] = np.nan, np.inf
+  error = watch.make_step_error(NonFiniteStepError(7, losses, squares))
   assert str(error) == (
     "loss = 5.0, z_loss = 0.1, grad_norm = inf at step 7: training has "
     "diverged; the first tensor that is not finite is the gradient of "
@@ -169,24 +178,27 @@ def test_the_gradient_that_was_computed_first_is_named():
   )
 
 
-def flip_bit(session, pod, name, index=0):
+def flip_bit(session, pod, name):
   """Changes the last bit of one number of a slice."""
-  variable = pod.slices[name][index].variable
+  variable = pod.slices[name][-1].variable
   value = session.run(variable.read_value())
   value.view(np.uint32).ravel()[-1] ^= 1
   variable.load(value, session)
 
 
 @pytest.fixture(
-  scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)]
+  scope="module",
+  params=[
+    (2, SINGLE),
+    pytest.param((3, mesh_layout("d_ff over model")), marks=pytest.mark.slow),
+  ],
 )
 def watched(request):
-  """Pods of two devices each, before any step."""
-  pods = PodsConfig(num_pods=request.param)
-  mesh = mesh_layout("d_ff over model")
+  """Pods before any step."""
+  num_pods, mesh = request.param
   with (
     tf.Graph().as_default(),
-    tf.Session(config=session_config(2, pods.num_pods)) as session,
+    tf.Session(config=session_config(mesh.pod_devices, num_pods)) as session,
   ):
     program = build_train_program(
       small_config(num_layers=1),
@@ -194,7 +206,7 @@ def watched(request):
       PALM_OPTIMIZER,
       batch_size=12,
       seed=0,
-      pods=pods,
+      pods=PodsConfig(num_pods=num_pods),
     )
     session.run(program.initialize)
     watch = VariableChecks(Client(session), program, lambda: None)
@@ -206,7 +218,7 @@ def test_a_planted_change_is_named_and_is_gone_when_taken_back(watched):
   session, program, watch = watched
   watch.check_replicas(0)
   name = "layer_000/mlp/wo/momentum"
-  flip_bit(session, program.pods[1], name, index=1)
+  flip_bit(session, program.pods[1], name)
   with pytest.raises(UserError) as error:
     watch.check_replicas(7)
   two = "pods 0 and 1"
@@ -220,7 +232,7 @@ def test_a_planted_change_is_named_and_is_gone_when_taken_back(watched):
   with pytest.raises(UserError, match="as are 1 other variables"):
     watch.check_replicas(8)
   flip_bit(session, program.pods[1], "final_norm/scale")
-  flip_bit(session, program.pods[1], name, index=1)
+  flip_bit(session, program.pods[1], name)
   watch.check_replicas(9)
 
 
