@@ -162,7 +162,7 @@ def manage(
 
 
 def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:
-  """Prints all servers, then all owners of slices."""
+  """Prints all servers, all owners of slices, and what clients hold."""
   found = _ask(manager, manager_tls, "list_all")
   if as_json:
     print(*map(json_text, found), sep="\n")
@@ -178,6 +178,12 @@ def list_all(*, manager: str, manager_tls: str, as_json: bool) -> None:
     wish = each["wish"]
     slices, gigabytes = ", ".join(wish["slices"]), wish["device_bytes"] / 1e9
     print(f"{each['owner']} has {slices} ({gigabytes:.1f} GB per device)")
+  for each in (x for x in found if "client" in x):
+    kept = sum(each["kept_bytes"].values()) / 1e9
+    print(
+      f"{each['client']} runs {each['num_running']} programs, "
+      f"{each['num_waiting']} wait, and keeps {kept:.1f} GB in buffers"
+    )
 
 
 def drain(

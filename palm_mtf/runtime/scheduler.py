@@ -275,6 +275,10 @@ class GangScheduler:
       now = max(self._virtual_times[device], ticket.order[0])
       self._virtual_times[device] = now
 
+  def kept_by(self, tenant: str) -> dict[Hashable, int]:
+    """Returns the bytes of a tenant's buffers, by device."""
+    return {x: n for x, n in self._kept_by[tenant].items() if n}
+
   def keep(self, tenant: str, num_bytes: Bytes) -> None:
     """Adds the bytes of buffers, by device, that a tenant keeps."""
     for counter in (self._used, self._kept, self._kept_by[tenant]):

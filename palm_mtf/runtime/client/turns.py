@@ -29,6 +29,8 @@ _logger = logging.getLogger(__name__)
 
 _MAX_IN_FLIGHT = 16  # programs on a device, without a manager
 _RETRY_SECS = 1.0  # between attempts to reach a manager
+_FIRST_SECS = 10.0  # for which the first programs wait for the manager
+_ONLY = "client"  # name of the only client of its own scheduler
 # Seconds between checks. A program fails at a check if buffers hold bytes that
 # it needs, and no client has freed bytes since the previous check.
 _FULL_SECS = 60.0
@@ -132,13 +134,12 @@ class OwnTurns(TurnTaker):
     """Takes {TensorFlow's name of a device: bytes that buffers may use}."""
     super().__init__({x: x for x in budgets})
     scheduler = GangScheduler("fifo", budgets, _MAX_IN_FLIGHT)
-    self._client = Turns(scheduler, dict).add_client(
-      "client", 1.0, self._take_answer
-    )
+    self._all = Turns(scheduler, dict)
+    self._all.add_client(_ONLY, 1.0, self._take_answer)
 
   def _send(self, message: Message) -> None:
     if "run" not in message:  # run times matter only for shares
-      self._client([message])
+      self._all.take(_ONLY, [message])
 
 
 class ManagedTurns(TurnTaker):
@@ -156,12 +157,14 @@ class ManagedTurns(TurnTaker):
     """
     super().__init__(devices)
     self._stream = stream
+    # The client's messages; None while no manager answers.
     self._requests: queue.SimpleQueue[Message | None] | None = None
     # Bytes of buffers and reserved bytes, by device.
     self._kept = Counter(dict.fromkeys(devices.values(), reserved))
-    self._ended = threading.Event()
-    self._open()
+    self._ended, self._answered = threading.Event(), threading.Event()
     threading.Thread(target=self._read, daemon=True).start()
+    # Before the manager has answered, programs would run without turns.
+    self._answered.wait(_FIRST_SECS)
 
   def close(self) -> None:
     """Ends the stream; waiting programs run without turns."""
@@ -178,12 +181,13 @@ class ManagedTurns(TurnTaker):
         return
     self._begin_turns()
 
-  def _open(self) -> None:
+  def _begin_stream(self, requests: queue.SimpleQueue[Message | None]) -> None:
+    """Lets later programs take turns, because the manager has answered."""
     with self._lock:
-      self._requests = queue.SimpleQueue()
       # A manager that was restarted does not know the client's buffers.
-      self._requests.put({"keep": dict(self._kept)})
-      self._answers = self._stream(join_messages(self._requests))
+      requests.put({"keep": {x: n for x, n in self._kept.items() if n}})
+      self._requests = requests
+    self._answered.set()
 
   def _end_turns(self) -> None:
     """Ends the stream, and lets all waiting programs run."""
@@ -202,8 +206,12 @@ class ManagedTurns(TurnTaker):
     """Reads the manager's answers, until the taker is closed."""
     is_told = False  # whether it is logged that no manager answers
     while True:
+      requests: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
       try:
-        for answers in self._answers:
+        for answers in self._stream(join_messages(requests)):
+          # A stopped manager accepts connections, but answers nothing.
+          if not self._requests and not self._ended.is_set():
+            self._begin_stream(requests)
           is_told = False
           for answer in json.loads(answers):
             self._take_answer(answer)
@@ -211,7 +219,7 @@ class ManagedTurns(TurnTaker):
         if not (is_told or self._ended.is_set()):
           _logger.warning(f"programs run without turns: {error}")
         is_told = True
+      requests.put(None)
       self._end_turns()
       if self._ended.wait(_RETRY_SECS):
         return
-      self._open()

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import secrets
 import ssl
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -24,12 +25,20 @@ _logger = logging.getLogger(__name__)
 SERVICE, TURNS = "palm_mtf.Manager", "turns"
 # A manager refuses requests of another protocol. Raise the number whenever a
 # method of `Manager` or a dataclass of slices.py changes.
-PROTOCOL = 3
+PROTOCOL = 4
+# Both sides ask this often whether the other side is still there, and wait this
+# long for the answer. A process that is stopped, or a network that is cut, does
+# not close a connection.
+_PING_MS, _PONG_MS = 5000, 5000
 # Requests to the manager must not go through a proxy (http_proxy).
 CHANNEL_OPTIONS = (
   ("grpc.enable_http_proxy", 0),
   ("grpc.max_reconnect_backoff_ms", 1000),
   ("grpc.max_receive_message_length", 2**26),
+  ("grpc.keepalive_time_ms", _PING_MS),
+  ("grpc.keepalive_timeout_ms", _PONG_MS),
+  ("grpc.http2.ping_timeout_ms", _PONG_MS),
+  ("grpc.http2.max_pings_without_data", 0),
 )
 _SECS = 10.0  # timeout of a request
 # The name in every certificate. Not the name but the certificate proves who the
@@ -152,7 +161,12 @@ class ManagerClient:
     `weight` is the owner's share or priority, as the manager's policy says.
     """
     call = self._channel.stream_stream(f"/{SERVICE}/{TURNS}")
-    metadata = [*_versions(), ("owner", owner), ("weight", str(weight))]
+    metadata = [
+      *_versions(),
+      ("owner", owner),
+      ("weight", str(weight)),
+      ("client", secrets.token_hex(8)),
+    ]
 
     def stream(requests: Iterable[bytes]) -> Iterator[bytes]:
       try:
@@ -174,7 +188,7 @@ class ManagerClient:
   def _explain(self, error: grpc.RpcError) -> UserError:
     code = grpc.StatusCode
     match error.code():
-      case code.INVALID_ARGUMENT:
+      case code.INVALID_ARGUMENT | code.RESOURCE_EXHAUSTED:
         return UserError(error.details())
       case code.FAILED_PRECONDITION:
         return UserError(f"{self._name}: {error.details()}.")

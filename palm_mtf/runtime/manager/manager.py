@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from palm_mtf import errors
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.json_text import json_text
 from palm_mtf.runtime.manager.slices import (
@@ -48,6 +49,8 @@ class Store:
     Raises:
       UserError: another manager uses the file, or its format differs.
     """
+    if not path:
+      raise UserError("--state is empty: name a file for servers and slices.")
     self._path = path
     with self._explain_errors():
       # Several threads use the file, one at a time.
@@ -55,13 +58,8 @@ class Store:
       # With a write-ahead log, the exclusive lock is kept until the process
       # ends, so that a second manager cannot open the file.
       self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
+      self._check_format()
       self._file.execute("PRAGMA journal_mode = WAL")
-      (found,) = self._file.execute("PRAGMA user_version").fetchone()
-      if found not in (0, _FORMAT):
-        raise UserError(
-          f"--state = {path!r}: is of another version of palm_mtf; use that "
-          "version, or another file."
-        )
       self._file.execute(f"PRAGMA user_version = {_FORMAT}")
       self._file.execute(
         "CREATE TABLE IF NOT EXISTS items "
@@ -70,14 +68,50 @@ class Store:
       rows = [*self._file.execute("SELECT * FROM items ORDER BY name")]
     self.servers: dict[str, Server] = {}
     self.allocations: dict[str, Allocation] = {}
-    for kind, name, text in rows:
-      fields = json.loads(text)
-      if kind == "servers":
-        self.servers[name] = Server(**fields)
-      else:
-        places = [[(x, i) for x, i in y] for y in fields["places"]]
-        fields |= {"wish": Wish(**fields["wish"]), "places": places}
-        self.allocations[name] = Allocation(**fields)
+    for row in rows:
+      try:
+        self._add(*row)
+      except (
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        UserError,
+        ValueError,
+      ):
+        raise UserError(
+          f"--state = {path!r}: {errors.shorten(row[:2])} is damaged; name "
+          "another file, with which servers and runs join again."
+        ) from None
+
+  def _check_format(self) -> None:
+    """Raises UserError, before any change, unless the file is a manager's."""
+    (found,) = self._file.execute("PRAGMA user_version").fetchone()
+    tables = [
+      x for (x,) in self._file.execute("SELECT name FROM sqlite_master")
+    ]
+    if found not in (0, _FORMAT):
+      raise UserError(
+        f"--state = {self._path!r}: is of another version of palm_mtf; use "
+        "that version, or another file."
+      )
+    if tables and not found:
+      raise UserError(
+        f"--state = {self._path!r}: is a database of another program; name "
+        "another file."
+      )
+
+  def _add(self, kind: str, name: str, text: str) -> None:
+    fields = json.loads(text)
+    if kind == "servers":
+      item = Server(**fields)
+    elif kind == "allocations":
+      places = [[(x, i) for x, i in y] for y in fields["places"]]
+      fields |= {"wish": Wish(**fields["wish"]), "places": places}
+      item = Allocation(**fields)
+    else:
+      raise ValueError(kind)
+    getattr(self, kind)[name] = item
 
   def put(self, kind: str, name: str, item: Server | Allocation) -> None:
     """Adds or replaces an item; `kind` is "servers" or "allocations"."""
@@ -115,6 +149,7 @@ _MAX_BEATS_PER_SEC = 500.0
 _LOST_BEATS = 6  # a server that misses this many beats is lost
 _OWNER_SECS = 30.0  # an owner that is silent for longer loses its slices
 _FORGET_SECS = 600.0  # a server that is silent for longer is removed
+_LATE_SECS = 3.0  # a longer pause between ticks means that this process stood
 
 
 class Manager:
@@ -124,16 +159,38 @@ class Manager:
     self,
     store: Store,
     count_devices: Callable[[str], int],
+    take_release: Callable[[str], None] = lambda owner: None,
     clock: Callable[[], float] = time.monotonic,
   ):
     """Continues with the servers and allocations of `store`.
 
-    `count_devices` returns how many devices the TensorFlow server at an address
-    has, and raises UserError if no server answers. `clock` returns seconds.
+    Args:
+      store: servers and allocations.
+      count_devices: returns how many devices the TensorFlow server at an
+        address has, and raises UserError if no server answers.
+      take_release: called with the name of an owner that has lost its slices.
+      clock: returns seconds.
     """
     self._store, self._count_devices = store, count_devices
+    self._take_release = take_release
     self._clock, self._lock = clock, threading.RLock()
-    self._heard = dict.fromkeys([*store.servers, *store.allocations], clock())
+    self._last = clock()  # time of the last `tick`
+    self._heard = dict.fromkeys(
+      [*store.servers, *store.allocations], self._last
+    )
+
+  def tick(self) -> None:
+    """Notes the time; call this at least once per second.
+
+    If this process did not run for a while, it heard nobody in that time. So
+    that time does not count as silence of servers and owners.
+    """
+    with self._lock:
+      now = self._clock()
+      late = now - self._last
+      if late > _LATE_SECS:
+        self._heard = {x: y + late for x, y in self._heard.items()}
+      self._last = now
 
   def register(self, server: Mapping[str, Any]) -> None:
     """Adds or replaces a server, given its fields.
@@ -159,6 +216,7 @@ class Manager:
   def beat(self, name: str) -> dict[str, Any]:
     """Notes that a server (by its address) or an owner is alive."""
     with self._lock:
+      self.tick()
       is_known = name in self._store.servers or name in self._store.allocations
       if is_known:
         self._heard[name] = self._clock()
@@ -232,6 +290,7 @@ class Manager:
       _get("owner", owner, self._store.allocations)
       self._store.remove("allocations", owner)
       _logger.info(f"{owner} has no slices any more")
+    self._take_release(owner)
 
   def drain(self, address: str, is_drained: bool) -> None:
     """Sets whether new slices avoid a server; UserError if it is unknown."""
@@ -259,15 +318,16 @@ class Manager:
 
   def list_devices(self) -> dict[str, int]:
     """Returns the memory in bytes of each device, by "address/number"."""
-    with self._lock:
-      return {
-        f"{x.address}/{i}": x.device_bytes
-        for x in self._store.servers.values()
-        for i in range(x.num_devices)
-      }
+    # Without the lock, which a thread may hold while the disk does not answer.
+    return {
+      f"{x.address}/{i}": x.device_bytes
+      for x in [*self._store.servers.values()]
+      for i in range(x.num_devices)
+    }
 
   def _reconcile(self) -> None:
     """Releases slices of silent owners; removes servers lost long ago."""
+    self.tick()
     for owner in [*self._store.allocations]:
       if self._silent_secs(owner) > _OWNER_SECS:
         self.release(owner)

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manager as a gRPC server, and its queries to TensorFlow servers."""
 
-import concurrent.futures
+import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator
+import resource
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -26,6 +29,7 @@ from palm_mtf.runtime.manager.client import (
   read_tls,
 )
 from palm_mtf.runtime.manager.manager import Manager, Store
+from palm_mtf.runtime.manager.streams import Streams
 from palm_mtf.runtime.manager.turns import Turns
 from palm_mtf.runtime.scheduler import GangScheduler
 from palm_mtf.runtime.server.restricted_port import restricted_port
@@ -33,7 +37,14 @@ from palm_mtf.runtime.server.restricted_port import restricted_port
 _METHODS = (
   "register beat leave allocate release drain list_all".split()  # of Manager
 )
-_NUM_THREADS = 64
+_NUM_THREADS = 16
+# Clients may ask as often as CHANNEL_OPTIONS say whether the manager is there.
+_SERVER_OPTIONS = (
+  *CHANNEL_OPTIONS,
+  ("grpc.keepalive_permit_without_calls", 1),
+  ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+  ("grpc.http2.max_ping_strikes", 0),
+)
 _STOP_SECS = 2.0  # for requests in progress
 _COUNT_SECS = 10.0  # timeout for asking a TensorFlow server for its devices
 # From TensorFlow's own protocol (worker.proto, device_attributes.proto).
@@ -65,32 +76,75 @@ def serve(
   """
   with contextlib.ExitStack() as stack:
     store = stack.enter_context(contextlib.closing(Store(state)))
-    manager = Manager(store, count_devices)
+    loop = stack.enter_context(_event_loop())
+    streams: list[Streams] = []
+
+    def end_turns(owner: str) -> None:
+      loop.call_soon_threadsafe(streams[0].end_all, owner)
+
+    manager = Manager(store, count_devices, end_turns)
     turns = Turns(GangScheduler(policy, {}), manager.list_devices)
-    threads = concurrent.futures.ThreadPoolExecutor(_NUM_THREADS)
-    server = grpc.server(threads, options=CHANNEL_OPTIONS)
-    handlers = {
-      name: grpc.unary_unary_rpc_method_handler(
-        functools.partial(_answer, getattr(manager, name))
-      )
-      for name in _METHODS
-    }
-    handlers[TURNS] = grpc.stream_stream_rpc_method_handler(
-      functools.partial(_serve_turns, turns)
+    streams.append(Streams(turns))
+    _allow_many_files()
+    started = asyncio.run_coroutine_threadsafe(
+      _start(manager, streams[0], ip, port, tls), loop
     )
-    server.add_generic_rpc_handlers(
-      [grpc.method_handlers_generic_handler(SERVICE, handlers)]
-    )
-    healthy = health.HealthServicer()  # reports "" as serving
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-    port = _listen(server, ip, port, tls)
-    server.start()
-    stack.callback(lambda: server.stop(_STOP_SECS).wait())
+    server, port = started.result()
+
+    def stop() -> None:
+      stopping = server.stop(_STOP_SECS)
+      asyncio.run_coroutine_threadsafe(stopping, loop).result(3 * _STOP_SECS)
+
+    stack.callback(stop)
     yield port
 
 
-def _listen(server: grpc.Server, ip: str, port: int, tls: str) -> int:
+@contextlib.contextmanager
+def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+  """Runs an event loop in a thread."""
+  loop = asyncio.new_event_loop()
+  thread = threading.Thread(target=loop.run_forever, daemon=True)
+  thread.start()
+  try:
+    yield loop
+  finally:
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(_STOP_SECS)
+
+
+def _allow_many_files() -> None:
+  """Lets this process have as many connections as the system allows."""
+  _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  with contextlib.suppress(ValueError, OSError):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def _start(
+  manager: Manager, streams: Streams, ip: str, port: int, tls: str
+) -> tuple[grpc.aio.Server, int]:
+  """Starts to answer requests; returns the server and its port."""
+  server = grpc.aio.server(options=_SERVER_OPTIONS)
+  calls = _Calls(manager, streams)
+  handlers = {
+    name: grpc.unary_unary_rpc_method_handler(
+      functools.partial(calls.answer, name)
+    )
+    for name in _METHODS
+  }
+  handlers[TURNS] = grpc.stream_stream_rpc_method_handler(calls.serve_turns)
+  server.add_generic_rpc_handlers(
+    [grpc.method_handlers_generic_handler(SERVICE, handlers)]
+  )
+  healthy = health.aio.HealthServicer()  # reports "" as serving
+  health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+  await healthy.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+  port = _listen(server, ip, port, tls)
+  await server.start()
+  calls.tick()
+  return server, port
+
+
+def _listen(server: grpc.aio.Server, ip: str, port: int, tls: str) -> int:
   """Makes a server listen on a port that is restricted to `ip`."""
   both = read_tls(tls) if tls else None
   try:
@@ -108,39 +162,75 @@ def _listen(server: grpc.Server, ip: str, port: int, tls: str) -> int:
     raise explain_start_error(f"{ip}:{port}", error) from None
 
 
-def _answer(
-  method: Callable[..., Any], request: bytes, context: grpc.ServicerContext
-) -> bytes:
-  """Returns the answer to a request, or ends the call with a one-line error."""
-  _check_versions(context)
-  try:
-    return json_text(method(**json.loads(request))).encode()
-  except UserError as error:
-    code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
-  except (ValueError, TypeError, LookupError, AttributeError):
-    code, why = grpc.StatusCode.INTERNAL, "no request of palm_mtf"
-  context.abort(code, why)
-  raise AssertionError  # abort raises an exception
+class _Calls:
+  """Answers calls in the event loop, and methods of the manager in threads."""
+
+  def __init__(self, manager: Manager, streams: Streams):
+    self._manager, self._streams = manager, streams
+    self._threads = ThreadPoolExecutor(_NUM_THREADS)
+    # A server that does not answer holds a thread for _COUNT_SECS, and must not
+    # delay the other methods.
+    self._registering = ThreadPoolExecutor(_NUM_THREADS)
+
+  def tick(self) -> None:
+    """Lets the manager note the time, now and then every second."""
+    self._threads.submit(self._manager.tick)
+    asyncio.get_running_loop().call_later(1.0, self.tick)
+
+  async def answer(
+    self, method: str, request: bytes, context: grpc.aio.ServicerContext
+  ) -> bytes:
+    """Returns the answer to a request, or ends the call with one line."""
+    await _check_versions(context)
+    try:
+      found = await self._call(method, json.loads(request))
+      return json_text(found).encode()
+    except UserError as error:
+      code, why = grpc.StatusCode.INVALID_ARGUMENT, str(error)
+    except (
+      ArithmeticError,
+      AttributeError,
+      LookupError,
+      RecursionError,
+      TypeError,
+      ValueError,
+    ):
+      code, why = grpc.StatusCode.INTERNAL, "no request of palm_mtf"
+    await context.abort(code, why)
+    raise AssertionError  # abort raises an exception
+
+  async def _call(self, method: str, arguments: dict[str, Any]) -> Any:
+    had_turns = method == "release" and self._streams.end_all(
+      arguments["owner"]
+    )
+    threads = self._registering if method == "register" else self._threads
+    call = functools.partial(getattr(self._manager, method), **arguments)
+    try:
+      found = await asyncio.get_running_loop().run_in_executor(threads, call)
+    except UserError:
+      if not had_turns:  # an owner may have turns, but no slices
+        raise
+      return None
+    return found + self._streams.list_all() if method == "list_all" else found
+
+  async def serve_turns(
+    self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+  ) -> AsyncIterator[bytes]:
+    """Answers a client's stream of turns."""
+    await _check_versions(context)
+    async for answers in self._streams.serve(requests, context):
+      yield answers
 
 
-def _serve_turns(
-  turns: Turns, requests: Iterator[bytes], context: grpc.ServicerContext
-) -> Iterator[bytes]:
-  """Answers a client's stream of turns."""
-  about = _check_versions(context)
-  yield from turns.serve(about["owner"], float(about["weight"]), requests)
-
-
-def _check_versions(context: grpc.ServicerContext) -> dict[str, str]:
-  """Ends a call with another protocol; returns the client's metadata."""
+async def _check_versions(context: grpc.aio.ServicerContext) -> None:
+  """Ends a call with another protocol."""
   about = dict(context.invocation_metadata())
   if about.get("protocol") != str(PROTOCOL):
-    context.abort(
+    await context.abort(
       grpc.StatusCode.FAILED_PRECONDITION,
       f"the manager is of palm_mtf {__version__} and you have palm_mtf "
       f"{about.get('palm_mtf')}, whose requests differ; use one version",
     )
-  return about
 
 
 def count_devices(address: str) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from palm_mtf.config.device_mesh import MAX_DEVICES
 from palm_mtf.config.pods import MANAGED_ISLANDS
 from palm_mtf.errors import UserError, check_choice, check_count, shorten
+from palm_mtf.runtime.addresses import split_address
 
 Place = tuple[str, int]  # "host:port" of a server, and the number of a device
 Places = list[list[Place]]  # devices of each slice, in the order of its mesh
@@ -48,8 +49,14 @@ class Server:
   is_drained: bool = False
 
   def __post_init__(self) -> None:
-    check_count("--devices", self.num_devices)
-    check_name("--island", self.island)
+    # Messages of other processes, and the manager's file, may hold any JSON.
+    split_address("address", _check_text("address", self.address))
+    check_name("--island", _check_text("--island", self.island))
+    check_count("--devices", self.num_devices, 1, MAX_DEVICES)
+    check_count("device_bytes", self.device_bytes, minimum=0)
+    _check_kind(self.kind)
+    if not isinstance(self.is_drained, bool):
+      raise UserError("is_drained: give true or false.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,9 @@ class Wish:
 
   def __post_init__(self) -> None:
     check_count("device_bytes", self.device_bytes, minimum=0)
+    _check_kind(self.kind)
+    if not isinstance(self.slices, list | tuple):
+      raise UserError(f"slices = {shorten(self.slices)}: give a list.")
     check_choice("islands", self.islands, MANAGED_ISLANDS)
     for shape in self.slices or [""]:
       if not re.fullmatch(r"[1-9]\d{0,6}(x[1-9]\d{0,6}){0,9}", str(shape)):
@@ -88,7 +98,20 @@ class Allocation:
   places: Places
 
   def __post_init__(self) -> None:
-    check_name("owner", self.owner)
+    check_name("owner", _check_text("owner", self.owner))
+
+
+def _check_text(what: str, value: object) -> str:
+  if not isinstance(value, str):
+    raise UserError(f"{what} = {shorten(value)}: give a text.")
+  return value
+
+
+def _check_kind(kind: object) -> None:
+  is_dict = isinstance(kind, Mapping)
+  texts = [*kind.keys(), *kind.values()] if is_dict else []
+  if not is_dict or not all(isinstance(x, str) for x in texts):
+    raise UserError(f"kind = {shorten(kind)}: give texts by name.")
 
 
 def check_name(what: str, name: str) -> None:

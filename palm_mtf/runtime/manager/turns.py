@@ -15,7 +15,7 @@ in the stream is a JSON list of messages, which are objects:
            {"run": number}, once its inputs exist
            {"finish": number, "kept": {device: bytes}}
            {"free": {device: bytes}}
-  manager  {"start": number} or {"refuse": number, "why": text}
+  manager  [] first; then {"start": number} or {"refuse": number, "why": text}
 
 A client without a manager has the same scheduler in its own process.
 
@@ -24,6 +24,7 @@ with pods on several islands need one order across all of them.
 """
 
 import contextlib
+import dataclasses
 import json
 import queue
 import statistics
@@ -36,10 +37,9 @@ from collections.abc import (
   Iterable,
   Iterator,
   Mapping,
+  Sequence,
 )
 from typing import Any
-
-import grpc
 
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
@@ -55,6 +55,53 @@ _FIRST_SECS = 0.01  # estimate for a program that has not run yet
 _NUM_RUNS = 9
 
 
+def read_messages(text: bytes) -> list[Message]:
+  """Reads messages of a client; raises UserError if they are none."""
+  try:
+    messages = json.loads(text)
+    if isinstance(messages, list) and all(map(_is_message, messages)):
+      return messages
+  except (ValueError, RecursionError):
+    pass
+  raise UserError("these are no messages of palm_mtf.")
+
+
+def _is_message(message: object) -> bool:
+  match message:
+    case {"submit": n, "program": program, "num_bytes": some, "after": after}:
+      is_list = isinstance(after, list) and all(map(_is_count, after))
+      return (
+        is_list and _is_count(n) and _is_count(program) and _are_bytes(some)
+      )
+    case {"check": n} | {"run": n}:
+      return _is_count(n)
+    case {"finish": n, "kept": some}:
+      return _is_count(n) and _are_bytes(some)
+    case {"keep": some} | {"free": some}:
+      return _are_bytes(some)
+  return False
+
+
+def _is_count(number: object) -> bool:
+  return type(number) is int and 0 <= number < 2**63
+
+
+def _are_bytes(some: object) -> bool:
+  return isinstance(some, dict) and all(map(_is_count, some.values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Client:
+  weight: float
+  answer: Answer
+  # {number: (ticket, program id)} of the programs that have not ended.
+  live: dict[int, tuple[Ticket, int]] = dataclasses.field(default_factory=dict)
+  # Device times of the last runs, by program. The first run does not count (its
+  # charge is _FIRST_SECS), because in that time the servers prepare the program
+  # while their devices run other programs.
+  runs: dict[int, deque[float]] = dataclasses.field(default_factory=dict)
+
+
 class Turns:
   """Gives turns to the programs of all clients, in one order."""
 
@@ -66,109 +113,113 @@ class Turns:
     """Takes a function that returns the bytes of each device, by its name."""
     self._scheduler, self._list_devices = scheduler, list_devices
     self._lock = threading.Lock()
+    self._clients: dict[str, _Client] = {}  # by tenant
     # {program: (number that the client gave it, function for the answer)}
     self._tickets: dict[Ticket, tuple[int, Answer]] = {}
     self._device_time = DeviceTime()
-    # Device times of the last runs, by tenant and program. The first run does
-    # not count (its charge is _FIRST_SECS), because in that time the servers
-    # prepare the program while their devices run other programs.
-    self._secs: dict[str, dict[int, deque[float]]] = defaultdict(dict)
 
-  def serve(
-    self, tenant: str, weight: float, requests: Iterable[bytes]
-  ) -> Iterator[bytes]:
-    """Answers a client's requests until the client ends its stream.
+  def add_client(self, tenant: str, weight: float, answer: Answer) -> None:
+    """Adds a client.
 
     Args:
       tenant: name of the client, unique.
       weight: the client's share or priority, as the scheduler's policy says.
-      requests: the client's messages.
+      answer: takes the messages for the client.
     """
     with self._lock:
       self._scheduler.budgets.update(self._list_devices())
-    answers: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-    take = self.add_client(tenant, weight, answers.put)
+      self._clients[tenant] = _Client(weight, answer)
 
-    def read() -> None:
-      # gRPC raises an error if the client is gone. A client that frees or keeps
-      # more bytes than it may loses its stream.
-      with contextlib.suppress(grpc.RpcError, UserError):
-        for messages in requests:
-          take(json.loads(messages))
-      answers.put(None)
+  def remove_client(self, tenant: str) -> None:
+    """Ends the programs of a client, and frees its bytes."""
+    with self._lock:
+      del self._clients[tenant]
+      self._scheduler.remove(tenant)
+      for ticket in [x for x in self._tickets if x.state == "ended"]:
+        self._end(ticket)
+      self._start()
 
-    threading.Thread(target=read, daemon=True).start()
-    try:
-      yield from join_messages(answers)
-    finally:
-      with self._lock:
-        self._scheduler.remove(tenant)
-        self._secs.pop(tenant, None)
-        for ticket in [x for x in self._tickets if x.state == "ended"]:
+  def describe(self, tenant: str) -> dict[str, Any]:
+    """Returns what a client holds, as a JSON object."""
+    with self._lock:
+      states = [x.state for x, _ in self._clients[tenant].live.values()]
+      return {
+        "num_running": states.count("running"),
+        "num_waiting": states.count("waiting"),
+        "kept_bytes": self._scheduler.kept_by(tenant),
+      }
+
+  def take(self, tenant: str, messages: Iterable[Message]) -> None:
+    """Takes messages of a client.
+
+    Raises:
+      UserError: the client frees or keeps more bytes than it may.
+    """
+    with self._lock:
+      for message in messages:
+        self._take(tenant, self._clients[tenant], message)
+      self._start()
+
+  def _take(self, tenant: str, client: _Client, message: Message) -> None:
+    live, runs = client.live, client.runs
+    match message:
+      case {"submit": number, "program": program, "num_bytes": num_bytes}:
+        after = [live[x][0] for x in message["after"] if x in live]
+        self._submit(tenant, client, number, program, num_bytes, after)
+      case {"check": number} if number in live:
+        ticket, _ = live[number]
+        if why := self._scheduler.explain_wait(ticket):
+          del live[number]
           self._end(ticket)
-        self._start()
+          self._scheduler.finish(ticket)
+          client.answer({"refuse": number, "why": why})
+      case {"run": number} if number in live:
+        ticket, _ = live[number]
+        if ticket.state == "running":
+          self._device_time.begin(ticket)
+      case {"finish": number, "kept": kept}:
+        if number in live:
+          ticket, program = live.pop(number)
+          secs = self._end(ticket)
+          if program in runs:
+            runs[program].append(secs)
+          else:
+            runs[program], secs = deque(maxlen=_NUM_RUNS), _FIRST_SECS
+          self._scheduler.finish(ticket, secs, kept)
+        else:  # a program of an earlier stream, or of an earlier manager
+          self._scheduler.keep(tenant, kept)
+      case {"keep": num_bytes}:
+        self._scheduler.keep(tenant, num_bytes)
+      case {"free": num_bytes}:
+        self._scheduler.free(tenant, num_bytes)
 
-  def add_client(
-    self, tenant: str, weight: float, answer: Answer
-  ) -> Callable[[Iterable[Message]], None]:
-    """Returns a function that takes messages of a client."""
-    # {number: (ticket, program id)} of the programs that have not ended.
-    live: dict[int, tuple[Ticket, int]] = {}
-    runs = self._secs[tenant]
-
-    def take(message: Message) -> None:
-      match message:
-        case {
-          "submit": number,
-          "program": program,
-          "num_bytes": num_bytes,
-          "after": numbers,
-        }:
-          secs = statistics.median_low(runs.get(program) or [0.0])
-          after = [live[x][0] for x in numbers if x in live]
-          try:
-            ticket = self._scheduler.submit(
-              tenant, num_bytes, secs or _FIRST_SECS, weight, after
-            )
-          except UserError as error:
-            answer({"refuse": number, "why": str(error)})
-            return
-          live[number] = ticket, program
-          self._tickets[ticket] = number, answer
-        case {"check": number} if number in live:
-          ticket, _ = live[number]
-          if why := self._scheduler.explain_wait(ticket):
-            del live[number]
-            self._end(ticket)
-            self._scheduler.finish(ticket)
-            answer({"refuse": number, "why": why})
-        case {"run": number} if number in live:
-          ticket, _ = live[number]
-          if ticket.state == "running":
-            self._device_time.begin(ticket)
-        case {"finish": number, "kept": kept}:
-          if number in live:
-            ticket, program = live.pop(number)
-            secs = self._end(ticket)
-            if program in runs:
-              runs[program].append(secs)
-            else:
-              runs[program], secs = deque(maxlen=_NUM_RUNS), _FIRST_SECS
-            self._scheduler.finish(ticket, secs, kept)
-          else:  # a program of an earlier stream, or of an earlier manager
-            self._scheduler.keep(tenant, kept)
-        case {"keep": num_bytes}:
-          self._scheduler.keep(tenant, num_bytes)
-        case {"free": num_bytes}:
-          self._scheduler.free(tenant, num_bytes)
-
-    def take_all(messages: Iterable[Message]) -> None:
-      with self._lock:
-        for message in messages:
-          take(message)
-        self._start()
-
-    return take_all
+  def _submit(
+    self,
+    tenant: str,
+    client: _Client,
+    number: int,
+    program: int,
+    num_bytes: Mapping[str, int],
+    after: Sequence[Ticket],
+  ) -> None:
+    budgets = self._scheduler.budgets
+    if not num_bytes.keys() <= budgets.keys():
+      budgets.update(self._list_devices())
+    if not num_bytes.keys() <= budgets.keys():
+      # A manager with another file knows the servers only after their next
+      # heartbeats. Until then the program runs without a turn.
+      client.answer({"start": number})
+      return
+    secs = statistics.median_low(client.runs.get(program) or [0.0])
+    try:
+      ticket = self._scheduler.submit(
+        tenant, num_bytes, secs or _FIRST_SECS, client.weight, after
+      )
+    except UserError as error:
+      client.answer({"refuse": number, "why": str(error)})
+      return
+    client.live[number] = ticket, program
+    self._tickets[ticket] = number, client.answer
 
   def _end(self, ticket: Ticket) -> float:
     """Forgets a program; returns its device time."""

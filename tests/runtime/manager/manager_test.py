@@ -34,7 +34,7 @@ class Cluster:
     if self.store:
       self.store.close()
     self.store = Store(self.path)
-    self.manager = Manager(self.store, lambda _: 2, lambda: self.now)
+    self.manager = Manager(self.store, lambda _: 2, clock=lambda: self.now)
 
   def join(self, *names, island="main"):
     for name in names:
@@ -51,6 +51,7 @@ class Cluster:
     """Lets time pass, in which only some servers and owners send beats."""
     for _ in range(secs):
       self.now += 1.0
+      self.manager.tick()
       for name in alive:
         assert self.manager.beat(name)["is_known"], name
 

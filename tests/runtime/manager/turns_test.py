@@ -64,16 +64,32 @@ def test_the_times_of_all_programs_add_up_to_the_time_that_a_device_works(
 
 def test_a_client_that_ends_leaves_nothing_to_the_manager():
   turns = Turns(GangScheduler("shares", {}), lambda: {"a": 10})
-  messages = (
-    b'[{"submit": 1, "program": 7, "num_bytes": {"a": 5}, "after": []}]'
-  )
-  running = b'[{"run": 1}]'
-  answers = [*turns.serve("client", 1.0, iter([messages, running]))]
-  assert b'"start": 1' in answers[0].replace(b'"start":1', b'"start": 1')
-  take = turns.add_client("next", 1.0, (started := []).append)
+
+  def submit(tenant, number, num_bytes):
+    message = {"submit": number, "program": 7, "num_bytes": {"a": num_bytes}}
+    turns.take(tenant, [message | {"after": []}])
+
+  turns.add_client("client", 1.0, (answers := []).append)
+  submit("client", 1, 5)
+  turns.take("client", [{"run": 1}])
+  assert answers == [{"start": 1}]
+  turns.remove_client("client")
+  turns.add_client("next", 1.0, (started := []).append)
   for number in range(4):
-    take(
-      [{"submit": number, "program": 7, "num_bytes": {"a": 10}, "after": []}]
-    )
-    take([{"run": number}, {"finish": number, "kept": {}}])
+    submit("next", number, 10)
+    turns.take("next", [{"run": number}, {"finish": number, "kept": {}}])
   assert started == [{"start": number} for number in range(4)]
+
+
+def test_a_program_on_devices_that_no_server_has_registered_yet_runs():
+  devices = {}
+  turns = Turns(GangScheduler("fifo", {}), lambda: devices)
+  turns.add_client("client", 1.0, (answers := []).append)
+  submit = {"submit": 1, "program": 7, "num_bytes": {"a": 5}, "after": []}
+  turns.take("client", [submit, {"run": 1}, {"finish": 1, "kept": {"a": 5}}])
+  assert answers == [{"start": 1}]
+  devices["a"] = 10  # its server is back; the buffer of 5 bytes is still there
+  turns.take("client", [submit | {"submit": 2, "num_bytes": {"a": 6}}])
+  assert answers == [{"start": 1}]
+  turns.take("client", [{"free": {"a": 5}}])
+  assert answers == [{"start": 1}, {"start": 2}]

@@ -1,0 +1,128 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The streams of turns of all clients, in the manager's event loop.
+
+A stream costs no thread, so thousands of clients may have one. Each stream is
+a tenant of the scheduler: what a client holds ends with its stream. gRPC's
+keepalive ends the stream of a client that is silent.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
+from palm_mtf.runtime.manager.slices import check_name
+from palm_mtf.runtime.manager.turns import Message, Turns, read_messages
+
+_MAX_STREAMS = 10_000
+_WRONG = grpc.StatusCode.INVALID_ARGUMENT
+
+
+@dataclasses.dataclass(eq=False)  # hashed by identity
+class _Stream:
+  owner: str
+  client: str  # random name of the client's process
+  tenant: str  # unique name of the stream
+  # Messages for the client; None ends the stream.
+  answers: asyncio.Queue[Message | None] = dataclasses.field(
+    default_factory=asyncio.Queue
+  )
+  # Why the manager ends the stream.
+  refusal: tuple[grpc.StatusCode, str] | None = None
+
+
+class Streams:
+  """Serves the streams; all methods run in the thread of the event loop."""
+
+  def __init__(self, turns: Turns):
+    self._turns = turns
+    self._open: set[_Stream] = set()
+    self._numbers = itertools.count()
+
+  async def serve(
+    self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+  ) -> AsyncIterator[bytes]:
+    """Answers a client's messages until the client ends its stream."""
+    about = dict(context.invocation_metadata())
+    try:
+      owner, weight = about["owner"], float(about["weight"])
+      check_name("owner", owner)
+      if not 1e-6 <= weight <= 1e6 or math.isnan(weight):
+        raise ValueError(weight)
+    except (KeyError, ValueError, UserError):
+      await context.abort(_WRONG, "the stream needs an owner and a weight")
+    if len(self._open) >= _MAX_STREAMS:
+      await context.abort(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"the manager serves {_MAX_STREAMS:,} clients, which is the most",
+      )
+    client = about.get("client", "")
+    for other in [*self._open]:
+      # The client has lost its old stream, which the manager has not noticed.
+      if client and (other.owner, other.client) == (owner, client):
+        self._end(other, None)
+    stream = _Stream(owner, client, f"{owner} {next(self._numbers)}")
+    self._open.add(stream)
+    self._turns.add_client(stream.tenant, weight, stream.answers.put_nowait)
+    reading = asyncio.ensure_future(self._read(stream, requests))
+    try:
+      yield b"[]"  # tells the client that it has turns
+      while group := await _take_all(stream.answers):
+        yield json_text(group).encode()
+    finally:
+      reading.cancel()
+      self._end(stream, None)
+    if stream.refusal:
+      await context.abort(*stream.refusal)
+
+  async def _read(
+    self, stream: _Stream, requests: AsyncIterator[bytes]
+  ) -> None:
+    refusal = None
+    try:
+      async for text in requests:
+        self._turns.take(stream.tenant, read_messages(text))
+    except UserError as error:
+      refusal = _WRONG, str(error)
+    finally:
+      self._end(stream, refusal)
+
+  def _end(
+    self, stream: _Stream, refusal: tuple[grpc.StatusCode, str] | None
+  ) -> None:
+    if stream in self._open:
+      self._open.remove(stream)
+      self._turns.remove_client(stream.tenant)
+      stream.refusal = refusal
+      stream.answers.put_nowait(None)
+
+  def end_all(self, owner: str) -> bool:
+    """Ends the streams of an owner; returns whether it had any."""
+    ended = [x for x in self._open if x.owner == owner]
+    for stream in ended:
+      self._end(stream, (_WRONG, f"the turns of {owner} were released"))
+    return bool(ended)
+
+  def list_all(self) -> list[dict[str, Any]]:
+    """Returns one JSON object per stream: what its client holds."""
+    streams = sorted(self._open, key=lambda x: x.owner)
+    return [
+      {"client": x.owner, **self._turns.describe(x.tenant)} for x in streams
+    ]
+
+
+async def _take_all(answers: asyncio.Queue[Message | None]) -> list[Message]:
+  """Waits for messages; returns those before None, [] if None is the first."""
+  group = [await answers.get()]
+  while group[-1] is not None and not answers.empty():
+    group.append(answers.get_nowait())
+  if group[-1] is None and len(group) > 1:
+    answers.put_nowait(None)
+  return [x for x in group if x is not None]

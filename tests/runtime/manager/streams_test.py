@@ -1,0 +1,278 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Managers outlive wrong, silent and many clients; clients a silent manager."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import pytest
+
+from palm_mtf.errors import UserError
+from palm_mtf.runtime.client.turns import ManagedTurns
+from palm_mtf.runtime.manager import client as client_module
+from palm_mtf.runtime.manager import service
+from palm_mtf.runtime.manager.client import ManagerClient
+from palm_mtf.runtime.manager.manager import Manager
+from palm_mtf.runtime.program import Program
+
+SECS = 60.0
+DEVICES = {"/cpu:0": "host:1/0"}
+SUBMIT = {"program": 1, "num_bytes": {"host:1/0": 0}, "after": []}
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+  """Peers find out within two seconds that the other side is silent."""
+
+  def hurry(options):
+    return tuple((x, 1000 if y == 5000 else y) for x, y in options)
+
+  for module, name in (
+    (client_module, "CHANNEL_OPTIONS"),
+    (service, "_SERVER_OPTIONS"),
+  ):
+    monkeypatch.setattr(module, name, hurry(getattr(module, name)))
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch):
+  monkeypatch.setattr(Manager, "list_devices", lambda _: {"host:1/0": 1000})
+  state = str(tmp_path / "state")
+  with service.serve("127.0.0.1", 0, state, "") as port:
+    yield f"127.0.0.1:{port}"
+
+
+class Stream:
+  """A stream of turns, whose messages the test writes."""
+
+  def __init__(self, channel, owner, **metadata):
+    self.requests = queue.SimpleQueue()
+    about = {"protocol": str(client_module.PROTOCOL), "owner": owner}
+    about |= {"weight": "1.0", **metadata}
+    self.answers = channel.stream_stream("/palm_mtf.Manager/turns")(
+      iter(self.requests.get, None), metadata=[*about.items()]
+    )
+
+  def send(self, *messages):
+    self.requests.put(json.dumps(messages).encode())
+
+  def next(self):
+    return json.loads(next(self.answers))
+
+  def error(self):
+    with pytest.raises(grpc.RpcError) as error:
+      for _ in self.answers:
+        pass
+    return error.value.code(), error.value.details()
+
+
+@pytest.fixture
+def channel(address):
+  with grpc.insecure_channel(address, client_module.CHANNEL_OPTIONS) as channel:
+    yield channel
+
+
+def wait_for(condition):
+  end = time.monotonic() + SECS
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.02)
+
+
+def ask(address, method, **arguments):
+  with ManagerClient("MANAGER", address) as client:
+    return client.call(method, **arguments)
+
+
+def test_hundreds_of_open_streams_leave_the_other_calls_their_answers(
+  address, channel
+):
+  streams = [Stream(channel, f"client-{i}") for i in range(300)]
+  assert [x.next() for x in streams] == [[]] * 300
+  assert len(ask(address, "list_all")) == 300
+  assert ask(address, "beat", name="x")["is_known"] is False
+  for i, stream in enumerate(streams):
+    stream.send({"submit": i, **SUBMIT})
+    assert stream.next() == [{"start": i}]
+    stream.send({"finish": i, "kept": {}})
+    stream.requests.put(None)
+  wait_for(lambda: ask(address, "list_all") == [])
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    b"no json",
+    b"5",
+    b"[5]",
+    b"[" * 100_000,
+    b'[{"submit": 1, "program": 2, "num_bytes": 5, "after": []}]',
+    b'[{"submit": [1], "program": 2, "num_bytes": {}, "after": [[]]}]',
+    b'[{"submit": 1, "program": 2, "num_bytes": {"a": -1}, "after": []}]',
+    b'[{"free": 7}]',
+    b'[{"keep": {"host:1/0": "x"}}]',
+    b'[{"keep": {"host:1/0": 1e400}}]',
+    b'[{"finish": [], "kept": {}}]',
+    b'[{"free": {"host:1/0": 8}}]',
+  ],
+)
+def test_a_wrong_message_ends_only_its_own_stream(text, address, channel):
+  good, bad = Stream(channel, "good"), Stream(channel, "bad")
+  assert good.next() == bad.next() == []
+  bad.requests.put(text)
+  code, why = bad.error()
+  assert code == grpc.StatusCode.INVALID_ARGUMENT
+  assert why == "these are no messages of palm_mtf." or "free each" in why
+  good.send({"submit": 1, **SUBMIT})
+  assert good.next() == [{"start": 1}]
+  assert [x["client"] for x in ask(address, "list_all")] == ["good"]
+
+
+@pytest.mark.parametrize(
+  "about",
+  [{"weight": "nan"}, {"weight": "x"}, {"weight": "0"}, {"owner": "a b"}],
+)
+def test_a_stream_without_an_owner_and_a_weight_is_refused(about, channel):
+  owner = about.pop("owner", "a")
+  code, why = Stream(channel, owner, **about).error()
+  assert code == grpc.StatusCode.INVALID_ARGUMENT
+  assert why == "the stream needs an owner and a weight"
+
+
+def test_the_end_of_a_client_s_old_stream_takes_nothing_from_its_new_one(
+  channel,
+):
+  old, new = (Stream(channel, "run", client="1") for _ in range(2))
+  other = Stream(channel, "run", client="2")  # has the same name by accident
+  assert old.next() == []
+  with pytest.raises(StopIteration):
+    old.next()  # the new stream has ended the old one
+  assert new.next() == other.next() == []
+  new.send(
+    *({"submit": i, **SUBMIT} for i in range(6)), {"keep": {"host:1/0": 3}}
+  )
+  assert new.next() == [{"start": i} for i in range(4)]
+  old.requests.put(None)
+  other.requests.put(None)
+  with pytest.raises(StopIteration):
+    other.next()
+  new.send({"finish": 0, "kept": {}}, {"free": {"host:1/0": 3}})
+  assert new.next() == [{"start": 4}]
+
+
+def test_list_shows_and_release_ends_what_a_client_without_slices_holds(
+  address, channel
+):
+  blocking, waiting = Stream(channel, "blocking"), Stream(channel, "waiting")
+  assert blocking.next() == waiting.next() == []
+  blocking.send({"keep": {"host:1/0": 7}})
+  blocking.send(*({"submit": i, **SUBMIT} for i in range(5)))
+  assert blocking.next() == [{"start": i} for i in range(4)]
+  waiting.send({"submit": 0, **SUBMIT})
+  wait_for(lambda: ask(address, "list_all")[1]["num_waiting"] == 1)
+  assert ask(address, "list_all")[0] == {
+    "client": "blocking",
+    "num_running": 4,
+    "num_waiting": 1,
+    "kept_bytes": {"host:1/0": 7},
+  }
+  ask(address, "release", owner="blocking")
+  code, why = blocking.error()
+  assert code == grpc.StatusCode.INVALID_ARGUMENT
+  assert why == "the turns of blocking were released"
+  assert waiting.next() == [{"start": 0}]
+  with pytest.raises(UserError, match='no owner "blocking"'):
+    ask(address, "release", owner="blocking")
+
+
+CLIENT = f"""
+import json, queue, sys, grpc
+requests = queue.SimpleQueue()
+submits = [dict(submit=i, **{SUBMIT}) for i in range(4)]
+requests.put(json.dumps(submits).encode())
+about = [("protocol", "{client_module.PROTOCOL}"), ("owner", "silent"), ("weight", "1")]
+channel = grpc.insecure_channel(sys.argv[1])
+answers = channel.stream_stream("/palm_mtf.Manager/turns")(
+  iter(requests.get, None), metadata=about
+)
+for answer in answers:
+  print(answer.decode(), flush=True)
+"""
+
+
+def test_a_client_that_is_stopped_loses_its_turns(hasty, address):
+  with subprocess.Popen(
+    [sys.executable, "-c", CLIENT, address], stdout=subprocess.PIPE
+  ) as silent:
+    assert silent.stdout.readline() == b"[]\n"
+    assert silent.stdout.readline().count(b"start") == 4
+    os.kill(silent.pid, signal.SIGSTOP)
+    try:
+      with ManagerClient("MANAGER", address) as client:
+        turns = ManagedTurns(client.open_turns("other", 1.0), DEVICES)
+        with turns.take(Program()):
+          pass
+        assert [x["client"] for x in ask(address, "list_all")] == ["other"]
+        turns.close()
+    finally:
+      silent.kill()
+
+
+MANAGER = """
+import sys, threading
+from palm_mtf.runtime.manager import service
+from palm_mtf.runtime.manager.manager import Manager
+Manager.list_devices = lambda self: {"host:1/0": 1000}
+with service.serve("127.0.0.1", 0, sys.argv[1], "") as port:
+  print(port, flush=True)
+  threading.Event().wait()
+"""
+
+
+def test_programs_run_while_their_manager_is_stopped_and_take_turns_again(
+  hasty, tmp_path, caplog
+):
+  def start(turns, entered, may_end):
+    def run():
+      with turns.take(Program()):
+        entered.append(1)
+        assert may_end.wait(SECS)
+
+    threading.Thread(target=run, daemon=True).start()
+
+  with contextlib.ExitStack() as stack:
+    manager = stack.enter_context(
+      subprocess.Popen(
+        [sys.executable, "-c", MANAGER, str(tmp_path / "state")],
+        stdout=subprocess.PIPE,
+      )
+    )
+    stack.callback(manager.kill)
+    port = int(manager.stdout.readline())
+    client = stack.enter_context(ManagerClient("MANAGER", f"127.0.0.1:{port}"))
+    turns = ManagedTurns(client.open_turns("run", 1.0), DEVICES)
+    stack.callback(turns.close)
+    with turns.take(Program()):
+      pass
+    os.kill(manager.pid, signal.SIGSTOP)
+    for _ in range(6):  # the first waits until the client knows
+      with turns.take(Program()):
+        pass
+    assert caplog.text.count("programs run without turns") == 1
+    os.kill(manager.pid, signal.SIGCONT)
+    wait_for(lambda: turns._requests is not None)
+    entered, may_end = [], threading.Event()
+    stack.callback(may_end.set)
+    for _ in range(5):
+      start(turns, entered, may_end)
+    wait_for(lambda: len(entered) == 4)
+    assert not turns._ended.wait(0.2)
+    assert len(entered) == 4, "a manager lets four programs run at a time"
