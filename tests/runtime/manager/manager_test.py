@@ -8,6 +8,7 @@ real servers.
 
 import contextlib
 import dataclasses
+import json
 import sqlite3
 
 import pytest
@@ -316,3 +317,91 @@ def test_what_is_no_state_of_this_version_is_refused(tmp_path):
     f"--state = '{later}': is of another version of palm_mtf; use that "
     "version, or another file."
   )
+  foreign = tmp_path / "foreign"
+  with sqlite3.connect(foreign) as file:
+    file.execute("CREATE TABLE photos (x)")
+  file.close()
+  before = foreign.read_bytes()
+  assert refusal(foreign) == (
+    f"--state = '{foreign}': is a database of another program; name another "
+    "file."
+  )
+  assert foreign.read_bytes() == before
+  assert refusal("") == (
+    "--state is empty: name a file for servers and slices."
+  )
+
+
+@pytest.mark.parametrize(
+  ("kind", "text"),
+  [
+    ("servers", "{"),
+    ("servers", "5"),
+    ("servers", json.dumps({**dataclasses.asdict(SERVER), "zone": "x"})),
+    ("servers", json.dumps({**dataclasses.asdict(SERVER), "num_devices": 0})),
+    ("allocations", json.dumps({"owner": "run", "places": [[5]]})),
+    ("photos", "{}"),
+  ],
+)
+def test_a_stored_item_that_is_damaged_is_named(kind, text, tmp_path):
+  path = tmp_path / "state"
+  Store(str(path)).close()
+  with sqlite3.connect(path) as file:
+    file.execute("INSERT INTO items VALUES (?, ?, ?)", (kind, "a", text))
+  file.close()
+  assert refusal(path) == (
+    f"--state = '{path}': ('{kind}', 'a') is damaged; name another file, with "
+    "which servers and runs join again."
+  )
+
+
+@pytest.mark.parametrize(
+  "odd",
+  [
+    {"device_bytes": "many"},
+    {"device_bytes": -1},
+    {"device_bytes": float("nan")},
+    {"kind": [1]},
+    {"kind": {"cpu": [[]]}},
+    {"kind": None},
+    {"is_drained": "x"},
+    {"num_devices": True},
+    {"num_devices": 10**12},
+    {"address": 5},
+    {"address": "host"},
+    {"island": None},
+  ],
+)
+def test_a_registration_that_is_none_changes_nothing(odd, cluster):
+  cluster.join("a")
+  with pytest.raises(UserError):
+    cluster.manager.register({**dataclasses.asdict(SERVER), **odd})
+  assert cluster.states() == {"a": "serving"}
+  assert cluster.hosts("run") == ["a"]
+
+
+def test_a_manager_that_stood_still_counts_nobody_as_silent(cluster):
+  cluster.join("a")
+  assert cluster.hosts("run") == ["a"]
+  for ask in (cluster.states, lambda: cluster.hosts("other"), cluster.states):
+    cluster.now += 100.0
+    ask()
+    assert cluster.states() == {"a": "serving"}
+    assert "run" in cluster.manager.list_all()[0]["owners"]
+  cluster.wait(31, "a:1")
+  assert cluster.manager.list_all()[0]["owners"] == [], "really silent"
+
+
+def test_a_full_disk_refuses_slices_and_loses_none(cluster):
+  cluster.join("a", "b")
+  assert cluster.hosts("run") == ["a"]
+  store = cluster.store
+  (pages,) = store._file.execute("PRAGMA page_count").fetchone()
+  store._file.execute(f"PRAGMA max_page_count = {pages}")
+  wish = dataclasses.asdict(Wish(slices=["1"] * 2000))
+  with pytest.raises(UserError, match="full; mend that"):
+    store.put(
+      "allocations", "x", Allocation(owner="x", wish=Wish(**wish), places=[])
+    )
+  assert cluster.hosts("run") == ["a"]
+  assert "x" not in store.allocations

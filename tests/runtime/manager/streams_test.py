@@ -198,10 +198,10 @@ import json, queue, sys, grpc
 requests = queue.SimpleQueue()
 submits = [dict(submit=i, **{SUBMIT}) for i in range(4)]
 requests.put(json.dumps(submits).encode())
-about = [("protocol", "{client_module.PROTOCOL}"), ("owner", "silent"), ("weight", "1")]
+about = dict(protocol="{client_module.PROTOCOL}", owner="silent", weight="1")
 channel = grpc.insecure_channel(sys.argv[1])
 answers = channel.stream_stream("/palm_mtf.Manager/turns")(
-  iter(requests.get, None), metadata=about
+  iter(requests.get, None), metadata=[*about.items()]
 )
 for answer in answers:
   print(answer.decode(), flush=True)
