@@ -16,7 +16,12 @@ from palm_mtf.config import DecodeConfig, MeshLayout, ModelConfig
 from palm_mtf.mesh.session import session_config
 from tests import oracle
 from tests.decode_testing import EOD, decode
-from tests.mtf_testing import SINGLE, random_tokens, relative_error
+from tests.mtf_testing import (
+  SINGLE,
+  ModelResult,
+  random_tokens,
+  relative_error,
+)
 
 FLOAT32 = mtf.VariableDType(tf.float32, tf.float32, tf.float32)
 _PALM = 'include "palm_mtf/gin/mesh_tensorflow/palm.gin"'
@@ -176,19 +181,20 @@ def of_loss(
 ) -> dict[str, mtf.Tensor]:
   """Returns logits, loss, and gradients by our names."""
   features = imported(mesh, batch)
+  activations = tf.as_dtype(config.activation_dtype)
   with configured(config, *lines) as model:
     logits, loss = model.call_simple(
       features["inputs"],
       features["targets"],
       compute_loss=True,
-      variable_dtype=FLOAT32,
+      variable_dtype=mtf.VariableDType(tf.float32, tf.float32, activations),
       sequence_id=features.get("segments"),
     )
   variables = mesh.graph.trainable_variables
   gradients = mtf.gradients([loss], [x.outputs[0] for x in variables])
   names = [our_name(x.name) for x in variables]
   found = dict(zip(names, gradients, strict=True))
-  return {"logits": logits, "loss": loss, **found}
+  return {"logits": mtf.cast(logits, tf.float32), "loss": loss, **found}
 
 
 def computed(
@@ -205,6 +211,29 @@ def computed(
 
   (values,) = Run(build, params, layout).values
   return values
+
+
+def run_unitransformer(
+  config: ModelConfig,
+  params: Mapping[str, np.ndarray],
+  batch: Mapping[str, np.ndarray],
+  *,
+  z_loss: float,
+  layout: MeshLayout = SINGLE,
+  recompute_grads: bool = False,
+) -> ModelResult:
+  """Returns the logits, loss and gradients of a Unitransformer."""
+  lines = (
+    f"transformer.Unitransformer.z_loss = {z_loss}",
+    f"transformer.LayerStack.recompute_grads = {recompute_grads}",
+  )
+  found = computed(config, params, batch, *lines, layout=layout)
+  return ModelResult(
+    logits=found.pop("logits"),
+    loss=float(found.pop("loss")),
+    z_loss=None,
+    gradients=found,
+  )
 
 
 def assert_close(
