@@ -196,9 +196,11 @@ class Case:
 
 
 @functools.cache
-def make_case(name: str, rows: Callable[..., dict] = random_tokens) -> Case:
+def make_case(
+  name: str, rows: Callable[..., dict] = random_tokens, **changes: object
+) -> Case:
   """Returns two rows of `rows`, without target 0, which some models mask."""
-  config = block_config(name)
+  config = block_config(name, **changes)
   params = oracle.random_parameters(config, seed=1)
   batch = rows(config, batch_size=2, seed=2)
   batch["targets"] = np.maximum(batch["targets"], 1)

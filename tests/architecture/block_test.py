@@ -46,6 +46,12 @@ def whole_documents(*args, **settings):
   return batch
 
 
+def recomputing(*args, **settings) -> ModelResult:
+  """Returns the result of a Unitransformer that recomputes its layers."""
+  line = "transformer.LayerStack.recompute_grads = True"
+  return run_unitransformer(*args, line, **settings)
+
+
 SPLIT = mesh_layout("all over data and model")
 _PALM = "layer_norm parallel multi_query"
 _LLAMA = "rms_norm serial multi_head"
@@ -116,7 +122,7 @@ EXECUTORS = {
     ("in groups", "GPT-2 with ALiBi"),
   ),
   "Mesh TensorFlow, recomputed": (
-    functools.partial(run_unitransformer, recompute_grads=True),
+    recomputing,
     whole_documents,
     (),
     ("in groups", "GPT-2 with ALiBi", _PALM),
