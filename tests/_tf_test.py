@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf2
 
 from palm_mtf._tf import tf
-from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.ops.xla import function, fused
 from tests import processes
 from tests.source_files import ROOT
@@ -55,6 +54,7 @@ def test_parts_that_tensorflow_does_not_need_are_loaded_on_demand():
 
 def test_importing_palm_mtf_only_makes_mesh_tensorflow_importable():
   program = """
+sys.modules["keras"] = None  # TensorFlow works without it, and starts sooner
 before, path = state(), sys.meta_path[:]
 import palm_mtf
 assert state() == before and "tensorflow" not in sys.modules
@@ -122,33 +122,69 @@ print(json.dumps(sorted(map(".".join, changed))))
     assert f"`{name}`" in page
 
 
-@pytest.fixture(scope="module")
-def imported():
-  """The result of an import without a folder for temporary files."""
-  program = """
-import gc, tempfile
+# What a process of ours has after each of some steps, as one JSON object. It
+# has no folder for temporary files.
+_MEASURES = """
+import gc, json, sys, tempfile
 def refuse(*unused):
   raise FileNotFoundError("No usable temporary directory found")
-tempfile._get_default_tempdir = refuse
-runs = []
+default, tempfile._get_default_tempdir = tempfile._get_default_tempdir, refuse
+runs, found = [], {}
 from palm_mtf.machine.process import own_process
 own_process()
 gc.callbacks.append(lambda phase, info: runs.append(info["generation"]))
 import palm_mtf._tf
 gc.callbacks.clear()
-print(runs.count(2), gc.get_freeze_count() > 100_000, gc.isenabled())
+is_frozen = gc.get_freeze_count() > 100_000
+found["garbage"] = runs.count(2), is_frozen, gc.isenabled()
+from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
+found["resident"] = resident_bytes(), largest_resident_bytes()
+tempfile._get_default_tempdir = default
+import palm_mtf.training.supervisor
+from palm_mtf.runtime.host_functions import HOST_MODULES
+for name in HOST_MODULES:
+  __import__(name)
+found["jax"] = [x for x in sys.modules if x.split(".")[0] in ("jax", "jaxlib")]
+from tests._tf_test import run_and_drop
+found["sizes"] = []
+for _ in range(6):
+  run_and_drop(num_bytes=20_000_000)
+  gc.collect()
+  found["sizes"].append(resident_bytes())
+print(json.dumps(found))
 """
-  return processes.python("-c", program)
 
 
-def test_it_is_imported_without_a_folder_for_temporary_files(imported):
-  assert (imported.returncode, imported.stderr) == (0, "")
+@pytest.fixture(scope="module")
+def measured():
+  # Without the compiled code that earlier tests left in their cache.
+  variables = {"TF_XLA_FLAGS": ""}
+  shown = processes.python("-c", _MEASURES, variables=variables)
+  assert (shown.returncode, shown.stderr) == (0, "")
+  return json.loads(shown.stdout)
 
 
 def test_the_import_looks_for_garbage_once_and_never_again_in_what_it_made(
-  imported,
+  measured,
 ):
-  assert imported.stdout == "2 True True\n"
+  assert measured["garbage"] == [2, True, True]
+
+
+def test_tensorflow_is_imported_without_the_pages_that_loading_it_read(
+  measured,
+):
+  now, largest = measured["resident"]
+  assert now < 0.75 * largest
+  assert largest < 450e6
+
+
+def test_modules_of_training_and_of_servers_import_no_jax(measured):
+  assert measured["jax"] == []
+
+
+def test_memory_does_not_grow_with_the_graphs_that_were(measured):
+  sizes = measured["sizes"]
+  assert sizes[-1] - sizes[1] < 20e6
 
 
 @fused
@@ -241,15 +277,6 @@ def test_a_graph_that_nobody_holds_is_freed_with_what_it_compiled():
   graph = run_and_drop(num_bytes=1)
   gc.collect()
   assert graph() is None
-
-
-def test_memory_does_not_grow_with_the_graphs_that_were():
-  sizes = []
-  for _ in range(6):
-    run_and_drop(num_bytes=20_000_000)
-    gc.collect()
-    sizes.append(resident_bytes())
-  assert sizes[-1] - sizes[1] < 20e6
 
 
 def test_a_graph_traces_a_function_once_for_each_shape():

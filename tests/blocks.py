@@ -1,11 +1,28 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of blocks that tests try: those of known models, and mixed ones."""
+"""Blocks that tests try, and what the oracle computes for a batch.
 
+Whatever computes a model is compared in the same way: `make_case` has a small
+model of a block, a batch and the oracle's numbers, and `check` compares these
+with the numbers of a run. block_test.py lists what is compared.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+
+import numpy as np
 import pytest
 
 from palm_mtf.config import ModelConfig
-from tests.mtf_testing import small_config
+from tests import oracle
+from tests.mtf_testing import (
+  ModelResult,
+  random_tokens,
+  relative_error,
+  small_config,
+)
 
 _LLAMA = dict(
   block="serial",
@@ -101,6 +118,49 @@ SETTINGS = {
 }
 
 
+# PaLM's block with each norm, order and kind of heads.
+PALM = {
+  f"{norm} {block} {attention}": dict(
+    norm=norm, block=block, attention=attention
+  )
+  for norm, block, attention in itertools.product(
+    ("layer_norm", "rms_norm"),
+    ("parallel", "serial"),
+    ("multi_query", "multi_head"),
+  )
+}
+PALM["no final scale"] = dict(final_norm_scale="none")
+
+# Mixtures of settings that a Unitransformer has, too. Its scales of embeddings
+# and logits are PaLM's.
+MIXTURES = {
+  "in groups": dict(
+    _GQA,
+    norm="rms_norm_1p",
+    mlp="geglu_tanh",
+    rotary_fraction=0.4,
+    rotary_pairs="neighbours",
+    rotary_base=5e5,
+    biases="qkv",
+  ),
+  "GPT-2 with ALiBi": dict(
+    block="serial",
+    norm="layer_norm_bias",
+    norm_epsilon=1e-4,
+    attention="multi_head",
+    positions="alibi",
+    mlp="gelu_tanh",
+    biases="o,mlp",
+  ),
+  "Transformer-XL": dict(
+    _GQA, positions="transformer_xl", attention_window=4, mlp="relu"
+  ),
+  "T5": dict(block="serial", norm="rms_norm", positions="t5", mlp="geglu"),
+  "multi-head": dict(attention="multi_head", mlp="relu2", qk_norm="rms_norm"),
+  "without positions": dict(positions="none", mlp="gelu", biases="mlp"),
+}
+
+
 def fast_only(*names: str) -> list:
   """Returns all names of SETTINGS as parameters of a test; others are slow."""
   return [
@@ -111,4 +171,73 @@ def fast_only(*names: str) -> list:
 
 def block_config(name: str, **changes: object) -> ModelConfig:
   """Returns a small model with the settings of a name."""
-  return small_config(**{**SETTINGS[name], **changes})
+  settings = {**SETTINGS, **PALM, **MIXTURES}[name]
+  return small_config(**{**settings, **changes})
+
+
+Z_LOSS = 0.1  # large, so that its gradient counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A model and a batch, with the oracle's numbers.
+
+  Attributes:
+    losses: the mean cross-entropy, and the z-loss with the weight Z_LOSS.
+    slopes: {parameter: (direction, slope of the sum of losses along it)}.
+  """
+
+  config: ModelConfig
+  params: Mapping[str, np.ndarray]
+  batch: Mapping[str, np.ndarray]
+  logits: np.ndarray
+  losses: tuple[float, float]
+  slopes: Mapping[str, tuple[np.ndarray, float]]
+
+
+@functools.cache
+def make_case(
+  name: str, rows: Callable[..., dict] = random_tokens, **changes: object
+) -> Case:
+  """Returns two rows of `rows`, without target 0, which some models mask."""
+  config = block_config(name, **changes)
+  params = oracle.random_parameters(config, seed=1)
+  batch = rows(config, batch_size=2, seed=2)
+  batch["targets"] = np.maximum(batch["targets"], 1)
+
+  def losses(params):
+    return oracle.loss(config, params, **batch, z_loss=Z_LOSS)
+
+  rng = np.random.default_rng(3)
+  slopes = {}
+  for key, value in params.items():
+    direction = rng.standard_normal(value.shape)
+    # Central differences in float64 are exact to about 1e-9.
+    step = 1e-5 / np.linalg.norm(direction)
+    up, down = (
+      sum(losses({**params, key: value + sign * step * direction}))
+      for sign in (1, -1)
+    )
+    slopes[key] = direction, (up - down) / (2 * step)
+  logits = oracle.forward(
+    config,
+    params,
+    *(batch.get(x) for x in ("inputs", "segments", "prefix")),
+  )
+  return Case(config, params, batch, logits, losses(params), slopes)
+
+
+def check(case: Case, result: ModelResult) -> None:
+  """Compares logits and losses, and gradients along random directions."""
+  assert relative_error(result.logits, case.logits) < 1e-5
+  losses, exact = (result.loss, result.z_loss), case.losses
+  if result.z_loss is None:
+    losses, exact = result.loss, sum(exact)
+  assert losses == pytest.approx(exact, rel=1e-5)
+  assert result.gradients.keys() == case.params.keys()
+  for name, (direction, slope) in case.slopes.items():
+    gradient = result.gradients[name].astype(float)
+    error = abs(np.sum(gradient * direction) - slope)
+    # A difference of norm e changes the slope by e times a number near 1.
+    # Without rotation, the gradient of k's bias is 0 except for rounding.
+    assert error < 1e-5 * np.linalg.norm(gradient) + 1e-6, name

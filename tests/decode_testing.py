@@ -45,14 +45,9 @@ def decode(
   max_tokens: int,
   mesh: MeshLayout = SINGLE,
   chunk: int | None = None,
-  num_starts: int = 1,
   **more: Any,
 ) -> Decoded:
-  """Continues prompts; see `Decoder` for the arguments.
-
-  `chunk` is the number of tokens per call. The decoding is repeated
-  `num_starts` times.
-  """
+  """Continues prompts, `chunk` tokens per call; see `Decoder`."""
   with (
     tf.Graph().as_default(),
     Client(tf.Session(config=session_config(mesh.num_devices))) as client,
@@ -60,10 +55,9 @@ def decode(
     decoder = Decoder(
       client, config, params, prompts, settings, max_tokens, mesh=mesh, **more
     )
-    for _ in range(num_starts):
-      decoder.start()
-      for limit in range(1, max_tokens + 1, chunk or max_tokens):
-        decoder.advance(min(limit + (chunk or max_tokens) - 1, max_tokens))
+    decoder.start()
+    for limit in range(1, max_tokens + 1, chunk or max_tokens):
+      decoder.advance(min(limit + (chunk or max_tokens) - 1, max_tokens))
     return decoder.read()
 
 
@@ -103,10 +97,10 @@ class Decoder:
     )
     self._client = client
     with client.graph.as_default():
-      model = build_decode_model(config, mesh, settings.weight_dtype)
-      build = LocalPrograms(model).build
+      self._model = build_decode_model(config, mesh, settings.weight_dtype)
+      build = LocalPrograms(self._model).build
       self._programs = build_decode_programs(build, settings, sizes)
-    load_decode_model(client._session, model, params)
+    self.load(params)
     keys = range(len(prompts)) if keys is None else keys
     rows = range(settings.rows_per_prompt)
     self._inputs = {
@@ -114,6 +108,10 @@ class Decoder:
       "lengths": [1 + len(each) for each in prompts],
       "keys": [[[key, row] for row in rows] for key in keys],
     }
+
+  def load(self, params: Mapping[str, np.ndarray]) -> None:
+    """Replaces the parameters."""
+    load_decode_model(self._client._session, self._model, params)
 
   def start(self) -> None:
     """Reads the prompts."""

@@ -11,22 +11,36 @@ import json
 
 import pytest
 
+from palm_mtf.machine.compiled_code import compiled_code_folder
 from tests import processes, runs
 from tests.log_lines import without_stamps
 
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-  """A separate cache for XLA's code, which is compiled for AVX2."""
-  return tmp_path_factory.mktemp("compiled_for_avx2")
+# oneDNN and XLA read their limits only once, so one separate process runs all
+# commands. It reads {name: command} and prints {name: [exit code, stdout]}.
+_RUN_ALL = """
+import contextlib, io, json, sys
+from palm_mtf.cli.main import main
+results = {}
+for name, command in json.loads(sys.argv[1]).items():
+  with contextlib.redirect_stdout(io.StringIO()) as stdout:
+    code = main(command)
+  results[name] = code, stdout.getvalue()
+print(json.dumps(results))
+"""
+_SETTINGS = {"TRAIN_STEPS": 2, "EVAL_STEPS": 2, "PROMPTS": []}
+_DECODING = {
+  "generate": [],
+  "generate int8": ["--gin.WEIGHT_DTYPE='int8'"],
+  "generate int4": ["--gin.WEIGHT_DTYPE='int4'"],
+  "generate beams": ["--gin.NUM_BEAMS=2"],
+}
 
 
 @pytest.fixture(scope="module")
 def here(corpus, tmp_path_factory):
   """The results of `evaluate` after the same float32 steps on this CPU."""
   model_dir = tmp_path_factory.mktemp("here")
-  settings = {"NUM_PODS": 2, "TRAIN_STEPS": 2, "EVAL_STEPS": 2, "PROMPTS": []}
-  assert runs.run("train", corpus, model_dir, **settings) == 0
+  assert runs.run("train", corpus, model_dir, **_SETTINGS) == 0
   return runs.read_metrics(model_dir)[-1]["validation_loss"]
 
 
@@ -41,16 +55,28 @@ def here(corpus, tmp_path_factory):
   ],
 )
 def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
-  limit, dtype, corpus, compiled, here, tmp_path
+  limit, dtype, corpus, here, tmp_path, monkeypatch
 ):
-  run = processes.python(
-    *("-m", "tests.lesser_cpu_commands", corpus, tmp_path, dtype),
-    variables={
-      "ONEDNN_MAX_CPU_ISA": limit,
-      "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
-      "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={compiled}",
-    },
+  monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+  monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
+  # The folder depends on XLA_FLAGS, so it has only code for AVX2.
+  folder = f"ram://{compiled_code_folder()}"
+  monkeypatch.setenv(
+    "TF_XLA_FLAGS", f"--tf_xla_persistent_cache_directory={folder}"
   )
+  of_run = ["--model_dir", str(tmp_path), "--json"]
+  prompts = ["--prompt", "one two", "--prompt", "3"]
+  settings = {**_SETTINGS, "ACTIVATION_DTYPE": dtype}
+  commands = {
+    "train": runs.arguments("train", corpus, tmp_path, **settings),
+    **{x: ["generate", *of_run, *prompts, *y] for x, y in _DECODING.items()},
+    "score": ["score", *of_run, "--text", "one two three"],
+    "evaluate": ["evaluate", *of_run],
+    "evaluate the file": [
+      *("evaluate", f"--gin_file={tmp_path}/config.gin", "--json")
+    ],
+  }
+  run = processes.python("-c", _RUN_ALL, json.dumps(commands))
   assert run.returncode == 0, run.stderr  # nothing aborted
   results = json.loads(run.stdout)
   assert {name for name, (code, _) in results.items() if code} == set(), (
@@ -63,8 +89,7 @@ def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
     f"palm_mtf: computing in {resolved} (no native bfloat16: "
   )
   warnings = [x for x in said if "times as long as float32 (measured" in x]
-  # train, evaluate twice, score, and generate four times: one each.
-  assert len(warnings) == (8 if dtype == "bfloat16" else 0)
+  assert len(warnings) == (len(commands) if dtype == "bfloat16" else 0)
   for file, kept in (("config", dtype), ("operative_config", resolved)):
     config = (tmp_path / f"{file}.gin").read_text()
     assert f'\nACTIVATION_DTYPE = "{kept}"  # ' in config

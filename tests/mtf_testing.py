@@ -288,11 +288,14 @@ def lower(
 
 @dataclasses.dataclass(frozen=True)
 class ModelResult:
-  """The result of `run_model`; `gradients` has the names of variables."""
+  """The result of `run_model`; `gradients` has the names of variables.
+
+  `z_loss` is None if `loss` includes it.
+  """
 
   logits: np.ndarray
   loss: float
-  z_loss: float
+  z_loss: float | None
   gradients: dict[str, np.ndarray]
 
 

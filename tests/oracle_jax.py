@@ -87,32 +87,39 @@ def _loss(
     chosen_LV = jax.nn.one_hot(targets_L, config.vocab_size, dtype=dtype)
     log_p_L = jnp.sum(jax.nn.log_softmax(logits_LV) * chosen_LV, axis=-1)
     log_z_L = jax.nn.logsumexp(logits_LV, axis=-1)
-    return -log_p_L, z_loss * log_z_L**2
+    return logits_LV, -log_p_L, z_loss * log_z_L**2
 
-  each_BL = jax.vmap(terms)(inputs, targets, segments, prefix)
+  logits_BLV, *each_BL = jax.vmap(terms)(inputs, targets, segments, prefix)
   cross_entropy, z_term = (
     jnp.average(term_BL, weights=loss_weights) for term_BL in each_BL
   )
-  return cross_entropy + z_term, (cross_entropy, z_term)
+  return cross_entropy + z_term, (logits_BLV, cross_entropy, z_term)
 
 
-def _float64(params):
-  return {n: jnp.asarray(p, dtype=jnp.float64) for n, p in params.items()}
+@functools.partial(jax.jit, static_argnames="config")
+def _compiled(params, config, *arrays):
+  """Compiles all at once, which is faster than one operation at a time."""
+  return jax.value_and_grad(_loss, has_aux=True)(params, config, *arrays)
 
 
-def _mask(inputs, mask):
-  return jnp.asarray(np.zeros_like(inputs) if mask is None else mask)
+def _run(config, params, inputs, targets, z_loss, segments, weights, prefix):
+  zeros = np.zeros_like(inputs)
+  segments, prefix = (zeros if x is None else x for x in (segments, prefix))
+  weights = np.ones(inputs.shape) if weights is None else np.float64(weights)
+  arrays = inputs, targets, np.float64(z_loss), segments, weights, prefix
+  with jax.enable_x64(True):
+    (_, aux), gradients = _compiled(
+      {n: jnp.asarray(p, dtype=jnp.float64) for n, p in params.items()},
+      config,
+      *map(jnp.asarray, arrays),
+    )
+    return jax.tree.map(np.asarray, (*aux, gradients))
 
 
 def forward(config, params, inputs, segments=None, prefix=None) -> np.ndarray:
   """Returns oracle.forward, the logits [B, L, V] in float64."""
-  with jax.enable_x64(True):
-    logits_of = functools.partial(_sequence_logits, config, _float64(params))
-    return np.asarray(
-      jax.vmap(logits_of)(
-        jnp.asarray(inputs), _mask(inputs, segments), _mask(inputs, prefix)
-      )
-    )
+  targets = np.zeros_like(inputs)
+  return _run(config, params, inputs, targets, 0.0, segments, None, prefix)[0]
 
 
 def loss_and_gradients(
@@ -131,22 +138,7 @@ def loss_and_gradients(
     (loss, z_loss, gradients): two floats, and a dict from each variable's name
     to a float64 array of its shape.
   """
-  with jax.enable_x64(True):
-    (_, terms), gradients = jax.value_and_grad(_loss, has_aux=True)(
-      _float64(params),
-      config,
-      jnp.asarray(inputs),
-      jnp.asarray(targets),
-      z_loss,
-      _mask(inputs, segments),
-      None
-      if loss_weights is None
-      else jnp.asarray(loss_weights, dtype=jnp.float64),
-      _mask(inputs, prefix),
-    )
-    cross_entropy, z_term = map(float, terms)
-    return (
-      cross_entropy,
-      z_term,
-      {name: np.asarray(g) for name, g in gradients.items()},
-    )
+  _, cross_entropy, z_term, gradients = _run(
+    config, params, inputs, targets, z_loss, segments, loss_weights, prefix
+  )
+  return float(cross_entropy), float(z_term), gradients

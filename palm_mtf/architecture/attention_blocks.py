@@ -49,9 +49,10 @@ def attention_blocks(
   )
 
 
+@functools.cache
 def block_pairs(
   length: int, has_prefix: bool = False, window: int | None = None
-) -> list[int]:
+) -> tuple[int, ...]:
   """Returns how many query-key pairs attention computes in each block."""
   blocks = attention_blocks(length, has_prefix, window)
-  return [(x.end - x.begin) * x.num_keys for x in blocks]
+  return tuple((x.end - x.begin) * x.num_keys for x in blocks)

@@ -12,6 +12,7 @@ value is wrong. Fields of other types are not checked here.
 """
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import (
@@ -112,20 +113,45 @@ class Checked:
   """Base class of settings; `__post_init__` checks the value of every field."""
 
   def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):  # type: ignore[arg-type]
-      _check(field.name.upper(), getattr(self, field.name), field.type)
+    for name, macro, check in _checks_of(type(self)):  # type: ignore[arg-type]
+      check(macro, getattr(self, name))
 
 
-def _check(name: str, value: object, kind: object) -> None:
+# A search of layouts makes thousands of settings, so each class is read once.
+@functools.cache
+def _checks_of(settings: type) -> list[tuple[str, str, _Check]]:
+  """Returns name, macro and check of each field that has a check."""
+  checks = [
+    (field.name, field.name.upper(), _check_of(field.type))
+    for field in dataclasses.fields(settings)
+  ]
+  return [(name, macro, check) for name, macro, check in checks if check]
+
+
+def _check_of(kind: object) -> _Check | None:
+  """Returns the check of a field's type, or None if any value will do."""
   origin, arguments = get_origin(kind), get_args(kind)
-  if kind is bool and not isinstance(value, bool):
-    raise UserError(f"{name} = {value!r}: give True or False.")
+  if kind is bool:
+    return _check_bool
   if origin is Literal:
-    check_choice(name, value, arguments)
-  elif origin is Annotated:
+    return lambda name, value: check_choice(name, value, arguments)
+  if origin is Annotated:
     is_optional = type(None) in get_args(arguments[0])
-    if value is not None or not is_optional:
-      arguments[1](name, value)
-  elif origin in (Union, types.UnionType) and value is not None:
-    for each in arguments:
-      _check(name, value, each)
+    return _check_unless_none(arguments[1:2]) if is_optional else arguments[1]
+  if origin in (Union, types.UnionType):
+    return _check_unless_none([x for x in map(_check_of, arguments) if x])
+  return None
+
+
+def _check_bool(name: str, value: object) -> None:
+  if not isinstance(value, bool):
+    raise UserError(f"{name} = {value!r}: give True or False.")
+
+
+def _check_unless_none(checks: Sequence[_Check]) -> _Check:
+  def check(name: str, value: object) -> None:
+    if value is not None:
+      for each in checks:
+        each(name, value)
+
+  return check

@@ -111,4 +111,22 @@ def recomputed(
     with keep_all():
       return mtf.gradients(ys, xs, grad_ys=[dy], operations=operations)
 
-  return mtf.custom_gradient(fn, gradient, list(inputs))
+  inputs = list(inputs)
+  output, operations = inputs[0].graph.capture_operations(lambda: fn(*inputs))
+  made = {
+    y for x in operations if not isinstance(x, mtf.Variable) for y in x.outputs
+  }
+  read = [
+    y
+    for x in operations
+    for y in x.inputs
+    if y not in made and y.dtype.is_floating
+  ]
+  # mtf.custom_gradient lists the tensors that fn reads in the order of their
+  # addresses. Then each process would have another program, so that JAX would
+  # never find it in its cache of compiled programs.
+  all_inputs = list(dict.fromkeys([*inputs, *read]))
+  operation = mtf.ops.CustomGradientOperation(
+    inputs, all_inputs, [output], gradient, operations
+  )
+  return operation.outputs[0]

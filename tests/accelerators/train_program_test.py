@@ -14,7 +14,7 @@ import pytest
 
 from palm_mtf.config import MeshLayout, PodsConfig
 from tests.accelerators.on_virtual_devices import build_train_program
-from tests.blocks import block_config, fast_only
+from tests.blocks import SETTINGS, block_config
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -111,12 +111,9 @@ def check_same(here, host):
     assert error <= TOLERANCE * scale, (name, error / scale)
 
 
-@pytest.mark.parametrize(
-  "mesh",
-  [TWO_D, pytest.param(FSDP, marks=pytest.mark.slow)],
-  ids=["2D", "fully sharded"],
-)
-@pytest.mark.parametrize("name", fast_only("GPT-2"))
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [TWO_D, FSDP], ids=["2D", "fully sharded"])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_steps_of_other_blocks_are_those_of_the_host_path(name, mesh):
   """Adafactor divides a gradient that is only rounding, as of k's bias, by its
   own size. So the losses and norms of gradients are compared, not variables.

@@ -57,7 +57,7 @@ def test_every_candidate_divides_is_another_and_uses_all_devices():
 
 
 def test_what_is_found_fits_and_comes_fastest_first():
-  result = search(palm_8b(), 32)
+  result = search(palm_8b(), 16)
   secs = [each.step.total for each in result.fitting]
   assert secs == sorted(secs) and len(secs) < result.num_candidates
   for each in result.fitting[::100]:

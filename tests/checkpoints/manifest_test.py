@@ -155,9 +155,10 @@ def test_a_reader_next_to_a_trainer_looks_again_and_keeps_what_it_found(
   trainer = threading.Thread(target=train)
   trainer.start()
   seen = set()
-  stop = time.monotonic() + 1.0
+  stop = time.monotonic() + 60
   try:
-    while time.monotonic() < stop:
+    while len(seen) < 50:
+      assert time.monotonic() < stop
       newest = newest_checkpoint(str(tmp_path), SHAPES)
       found = newest.manifest.step
       assert len(steps_of(tmp_path)) <= 2
@@ -166,7 +167,6 @@ def test_a_reader_next_to_a_trainer_looks_again_and_keeps_what_it_found(
   finally:
     end.set()
     trainer.join()
-  assert len(seen) > 10
   assert not capsys.readouterr().err
 
 

@@ -69,7 +69,7 @@ def registered():
 
 
 @pytest.fixture(scope="module")
-def finished(corpus, registered, tmp_path_factory):
+def evaluated(corpus, registered, tmp_path_factory):
   """A run that evaluated after steps 4 and 8."""
   model_dir = tmp_path_factory.mktemp("evaluate") / "run"
   macros = {"EVAL_TASKS": ["counting"], "TASK_EVAL_STEPS": 4}
@@ -78,12 +78,12 @@ def finished(corpus, registered, tmp_path_factory):
 
 
 @pytest.fixture
-def evaluate(finished, palm_mtf):
+def evaluate(evaluated, palm_mtf):
   """Runs the command; returns its exit code, output and errors."""
 
   def run(*flags, tasks=("counting",)):
     names = f"--gin.EVAL_TASKS={list(tasks)!r}"
-    settings = ["--model_dir", finished, names]
+    settings = ["--model_dir", evaluated, names]
     return palm_mtf("evaluate", *settings, *flags)
 
   return run
@@ -99,13 +99,13 @@ def in_metrics(model_dir):
 
 
 @pytest.mark.slow
-def test_training_evaluates_on_its_way_what_evaluate_finds(finished, evaluate):
-  shutil.rmtree(finished / "eval")  # or else it would read the answers there
+def test_training_evaluates_on_its_way_what_evaluate_finds(evaluated, evaluate):
+  shutil.rmtree(evaluated / "eval")  # or else it would read the answers there
   code, out, err = evaluate("--gin.EVAL_CHECKPOINTS=[4, 8]", "--json")
   assert code == 0, err
   found = [json.loads(line) for line in out.splitlines()]
   metrics = {x["step"]: [*x["metrics"].values()] for x in found}
-  assert metrics == in_metrics(finished)
+  assert metrics == in_metrics(evaluated)
   assert set(metrics) == {4, 8}
   assert metrics[4] != metrics[8]
 
@@ -113,19 +113,19 @@ def test_training_evaluates_on_its_way_what_evaluate_finds(finished, evaluate):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_an_evaluation_that_was_cut_off_is_made_by_the_resumed_run(
-  finished, corpus, tmp_path, step
+  evaluated, corpus, tmp_path, step
 ):
   # The run was killed between writing the checkpoint of a step and its metrics.
   model_dir = tmp_path / "run"
-  shutil.copytree(finished, model_dir, ignore=shutil.ignore_patterns("eval"))
+  shutil.copytree(evaluated, model_dir, ignore=shutil.ignore_patterns("eval"))
   metrics = model_dir / "metrics.jsonl"
-  kept = [x for x in runs.read_metrics(finished) if x["step"] < step]
+  kept = [x for x in runs.read_metrics(evaluated) if x["step"] < step]
   metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
   if step == 4:
     shutil.rmtree(model_dir / "checkpoints" / "step_00000008")
   macros = {"EVAL_TASKS": ["counting"], "TASK_EVAL_STEPS": 4}
   assert runs.run("train", corpus, model_dir, **TRAIN, **macros) == 0
-  assert in_metrics(model_dir) == in_metrics(finished)
+  assert in_metrics(model_dir) == in_metrics(evaluated)
   steps = [x["step"] for x in runs.read_metrics(model_dir)]
   assert steps == sorted(set(steps)), "a line a step"
   # It is not made twice.
@@ -134,13 +134,12 @@ def test_an_evaluation_that_was_cut_off_is_made_by_the_resumed_run(
   assert metrics.read_bytes() == before
 
 
-def test_evaluating_changes_no_bit_of_a_run(finished, corpus, tmp_path):
-  assert runs.run("train", corpus, tmp_path / "plain", **TRAIN) == 0
-  runs.assert_same_tensors(finished, tmp_path / "plain", 8)
+def test_evaluating_changes_no_bit_of_a_run(finished, evaluated):
+  runs.assert_same_tensors(finished, evaluated, 8)
 
 
 def test_the_table_has_a_line_a_metric_and_every_checkpoint_that_there_is(
-  evaluate, finished
+  evaluate, evaluated
 ):
   code, out, err = evaluate('--gin.EVAL_CHECKPOINTS="every"')
   assert code == 0, err
@@ -149,21 +148,21 @@ def test_the_table_has_a_line_a_metric_and_every_checkpoint_that_there_is(
   assert [(line[0], line[4]) for line in lines] == [
     (step, metric) for step in ("4", "8") for metric in ("exact", "mean_score")
   ]
-  value = in_metrics(finished)[8][1]
+  value = in_metrics(evaluated)[8][1]
   assert lines[3][1:] == (
     f"counting validation 3 mean_score {value:.4f}".split()
   )
 
 
 def test_what_is_not_finite_is_null_in_whatever_is_printed_and_written(
-  evaluate, finished
+  evaluate, evaluated
 ):
   code, out, err = evaluate("--json", tasks=["not_finite"])
   assert code == 0, err
   (line,) = map(strict_json.loads, out.splitlines())
   nulls = {"nan": None, "inf": None, "none": None}
   assert line["metrics"] == nulls
-  path = finished / "eval" / "step_00000008" / "not_finite-validation"
+  path = evaluated / "eval" / "step_00000008" / "not_finite-validation"
   written = strict_json.loads(path.with_suffix(".json").read_text())
   assert written["metrics"] == nulls
   records = strict_json.load_lines(path.with_suffix(".jsonl"))
@@ -174,10 +173,10 @@ def test_what_is_not_finite_is_null_in_whatever_is_printed_and_written(
   strict_json.load_lines(path.with_suffix(".answers.jsonl"))
 
 
-def test_fewer_examples_are_the_first_ones(evaluate, finished):
+def test_fewer_examples_are_the_first_ones(evaluate, evaluated):
   code, _, err = evaluate("--gin.EVAL_EXAMPLES=2")
   assert code == 0, err
-  folder = finished / "eval" / "step_00000008"
+  folder = evaluated / "eval" / "step_00000008"
   lines = (folder / "counting-validation.jsonl").read_text().splitlines()
   records = [json.loads(line) for line in lines]
   assert [x["inputs"] for x in records] == EXAMPLES["inputs"][:2]
@@ -187,10 +186,10 @@ def test_fewer_examples_are_the_first_ones(evaluate, finished):
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(
-  evaluate, finished, tmp_path, monkeypatch
+  evaluate, evaluated, tmp_path, monkeypatch
 ):
   copy = tmp_path / "run"
-  shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("eval"))
+  shutil.copytree(evaluated, copy, ignore=shutil.ignore_patterns("eval"))
   real = answers.LoadedDecoder
 
   def after_training_removed_it(checkpoint, *rest, **more):
@@ -206,7 +205,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_evaluated(
   assert not (copy / "checkpoints" / "step_00000004").exists()
   found = [json.loads(line) for line in out.splitlines()]
   metrics = {x["step"]: [*x["metrics"].values()] for x in found}
-  assert metrics == in_metrics(finished)
+  assert metrics == in_metrics(evaluated)
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,20 @@ def imported(folder, tmp_path_factory):
   return path
 
 
-def _generate(model_dir, capsys) -> str:
-  capsys.readouterr()
-  flags = ["--model_dir", str(model_dir), "--prompt", "one two", "--json"]
-  greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
-  # The dtype of the run; an imported model has none.
-  greedy.append("--gin.ACTIVATION_DTYPE='float32'")
-  assert main(["generate", *flags, *greedy]) == 0
-  return capsys.readouterr().out
+def _generate(model_dir) -> str:
+  (record,) = runs.printed(
+    *("generate", "--model_dir", model_dir, "--prompt", "one two", "--json"),
+    *("--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"),
+    # The dtype of the run; an imported model has none.
+    "--gin.ACTIVATION_DTYPE='float32'",
+  )
+  return record["continuation"]
+
+
+@pytest.fixture(scope="module")
+def generated(finished) -> str:
+  """The text that the exported run generates."""
+  return _generate(finished)
 
 
 def test_the_folder_holds_what_transformers_reads_and_the_vocabulary(folder):
@@ -104,8 +110,8 @@ def test_an_imported_checkpoint_has_the_bits_of_the_exported_one(
   runs.assert_same(weights, runs.read_tensors(imported, 0))
 
 
-def test_an_imported_run_generates_the_same_text(imported, finished, capsys):
-  assert _generate(imported, capsys) == _generate(finished, capsys)
+def test_an_imported_run_generates_the_same_text(imported, generated):
+  assert _generate(imported) == generated
 
 
 @pytest.mark.parametrize("kind", ["hf", "gguf"])
@@ -199,14 +205,14 @@ def test_another_checkpoints_folder_needs_its_vocabulary(
 
 
 def test_a_model_with_only_a_fast_tokenizer_generates_the_same_text(
-  folder, finished, tmp_path, capsys
+  folder, generated, tmp_path
 ):
   """The tokenizer.json of an export has the ids of its vocabulary.model."""
   foreign, output = tmp_path / "foreign", tmp_path / "run"
   shutil.copytree(folder, foreign)
   (foreign / "vocabulary.model").unlink()
   assert main(["import", str(foreign), "--output", str(output)]) == 0
-  assert _generate(output, capsys) == _generate(finished, capsys)
+  assert _generate(output) == generated
   one = open_vocabulary(str(output / "tokenizer.json"))
   other = open_vocabulary(str(folder / "vocabulary.model"))
   texts = tokenizer_files.fuzzed_texts(2000)
@@ -226,7 +232,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path, capsys):
   "block, norm", [("parallel", "layer_norm"), ("serial", "rms_norm")]
 )
 def test_transformers_computes_our_logits_and_our_greedy_text(
-  block, norm, finished, corpus, tmp_path, capsys
+  block, norm, corpus, tmp_path
 ):
   import torch
   import transformers
@@ -246,7 +252,7 @@ def test_transformers_computes_our_logits_and_our_greedy_text(
     config, runs.read_tensors(run, 12), inputs["input_ids"].numpy()
   )
   assert np.abs(logits - expected).max() < 1e-4 * np.ptp(expected)
-  text = json.loads(_generate(run, capsys))["continuation"]
+  text = _generate(run)
   tokens = model.generate(**inputs, max_new_tokens=8, do_sample=False)[0]
   new = tokens[inputs["input_ids"].shape[1] :]
   assert tokenizer.decode(new, skip_special_tokens=True) == text

@@ -50,34 +50,38 @@ def test_one_prompt_is_streamed_and_says_what_json_says(generate):
 
 
 def test_a_prompt_that_ends_in_the_space_of_the_next_word_warns(generate):
-  code, out, err = generate("--prompt=one two ", "--prompt=one ", "--json")
-  assert code == 0 and len(records(out)) == 2
-  assert without_stamps(err).splitlines()[1:] == [
+  prompts = ["one two ", "one two", "one ", "one two\n"]
+  code, out, err = generate(*(f"--prompt={x}" for x in prompts), "--json")
+  assert code == 0 and len(records(out)) == len(prompts)
+  dtype, *warnings = without_stamps(err).splitlines()
+  assert dtype.startswith("palm_mtf: computing in float32")
+  assert warnings == [
     f"palm_mtf: warning: --prompt: {prompt!r} ends in a space, which this "
     "vocabulary keeps at the start of the next word: leave it out, because "
     "otherwise no word may follow"
     for prompt in ("one two ", "one ")
   ]
-  for flag in ("--prompt=one two", "--prompt=one two\n"):
-    assert len(generate(flag)[2].splitlines()) == 1  # the dtype
 
 
-def test_interactive_answers_line_by_line_and_survives_a_long_one(
+def test_interactive_answers_line_by_line_and_survives_what_it_cannot_read(
   generate, monkeypatch
 ):
-  lines = "one two\n" + "three " * 60 + "\n7\n"
-  monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff" + lines))
+  typed = f"\ufeffone two\n{'three ' * 60}\n".encode() + b"caf\xe9\n7\n"
+  stdin = io.TextIOWrapper(io.BytesIO(typed), encoding="ascii", errors="strict")
+  monkeypatch.setattr("sys.stdin", stdin)
+  monkeypatch.setattr("sys.__stdin__", stdin)  # the process's original stdin
   code, out, err = generate("--interactive")
   assert code == 0
   assert "--- 'one two'\none two" in out
   assert out.count("--- ") == 2
   assert "--- '7'\n7" in out
-  _, how_to, error, _ = err.splitlines()
+  _, how_to, long, byte, _ = err.splitlines()
   assert how_to == (
     "palm_mtf: type a text to continue; an empty line or Ctrl-D ends"
   )
-  assert error.startswith("> > palm_mtf: ")
-  assert "together more than SEQUENCE_LENGTH = 32" in error
+  assert long.startswith("> > palm_mtf: ")
+  assert "together more than SEQUENCE_LENGTH = 32" in long
+  assert byte.endswith("byte 0xe9, which is not Unicode text; leave it out.")
 
 
 @pytest.fixture
@@ -114,20 +118,6 @@ def test_a_message_that_is_too_long_is_left_out(chats, palm_mtf, monkeypatch):
   assert "SEQUENCE_LENGTH less SAMPLE_TOKENS is 24: begin again" in err
   monkeypatch.setattr("sys.stdin", io.StringIO("seven"))
   assert palm_mtf("generate", *flags)[1] == out
-
-
-def test_a_byte_that_is_typed_and_is_not_utf_8_is_one_line(
-  generate, monkeypatch
-):
-  stdin = io.TextIOWrapper(
-    io.BytesIO(b"caf\xe9\n7\n"), encoding="ascii", errors="strict"
-  )
-  monkeypatch.setattr("sys.stdin", stdin)
-  monkeypatch.setattr("sys.__stdin__", stdin)  # the process's original stdin
-  code, out, err = generate("--interactive")
-  assert code == 0
-  assert "--- '7'\n7" in out
-  assert "holds byte 0xe9, which is not Unicode text; leave it out." in err
 
 
 def test_a_dash_is_no_flag_and_a_pipe_may_be_a_gin_file(fails, finished):

@@ -192,12 +192,11 @@ def test_a_document_beyond_the_context_has_the_numbers_of_its_rows(
   vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   assert len(vocabulary.encode(text)) > 64
   found = []
-  for flags in ([], ["--gin.STRIDE=16"], ["--gin.STRIDE=32"]):
+  for flags in ([], ["--gin.STRIDE=32"]):
     code, out, err = score("--input", file, "--json", *flags)
     assert code == 0, err
     found.append(json.loads(out)["log_likelihood"])
-  assert found[0] == found[1]
-  assert found[0] != found[2]
+  assert found[0] != found[1]
 
 
 def test_the_table_shows_texts_options_and_the_best(score, tmp_path):

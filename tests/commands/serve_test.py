@@ -37,13 +37,17 @@ def library():
 
 
 @pytest.fixture(scope="module")
-def server(finished):
-  with start(finished, "--most_waiting=4") as process:
-    yield make_url(process)
-    process.terminate()
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 143, error
-    assert "Traceback" not in error, error
+def serving(finished):
+  """A server of the run with a longer context, and its process."""
+  flags = "--gin.SEQUENCE_LENGTH=256", "--most_waiting=4"
+  with start(finished, *flags) as process:
+    yield process, make_url(process)
+    process.kill()
+
+
+@pytest.fixture
+def server(serving):
+  return serving[1]
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +208,8 @@ def test_a_text_ends_before_a_stop_string(server, generated):
     ({}, 400, "prompt is missing: give a text to continue."),
     ({"prompt": 7}, 400, "prompt: give a text, a list of token ids, or"),
     ({"prompt": [999]}, 400, "prompt: token ids are from 0 to"),
-    ({"prompt": "one " * 40}, 400, "together more than SEQUENCE_LENGTH = 32"),
-    ({"prompt": "a", "max_tokens": 32}, 400, "together more than SEQUENCE_LEN"),
+    ({"prompt": "one " * 250}, 400, "together more than SEQUENCE_LENGTH = 256"),
+    ({"prompt": "a", "max_tokens": 256}, 400, "together more than SEQUENCE_LE"),
     ({"prompt": "\ud800"}, 400, "surrogate"),
     ({"prompt": "a", "n": 9}, 400, "9 completions (prompts times n): give at"),
     ({"prompt": "a", "model": "b"}, 404, "there is no model 'b': give "),
@@ -371,16 +375,6 @@ def test_under_load_nobody_gets_the_text_of_another_or_none(server, generated):
   assert metrics(server)["palm_mtf_waiting"] == 0
 
 
-def test_a_stop_signal_lets_answers_end(long_server):
-  process, server = long_server
-  with request_under_way(server, **{**LONG, "max_tokens": 60}) as events:
-    process.send_signal(signal.SIGTERM)
-    assert b"[DONE]" in events.read()
-    _, error = process.communicate(timeout=60)
-  assert process.returncode == 143, error
-  assert "Traceback" not in error, error
-
-
 @pytest.mark.slow
 def test_a_second_signal_gives_up_what_is_under_way(long_server):
   process, server = long_server
@@ -506,3 +500,14 @@ def test_a_model_without_a_chat_template_refuses_a_conversation(server):
   assert answer["error"]["message"].startswith(
     "chat_template.jinja: is missing"
   )
+
+
+def test_a_stop_signal_lets_answers_end(serving):
+  """This test is the last one of this server."""
+  process, server = serving
+  with request_under_way(server, **{**LONG, "max_tokens": 200}) as events:
+    process.send_signal(signal.SIGTERM)
+    assert b"[DONE]" in events.read()
+    _, error = process.communicate(timeout=60)
+  assert process.returncode == 143, error
+  assert "Traceback" not in error, error

@@ -28,7 +28,7 @@ def make(num_processes: int) -> WorkerPool:
   )
 
 
-@pytest.mark.parametrize("num_processes", [0, 1, 2])
+@pytest.mark.parametrize("num_processes", [0, 2])
 def test_results_come_in_the_order_of_the_batches(num_processes, monkeypatch):
   monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 2)
   with make(num_processes) as workers:
@@ -66,14 +66,6 @@ def test_where_no_process_can_be_started_one_core_works_and_that_is_said(
   )
 
 
-def test_a_killed_worker_is_an_error(monkeypatch):
-  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
-  with pytest.raises(UserError, match=r"^was killed\.$"), make(2) as workers:
-    for number, _ in enumerate(workers.map(range(1000))):
-      if number == 3:
-        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
-
-
 def be_killed_while_sending(batch: int) -> bytes:
   """Kills the process while it sends a result that fills the pipe."""
 
@@ -89,7 +81,7 @@ def be_killed_while_sending(batch: int) -> bytes:
 
   if batch == 3:
     threading.Thread(target=kill_while_sending).start()
-  return bytes(10**8)
+  return bytes(2 * 10**7)
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_result_is_an_error(

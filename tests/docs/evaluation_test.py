@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import shutil
 import sys
 
 import gin
@@ -123,6 +124,7 @@ def evaluated(quickstart, capsys):
 @PAGE.shows("palm_mtf score --model_dir runs/quickstart --text")
 def test_texts_are_scored_and_a_run_is_evaluated(block, evaluated, quickstart):
   text, file, loss, task, every = block.commands
+  shutil.rmtree(quickstart / "checkpoints" / "step_00000004")
   assert "perplexity" in evaluated(text)
   lines = [
     {"text": "one two three"},
@@ -136,7 +138,7 @@ def test_texts_are_scored_and_a_run_is_evaluated(block, evaluated, quickstart):
   assert "bits_per_byte" in evaluated(loss)
   assert re.search(r"my_task +validation", evaluated(task))
   records = [json.loads(x) for x in evaluated(every).splitlines()]
-  assert [x["step"] for x in records] == [4, 8, 12]
+  assert [x["step"] for x in records] == [8, 12]
   assert {x["split"] for x in records} == {"test"}
   kept = sorted(
     x.name for x in (quickstart / "eval" / "step_00000012").iterdir()
@@ -181,9 +183,9 @@ def sets(quickstart):
   (folder / "mine.gin").write_text(mine)
   for name, record in (("mmlu", MMLU), ("gsm8k", GSM8K)):
     (folder / "sets" / name).mkdir(parents=True)
-    for split in ("train", "validation"):
+    for split, count in (("train", 18), ("validation", 3)):
       path = folder / "sets" / name / f"{split}.jsonl"
-      lines = [json.dumps({**record, **own(i)}) for i in range(18)]
+      lines = [json.dumps({**record, **own(i)}) for i in range(count)]
       path.write_text("\n".join(lines))
   (folder / "prompts").mkdir()
   (folder / "prompts" / "chain_of_thought.txt").write_text(EXEMPLAR)

@@ -3,7 +3,6 @@
 """The page's plans are those of today, and each miss is called a miss."""
 
 import re
-import statistics
 
 import pytest
 
@@ -201,13 +200,12 @@ def test_a_calibrated_machine_trains_about_as_planned(tmp_path, monkeypatch):
       pairs.Program(size, worker_command("train", **work)) as program,
     ):
       turns = take_turns(program, machine, best_secs)
-    peak_bytes = turns[-1][0].values["peak_bytes"]
+    turn, secs = min(turns, key=lambda x: x[0].others)  # least disturbed
     of_device = sum(memory_parts(config, 8).values())
     assert config.mesh_layout.num_devices * of_device == pytest.approx(
-      peak_bytes, rel=0.25
+      turn.values["peak_bytes"], rel=0.25
     )
     if not mesh_shape:  # devices that share cores have no planned time
-      secs = statistics.median(x for _, x in turns)
       assert 0.5 < predict_step(config, 8).total / secs < 2
 
 

@@ -4,7 +4,6 @@
 
 import collections
 import dataclasses
-import functools
 import json
 import shutil
 import sys
@@ -14,20 +13,38 @@ import pytest
 
 seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
+from palm_mtf._tf import tf  # noqa: E402
+from palm_mtf.checkpoints.manifest import Checkpoint  # noqa: E402
 from palm_mtf.config import (  # noqa: E402
+  Config,
   CorpusConfig,
   DataConfig,
+  DecodeConfig,
   FewShotConfig,
+  RunConfig,
   TaskEvalConfig,
 )
 from palm_mtf.data.vocabulary.load import open_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.evaluation import evaluator  # noqa: E402
-from palm_mtf.evaluation.evaluator import find_clean_examples  # noqa: E402
+from palm_mtf.evaluation.answers import INDEPENDENT  # noqa: E402
+from palm_mtf.evaluation.evaluator import (  # noqa: E402
+  TaskEvaluation,
+  find_clean_examples,
+)
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
-from tests.evaluation.seqio_tasks_test import Says  # noqa: E402
-from tests.mtf_testing import small_config  # noqa: E402
-from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
+from tests import checkpoint_files, oracle  # noqa: E402
+from tests.decode_testing import save_checkpoint  # noqa: E402
+from tests.mtf_testing import (  # noqa: E402
+  PALM_OPTIMIZER,
+  SINGLE,
+  small_config,
+)
+from tests.seqio_testing import (  # noqa: E402
+  Says,
+  add_examples,
+  registries_restored,
+)
 
 BOTH = ("inputs", "targets")
 STEPS = [seqio.preprocessors.tokenize]
@@ -130,16 +147,11 @@ def evaluate_clean(task, contaminated, scores):
   return task.evaluate(1, Says(numbers=scores), clean)
 
 
-def test_contaminated_examples_are_those_of_sets_of_8_grams(find):
-  register("plain")
-  _, found = find("plain")
-  assert found == find_contaminated(EXAMPLES, DOCUMENTS)
-  assert 0 < len(found) < 12
-
-
-def test_of_clean_examples_the_metric_functions_get_targets_and_answers(find):
+def test_clean_examples_are_those_of_sets_of_8_grams_and_have_metrics(find):
   register("plain")
   task, found = find("plain")
+  assert found == find_contaminated(EXAMPLES, DOCUMENTS)
+  assert 0 < len(found) < 12
   scores = [float(2**i) for i in range(12)]
   result = evaluate_clean(task, found, scores)
   clean = [s for i, s in enumerate(scores) if i not in found]
@@ -165,13 +177,6 @@ def test_averages_over_categories_are_of_clean_examples_too(find):
     for j in range(2)
   ]
   assert metrics["macro_mean_score_clean"] == np.mean(means)
-
-
-def test_eval_examples_limits_the_compared_examples(find):
-  register("plain")
-  task, found = find("plain", eval_examples=6)
-  assert found == find_contaminated(EXAMPLES[:6], DOCUMENTS)
-  assert len(task.texts) == 6
 
 
 def test_options_of_a_question_stay_together(find):
@@ -227,34 +232,14 @@ def test_what_was_found_is_kept_until_text_or_examples_change(
   first = find("plain")[1]
   assert find("plain")[1] == first
   assert searched == [["plain"]]
-  find("plain", eval_examples=5)
-  assert len(searched) == 2
+  task, found = find("plain", eval_examples=6)
+  assert (len(task.texts), len(searched)) == (6, 2)
+  assert found == find_contaminated(EXAMPLES[:6], DOCUMENTS)
   with open(find.folder / "a.jsonl", "a") as file:
     file.write(json.dumps({"text": " ".join(EXAMPLES[6])}) + "\n")
   assert find("plain")[1] == sorted({*first, 6})
   assert len(searched) == 3
 
-
-seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-
-from palm_mtf._tf import tf  # noqa: E402
-from palm_mtf.checkpoints.manifest import Checkpoint  # noqa: E402
-from palm_mtf.checkpoints.variables import WeightsCopier  # noqa: E402
-from palm_mtf.config import (  # noqa: E402
-  Config,
-  DecodeConfig,
-  RunConfig,
-)
-from palm_mtf.evaluation.answers import INDEPENDENT  # noqa: E402
-from palm_mtf.evaluation.evaluator import TaskEvaluation  # noqa: E402
-from palm_mtf.programs.forward_program import build_forward_program  # noqa: E402
-from palm_mtf.runtime.client.client import Client  # noqa: E402
-from tests import checkpoint_files, oracle  # noqa: E402
-from tests.mtf_testing import (  # noqa: E402
-  PALM_OPTIMIZER,
-  SINGLE,
-  load_parameters,
-)
 
 SAMPLE_TOKENS = 6
 DATA = DataConfig(text_files="none.txt", vocabulary=None, validation_share=0.1)
@@ -304,13 +289,9 @@ def number_and_right(text, example, is_target):
 @pytest.fixture(scope="module", autouse=True)
 def tasks():
   def add(name, metric, columns, **changes):
+    splits, features = {"validation": columns}, {"features": BOTH}
     add_examples(
-      name,
-      {"validation": columns},
-      [seqio.preprocessors.tokenize],
-      features=("inputs", "targets"),
-      metric_fns=[metric],
-      **changes,
+      name, splits, STEPS, metric_fns=[metric], **features, **changes
     )
 
   with registries_restored():
@@ -341,182 +322,13 @@ def params(config):
   return oracle.random_parameters(config, seed=5)
 
 
-def checkpoint_in(folder):
-  return Checkpoint(
-    str(folder), checkpoint_files.manifest(200), files={}, blake2b="f00d"
-  )
-
-
-@pytest.fixture(scope="module")
-def written(config, params, tmp_path_factory):
-  """The folder of a checkpoint, which tests copy."""
-  folder = tmp_path_factory.mktemp("checkpoint")
-  checkpoint = checkpoint_in(folder)
-  with tf.Graph().as_default(), tf.Session() as session:
-    program = build_forward_program(config, SINGLE, batch_size=1)
-    load_parameters(session, program.slices, params)
-    WeightsCopier(Client(session), [program.slices]).copy()(checkpoint.prefix)
-  return folder
-
-
-@pytest.fixture
-def checkpoint(written, tmp_path):
-  return checkpoint_in(shutil.copytree(written, tmp_path / "checkpoint"))
-
-
-@pytest.fixture
-def evaluate(config, vocabulary, checkpoint, tmp_path):
-  """Evaluates the checkpoint; returns {name of a task: outcome}."""
-
-  def run(
-    *names,
-    decode=GREEDY,
-    answered=lambda: None,
-    model=config,
-    prepared=lambda settings: settings,
-    **settings,
-  ):
-    asked = TaskEvalConfig(eval_tasks=names, **settings)
-    whole = Config(
-      model=model,
-      mesh_layout=SINGLE,
-      optimizer=PALM_OPTIMIZER,
-      data=DATA,
-      run=RUN,
-      decode=decode,
-      evaluation=asked,
-    )
-    tasks = open_eval_tasks(asked, vocabulary, config.sequence_length)
-    evaluation = TaskEvaluation(
-      str(tmp_path), prepared(whole), vocabulary, tasks
-    )
-    return {x.task: x for x in evaluation.evaluate(checkpoint, answered)}
-
-  return run
-
-
-def records(tmp_path, name):
-  path = tmp_path / "eval" / "step_00000200" / name
-  return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def journal(folder, name):
-  path = folder / f"{name}-validation.answers.jsonl"
-  return path.read_text().splitlines()
-
-
-def greedy(config, params, vocabulary, prompt):
-  """Returns the likeliest continuation by the oracle, as text."""
-  tokens = vocabulary.encode(prompt)[-(48 - SAMPLE_TOKENS) :]
-  added = []
-  while len(added) < SAMPLE_TOKENS and vocabulary.eod_id not in added:
-    # In training, [eod] precedes a document.
-    inputs = np.array([[vocabulary.eod_id, *tokens, *added]])
-    added.append(int(oracle.forward(config, params, inputs)[0, -1].argmax()))
-  return vocabulary.decode(added)
-
-
-def test_accuracy_over_options_is_that_of_the_oracles_likelihoods(
-  evaluate, config, params, vocabulary, tmp_path
-):
-  outcome = evaluate("options")["options"]
-  likelihoods = [
-    oracle.log_likelihood(
-      config,
-      params,
-      vocabulary.encode(question),
-      vocabulary.encode(option),
-      vocabulary.eod_id,
-    )
-    for _, question, option, _ in OPTIONS
-  ]
-  best = np.reshape(likelihoods, [-1, 4]).argmax(1)
-  assert outcome.metrics == {"accuracy": np.mean(best == np.arange(8) % 4)}
-  assert 0 < outcome.metrics["accuracy"] < 1, "the task tells nothing"
-  kept = records(tmp_path, "options-validation.jsonl")
-  np.testing.assert_allclose([x["score"] for x in kept], likelihoods, rtol=1e-5)
-  assert [x["targets"] for x in kept] == [x[2] for x in OPTIONS]
-
-
-def test_inputs_that_are_cut_out_of_a_document_follow_no_eod(
-  evaluate, config, params, vocabulary, tmp_path
-):
-  evaluate("cut_out")
-  kept = records(tmp_path, "cut_out-validation.jsonl")
-  for (_, question, option, _), found in zip(OPTIONS, kept, strict=True):
-    texts = map(vocabulary.encode, (question, option))
-    expected = oracle.log_likelihood(config, params, *texts, start=0)
-    assert found["score"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_predictions_are_the_oracles_likeliest_and_long_inputs_lose_the_front(
-  evaluate, config, params, vocabulary, tmp_path, capsys
-):
-  outcome = evaluate("open")["open"]
-  expected = [greedy(config, params, vocabulary, x) for x in QUESTIONS]
-  kept = records(tmp_path, "open-validation.jsonl")
-  assert [x["prediction"] for x in kept] == expected
-  assert outcome.num_cut == 1
-  assert (
-    "open: the inputs of 1 of 4 examples were too long and lost their "
-    "beginning" in capsys.readouterr().err
-  )
-  share = np.mean([x[:1] == "a" for x in expected])
-  assert outcome.metrics == {"begins_with_a": share}
-
-
-def test_predictions_end_before_a_stop_string(evaluate, tmp_path):
-  evaluate("open")
-  whole = [x["output"] for x in records(tmp_path, "open-validation.jsonl")]
-  stop = next(text[-1] for text in whole if len(text) > 1)
-  evaluate("open", decode=DecodeConfig(temperature=0.0, stop_strings=[stop]))
-  cut = [x["output"] for x in records(tmp_path, "open-validation.jsonl")]
-  assert cut == [text.partition(stop)[0] for text in whole]
-  assert cut != whole
-
-
-def test_what_was_answered_is_not_asked_again(evaluate, tmp_path):
-  """Also, `answered` is called for each answer, so that a watchdog sees it."""
-  told = []
-  answered = functools.partial(told.append, 1)
-  first = evaluate("options", "open", answered=answered)
-  assert len(told) == len(OPTIONS) + len(QUESTIONS)
-  folder = tmp_path / "eval" / "step_00000200"
-  answers = folder / "open-validation.answers.jsonl"
-  whole = answers.read_text()
-  result = json.loads((folder / "open-validation.json").read_text())
-  assert result["metrics"] == first["open"].metrics
-  # After an interruption, the file has half of the answers, and half a line.
-  lines = whole.splitlines(keepends=True)
-  answers.write_text("".join(lines[:3]) + lines[3][:9])
-  told.clear()
-  assert evaluate("options", "open", answered=answered) == first
-  assert len(told) == 2
-  again = answers.read_text()
-  assert again.startswith("".join(lines[:3]))
-  assert sorted(again.splitlines()) == sorted(whole.splitlines())
-  # All answers are stored, so the model is not needed.
-  for path in (tmp_path / "checkpoint").iterdir():
-    path.unlink()
-  told.clear()
-  assert evaluate("options", "open", answered=answered) == first
-  assert not told
-
-
-def test_answers_of_another_model_function_are_asked_again(evaluate, config):
-  told = []
-  ask = functools.partial(
-    evaluate,
-    "options",
-    eval_examples=4,
-    answered=functools.partial(told.append, 1),
-  )
-  ask()
-  other = dataclasses.replace(config, logits_dtype="activation")
-  ask(model=other)
-  assert len(told) == 2 * 4
-  ask(model=other)
-  assert len(told) == 2 * 4
+# The evaluator reads CLEAN_SUBSET only for metrics, and the others only to find
+# the devices that compute.
+UNREAD = {x for names in INDEPENDENT.values() for x in names.split()} - {
+  "CLEAN_SUBSET",
+  "PODS",
+  "POD_TIMEOUT_SECS",
+}
 
 
 def guard(part, names):
@@ -541,23 +353,200 @@ def guard(part, names):
   return copy
 
 
-def test_no_answer_reads_a_setting_that_answers_are_kept_without(evaluate):
-  names = set(" ".join(INDEPENDENT.values()).split())
-  names.remove("CLEAN_SUBSET")  # the evaluator reads it, but only for metrics
-  names -= {"PODS", "POD_TIMEOUT_SECS"}  # these say which devices compute
-  with pytest.raises(AssertionError, match="reads TRAIN_STEPS"):
-    _ = guard(RUN, names).train_steps
-  found = evaluate(
-    "options", "open", prepared=lambda settings: guard(settings, names)
+class Run:
+  """A folder with a checkpoint and with what was evaluated."""
+
+  def __init__(self, folder, config, vocabulary):
+    self.folder, self.config, self.vocabulary = folder, config, vocabulary
+    self.num_answered = 0
+    self.checkpoint = Checkpoint(
+      str(folder / "checkpoint"),
+      checkpoint_files.manifest(200),
+      files={},
+      blake2b="f00d",
+    )
+
+  def evaluate(
+    self,
+    *names,
+    decode=GREEDY,
+    model=None,
+    prepared=lambda settings: settings,
+    **settings,
+  ):
+    """Returns {name of a task: outcome}, and counts the answers."""
+    asked = TaskEvalConfig(eval_tasks=names, **settings)
+    whole = Config(
+      model=model or self.config,
+      mesh_layout=SINGLE,
+      optimizer=PALM_OPTIMIZER,
+      data=DATA,
+      run=RUN,
+      decode=decode,
+      evaluation=asked,
+    )
+    tasks = open_eval_tasks(asked, self.vocabulary, self.config.sequence_length)
+    evaluation = TaskEvaluation(
+      str(self.folder), prepared(whole), self.vocabulary, tasks
+    )
+    self.num_answered = 0
+    outcomes = evaluation.evaluate(self.checkpoint, self._count)
+    return {x.task: x for x in outcomes}
+
+  def _count(self):
+    self.num_answered += 1
+
+  def remove_checkpoint(self):
+    """Only stored answers can be used after this."""
+    for path in (self.folder / "checkpoint").iterdir():
+      path.unlink()
+
+  def path(self, name):
+    return self.folder / "eval" / "step_00000200" / name
+
+  def records(self, task):
+    lines = self.path(f"{task}-validation.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+  def journal(self, task):
+    return self.path(f"{task}-validation.answers.jsonl")
+
+
+@pytest.fixture(scope="module")
+def evaluated(config, params, vocabulary, tmp_path_factory):
+  """A run after its first evaluation, and the outcomes; tests only read it.
+
+  The evaluation fails if an answer reads a setting that answers are kept
+  without.
+  """
+  run = Run(tmp_path_factory.mktemp("evaluated"), config, vocabulary)
+  save_checkpoint(config, params, run.folder / "checkpoint")
+  outcomes = run.evaluate(
+    "options", "cut_out", "open", prepared=lambda x: guard(x, UNREAD)
   )
-  assert found.keys() == {"options", "open"}
+  assert run.num_answered == 2 * len(OPTIONS) + len(QUESTIONS)
+  return run, outcomes
+
+
+@pytest.fixture
+def run(evaluated, config, vocabulary, tmp_path):
+  """A copy of the evaluated run."""
+  shutil.copytree(evaluated[0].folder, tmp_path / "run")
+  return Run(tmp_path / "run", config, vocabulary)
+
+
+def greedy(config, params, vocabulary, prompt):
+  """Returns the likeliest continuation by the oracle, as text."""
+  tokens = vocabulary.encode(prompt)[-(48 - SAMPLE_TOKENS) :]
+  added = []
+  while len(added) < SAMPLE_TOKENS and vocabulary.eod_id not in added:
+    # In training, [eod] precedes a document.
+    inputs = np.array([[vocabulary.eod_id, *tokens, *added]])
+    added.append(int(oracle.forward(config, params, inputs)[0, -1].argmax()))
+  return vocabulary.decode(added)
+
+
+def test_accuracy_over_options_is_that_of_the_oracles_likelihoods(
+  evaluated, config, params, vocabulary
+):
+  run, outcomes = evaluated
+  likelihoods = [
+    oracle.log_likelihood(
+      config,
+      params,
+      vocabulary.encode(question),
+      vocabulary.encode(option),
+      vocabulary.eod_id,
+    )
+    for _, question, option, _ in OPTIONS
+  ]
+  best = np.reshape(likelihoods, [-1, 4]).argmax(1)
+  metrics = outcomes["options"].metrics
+  assert metrics == {"accuracy": np.mean(best == np.arange(8) % 4)}
+  assert 0 < metrics["accuracy"] < 1, "the task tells nothing"
+  kept = run.records("options")
+  np.testing.assert_allclose([x["score"] for x in kept], likelihoods, rtol=1e-5)
+  assert [x["targets"] for x in kept] == [x[2] for x in OPTIONS]
+
+
+def test_inputs_that_are_cut_out_of_a_document_follow_no_eod(
+  evaluated, config, params, vocabulary
+):
+  kept = evaluated[0].records("cut_out")
+  for (_, question, option, _), found in zip(OPTIONS, kept, strict=True):
+    texts = map(vocabulary.encode, (question, option))
+    expected = oracle.log_likelihood(config, params, *texts, start=0)
+    assert found["score"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_predictions_are_the_oracles_likeliest_and_long_inputs_lose_the_front(
+  evaluated, run, config, params, vocabulary, capsys
+):
+  outcome = evaluated[1]["open"]
+  expected = [greedy(config, params, vocabulary, x) for x in QUESTIONS]
+  assert [x["prediction"] for x in run.records("open")] == expected
+  share = np.mean([x[:1] == "a" for x in expected])
+  assert outcome.metrics == {"begins_with_a": share}
+  assert outcome.num_cut == 1
+  assert run.evaluate("open")["open"] == _moved(outcome, run)
+  assert (
+    "open: the inputs of 1 of 4 examples were too long and lost their "
+    "beginning" in capsys.readouterr().err
+  )
+
+
+def _moved(outcome, run):
+  return dataclasses.replace(outcome, checkpoint=run.checkpoint.path)
+
+
+def test_predictions_end_before_a_stop_string(run):
+  whole = [x["output"] for x in run.records("open")]
+  stop = next(text[-1] for text in whole if len(text) > 1)
+  run.evaluate(
+    "open", decode=DecodeConfig(temperature=0.0, stop_strings=[stop])
+  )
+  cut = [x["output"] for x in run.records("open")]
+  assert cut == [text.partition(stop)[0] for text in whole]
+  assert cut != whole
+
+
+def test_what_was_answered_is_not_asked_again(evaluated, run):
+  """Also, each answer is counted, so that a watchdog sees it."""
+  outcomes = {name: _moved(x, run) for name, x in evaluated[1].items()}
+  result = json.loads(run.path("open-validation.json").read_text())
+  assert result["metrics"] == outcomes["open"].metrics
+  # After an interruption, the file has half of the answers, and half a line.
+  answers = run.journal("open")
+  lines = answers.read_text().splitlines(keepends=True)
+  answers.write_text("".join(lines[:3]) + lines[3][:9])
+  assert run.evaluate("options", "cut_out", "open") == outcomes
+  assert run.num_answered == 2
+  again = answers.read_text().splitlines(keepends=True)
+  assert again[:3] == lines[:3] and sorted(again) == sorted(lines)
+  # All answers are stored, so the model is not needed.
+  run.remove_checkpoint()
+  assert run.evaluate("options", "cut_out", "open") == outcomes
+  assert run.num_answered == 0
+
+
+def test_answers_of_another_model_function_are_asked_again(run, config):
+  other = dataclasses.replace(config, logits_dtype="activation")
+  run.evaluate("options", model=other)
+  assert run.num_answered == len(OPTIONS)
+  run.evaluate("options", model=other)
+  assert run.num_answered == 0
+
+
+def test_no_answer_reads_a_setting_that_answers_are_kept_without(evaluated):
+  with pytest.raises(AssertionError, match="reads TRAIN_STEPS"):
+    _ = guard(RUN, UNREAD).train_steps
+  assert evaluated[1].keys() == {"options", "cut_out", "open"}
 
 
 @pytest.mark.slow
 def test_another_prompt_needs_new_answers_another_pattern_does_not(
-  evaluate, tmp_path
+  run, tmp_path
 ):
-  folder = tmp_path / "eval" / "step_00000200"
   cot = tmp_path / "cot.txt"
   journals = []
   for text, header in (("abc\n\n", "a"), ("abc\n\n", "b"), ("ab\n\n", "b")):
@@ -565,28 +554,29 @@ def test_another_prompt_needs_new_answers_another_pattern_does_not(
     few_shot = FewShotConfig(
       exemplar_files={"open": str(cot)}, prompt_headers={"open": header}
     )
-    evaluate("open", few_shot=few_shot)
-    journals.append(journal(folder, "open_custom"))
-  causes = [lines[0] for lines in journals]
+    run.evaluate("open", few_shot=few_shot)
+    journals.append(run.journal("open_custom").read_text())
+  causes = [text.partition("\n")[0] for text in journals]
   assert len(set(causes)) == 3
-  for path in (tmp_path / "checkpoint").iterdir():
-    path.unlink()
-  # Without the model's files, only stored answers can be used.
+  run.remove_checkpoint()
   patterns = {"open": "^.(.*)"}
-  evaluate("open", few_shot=few_shot, answer_patterns=patterns)
-  assert journal(folder, "open_custom") == journals[-1]
-  for record in records(tmp_path, "open_custom-validation.jsonl"):
+  run.evaluate("open", few_shot=few_shot, answer_patterns=patterns)
+  assert run.journal("open_custom").read_text() == journals[-1]
+  for record in run.records("open_custom"):
     assert record["prediction"] == record["output"].partition("\n")[0][1:]
 
 
-def test_tensorboard_has_the_metrics_once(evaluate, tmp_path):
-  outcome = evaluate("open")["open"]
-  evaluate("open")
+def test_tensorboard_has_the_metrics_once(evaluated):
+  run, outcomes = evaluated
+  assert run.evaluate("open")["open"] == outcomes["open"]
   found = [
     (event.step, value.tag, value.simple_value)
-    for path in (tmp_path / "eval").glob("events*")
+    for path in (run.folder / "eval").glob("events*")
     for event in tf.train.summary_iterator(str(path))
     for value in event.summary.value
   ]
-  value = pytest.approx(outcome.metrics["begins_with_a"])
-  assert found == [(200, "open/begins_with_a", value)]
+  assert sorted(found) == [
+    (200, "cut_out/accuracy", outcomes["cut_out"].metrics["accuracy"]),
+    (200, "open/begins_with_a", outcomes["open"].metrics["begins_with_a"]),
+    (200, "options/accuracy", outcomes["options"].metrics["accuracy"]),
+  ]

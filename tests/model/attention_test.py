@@ -98,7 +98,7 @@ def test_blocks_follow_each_other_and_the_last_one_may_be_short():
     (256, 300, 0, 300),
   )
   assert attention_blocks(8192)[-1] == (7680, 8192, 0, 8192)
-  assert block_pairs(300) == [128 * 128, 128 * 256, 44 * 300]
+  assert block_pairs(300) == (128 * 128, 128 * 256, 44 * 300)
 
 
 def test_a_prefix_may_lie_behind_a_block_which_meets_all_keys_then():

@@ -3,6 +3,7 @@
 """Writes MODEL_DIRs like training does."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -24,20 +25,23 @@ def log_line(step: int, **fields: object) -> dict:
   }
 
 
-@pytest.fixture
-def write_run(tmp_path):
-  """Returns a function that writes a MODEL_DIR and returns it.
+def write_model_dir(
+  folder: Path, lines: list[dict], files: dict | None = None
+) -> Path:
+  """Writes a MODEL_DIR and returns it.
 
   A file is a text, or a list of records of JSON lines.
   """
+  for path, content in {"metrics.jsonl": lines, **(files or {})}.items():
+    file = folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not isinstance(content, str):
+      content = "".join(json.dumps(line) + "\n" for line in content)
+    file.write_text(content)
+  return folder
 
-  def write(name: str, lines: list[dict], files: dict | None = None):
-    for path, content in {"metrics.jsonl": lines, **(files or {})}.items():
-      file = tmp_path / name / path
-      file.parent.mkdir(parents=True, exist_ok=True)
-      if not isinstance(content, str):
-        content = "".join(json.dumps(line) + "\n" for line in content)
-      file.write_text(content)
-    return tmp_path / name
 
-  return write
+@pytest.fixture
+def write_run(tmp_path):
+  """Returns `write_model_dir` for a name below tmp_path."""
+  return lambda name, *content: write_model_dir(tmp_path / name, *content)

@@ -3,6 +3,7 @@
 """Whole runs with batch ramps, other pods, all packings, and the cache."""
 
 import gc
+import json
 import os
 import re
 import signal
@@ -97,13 +98,13 @@ def test_a_new_batch_size_reads_and_writes_no_checkpoint(
     "open",
     lambda reader, prefix: opened.append(prefix) or open_files(reader, prefix),
   )
-  settings = {"GLOBAL_BATCH_SIZE": [[0, 2], [2, 4], [4, 2]], "TRAIN_STEPS": 6}
-  settings |= {"CHECKPOINT_STEPS": 6, "PROMPTS": []}
+  settings = {"GLOBAL_BATCH_SIZE": [[0, 2], [2, 4]], "TRAIN_STEPS": 4}
+  settings |= {"CHECKPOINT_STEPS": 4, "EVAL_STEPS": 4, "PROMPTS": []}
   assert runs.run("train", corpus, tmp_path, **settings) == 0
   assert len(sessions) == 1
   assert opened == []
   (checkpoint,) = find_checkpoints(str(tmp_path))
-  assert checkpoint.manifest.step == 6
+  assert checkpoint.manifest.step == 4
 
 
 @pytest.mark.slow
@@ -179,29 +180,6 @@ def test_no_object_is_left_of_samples_evaluations_and_rewinds(
     assert all(later[kind] <= earlier[kind] for kind in earlier), counts
 
 
-@pytest.mark.parametrize(
-  "packing",
-  [
-    pytest.param("joined_masked", marks=pytest.mark.slow),
-    "packed",
-    pytest.param("single", marks=pytest.mark.slow),
-  ],
-)
-def test_trains_resumes_and_evaluates_with_every_packing(
-  corpus, tmp_path, packing, capsys
-):
-  settings = {"PACKING": packing, "TRAIN_STEPS": 4, "PROMPTS": []}
-  assert runs.run("train", corpus, tmp_path, **settings) == 0
-  settings["TRAIN_STEPS"] = 8
-  assert runs.run("train", corpus, tmp_path, **settings) == 0
-  first, *_, last = runs.read_metrics(tmp_path)
-  assert last["loss"] < first["loss"]
-  assert runs.run("evaluate", corpus, tmp_path, **settings) == 0
-  evaluated = capsys.readouterr().out.splitlines()[-4:]
-  loss = dict(line.split() for line in evaluated)["validation_loss"]
-  assert float(loss) == pytest.approx(last["validation_loss"], abs=1e-4)
-
-
 def test_training_reads_the_cache_when_it_is_there_and_says_so(
   corpus, finished, tmp_path, capsys
 ):
@@ -209,28 +187,35 @@ def test_training_reads_the_cache_when_it_is_there_and_says_so(
   vocabulary = str(finished / "vocabulary.model")
   settings = {"CACHE_DIR": str(cache), "VOCABULARY": vocabulary}
   assert runs.run("data cache", corpus, tmp_path / "a", **settings) == 0
-  settings["PROMPTS"] = []
+  settings |= {"TRAIN_STEPS": 4, "PROMPTS": []}
   assert runs.run("train", corpus, tmp_path / "b", **settings) == 0
   assert (
     f"tokens of text_files are read from {cache}" in capsys.readouterr().err
   )
   assert not list((tmp_path / "b" / "tokens").glob("text_files-*"))
-  runs.assert_same_tensors(finished, tmp_path / "b", 12)
+  runs.assert_same_tensors(finished, tmp_path / "b", 4)
 
 
 @pytest.mark.parametrize(
-  ("owner", "name", "step"),
+  ("owner", "name", "step", "packing"),
   [
-    pytest.param(TrainLoop, "_validate", 2, marks=pytest.mark.slow),
-    pytest.param(TrainLoop, "_validate", 4, marks=pytest.mark.slow),  # the last
-    (TrainLoop, "_save", 3),
-    pytest.param(TrainJob, "write_samples", 2, marks=pytest.mark.slow),
+    (TrainLoop, "_save", 3, "packed"),
+    *(
+      pytest.param(*each, marks=pytest.mark.slow)
+      for each in (
+        (TrainLoop, "_validate", 2, "joined"),
+        (TrainLoop, "_validate", 4, "joined_masked"),  # the last step
+        (TrainJob, "write_samples", 2, "single"),
+      )
+    ),
   ],
 )
 def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
-  owner, name, step, corpus, tmp_path, monkeypatch, capsys
+  owner, name, step, packing, corpus, tmp_path, monkeypatch, capsys
 ):
+  """With every packing, it then resumes, and has the loss of `evaluate`."""
   settings = {"TRAIN_STEPS": 4, "CHECKPOINT_STEPS": 3, "EVAL_STEPS": 2}
+  settings |= {"PACKING": packing, "LOG_STEPS": 1}
   if name == "write_samples":
     settings["SAMPLE_STEPS"] = 2
   else:
@@ -253,7 +238,13 @@ def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
   assert "stopped by SIGTERM" in err
   assert newest_whole(str(model_dir)).manifest.step == step
   assert runs.run("train", corpus, model_dir, **settings) == 0
-  assert [x["step"] for x in runs.read_metrics(model_dir)][-1] == 4
+  first, *_, last = runs.read_metrics(model_dir)
+  assert last["step"] == 4 and last["loss"] < first["loss"]
+  assert runs.run("evaluate --json", corpus, model_dir, **settings) == 0
+  *_, evaluated = capsys.readouterr().out.splitlines()
+  assert json.loads(evaluated)["validation_loss"] == pytest.approx(
+    last["validation_loss"], abs=1e-4
+  )
 
 
 SETTINGS = {

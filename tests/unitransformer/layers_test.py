@@ -1,6 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A Unitransformer of our layers is our model, and decodes the same texts."""
+"""A Unitransformer of our layers trains and decodes as our model does.
+
+architecture/block_test.py compares its logits, loss and gradients.
+"""
 
 import dataclasses
 import itertools
@@ -19,92 +22,51 @@ from palm_mtf.unitransformer import (
   sublayer_norm,
 )
 from tests import oracle
+from tests.blocks import MIXTURES, block_config, check, make_case
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
   MeshLayout,
   mesh_layout,
-  random_documents,
+  random_tokens,
   relative_error,
-  run_model,
   small_config,
 )
 from tests.unitransformer.runs_of_layers import (
   FLOAT32,
   Run,
-  assert_close,
-  assert_decodes_like_our_model,
-  computed,
+  as_result,
   configured,
   imported,
+  logits_of,
   of_loss,
   our_name,
-  parameters,
+  run_unitransformer,
   sampling,
-  tokens_of,
 )
 from tests.unitransformer.simulated_tpus import run_on_simulated_tpus
 
-
-@pytest.mark.parametrize(
-  "form",
-  [
-    {},
-    pytest.param({"norm": "rms_norm"}, marks=pytest.mark.slow),
-    {"block": "serial"},
-  ],
-  ids=["parallel", "rms_norm", "serial"],
-)
-def test_logits_loss_and_gradients_are_those_of_our_model_to_1e_5(form):
-  config = small_config(**form)
-  params = oracle.random_parameters(config, seed=1)
-  batch = tokens_of(config, seed=2)
-  ours = run_model(config, params, batch)
-  theirs = computed(config, params, batch)
-  assert relative_error(theirs.pop("logits"), ours.logits) < 1e-5
-  assert theirs.pop("loss") == pytest.approx(ours.loss + ours.z_loss, rel=1e-5)
-  assert theirs.keys() == ours.gradients.keys()
-  for name, gradient in theirs.items():
-    assert relative_error(gradient, ours.gradients[name]) < 1e-5, name
+PALM = "layer_norm parallel multi_query"
+SPLIT = mesh_layout("all over data and model")
 
 
-def test_documents_of_a_packed_row_have_the_logits_of_our_model():
-  config = small_config()
-  params = oracle.random_parameters(config, seed=3)
-  batch = random_documents(config, batch_size=4, seed=4)
-  ours = run_model(config, params, batch, backward=False).logits
-  del batch["loss_weights"]
-  theirs = computed(config, params, batch)["logits"]
-  inside = batch["segments"] > 0
-  assert relative_error(theirs[inside], ours[inside]) < 1e-5
+def case_of_one_layer():
+  """Returns PaLM's block, with two rows."""
+  return make_case(PALM, num_layers=1)
 
 
-def test_bfloat16_activations_agree_with_the_oracle_to_their_8_bits():
-  """One rounding is 2^-9 = 0.2%; a logit has some twenty roundings."""
-  config = small_config()
-  params = oracle.random_parameters(config, seed=1)
-  inputs = tokens_of(config, seed=2)["inputs"]
-
-  def build(mesh):
-    with configured(config) as model:
-      logits, _ = model.call_simple(
-        imported(mesh, {"inputs": inputs})["inputs"],
-        None,
-        compute_loss=False,
-        variable_dtype=mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16),
-      )
-    return {"logits": mtf.cast(logits, tf.float32)}
-
-  (values,) = Run(build, params).values
-  exact = oracle.forward(config, params, inputs)
-  assert relative_error(values["logits"], exact) < 0.02
+def split_by(name: str, rules: str) -> MeshLayout:
+  """Returns one of LAYOUTS with rules that palm_mtf itself lacks."""
+  layout = mesh_layout(name)
+  object.__setattr__(layout, "layout", rules)
+  return layout
 
 
-def trained(config, params, batch, layout):
+def trained(case, layout):
   """Returns the losses of steps on one batch, and each step's gradients."""
 
   def build(mesh):
-    gradients = of_loss(config, mesh, batch)
+    gradients = of_loss(case.config, mesh, case.batch)
     variables = mesh.graph.trainable_variables
     optimizer = mtf.optimize.AdafactorOptimizer(learning_rate=0.02)
     optimizer.apply_grads(
@@ -112,58 +74,38 @@ def trained(config, params, batch, layout):
     )
     return gradients
 
-  return Run(build, params, layout, num_steps=12).values
+  return Run(build, case.params, layout, num_steps=12).values
 
 
 @pytest.mark.slow
 def test_training_on_a_mesh_that_splits_batch_and_model_equals_one_device():
-  config = small_config(num_layers=1)
-  params = oracle.random_parameters(config, seed=5)
-  batch = tokens_of(config, seed=6)
-  one = trained(config, params, batch, SINGLE)
-  four = trained(config, params, batch, mesh_layout("all over data and model"))
-  for name, value in one[0].items():
-    assert relative_error(four[0][name], value) < 1e-5, name
-  losses = [[step["loss"] for step in steps] for steps in (one, four)]
+  case = case_of_one_layer()
+  steps = {layout: trained(case, layout) for layout in (SINGLE, SPLIT)}
+  check(case, as_result(steps[SPLIT][0]))
+  losses = [[step["loss"] for step in each] for each in steps.values()]
   np.testing.assert_allclose(*losses, rtol=1e-3)
   assert losses[0][-1] < 0.5 * losses[0][0]
 
 
-def test_each_device_of_mesh_tensorflow_s_tpu_program_has_what_one_cpu_has():
-  config = small_config(num_layers=1)
-  params = oracle.random_parameters(config, seed=7)
-  batch = tokens_of(config, seed=8)
-  one = computed(config, params, batch)
+def test_each_device_of_mesh_tensorflow_s_tpu_program_equals_the_oracle():
+  case = case_of_one_layer()
   devices = run_on_simulated_tpus(
-    lambda mesh: of_loss(config, mesh, batch),
-    params,
+    lambda mesh: of_loss(case.config, mesh, case.batch),
+    case.params,
     "all over data and model",
   )
   assert len(devices) == 4
   for values in devices:
-    for name, value in one.items():
-      assert relative_error(values[name], value) < 1e-5, name
+    check(case, as_result(values))
 
 
 @pytest.mark.slow
-def test_recomputed_layers_have_the_same_gradients():
-  config = small_config()
-  params = oracle.random_parameters(config, seed=9)
-  batch = tokens_of(config, seed=10)
-  kept = computed(config, params, batch)
-  again = computed(
-    config, params, batch, "transformer.LayerStack.recompute_grads = True"
-  )
-  for name, value in kept.items():
-    assert relative_error(again[name], value) < 1e-5, name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["one device", "all over data and model"])
+@pytest.mark.parametrize("layout", [SINGLE, SPLIT], ids=["one device", "split"])
 def test_gradients_of_mesh_tensorflow_s_microbatches_add_up(layout):
   config = small_config(num_layers=1)
   params = oracle.random_parameters(config, seed=13)
-  batch = tokens_of(config, seed=14)
+  batch = random_tokens(config, batch_size=4, seed=14)
+  batch["targets"] = np.maximum(batch["targets"], 1)
 
   def build(mesh):
     def loss_of(features):
@@ -184,18 +126,18 @@ def test_gradients_of_mesh_tensorflow_s_microbatches_add_up(layout):
     names = [our_name(x.name) for x in mesh.graph.trainable_variables]
     return {**outputs, **dict(zip(names, gradients, strict=True))}
 
-  mesh = SINGLE if layout == "one device" else mesh_layout(layout)
-  (parts,) = Run(build, params, mesh).values
-  one = computed(config, params, batch)
-  del one["logits"]
-  assert_close(parts, one)
+  (parts,) = Run(build, params, layout).values
+  one = run_unitransformer(config, params, batch, z_loss=1e-4)
+  assert parts.pop("loss") == pytest.approx(one.loss, rel=1e-5)
+  assert parts.keys() == one.gradients.keys()
+  for name, gradient in parts.items():
+    assert relative_error(gradient, one.gradients[name]) < 1e-5, name
 
 
 def test_foreign_models_train_the_layers_with_the_loss_of_our_model():
   """On this mesh, CPUs run our C++ operations."""
-  config = small_config()
-  batch = tokens_of(config, seed=15)
-  del batch["inputs"]
+  config = small_config(num_layers=1)
+  targets = make_case(PALM, num_layers=1).batch["targets"]
 
   def loss_of(mesh, features):
     with configured(config) as model:
@@ -207,52 +149,80 @@ def test_foreign_models_train_the_layers_with_the_loss_of_our_model():
       )
     return loss
 
+  inputs = np.zeros_like(targets)
+  inputs[:, 1:] = targets[:, :-1]
   with PodTraining(
     loss_of,
     {"targets": ("int32", f"length:{config.sequence_length}")},
     mesh=DeviceMesh(mesh_shape="model:2", layout="heads:model,d_ff:model"),
     optimizer=dataclasses.replace(PALM_OPTIMIZER, z_loss=0.0),
-    global_batch_size=4,
+    global_batch_size=2,
     pods=PodsConfig(num_pods=2),
   ) as training:
     for _ in range(2):
-      variables = {our_name(x): y for x, y in training.variables().items()}
-      params = {x: variables[x] for x in oracle.parameter_shapes(config)}
-      loss = training.step(batch)["loss"]
-      ours = run_model(config, params, tokens_of(config, seed=15))
-      assert loss == pytest.approx(ours.loss + ours.z_loss, rel=1e-5)
+      params = {our_name(x): y for x, y in training.variables().items()}
+      loss = training.step({"targets": targets})["loss"]
+      exact = oracle.loss(config, params, inputs, targets, z_loss=1e-4)
+      assert loss == pytest.approx(sum(exact), rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_mesh_that_splits_positions_gives_what_one_device_does():
-  config = small_config(sequence_length=8)
-  params = oracle.random_parameters(config, seed=11)
-  batch = tokens_of(config, seed=12)
-  one = computed(config, params, batch)
-  layout = mesh_layout("all over data and model")
-  # palm_mtf has no such layout.
-  object.__setattr__(layout, "layout", "batch:data,length:model")
-  (four,) = Run(
-    lambda mesh: of_loss(config, mesh, batch), params, layout
-  ).values
-  for name, value in one.items():
-    assert relative_error(four[name], value) < 1e-5, name
+  case = make_case(PALM, sequence_length=8)
+  layout = split_by("all over data and model", "batch:data,length:model")
+  check(
+    case,
+    run_unitransformer(case.config, case.params, case.batch, layout=layout),
+  )
 
+
+# --- Decoding ----------------------------------------------------------------
 
 EOS = 1  # the id that Mesh TensorFlow's beam search takes as the end
+_FULL = "transformer.Unitransformer.input_full_attention = True"
+PROMPTS = [[5, 9], [40, 7, 13, 21, 3], [8, 2, 30], [17]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["one device", "all over data and model"])
-def test_greedy_tokens_with_cached_keys_equal_our_decoders(layout):
-  mesh = SINGLE if layout == "one device" else mesh_layout(layout)
-  assert_decodes_like_our_model(small_config(), mesh)
+def dependent_parameters(config):
+  """Returns parameters such that tokens depend on more than the last token."""
+  params = oracle.random_parameters(config, seed=1)
+  return {**params, "embedding": 0.1 * params["embedding"]}
+
+
+@pytest.mark.parametrize(
+  ("name", "layout", "lines"),
+  [
+    ("in groups", SINGLE, ()),
+    ("GPT-2 with ALiBi", SINGLE, ()),
+    # A text continues after inputs that attend in both directions.
+    (PALM, SINGLE, (_FULL,)),
+    *(
+      pytest.param(*case, (), marks=pytest.mark.slow)
+      for case in [
+        *((x, SINGLE) for x in (PALM, *list(MIXTURES)[2:])),
+        *((x, SPLIT) for x in (PALM, *list(MIXTURES)[:2])),
+      ]
+    ),
+  ],
+)
+def test_greedy_tokens_with_cached_keys_are_the_oracle_s(name, layout, lines):
+  config = block_config(name)
+  params = dependent_parameters(config)
+  prompts = [PROMPTS[1]] if lines else PROMPTS
+  (values,) = Run(sampling(config, prompts, *lines), params, layout).values
+  for row, prompt in zip(values["tokens"], prompts, strict=True):
+    size = len(prompt)
+    np.testing.assert_array_equal(row[:size], prompt)
+    inputs = np.array([[0, *row[:-1]]])
+    prefix = np.arange(config.sequence_length)[None] <= size if lines else None
+    exact = oracle.forward(config, params, inputs, prefix=prefix)
+    np.testing.assert_array_equal(exact.argmax(-1)[0, size:], row[size:])
 
 
 @pytest.mark.slow
 def test_each_device_of_a_tpu_program_decodes_the_tokens_of_one_cpu():
   config = small_config(num_layers=1, sequence_length=5)
-  params = parameters(config, seed=1)
+  params = dependent_parameters(config)
   build = sampling(config, [[1, 2], [3], [4, 5], [6, 7, 8]])
   (one,) = Run(build, params).values
   devices = run_on_simulated_tpus(
@@ -304,251 +274,113 @@ def test_a_beam_search_that_is_wide_enough_finds_the_likeliest_text():
   np.testing.assert_array_equal(values["texts"], [expected])
 
 
-# --- Other settings ----------------------------------------------------------
-
-_GROUPS = dict(attention="grouped_query", num_kv_heads=2)
-FORMS = {
-  "in groups": dict(
-    _GROUPS,
-    norm="rms_norm_1p",
-    mlp="geglu_tanh",
-    rotary_fraction=0.4,
-    rotary_pairs="neighbours",
-    rotary_base=5e5,
-    biases="qkv",
-  ),
-  "GPT-2 with ALiBi": dict(
-    block="serial",
-    norm="layer_norm_bias",
-    norm_epsilon=1e-4,
-    attention="multi_head",
-    positions="alibi",
-    mlp="gelu_tanh",
-    biases="o,mlp",
-  ),
-  "Transformer-XL": dict(
-    _GROUPS, positions="transformer_xl", attention_window=4, mlp="relu"
-  ),
-  "T5": dict(block="serial", norm="rms_norm", positions="t5", mlp="geglu"),
-  "multi-head": dict(attention="multi_head", mlp="relu2", qk_norm="rms_norm"),
-  "no positions": dict(positions="none", mlp="gelu", biases="mlp"),
-}
-# The others only when slow tests run.
-_FAST = ("in groups", "GPT-2 with ALiBi")
-
-
-@pytest.fixture(
-  params=[
-    pytest.param(x, marks=() if x in _FAST else pytest.mark.slow) for x in FORMS
-  ]
-)
-def config(request):
-  """The settings of a small model."""
-  return small_config(**FORMS[request.param])
-
-
-def test_other_settings_have_the_logits_of_the_oracle_and_our_gradients(config):
-  params = oracle.random_parameters(config, seed=1)
-  batch = tokens_of(config, seed=2)
-  ours = run_model(config, params, batch)
-  theirs = computed(config, params, batch)
-  assert theirs.keys() == {"logits", "loss", *ours.gradients}
-  assert_close(theirs, ours.gradients)
-  exact = oracle.forward(config, params, batch["inputs"])
-  assert_close(theirs, {"logits": exact})
-
-
-def test_greedy_tokens_with_other_settings_equal_our_decoders(config):
-  assert_decodes_like_our_model(config)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["in groups", "GPT-2 with ALiBi"])
-def test_a_mesh_that_splits_heads_gives_what_one_device_does(form):
-  config, layout = small_config(**FORMS[form]), "all over data and model"
-  params = oracle.random_parameters(config, seed=3)
-  batch = random_documents(config, batch_size=4, seed=4)
-  del batch["loss_weights"]
-  batch["targets"] = np.maximum(batch["targets"], 1)
-  one = computed(config, params, batch)
-  assert_close(computed(config, params, batch, layout=mesh_layout(layout)), one)
-  again = "transformer.LayerStack.recompute_grads = True"
-  assert_close(computed(config, params, batch, again), one)
-  assert_decodes_like_our_model(config, mesh_layout(layout))
+# --- Attention and batches that our model lacks ------------------------------
 
 
 def test_an_encoder_attends_in_both_directions():
-  config = small_config()
-  params = oracle.random_parameters(config, seed=5)
-  batch = tokens_of(config, seed=6)
+  case = case_of_one_layer()
   line = "transformer.Unitransformer.autoregressive = False"
-  found = computed(config, params, batch, line)["logits"]
-  prefix = np.ones_like(batch["inputs"])
-  exact = oracle.forward(config, params, batch["inputs"], prefix=prefix)
+  found = logits_of(case.config, case.params, case.batch, line)
+  inputs = case.batch["inputs"]
+  exact = oracle.forward(
+    case.config, case.params, inputs, prefix=np.ones_like(inputs)
+  )
   assert relative_error(found, exact) < 1e-5
-
-
-_FULL = "transformer.Unitransformer.input_full_attention = True"
 
 
 def test_inputs_of_a_text_attend_in_both_directions():
-  config = small_config()
+  config = small_config(num_layers=1)
   params = oracle.random_parameters(config, seed=7)
-  batch = tokens_of(config, seed=8)
-  ends = [2, 5, 0, 8]
-  batch["targets"] = np.maximum(batch["targets"], EOS + 1)
-  batch["targets"][range(4), ends] = EOS
-  batch["inputs"][:, 1:] = batch["targets"][:, :-1]
+  ends = np.array([2, 5, 0, 8])
+  shape = [len(ends), config.sequence_length]
+  targets = np.random.default_rng(8).integers(EOS + 1, 44, shape, np.int32)
+  targets[range(4), ends] = EOS
+  inputs = np.zeros_like(targets)
+  inputs[:, 1:] = targets[:, :-1]
   # The first token after the inputs, EOS, is read in this region too.
-  prefix = np.arange(config.sequence_length) <= np.array(ends)[:, None] + 1
-  found = computed(config, params, batch, _FULL)["logits"]
-  exact = oracle.forward(config, params, batch["inputs"], prefix=prefix)
-  assert relative_error(found, exact) < 1e-5
-
-
-def test_a_text_continues_after_inputs_that_attend_in_both_directions():
-  config = small_config()
-  params = oracle.random_parameters(config, seed=9)
-  prompt = [3, 4, 5, 6]
-  build = sampling(config, [prompt], _FULL)
-  tokens = Run(build, params).values[0]["tokens"][0]
-  np.testing.assert_array_equal(tokens[:4], prompt)
-  inputs = np.array([[0, *tokens[:-1]]])
-  prefix = np.arange(config.sequence_length)[None] <= len(prompt)
+  prefix = np.arange(config.sequence_length) <= ends[:, None] + 1
+  batch = {"inputs": inputs, "targets": targets}
+  found = logits_of(config, params, batch, _FULL)
   exact = oracle.forward(config, params, inputs, prefix=prefix)
-  np.testing.assert_array_equal(exact.argmax(-1)[0, 4:], tokens[4:])
+  assert relative_error(found, exact) < 1e-5
 
 
 @pytest.mark.parametrize("split", ["batch", "outer_batch"])
 def test_a_batch_of_two_dimensions_has_the_logits_of_one(split):
-  config, layout = small_config(), mesh_layout("batch over data")
+  config = small_config(num_layers=1)
   params = oracle.random_parameters(config, seed=10)
-  inputs = tokens_of(config, seed=11)["inputs"]
-  # palm_mtf has no layout of outer_batch.
-  object.__setattr__(layout, "layout", f"{split}:data")
-  dims = [mtf.Dimension("outer_batch", 2), mtf.Dimension("batch", 2)]
-  shape = mtf.Shape([*dims, mtf.Dimension("length", config.sequence_length)])
+  inputs = np.random.default_rng(11).integers(1, 44, [4, 9], np.int32)
+  found = logits_of(
+    config,
+    params,
+    {"inputs": inputs},
+    layout=split_by("batch over data", f"{split}:data"),
+    batch_dims=[mtf.Dimension("outer_batch", 2), mtf.Dimension("batch", 2)],
+  )
+  assert relative_error(found, oracle.forward(config, params, inputs)) < 1e-5
 
-  def build(mesh):
-    tokens = tf.constant(inputs.reshape(shape.to_integer_list))
-    with configured(config) as model:
-      logits, _ = model.call_simple(
-        mtf.import_tf_tensor(mesh, tokens, shape),
-        None,
-        compute_loss=False,
-        variable_dtype=FLOAT32,
-      )
-    return {"logits": logits}
 
-  (values,) = Run(build, params, layout).values
-  exact = oracle.forward(config, params, inputs)
-  assert relative_error(values["logits"].reshape(exact.shape), exact) < 1e-5
+# --- Refusals ----------------------------------------------------------------
+
+SIZES = {"num_heads": 4, "d_kv": 10}
+
+
+def build_logits(*lines, layout=SINGLE):
+  case = case_of_one_layer()
+  logits_of(case.config, case.params, case.batch, *lines, layout=layout)
 
 
 @pytest.mark.parametrize(
-  ("layer", "settings", "message"),
+  ("build", "message"),
   [
     (
-      Attention,
-      {"attention": "grouped_query", "num_kv_heads": 3},
+      lambda: Attention(**SIZES, attention="grouped_query", num_kv_heads=3),
       'Attention.num_kv_heads = 3 and attention = "grouped_query": give a '
       "divisor of num_heads = 4.",
     ),
     (
-      Attention,
-      {"rotary_fraction": 0.3},
+      lambda: Attention(**SIZES, rotary_fraction=0.3),
       "Attention.rotary_fraction * d_kv = 3: rotary embedding turns pairs of "
       "numbers, so rotary_fraction * d_kv is even; use 4.",
     ),
     (
-      Attention,
-      {"d_kv": None},
+      lambda: Attention(num_heads=4, d_kv=None),
       "Attention.d_kv = None: give a whole number of at least 1.",
     ),
     (
-      Mlp,
-      {"mpl": "gelu"},
+      lambda: Mlp(d_ff=4, mpl="gelu"),
       "setting of Mlp = 'mpl' (did you mean \"mlp\"?): choose one of 'd_ff', "
       "'mlp', 'biases'.",
     ),
-  ],
-)
-def test_settings_that_cannot_work_are_refused_in_one_line(
-  layer, settings, message
-):
-  sizes = {"d_ff": 4} if layer is Mlp else {"num_heads": 4, "d_kv": 10}
-  with pytest.raises(UserError) as error:
-    layer(**{**sizes, **settings})
-  assert str(error.value).splitlines()[0] == message  # gin appends the call
-
-
-@pytest.mark.parametrize(
-  ("sizes", "message"),
-  [
     (
-      {"num_heads": 4, "d_kv": 9},
+      lambda: MultiQueryAttention(num_heads=4, d_kv=9),
       "MultiQueryAttention.d_kv = 9: rotary embedding turns pairs of numbers, "
       "so d_kv is even; use 10.",
     ),
     (
-      {"num_heads": 0, "d_kv": 8},
+      lambda: MultiQueryAttention(num_heads=0, d_kv=8),
       "MultiQueryAttention.num_heads = 0: give a whole number of at least 1.",
+    ),
+    (
+      lambda: sublayer_norm(None, None, None, norm="layernorm"),
+      "sublayer_norm.norm = 'layernorm' (did you mean \"layer_norm\"?): choose "
+      "one of 'layer_norm', 'layer_norm_bias', 'rms_norm', 'rms_norm_1p'.",
+    ),
+    (
+      lambda: build_logits("transformer.Unitransformer.ensemble = 2"),
+      "Unitransformer.ensemble = 2: the layers of palm_mtf.unitransformer have "
+      "the weights of one model; leave ensemble out.",
+    ),
+    (
+      lambda: build_logits(
+        layout=split_by("heads over model", "d_model:model")
+      ),
+      "transformer/block_000/layer_000/norm needs all of d_model, which the "
+      "layout splits: take d_model out of the layout rules.",
     ),
   ],
 )
-def test_sizes_that_cannot_work_are_refused_in_one_line(sizes, message):
+def test_what_cannot_work_is_refused_in_one_line(build, message):
   with pytest.raises(UserError) as error:
-    MultiQueryAttention(**sizes)
-  # gin appends the call.
-  assert str(error.value).splitlines()[0] == message
-
-
-# gin appends the call after the first line.
-
-
-def test_an_unknown_norm_is_refused_with_the_nearest():
-  with pytest.raises(UserError) as error:
-    sublayer_norm(None, None, None, norm="layernorm")
-  assert str(error.value).splitlines()[0] == (
-    "sublayer_norm.norm = 'layernorm' (did you mean \"layer_norm\"?): choose "
-    "one of 'layer_norm', 'layer_norm_bias', 'rms_norm', 'rms_norm_1p'."
-  )
-
-
-def logits(layout, *lines):
-  config = small_config()
-  tokens = {"inputs": np.zeros([4, config.sequence_length], np.int32)}
-
-  def build(mesh):
-    with configured(config, *lines) as model:
-      logits, _ = model.call_simple(
-        imported(mesh, tokens)["inputs"],
-        None,
-        compute_loss=False,
-        variable_dtype=FLOAT32,
-      )
-    return {"logits": logits}
-
-  Run(build, oracle.random_parameters(config, seed=1), layout)
-
-
-def test_an_ensemble_is_refused():
-  with pytest.raises(UserError) as error:
-    logits(SINGLE, "transformer.Unitransformer.ensemble = 2")
-  assert str(error.value).splitlines()[0] == (
-    "Unitransformer.ensemble = 2: the layers of palm_mtf.unitransformer have "
-    "the weights of one model; leave ensemble out."
-  )
-
-
-def test_a_layout_that_splits_d_model_is_refused():
-  layout = MeshLayout(mesh_shape="model:2", layout="heads:model")
-  object.__setattr__(
-    layout, "layout", "d_model:model"
-  )  # palm_mtf has no such layout
-  with pytest.raises(UserError) as error:
-    logits(layout)
-  assert str(error.value) == (
-    "transformer/block_000/layer_000/norm needs all of d_model, which the "
-    "layout splits: take d_model out of the layout rules."
-  )
+    build()
+  assert str(error.value).splitlines()[0] == message  # gin appends the call

@@ -12,11 +12,10 @@ import numpy as np
 from mesh_tensorflow.transformer.transformer import Unitransformer
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import DecodeConfig, MeshLayout, ModelConfig
+from palm_mtf.config import MeshLayout, ModelConfig
 from palm_mtf.mesh.session import session_config
-from tests import oracle
-from tests.decode_testing import EOD, decode
-from tests.mtf_testing import SINGLE, random_tokens, relative_error
+from tests.blocks import Z_LOSS
+from tests.mtf_testing import SINGLE, ModelResult
 
 FLOAT32 = mtf.VariableDType(tf.float32, tf.float32, tf.float32)
 _PALM = 'include "palm_mtf/gin/mesh_tensorflow/palm.gin"'
@@ -160,65 +159,87 @@ def imported(
   }
 
 
-def tokens_of(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
-  """Returns random_tokens without token 0, which Mesh TensorFlow masks."""
-  batch = random_tokens(config, batch_size=4, seed=seed)
-  batch["targets"] = np.maximum(batch["targets"], 1)
-  batch["inputs"][:, 1:] = batch["targets"][:, :-1]
-  return batch
-
-
 def of_loss(
   config: ModelConfig,
   mesh: mtf.Mesh,
   batch: Mapping[str, np.ndarray],
   *lines: str,
+  z_loss: float = Z_LOSS,
 ) -> dict[str, mtf.Tensor]:
   """Returns logits, loss, and gradients by our names."""
+  lines = (*lines, f"transformer.Unitransformer.z_loss = {z_loss}")
   features = imported(mesh, batch)
+  activations = tf.as_dtype(config.activation_dtype)
   with configured(config, *lines) as model:
     logits, loss = model.call_simple(
       features["inputs"],
       features["targets"],
       compute_loss=True,
-      variable_dtype=FLOAT32,
+      variable_dtype=mtf.VariableDType(tf.float32, tf.float32, activations),
       sequence_id=features.get("segments"),
     )
   variables = mesh.graph.trainable_variables
   gradients = mtf.gradients([loss], [x.outputs[0] for x in variables])
   names = [our_name(x.name) for x in variables]
   found = dict(zip(names, gradients, strict=True))
-  return {"logits": logits, "loss": loss, **found}
+  return {"logits": mtf.cast(logits, tf.float32), "loss": loss, **found}
 
 
-def computed(
+def as_result(values: Mapping[str, np.ndarray]) -> ModelResult:
+  """Returns the values of `of_loss`; its loss includes the z-loss."""
+  gradients = dict(values)
+  logits, loss = gradients.pop("logits"), float(gradients.pop("loss"))
+  return ModelResult(logits, loss, z_loss=None, gradients=gradients)
+
+
+def run_unitransformer(
   config: ModelConfig,
   params: Mapping[str, np.ndarray],
   batch: Mapping[str, np.ndarray],
   *lines: str,
   layout: MeshLayout = SINGLE,
-) -> dict[str, np.ndarray]:
-  """Returns the values of `of_loss`."""
+  z_loss: float = Z_LOSS,
+) -> ModelResult:
+  """Returns the logits, loss and gradients of a Unitransformer."""
 
   def build(mesh):
-    return of_loss(config, mesh, batch, *lines)
+    return of_loss(config, mesh, batch, *lines, z_loss=z_loss)
 
   (values,) = Run(build, params, layout).values
-  return values
+  return as_result(values)
 
 
-def assert_close(
-  actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
-) -> None:
-  """Compares the values of `of_loss`, or some of these, to 1e-5."""
-  for name, value in expected.items():
-    assert relative_error(actual[name], value) < 1e-5, name
+def logits_of(
+  config: ModelConfig,
+  params: Mapping[str, np.ndarray],
+  batch: Mapping[str, np.ndarray],
+  *lines: str,
+  layout: MeshLayout = SINGLE,
+  batch_dims: Sequence[mtf.Dimension] = (),
+) -> np.ndarray:
+  """Returns logits; the batch is split into `batch_dims`, if there are any."""
+  rows, length = batch["inputs"].shape
+  batch_dims = batch_dims or [mtf.Dimension("batch", rows)]
+  shape = mtf.Shape([*batch_dims, mtf.Dimension("length", length)])
 
+  def build(mesh):
+    features = {
+      name: mtf.import_tf_tensor(
+        mesh, tf.constant(x.reshape(shape.to_integer_list)), shape
+      )
+      for name, x in batch.items()
+    }
+    with configured(config, *lines) as model:
+      logits, _ = model.call_simple(
+        features["inputs"],
+        features.get("targets"),
+        compute_loss=False,
+        variable_dtype=FLOAT32,
+      )
+    return {"logits": logits}
 
-def parameters(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
-  """Returns parameters such that tokens depend on more than the last token."""
-  params = oracle.random_parameters(config, seed)
-  return {**params, "embedding": 0.1 * params["embedding"]}
+  (values,) = Run(build, params, layout).values
+  return values["logits"].reshape([rows, length, config.vocab_size])
 
 
 def sampling(
@@ -240,23 +261,3 @@ def sampling(
     return {"tokens": tokens}
 
   return build
-
-
-def assert_decodes_like_our_model(
-  config: ModelConfig, layout: MeshLayout = SINGLE
-) -> None:
-  """Compares the greedy tokens after four prompts."""
-  params = parameters(config, seed=1)
-  rng = np.random.default_rng(2)
-  prompts = [list(rng.integers(1, 44, size=n)) for n in (2, 5, 3, 1)]
-  (theirs,) = Run(sampling(config, prompts), params, layout).values
-  ours = decode(
-    config, params, prompts, DecodeConfig(temperature=0.0), max_tokens=4
-  ).tokens
-  for row, prompt, expected in zip(
-    theirs["tokens"], prompts, ours[:, 0], strict=True
-  ):
-    np.testing.assert_array_equal(row[: len(prompt)], prompt)
-    expected = list(expected)
-    end = expected.index(EOD) + 1 if EOD in expected else 4
-    assert list(row[len(prompt) :][:end]) == expected[:end]

@@ -7,7 +7,7 @@ A case is a file with these names; its docstring is its help:
   FLAGS              its flags, see `command.Flag`
   measure(chosen)    checks the flags, then yields records (dicts for --json)
   HEAD, row(record)  the table; without `row`, records are printed as JSON
-  finish(records)    optional: returns text for after the last row
+  BOUNDS             the possible figures of a record, see `find_impossible`
   draw(records, path)  draws the PNG file of --picture, in cases with that flag
   work(**arguments)  optional: runs in a separate process, which
                      `command.worker_command` starts

@@ -5,12 +5,14 @@
 import argparse
 import ast
 import dataclasses
+import fnmatch
 import functools
 import importlib
 import json
+import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +23,7 @@ from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.machine.activation_dtype import resolve_dtype
 
 _FOLDER = Path(__file__).resolve().parent
+_ENOUGH_ROUNDS = 6
 CASES = sorted(path.stem for path in (_FOLDER / "cases").glob("*.py"))
 
 
@@ -200,6 +203,35 @@ def train_config(
   return dataclasses.replace(config, model=model)
 
 
+def find_impossible(
+  record: Mapping[str, Any], bounds: Mapping[str, tuple[float, float]]
+) -> Iterator[str]:
+  """Yields a text for each figure that its own definition excludes.
+
+  Args:
+    record: figures by name; a value may be a record, or a list of values.
+    bounds: {pattern of names, as for a shell: (least, largest value)}. The
+      first pattern that matches counts. If a record has "low" and "high", they
+      are the interval of its "ratio", over "rounds". The ratio is impossible
+      only if its whole interval is out of bounds; fewer than _ENOUGH_ROUNDS
+      have no interval of 95%.
+  """
+  for name, value in record.items():
+    for each in value if isinstance(value, list) else [value]:
+      if isinstance(each, Mapping):
+        yield from find_impossible(each, bounds)
+        continue
+      found = (y for x, y in bounds.items() if fnmatch.fnmatchcase(name, x))
+      least, most = next(found, (-math.inf, math.inf))
+      low = high = each
+      if name == "ratio" and "low" in record:
+        if record["rounds"] < _ENOUGH_ROUNDS:
+          continue
+        low, high = record["low"], record["high"]
+      if isinstance(each, float | int) and not (low <= most and high >= least):
+        yield f"{name} = {each:g} is not from {least:g} to {most:g}"
+
+
 def _print_cases() -> None:
   print("python -m tools.bench CASE [flags]; --help after a CASE explains it\n")
   for name in CASES:
@@ -240,13 +272,13 @@ def _read_flags(
   return chosen
 
 
-def _run_case(name: str, arguments: Sequence[str]) -> None:
+def _run_case(name: str, arguments: Sequence[str]) -> int:
   case = importlib.import_module(f"tools.bench.cases.{name}")
   if arguments[:1] == ["--worker"]:
     found = case.work(**json.loads(arguments[1]))
     if found is not None:
       print(json.dumps(found))
-    return
+    return 0
   chosen = _read_flags(name, case, arguments)
   as_json = chosen.json or not hasattr(case, "row")
   records: list[dict] = []
@@ -258,8 +290,10 @@ def _run_case(name: str, arguments: Sequence[str]) -> None:
     print(json.dumps(record) if as_json else case.row(record), flush=True)
   if getattr(chosen, "picture", None):
     case.draw(records, chosen.picture)
-  if hasattr(case, "finish") and not as_json:
-    print(case.finish(records))
+  wrong = [y for x in records for y in find_impossible(x, case.BOUNDS)]
+  if wrong:
+    print(f"bench {name}: impossible: {'; '.join(wrong)}", file=sys.stderr)
+  return int(bool(wrong))
 
 
 def main() -> int:
@@ -272,11 +306,10 @@ def main() -> int:
   try:
     check_choice("CASE", name, CASES)
     says = f"bench {name}"
-    _run_case(name, arguments)
+    return _run_case(name, arguments)
   except UserError as error:
     print(f"{says}: {error}", file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     print(f"{says}: interrupted", file=sys.stderr)
     return 130
-  return 0

@@ -29,6 +29,9 @@ from palm_mtf.machine.host_memory import largest_resident_bytes
 
 OTHERS_SHARE = 0.1
 MIN_ROUNDS = 30
+POSITIVE = (0.0, math.inf)
+# The possible figures of a record of speeds and ratios, see command.py.
+BOUNDS = dict.fromkeys(("ratio", "*secs", "*per_sec", "peak_bytes"), POSITIVE)
 _TICKS = os.sysconf("SC_CLK_TCK")
 # After its turn, a program's threads look for work this long; wait for them.
 _SETTLE_SECS = 0.05
@@ -120,7 +123,7 @@ def take_turns(
   kinds: Mapping[str, Callable[[int], object]],
   num_warm_up: int,
   num_rounds: int,
-  title: str,
+  title: str = "",
 ) -> dict[str, list[Turn]]:
   """Lets kinds of steps of this process take turns; returns their turns.
 
@@ -128,7 +131,8 @@ def take_turns(
     kinds: for each kind, a function that runs the step of a given number.
     num_warm_up: rounds before the timed rounds.
     num_rounds: timed rounds, in each of which every kind runs a step.
-    title: beginning of the line that reports a round on stderr.
+    title: beginning of the line that reports a round on stderr; without it,
+      there is no line.
   """
   turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
   # Begin with step 1, because at step 0 the moments are 0.
@@ -139,8 +143,9 @@ def take_turns(
         lambda run=run, number=number: {"secs": time_call(run, number)},
       )
       turns[kind].append(turn)
-    secs = "  ".join(f"{kind} {x[-1].secs:.3f} s" for kind, x in turns.items())
-    print(f"{title}: {secs}", file=sys.stderr)
+    if title:
+      secs = (f"{kind} {x[-1].secs:.3f} s" for kind, x in turns.items())
+      print(f"{title}: {'  '.join(secs)}", file=sys.stderr)
   return {kind: x[num_warm_up:] for kind, x in turns.items()}
 
 

@@ -140,6 +140,10 @@ class SentencePieceVocabulary(Vocabulary):
     ]
 
     def encode(processor, texts):
+      # A call with a list starts threads, which takes a hundred times as long
+      # as to encode a short text.
+      if len(texts) < 2:
+        return [processor.Encode(x.encode(), out_type="numpy") for x in texts]
       return processor.Encode(texts, num_threads=num_threads, out_type="numpy")
 
     inside = self._inside or self._processor

@@ -98,7 +98,11 @@ class Vocabulary(abc.ABC):
   def _encode(
     self, texts: Sequence[str], num_threads: int, are_inside: Sequence[bool]
   ) -> list[np.ndarray]:
-    """Does what `encode_arrays` does; raises TypeError for half a surrogate."""
+    """Does what `encode_arrays` does.
+
+    Raises:
+      TypeError, UnicodeEncodeError: a text holds half a surrogate pair.
+    """
 
   @property
   def has_bytes(self) -> bool:
@@ -137,7 +141,7 @@ class Vocabulary(abc.ABC):
       return self._encode(
         texts, num_threads, are_inside or [False] * len(texts)
       )
-    except TypeError:
+    except (TypeError, UnicodeEncodeError):
       raise UserError(_explain_no_unicode(texts)) from None
 
   def losses(self) -> list[str]:

@@ -184,7 +184,7 @@ def _attach_filter(
 
 
 def admit_own_user(port: int) -> None:
-  """Starts a thread that admits this user's connections and ends all others.
+  """Lets a thread admit this user's connections and end all others.
 
   Call `restrict_to_admitted` with the port's listening sockets first.
 
@@ -193,7 +193,18 @@ def admit_own_user(port: int) -> None:
   """
   _check_own_uid()
   _uids()
-  threading.Thread(target=_admit, args=[port], daemon=True).start()
+  _known[port] = set()
+  _start_admitting(os.getpid())
+
+
+# By port of a server of this process: names of the sockets that are checked.
+_known: dict[int, set[str]] = {}
+
+
+@functools.cache
+def _start_admitting(pid: int) -> None:
+  # All ports share one thread, because it lists all files of the process.
+  threading.Thread(target=_admit, daemon=True).start()
 
 
 def _check_own_uid() -> None:
@@ -211,33 +222,33 @@ def _check_own_uid() -> None:
       )
 
 
-def _admit(port: int) -> None:
-  known: set[str] = set()
+def _admit() -> None:
   while True:
     time.sleep(_PAUSE_SECS)
     # OSError: this process cannot open more files. The next iteration handles
     # the remaining connections.
     with contextlib.suppress(OSError):
-      _admit_new(port, known)
+      _admit_new({**_known})
 
 
-def _admit_new(port: int, known: set[str]) -> None:
-  """Admits or ends the connections to `port` that are not in `known`.
+def _admit_new(known: Mapping[int, set[str]]) -> None:
+  """Admits or ends the connections to each port that are not in its set.
 
-  Adds this process's sockets to `known`, by the names "socket:[INODE]".
+  Adds this process's sockets to the sets, by the names "socket:[INODE]".
   """
   numbers = socket_numbers()
-  known.intersection_update(numbers)  # `&=` would make a new set
   # Read the table of users after the list of sockets, so that the table has all
   # sockets of the list.
   uids = functools.cache(_uids)
-  for name in numbers.keys() - known:
-    # By now the socket may be closed, and its descriptor may be another file's.
-    with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
-      if name == f"socket:[{os.fstat(copy.fileno()).st_ino}]":
-        if is_inet(copy, port) and not accepts(copy):
-          _admit_or_end(copy, uids())
-        known.add(name)
+  for port, names in known.items():
+    names.intersection_update(numbers)
+    for name in numbers.keys() - names:
+      # By now the socket may be closed, and its descriptor another file's.
+      with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
+        if name == f"socket:[{os.fstat(copy.fileno()).st_ino}]":
+          if is_inet(copy, port) and not accepts(copy):
+            _admit_or_end(copy, uids())
+          names.add(name)
 
 
 def _admit_or_end(

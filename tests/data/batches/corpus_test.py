@@ -258,13 +258,13 @@ def corpus(code, vocabulary, tmp_path_factory):
     folder = folder or home / "text"
     if not folder.exists():
       folder.mkdir()
-      for i, text in enumerate(code[:20]):
+      for i, text in enumerate(code[:12]):
         (folder / f"{i:02d}.txt").write_text(text, encoding="utf-8")
     files = TextFiles(
       f"{folder}/*.txt", Fields("text"), validation_share=0.2, name="files"
     )
     files.rate = 0.6
-    lines = [text[i : i + 300] for text in code for i in (0, 400, 900)]
+    lines = [text[i : i + 300] for text in code[:12] for i in (0, 400)]
     other = ListSource(lines, lines[:3], name="lines", rate=0.4)
     return corpus_of(
       [files, other],
@@ -314,19 +314,16 @@ def test_neither_shards_nor_processes_nor_places_change_a_batch(
     {"folder": moved},
   ]
   if packing == "joined":  # packings see documents, not who encoded them
-    settings_of_stores += [{"num_processes": n} for n in (1, 2)]
+    settings_of_stores.append({"num_processes": 2})
   for settings in settings_of_stores:
     again = corpus(packing, **settings)
     assert hashes(again.batches(BatchSizes(RAMP))) == expected, settings
 
 
-def test_another_seed_or_packing_gives_other_batches(corpus):
-  found = [
-    hashes(corpus(packing, seed).batches(BatchSizes(8)))
-    for packing in PACKINGS
-    for seed in (0, 1)
-  ]
-  assert len({each for run in found for each in run}) == 8 * 12
+def test_another_seed_or_packing_gives_other_batches():
+  makers = (batches, mixed, whole)
+  found = [hashes(make(seed=seed)) for make in makers for seed in (0, 1)]
+  assert len({each for run in found for each in run}) == 6 * 12
 
 
 # Order: a function of only (SEED, step).
@@ -588,7 +585,7 @@ def test_only_learnt_tokens_count():
 
 def test_the_entropy_is_the_best_loss_without_context():
   random = np.random.default_rng(0)
-  tokens = random.geometric(0.2, size=3_000_000).astype(np.int32)
+  tokens = random.geometric(0.2, size=1_000_000).astype(np.int32)
   share = np.bincount(tokens) / len(tokens)
   loss = np.mean(-np.log(share[tokens]))
   entropy = unigram_entropy(unigram_batches(tokens, 100_000))

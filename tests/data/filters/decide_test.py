@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import collections
+import functools
 import hashlib
 import itertools
 
@@ -71,7 +72,7 @@ def chosen_by_hand(sources) -> list[list[tuple]]:
 
 
 @given(st.lists(_documents, min_size=1, max_size=3), st.randoms())
-@repeatable(200)
+@repeatable(60)
 def test_of_equal_texts_the_one_of_the_rule_stays_in_any_order(sources, random):
   expected = chosen_by_hand(sources)
   assert documents_that_stay(sources) == expected
@@ -152,6 +153,7 @@ def planted(seed: int) -> list[str]:
   return [*texts, *texts[:5], "one two", "one three", ""]
 
 
+@functools.cache
 def runs_of(text: str) -> set[tuple[str, ...]]:
   words = text.split()
   n = min(5, len(words))
@@ -195,7 +197,7 @@ def kept(sources, num_processes=0) -> list[list[Document]]:
   ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_one_of_each_group_of_near_duplicates_stays_that_of_the_first_source(
   seed,
 ):
@@ -257,7 +259,7 @@ def contaminated(source, filters, num_processes=0) -> list[str]:
   return [REASONS[each] for each in found]
 
 
-@pytest.mark.parametrize("num_processes", [0, 2])
+@pytest.mark.parametrize("num_processes", [0, 1])
 def test_documents_with_an_example_are_removed_before_duplicates_are_found(
   num_processes, monkeypatch
 ):

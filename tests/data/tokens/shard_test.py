@@ -72,7 +72,7 @@ _documents = st.lists(
 
 
 @hypothesis.given(_documents, st.booleans(), st.sampled_from(["<u2", "<u4"]))
-@repeatable(100)
+@repeatable(30)
 def test_a_shard_is_its_documents_in_order_repeated_by_weight(
   tmp_path_factory, documents, has_inputs, dtype
 ):
@@ -184,7 +184,7 @@ def test_no_changed_byte_of_the_summary_goes_unnoticed(folder):
   content = path.read_bytes()
   before = check_shard(str(folder), 0, reads=True)
   for place in range(len(content)):
-    for bit in (1, 16):
+    for bit in (1 << place % 8,):
       changed = bytearray(content)
       changed[place] ^= bit
       path.write_bytes(changed)
@@ -302,7 +302,7 @@ _shards = st.lists(st.lists(examples(), max_size=4), max_size=5)
 
 
 @hypothesis.given(_shards, st.data(), st.booleans())
-@repeatable(300)
+@repeatable(80)
 def test_reading_across_shards_is_a_slice_of_all_of_them(
   shards, data, has_inputs
 ):
@@ -321,7 +321,7 @@ def test_reading_across_shards_is_a_slice_of_all_of_them(
 
 
 @hypothesis.given(_shards, st.booleans())
-@repeatable(200)
+@repeatable(50)
 def test_spans_say_where_every_document_and_its_targets_are(shards, has_inputs):
   tokens = token_array(*shards, has_inputs=has_inputs)
   expected, end = [], 0

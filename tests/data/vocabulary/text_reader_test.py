@@ -55,7 +55,7 @@ def _ids(vocabulary):
 
 
 @hypothesis.settings(
-  max_examples=50, deadline=None, derandomize=True, database=None
+  max_examples=25, deadline=None, derandomize=True, database=None
 )
 @hypothesis.given(st.data())
 def test_parts_join_to_the_text_that_sentencepiece_decodes(some, data):

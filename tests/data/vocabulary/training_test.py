@@ -155,16 +155,17 @@ def test_a_full_disk_is_named_and_nothing_is_left(code, tmp_path):
 
 def test_a_sample_is_the_same_in_any_order_and_fits(code):
   shuffled = random.Random(0).sample(code, len(code))
-  for limit in (5_000, 50_000, 200_000):
+  for limit in (5_000, 50_000, 100_000):
     sample = sample_text(code, limit)
     assert sample == sample_text(shuffled, limit)
     assert limit - 4096 <= sum(map(len, sample)) <= limit
 
 
 def test_a_sample_is_spread_over_the_documents_and_one_of_all_is_all(code):
-  total = sum(map(len, code))
-  sample, every = sample_text(code, total // 2), sample_text(code, total)
-  chunks = [list(cut_text(text, 4096)) for text in code]
+  texts = ["".join(code[i:] + code[:i])[:60_000] for i in range(10)]
+  total = sum(map(len, texts))
+  sample, every = sample_text(texts, total // 2), sample_text(texts, total)
+  chunks = [list(cut_text(text, 4096)) for text in texts]
   assert sorted(every) == sorted(itertools.chain(*chunks))
   for longest in sorted(chunks, key=len)[-10:]:
     assert 0 < len(set(longest) & set(sample)) < len(longest)
@@ -325,7 +326,7 @@ def test_a_killed_process_is_explained(code, started, name):
 
 PROGRAM = """
 from palm_mtf.data.vocabulary.training import train_sentencepiece
-words = [str(i) + " some words " + str(i * i) for i in range(2_000_000)]
+words = [str(i) + " some words " + str(i * i) for i in range(300_000)]
 print("begins", flush=True)
 train_sentencepiece(words, {"vocab_size": 90000}, on_progress=lambda n: None)
 """
@@ -347,10 +348,9 @@ def training():
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_no_trainer_outlives_a_caller_that_is_killed(number):
+def test_no_trainer_outlives_a_caller_that_is_killed():
   with training() as (process, child):
-    process.send_signal(number)
+    process.kill()
     process.communicate(timeout=20)
     end = time.monotonic() + 20
     while is_alive(child) and time.monotonic() < end:

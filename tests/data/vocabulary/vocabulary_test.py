@@ -26,7 +26,7 @@ _texts = st.text(
 
 @hypothesis.given(_texts)
 @hypothesis.settings(
-  max_examples=1000, deadline=None, derandomize=True, database=None
+  max_examples=200, deadline=None, derandomize=True, database=None
 )
 def test_any_text_is_decoded_to_itself(vocabulary, text):
   assert vocabulary.decode(vocabulary.encode(text)) == text
@@ -81,7 +81,7 @@ def test_whole_source_files_survive_and_are_encoded_alike_one_by_one(
 
 @hypothesis.given(_texts)
 @hypothesis.settings(
-  max_examples=200, deadline=None, derandomize=True, database=None
+  max_examples=80, deadline=None, derandomize=True, database=None
 )
 def test_any_text_survives_a_vocabulary_that_puts_a_space_before_it(
   prefixed, text

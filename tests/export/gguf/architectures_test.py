@@ -162,6 +162,7 @@ def test_llama_cpp_has_our_logits_and_our_greedy_tokens(
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("vocabulary", ["SentencePiece"], indirect=True)
 def test_a_file_is_imported_as_the_same_model(name, vocabulary, tmp_path):
   """Bit for bit, except rotary pairs, whose order the import chooses."""
   model, params = make_model(name)

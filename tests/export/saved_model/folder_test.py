@@ -7,49 +7,29 @@ import shutil
 
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from palm_mtf.cli.main import main
 from tests import processes, runs
+from tests.export.saved_model import call_signatures
 
 TEXTS = ["one two three", "four \u2581 five \u00e9", "x", "seven eight " * 40]
 PAIRS = [["one two ", "three"], ["1: four five six seven", " eight nine"]]
 PROMPTS = ["one two", "5: three", "7"]
 OVER = {"max_tokens": 8, "temperature": 0.0}
 
-# Calls signatures as TensorFlow Serving does: with feeds, and with the
-# signature's defaults for arguments that are not fed.
-PROGRAM = """
-import json, sys
-
-# TensorFlow would import these without need, which takes almost two seconds.
-sys.modules.update({"jax": None, "scipy": None})
-import tensorflow.compat.v1 as tf
-import tensorflow_text  # registers the operations of the tokenizer
-
-def plain(x):
-  if x.dtype == object:
-    return [each.decode() for each in x]
-  return x.tolist()
-
-folder, calls = sys.argv[1], json.loads(sys.argv[2])
-with tf.Session(graph=tf.Graph()) as session:
-  signatures = tf.saved_model.load(session, ["serve"], folder).signature_def
-  results = []
-  for name, given in calls:
-    signature = signatures[name]
-    feed = {x: tf.make_ndarray(v) for x, v in signature.defaults.items()}
-    feed.update(given)
-    try:
-      found = session.run(
-        {x: info.name for x, info in signature.outputs.items()},
-        {signature.inputs[x].name: value for x, value in feed.items()},
-      )
-      results.append({x: plain(value) for x, value in found.items()})
-    except tf.errors.InvalidArgumentError as error:
-      results.append(str(error))
-assert not any(x.startswith("palm_mtf") for x in sys.modules)
-print(json.dumps(results))
-"""
+# {name of a call: (signature, inputs)}
+CALLS = {
+  "score": ("score", {"texts": TEXTS}),
+  "score_targets": (
+    "score_targets",
+    dict(zip(("inputs", "targets"), zip(*PAIRS, strict=True), strict=True)),
+  ),
+  "generate": ("generate", {"prompts": PROMPTS, **OVER}),
+  "defaults": ("generate", {"prompts": PROMPTS}),
+  "too much": ("generate", {"prompts": PROMPTS, **OVER, "max_tokens": 31}),
+  "from none": ("generate", {"prompts": PROMPTS, "top_k": 0}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +43,41 @@ def folder(finished, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(folder):
-  """The result or error of each of these calls."""
-  inputs, targets = zip(*PAIRS, strict=True)
-  calls = {
-    "score": {"texts": TEXTS},
-    "score_targets": {"inputs": inputs, "targets": targets},
-    "generate": {"prompts": PROMPTS, **OVER},
-    "generate defaults": {"prompts": PROMPTS},
-    "generate too much": {"prompts": PROMPTS, **OVER, "max_tokens": 31},
-    "generate from none": {"prompts": PROMPTS, "top_k": 0},
-  }
-  given = [[name.split()[0], feed] for name, feed in calls.items()]
-  done = processes.python(
-    "-c", PROGRAM, folder / "12", json.dumps(given), cwd=folder
-  )
+  """The result or error of each of CALLS."""
+  found = call_signatures.call(str(folder / "12"), list(CALLS.values()))
+  return dict(zip(CALLS, found, strict=True))
+
+
+@pytest.mark.slow
+def test_another_process_without_palm_mtf_has_the_same_results(results, folder):
+  program, calls = call_signatures.__file__, [*CALLS.values()]
+  done = processes.python(program, folder / "12", json.dumps(calls), cwd=folder)
   assert done.returncode == 0, done.stderr
-  return dict(zip(calls, json.loads(done.stdout), strict=True))
+  for found, name in zip(json.loads(done.stdout), CALLS, strict=True):
+    if isinstance(found, str):
+      assert found == results[name]
+      continue
+    for key, value in found.items():
+      expected = results[name][key]
+      if key == "log_likelihood":
+        expected = pytest.approx(expected, rel=1e-6)
+      assert value == expected
+
+
+def test_every_operation_is_tensorflows(folder):
+  """Otherwise only a process that imports palm_mtf could load the folder."""
+  saved = saved_model_pb2.SavedModel.FromString(
+    (folder / "12" / "saved_model.pb").read_bytes()
+  )
+  (graph,) = (x.graph_def for x in saved.meta_graphs)
+  nodes = [
+    *graph.node,
+    *(x for f in graph.library.function for x in f.node_def),
+  ]
+  ours = [x.op for x in nodes if x.op.startswith("Palm")]
+  assert len(nodes) > 100 and not ours
+  # A function in Python would run only in the process that made it.
+  assert not any("PyFunc" in x.op for x in nodes)
 
 
 def _printed(command, finished, capsys, *flags) -> list[dict]:
@@ -128,16 +127,16 @@ def test_greedy_text_equals_generate(results, finished, capsys):
 
 def test_missing_arguments_have_the_settings_of_the_run(results):
   sample_tokens = runs.SETTINGS["SAMPLE_TOKENS"]
-  found = results["generate defaults"]["num_tokens"]
+  found = results["defaults"]["num_tokens"]
   assert all(0 < each <= sample_tokens for each in found)
 
 
 def test_a_prompt_without_room_is_an_error(results):
-  assert "max_tokens are more than 32 tokens" in results["generate too much"]
+  assert "max_tokens are more than 32 tokens" in results["too much"]
 
 
 def test_a_number_that_leaves_no_token_is_an_error(results):
-  assert "top_k is not above 0" in results["generate from none"]
+  assert "top_k is not above 0" in results["from none"]
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_version(

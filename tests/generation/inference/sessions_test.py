@@ -28,7 +28,6 @@ from tests.mtf_testing import (
   ("layout", "weight_dtype"),
   [
     (None, "activation"),
-    (None, "int4"),
     ("all over data and model", "int8"),
   ],
 )

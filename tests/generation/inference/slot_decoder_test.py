@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts that begin and end at different times equal the oracle's."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -28,23 +29,34 @@ def checkpoint(tmp_path_factory):
   return save_checkpoint(CONFIG, PARAMS, tmp_path_factory.mktemp("checkpoint"))
 
 
-def run(checkpoint, settings, mesh=SINGLE, times=TIMES):
+@contextlib.contextmanager
+def opened(checkpoint, mesh=SINGLE):
+  with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
+    yield SlotDecoder(loaded, CONFIG.vocab_size, 6)
+
+
+@pytest.fixture(scope="module")
+def decoder(checkpoint):
+  """Slots that all tests use, whatever the tests before wrote there."""
+  with opened(checkpoint) as decoder:
+    yield decoder
+
+
+def run(decoder, settings, times=TIMES):
   """Returns the tokens that each prompt's slot chose at its `times`."""
   found = [[] for _ in times]
-  with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
-    decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
-    for step in range(max(first + count for _, first, count in times)):
-      texts, places = {}, {}
-      for i, (slot, first, count) in enumerate(times):
-        prompt, chosen = [0, *PROMPTS[i]], found[i]
-        if step == first:
-          decoder.insert(slot, prompt)
-        if first <= step < first + count:
-          places[slot] = i
-          texts[slot] = text_of(i, chosen, settings[i])
-      steps = decoder.steps(texts, 1, wants_log_probs=True)
-      for slot, chosen in steps.items():
-        found[places[slot]] += chosen
+  for step in range(max(first + count for _, first, count in times)):
+    texts, places = {}, {}
+    for i, (slot, first, count) in enumerate(times):
+      prompt, chosen = [0, *PROMPTS[i]], found[i]
+      if step == first:
+        decoder.insert(slot, prompt)
+      if first <= step < first + count:
+        places[slot] = i
+        texts[slot] = text_of(i, chosen, settings[i])
+    steps = decoder.steps(texts, 1, wants_log_probs=True)
+    for slot, chosen in steps.items():
+      found[places[slot]] += chosen
   return found
 
 
@@ -62,13 +74,8 @@ def text_of(i, chosen, config):
   )
 
 
-@pytest.mark.parametrize(
-  "layout",
-  [None, pytest.param("all over data and model", marks=pytest.mark.slow)],
-)
-def test_greedy_texts_and_their_log_p_equal_the_oracles(checkpoint, layout):
-  mesh = mesh_layout(layout) if layout else SINGLE
-  found = run(checkpoint, [GREEDY] * len(PROMPTS), mesh)
+def check_greedy_texts(decoder):
+  found = run(decoder, [GREEDY] * len(PROMPTS))
   for prompt, chosen, (_, _, count) in zip(PROMPTS, found, TIMES, strict=True):
     assert len(chosen) == count
     tokens = [0, *prompt]
@@ -85,6 +92,16 @@ def test_greedy_texts_and_their_log_p_equal_the_oracles(checkpoint, layout):
       tokens.append(each.token)
 
 
+def test_greedy_texts_and_their_log_p_equal_the_oracles(decoder):
+  check_greedy_texts(decoder)
+
+
+@pytest.mark.slow
+def test_layouts_do_not_change_greedy_texts(checkpoint):
+  with opened(checkpoint, mesh_layout("all over data and model")) as decoder:
+    check_greedy_texts(decoder)
+
+
 DRAWN = DecodeConfig(temperature=1.5)
 SETTINGS = [
   DRAWN,
@@ -97,9 +114,9 @@ SETTINGS = [
 
 @pytest.mark.slow
 def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
-  checkpoint,
+  decoder,
 ):
-  found = run(checkpoint, SETTINGS)
+  found = run(decoder, SETTINGS)
   for i, (prompt, config) in enumerate(zip(PROMPTS, SETTINGS, strict=True)):
     alone = decode(
       CONFIG, PARAMS, [prompt], config, max_tokens=MAX_TOKENS, keys=[i]
@@ -115,50 +132,46 @@ def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
   "settings", [SETTINGS, pytest.param([GREEDY] * 5, marks=pytest.mark.slow)]
 )
 def test_one_call_with_many_steps_chooses_the_same_as_many_calls(
-  checkpoint, settings
+  decoder, settings
 ):
-  one_by_one = run(checkpoint, settings)
+  one_by_one = run(decoder, settings)
   found, counts = [[] for _ in PROMPTS], set()
-  with LoadedDecoder(checkpoint, CONFIG, SINGLE) as loaded:
-    decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
-    for i, prompt in enumerate(PROMPTS):
-      decoder.insert(i, [0, *prompt])
-    while len(found[0]) < MAX_TOKENS:
-      texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
-      count = min(3, MAX_TOKENS - len(found[0]))
-      steps = decoder.steps(texts, count, wants_log_probs=False)
-      for i, chosen in steps.items():
-        found[i] += chosen
-        counts.add(len(chosen))
+  for i, prompt in enumerate(PROMPTS):
+    decoder.insert(i, [0, *prompt])
+  while len(found[0]) < MAX_TOKENS:
+    texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
+    count = min(3, MAX_TOKENS - len(found[0]))
+    steps = decoder.steps(texts, count, wants_log_probs=False)
+    for i, chosen in steps.items():
+      found[i] += chosen
+      counts.add(len(chosen))
   assert counts == {3, 2}
   for ours, theirs in zip(found, one_by_one, strict=True):
     expected = [x.token for x in theirs]
     assert [x.token for x in ours][: len(expected)] == expected
 
 
-def test_other_slots_change_no_token(checkpoint):
-  settings = [DecodeConfig(temperature=1.5)] * len(PROMPTS)
-  together = run(checkpoint, settings)
-  alone = run(checkpoint, settings, times=[(0, 0, 8)])
+def test_other_slots_change_no_token(decoder):
+  settings = [DRAWN] * len(PROMPTS)
+  together = run(decoder, settings)
+  alone = run(decoder, settings, times=[(0, 0, 8)])
   assert [x.token for x in alone[0]] == [x.token for x in together[0]]
 
 
-def test_a_text_is_unchanged_by_a_call_whose_tokens_are_dropped(checkpoint):
-  settings = [DecodeConfig(temperature=1.5)] * len(PROMPTS)
-  expected = run(checkpoint, settings, times=[(0, 0, 8), (1, 0, 8)])
+def test_a_text_is_unchanged_by_a_call_whose_tokens_are_dropped(decoder):
+  settings = [DRAWN] * len(PROMPTS)
+  expected = run(decoder, settings, times=[(0, 0, 8), (1, 0, 8)])
   found = [[], []]
-  with LoadedDecoder(checkpoint, CONFIG, SINGLE) as loaded:
-    decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
-    for i in range(2):
-      decoder.insert(i, [0, *PROMPTS[i]])
-    while len(found[0]) < MAX_TOKENS:
-      texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
-      steps = decoder.steps(texts, 1, wants_log_probs=True)
-      found[0] += steps[0]
-      # Drop the first text's tokens of this call.
-      texts[0] = text_of(0, found[0], settings[0])
-      steps = decoder.steps(texts, 5, wants_log_probs=False)
-      found[1] += steps[1]
+  for i in range(2):
+    decoder.insert(i, [0, *PROMPTS[i]])
+  while len(found[0]) < MAX_TOKENS:
+    texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
+    steps = decoder.steps(texts, 1, wants_log_probs=True)
+    found[0] += steps[0]
+    # Drop the first text's tokens of this call.
+    texts[0] = text_of(0, found[0], settings[0])
+    steps = decoder.steps(texts, 5, wants_log_probs=False)
+    found[1] += steps[1]
   assert found[0] == expected[0]
   tokens = [x.token for x in found[1]][:MAX_TOKENS]
   assert tokens == [x.token for x in expected[1]]

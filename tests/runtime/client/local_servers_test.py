@@ -70,14 +70,14 @@ def test_servers_hear_loopback_alone_and_are_stopped():
 
 
 def test_a_server_that_ends_is_named():
-  with PodServers(LOCAL_SERVERS, SINGLE) as servers:
-    process = servers._servers[1].process
-    process.kill()
+  with PodServers(PodsConfig(pods="local_servers"), SINGLE) as servers:
+    (server,) = servers._servers
+    server.process.kill()
     with pytest.raises(UserError) as error:
       servers.places()
   assert str(error.value) == (
-    f"pod 1: its server (process {process.pid}) was killed by SIGKILL, at its "
-    "start."
+    f"pod 0: its server (process {server.process.pid}) was killed by SIGKILL, "
+    "at its start."
   )
 
 

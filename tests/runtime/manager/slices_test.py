@@ -78,7 +78,7 @@ def wishes(draw):
   )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(clusters(), wishes())
 def test_slices_have_their_devices_on_islands_as_wished(cluster, wish):
   servers, owners = cluster
@@ -106,7 +106,7 @@ def test_slices_have_their_devices_on_islands_as_wished(cluster, wish):
     assert needed <= by_address[address].device_bytes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(clusters(), SHAPES, st.integers(0, 3))
 def test_one_slice_takes_free_devices_first_and_is_refused_only_if_too_large(
   cluster, shape, gigabytes
@@ -154,7 +154,7 @@ def test_one_slice_takes_free_devices_first_and_is_refused_only_if_too_large(
     assert not any(loads[x] for x in found)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(clusters(), wishes())
 def test_slices_that_stay_have_their_devices_and_restrict_the_others(
   cluster, wish

@@ -32,7 +32,9 @@ def servers():
   return [x.target.removeprefix("grpc://") for x in started]
 
 
-@pytest.fixture(scope="module", params=["in process", "on servers"])
+# Each test has its own client, because a program costs the more the more
+# programs its client has.
+@pytest.fixture(params=["in process", "on servers"])
 def client(request):
   if request.param == "in process":
     connected = runtime.connect(devices=4)
@@ -40,6 +42,10 @@ def client(request):
     connected = runtime.connect(request.getfixturevalue("servers"))
   with connected as client:
     yield client
+
+
+# For what happens in the client alone.
+in_process = pytest.mark.parametrize("client", ["in process"], indirect=True)
 
 
 class Gate:
@@ -77,7 +83,14 @@ def stored(client, slice_, dtype=tf.float32):
   return client.programs.call(Program(outputs=sizes))
 
 
-@pytest.mark.parametrize("dispatch", ["op_by_op", "chained", "fused"])
+@pytest.mark.parametrize(
+  ("client", "dispatch"),
+  [
+    ("in process", "chained"),
+    *(("on servers", x) for x in ("op_by_op", "chained", "fused")),
+  ],
+  indirect=["client"],
+)
 def test_a_block_is_a_program_on_two_slices(client, dispatch):
   a, b = client.slices("2", "2")
 
@@ -96,6 +109,7 @@ def test_a_block_is_a_program_on_two_slices(client, dispatch):
     np.testing.assert_array_equal(y.fetch(), np.concatenate([sums, sums]))
 
 
+@in_process
 def test_a_buffer_says_what_it_is(client):
   (a,) = client.slices("2")
   x, y = (add_one.on(a)(np.zeros((4, 3), np.float32)) for _ in range(2))
@@ -177,6 +191,7 @@ def test_a_program_that_waits_for_long_runs_in_the_end(client, monkeypatch):
   assert add_one.on(a)(y).fetch().tolist() == [4]  # of a call that was repeated
 
 
+@in_process
 def test_an_array_may_be_changed_after_the_call(client):
   a, b = client.slices("1", "1")
   gate = Gate()
@@ -268,6 +283,7 @@ def test_slices_are_on_devices_with_the_fewest_slices():
     assert (d.mesh_shape, d.devices) == ("x:2,y:2", client.devices)
 
 
+@in_process
 @pytest.mark.parametrize(
   ("shape", "message"),
   [
@@ -285,6 +301,7 @@ def test_a_slice_that_cannot_be_is_one_line(client, shape, message):
   assert str(error.value) == message
 
 
+@in_process
 def test_a_call_knows_its_bytes_per_device(client):
   """A shard of each result; its inputs have their bytes already."""
   a, b, c = client.slices("2", "1", "1")
@@ -302,6 +319,7 @@ def test_a_call_knows_its_bytes_per_device(client):
   assert lowered.program.device_bytes == expected
 
 
+@in_process
 def test_calls_of_one_function_share_a_program(client):
   (a,) = client.slices("2")
 

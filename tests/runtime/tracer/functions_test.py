@@ -25,13 +25,15 @@ from tests.mtf_testing import small_config
 GREEDY = DecodeConfig(temperature=0.0)
 
 
-@pytest.fixture(scope="module")
+# Each test has its own client, because a program costs the more the more
+# programs its client has.
+@pytest.fixture
 def client():
   with runtime.connect(devices=8) as client:
     yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def slices(client):
   """Slices of 1, 2, 4 and 8 devices, by their number."""
   shapes = {1: "1", 2: "2", 4: "data:2,model:2", 8: "2x2x2"}
@@ -64,7 +66,7 @@ def test_each_device_runs_its_own_loops():
   assert sorted(x[-13:] for x in products) == ["/device:cpu:0", "/device:cpu:1"]
 
 
-@pytest.mark.parametrize("dispatch", ["op_by_op", "chained", "fused"])
+@pytest.mark.parametrize("dispatch", ["chained", "fused"])
 def test_devices_add_up_in_their_order_and_get_the_same_bits(
   client, slices, dispatch
 ):
@@ -103,13 +105,12 @@ def test_a_device_gets_its_rows_and_whole_scalars(slices):
   np.testing.assert_array_equal(sums.fetch(), x.reshape(4, 6).sum(axis=1))
 
 
-@pytest.mark.parametrize("path", [(8, 2), (2, 8), (4, 1, 8), (1, 4, 2)])
-def test_arrays_keep_their_rows_on_slices_of_other_sizes(slices, path):
+def test_arrays_keep_their_rows_on_slices_of_other_sizes(slices):
   x = np.arange(48.0).reshape(16, 3)
   y, same = x, runtime.function(lambda x: tf.identity(x))
-  for n in path:
+  for n in (4, 1, 8, 2, 8, 1, 4, 2):
     y = same.on(slices[n])(y)
-  np.testing.assert_array_equal(y.fetch(), x)
+    np.testing.assert_array_equal(y.fetch(), x)
 
 
 def model(mesh, x, scale):
@@ -123,7 +124,6 @@ def model(mesh, x, scale):
 
 LAYOUTS = [
   ("1", ""),
-  ("2", "batch:x"),
   ("data:2,model:2", "batch:data,d_out:model"),
   ("2x2x2", "d_in:y"),
 ]

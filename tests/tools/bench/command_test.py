@@ -1,13 +1,17 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A wrong flag of a tool is refused in one line, before any work."""
+"""A wrong flag of a tool is refused in one line; each case of the bench runs."""
 
 import functools
+import importlib
+import json
+import sys
+import types
 
 import pytest
 
 from tests import processes
-from tools.bench.command import CASES
+from tools.bench.command import CASES, find_impossible
 
 NO_FLAG = "no such flag; macros are --gin.NAME=VALUE."
 AT_LEAST_1 = "give a whole number of at least 1"
@@ -99,3 +103,76 @@ def test_a_case_has_help(case, run_bench, capsys):
   out = capsys.readouterr().out
   assert f"python -m tools.bench {case}" in out
   assert "--json" in out
+
+
+# Cases without a test of their own, with their smallest sizes.
+_SMALL = ("--size=4.8M", "--rounds=1")
+SMALL = {
+  "accelerators": (*_SMALL, "--dtype=float32"),
+  "data": ("--input={corpus}/*.txt", "--size=300", "--rounds=1"),
+  "decode": (*_SMALL, "--bits=8", "--sequence_length=16"),
+  "prompt": (*_SMALL, "--tokens=8"),
+  "train": (*_SMALL, "--dtype=float32"),
+}
+
+
+def test_every_case_has_a_test_and_bounds():
+  folder = processes.ROOT / "tests" / "tools" / "bench" / "cases"
+  own = {x.name.removesuffix("_test.py") for x in folder.glob("*_test.py")}
+  assert own | {*SMALL} == {*CASES}
+  for name in CASES:
+    assert importlib.import_module(f"tools.bench.cases.{name}").BOUNDS
+
+
+@pytest.mark.slow  # each starts processes
+@pytest.mark.parametrize("case", SMALL)
+def test_a_case_gives_records_and_rows(case, corpus, run_bench):
+  flags = [x.format(corpus=corpus) for x in SMALL[case]]
+  code, out, err = run_bench(case, *flags, "--json")
+  assert code == 0, err
+  records = [json.loads(line) for line in out.splitlines()]
+  own = importlib.import_module(f"tools.bench.cases.{case}")
+  assert records and all(map(own.row, records))
+  ours = [x for x in records if x.get("program") in ("ours", "host", "prompt")]
+  assert all(x["tokens_per_sec"] > 0 for x in ours)
+  assert all(1e8 < x["peak_bytes"] < 2e9 for x in ours)
+  if case == "accelerators":  # the same model, by the host path and by XLA
+    host, xla = (x["losses"] for x in records)
+    assert xla == pytest.approx(host, rel=1e-4)
+
+
+BOUNDS = {"*secs": (0, 9), "ratio": (0, 1)}
+
+
+@pytest.mark.parametrize(
+  ("record", "impossible"),
+  [
+    ({"run_secs": 9, "ratio": 1.0, "other": -1, "kind": "x"}, ""),
+    ({"run_secs": -0.5}, "run_secs = -0.5 is not from 0 to 9"),
+    ({"run_secs": float("nan")}, "run_secs = nan is not from 0 to 9"),
+    ({"turns": [{"secs": 1}, {"secs": 10}]}, "secs = 10 is not from 0 to 9"),
+    ({"ratio": 1.1}, "ratio = 1.1 is not from 0 to 1"),
+    # An interval that reaches 1 is noise, and so is any of a few rounds.
+    ({"ratio": 1.1, "low": 0.9, "high": 1.2, "rounds": 6}, ""),
+    ({"ratio": 1.1, "low": 1.05, "high": 1.2, "rounds": 5}, ""),
+    (
+      {"ratio": 1.1, "low": 1.05, "high": 1.2, "rounds": 6},
+      "ratio = 1.1 is not from 0 to 1",
+    ),
+  ],
+)
+def test_a_figure_that_its_definition_excludes_is_an_error(
+  record, impossible, monkeypatch, run_bench
+):
+  case = types.SimpleNamespace(
+    __doc__="", FLAGS={}, BOUNDS=BOUNDS, measure=lambda chosen: [record]
+  )
+  monkeypatch.setitem(sys.modules, "tools.bench.cases.train", case)
+  monkeypatch.setattr(importlib, "import_module", sys.modules.get)
+  code, out, err = run_bench("train")
+  assert (
+    list(find_impossible(record, BOUNDS)) == [impossible][: len(impossible)]
+  )
+  assert code == int(bool(impossible))
+  assert err == (f"bench train: impossible: {impossible}\n" if code else "")
+  assert out.startswith("{")

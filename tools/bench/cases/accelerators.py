@@ -12,21 +12,18 @@ python -m tools.bench accelerators --size 113M --dtype float32 --rounds 30
 
 import argparse
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterator
 
-import numpy as np
-
 from palm_mtf.config import AdafactorConfig, ModelConfig, PodsConfig
 from palm_mtf.machine.process import own_process
-from tools.bench import models
+from tools.bench import models, pairs
 from tools.bench.command import Flag, worker_command
-from tools.bench.pairs import race, ratio
 from tools.peers.turns import take_turns
 
 PROGRAMS = ("host", "xla")
 BATCH_SIZE = 8
+HEAD, row, BOUNDS = pairs.SPEEDS_HEAD, pairs.speeds_row, pairs.BOUNDS
 FLAGS = {
   "--size": Flag("26.6M", "of the model", [*models.SIZES]),
   "--dtype": Flag(
@@ -108,29 +105,16 @@ def open_step(
 
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
-  """Yields one record: the ratio of XLA's step to the host path's step."""
+  """Yields a record per program; the ratio is XLA's step to the host's."""
+  dtype = chosen.dtype
   commands = {
-    name: worker_command(
-      "accelerators", program=name, size=chosen.size, dtype=chosen.dtype
+    (name, dtype): worker_command(
+      "accelerators", program=name, size=chosen.size, dtype=dtype
     )
     for name in PROGRAMS
   }
-  turns = race(commands, chosen.rounds)
-  record = dataclasses.asdict(ratio(turns["xla"], turns["host"]))
-  for name in PROGRAMS:
-    record[f"{name}_secs"] = float(np.median([x.secs for x in turns[name]]))
-    record[f"{name}_losses"] = [x.values["loss"] for x in turns[name]]
-  yield {**record, "size": chosen.size, "dtype": chosen.dtype}
-
-
-def row(record: dict) -> str:
-  """Returns a record as a line of text."""
-  disturbed = " (disturbed)" if record["is_disturbed"] else ""
-  host, xla = (np.array(record[f"{x}_losses"]) for x in PROGRAMS)
-  return (
-    f"{record['size']} {record['dtype']}  xla / host  {record['median']:.3f}  "
-    f"{record['low']:.3f} to {record['high']:.3f}  "
-    f"{record['xla_secs']:.3f} / {record['host_secs']:.3f} s  "
-    f"{record['rounds']} rounds, {record['left_out']} left out{disturbed}; "
-    f"losses apart by at most {np.max(np.abs(xla / host - 1)):.1e} of them"
-  )
+  turns = pairs.race(commands, chosen.rounds)
+  tokens = BATCH_SIZE * models.SIZES[chosen.size]["sequence_length"]
+  for record in pairs.speed_records(turns, tokens):
+    losses = [x.values["loss"] for x in turns[record["program"], dtype]]
+    yield {**record, "losses": losses, "size": chosen.size}

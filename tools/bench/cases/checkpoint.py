@@ -28,10 +28,10 @@ from palm_mtf.machine.host_memory import (
   largest_resident_bytes,
   resident_bytes,
 )
-from tools.bench import models
+from tools.bench import models, pairs
 from tools.bench.command import Flag, numbers
-from tools.bench.pairs import time_call
 
+BOUNDS = pairs.BOUNDS
 HEAD = "servers  by       MB      MB/s    pause     write     restore   client"
 FLAGS = {
   "--servers": Flag("1,2", f"numbers up to {MAX_PODS}", numbers("1,2,4")),
@@ -119,9 +119,9 @@ def _write_and_read(path: str, copy, restore) -> dict[str, float]:
     file.write("5")  # resets the largest resident bytes to the current ones
   before = resident_bytes()
   writes = []
-  copy_secs = time_call(lambda: writes.append(copy()))
-  write_secs = time_call(lambda: writes[0](path))
-  restore_secs = time_call(restore, path)
+  copy_secs = pairs.time_call(lambda: writes.append(copy()))
+  write_secs = pairs.time_call(lambda: writes[0](path))
+  restore_secs = pairs.time_call(restore, path)
   num_bytes = 0
   for name in os.listdir(os.path.dirname(path)):
     file_path = os.path.join(os.path.dirname(path), name)

@@ -33,12 +33,13 @@ from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
 from palm_mtf.data.vocabulary.load import load_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tools.bench.command import Flag
-from tools.bench.pairs import time_call
+from tools.bench.pairs import POSITIVE, time_call
 
 ROWS, LENGTH = 16, 256  # the quickstart's
 FAR_STEP = 10**9  # as fast as step 0, because no table of all steps is made
 CALLS = 200
 PALM_RATES = (0.5, 0.27, 0.13, 0.05, 0.04, 0.01)
+BOUNDS = dict.fromkeys(("*secs", "*mb_per_sec", "ratio*", "ms*"), POSITIVE)
 FLAGS = {
   "--input": Flag("{stdlib}/**/*.py", "glob of the text"),
   "--size": Flag(4096, "pieces of the vocabulary"),

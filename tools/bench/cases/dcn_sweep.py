@@ -25,14 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
 from palm_mtf.config import PodsConfig
 from palm_mtf.errors import check_real
-from palm_mtf.report.plans import write_png
 from palm_mtf.runtime.client.local_servers import cores_of_pods
+from tools.bench import pairs
 from tools.bench.command import Flag, choices, numbers, train_config
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 
@@ -43,32 +43,29 @@ SETTLING_STEPS = 6
 _RECIPE = "recipes/quickstart.gin"
 
 
+# Half of the bytes cross the link in each direction. Bytes that the link's
+# token bucket and queue let pass at once are 5% of a step at most.
+BOUNDS = {**pairs.BOUNDS, "link_share": (0, 1.05)}
 HEAD = (
   f"{'DCN_DTYPE':<9} {'bandwidth':>11} {'delay':>8} {'measured':>10} "
   f"{'predicted':>10} {'ratio':>6}"
 )
 
 
-def _parse_reals(low: float, high: float) -> Callable[[str, str], list[float]]:
-  def parse(name: str, text: str) -> list[float]:
-    values = numbers("200,50", float)(name, text)
-    for value in values:
-      check_real(name, value, low, high)
-    return values
-
-  return parse
+def _parse_reals(name: str, text: str) -> list[float]:
+  values = numbers("200,50", float)(name, text)
+  for value in values:
+    check_real(name, value, 0 if name == "--delays_ms" else 1, 1e6)
+  return values
 
 
 FLAGS = {
-  "--mbits": Flag(
-    "10000,1000,200", "bandwidths, 10^6 bits/s", _parse_reals(1, 1e6)
-  ),
-  "--delays_ms": Flag("0,10,50", "each way", _parse_reals(0, 1e4)),
+  "--mbits": Flag("10000,1000,200", "bandwidths, 10^6 bits/s", _parse_reals),
+  "--delays_ms": Flag("0,10,50", "each way", _parse_reals),
   "--dtypes": Flag(
     "float32,bfloat16", "of DCN_DTYPE", choices(["float32", "bfloat16"])
   ),
   "--steps": Flag(5, "measured steps per link"),
-  "--picture": Flag(None, "draw the table into this PNG file"),
 }
 
 
@@ -98,7 +95,7 @@ def client_command(model_dir: Path, dtype: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], log: Path, cores=None) -> Iterator:
+def _running(command: Sequence[str], log: Path, cores=None) -> Iterator:
   """Runs a program during the `with` block, with its output in a file."""
 
   # Runs in the child process before the program, so that the program ends when
@@ -119,31 +116,24 @@ def running(command: Sequence[str], log: Path, cores=None) -> Iterator:
       process.wait()
 
 
-class Client:
-  """A training run whose step times are read from metrics.jsonl."""
+def _median_secs(process: subprocess.Popen, folder: Path, count: int) -> float:
+  """Returns the median seconds of `count` steps that begin from now on."""
+  metrics = folder / "run" / "metrics.jsonl"
 
-  def __init__(self, process: subprocess.Popen, log: Path, model_dir: Path):
-    """Keeps the process, the path of its output, and its MODEL_DIR."""
-    self._process, self._log = process, log
-    self._metrics = model_dir / "metrics.jsonl"
-
-  def step_secs(self, count: int) -> list[float]:
-    """Returns the seconds of `count` steps that begin from now on."""
-    first = len(self._lines()) + SETTLING_STEPS
-    end = time.monotonic() + TIMEOUT_SECS
-    while len(lines := self._lines()) < first + count:
-      if self._process.poll() is not None or time.monotonic() > end:
-        said = self._log.read_text().splitlines()[-5:]
-        raise RuntimeError("the client makes no steps: " + " / ".join(said))
-      time.sleep(0.02)
-    return [json.loads(line)["step_secs"] for line in lines[first:][:count]]
-
-  def _lines(self) -> list[str]:
-    if not self._metrics.exists():
-      return []
+  def read_lines() -> list[str]:
     # Drop the text after the last line end, which is half a line or "".
-    *whole, _ = self._metrics.read_text().split("\n")
-    return whole
+    return metrics.read_text().split("\n")[:-1] if metrics.exists() else []
+
+  first = len(read_lines()) + SETTLING_STEPS
+  end = time.monotonic() + TIMEOUT_SECS
+  while len(lines := read_lines()) < first + count:
+    if process.poll() is not None or time.monotonic() > end:
+      said = (folder / "client").read_text().splitlines()[-5:]
+      raise RuntimeError("the client makes no steps: " + " / ".join(said))
+    time.sleep(0.02)
+  return statistics.median(
+    json.loads(line)["step_secs"] for line in lines[first:][:count]
+  )
 
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
@@ -160,8 +150,8 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     LinkedNamespaces(has_delay=any(chosen.delays_ms)) as namespaces,
     contextlib.ExitStack() as servers,
   ):
-    folder, link_kind = Path(name), namespaces.kind
-    print(f"two network namespaces, joined by {link_kind}", file=sys.stderr)
+    folder, kind = Path(name), namespaces.kind
+    print(f"two network namespaces, joined by {kind}", file=sys.stderr)
     # Give pods equally many threads, so that they hold the same bits.
     cores = cores_of_pods(len(ADDRESSES))
     for side, address in enumerate(ADDRESSES):
@@ -169,45 +159,42 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
       serve += [f"--listen={address}:{PORT}", f"--threads={len(cores[side])}"]
       command = namespaces.command(side, sys.executable, *serve)
       servers.enter_context(
-        running(command, folder / f"server_{side}", cores[side])
+        _running(command, folder / f"server_{side}", cores[side])
       )
     for dtype in chosen.dtypes:
       (folder / "run/metrics.jsonl").unlink(missing_ok=True)
       # The first step builds and compiles over a link without limits.
       namespaces.set_link(math.inf, 0.0)
       command = namespaces.command(0, *client_command(folder / "run", dtype))
-      log = folder / "client"
-      with running(command, log) as process:
-        client = Client(process, log, folder / "run")
-        yield from _sweep(client, namespaces, links, dtype, chosen.steps)
+      with _running(command, folder / "client") as client:
+        for link in [Link(), *links]:
+          namespaces.set_link(link.bits_per_sec, link.delay_secs)
+          secs = _median_secs(client, folder, chosen.steps)
+          if link == Link():
+            compute_secs = secs  # the base of the predictions for other links
+          yield _record(dtype, link, secs, compute_secs)
 
 
-def _sweep(
-  client: Client,
-  namespaces: LinkedNamespaces,
-  links: Sequence[Link],
-  dtype: str,
-  steps: int,
-) -> Iterator[dict]:
+def _record(dtype: str, link: Link, secs: float, compute_secs: float) -> dict:
   config = train_config([_RECIPE], [])
-  model, mesh = config.model, config.mesh_layout
-  pods = PodsConfig(num_pods=2, dcn_dtype=dtype)
-  for link in [Link(), *links]:
-    namespaces.set_link(link.bits_per_sec, link.delay_secs)
-    median = statistics.median(client.step_secs(steps))
-    if link == Link():
-      compute_secs = median  # the base of the predictions for other links
-    predicted = step_secs(model, mesh, pods, compute_secs, link)
-    unlimited = link.bits_per_sec == math.inf
-    yield {
-      "dcn_dtype": dtype,
-      "dcn_bytes": dcn_bytes(model, mesh, pods),
-      "mbits_per_sec": None if unlimited else link.bits_per_sec / 1e6,
-      "delay_ms": 1000 * link.delay_secs,
-      "step_secs": round(median, 4),
-      "predicted_secs": round(predicted, 4),
-      "ratio": round(median / predicted, 3),
-    }
+  settings = (
+    config.model,
+    config.mesh_layout,
+    PodsConfig(num_pods=2, dcn_dtype=dtype),
+  )
+  predicted = step_secs(*settings, compute_secs, link)
+  sent = dcn_bytes(*settings)
+  is_limited = link.bits_per_sec < math.inf
+  return {
+    "dcn_dtype": dtype,
+    "dcn_bytes": sent,
+    "mbits_per_sec": link.bits_per_sec / 1e6 if is_limited else None,
+    "delay_ms": 1000 * link.delay_secs,
+    "step_secs": round(secs, 4),
+    "predicted_secs": round(predicted, 4),
+    "ratio": round(secs / predicted, 3),
+    "link_share": 8 * sent / 2 / link.bits_per_sec / secs,
+  }
 
 
 def row(record: dict) -> str:
@@ -219,45 +206,3 @@ def row(record: dict) -> str:
     f"{record['step_secs']:>10.3f} {record['predicted_secs']:>10.3f} "
     f"{record['ratio']:>6.2f}"
   )
-
-
-def draw(records: Sequence[dict], path: str) -> None:
-  """Draws step time by bandwidth: lines are predicted, marks measured."""
-  from matplotlib.figure import Figure
-
-  dtypes = list(dict.fromkeys(each["dcn_dtype"] for each in records))
-  figure = Figure(figsize=(4.6 * len(dtypes), 3.6), layout="constrained")
-  all_axes = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
-  for axes, dtype in zip(all_axes, dtypes, strict=True):
-    own = [each for each in records if each["dcn_dtype"] == dtype]
-    limited = [each for each in own if each["mbits_per_sec"] is not None]
-    axes.axhline(own[0]["step_secs"], color="0.6", linestyle=":")
-    axes.annotate(
-      "no limit",
-      (0.5, own[0]["step_secs"]),
-      va="top",
-      ha="center",
-      xycoords=("axes fraction", "data"),
-      color="0.4",
-      fontsize=8,
-    )
-    for number, delay in enumerate(sorted({x["delay_ms"] for x in limited})):
-      points = sorted(
-        (x["mbits_per_sec"], x["predicted_secs"], x["step_secs"])
-        for x in limited
-        if x["delay_ms"] == delay
-      )
-      mbits, predicted, measured = zip(*points, strict=True)
-      color = f"C{number}"
-      axes.plot(mbits, predicted, color=color, linewidth=1)
-      axes.plot(
-        mbits, measured, "o", color=color, label=f"{delay:g} ms each way"
-      )
-    axes.set(xscale="log", xlabel="bandwidth each way, Mb/s", title=dtype)
-    axes.set_xticks(mbits, [f"{each:,.0f}" for each in mbits])
-    axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-  all_axes[0].set_ylabel("seconds per step")
-  all_axes[-1].legend(frameon=False, title="marks measured, lines predicted")
-  write_png(figure, path, dpi=120)

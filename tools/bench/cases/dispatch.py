@@ -27,25 +27,31 @@ python -m tools.bench dispatch --servers 2 --figures 5 --rounds 40 --json
 # disturbed. Numbers are medians over turns.
 
 import argparse
+import dataclasses
 import math
-import os
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from palm_mtf.report.plans import write_png
 from tools.bench.command import Flag, choices, measure_apart, numbers
-from tools.bench.pairs import OTHERS_SHARE, Turn, measure_turn, time_call
+from tools.bench.pairs import (
+  OTHERS_SHARE,
+  POSITIVE,
+  Turn,
+  ratio_fields,
+  take_turns,
+  time_call,
+)
 
 FLAGS = {
   "--servers": Flag("1,2,4,8", "numbers of servers", numbers("1,2,4")),
   "--figures": Flag("5,6,7", "of the paper", choices(["5", "6", "7"])),
   "--length": Flag(128, "operations in a chain"),
   "--rounds": Flag(20, "timed rounds"),
-  "--picture": Flag(None, "draw the table into this PNG file"),
 }
+# op_by_op computes the same as chained in more calls; 2% are noise.
+BOUNDS = {"secs": POSITIVE, "ratio": (0, 1.02)}
 HEAD = "figure  servers  kind                            ms per operation"
 _SIDE = 256  # rows and columns of the matrices in operations of figure 6
 _PRODUCTS = (1, 4, 16, 64, 256, 1024)  # per operation
@@ -56,43 +62,41 @@ _TURN_SECS, _MIN_TURNS = 0.3, 5
 
 def _take_turns(
   kinds: Mapping[str, Callable[[], object]], rounds: int
-) -> dict[str, dict]:
-  """Returns, by kind, the seconds of a call and whether it was disturbed."""
-  repeats, turns = {}, {kind: [] for kind in kinds}
+) -> dict[str, list[Turn]]:
+  """Returns the turns of each kind; "secs" are those of one call."""
+  repeats: dict[str, int] = {}
   for kind, call in kinds.items():
     warm = [time_call(call) for _ in range(5)]
     repeats[kind] = max(1, round(_TURN_SECS / min(warm)))
 
-  def take(kind: str) -> dict[str, float]:
-    begin = time.perf_counter()
+  def repeat(kind: str) -> None:
     for _ in range(repeats[kind]):
       kinds[kind]()
-    return {"secs": time.perf_counter() - begin}
 
-  for _ in range(rounds):
-    for kind in kinds:
-      turn = measure_turn(os.getpid(), lambda kind=kind: take(kind))
-      turns[kind].append(turn)
+  turns = take_turns(
+    {kind: lambda _, kind=kind: repeat(kind) for kind in kinds}, 0, rounds
+  )
   return {
-    kind: _summarize(found, repeats[kind]) for kind, found in turns.items()
+    kind: [dataclasses.replace(x, secs=x.secs / repeats[kind]) for x in found]
+    for kind, found in turns.items()
   }
 
 
-def _summarize(turns: Sequence[Turn], repeats: int) -> dict:
+def _record(
+  figure: int, servers: int, kind: str, turns: Sequence[Turn], n: int
+) -> dict:
+  """Returns the record of a kind whose calls have `n` operations."""
   quiet = [x for x in turns if x.others <= OTHERS_SHARE]
   is_disturbed = len(quiet) < _MIN_TURNS
-  secs = [x.secs / repeats for x in (turns if is_disturbed else quiet)]
+  secs = [x.secs / n for x in (turns if is_disturbed else quiet)]
   return {
+    "figure": figure,
+    "servers": servers,
+    "kind": kind,
     "secs": statistics.median(secs),
     "turns": len(secs),
     "is_disturbed": is_disturbed,
   }
-
-
-def _record(figure: int, servers: int, kind: str, found: dict, n: int) -> dict:
-  """Returns the record of a kind whose calls have `n` operations."""
-  record = {"figure": figure, "servers": servers, "kind": kind}
-  return {**record, **found, "secs": found["secs"] / n}
 
 
 def _chain(client, function, slice_, length: int, dispatch: str):
@@ -151,61 +155,17 @@ def _measure_sizes(client, servers: int, rounds: int) -> list:
       },
       rounds,
     )
-    chained, op_by_op = (found[x]["secs"] for x in ("chained", "op_by_op"))
-    ratios.append((chained / _OPERATIONS, chained / op_by_op))
     records += [
       _record(6, servers, f"{products} products, {kind}", x, _OPERATIONS)
       for kind, x in found.items()
     ]
-    records[-1]["ratio"] = ratios[-1][1]
+    ratio = ratio_fields(found["chained"], found["op_by_op"])
+    records[-1] |= {x: ratio[x] for x in ("ratio", "low", "high", "rounds")}
+    ratios.append((records[-1]["secs"], ratio["ratio"]))
     if ratios[-1][1] >= _ENOUGH:
       break
-  found = {"secs": find_break_even(ratios)}
-  records.append(
-    {"figure": 6, "servers": servers, "kind": "break-even"} | found
-  )
-  return records
-
-
-def draw(records: Sequence[dict], path: str) -> None:
-  """Draws a panel per figure of the paper."""
-  from matplotlib.figure import Figure
-
-  figure = Figure(figsize=(10.8, 3.4), layout="constrained")
-  rates, sizes, stages = figure.subplots(1, 3)
-  servers = sorted({x["servers"] for x in records})
-  for axes, number, of, scale in (
-    (rates, 5, "operations", "log"),
-    (stages, 7, "programs", "linear"),
-  ):
-    own = [x for x in records if x["figure"] == number]
-    for kind in dict.fromkeys(x["kind"] for x in own):
-      secs = {x["servers"]: x["secs"] for x in own if x["kind"] == kind}
-      axes.plot([*secs], [1 / x for x in secs.values()], "o-", label=kind)
-    axes.set(xscale="log", yscale=scale, xlabel="servers")
-    axes.set(ylabel=f"{of} per second", ylim=(0 if number == 7 else None, None))
-    axes.set_xticks(servers, servers)
-    axes.minorticks_off()
-  measured = [x for x in records if "ratio" in x]
-  for number in sorted({x["servers"] for x in measured}):
-    own = [x for x in measured if x["servers"] == number]
-    sizes.plot(
-      [1e3 * x["secs"] for x in own],
-      [x["ratio"] for x in own],
-      "o-",
-      label=f"{number} server{'s' if number > 1 else ''}",
-    )
-  sizes.axhline(_ENOUGH, color="0.6", linestyle=":")
-  sizes.set(xscale="log", ylim=(0, 1.1), xlabel="ms per operation, chained")
-  sizes.set_ylabel("rate of op_by_op / rate of chained")
-  titles = ("rate by dispatch", "break-even size", "dispatch of a chain")
-  for axes, number, title in zip(
-    (rates, sizes, stages), (5, 6, 7), titles, strict=True
-  ):
-    axes.set_title(f"Figure {number}: {title}", fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-  write_png(figure, path, dpi=120)
+  break_even = {"figure": 6, "servers": servers, "kind": "break-even"}
+  return [*records, {**break_even, "secs": find_break_even(ratios)}]
 
 
 def find_break_even(ratios: list[tuple[float, float]]) -> float | None:

@@ -37,7 +37,7 @@ from tools.bench.command import (
   worker_command,
 )
 from tools.bench.models import warm_training
-from tools.bench.pairs import Program
+from tools.bench.pairs import POSITIVE, Program
 from tools.bench.peers import PEERS, peer_command
 from tools.peers.turns import take_turns
 
@@ -45,6 +45,7 @@ RECIPE = "recipes/quickstart.gin"
 TURN_SECS = 10.0
 _DEFAULTS = ["NUM_PODS=1", "PROMPTS=[]"]
 _ROWS_OF_PEER = 200_000  # more than the GPT reads in an hour on two cores
+BOUNDS = dict.fromkeys(("loss", "processor_secs", "step"), POSITIVE)
 FLAGS = {
   "--minutes": Flag(10, "processor time of each program"),
   "--learning_rates": Flag(

@@ -49,10 +49,11 @@ from palm_mtf.runtime.server.clients import Registration
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_incarnation, read_info
 from tools.bench.command import Flag, count, worker_command
-from tools.bench.pairs import time_call
+from tools.bench.pairs import POSITIVE, time_call
 
 NUM_DEVICES, NUM_PODS = 4, 8
 SECS = 60.0  # POD_TIMEOUT_SECS
+BOUNDS = dict.fromkeys(("seconds", "messages"), POSITIVE)
 HEAD = (
   "servers            step        seconds  per second  messages  per server"
 )

@@ -23,7 +23,7 @@ from tools.bench.command import Flag, count, worker_command
 from tools.bench.peers import SPEED_FLAGS
 from tools.peers.turns import take_turns
 
-HEAD, row = pairs.SPEEDS_HEAD, pairs.speeds_row
+HEAD, row, BOUNDS = pairs.SPEEDS_HEAD, pairs.speeds_row, pairs.BOUNDS
 FLAGS = {
   **SPEED_FLAGS,
   "--tokens": Flag(1000, "length of the prompt", count(8)),

@@ -31,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from palm_mtf.errors import UserError
+from tools.bench import pairs
 from tools.bench.command import REQUIRED, SEVERAL, Flag
 
 _RUN = ("-m", "palm_mtf")
@@ -38,6 +39,7 @@ NAMES = ("help", "import", "generate", "score", "evaluate", "train")
 _KEPT = ("vocabulary.model", "tokens")  # copied from the run for `train`
 _MAIN = ("-c", "import palm_mtf._tf")
 _ONE_STEP = ("TRAIN_STEPS=1", "EVAL_BATCHES=1", "PROMPTS=[]")
+BOUNDS = pairs.BOUNDS
 HEAD = f"{'command':<12}{'processor':>12}{'wall':>12}"
 
 

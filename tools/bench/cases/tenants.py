@@ -24,6 +24,7 @@ import collections
 import contextlib
 import functools
 import itertools
+import math
 import multiprocessing
 import statistics
 import tempfile
@@ -54,6 +55,7 @@ _SIDE = 256  # rows and columns of a product, which takes about 0.4 ms
 # programs: so many that the program takes much longer than its dispatch.
 _TRIAL = 2000
 _TRACE_SECS = 0.6  # seconds that the picture shows
+BOUNDS = dict.fromkeys(("programs_per_sec", "ratio"), (0, math.inf))
 HEAD = "ms     clients  what                  programs per second   ratio"
 
 
