@@ -12,7 +12,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.communication import dcn_bytes
-from palm_mtf.config import PodsConfig
+from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   ONE_POD,
@@ -120,8 +120,15 @@ def test_pods_add_bfloat16_terms_that_are_rounded_once_to_the_same_bits(whole):
   assert 1e-7 < abs(off) < 2**-9
 
 
+PALM_2D = mesh_layout("PaLM's 2D")
 MICROBATCHES_ON_PODS = MICROBATCHES, THREE_PODS
-WITHOUT_SUMS = mesh_layout("PaLM's 2D"), IN_BFLOAT16
+WITHOUT_SUMS = (
+  MeshLayout(
+    mesh_shape="model:2",
+    layout="heads:model,d_ff:model,vocab:model,d_model_residual:model",
+  ),
+  IN_BFLOAT16,
+)
 
 
 @pytest.mark.slow
@@ -217,10 +224,11 @@ def crossings(mesh, pods):
   [
     MICROBATCHES_ON_PODS,
     WITHOUT_SUMS,
-    # Slow, because the others have each dtype and number of pods.
+    # Slow, because the others have each axis, dtype and number of pods.
     pytest.param(SINGLE, THREE_PODS, marks=pytest.mark.slow),
     pytest.param(MICROBATCHES, IN_BFLOAT16, marks=pytest.mark.slow),
-    pytest.param(WITHOUT_SUMS[0], THREE_PODS, marks=pytest.mark.slow),
+    pytest.param(PALM_2D, IN_BFLOAT16, marks=pytest.mark.slow),
+    pytest.param(PALM_2D, THREE_PODS, marks=pytest.mark.slow),
   ],
 )
 def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(

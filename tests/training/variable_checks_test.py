@@ -3,6 +3,7 @@
 """Variables that are not finite, or not the same on all pods, stop a run."""
 
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import find_checkpoints
 from palm_mtf.checkpoints.writer import write_checkpoint
-from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice
@@ -25,7 +25,6 @@ from tests import runs
 from tests.checkpoint_files import save_tensors
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
-  SINGLE,
   load_parameters,
   mesh_layout,
   random_tokens,
@@ -104,7 +103,7 @@ def all_values(session, program):
   )
 
 
-CONFIG = small_config()
+CONFIG = small_config(num_layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -165,75 +164,75 @@ def test_the_gradient_that_was_computed_first_is_named(diverging):
   session.run(program.initialize)
   losses = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
   squares = np.ones(len(program.parameters))
-  first, second = (
-    program.parameters.index(f"layer_00{i}/mlp/wo") for i in range(2)
-  )
-  squares[first], squares[second] = np.nan, np.inf
+  squares[program.parameters.index("layer_000/attention/o")] = np.nan
+  squares[program.parameters.index("final_norm/scale")] = np.inf
   error = watch.make_step_error(NonFiniteStepError(7, losses, squares))
   assert str(error) == (
     "loss = 5.0, z_loss = 0.1, grad_norm = inf at step 7: training has "
     "diverged; the first tensor that is not finite is the gradient of "
-    "layer_001/mlp/wo. This step is not saved; lower LEARNING_RATE. There is "
+    "final_norm/scale. This step is not saved; lower LEARNING_RATE. There is "
     "no checkpoint yet."
   )
 
 
+def slice_of(value, device, name="a"):
+  """Returns a slice that is a whole variable of a CPU device."""
+  with tf.device(f"/device:cpu:{device}"):
+    variable = tf.Variable(value, use_resource=True)
+  return Slice(
+    begin=[0] * value.ndim,
+    sizes=list(value.shape),
+    spec="",
+    is_first=True,
+    names=[name],
+    variable=variable,
+    near=variable.device,
+  )
+
+
 def flip_bit(session, pod, name):
-  """Changes the last bit of one number of a slice."""
-  variable = pod.slices[name][-1].variable
+  """Changes the last bit of one number of the last device's slice."""
+  variable = pod[name][-1].variable
   value = session.run(variable.read_value())
   value.view(np.uint32).ravel()[-1] ^= 1
   variable.load(value, session)
 
 
-@pytest.fixture(
-  scope="module",
-  params=[
-    (2, SINGLE),
-    pytest.param((3, mesh_layout("d_ff over model")), marks=pytest.mark.slow),
-  ],
+@pytest.mark.parametrize(
+  ("num_pods", "who"), [(2, "pods 0 and 1"), (3, "pod 1 as on all others")]
 )
-def watched(request):
-  """Pods before any step."""
-  num_pods, mesh = request.param
-  with (
-    tf.Graph().as_default(),
-    tf.Session(config=session_config(mesh.pod_devices, num_pods)) as session,
-  ):
-    program = build_train_program(
-      small_config(num_layers=1),
-      mesh,
-      PALM_OPTIMIZER,
-      batch_size=12,
-      seed=0,
-      pods=PodsConfig(num_pods=num_pods),
+def test_a_planted_change_is_named_and_is_gone_when_taken_back(num_pods, who):
+  """Each pod has two variables on two devices."""
+  config = session_config(2, num_pods)
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    pods = [
+      {
+        name: [slice_of(np.float32([1, i]), 2 * pod + i, name) for i in (0, 1)]
+        for name in ("embedding", "final_norm/scale")
+      }
+      for pod in range(num_pods)
+    ]
+    program = types.SimpleNamespace(
+      parameters=list(pods[0]), slices=pods[0], pod_slices=pods
     )
-    session.run(program.initialize)
+    session.run(tf.global_variables_initializer())
     watch = VariableChecks(Client(session), program, lambda: None)
     assert "_fingerprints" not in vars(watch), "no first step waits"
-    yield session, program, watch
-
-
-def test_a_planted_change_is_named_and_is_gone_when_taken_back(watched):
-  session, program, watch = watched
-  watch.check_replicas(0)
-  name = "layer_000/mlp/wo/momentum"
-  flip_bit(session, program.pods[1], name)
-  with pytest.raises(UserError) as error:
-    watch.check_replicas(7)
-  two = "pods 0 and 1"
-  who = two if len(program.pods) == 2 else "pod 1 as on all others"
-  assert str(error.value) == (
-    f"{name} is not the same on {who} after step 7: a pod's memory, network or "
-    "processor is at fault. This step is not saved; continue without that "
-    "pod's machine. There is no checkpoint yet."
-  )
-  flip_bit(session, program.pods[1], "final_norm/scale")
-  with pytest.raises(UserError, match="as are 1 other variables"):
-    watch.check_replicas(8)
-  flip_bit(session, program.pods[1], "final_norm/scale")
-  flip_bit(session, program.pods[1], name)
-  watch.check_replicas(9)
+    watch.check_replicas(0)
+    flip_bit(session, pods[1], "embedding")
+    with pytest.raises(UserError) as error:
+      watch.check_replicas(7)
+    assert str(error.value) == (
+      f"embedding is not the same on {who} after step 7: a pod's memory, "
+      "network or processor is at fault. This step is not saved; continue "
+      "without that pod's machine. There is no checkpoint yet."
+    )
+    flip_bit(session, pods[1], "final_norm/scale")
+    with pytest.raises(UserError, match="as are 1 other variables"):
+      watch.check_replicas(8)
+    flip_bit(session, pods[1], "final_norm/scale")
+    flip_bit(session, pods[1], "embedding")
+    watch.check_replicas(9)
 
 
 def test_a_run_stops_at_the_next_comparison_and_saves_nothing(
@@ -243,7 +242,7 @@ def test_a_run_stops_at_the_next_comparison_and_saves_nothing(
   run = TrainStep.run
 
   def remember(self, client, program):
-    self.planted_in = client._session, program.pods[1]
+    self.planted_in = client._session, program.pods[1].slices
     made(self, client, program)
 
   def run_and_plant(self, batch, step, records):
@@ -255,7 +254,8 @@ def test_a_run_stops_at_the_next_comparison_and_saves_nothing(
 
   monkeypatch.setattr(TrainStep, "__init__", remember)
   monkeypatch.setattr(TrainStep, "run", run_and_plant)
-  macros = {"NUM_PODS": 2, "FINGERPRINT_STEPS": 3, "PROMPTS": []}
+  macros = {"NUM_PODS": 2, "FINGERPRINT_STEPS": 3, "EVAL_STEPS": 12}
+  macros["PROMPTS"] = []
   assert runs.run("train", corpus, tmp_path, **macros) == 2
   error = capsys.readouterr().err.splitlines()[-1]
   assert "is not the same on pods 0 and 1 after step 6" in error
@@ -267,24 +267,12 @@ def test_a_run_stops_at_the_next_comparison_and_saves_nothing(
 def fingerprints(*variables):
   """Returns the fingerprint of each variable, a list of slices."""
   with tf.Graph().as_default(), tf.Session(config=session_config(2)) as session:
-    slices = {}
-    for number, parts in enumerate(variables):
-      slices[str(number)] = []
-      for i, part in enumerate(parts):
-        with tf.device(f"/device:cpu:{i}"):
-          variable = tf.Variable(part, use_resource=True)
-        slices[str(number)].append(
-          Slice(
-            begin=[0] * len(variable.shape),
-            sizes=list(variable.shape),
-            spec="",
-            is_first=True,
-            names=[str(number)],
-            variable=variable,
-            near=variable.device,
-          )
-        )
-    result = build_fingerprints(slices)
+    result = build_fingerprints(
+      {
+        str(number): [slice_of(part, i) for i, part in enumerate(parts)]
+        for number, parts in enumerate(variables)
+      }
+    )
     session.run(tf.global_variables_initializer())
     return session.run(result)
 
