@@ -314,6 +314,7 @@ class SeqioTask:
     # Share of documents to hold out; None if the task has a validation split.
     self._share = None if has_validation else validation_share
     self._num_skipped = 0
+    self._unread: Any = None  # dataset of TRAIN that nobody has read yet
 
   @property
   def has_inputs(self) -> bool:
@@ -419,7 +420,8 @@ class SeqioTask:
   def _features(self) -> tuple[bool, dict[str, int | None]]:
     """Whether features are texts rather than ids, and each feature's EOS id."""
     with user_code(f"TASK: {self.name}"):
-      specs = self._make_dataset(TRAIN).element_spec
+      self._unread = self._make_dataset(TRAIN)
+      specs = self._unread.element_spec
       if "targets" not in specs:
         raise UserError(
           f"TASK: {self.name} makes no feature 'targets', only "
@@ -445,7 +447,11 @@ class SeqioTask:
     is_text, eos_ids = self._features
     where = f"TASK: {self.name}, split {split!r}"
     with user_code(where):
-      dataset = self._make_dataset(split)
+      # The dataset that `_features` has made is read once; others are made
+      # again, because some random steps differ only between datasets.
+      dataset, self._unread = self._unread, None
+      if split != TRAIN or dataset is None:
+        dataset = self._make_dataset(split)
       dataset = dataset.map(lambda e: {name: e[name] for name in eos_ids})
       # Batch texts, because TensorFlow takes 0.1 ms for each value it returns.
       dataset = dataset.batch(_BATCH) if is_text else dataset
