@@ -53,7 +53,6 @@ def expected_shares(config, seen=()):
   ("changes", "seen"),
   [
     ({}, []),
-    ({"temperature": 0.5}, []),
     ({"top_k": 3}, []),
     ({"top_p": 0.8}, []),
     ({"top_k": 6, "top_p": 0.7, "temperature": 1.5}, []),

@@ -19,6 +19,7 @@ from palm_mtf.generation.decode.rows import join_rows, split_rows
 from palm_mtf.generation.decode.step import NativeStep, make_step
 from palm_mtf.generation.decode.weight_maker import build_decode_model
 from palm_mtf.mesh.session import session_config
+from palm_mtf.native.decoding import find_missing_in_step
 from palm_mtf.native.operations import operations
 from tests import oracle
 from tests.blocks import SETTINGS, block_config, fast_only
@@ -33,8 +34,8 @@ from tests.mtf_testing import (
 )
 
 ROWS, PROMPT = 4, 4
-# The first step reads the prompt's last token again; two steps follow it.
-PLACES = range(PROMPT - 1, PROMPT + 2)
+# The second step reads the cache that the first one wrote.
+PLACES = range(PROMPT, PROMPT + 2)
 # Settings that are neither PaLM's nor in tests/blocks.py.
 OTHERS = {
   "multi-head": {"attention": "multi_head", "final_norm_scale": "none"},
@@ -141,11 +142,9 @@ def test_tensorflow_operations_give_the_same_logits(name):
   check_cached_logits(name)
 
 
-@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize(
   ("name", "missing"),
   [
-    ("LLaMA", None),
     ("LLaMA 3", None),
     ("Gemma", None),
     ("Mistral", "ATTENTION_WINDOW"),
@@ -155,19 +154,23 @@ def test_tensorflow_operations_give_the_same_logits(name):
     ("no positions", "MLP"),
   ],
 )
+def test_what_the_cpp_step_lacks_is_found(name, missing):
+  assert find_missing_in_step(block_config(name)) == missing
+
+
+@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
 def test_what_the_cpp_step_lacks_is_computed_by_tensorflow_and_told_once(
-  name, missing, caplog
+  caplog,
 ):
   decode_weights._tell_missing.cache_clear()
   caplog.set_level("INFO")
-  for _ in range(2 if missing == "QK_NORM" else 1):
+  for name in ("LLaMA 3", "GPT-2", "GPT-2"):
     with tf.Graph().as_default():
       model = build_decode_model(block_config(name), SINGLE, "activation")
-    assert model.is_packed == (missing is None)
+    assert model.is_packed == (name == "LLaMA 3")
   lines = [x.getMessage() for x in caplog.records]
-  told = [x for x in lines if "TensorFlow computes the decoding steps" in x]
-  assert len(told) == (missing is not None)
-  assert all(x.startswith(f"{missing} = ") for x in told)
+  (told,) = (x for x in lines if "TensorFlow computes the decoding steps" in x)
+  assert told.startswith("NORM = ")
 
 
 def test_bfloat16_differs_only_by_its_rounding():

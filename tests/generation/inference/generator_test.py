@@ -179,42 +179,25 @@ def test_a_prompt_may_take_all_the_room(greedy, config):
   assert texts(greedy, [prompt, "j"]) == [[ORDER[1:]], ["\u00e9k"]]
 
 
-@pytest.fixture(scope="module")
-def random_model(vocabulary, tmp_path_factory):
-  """The settings, parameters and checkpoint of a small random model."""
-  config = small_config(sequence_length=24, vocab_size=vocabulary.size)
-  params = oracle.random_parameters(config, seed=3)
-  folder = tmp_path_factory.mktemp("random")
-  return config, params, save_checkpoint(config, params, folder)
-
-
-@pytest.mark.parametrize(
-  ("start_id", "objective"), [(1, "causal"), (0, "prefix_lm")]
-)
 def test_a_prompt_comes_after_the_start_token_and_is_given(
-  random_model, vocabulary, start_id, objective
+  vocabulary, tmp_path
 ):
-  config, params, checkpoint = random_model
-  config = dataclasses.replace(config, objective=objective)
-  with opened(checkpoint, config) as make:
-    generator = make(vocabulary, sample_tokens=4, start_id=start_id)
-    ((found,), _) = generator.continue_tokens([[5, 9], [7] * 20])
-  tokens = [start_id, 5, 9]
-  for _ in range(4):
-    prefix = np.array([[objective != "causal"] * 3 + [False] * 5])
-    logits = oracle.forward(
-      config, params, np.array([tokens]), prefix=prefix[:, : len(tokens)]
-    )[0, -1]
-    tokens.append(int(np.argmax(logits[: vocabulary.size])))
-  assert found.text == vocabulary.decode(tokens[3:])
-
-
-def test_no_object_is_left_of_a_decoder_after_its_use(random_model, vocabulary):
-  config, _, checkpoint = random_model
+  """And after its use, no object of a decoder is left."""
+  config = small_config(
+    sequence_length=24, vocab_size=vocabulary.size, objective="prefix_lm"
+  )
+  params = oracle.random_parameters(config, seed=3)
+  checkpoint = save_checkpoint(config, params, tmp_path)
   with LoadedDecoder(checkpoint, config, SINGLE) as loaded:
-    generator = make_generator(loaded, vocabulary, sample_tokens=4)
-    assert len(texts(generator, ["a"])) == 1
+    generator = make_generator(loaded, vocabulary, sample_tokens=4, start_id=1)
+    ((found,), _) = generator.continue_tokens([[5, 9], [7] * 20])
     graph = weakref.ref(loaded.client.graph)
   del generator, loaded
   gc.collect()
   assert graph() is None
+  tokens = [1, 5, 9]
+  for _ in range(4):
+    prefix = np.array([[True] * 3 + [False] * (len(tokens) - 3)])
+    logits = oracle.forward(config, params, np.array([tokens]), prefix=prefix)
+    tokens.append(int(np.argmax(logits[0, -1, : vocabulary.size])))
+  assert found.text == vocabulary.decode(tokens[3:])

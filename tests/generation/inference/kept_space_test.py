@@ -80,13 +80,6 @@ def test_samples_of_training_equal_the_text_of_generate(counting, generate):
   assert sample["continuation"] == json.loads(drawn)["continuation"]
 
 
-def test_a_stop_string_sees_the_space(generate):
-  stop = "--gin.STOP_STRINGS=[' three']"
-  found = json.loads(generate("--json", f"--prompt={PROMPT}", stop))
-  assert (found["continuation"], found["num_tokens"]) == ("", 0)
-  assert found["ended"] == "stop"
-
-
 @pytest.mark.slow
 def test_a_saved_model_keeps_the_space(counting, tmp_path):
   served = tmp_path / "served"
