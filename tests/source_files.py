@@ -4,6 +4,7 @@
 
 import ast
 import functools
+import gc
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -46,4 +47,8 @@ def nodes_of(path: str) -> tuple[ast.AST, ...]:
 @functools.cache
 def nodes_of_text(text: str) -> tuple[ast.AST, ...]:
   """Returns every node of a Python text's tree, as `nodes_of` does."""
-  return tuple(ast.walk(ast.parse(text)))
+  gc.disable()  # it would take two thirds of the time
+  try:
+    return tuple(ast.walk(ast.parse(text)))
+  finally:
+    gc.enable()

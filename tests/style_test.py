@@ -253,6 +253,10 @@ _PATTERNS = {
   )
   for plain, odd, _ in PLAIN_WORDS
 }
+# One search for all patterns rejects most texts.
+_ANY = re.compile(
+  "|".join(x.pattern for x in _PATTERNS.values()), re.IGNORECASE
+)
 _CODE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
 
 
@@ -290,6 +294,8 @@ def _prose(path: str, text: str) -> Iterator[tuple[int, str]]:
 
 def _odd_words(path: str, text: str) -> Iterator[str]:
   for first, prose in _prose(path, text):
+    if not _ANY.search(prose):
+      continue
     page = _CODE.sub(lambda code: re.sub(r"\S", "_", code[0]), prose)
     for plain, pattern in _PATTERNS.items():
       for match in pattern.finditer(page):

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Each test measures a process of its own, whose memory no other test changes.
+"""Each test measures its own process, whose memory no other test changes.
 
 _tf_test.py measures the import of TensorFlow.
 """
