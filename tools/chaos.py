@@ -103,13 +103,10 @@ def small_disk(folder: Path) -> Iterator[bool]:
 def full_disk(
   folder: Path, process: subprocess.Popen, rng: random.Random
 ) -> Iterator[None]:
-  """Leaves a process a few bytes to write, until the context ends.
+  """Leaves a process a few bytes to write in `folder`, in the `with` block.
 
-  Args:
-    folder: folder of the run. If it is not a small disk, the process's files
-      may not grow beyond a limit, for the rest of the process's life.
-    process: process that writes.
-    rng: source of the number of bytes that are left.
+  If the folder is not a small disk, the process's files may not grow beyond a
+  limit, for the rest of the process's life.
   """
   left = rng.randrange(0, 50 * _CHUNK_BYTES)
   if not os.path.ismount(folder):
@@ -151,6 +148,11 @@ def unreadable(folder: Path, rng: random.Random) -> Iterator[bool]:
       path.chmod(mode)
 
 
+def chance(rng: random.Random, one_in: int) -> bool:
+  """Returns True with probability 1 / one_in."""
+  return rng.randrange(one_in) == 0
+
+
 class Round:
   """One MODEL_DIR, trained to its end under faults."""
 
@@ -161,12 +163,9 @@ class Round:
   def train(self, pods: Pods | None, until: float) -> None:
     """Starts the trainer until it has trained to its end.
 
-    Args:
-      pods: two pods in servers; None for one pod in the trainer's process.
-      until: time, by time.monotonic, after which there are no more faults.
-
-    Raises:
-      WrongEndError: if a process ended in a way that is not allowed.
+    After `until`, by time.monotonic, there are no more faults. Without `pods`,
+    one pod trains in the trainer's process. Raises WrongEndError if a process
+    ended in a way that is not allowed.
     """
     while not self._train_once(pods, time.monotonic() < until):
       pass
@@ -273,14 +272,7 @@ class Round:
     made: list[str],
     may_fail: bool = False,
   ) -> int:
-    """Returns a process's exit code after a check against its faults.
-
-    Args:
-      process: process to wait for.
-      log: name of the file with its output.
-      made: faults.
-      may_fail: whether other faults allow an error.
-    """
+    """Waits for a process; returns its exit code, if its faults allow it."""
     with contextlib.suppress(subprocess.TimeoutExpired):
       process.wait(ANSWER_SECS)
     code, text = process.poll(), (self._logs / log).read_text(errors="replace")
@@ -298,19 +290,11 @@ class Round:
     return code
 
 
-def chance(rng: random.Random, one_in: int) -> bool:
-  """Returns True with probability 1 / one_in."""
-  return rng.randrange(one_in) == 0
-
-
-def _read_tensors(model_dir: Path, step: int) -> dict[str, bytes]:
-  """Returns the bytes of every tensor of a checkpoint."""
-  tensors = runs.read_tensors(model_dir, step)
-  return {name: value.tobytes() for name, value in tensors.items()}
-
-
-def _read_files(model_dir: Path, step: int) -> dict[str, bytes | dict]:
-  """Returns the content of every file of a checkpoint."""
+def _read(model_dir: Path, step: int, files: bool) -> dict[str, bytes | dict]:
+  """Returns the contents of a checkpoint's files, or of its tensors."""
+  if not files:
+    tensors = runs.read_tensors(model_dir, step)
+    return {name: value.tobytes() for name, value in tensors.items()}
   files = runs.read_files(model_dir / "checkpoints" / f"step_{step:08d}")
   manifest = json.loads(files["manifest.json"])
   # A run that was stopped saves its last step, which becomes the parent of the
@@ -320,7 +304,7 @@ def _read_files(model_dir: Path, step: int) -> dict[str, bytes | dict]:
 
 
 def check_same(calm: Path, found: Path, *, files: bool) -> None:
-  """Compares the files of two runs.
+  """Raises WrongEndError if the files of two runs differ.
 
   Args:
     calm: MODEL_DIR of the undisturbed run.
@@ -328,16 +312,12 @@ def check_same(calm: Path, found: Path, *, files: bool) -> None:
     files: whether to compare the files of checkpoints instead of their tensors.
       Files of pods differ, because manifests name the pods' addresses and each
       server writes a file.
-
-  Raises:
-    WrongEndError: if a bit differs, or the last checkpoint is missing.
   """
   names = []
   # A stopped run may have a checkpoint that the other run does not have.
   last = steps_of(calm)[-1]
   for step in sorted({*steps_of(calm)} & {*steps_of(found)} | {last}):
-    read = _read_files if files else _read_tensors
-    one, other = (read(x, step) for x in (calm, found))
+    one, other = (_read(x, step, files) for x in (calm, found))
     names += [
       f"checkpoints/step_{step:08d}/{name}"
       for name in sorted(one.keys() | other.keys())
@@ -357,12 +337,7 @@ def check_same(calm: Path, found: Path, *, files: bool) -> None:
 def run_rounds(
   folder: Path, minutes: float, seed: int, counts: collections.Counter
 ) -> None:
-  """Trains round after round; counts how often each fault was made.
-
-  Raises:
-    WrongEndError: if a bit differs, or a process ended in a way that is not
-      allowed.
-  """
+  """Trains round after round; counts how often each fault was made."""
   until = time.monotonic() + 60 * minutes
   rng = random.Random(seed)
   corpus = runs.write_corpus(folder / "corpus")

@@ -29,7 +29,7 @@ import numpy as np
 
 from palm_mtf.architecture.parameters import count_parameters
 from palm_mtf.config import Config
-from palm_mtf.data.batches.corpus import Corpus
+from palm_mtf.data.batches.corpus import Batch, Corpus
 from tools.bench.command import (
   Flag,
   numbers,
@@ -55,46 +55,43 @@ FLAGS = {
 }
 
 
-def _corpus(config: Config, model_dir: str) -> Corpus:
+def _corpus(config: Config, model_dir: str) -> tuple[Corpus, list[Batch]]:
+  """Returns the corpus of a run, and its validation batches."""
   from palm_mtf.training.job import prepare
 
-  return prepare(model_dir, config).corpus
-
-
-def write_rows(config: Config, model_dir: str) -> float:
-  """Writes the rows for the peer; returns bytes of text per token."""
-  corpus, run = _corpus(config, model_dir), config.run
-  (size,) = run.batch_sizes.sizes
-  batches = corpus.batches(run.batch_sizes)
-  shape = [_ROWS_OF_PEER // size * size, config.model.sequence_length]
-  rows = np.lib.format.open_memmap(
-    os.path.join(model_dir, "train.npy"), "w+", np.int32, tuple(shape)
-  )
-  for step in range(len(rows) // size):
-    rows[step * size : (step + 1) * size] = batches.batch(step)["targets"]
-  validation = np.concatenate(
-    [x["targets"] for x in _validation(corpus, config)]
-  )
-  np.save(os.path.join(model_dir, "validation.npy"), validation)
-  return corpus.validation_bytes_per_token
-
-
-def _validation(corpus: Corpus, config: Config) -> list:
-  run = config.run
-  return list(
+  corpus, run = prepare(model_dir, config).corpus, config.run
+  return corpus, list(
     corpus.validation_batches(
       batch_size=run.batch_sizes.sizes[0], num_rows=run.num_validation_rows
     )
   )
 
 
-def train(config: Config, model_dir: str) -> None:
+def write_rows(config: Config, model_dir: str) -> float:
+  """Writes the rows for the peer; returns bytes of text per token."""
+  corpus, validation = _corpus(config, model_dir)
+  (size,) = config.run.batch_sizes.sizes
+  batches = corpus.batches(config.run.batch_sizes)
+  shape = [_ROWS_OF_PEER // size * size, config.model.sequence_length]
+  rows = np.lib.format.open_memmap(
+    os.path.join(model_dir, "train.npy"), "w+", np.int32, tuple(shape)
+  )
+  for step in range(len(rows) // size):
+    rows[step * size : (step + 1) * size] = batches.batch(step)["targets"]
+  np.save(
+    os.path.join(model_dir, "validation.npy"),
+    np.concatenate([x["targets"] for x in validation]),
+  )
+  return corpus.validation_bytes_per_token
+
+
+def work(files: list[str], macros: list[str], folder: str) -> None:
   """Takes turns: training for TURN_SECS of processor time, then the loss."""
   from palm_mtf.generation.inference.sessions import mean_loss
 
-  corpus = _corpus(config, model_dir)
+  config = train_config(files, macros, _DEFAULTS)
+  corpus, validation = _corpus(config, folder)
   batches = corpus.batches(config.run.batch_sizes)
-  validation = _validation(corpus, config)
   with warm_training(config, batches) as step:
     mean_loss(step.losses, validation[:1])  # compiles
     steps, spent_secs = itertools.count(), 0.0
@@ -163,11 +160,6 @@ def lines(records: dict[str, list[dict]], bytes_per_token: float) -> list[str]:
     reached = "not reached by ours" if secs is None else f"{secs:.0f} s of ours"
     made.append(f"{last['processor_secs']:.0f} s of {best}: {reached}")
   return made
-
-
-def work(files: list[str], macros: list[str], folder: str) -> None:
-  """Takes turns as palm_mtf, with MODEL_DIR `folder`."""
-  train(train_config(files, macros, _DEFAULTS), folder)
 
 
 def _gpt_command(

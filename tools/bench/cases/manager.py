@@ -27,6 +27,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ from palm_mtf.runtime.server.clients import Registration
 from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import read_incarnation, read_info
 from tools.bench.command import Flag, count, worker_command
-from tools.bench.pairs import POSITIVE, time_call
+from tools.bench.pairs import POSITIVE
 
 NUM_DEVICES, NUM_PODS = 4, 8
 SECS = 60.0  # POD_TIMEOUT_SECS
@@ -84,7 +85,7 @@ class _Messages:
   """Counts the requests and sessions of this process until `stack` ends."""
 
   def __init__(self, stack: contextlib.ExitStack):
-    self.number = 0
+    self.number, self.result = 0, None
     for owner, name in ((ManagerClient, "call"), (server_info, "_session")):
       original = getattr(owner, name)
       setattr(owner, name, self._count(original))
@@ -97,10 +98,11 @@ class _Messages:
 
     return run
 
-  def time(self, work: Callable[[], object], **record: Any) -> dict:
-    """Returns the record with the seconds and messages of `work`."""
-    before = self.number
-    seconds = time_call(work)
+  def time(self, work: Callable[[], Any], **record: Any) -> dict:
+    """Returns the record with seconds and messages; keeps `work`'s `result`."""
+    before, start = self.number, time.perf_counter()
+    self.result = work()
+    seconds = time.perf_counter() - start
     return {**record, "seconds": seconds, "messages": self.number - before}
 
 
@@ -157,7 +159,6 @@ def _measure_simulated(number: int) -> Iterator[dict]:
     info = read_info(names[0], SECS)
     membership = Membership(registration, dict.fromkeys(names, info))
     shape = f"{number // 2}x{NUM_DEVICES}"
-    places: list[list[Place]] = []
 
     def register(address: str) -> None:
       fields = Server(
@@ -172,20 +173,18 @@ def _measure_simulated(number: int) -> Iterator[dict]:
     def beat(name: str) -> None:
       assert client.call("beat", name=name)["is_known"]
 
-    def allocate() -> None:
-      for devices in client.allocate("bench", Wish(slices=[shape] * 2)):
-        places.append([Place(*x) for x in devices])
-
     messages = _Messages(stack)
     for step, work in {
       "register": lambda: list(threads.map(register, names)),
       "beat": lambda: list(threads.map(beat, names)),
-      "allocate": allocate,
+      "allocate": lambda: client.allocate("bench", Wish(slices=[shape] * 2)),
       "join": lambda: membership.join(),
       "release": lambda: client.call("release", owner="bench"),
     }.items():
       yield messages.time(work, kind="simulated", servers=number, step=step)
-    assert {x.address for pod in places for x in pod} == {*names}
+      if step == "allocate":
+        places = itertools.chain(*messages.result)
+        assert {Place(*x).address for x in places} == {*names}
 
 
 def _measure_real(number: int) -> Iterator[dict]:
@@ -205,34 +204,24 @@ def _measure_real(number: int) -> Iterator[dict]:
     yield measure("start", start)
     settings = PodsConfig(manager=manager, **pods)
     servers = stack.enter_context(PodServers(settings, mesh))
-    places: list[list[Place]] = []
-    yield measure("allocate", lambda: places.extend(servers.places()))
-    entered: list[Any] = []
-    make = lambda: entered.append(Heartbeat(servers, places, SECS))  # noqa: E731
-    yield measure("ask", make)
-    heartbeat = stack.enter_context(entered[0])
-    join = lambda: entered.append(  # noqa: E731
-      connect(settings, mesh, places, heartbeat.infos)
-    )
-    yield measure("connect", join)
-    enter = lambda: entered.append(  # noqa: E731
-      stack.enter_context(entered[1].client())
-    )
-    yield measure("join", enter)
-    client = entered[2]
+    yield measure("allocate", servers.places)
+    places = messages.result
+    yield measure("ask", lambda: Heartbeat(servers, places, SECS))
+    infos = stack.enter_context(messages.result).infos
+    yield measure("connect", lambda: connect(settings, mesh, places, infos))
+    cluster = messages.result
+    yield measure("join", lambda: stack.enter_context(cluster.client()))
+    client = messages.result
     with client.graph.as_default():
       ones = []
-      for device in itertools.chain(*entered[1].devices.pods):
+      for device in itertools.chain(*cluster.devices.pods):
         with tf.device(device):
           ones.append(tf.random.uniform([]) * 0 + 1)
       program = Program(outputs=tf.add_n(ones))
     for step in ("first run", "run"):
-      yield measure(step, lambda: _check(client.call(program), number))
+      yield measure(step, lambda: client.call(program))
+      assert messages.result == number
     yield measure("train", lambda: _train(manager))
-
-
-def _check(found: float, number: int) -> None:
-  assert found == number
 
 
 def _train(manager: str) -> None:

@@ -26,20 +26,13 @@ BOUNDS = {"loss": (0, math.inf), "perplexity": (1, math.inf)}
 FLAGS = {"--model_dir": Flag(None, "a training run", settings=REQUIRED)}
 
 
-def measure_loss(
+def _measure_loss(
   checkpoint: Checkpoint,
   config: ModelConfig,
   batches: Sequence[Batch],
   weight_dtype: str,
 ) -> float:
-  """Returns the mean of -log p over all targets, in nats per token.
-
-  Args:
-    checkpoint: checkpoint with the weights.
-    config: architecture.
-    batches: batches of one shape, without segments.
-    weight_dtype: WEIGHT_DTYPE.
-  """
+  """Returns the mean of -log p over all targets, in nats per token."""
   import numpy as np
 
   from palm_mtf.generation.decode.score_program import ScoreRows
@@ -84,7 +77,7 @@ def measure_run(model_dir: str) -> dict:
       'decoder sees one; measure a run with PACKING = "joined" or "single".'
     )
   losses = {
-    weight_dtype: measure_loss(checkpoint, model, batches, weight_dtype)
+    weight_dtype: _measure_loss(checkpoint, model, batches, weight_dtype)
     for weight_dtype in WEIGHT_DTYPES
   }
   return {

@@ -34,10 +34,8 @@ from palm_mtf.errors import UserError
 from tools.bench import pairs
 from tools.bench.command import REQUIRED, SEVERAL, Flag
 
-_RUN = ("-m", "palm_mtf")
 NAMES = ("help", "import", "generate", "score", "evaluate", "train")
 _KEPT = ("vocabulary.model", "tokens")  # copied from the run for `train`
-_MAIN = ("-c", "import palm_mtf._tf")
 _ONE_STEP = ("TRAIN_STEPS=1", "EVAL_BATCHES=1", "PROMPTS=[]")
 BOUNDS = pairs.BOUNDS
 HEAD = f"{'command':<12}{'processor':>12}{'wall':>12}"
@@ -57,19 +55,19 @@ def commands(model_dir: str, fresh_dir: str) -> dict[str, list[str]]:
     model_dir: MODEL_DIR of a finished run.
     fresh_dir: MODEL_DIR for a new run.
   """
+  run = ["-m", "palm_mtf"]
   flags = ["--model_dir", model_dir]
-  config = os.path.join(model_dir, "config.gin")
+  config = f"--gin_file={os.path.join(model_dir, 'config.gin')}"
   one_step = [f"--gin.{x}" for x in (f"MODEL_DIR={fresh_dir!r}", *_ONE_STEP)]
+  text = "def main("
+  one_token = ["--prompt", text, "--gin.SAMPLE_TOKENS=1"]
   return {
-    "help": [*_RUN, "--help"],
-    "import": [*_MAIN],
-    "generate": [
-      *(*_RUN, "generate", *flags),
-      *("--prompt", "def main(", "--gin.SAMPLE_TOKENS=1"),
-    ],
-    "score": [*_RUN, "score", *flags, "--text", "def main("],
-    "evaluate": [*_RUN, "evaluate", *flags, "--gin.EVAL_BATCHES=1"],
-    "train": [*_RUN, "train", f"--gin_file={config}", *one_step],
+    "help": [*run, "--help"],
+    "import": ["-c", "import palm_mtf._tf"],
+    "generate": [*run, "generate", *flags, *one_token],
+    "score": [*run, "score", *flags, "--text", text],
+    "evaluate": [*run, "evaluate", *flags, "--gin.EVAL_BATCHES=1"],
+    "train": [*run, "train", config, *one_step],
   }
 
 

@@ -39,7 +39,6 @@ import numpy as np
 from palm_mtf import runtime
 from palm_mtf._tf import tf
 from palm_mtf.commands.pods import join_manager
-from palm_mtf.errors import UserError
 from palm_mtf.report.plans import write_png
 from palm_mtf.runtime.manager import service
 from palm_mtf.runtime.manager.client import ManagerClient
@@ -80,15 +79,13 @@ FLAGS = {
 }
 
 
-_FORKS = multiprocessing.get_context("fork")
-
-
 def _start(
   stack: contextlib.ExitStack, function: Callable[..., None], *arguments: Any
 ) -> Connection:
   """Runs `function(connection, *arguments)` in a fork of this process."""
-  near, far = _FORKS.Pipe()
-  process = _FORKS.Process(target=function, args=(far, *arguments))
+  forks = multiprocessing.get_context("fork")
+  near, far = forks.Pipe()
+  process = forks.Process(target=function, args=(far, *arguments))
   process.start()
   stack.callback(process.join)
   stack.callback(process.kill)
@@ -169,8 +166,6 @@ class _Clients:
 
 def measure(chosen: argparse.Namespace) -> Iterator[dict]:
   """Yields the records of throughput, and then those of shares."""
-  if chosen.picture and not (chosen.clients and chosen.weights):
-    raise UserError("--picture: needs --clients and --weights; give them, too.")
   shares = [1] * max([0, *chosen.clients])
   groups = []
   for weights in chosen.weights:
@@ -276,30 +271,23 @@ def draw(records: Sequence[dict], path: str) -> None:
   """Draws throughput by number of clients; below, when each client ran."""
   from matplotlib.figure import Figure
 
-  throughput = [x for x in records if x["figure"] == 8]
-  lengths = list(dict.fromkeys(x["ms"] for x in throughput))
-  groups = collections.defaultdict(list)
+  lines, groups = collections.defaultdict(list), collections.defaultdict(list)
   for each in records:
-    if each["figure"] == 9:
+    if each["figure"] == 8:
+      key = f"{each['kind']}, programs of {each['ms']:g} ms"
+      lines[key].append((each["clients"], each["programs_per_sec"]))
+    else:
       groups[each["kind"].partition(" of ")[2]].append(each)
-  height = 3.2 + 1.3 * len(groups)
-  figure = Figure(figsize=(9.2, height), layout="constrained")
-  above, below = figure.subfigures(2, height_ratios=[3.2, 1.3 * len(groups)])
-  for axes, ms in zip(
-    above.subplots(1, len(lengths), squeeze=False)[0], lengths, strict=True
-  ):
-    for kind, style in (("unscheduled", "C7s--"), ("scheduled", "C0o-")):
-      own = [x for x in throughput if (x["ms"], x["kind"]) == (ms, kind)]
-      x, y = ([z[key] for z in own] for key in ("clients", "programs_per_sec"))
-      axes.plot(x, y, style, label=kind)
-    axes.set(title=f"programs of {ms:g} ms", xlabel="clients")
-    axes.set_xticks(x)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("programs per second")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-  all_axes = below.subplots(len(groups), 1, squeeze=False, sharex=True)[:, 0]
-  for axes, (weights, own) in zip(all_axes, groups.items(), strict=True):
+  heights = [3.2, *[1.3] * len(groups)]
+  figure = Figure(figsize=(9.2, sum(heights)), layout="constrained")
+  throughput, *below = figure.subplots(
+    len(heights), height_ratios=heights, squeeze=False
+  )[:, 0]
+  for label, points in lines.items():
+    throughput.plot(*zip(*points, strict=True), "o-", label=label)
+  throughput.set(xlabel="clients", ylabel="programs per second", ylim=(0, None))
+  throughput.legend(frameon=False)
+  for axes, (weights, own) in zip(below, groups.items(), strict=True):
     ends = sorted(
       (end, i) for i, client in enumerate(own) for _, end in client["spans"]
     )
@@ -307,10 +295,12 @@ def draw(records: Sequence[dict], path: str) -> None:
       axes.barh(i, end - begin, left=begin, height=0.9, color=f"C{i}")
     axes.set_yticks(range(len(own)), weights.split(":"))
     axes.set(ylim=(len(own) - 0.5, -0.5), ylabel="client's weight")
+  if below:
+    below[-1].set_xlabel(
+      "seconds; from the end of a program to the end of the next"
+    )
+  for axes in figure.axes:
     axes.spines[["top", "right"]].set_visible(False)
-  all_axes[-1].set_xlabel(
-    "seconds; from the end of a program to the end of the next"
-  )
   write_png(figure, path, dpi=120)
 
 

@@ -20,7 +20,7 @@ def test_efficiency_is_that_of_half_of_twice_the_work():
     mesh,
   )
   assert record["efficiency"] == record["formula"] == 0.8
-  assert record["median_efficiency"] == 0.5
+  assert record["ratio"] == 0.5
   assert (record["stages_secs"], record["apart_secs"]) == (2.5, 4)
 
 
