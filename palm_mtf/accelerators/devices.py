@@ -10,12 +10,14 @@ so that the programs of a recipe for TPUs run on any machine.
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from jaxlib import _jax
 
-from palm_mtf.accelerators.host_calls import HostSettings
+from palm_mtf.accelerators.host_calls import CoordinatorSettings, HostSettings
 from palm_mtf.accelerators.places import (
   TpuPlace,
   host_places,
@@ -26,7 +28,17 @@ from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import dataclass_text
 from palm_mtf.machine.accelerators import is_rehearsal
+from palm_mtf.runtime.addresses import (
+  ANY_ADDRESS,
+  explain_start_error,
+  is_loopback,
+  resolve,
+)
 from palm_mtf.runtime.processes import Process
+from palm_mtf.runtime.server.restricted_port import (
+  restrict_later_ones,
+  restricted_port,
+)
 
 _JAX = "0.10."  # start of the versions whose interfaces parts.py uses
 _EXTRAS = {"tpu": "tpu", "gpu": "cuda12", "cpu": "test"}
@@ -86,6 +98,61 @@ class AcceleratorDevices:
     return dataclass_text(PodName(self.name, number, len(self.hosts[pod])))
 
 
+# The coordinator that this process has started, its port, and its number of
+# hosts.
+_coordinator: tuple[Any, int, int] | None = None
+
+
+def open_coordinator(given: CoordinatorSettings) -> int:
+  """Starts JAX's coordination service in this process; returns its port.
+
+  JAX itself would let the service listen on every address of this host, for
+  every user: whoever reaches it can abort all hosts of the pod. This service
+  is restricted like the TensorFlow server of this process.
+
+  Raises:
+    UserError: the port is taken, or the system cannot restrict the service.
+  """
+  global _coordinator
+  if _coordinator:
+    # JAX's processes stay joined until they end, so a further client of this
+    # server, such as a resumed run, has the same coordinator.
+    _, port, num_hosts = _coordinator
+    if num_hosts == given.num_hosts:
+      return port
+    raise UserError(
+      f"it coordinates {num_hosts} hosts and cannot coordinate "
+      f"{given.num_hosts}; start its server again."
+    )
+  ip = resolve("ISLANDS", given.host)
+  try:
+    with restricted_port(ip, given.port) as port:
+      service = _jax.get_distributed_runtime_service(
+        f"[::]:{port}"
+        if socket.has_dualstack_ipv6()
+        else f"{ANY_ADDRESS}:{port}",
+        given.num_hosts,
+      )
+    if is_loopback(ip):
+      restrict_later_ones()
+  except (OSError, RuntimeError) as error:
+    raise explain_start_error(f"{ip}:{given.port}", error) from None
+  _coordinator = service, port, given.num_hosts
+  return port
+
+
+@contextlib.contextmanager
+def _coordinator_is_open() -> Iterator[None]:
+  """Lets JAX take the coordinator of this process instead of starting one."""
+  service, _, _ = _coordinator
+  start = _jax.get_distributed_runtime_service
+  _jax.get_distributed_runtime_service = lambda *_, **unused: service
+  try:
+    yield
+  finally:
+    _jax.get_distributed_runtime_service = start
+
+
 def start_host(host: HostSettings) -> None:
   """Starts JAX on a host of a pod.
 
@@ -98,7 +165,9 @@ def start_host(host: HostSettings) -> None:
   if host.num_hosts > 1 and not _started:
     if is_rehearsal():
       _make_virtual_devices(host.mesh_layout.num_devices // host.num_hosts)
-    jax.distributed.initialize(host.coordinator, host.num_hosts, host.number)
+    opened = contextlib.nullcontext() if host.number else _coordinator_is_open()
+    with opened:
+      jax.distributed.initialize(host.coordinator, host.num_hosts, host.number)
     _started = (host.number, host.num_hosts)
   if _started and _started != (host.number, host.num_hosts):
     raise UserError(

@@ -9,7 +9,6 @@ and 100 MB, which servers without accelerators save.
 import dataclasses
 import importlib
 import re
-import socket
 from typing import Any
 
 from palm_mtf.config import MeshLayout
@@ -47,8 +46,8 @@ class HostSettings:
     mesh_layout: axes of the pod.
     number: number of the host in the pod.
     num_hosts: number of the pod's hosts.
-    coordinator: "host:port" where JAX's processes of the pod meet; "" if the
-      pod has one host.
+    coordinator: "host:port" of the pod's coordinator (`open_coordinator`); ""
+      if the pod has one host.
   """
 
   mesh_layout: MeshLayout
@@ -57,12 +56,37 @@ class HostSettings:
   coordinator: str
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoordinatorSettings:
+  """Settings of a pod's coordinator.
+
+  Attributes:
+    host: name or address of the pod's first host, where the others reach it.
+    port: port to listen on; 0 is any free port.
+    num_hosts: number of the pod's hosts.
+  """
+
+  host: str
+  port: int
+  num_hosts: int
+
+
 @host_function
-def find_free_port(unused: bytes) -> bytes:
-  """Returns the number of a port on which no process listens, as text."""
-  with socket.socket() as listener:
-    listener.bind(("", 0))
-    return str(listener.getsockname()[1]).encode()
+def open_coordinator(text: bytes) -> bytes:
+  """Starts the service through which JAX's processes of a pod meet.
+
+  Args:
+    text: a `CoordinatorSettings` as JSON.
+
+  Returns:
+    The service's port as text, or why it cannot listen.
+  """
+  given = read_dataclass(CoordinatorSettings, text)
+  devices = importlib.import_module("palm_mtf.accelerators.devices")
+  try:
+    return str(devices.open_coordinator(given)).encode()
+  except UserError as error:
+    return str(error).encode()
 
 
 @host_function

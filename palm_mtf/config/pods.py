@@ -50,6 +50,9 @@ class PodsConfig(Checked):
       "priority".
     client_address: "host" or "host:port" where servers of a cluster reach the
       client.
+    coordinator_port: port on which the first host of a pod of accelerators on
+      several hosts lets the others join it; the next pods use the next ports.
+      0 is any free port.
     dcn_dtype: dtype in which gradients are sent between pods; bfloat16 halves
       the traffic (Pathways, section 4.4). All pods add up the same rounded
       gradients, in float32.
@@ -70,6 +73,7 @@ class PodsConfig(Checked):
   device_bytes: Annotated[int, whole(0)] | None = None
   share: Annotated[float, real(0.001, 1000)] = 1.0
   client_address: str = "127.0.0.1"
+  coordinator_port: Annotated[int, whole(0, 65000)] = 0
   dcn_dtype: Literal["float32", "bfloat16"] = "float32"
   fingerprint_steps: Count = 100
   pod_timeout_secs: Annotated[float, real(1.0, 1e6)] = 60.0

@@ -5,15 +5,19 @@
 Virtual CPU devices take the place of accelerators. JAX joins a pod's hosts.
 """
 
+import contextlib
 import json
+import os
 import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests import processes, runs
 from tests.processes import wait_until
+from tests.runtime.intrusion import NOBODY, Intruder, free_ports
 from tests.runtime.served import Served
 
 pytestmark = pytest.mark.slow
@@ -157,3 +161,48 @@ def test_a_server_without_accelerators_ends_the_run_at_its_start(
     f'palm_mtf: pod 0: the server {servers.addresses[0]}: TPU = "v4-8": JAX '
     "finds no TPU on this machine ("
   ), error
+
+
+def listening_ports(pid):
+  """Returns the TCP ports on which a process listens."""
+  sockets = set()
+  for path in Path(f"/proc/{pid}/fd").iterdir():
+    with contextlib.suppress(OSError):
+      sockets.add(os.readlink(path))
+  ports = set()
+  for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for line in Path(table).read_text().splitlines()[1:]:
+      _, near, _, state, *rest = line.split()
+      if state == "0A" and f"socket:[{rest[5]}]" in sockets:
+        ports.add(int(near.rpartition(":")[2], 16))
+  return ports
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_no_socket_of_hosts_and_client_answers_another_user(corpus, tmp_path):
+  (named,) = free_ports(1)
+  with (
+    Intruder(NOBODY) as intruder,
+    Served(2, variables={"JAX_PLATFORMS": "cpu"}) as servers,
+  ):
+    settings = {
+      **SETTINGS,
+      "NUM_PODS": 1,
+      "PODS": "cluster",
+      "ISLANDS": [servers.addresses],
+      "COORDINATOR_PORT": named,
+    }
+    client = runs.start(
+      "train", corpus, tmp_path, **settings, TRAIN_STEPS=10**6
+    )
+    wait_until((tmp_path / "checkpoints/step_00000008").exists, client)
+    of_servers = [listening_ports(x.pid) for x in servers.processes]
+    ports = set().union(*of_servers, listening_ports(client.pid))
+    # Two servers, the client's server, the coordinator and JAX's collectives.
+    assert len(ports) >= 6
+    assert named in of_servers[0]
+    # The last connection to each of them was cut.
+    intruder.wait_for(*(f"cut 127.0.0.1:{port}" for port in ports))
+    client.send_signal(signal.SIGTERM)
+    client.communicate(timeout=120)
+  assert intruder.answered() == []

@@ -18,8 +18,9 @@ from typing import ClassVar
 
 from palm_mtf._tf import tf
 from palm_mtf.accelerators.host_calls import (
+  CoordinatorSettings,
   HostSettings,
-  find_free_port,
+  open_coordinator,
   start_host,
 )
 from palm_mtf.config import MeshLayout, PodsConfig
@@ -218,7 +219,9 @@ def connect(
     names |= {x: f"{y.address}/{y.device}" for x, y in of_pod.items()}
   client = f"/job:{name}/task:0/device:cpu:0"
   if uses_accelerators(mesh):
-    held = _connect_accelerators(mesh, name, hosts, infos)
+    held = _connect_accelerators(
+      mesh, name, hosts, infos, pods.coordinator_port
+    )
     cluster = Cluster(held, config, target)
   else:
     # If one server lacks palm_mtf's C++ operations, no pod uses them, because
@@ -264,6 +267,7 @@ def _connect_accelerators(
   name: str,
   pods: Sequence[Mapping[str, Process]],
   infos: Mapping[str, ServerInfo],
+  port: int,
 ) -> Devices:
   """Starts JAX on all hosts of all pods; returns the devices.
 
@@ -272,6 +276,7 @@ def _connect_accelerators(
     name: the client's job.
     pods: for each pod, the process of each host, by its address.
     infos: info of each server, by its address.
+    port: COORDINATOR_PORT.
 
   Raises:
     UserError: a host has other devices than the mesh needs, or JAX does not
@@ -301,8 +306,15 @@ def _connect_accelerators(
     coordinator = ""
     if len(processes) > 1:
       first = next(iter(processes))
-      port = call(pod, first, find_free_port)
-      coordinator = f"{first.partition(':')[0]}:{port}"
+      host = first.partition(":")[0]
+      # Pods whose first hosts are on one machine need different ports.
+      wanted = CoordinatorSettings(
+        host=host, port=port and port + pod, num_hosts=len(processes)
+      )
+      found = call(pod, first, open_coordinator, dataclass_text(wanted))
+      if not found.isdigit():
+        raise UserError(f"pod {pod}: the server {first}: {found}")
+      coordinator = f"{host}:{found}"
     for number, address in enumerate(processes):
       settings = HostSettings(
         mesh_layout=mesh,

@@ -199,6 +199,30 @@ def admit_own_user(port: int) -> None:
 
 # By port of a server of this process: names of the sockets that are checked.
 _known: dict[int, set[str]] = {}
+# Names of the listening sockets that have been found, if `restrict_later_ones`
+# was called, else None.
+_listening: set[str] | None = None
+
+
+def restrict_later_ones() -> None:
+  """Restricts what a library lets this process listen on from now on.
+
+  Each socket that listens later is restricted like `restricted_port` on
+  loopback, 0.05 seconds later at most, and connections of others are ended.
+  JAX's collectives on CPUs, for example, listen without any restriction.
+
+  Raises:
+    OSError: the system cannot tell which user has opened a connection.
+  """
+  global _listening
+  _check_own_uid()
+  found = set()
+  for name, number in socket_numbers().items():
+    with contextlib.suppress(OSError), duplicate(number) as copy:
+      if accepts(copy):
+        found.add(name)
+  _listening = found
+  _start_admitting(os.getpid())
 
 
 @functools.cache
@@ -228,15 +252,31 @@ def _admit() -> None:
     # OSError: this process cannot open more files. The next iteration handles
     # the remaining connections.
     with contextlib.suppress(OSError):
-      _admit_new({**_known})
+      numbers = socket_numbers()
+      if _listening is not None:
+        _restrict_new(numbers, _listening)
+      _admit_new(numbers, {**_known})
 
 
-def _admit_new(known: Mapping[int, set[str]]) -> None:
+def _restrict_new(numbers: Mapping[str, int], seen: set[str]) -> None:
+  """Restricts the listening sockets in `numbers` that are not in `seen`."""
+  seen.intersection_update(numbers)
+  for name in numbers.keys() - seen:
+    with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
+      if copy.family in (socket.AF_INET, socket.AF_INET6) and accepts(copy):
+        restrict_to_loopback(copy)
+        restrict_to_admitted(copy)
+        _known[copy.getsockname()[1]] = set()
+        seen.add(name)
+
+
+def _admit_new(
+  numbers: Mapping[str, int], known: Mapping[int, set[str]]
+) -> None:
   """Admits or ends the connections to each port that are not in its set.
 
-  Adds this process's sockets to the sets, by the names "socket:[INODE]".
+  Adds this process's sockets, `numbers`, to the sets.
   """
-  numbers = socket_numbers()
   # Read the table of users after the list of sockets, so that the table has all
   # sockets of the list.
   uids = functools.cache(_uids)
