@@ -21,7 +21,7 @@ from tests import processes, runs
 from tests.fuzzed_files import IN_CHILD, KINDS, TextWouldBeReadError, seal_again
 from tests.mutations import mutate
 
-SHARE, SLOW_SHARE = 25, 770  # cases per kind of file: 300 and 10,000 in all
+SHARE, SLOW_SHARE = 20, 770  # cases per kind of file: 300 and 10,000 in all
 
 
 @pytest.fixture

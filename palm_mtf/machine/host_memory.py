@@ -3,10 +3,12 @@
 """Memory that this process holds, and memory that it can still take."""
 
 import ctypes
+import functools
 import gc
 import os
 import re
 import resource
+from collections.abc import Callable
 
 from palm_mtf.machine.processors import read_or_empty
 
@@ -74,24 +76,29 @@ def release_file_pages() -> None:
 
 def _unchanged_files() -> list[tuple[int, int]]:
   """Returns address ranges of file mappings that have no changed page."""
-  text = read_or_empty("/proc/self/smaps")  # not every kernel has this file
+  found, mapping = [], None
   # Each mapping has a line "begin-end permissions offset device inode path",
   # then lines "field: value".
-  head = r"^(\w+)-(\w+) (\S+) \w+ \S+ (\d+) .*$"
-  _, *parts = re.split(head, text, flags=re.MULTILINE)
-  found = []
-  for begin, end, permissions, inode, fields in zip(
-    *(parts[i::5] for i in range(5)), strict=True
-  ):
+  for line in read_or_empty("/proc/self/smaps").splitlines():  # may be absent
+    first, _, rest = line.partition(" ")
     # A mapping with changed pages, such as relocated pointers, is not released,
     # because the changes exist only in memory.
-    is_changed = re.search(r"Anonymous: +[1-9]", fields)
-    if inode != "0" and "w" not in permissions and not is_changed:
-      found.append((int(begin, 16), int(end, 16)))
+    if first == "Anonymous:":
+      if mapping and rest.split()[0] == "0":
+        found.append(mapping)
+    elif not first.endswith(":"):
+      permissions, _, _, inode, *_ = rest.split(maxsplit=4)
+      begin, end = (int(x, 16) for x in first.split("-"))
+      is_read_only_file = inode != "0" and "w" not in permissions
+      mapping = (begin, end) if is_read_only_file else None
   return found
 
 
-def _call_glibc(name: str, *arguments: int) -> None:
-  function = getattr(ctypes.CDLL(None), name, None)
-  if function:
+def _call_glibc(name: str, *arguments: object) -> None:
+  if function := _glibc_function(name):
     function(*arguments)
+
+
+@functools.cache  # because each ctypes.CDLL makes classes
+def _glibc_function(name: str) -> Callable[..., object] | None:
+  return getattr(ctypes.CDLL(None), name, None)

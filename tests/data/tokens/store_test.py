@@ -213,26 +213,21 @@ worker_pool._BATCHES_BEFORE_PROCESSES = 0
 class Slow(ListSource):
   def documents(self):
     for number, each in enumerate(super().documents()):
-      if number == {stop}:
+      if number == 30:
         print("stopped", flush=True)
         time.sleep(60)
       yield each
 
 texts = [f"document {{i}}\\n" * 500 for i in range(40)]
 write_store({path!r}, Slow(texts), open_vocabulary({vocabulary!r}),
-            num_processes={processes}, shard_bytes=20_000)
+            num_processes=1, shard_bytes=20_000)
 """
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_killed_writer_is_followed_by_one_that_goes_on(
-  vocabulary, tmp_path, workers
-):
+def test_a_killed_writer_is_followed_by_one_that_goes_on(vocabulary, tmp_path):
   texts = [f"document {i}\n" * 500 for i in range(40)]
   path = str(tmp_path / "store")
-  program = STOPPED.format(
-    path=path, vocabulary=vocabulary.path, stop=30, processes=workers
-  )
+  program = STOPPED.format(path=path, vocabulary=vocabulary.path)
   process = processes.start("-c", program)
   assert process.stdout.readline() == "stopped\n"
   process.kill()

@@ -183,60 +183,31 @@ def copy(source, path, *, drop=(), **changes):
   write_gguf(str(path), metadata | changes, shapes, "float32", file.read)
 
 
-def _cut(source, path):
-  path.write_bytes(source.read_bytes()[:-1000])
-
-
-def _cut_header(source, path):
-  path.write_bytes(source.read_bytes()[:5000])
-
-
-def _other_magic(source, path):
-  path.write_bytes(b"GGML" + source.read_bytes()[4:])
-
-
-def _empty(source, path):
-  path.write_bytes(b"")
-
-
-def _other_architecture(source, path):
-  copy(source, path, **{"general.architecture": "mamba"})
-
-
-def _scaled(source, path):
-  copy(source, path, **{"llama.rope.scaling.type": "linear"})
-
-
-def _capped(source, path):
-  copy(source, path, **{"llama.final_logit_softcapping": 30.0})
-
-
-def _without_a_tensor(source, path):
-  copy(source, path, drop=["blk.1.ffn_up.weight"])
-
-
-def _without_tokens(source, path):
-  copy(source, path, **{"tokenizer.ggml.model": "bert"})
-
-
-def _not_finite(source, path):
-  content = bytearray(source.read_bytes())
-  content[-4:] = struct.pack("<f", float("nan"))
-  path.write_bytes(content)
-
-
+NOT_A_NUMBER = struct.pack("<f", float("nan"))
+# {a change of the file's bytes: message}
 DAMAGED = {
-  _cut: "is no whole GGUF file",
-  _cut_header: "is no whole GGUF file",
-  _other_magic: "is no whole GGUF file",
-  _empty: "is no whole GGUF file",
-  _other_architecture: "general.architecture = 'mamba'",
-  _scaled: "llama.rope.scaling.type = 'linear'",
-  _capped: "llama.final_logit_softcapping = 30.0",
-  _without_a_tensor: "blk.1.ffn_up.weight is missing",
-  _without_tokens: "tokenizer.ggml.model = 'bert'",
-  _not_finite: "holds a number that is not finite",
+  (lambda x: x[:-1000]): "is no whole GGUF file",
+  (lambda x: x[:5000]): "is no whole GGUF file",
+  (lambda x: b"GGML" + x[4:]): "is no whole GGUF file",
+  (lambda x: b""): "is no whole GGUF file",
+  (lambda x: x[:-4] + NOT_A_NUMBER): "holds a number that is not finite",
 }
+# (tensors that are left out, other metadata, message)
+OTHERS = [
+  ([], ("general.architecture", "mamba"), "general.architecture = 'mamba'"),
+  (
+    [],
+    ("llama.rope.scaling.type", "linear"),
+    "llama.rope.scaling.type = 'linear'",
+  ),
+  (
+    [],
+    ("llama.final_logit_softcapping", 30.0),
+    "llama.final_logit_softcapping = 30.0",
+  ),
+  (["blk.1.ffn_up.weight"], (), "blk.1.ffn_up.weight is missing"),
+  ([], ("tokenizer.ggml.model", "bert"), "tokenizer.ggml.model = 'bert'"),
+]
 
 
 def import_file(path, output):
@@ -250,16 +221,27 @@ def test_a_whole_file_is_imported(whole, tmp_path):
   assert import_file(copied, tmp_path / "again") == 0
 
 
-@pytest.mark.parametrize("damage", DAMAGED, ids=lambda x: x.__name__)
-def test_a_damaged_or_other_file_is_refused_in_one_line(
-  damage, whole, tmp_path, capsys
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_file_is_refused_in_one_line(damage, whole, tmp_path, capsys):
+  path = tmp_path / "model.gguf"
+  path.write_bytes(damage(whole.read_bytes()))
+  check_refused(path, DAMAGED[damage], capsys)
+
+
+@pytest.mark.parametrize("drop, change, message", OTHERS)
+def test_another_file_is_refused_in_one_line(
+  drop, change, message, whole, tmp_path, capsys
 ):
   path = tmp_path / "model.gguf"
-  damage(whole, path)
-  assert import_file(path, tmp_path / "run") == 2
+  copy(whole, path, drop=drop, **dict([change] if change else []))
+  check_refused(path, message, capsys)
+
+
+def check_refused(path, message, capsys):
+  assert import_file(path, path.parent / "run") == 2
   (line,) = capsys.readouterr().err.splitlines()
-  assert DAMAGED[damage] in line
-  assert [*tmp_path.iterdir()] == [path]
+  assert message in line
+  assert [*path.parent.iterdir()] == [path]
 
 
 def test_a_path_without_a_file_is_refused_in_one_line(tmp_path, capsys):

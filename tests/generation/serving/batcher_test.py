@@ -125,6 +125,12 @@ class Run:
     self.thread.join(30)
     assert not self.thread.is_alive()
 
+  def serve(self, *rows):
+    """Serves rows to their end."""
+    self.batcher.submit(rows)
+    self.thread.start()
+    self.end()
+
 
 @pytest.fixture
 def run(monkeypatch):
@@ -141,28 +147,22 @@ def tokens(row):
   return [each.token for each in row.chosen]
 
 
+def wait_for(row, count):
+  while len(row.chosen) < count:
+    time.sleep(0.001)
+
+
 def test_rows_leave_when_they_end_and_others_take_their_slots(run):
   rows = [run.row(10, max_tokens=n) for n in (5, 1, 2)]
   rows.append(run.row(EOD - 2, max_tokens=9))  # [eod] comes second
-  run.batcher.submit(rows)
-  run.thread.start()
-  run.end()
+  run.serve(*rows)
   assert [row.ended for row in rows] == ["length"] * 3 + ["eod"]
-  assert [tokens(row) for row in rows] == [
-    [11, 12, 13, 14, 15],
-    [11],
-    [11, 12],
-    [0, 1],
-  ]
+  expected = [11, 12, 13, 14, 15], [11], [11, 12], [0, 1]
+  assert tuple(map(tokens, rows)) == expected
   # The first row keeps its slot, and the other slot serves the other rows.
   assert all(0 in step for step in run.decoder.read[:5])
-  assert [step[1] for step in run.decoder.read if 1 in step] == [
-    10,
-    10,
-    11,
-    -1,
-    0,
-  ]
+  of_other = [step[1] for step in run.decoder.read if 1 in step]
+  assert of_other == [10, 10, 11, -1, 0]
   assert (run.counters.running, run.counters.waiting) == (0, 0)
   assert run.counters.generated_tokens == 10
 
@@ -172,8 +172,7 @@ def test_a_row_joins_while_another_continues(run):
   first, second = run.row(10, max_tokens=6), run.row(20, max_tokens=2)
   run.batcher.submit([first])
   run.thread.start()
-  while len(first.chosen) < 2:
-    time.sleep(0.001)
+  wait_for(first, 2)
   run.batcher.submit([second])
   run.decoder.may_step.release(100)
   run.end()
@@ -184,9 +183,7 @@ def test_a_row_joins_while_another_continues(run):
 def test_steps_that_no_row_ends_in_are_one_call(run):
   run.decoder.most = 10**6
   rows = [run.row(10, max_tokens=9), run.row(20, max_tokens=7)]
-  run.batcher.submit([*rows, run.row(30, max_tokens=2)])
-  run.thread.start()
-  run.end()
+  run.serve(*rows, run.row(30, max_tokens=2))
   # While the second row waits for a free slot, the first takes one step. The
   # third row gets the slot of the second, and ends together with the first.
   assert run.decoder.counts[:2] == [1, 7]
@@ -198,9 +195,7 @@ def test_steps_that_no_row_ends_in_are_one_call(run):
 def test_tokens_after_the_end_of_a_text_are_dropped(run):
   run.decoder.most = 10**6
   long, short = run.row(50, max_tokens=30), run.row(EOD - 6, max_tokens=30)
-  run.batcher.submit([long, short])
-  run.thread.start()
-  run.end()
+  run.serve(long, short)
   assert tokens(short) == [*range(EOD - 5, EOD + 1)] and short.ended == "eod"
   assert tokens(long) == [*range(51, 81)]
   assert run.counters.generated_tokens == 36
@@ -209,9 +204,7 @@ def test_tokens_after_the_end_of_a_text_are_dropped(run):
 def test_a_call_is_no_longer_than_a_new_row_may_wait(run):
   run.decoder.most, run.decoder.secs = 10**6, 0.006
   row = run.row(10, max_tokens=20)
-  run.batcher.submit([row])
-  run.thread.start()
-  run.end()
+  run.serve(row)
   assert len(row.chosen) == 20
   assert max(run.decoder.counts) <= 3  # 0.02 s
 
@@ -235,8 +228,7 @@ def test_a_cancelled_row_gives_its_slot_and_place_to_others(run):
   waiting = [run.row(50), run.row(60)]
   run.batcher.submit([*running, *waiting])
   run.thread.start()
-  while not running[0].chosen:
-    time.sleep(0.001)
+  wait_for(running[0], 1)
   run.batcher.cancel([*running, waiting[0]])
   run.decoder.may_step.release(1000)
   run.end()
@@ -252,8 +244,7 @@ def test_a_row_ends_when_its_time_is_over_waiting_or_not(run):
   late = [run.row(10, max_tokens=10**6, secs=0.2) for _ in range(SLOTS + 1)]
   run.batcher.submit(late)
   run.thread.start()
-  while len(late[0].chosen) < 2:
-    time.sleep(0.001)
+  wait_for(late[0], 2)
   run.decoder.clock += 0.3
   run.decoder.may_step.release(1000)
   run.end()
@@ -263,9 +254,7 @@ def test_a_row_ends_when_its_time_is_over_waiting_or_not(run):
 
 def test_a_row_that_is_only_scored_takes_no_step(run):
   row = run.row(5, 6, max_tokens=0, scores=True)
-  run.batcher.submit([row])
-  run.thread.start()
-  run.end()
+  run.serve(row)
   assert row.ended == "length"
   assert [x.token for x in row.prompt_scores] == [5, 6]
   assert run.decoder.read == []
@@ -288,8 +277,7 @@ def test_giving_up_ends_rows_that_would_continue(run):
   run.batcher.submit(rows)
   run.thread.start()
   run.batcher.give_up()
-  run.thread.join(30)
-  assert not run.thread.is_alive()
+  run.end()
   assert {row.ended for row in rows} == {"failed"}
 
 
@@ -327,9 +315,7 @@ def test_rows_with_log_p_do_not_slow_the_others_down(run):
   plain = run.row(20, max_tokens=40)
   had = []
   plain.changed = lambda: had.append(len(telling.chosen))
-  run.batcher.submit([telling, plain])
-  run.thread.start()
-  run.end()
+  run.serve(telling, plain)
   assert tokens(telling) == [*range(11, 51)]
   assert tokens(plain) == [*range(21, 61)]
   # A step with log p takes 0.004 s, and then the other row gets as much time:
@@ -342,9 +328,7 @@ def test_a_call_for_some_rows_stays_within_the_room_of_all(run):
   run.decoder.most, run.decoder.log_prob_secs = 10**6, 0.02
   telling = run.row(*range(40), max_tokens=10, tells=True)
   plain = run.row(20, max_tokens=45)
-  run.batcher.submit([telling, plain])
-  run.thread.start()
-  run.end()
+  run.serve(telling, plain)
   assert len(telling.chosen) == 10 and len(plain.chosen) == 45
 
 
@@ -380,8 +364,7 @@ def test_new_weights_wait_for_rows_in_slots_and_rows_wait_for_them(run):
   new, second = run.row(50), Counting()
   run.batcher.submit(old)
   run.thread.start()
-  while not old[-1].chosen and not old[0].chosen:
-    time.sleep(0.001)
+  wait_for(old[0], 1)
   ended = []
 
   def load():
@@ -444,34 +427,23 @@ def waiting(*requests):
   return rows
 
 
-def served(rows, num_slots, length=1):
-  """Returns the requests in the order in which they get slots.
-
-  A row keeps its slot for `length` turns of other rows.
-  """
-  in_slots, order = [], []
-  while len(rows):
-    row = rows.take(in_slots)
-    order.append(row.asked)
-    in_slots.append(row)
-    if len(in_slots) == num_slots:
-      in_slots.pop(0)
-  return "".join(order)
+def serve_slot(rows):
+  """Returns the requests in the order in which they get the only slot."""
+  return "".join(rows.take([]).asked for _ in range(len(rows)))
 
 
-def test_clients_take_turns_for_one_slot():
-  rows = waiting(("a", "1", 4), ("b", "2", 2), ("c", "3", 1))
-  assert served(rows, 1) == "1231211"
-
-
-def test_requests_of_a_client_take_turns():
-  rows = waiting(("a", "1", 5), ("a", "2", 1), ("a", "3", 2))
-  assert served(rows, 1) == "12313111"
-
-
-def test_a_client_with_many_requests_has_no_more_turns_than_others():
-  rows = waiting(("a", "1", 1), ("a", "2", 1), ("a", "3", 1), ("b", "4", 3))
-  assert served(rows, 1) == "142434"
+@pytest.mark.parametrize(
+  ("requests", "order"),
+  [
+    # Clients take turns for one slot, and so do requests of a client.
+    ([("a", "1", 4), ("b", "2", 2), ("c", "3", 1)], "1231211"),
+    ([("a", "1", 5), ("a", "2", 1), ("a", "3", 2)], "12313111"),
+    # A client with many requests has no more turns than others.
+    ([("a", "1", 1), ("a", "2", 1), ("a", "3", 1), ("b", "4", 3)], "142434"),
+  ],
+)
+def test_clients_and_their_requests_take_turns(requests, order):
+  assert serve_slot(waiting(*requests)) == order
 
 
 def test_a_free_slot_goes_to_the_client_with_the_fewest_slots():
@@ -480,17 +452,14 @@ def test_a_free_slot_goes_to_the_client_with_the_fewest_slots():
   for expected in "222":
     in_slots.append(rows.take(in_slots))
     assert in_slots[-1].asked == expected
-  assert {rows.take(in_slots).asked, rows.take(in_slots).asked} == {
-    "1",
-    "2",
-  }
+  assert {rows.take(in_slots).asked for _ in "12"} == {"1", "2"}
 
 
 def test_a_new_client_comes_after_waiting_clients_but_before_their_next_turn():
   rows = waiting(("a", "1", 3), ("b", "2", 3))
   first = rows.take([])
   rows.add([Waiting("c", "3")])
-  assert first.asked + served(rows, 1) == "1213212"
+  assert first.asked + serve_slot(rows) == "1213212"
 
 
 def test_ended_rows_leave_and_are_not_counted():
