@@ -54,7 +54,6 @@ def recomputing(*args, **settings) -> ModelResult:
 
 SPLIT = mesh_layout("all over data and model")
 _PALM = "layer_norm parallel multi_query"
-_LLAMA = "rms_norm serial multi_head"
 # {what computes: (function, rows, names that `make test` tries, other names)}.
 # `make test` tries each block that is not PaLM's once, and pairs of PaLM's
 # choices.
@@ -64,8 +63,8 @@ EXECUTORS = {
     random_tokens,
     (
       *("LLaMA", "Mistral", "Qwen 3", "Gemma", "GPT-J", "GPT-NeoX", "Gopher"),
-      *("BLOOM", "no positions", "ALiBi with a norm of q and k"),
-      *("T5 with one key head", _PALM, _LLAMA),
+      *("Phi", "BLOOM", "no positions", "ALiBi with a norm of q and k"),
+      *("T5 with one key head", _PALM),
     ),
     {**SETTINGS, **PALM},
   ),
@@ -88,8 +87,8 @@ EXECUTORS = {
   "without C++": (
     without_cpp,
     random_documents,
-    ("Phi", "Gemma", _PALM),
-    ("LLaMA 3", "GPT-2", "layer_norm serial multi_head"),
+    ("Gemma", _PALM),
+    ("LLaMA 3", "GPT-2", "Phi", "layer_norm serial multi_head"),
   ),
   "PaLM's 2D": (
     functools.partial(run_model, mesh=mesh_layout("PaLM's 2D")),
@@ -161,15 +160,16 @@ def test_make_test_tries_each_block():
   ("run", "name"),
   [
     (run_model, _PALM),
-    (run_model, _LLAMA),
-    *(
-      pytest.param(run_model, name, marks=pytest.mark.slow)
-      for name in PALM
-      if name not in (_PALM, _LLAMA)
-    ),
-    pytest.param(without_cpp, _PALM, marks=pytest.mark.slow),
-    pytest.param(without_cpp, _LLAMA, marks=pytest.mark.slow),
+    (run_model, "LLaMA"),
     (run_unitransformer, _PALM),
+    *(
+      pytest.param(run, name, marks=pytest.mark.slow)
+      for run, names in (
+        (run_model, list(PALM)[1:]),
+        (without_cpp, (_PALM, "LLaMA")),
+      )
+      for name in names
+    ),
   ],
 )
 def test_bfloat16_agrees_with_the_oracle_to_its_8_bits(run, name):
