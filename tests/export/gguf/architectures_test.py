@@ -251,15 +251,15 @@ def test_what_we_do_not_compute_is_refused(key, value):
   )
 
 
-def test_an_unknown_architecture_is_refused_with_the_nearest():
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    ({"general.architecture": "qwen2moe"}, r"'qwen2moe' \(did you mean"),
+    ({"llama.block_count": None}, r"^x\.gguf: .* give a whole number"),
+  ],
+)
+def test_an_unknown_architecture_or_size_is_refused(change, message):
   metadata, shapes = describe()
-  metadata["general.architecture"] = "qwen2moe"
-  with pytest.raises(UserError, match=r"'qwen2moe' \(did you mean"):
-    read_model_metadata(metadata, shapes, "x.gguf")
-
-
-def test_a_missing_size_is_refused():
-  metadata, shapes = describe()
-  del metadata["llama.block_count"]
-  with pytest.raises(UserError, match=r"^x\.gguf: .* give a whole number"):
+  metadata = {k: x for k, x in {**metadata, **change}.items() if x is not None}
+  with pytest.raises(UserError, match=message):
     read_model_metadata(metadata, shapes, "x.gguf")

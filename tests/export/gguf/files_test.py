@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
-from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile, write_gguf
 from palm_mtf.export.gguf.model import import_gguf_parameters
-from tests import oracle, tokenizer_files
+from tests import oracle
 from tests.blocks import SETTINGS
 from tests.export.gguf.architectures_test import (
   SIZES,
@@ -154,13 +152,6 @@ def test_random_blocks_are_the_numbers_of_the_format(name, tmp_path):
 
 
 MODEL = small_config(**{**SIZES, **SETTINGS["LLaMA 3"]})
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-  path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.model"
-  path.write_bytes(learn_model(tokenizer_files.CORPUS[:20], 400))
-  return open_vocabulary(str(path))
 
 
 @pytest.fixture(scope="module")

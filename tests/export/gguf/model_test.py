@@ -12,8 +12,6 @@ import sentencepiece
 from palm_mtf.cli.main import main
 from palm_mtf.data.vocabulary.gguf_tokenizer import make_gguf_tokenizer
 from palm_mtf.data.vocabulary.load import open_vocabulary
-from palm_mtf.data.vocabulary.training import learn_model
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import (
   find_gguf_architecture,
@@ -22,11 +20,10 @@ from palm_mtf.export.gguf.architectures import (
 from palm_mtf.export.gguf.files import write_gguf
 from palm_mtf.export.gguf.model import check_vocabulary, make_reader
 from palm_mtf.export.huggingface.weights import find_tensor_shapes
-from tests import oracle, runs
+from tests import oracle, runs, tokenizer_files
 from tests.export import llama_cpp_oracle
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import random_tokens, small_config
-from tests.source_files import PACKAGE, text_of
 
 WIDTH = {"d_model": 24, "num_heads": 3, "d_kv": 8}
 SERIAL = {"block": "serial", "norm": "rms_norm"}
@@ -76,15 +73,7 @@ def test_a_serial_model_of_any_width_and_depth_is_a_granite():
   assert find_gguf_architecture(model).name == "granite"
 
 
-SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:20]
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory) -> Vocabulary:
-  path = tmp_path_factory.mktemp("vocabulary") / "code.model"
-  path.write_bytes(learn_model(SOURCES, 400))
-  return open_vocabulary(str(path))
 
 
 def test_pieces_scores_and_types_are_sentencepieces(vocabulary):
@@ -128,7 +117,7 @@ def test_a_vocabulary_that_llama_cpp_would_encode_differently_is_refused(
   tmp_path,
 ):
   sentencepiece.SentencePieceTrainer.Train(
-    sentence_iterator=iter(SOURCES[3].splitlines()),
+    sentence_iterator=iter(tokenizer_files.CORPUS[3].splitlines()),
     model_prefix=str(tmp_path / "foreign"),
     model_type="unigram",
     vocab_size=400,
@@ -190,6 +179,15 @@ TEXT = "one two"
 LIMITS = {"float32": 1e-5, "float16": 1e-3, "q8_0": 2e-2}
 
 
+@pytest.fixture(scope="module")
+def files(finished, tmp_path_factory):
+  """{dtype: the file of `finished`}"""
+  folder = tmp_path_factory.mktemp("exported")
+  return {
+    dtype: read_gguf(_export(finished, folder, dtype)) for dtype in LIMITS
+  }
+
+
 def _export(run, folder, dtype):
   path = folder / f"{dtype}.gguf"
   flags = ["--model_dir", str(run), "--format=gguf", f"--dtype={dtype}"]
@@ -209,9 +207,9 @@ def _logits(run, ids) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype, number", [("float32", 0), ("float16", 1)])
 def test_tensors_are_the_rounded_ones_of_the_newest_checkpoint(
-  dtype, number, finished, tmp_path
+  dtype, number, finished, files
 ):
-  file = read_gguf(_export(finished, tmp_path, dtype))
+  file = files[dtype]
   ours = runs.read_tensors(finished, 12)
   for name, expected in (
     ("token_embd.weight", ours["embedding"]),
@@ -227,9 +225,9 @@ def test_tensors_are_the_rounded_ones_of_the_newest_checkpoint(
 
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_the_file_run_as_llama_cpp_runs_it_gives_our_logits(
-  dtype, finished, tmp_path
+  dtype, finished, files
 ):
-  file = read_gguf(_export(finished, tmp_path, dtype))
+  file = files[dtype]
   ids = np.array([[1, 300, 12, 290, 305]])
   found = llama_cpp_oracle.forward(file.metadata, file.tensors, ids[0])
   expected = _logits(finished, ids)
@@ -237,8 +235,8 @@ def test_the_file_run_as_llama_cpp_runs_it_gives_our_logits(
   assert difference < LIMITS[dtype] * np.ptp(expected)
 
 
-def test_q8_0_holds_all_matrices_in_int8(finished, tmp_path):
-  file = read_gguf(_export(finished, tmp_path, "q8_0"))
+def test_q8_0_holds_all_matrices_in_int8(files):
+  file = files["q8_0"]
   for name, value in file.tensors.items():
     assert file.dtypes[name] == (8 if value.ndim == 2 else 0)
   assert file.metadata["general.file_type"] == 7
