@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from palm_mtf.errors import UserError
-from tools.bench.pairs import MIN_ROUNDS, Program, Turn, alternate, ratio
+from tools.bench.pairs import (
+  MIN_ROUNDS,
+  Program,
+  Turn,
+  alternate,
+  ratio,
+  speed_records,
+  speeds_row,
+)
 
 SLEEPER = """
 import sys, time
@@ -49,6 +57,22 @@ def test_the_interval_has_the_median_in_95_of_100_series():
     found = ratio(turns(rng.lognormal(size=40)), turns([1.0] * 40))
     hits += found.low <= 1.0 <= found.high
   assert 930 <= hits <= 985
+
+
+def test_ratios_are_of_seconds_and_above_1_where_ours_is_faster():
+  seconds = {("ours", "int8"): (1, 2, 4), ("a", "q8_0"): (3, 4, 8)}
+  found = speed_records(
+    {
+      name: [Turn(x, 0.0, {"peak_bytes": 1e6 * x}) for x in secs]
+      for name, secs in seconds.items()
+    },
+    100,
+  )
+  assert [x["tokens_per_sec"] for x in found] == [50, 25]
+  assert "ratio" not in found[0] and found[1]["ratio"] == 2  # of 3, 2 and 2
+  ours, theirs = map(speeds_row, found)
+  assert ours.split() == ["ours", "int8", "50", "4"]
+  assert theirs.split()[:5] == ["a", "q8_0", "25", "8", "2.00"]
 
 
 def test_programs_take_turns_and_one_that_ends_is_named():
