@@ -7,12 +7,12 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
-from palm_mtf.errors import UserError
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, SlicedVariable
 from tests import processes
 from tests.mtf_testing import lower, mesh_layout, placement
+from tests.refusals import message_of
 from tools.traffic import traffic
 
 MESH = mesh_layout("all over data and model")
@@ -124,9 +124,7 @@ def test_gpus_are_used_in_order(monkeypatch):
 
 def test_fewer_gpus_than_devices_is_an_error_with_the_numbers(monkeypatch):
   with_gpus(monkeypatch, 3)
-  with pytest.raises(UserError) as error:
-    local_devices(2, 2)
-  assert str(error.value) == (
+  assert message_of(local_devices, 2, 2) == (
     "MESH_SHAPE and NUM_PODS need 2 x 2 = 4 devices, and TensorFlow sees 3 "
     "GPUs here. Use at most 3, or set CUDA_VISIBLE_DEVICES=-1 for "
     "virtual devices on the CPU."
