@@ -11,6 +11,7 @@ import pathlib
 import shlex
 import shutil
 import signal
+import threading
 import types
 from concurrent import futures
 
@@ -320,32 +321,53 @@ def test_learns_from_context_what_no_unigram_model_can(
   assert "one two three four five six" in out
 
 
-@pytest.mark.parametrize(
-  "number",
-  [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
-)
+ENDLESS = {"TRAIN_STEPS": 100_000, "CHECKPOINT_STEPS": 100_000, "PROMPTS": []}
+
+
+def has_evaluated(model_dir):
+  metrics = model_dir / "metrics.jsonl"
+  return metrics.exists() and "validation_loss" in metrics.read_text()
+
+
 def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
-  number, corpus, tmp_path, capsys
+  corpus, tmp_path, capsys
 ):
-  settings = {"CHECKPOINT_STEPS": 100_000, "PROMPTS": []}
-  process = runs.start(
-    "train", corpus, tmp_path, TRAIN_STEPS=100_000, **settings
-  )
-  lines = []
-  for line in process.stderr:
-    lines.append(line)
-    if "  validation loss " in line:  # of step 6
-      assert runs.run("train", corpus, tmp_path) == 2
-      assert f"process {process.pid} on" in capsys.readouterr().err
-      process.send_signal(number)
-      break
-  _, rest = process.communicate(timeout=60)
+  ended, codes = threading.Event(), []
+
+  def meet():
+    while not has_evaluated(tmp_path):
+      if ended.wait(0.01):
+        return
+    try:
+      codes.append(runs.run("train", corpus, tmp_path))
+    finally:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  thread = threading.Thread(target=meet)
+  thread.start()
+  codes.append(runs.run("train", corpus, tmp_path, **ENDLESS))
+  ended.set()
+  thread.join()
   # The exit code makes `train && evaluate` stop.
-  assert process.returncode == 128 + number, rest
-  assert f"stopped by {number.name}" in rest
-  assert "run the same command to resume" in rest
+  assert codes == [2, 128 + signal.SIGTERM]
+  said = capsys.readouterr().err
+  assert f"process {os.getpid()} on" in said
+  assert "stopped by SIGTERM" in said
+  assert "run the same command to resume" in said
   newest = newest_whole(str(tmp_path)).manifest.step
   assert newest >= runs.read_metrics(tmp_path)[-1]["step"] >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_process_that_trains(number, corpus, tmp_path):
+  process = runs.start("train", corpus, tmp_path, **ENDLESS)
+  wait_until(lambda: has_evaluated(tmp_path), process)
+  process.send_signal(number)
+  _, said = process.communicate(timeout=60)
+  assert process.returncode == 128 + number, said
+  assert f"stopped by {number.name}" in said
+  assert newest_whole(str(tmp_path)).manifest.step >= 6
 
 
 @pytest.mark.slow
