@@ -75,15 +75,6 @@ def error(call, *arguments, **settings) -> str:
   return str(info.value)
 
 
-def test_a_corpus_gives_batches_of_both_splits(load):
-  corpus = load()
-  batch = corpus.batches(BatchSizes(4)).batch(0)
-  (held_out, *_) = corpus.validation_batches(batch_size=4, num_rows=8)
-  assert batch["targets"].shape == held_out["targets"].shape == (4, 128)
-  (source,) = corpus.stores
-  assert corpus.validation_bytes_per_token == source.validation.bytes_per_token
-
-
 def test_nothing_held_out_is_an_error_with_a_share_that_works(load):
   message = error(load, 0.001)
   assert message.startswith(

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import functools
-import importlib
 import os
 
 import pytest
@@ -114,9 +113,7 @@ def test_a_description_is_the_same_in_every_process():
 seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 tf = pytest.importorskip("tensorflow")
 
-from palm_mtf.config import DataConfig  # noqa: E402
 from palm_mtf.data.sources.seqio_task import open_task  # noqa: E402
-from palm_mtf.data.sources.text_files import open_sources  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
 from tests.log_lines import without_stamps  # noqa: E402
 from tests.seqio_testing import (  # noqa: E402
@@ -383,46 +380,3 @@ def test_fingerprint_follows_code_arguments_share_and_first_documents(lines):
   outside[0] = "?"
   seen.append(fingerprint(functools.partial(end, mark="")))
   assert len(set(seen)) == 5
-
-
-@pytest.mark.slow
-def test_fingerprint_is_the_same_in_every_process(lines, tmp_path, monkeypatch):
-  (tmp_path / "my_tasks.py").write_text(f"""
-import functools
-import seqio
-
-def to_text(dataset, mark):
-  return dataset.map(lambda line: {{"targets": line + mark}})
-
-seqio.TaskRegistry.add(
-  "mine",
-  source=seqio.TextLineDataSource({{"train": "{lines}"}}),
-  preprocessors=[
-    functools.partial(to_text, mark="."), seqio.preprocessors.tokenize
-  ],
-  output_features={{
-    "targets": seqio.Feature(seqio.SentencePieceVocabulary("/no/such.model"))
-  }},
-)
-""")
-  program = (
-    "import my_tasks\n"
-    "from palm_mtf.data.sources.seqio_task import open_task\n"
-    "print(open_task('mine', 0.1)[0].fingerprint())"
-  )
-  monkeypatch.syspath_prepend(tmp_path)
-  there = processes.python(
-    "-c", program, variables={"PYTHONHASHSEED": "1"}
-  ).stdout
-  importlib.import_module("my_tasks")
-  assert there.split() == [open_one("mine").fingerprint()]
-
-
-def test_open_sources_opens_what_task_names(lines):
-  add_lines("lines", lines)
-  data = DataConfig(
-    task="lines", text_files=None, vocabulary=None, validation_share=0.1
-  )
-  (source,) = open_sources(data)
-  assert source.name == "lines"
-  assert set(texts_of(source)) <= set(TEXTS)

@@ -55,8 +55,7 @@ def test_words_are_equal_where_those_of_lower_and_split_are(texts):
 def test_ngrams_are_equal_where_the_runs_of_words_are(texts, n):
   hashes, runs = [np.empty(0, np.uint64)], []
   for text in texts:
-    words = text.lower().split()
-    runs += [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    runs += ngrams(text, n)
     hashes.append(hash_ngrams(hash_words(text), n))
   assert_same_pattern(np.concatenate(hashes), runs)
 
@@ -334,13 +333,13 @@ def contamination_of(examples, training, max_ngrams=10**6) -> Contamination:
   return search.result()
 
 
+def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+  words = text.lower().split()
+  return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+
+
 def by_sets(examples: list[str], training: list[str]) -> Contamination:
   """Returns the contamination, found with sets of tuples of words."""
-
-  def ngrams(text, n):
-    words = text.lower().split()
-    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-
   seen = {
     ngram for text in training for n in range(1, 9) for ngram in ngrams(text, n)
   }
@@ -425,10 +424,6 @@ def test_memory_does_not_grow_with_the_training_text_or_the_evaluation_set():
   assert max(peaks) < 75 * 20_000
 
 
-# Few words, so that runs of eight come again; any case, any white space.
-_words = st.text(alphabet="abA \n", max_size=60).map(" ".join)
-
-
 def contains(examples, text: str) -> bool:
   index = ContainedExamples(
     each if isinstance(each, Document) else Document(each) for each in examples
@@ -436,36 +431,27 @@ def contains(examples, text: str) -> bool:
   return index.any_in(find_ngrams(index.table, Document(text)))
 
 
-def ngrams(text: str) -> list[tuple[str, ...]]:
-  words = text.lower().split()
-  return [tuple(words[i : i + 8]) for i in range(len(words) - 7)]
+def contained_by_sets(examples, documents) -> list[bool]:
+  seen = {ngram for each in documents for ngram in ngrams(each, 8)}
+  return [
+    10 * sum(x in seen for x in found) >= 7 * len(found) > 0
+    for found in (ngrams(example, 8) for example in examples)
+  ]
 
 
-@given(st.lists(_words, max_size=6), _words)
+@given(FOUND_TEXTS, FOUND_TEXTS)
 @repeatable(120)
-def test_a_document_contains_what_sets_of_8_grams_say(examples, text):
-  seen = {*ngrams(text)}
-  expected = any(
-    10 * sum(x in seen for x in ngrams(example)) >= 7 * len(ngrams(example)) > 0
-    for example in examples
-  )
-  assert contains(examples, text) == expected
-
-
-@given(st.lists(_words, max_size=6), st.lists(_words, max_size=3))
-@repeatable(60)
 def test_a_text_of_many_documents_contains_what_their_8_grams_say(
   examples, documents
 ):
   index = ContainedExamples(map(Document, examples))
   found = np.zeros(len(index.table), bool)
   for each in documents:
-    found[find_ngrams(index.table, Document(each))] = True
-  seen = {ngram for each in documents for ngram in ngrams(each)}
-  assert index.contained(found).tolist() == [
-    10 * sum(x in seen for x in ngrams(example)) >= 7 * len(ngrams(example)) > 0
-    for example in examples
-  ]
+    mine = find_ngrams(index.table, Document(each))
+    assert index.any_in(mine) == any(contained_by_sets(examples, [each]))
+    found[mine] = True
+  expected = contained_by_sets(examples, documents)
+  assert index.contained(found).tolist() == expected
 
 
 WORDS = [f"word{i}" for i in range(17)]  # ten 8-grams
