@@ -19,7 +19,6 @@ from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.architectures import read_model_metadata
 from palm_mtf.export.gguf.files import GgufFile, write_gguf
 from palm_mtf.export.gguf.model import import_gguf_parameters
-from tests import oracle
 from tests.blocks import SETTINGS
 from tests.export.gguf.architectures_test import (
   SIZES,
@@ -28,6 +27,7 @@ from tests.export.gguf.architectures_test import (
   write,
 )
 from tests.mtf_testing import small_config
+from tests.transformers_folder import parameters
 
 
 def halves(block, *places):
@@ -158,9 +158,7 @@ MODEL = small_config(**{**SIZES, **SETTINGS["LLaMA 3"]})
 def whole(vocabulary, tmp_path_factory):
   """A file that is imported without an error."""
   path = tmp_path_factory.mktemp("whole") / "model.gguf"
-  params = oracle.random_parameters(MODEL, seed=1)
-  params = {key: x.astype(np.float32) for key, x in params.items()}
-  write(path, MODEL, params, vocabulary)
+  write(path, MODEL, parameters(MODEL), vocabulary)
   return path
 
 
@@ -287,9 +285,7 @@ def large(vocabulary, tmp_path_factory):
   path = tmp_path_factory.mktemp("large") / "model.gguf"
   sizes = {**SIZES, "d_model": 256, "d_kv": 64, "d_ff": 512}
   model = small_config(**{**sizes, **SETTINGS["LLaMA 3"]})
-  params = oracle.random_parameters(model, seed=1)
-  params = {key: x.astype(np.float32) for key, x in params.items()}
-  write(path, model, params, vocabulary)
+  write(path, model, parameters(model), vocabulary)
   return path
 
 
