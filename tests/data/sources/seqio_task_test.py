@@ -232,6 +232,13 @@ def forgets_to_return(dataset):
   dataset.map(lambda example: example)
 
 
+def uses_no_feature(dataset):
+  return dataset.map(lambda example: example["no"])
+
+
+FORGETS, USES = forgets_to_return.__name__, uses_no_feature.__name__
+
+
 def calls_python(dataset):
   def look_up(text):
     raise ValueError("no such word")
@@ -243,55 +250,32 @@ def calls_python(dataset):
   return dataset.map(to_word)
 
 
+MIXED = {"inputs": [""] * 40 + ["a"], "targets": ["t"] * 41}
+HERE = "(tests/data/sources/"
+
+
+def mapped(make):
+  """Returns a preprocessor that maps examples to {"targets": make(text)}."""
+  return lambda dataset: dataset.map(lambda e: {"targets": make(e["text"])})
+
+
 @pytest.mark.parametrize(
   ("examples", "steps", "message"),
   [
+    (TEXT, [], " makes no feature 'targets', only 'text'; let a preprocessor"),
+    (TEXT, [mapped(lambda x: [x])], " makes {'targets': 'string of rank 1'}; "),
+    (TEXT, [lambda ds: ds.no()], ": preprocessor <lambda>: AttributeError: "),
+    (TEXT, [uses_no_feature], f": preprocessor {USES}: KeyError: 'no' {HERE}"),
+    (TEXT, [forgets_to_return], f": preprocessor {FORGETS} returns None; retu"),
+    (TEXT, [calls_python], f", split 'train': ValueError: no such word {HERE}"),
+    (TEXT, [mapped(tf.io.read_file)], ", split 'train': NotFoundError: "),
     (
-      TEXT,
-      [],
-      " makes no feature 'targets', only 'text'; let a preprocessor re",
-    ),
-    (
-      TEXT,
-      [lambda ds: ds.map(lambda e: {"targets": [e["text"]]})],
-      " makes {'targets': 'string of rank 1'}; make all of them texts, or",
-    ),
-    (
-      TEXT,
-      [lambda ds: ds.nothing()],
-      ": preprocessor <lambda>: AttributeError: ",
-    ),
-    (
-      TEXT,
-      [lambda ds: ds.map(lambda e: e["nothing"])],
-      ": preprocessor <lambda>: KeyError: 'nothing' (tests/data/sources/",
-    ),
-    (
-      TEXT,
-      [forgets_to_return],
-      ": preprocessor forgets_to_return returns None; return a tf.data.Data",
-    ),
-    (
-      TEXT,
-      [calls_python],
-      ", split 'train': ValueError: no such word (tests/data/sources/",
-    ),
-    (
-      TEXT,
-      [lambda ds: ds.map(lambda e: {"targets": tf.io.read_file(e["text"])})],
-      ", split 'train': NotFoundError: ",
-    ),
-    (
-      {"test": {"targets": ["a"]}, "dev": {"targets": ["a"]}},
+      {split: {"targets": ["a"]} for split in ("test", "dev")},
       [],
       " has no split 'train', only 'test', 'dev'; give a task with one.",
     ),
     ({"train": {"targets": [""]}}, [], " has no document."),
-    (
-      {"train": {"inputs": [""] * 40 + ["a"], "targets": ["t"] * 41}},
-      [],
-      ": example 40 of 'train' has inputs, but the first have none; give all",
-    ),
+    ({"train": MIXED}, [], ": example 40 of 'train' has inputs, but the first"),
   ],
 )
 def test_a_task_that_does_not_work_is_named(examples, steps, message):

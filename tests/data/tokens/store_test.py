@@ -476,18 +476,14 @@ def test_damage_in_cache_dir_is_not_mended_by_a_run(
   assert run(cached=cache).fingerprint == first.fingerprint
 
 
-def flip_a_bit(path):
-  content = bytearray(path.read_bytes())
-  content[-1] ^= 1
-  path.write_bytes(content)
-
-
 def test_a_changed_bit_is_found_where_every_byte_is_compared(
   run, cache, tmp_path, capsys
 ):
   first = run(cached=cache)
   (store,) = stores(cache)
-  flip_a_bit(store / "train-00000.npy")
+  content = bytearray((store / "train-00000.npy").read_bytes())
+  content[-1] ^= 1
+  (store / "train-00000.npy").write_bytes(content)
   capsys.readouterr()
   run(cached=cache, command=cache_stores)
   assert capsys.readouterr().err == ""
