@@ -123,13 +123,10 @@ def test_a_killed_client_leaves_no_server(corpus, tmp_path):
   wait_until(lambda: not any(map(is_running, pids)))
 
 
-def test_cores_are_divided_equally():
-  cores = cores_of_pods(2)
-  assert len(cores[0]) == len(cores[1]) >= 1
-  program = (
-    "import os; os.sched_setaffinity(0, {0})\n"
-    "from palm_mtf.runtime.client.local_servers import cores_of_pods\n"
-    "print(cores_of_pods(3))"
-  )
-  out, error = processes.start("-c", program).communicate()
-  assert out == "[[0], [0], [0]]\n", error
+def test_cores_are_divided_equally(monkeypatch):
+  for cores, expected in (
+    ({4}, [[4], [4], [4]]),
+    ({1, 2, 3, 5, 6, 7, 8}, [[1, 2], [3, 5], [6, 7]]),
+  ):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _, c=cores: c)
+    assert cores_of_pods(3) == expected

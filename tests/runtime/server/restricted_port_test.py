@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from palm_mtf.runtime.addresses import socket_numbers
+from palm_mtf.runtime.server import restricted_port as module
 from palm_mtf.runtime.server import start
 from palm_mtf.runtime.server.restricted_port import (
   _admit_new,
@@ -21,6 +22,7 @@ from palm_mtf.runtime.server.restricted_port import (
   restricted_port,
 )
 from tests import processes, runs
+from tests.refusals import message_of
 from tests.runtime.intrusion import (
   HERE,
   NOBODY,
@@ -111,6 +113,25 @@ def test_a_server_of_tensorflow_is_silent_until_it_is_restricted(monkeypatch):
   monkeypatch.setattr(start, "restricted_port", tried)
   start.start_server(1, 1)
   assert tried.is_done
+
+
+def test_a_port_that_another_process_took_is_one_line():
+  """This happens if two `pods serve` start at the same time."""
+  with socket.create_server(("127.0.0.1", 0)) as other:
+    port = other.getsockname()[1]
+    assert message_of(start.start_server, 1, 1, ("127.0.0.1", port)) == (
+      f"127.0.0.1:{port}: another process has just begun to listen there; give "
+      "another port, or 0 for any."
+    )
+
+
+def test_a_system_that_cannot_restrict_a_server_gets_none(monkeypatch):
+  def refuse(listener):
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+  monkeypatch.setattr(module, "restrict_to_loopback", refuse)
+  message = message_of(start.start_server, 1, 1)
+  assert "(Operation not permitted)" in message
 
 
 @as_root
