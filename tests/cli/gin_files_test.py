@@ -452,6 +452,8 @@ def test_what_names_no_file_brings_nothing(chip):
 def measured(tmp_path, monkeypatch):
   """The file of this machine's rates."""
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  assert hardware().chip_memory_bandwidth is None
+  assert measured_hardware().startswith(f"{tmp_path}/palm_mtf/hardware/")
   write_cached(measured_hardware(), b"CHIP_MEMORY_BANDWIDTH = 2e10\n")
   assert hardware().chip_memory_bandwidth == 2e10
   return pathlib.Path(measured_hardware())
@@ -498,15 +500,6 @@ def test_a_cache_that_may_not_be_searched_is_like_none(measured, tmp_path):
   assert (run.returncode, run.stdout) == (0, "{}\n"), run.stderr
 
 
-def test_the_measured_rates_are_this_machines(tmp_path, monkeypatch):
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-  assert hardware().chip_memory_bandwidth is None
-  path = tmp_path / "palm_mtf" / "hardware"
-  path.mkdir(parents=True)
-  assert measured_hardware().startswith(str(path))
-  with open(measured_hardware(), "w") as file:
-    file.write("CHIP_MEMORY_BANDWIDTH = 2e10\n")
-  assert hardware().chip_memory_bandwidth == 2e10
-  # Rates are stored per number of usable cores.
+def test_rates_are_of_the_cores_that_the_process_may_use(measured, monkeypatch):
   monkeypatch.setattr("palm_mtf.machine.cache_folder.usable_cores", lambda: 99)
   assert hardware().chip_memory_bandwidth is None

@@ -155,8 +155,10 @@ def test_settings_that_differ_have_a_separate_table(page):
   assert rows(page)["TEXT"] == [(repr(EVIL), repr(EVIL)), NONE]
 
 
-def test_the_page_of_one_run_names_it_once(folders):
-  root = read(folders[0])
+def test_the_page_of_one_run_names_it_once(write_run):
+  samples = [{"step": x, "prompt": "", "continuation": ""} for x in (2000, 10)]
+  lines = [{"step": 1, "loss": 2.0}]
+  root = read(write_run("<i>", lines, {"samples.jsonl": samples}))
   assert "".join(root.itertext()).count("<i>") == 2  # title and heading
   assert texts(root, "p") == ["step 10", "step 2,000"]
   assert "Settings that differ" not in texts(root, "h2")
