@@ -14,9 +14,9 @@ import pytest
 from palm_mtf.cli.gin_files import load, read_chip
 from palm_mtf.config import Config
 from palm_mtf.config.macros import macros_of
-from palm_mtf.errors import UserError
 from palm_mtf.machine.cache_folder import measured_hardware, write_cached
 from tests import processes
+from tests.refusals import message_of
 
 RECIPE = "recipes/quickstart.gin"
 DIR = 'MODEL_DIR="runs/x"'
@@ -49,9 +49,7 @@ def without_origins(configuration) -> list[str]:
 
 
 def refusal(*files: str, bindings: tuple[str, ...] = (DIR,)) -> str:
-  with pytest.raises(UserError) as error:
-    load("train", files, bindings)
-  return str(error.value)
+  return message_of(load, "train", files, bindings)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "generate", "train"])
@@ -369,9 +367,7 @@ def test_a_macro_that_is_not_set_is_named(file, message):
 
 def test_a_list_as_the_key_of_a_dict_is_one_line(here):
   mine = write(here, "mine.gin", "PROMPT_HEADERS = {%A: 'x'}\nA = [1]\n")
-  with pytest.raises(UserError) as error:
-    load("evaluate", [RECIPE, mine], [DIR]).build()
-  assert str(error.value) == (
+  assert message_of(load("evaluate", [RECIPE, mine], [DIR]).build) == (
     'PROMPT_HEADERS = {%A: "x"} (mine.gin:1): a list or a dict cannot be the '
     "key of a dict."
   )
@@ -384,9 +380,7 @@ def test_many_macros_that_are_not_set_are_counted():
     if default is dataclasses.MISSING
   ]
   count = 1 + len(required)  # MODEL_DIR
-  with pytest.raises(UserError) as error:
-    load("evaluate")
-  assert str(error.value) == (
+  assert message_of(load, "evaluate") == (
     f"MODEL_DIR, NUM_LAYERS, D_MODEL and {count - 3} more are not set; start "
     "from a recipe, such as --gin_file=recipes/quickstart.gin"
   )

@@ -25,6 +25,7 @@ from palm_mtf.runtime.server.start import start_server
 from palm_mtf.runtime.server_info import NoAnswerError, read_incarnation
 from tests import processes, runs
 from tests.log_lines import without_stamps
+from tests.refusals import message_of
 from tests.runtime.intrusion import free_ports
 
 
@@ -304,9 +305,8 @@ def test_pods_of_several_hosts_train_the_bits_of_one_process(corpus, tmp_path):
 
 def refusal(*islands):
   pods = PodsConfig(num_pods=len(islands), pods="cluster", islands=islands)
-  with PodServers(pods, MESH) as none, pytest.raises(UserError) as error:
-    Heartbeat(none, none.places(), secs=4.0)
-  return str(error.value)
+  with PodServers(pods, MESH) as none:
+    return message_of(Heartbeat, none, none.places(), secs=4.0)
 
 
 @pytest.mark.slow
@@ -470,5 +470,5 @@ def test_a_wide_address_is_served_with_a_warning(listen, where):
 
 
 def test_a_cluster_without_servers_is_refused():
-  with pytest.raises(UserError, match="ISLANDS is empty"):
-    PodsConfig(num_pods=2, pods="cluster")
+  said = message_of(PodsConfig, num_pods=2, pods="cluster")
+  assert "ISLANDS is empty" in said

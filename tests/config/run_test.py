@@ -7,8 +7,8 @@ import pytest
 from hypothesis import strategies as st
 
 from palm_mtf.config.run import BatchSizes
-from palm_mtf.errors import UserError
 from tests.data.small_sources import repeatable
+from tests.refusals import message_of
 
 _ramps = st.lists(
   st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=5
@@ -61,9 +61,7 @@ def test_a_number_is_the_size_of_every_step():
   ],
 )
 def test_anything_else_is_an_error_that_shows_the_form(value):
-  with pytest.raises(UserError) as info:
-    BatchSizes(value)
-  assert str(info.value) == (
+  assert message_of(BatchSizes, value) == (
     f"GLOBAL_BATCH_SIZE = {value!r}: give a whole number, or pairs of a step "
     "and the size from this step on, with rising steps from 0, such as "
     "[[0, 512], [50000, 1024]]."
@@ -72,5 +70,4 @@ def test_anything_else_is_an_error_that_shows_the_form(value):
 
 @pytest.mark.parametrize("value", [0, -1, True])
 def test_a_size_below_one_is_an_error(value):
-  with pytest.raises(UserError, match=r"give a whole number of at least 1"):
-    BatchSizes(value)
+  assert "give a whole number of at least 1" in message_of(BatchSizes, value)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
-from palm_mtf.errors import UserError
+from tests.refusals import message_of
 
 RANGES = st.lists(
   st.tuples(st.integers(0, 30), st.integers(0, 5)).map(
@@ -60,9 +60,7 @@ def test_the_batch_of_a_row_is_the_step_that_reads_it(row, size):
   "value", [None, 3, [3], [[3]], [[4, 3]], [[-1, 3]], [[1, 2.0]], ["12"]]
 )
 def test_what_is_no_list_of_ranges_is_refused(value):
-  with pytest.raises(UserError) as error:
-    Skips(value)
-  assert str(error.value) == (
+  assert message_of(Skips, value) == (
     f"SKIP_STEPS = {value!r}: give pairs of the first and the last batch to "
     "leave out, such as [[1000, 1299]], or [] for none."
   )
