@@ -45,7 +45,7 @@ def client(request):
     yield client
 
 
-# For what happens in the client alone.
+# For tests of what happens only in the client.
 in_process = pytest.mark.parametrize("client", ["in process"], indirect=True)
 
 

@@ -110,7 +110,7 @@ def test_arrays_keep_their_rows_on_slices_of_other_sizes(slices):
   y, same = x, runtime.function(lambda x: tf.identity(x))
   for n in (4, 1, 8, 2, 8, 1, 4, 2):
     y = same.on(slices[n])(y)
-    np.testing.assert_array_equal(y.fetch(), x)
+  np.testing.assert_array_equal(y.fetch(), x)
 
 
 def model(mesh, x, scale):
