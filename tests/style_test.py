@@ -52,6 +52,7 @@ NOT_MIRRORED = {
   "gin_test.py",
   "kill_test.py",
   "layouts_test.py",
+  "llama_cpp_peer_test.py",
   "objective_test.py",
   "lesser_cpus_test.py",
   "old_run_test.py",

@@ -20,7 +20,7 @@ from palm_mtf.export.gguf.architectures import (
 from palm_mtf.export.gguf.files import write_gguf
 from palm_mtf.export.gguf.model import check_vocabulary, make_reader
 from palm_mtf.export.huggingface.weights import find_tensor_shapes
-from tests import oracle, runs, tokenizer_files
+from tests import llama_cpp_peer, oracle, runs, tokenizer_files
 from tests.export import llama_cpp_oracle
 from tests.export.read_gguf import read_gguf
 from tests.mtf_testing import random_tokens, small_config
@@ -271,32 +271,20 @@ def a_run(request, corpus, tmp_path_factory):
   return path
 
 
-@pytest.fixture(scope="module")
-def llama_cpp():
-  import llama_cpp
-
-  return llama_cpp
-
-
 @pytest.mark.peers
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_llama_cpp_computes_our_logits_and_our_greedy_text(
-  dtype, llama_cpp, a_run, tmp_path, capsys
+  dtype, a_run, tmp_path, capsys
 ):
-  model = llama_cpp.Llama(
-    str(_export(a_run, tmp_path, dtype)),
-    **{"logits_all": True, "verbose": False, "n_threads": 1},
-    # float32 keys and values; float16 would cost 1e-4 of the range.
-    **{"type_k": 0, "type_v": 0},
-  )
-  ids = model.tokenize(TEXT.encode())
+  path = _export(a_run, tmp_path, dtype)
+  (ids,) = llama_cpp_peer.call(llama_cpp_peer.tokenize, path, [TEXT], True)
   assert ids == [
     1,
     *open_vocabulary(str(a_run / "vocabulary.model")).encode(TEXT),
   ]
-  model.eval(ids)
+  found = llama_cpp_peer.call(llama_cpp_peer.compute_logits, path, ids)
   expected = _logits(a_run, np.array([ids]))
-  difference = np.abs(model.scores[: len(ids)] - expected).max()
+  difference = np.abs(found - expected).max()
   assert difference < LIMITS[dtype] * np.ptp(expected)
   if dtype == "q8_0":  # its rounding may change a close choice
     return
@@ -305,20 +293,20 @@ def test_llama_cpp_computes_our_logits_and_our_greedy_text(
   flags = ["--model_dir", str(a_run), "--prompt", TEXT]
   assert main(["generate", *flags, *greedy]) == 0
   ours = json.loads(capsys.readouterr().out)["continuation"]
-  found = model.create_completion(TEXT, max_tokens=8, temperature=0.0)
-  assert found["choices"][0]["text"] == ours
+  assert llama_cpp_peer.call(llama_cpp_peer.generate, path, [ids], 8) == [ours]
 
 
 @pytest.mark.peers
-def test_llama_cpp_has_the_ids_of_the_vocabulary(llama_cpp, finished, tmp_path):
+def test_llama_cpp_has_the_ids_of_the_vocabulary(finished, tmp_path):
   path = _export(finished, tmp_path, "float16")
-  model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
   vocabulary = open_vocabulary(str(finished / "vocabulary.model"))
   rng = random.Random(0)
   pieces = [vocabulary.piece(i) for i in range(vocabulary.size)]
   pieces += ["\u00e9", "\0", "\n", "\U0001f600"]
-  for _ in range(3000):
-    text = "".join(rng.choices(pieces, k=rng.randrange(12)))
-    text = text.replace("\u2581", " ")
-    ids = model.tokenize(text.encode(), add_bos=False, special=False)
+  texts = [
+    "".join(rng.choices(pieces, k=rng.randrange(12))).replace("\u2581", " ")
+    for _ in range(3000)
+  ]
+  found = llama_cpp_peer.call(llama_cpp_peer.tokenize, path, texts)
+  for text, ids in zip(texts, found, strict=True):
     assert ids == vocabulary.encode(text), repr(text)

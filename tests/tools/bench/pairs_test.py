@@ -75,7 +75,7 @@ def test_ratios_are_of_seconds_and_above_1_where_ours_is_faster():
   assert theirs.split()[:5] == ["a", "q8_0", "25", "8", "2.00"]
 
 
-def test_programs_take_turns_and_one_that_ends_is_named():
+def test_programs_take_turns():
   command = [sys.executable, "-c", SLEEPER]
   with (
     Program("a", [*command, "0.05"]) as a,
@@ -86,5 +86,19 @@ def test_programs_take_turns_and_one_that_ends_is_named():
     assert all(turn.secs >= 0.05 > 0 for turn in seen["a"])
     assert {turn.values["value"] for turn in seen["b"]} == {7.0}
     assert all(turn.values["peak_bytes"] > 1e6 for turn in seen["b"])
-  with pytest.raises(UserError, match="c ended before its turn"):
-    Program("c", [sys.executable, "-c", "pass"])
+
+
+@pytest.mark.parametrize(
+  ("code", "flags", "message"),
+  [
+    ("pass", [], "^c ended with code 0 while it warmed up; see above"),
+    (
+      "import os; os.kill(os.getpid(), 11)",
+      ["--bits=8", "--model=/x/y.gguf"],
+      "^c ended by SIGSEGV while it read /x/y.gguf; see above",
+    ),
+  ],
+)
+def test_a_program_that_ends_is_reported_with_its_signal(code, flags, message):
+  with pytest.raises(UserError, match=message):
+    Program("c", [sys.executable, "-c", code, *flags])

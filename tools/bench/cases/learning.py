@@ -10,7 +10,7 @@
 # Both programs learn the rows of the quickstart in the same order, with its
 # batch size, and measure their loss on its validation rows. The GPT has the
 # same vocabulary and number of layers, and the width that gives it as many
-# parameters. Its recipe is in tools/peers/torch_gpt.py. Programs take turns; a
+# parameters. Its recipe is in tools/peers/torch_peer.py. Programs take turns; a
 # turn is TURN_SECS of the program's processor time. Only that time counts,
 # without compilation and validation. A GPT trains for each learning rate, and
 # the best GPT is compared.
