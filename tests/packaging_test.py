@@ -276,21 +276,6 @@ def test_make_installs_the_locks_only_by_their_hashes():
   assert "PIP_INSTALL_LOCKED := $(PIP_INSTALL) --require-hashes" in makefile
 
 
-def test_pip_refuses_a_file_with_another_hash_than_the_lock_s(wheel, tmp_path):
-  """`make` calls pip with the arguments of this test."""
-  lock = tmp_path / "requirements.lock"
-  lock.write_text(f"{wheel.as_uri()} \\\n    --hash=sha256:{'0' * 64}\n")
-  command = ("-m", "pip", "install", "--no-deps", "--no-index", "--dry-run")
-  done = subprocess.run(
-    [sys.executable, *command, "--require-hashes", "-r", str(lock)],
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 1
-  assert "DO NOT MATCH THE HASHES" in done.stderr
-
-
 def test_the_locks_share_no_package():
   names = [x for lock in LOCKS for x in _read_locked_versions(lock)]
   assert len(names) == len(set(names))
