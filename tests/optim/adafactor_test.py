@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every form of Adafactor, and its clipping, on random gradients."""
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.architecture.parameters import parameter_shapes, parse_name
 from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, SlicedVariable
@@ -380,16 +378,6 @@ def test_stacked_matrices_are_those_of_the_published_inference_code():
 )
 def test_what_does_not_decay(weight_decay_on, spared):
   assert spared == [n for n in NAMES if not is_decayed(n, weight_decay_on)]
-
-
-@pytest.mark.parametrize("block", ["parallel", "serial"])
-def test_every_parameter_is_of_one_of_four_kinds(block):
-  config = small_config(num_layers=2, block=block)
-  counts = collections.Counter(
-    parse_name(name).kind for name in parameter_shapes(config)
-  )
-  norms = {"parallel": 3, "serial": 5}[block]
-  assert counts == {"embedding": 1, "norm": norms, "attention": 8, "mlp": 6}
 
 
 def test_the_root_is_of_the_mean_over_all_numbers_of_a_kind():
