@@ -79,7 +79,7 @@ def test_a_case_has_help(case, run_bench, capsys):
   assert "--json" in out
 
 
-# Cases without a test of their own, with their smallest sizes.
+# Cases without a separate test, with their smallest sizes.
 _SMALL = ("--size=4.8M", "--rounds=1")
 SMALL = {
   "accelerators": (*_SMALL, "--dtype=float32"),

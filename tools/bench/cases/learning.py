@@ -85,12 +85,12 @@ def write_rows(config: Config, model_dir: str) -> float:
   return corpus.validation_bytes_per_token
 
 
-def work(files: list[str], macros: list[str], folder: str) -> None:
+def work(files: list[str], macros: list[str], model_dir: str) -> None:
   """Takes turns: training for TURN_SECS of processor time, then the loss."""
   from palm_mtf.generation.inference.sessions import mean_loss
 
   config = train_config(files, macros, _DEFAULTS)
-  corpus, validation = _corpus(config, folder)
+  corpus, validation = _corpus(config, model_dir)
   batches = corpus.batches(config.run.batch_sizes)
   with warm_training(config, batches) as step:
     mean_loss(step.losses, validation[:1])  # compiles
@@ -187,7 +187,9 @@ def measure(chosen: argparse.Namespace) -> Iterator[dict]:
     contextlib.ExitStack() as stack,
   ):
     bytes_per_token = write_rows(config, folder)
-    commands = {"ours": worker_command("learning", folder=folder, **chosen.gin)}
+    commands = {
+      "ours": worker_command("learning", model_dir=folder, **chosen.gin)
+    }
     for rate in chosen.learning_rates if chosen.peer_python else []:
       commands[f"GPT {rate:g}"] = _gpt_command(config, chosen, rate, folder)
     programs = [
